@@ -101,8 +101,8 @@ def replay(drafter: Drafter | TreeDrafter, text: Text, model: Any, gamma: int = 
     while length < tokens.shape[1]:
         history = History(tokens[:, :length].copy(), np.array([length]), np.array([True]))
         wanted = min(gamma, tokens.shape[1] - length - 1)
-        if isinstance(drafter, TreeDrafter) and length == text.prompt_length:
-            wanted = 0  # the round that reads the prompt drafts no tree
+        if length == text.prompt_length:
+            wanted = 0  # the round that reads the prompt
         accepted, drafted = _agreeing(drafter, history, wanted, tokens[0, length:])
         counts.rounds += 1
         counts.accepted += accepted

@@ -28,7 +28,8 @@ class OracleDrafter(Drafter):
     Acceptance, rejection and rollback so occur in every call, at other places in every sequence.
 
     Args:
-        texts: [B, N] the text that plain decoding gives after each prompt.
+        texts: [B, N] the text that plain decoding gives after each prompt. The round that reads the
+            prompt has given the first token when a text is drafted first.
         first_wrong: index of the first wrong token.
     """
 
@@ -45,7 +46,7 @@ class OracleDrafter(Drafter):
 
     def propose(self, history: History, gamma: int) -> Draft | None:
         if self.starts is None:
-            self.starts = history.lengths.copy()
+            self.starts = history.lengths - 1
         tokens = np.full((len(history.lengths), gamma), -1, dtype=np.int64)
         counts = np.zeros(len(history.lengths), dtype=np.int64)
         for b, done in enumerate(history.lengths - self.starts):

@@ -220,7 +220,7 @@ def test_integers_of_any_type_are_integers(kind):
     for name in ("num_assistant_tokens", "gamma", "num_speculative_tokens"):
         out = generate(
             model, **inputs, drafter=PromptLookupDrafter(kind(3), kind(1)), **{name: kind(2)},
-            seed=3, max_new_tokens=6, do_sample=False, return_dict_in_generate=True,
+            seed=3, max_new_tokens=30, do_sample=False, return_dict_in_generate=True,
             guard=BenefitGuard(window=kind(2), pause=kind(2)),
         )  # fmt: skip
         assert max(out.stats.gammas) == 2

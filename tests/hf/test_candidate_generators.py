@@ -94,7 +94,11 @@ def test_what_is_no_generator_is_named():
         from_candidate_generator(3)
     for make, error, message in (
         (lambda ids: 3, TypeError, "must make a CandidateGenerator, got 3"),
-        (Short, ValueError, r"Short.get_candidates must return ids \[1, 9 or more\], got \[1, 8\]"),
+        (
+            Short,
+            ValueError,
+            r"Short.get_candidates must return ids \[1, 10 or more\], got \[1, 9\]",
+        ),
         (Fed, ValueError, "Fed is not supported by from_candidate_generator: it needs the targ"),
     ):
         with pytest.raises(error, match=message):
@@ -110,7 +114,7 @@ def test_a_generator_learns_what_was_kept():
     )  # fmt: skip
     text = out.sequences[0].tolist()
     assert len(made.told) > 3
-    length = 9
+    length = 9 + 1  # the first token is not drafted
     for told, shape, matches in made.told:
         assert told == text[: len(told)]
         assert len(told) == length + matches + 1

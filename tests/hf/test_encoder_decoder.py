@@ -255,11 +255,19 @@ def test_drafters_copy_from_what_the_encoder_read(kind):
             drafts.append(draft)
             return draft
 
-    prompt = inputs["input_ids"][:, :2]  # the decoder begins as the encoder's text does
+    source = inputs["input_ids"]
+    prompt = source[:, :2]
     given = {**inputs, "decoder_input_ids": prompt}
-    out = generate(tiny("t5"), **given, **CALL, drafter=Seen())
-    assert drafts[0].tokens[:, :3].tolist() == inputs["input_ids"][:, 2:5].tolist()
-    assert out.sequences.tolist() == plain("t5", given).tolist()
+
+    def repeats(b, ids):
+        """The decoder's text, which a start token precedes, begins as the encoder's does."""
+        read = len(ids) - 1
+        return [int(source[b, read])] if read < 5 else list(range(3, encoder_models.VOCAB))
+
+    out = generate(tiny("t5"), **given, **CALL, drafter=Seen(), prefix_allowed_tokens_fn=repeats)
+    assert drafts[0].tokens[:, :2].tolist() == source[:, 3:5].tolist()
+    expected = plain("t5", given, prefix_allowed_tokens_fn=repeats)
+    assert out.sequences.tolist() == expected.tolist()
     assert lookup(prompt[0].numpy(), gamma=3, max_ngram=2).tolist() == []
 
 

@@ -289,14 +289,6 @@ def test_a_drafter_over_the_targets_cache_does_not_pay_for_the_prompt():
     assert costs.drafted
 
 
-def test_drafts_come_with_the_prompt_where_they_are_a_small_part_of_it():
-    guard = BenefitGuard(max_loss=0.02)
-    assert not guard.affordable(0, 5, reads=249)
-    assert guard.affordable(0, 5, reads=250)
-    guard.start(Costs(relative_cost=0.01), 100)
-    assert not guard.affordable(0, 5, reads=10_000), "a draft model would read it too"
-
-
 def test_a_round_drafts_as_much_as_the_account_can_lose():
     guard, costs = BenefitGuard(max_loss=0.02), Costs()
     guard.start(costs, 200)

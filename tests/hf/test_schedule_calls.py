@@ -110,20 +110,20 @@ class Drops(ConfidenceSchedule):
 
 
 def p_value_of(schedule, rule):
-    """The p-value of the first three tokens against the probabilities of the target."""
-    size, texts, prompt = 4, 3000, torch.tensor([[1, 2, 1]])
+    """The p-value of the first four tokens against the probabilities of the target."""
+    size, texts, tokens, prompt = 4, 3000, 4, torch.tensor([[1, 2, 1]])
     model = hf_models.build("llama", vocab_size=size)
     drafter = hf_models.build("llama", seed=1, vocab_size=size)
     out = generate(
         model, prompt.expand(texts, -1), drafter=drafter, rule=rule, do_sample=True, top_k=0,
-        num_assistant_tokens_schedule=schedule, seed=list(range(texts)), max_new_tokens=6, gamma=3,
+        num_assistant_tokens_schedule=schedule, seed=list(range(texts)), max_new_tokens=7, gamma=3,
         guard=False, self_check=False,
     )  # fmt: skip
-    wanted = torch.cartesian_prod(*[torch.arange(size)] * 3)
+    wanted = torch.cartesian_prod(*[torch.arange(size)] * tokens)
     with torch.no_grad():
         rows = model(torch.cat([prompt.expand(len(wanted), -1), wanted], dim=1)).logits[:, 2:-1]
     logprobs = rows.double().log_softmax(dim=-1).gather(2, wanted[..., None])[..., 0]
-    codes = (out[:, 3:6] * size ** torch.arange(2, -1, -1)).sum(dim=1)
+    codes = (out[:, 3 : 3 + tokens] * size ** torch.arange(tokens - 1, -1, -1)).sum(dim=1)
     return chi_square(codes, logprobs.sum(dim=1).exp())
 
 
@@ -176,6 +176,24 @@ def test_optimal_chooses_the_depth_of_trees():
     assert max(out.stats.gammas) == 4
 
 
+def test_a_draft_that_ended_by_itself_takes_no_part_of_the_budget():
+    """Three of four texts go on with a token that no n-gram holds, and draft nothing."""
+    model = hf_models.build("llama", vocab_size=7)
+    texts = [[1, 2, 3, 1, 3, 2, 1, 1, 2, 2, 3, 3, 1], *[[4, 5] * 6 + [4]] * 3]
+
+    def drafted(count, seed):
+        out = generate(
+            model, torch.tensor(texts[:count]), drafter="ngram:2", rule="token", guard=False,
+            num_assistant_tokens_schedule="budget:tokens=4,longest=6", do_sample=True, top_k=0,
+            prefix_allowed_tokens_fn=lambda b, ids: [1, 2, 3] if 1 in ids else [6],
+            seed=[seed, 1, 2, 3][:count], max_new_tokens=8, return_dict_in_generate=True,
+        )  # fmt: skip
+        return out.stats.round_log[1].drafted
+
+    for seed in range(4):
+        assert drafted(4, seed) == [*drafted(1, seed), 0, 0, 0] == [4, 0, 0, 0]
+
+
 class Confident(PromptLookupDrafter):
     """Prompt lookup whose confidence falls by a fifth a token."""
 
@@ -222,7 +240,7 @@ def test_a_drafter_that_gives_no_statistics_after_all_leaves_a_note():
             TypeError,
             "confidence as an array of floats, got int64",
         ),
-        (lambda shape: np.ones(3), ValueError, r"confidence \[1, 5\], got \[3\]"),
+        (lambda shape: np.ones(3), ValueError, r"confidence \[1, 4\], got \[3\]"),
     ],
 )
 def test_a_wrong_confidence_is_refused_by_name(confidence, error, message):
@@ -306,7 +324,7 @@ class Alternates(Schedule):
 def test_a_schedule_of_the_users_own():
     schedule = Alternates()
     out = call(schedule)
-    assert out.stats.gammas[:4] == [2, 1, 2, 1]
+    assert out.stats.gammas[:5] == [0, 2, 1, 2, 1]
     assert vars(schedule) == {}, "the loop uses a copy"
 
 

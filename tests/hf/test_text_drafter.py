@@ -165,7 +165,7 @@ def test_the_target_itself_is_accepted():
     )  # fmt: skip
     assert torch.equal(out.sequences, model.generate(**inputs, **settings))
     assert out.stats.draft_acceptance_rate == 1
-    assert out.stats.mean_acceptance_length > 5
+    assert out.stats.mean_acceptance_length > 4.5
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ from support.providers import chi_square
 
 from specdec_kernels import SampledDraft
 
-VOCAB, LENGTH, GAMMA = 4, 3, 3
+VOCAB, LENGTH, GAMMA = 4, 4, 3
 PROMPTS = ([1, 2, 1], [3, 0], [2, 2, 1, 0, 2])
-BATCHES = ((9,), (9, 4, 12))  # lengths of the prompts
+BATCHES = ((9,), (9, 1, 12))  # lengths of the prompts; one token must not draft earlier
 
 
 def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 24, **kwargs: Any) -> Any:

@@ -161,7 +161,7 @@ class BeamSearch:
         if context is not None:
             depth = self.beams.length - self.beams.prompt_length
             room = min(room, context - int(self.call.mask.sum(axis=1).max()) - depth)
-        return int(self.length_policy.limits(np.array([max(int(room), 0)]), reads=1)[0])
+        return int(self.length_policy.limits(np.array([max(int(room), 0)]))[0])
 
     def _forward(self, drafted: DraftedBeams | None) -> torch.Tensor:
         """The target's logits [B, R, V]: of the root, or of the beams and then the draft."""

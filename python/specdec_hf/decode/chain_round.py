@@ -46,10 +46,9 @@ class ChainRound:
             tokens = tokens.masked_fill(columns >= bounds[:, None], -1)
         if s.call.encoded is not None and s.call.encoded.padding_id is not None:
             # Whether a token is drafted depends on those before it, and not on itself.
-            missing = int((self.lengths - s.cache.lengths).max())
-            fed = torch.from_numpy(s.history.last(missing)).to(tokens.device, non_blocking=True)
-            before = torch.cat([fed, tokens[:, :-1]], dim=1) == s.call.encoded.padding_id
-            tokens = tokens.masked_fill(before.cumsum(dim=1)[:, missing - 1 :] > 0, -1)
+            last = torch.from_numpy(s.history.last(1)).to(tokens.device, non_blocking=True)
+            before = torch.cat([last, tokens[:, :-1]], dim=1) == s.call.encoded.padding_id
+            tokens = tokens.masked_fill(before.cumsum(dim=1) > 0, -1)
         self.draft_token_ids = tokens.to(s.model.device, non_blocking=True)
         self.distribution = draft.distribution
 

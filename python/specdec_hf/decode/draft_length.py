@@ -133,19 +133,14 @@ class DraftLengthPolicy:
                     f"on {on}"
                 )
 
-    def limits(self, most: NDArray[np.int64], reads: int) -> NDArray[np.int64]:
-        """[B], how many tokens each sequence may draft in the next round.
-
-        Args:
-            most: [B], how many tokens a sequence may draft at all.
-            reads: tokens that the target reads before the drafts.
-        """
+    def limits(self, most: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[B], how many tokens each sequence may draft in the next round, ``most`` at most."""
         wanted = np.minimum(self.schedule.lengths(most), self.schedule.max_draft)
         self._limits = np.minimum(wanted, most)
         self.asked = False
         guard, number, longest = self.guard, self.stats.rounds, int(self._limits.max())
         if guard is not None and longest:
-            affordable = guard.affordable(number, longest, reads)
+            affordable = guard.affordable(number, longest)
             if affordable < longest and guard.stops and reads_draft(self.rule):
                 self.stats.note(
                     f"drafting waits for the clock under rule {self.rule!r}: the text depends on "
@@ -230,7 +225,7 @@ class DraftLengthPolicy:
             if self.guard.stops and not self.stats.drafted:
                 self.stats.note(
                     "nothing was drafted: no draft was found, or it could have cost more than the "
-                    "text allows; guard=False drafts from the first round"
+                    "text allows; guard=False drafts from the second round"
                 )
         if self.remembers:
             expected = self.drafter.expected_benefit

@@ -75,9 +75,7 @@ def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
     s = session
     phases, active = Phases(s.clock, getattr(s.cache, "watch", None)), s.history.active.copy()
-    # The first round also reads the prompt, or takes the logits of a prefill that has read it. It
-    # says nothing about the time of later ones.
-    reads_prompt = int((s.history.lengths - s.cache.lengths).max()) != 1
+    reads_prompt = s.reads_prompt
     graphs = s.stats.cuda_graphs
     this: Round = TreeRound(s) if isinstance(s.drafter, TreeDrafter) else ChainRound(s)
     limits = draft_limits(s)
@@ -170,13 +168,8 @@ def _inform_of_candidates(session: Session, read: list[NDArray[np.int64]]) -> No
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep to draft for each sequence; 0 everywhere in a round without drafts."""
     s = session
-    if s.drafter is None or s.first_logits is not None:
+    if s.drafter is None or s.reads_prompt:
         return np.zeros_like(s.budgets)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
     most = np.where(s.history.active, s.budgets - s.new_tokens - 1, 0)
-    reads = int((s.history.lengths - s.cache.lengths).max())
-    if reads > 1 and isinstance(s.drafter, TreeDrafter):
-        # The mask of a tree is made for the pending token and the tree. Reading the prompt by a
-        # forward of its own would give no token, where the round without drafts gives one.
-        return np.zeros_like(most)
-    return s.length_policy.limits(most, reads=reads)
+    return s.length_policy.limits(most)

@@ -100,6 +100,15 @@ class Session:
         return self.history.lengths - self.prompt_lengths
 
     @property
+    def reads_prompt(self) -> bool:
+        """Whether the next round is the first, which reads the prompts and drafts nothing.
+
+        Also where the prompt has one token or a cache holds the others: else the drafts of a
+        sequence, and with them its text, would depend on the prompts beside it.
+        """
+        return self.stats.rounds == 0
+
+    @property
     def padding_fed(self) -> NDArray[np.int64]:
         """[B], tokens of padding that plain generation has fed by this round, without drafts."""
         return np.where(self.history.active, 0, self.stats.rounds - self.new_tokens)

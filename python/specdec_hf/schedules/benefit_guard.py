@@ -130,13 +130,12 @@ class BenefitGuard:
         """Whether the next round belongs to a pause."""
         return self._rounds_to_pause > 0
 
-    def affordable(self, number: int, length: int, reads: int = 1) -> int:
+    def affordable(self, number: int, length: int) -> int:
         """How many tokens the next round of a call may draft, 0 for a plain round.
 
         Args:
             number: of the round, from 0.
             length: tokens that it would draft; in trees, their depth.
-            reads: tokens that the round reads before them, the whole prompt at first.
         """
         if not self.stops:
             # Neither times nor the other sequences of the batch may decide here.
@@ -147,10 +146,6 @@ class BenefitGuard:
         if math.isinf(self.max_loss):
             # The comparison still needs one plain round.
             return length if plain is not None or len(self._draft_times) < self.window // 2 else 0
-        if reads > 1:
-            # Drafts that are verified along with the prompt take their share of the time.
-            affordable = costs.relative_cost == 0 and length <= self.max_loss * reads
-            return length if affordable else 0
         if plain is None or self._needs_plain_round:
             return 0
         earned = costs.prefill + plain * max(self._tokens, self._horizon)

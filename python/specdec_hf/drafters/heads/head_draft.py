@@ -88,7 +88,8 @@ class HeadDraft:
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.
 
-        None in its first round, before the target has read anything, and none beyond its context.
+        None before it has states, which a prefill of the model's own does not give, and none beyond
+        its context.
         """
         known = self.lengths + self._states.counts > 0
         most = np.where(history.active & known, limits, 0)

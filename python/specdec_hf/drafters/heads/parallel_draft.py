@@ -35,7 +35,7 @@ class ParallelDraft:
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.
 
-        None in its first round, before the target has read anything.
+        None before it has states, which a prefill of the model's own does not give.
         """
         most = np.minimum(limits, self.head.config.num_heads)
         return np.where(history.active & (self._states.counts > 0), most, 0)

@@ -59,8 +59,6 @@ class OwnCacheDrafter(ModelDrafter):
                 f"drafter {self.name} drafts nothing where the call has inputs other than text"
             )
             return None
-        if (history.lengths - cache.lengths != 1).any():
-            return None  # the first round reads the prompt
         before = cache.lengths.copy()
         draft = super().propose(history, gamma)
         cache.truncate(before)

@@ -87,7 +87,7 @@ class OwnLayersDrafter(OwnCacheDrafter):
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor | None:
         own: Any = self._draft
         hidden, own.hidden = own.hidden, []
-        if not hidden or keep != tokens.shape[1]:
+        if not hidden:
             return None
         known = torch.cat(hidden, dim=1)[:, : tokens.shape[1]]
         size = known.shape[1]
