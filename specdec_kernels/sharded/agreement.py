@@ -63,12 +63,14 @@ def _checksums(a: ChainArguments) -> dict[str, int]:
 def agree(
     collectives: Collectives,
     a: ChainArguments | None,
+    width: int,
     vocab_start: int | None,
     vocab_size: int | None,
 ) -> tuple[Shard, Tensor]:
     """This rank's shard, and [ranks] where each shard starts. Raises on all ranks or on none.
 
     a: None if this rank has failed already.
+    width: how many entries of the vocabulary this rank holds.
     vocab_start: of this rank; None if the shards follow each other in the order of the ranks.
     vocab_size: the sum of the widths of the shards; None if it is not known.
     """
@@ -77,7 +79,7 @@ def agree(
         assert a is not None
         start = -1 if vocab_start is None else vocab_start
         sums = _checksums(a) | {"vocab_size": checksum(vocab_size)}
-        return torch.tensor([a.target.shape[-1], start, *sums.values()])
+        return torch.tensor([width, start, *sums.values()])
 
     names = (*REPLICATED, "target_shard", "vocab_size")
     gathered = collectives.gather(payload, len(names) + 2)
@@ -90,12 +92,17 @@ def agree(
             f"{name} must be equal on all ranks, got another one than rank 0 on ranks {others}",
         )
     widths, starts = on_host[:, 0], on_host[:, 1]
+    vocab, filled = int(widths.sum()), widths > 0
     require(
-        vocab_size is None or int(widths.sum()) == vocab_size,
+        vocab_size is None or vocab == vocab_size,
         f"the shards must hold vocab_size = {vocab_size} tokens together, got {widths.tolist()}",
     )
-    if (starts == -1).all():
+    require(vocab > 0, f"the shards must hold at least 1 token together, got {widths.tolist()}")
+    require(vocab < 2**31, f"the vocabulary must be below 2**31, got {vocab}")
+    if (starts[filled] == -1).all():
         starts = widths.cumsum(0) - widths
+    # It does not matter where a shard without entries starts: it is put behind the vocabulary.
+    starts = starts.where(filled, vocab)
     order = starts.argsort()
     follow = widths[order].cumsum(0) - widths[order]
     require(
@@ -106,6 +113,5 @@ def agree(
     rank = collectives.rank
     assert a is not None  # or the ranks have raised
     collectives.use_device(a.target.device)
-    shard = Shard(int(starts[rank]), int(widths[rank]), int(widths.sum()))
-    require(shard.vocab < 2**31, f"the vocabulary must be below 2**31, got {shard.vocab}")
+    shard = Shard(int(starts[rank]), max(int(widths[rank]), 1), vocab)
     return shard, starts.to(collectives.device)

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import require
+from specdec_kernels.arguments.checks import FLOATS, require
 from specdec_kernels.arguments.draft_forms import SampledDraft, SparseDraft, split_draft
 from specdec_kernels.arguments.rules import KINDS, RULES, Rule
 from specdec_kernels.arguments.sample import SamplingArguments
@@ -27,7 +28,11 @@ def arguments_of(
     sampling: SamplingArguments,
     **others: Any,
 ) -> ChainArguments:
-    """The arguments of this rank by name, validated as those of `verify_chain`."""
+    """The arguments of this rank by name, validated as those of `verify_chain`.
+
+    A shard without entries gets a column of -inf, which no sum, count or maximum over the ranks
+    notices: so nothing that reads the rows has to tell whether they have entries.
+    """
     given = {name: others[name] for name in ("seeds", "positions")}
     conversion.require_tensors(target_shard=target, draft_token_ids=drafted, **given)
     optional = ("target_indptr", "uniforms", "eos_token_ids", "max_new_tokens")
@@ -41,8 +46,10 @@ def arguments_of(
     with _shards_named():
         rows, ids, logsumexp, threshold, temperatures, temperature = split_draft(draft)
         a = ChainArguments(
-            target=target, draft_token_ids=drafted, draft=rows, draft_ids=ids, draft_columns=None,
-            draft_logsumexp=logsumexp, draft_threshold=threshold, draft_temperatures=temperatures,
+            target=_with_a_column(target), draft_token_ids=drafted,
+            draft=rows if rows is None or ids is not None else _with_a_column(rows),
+            draft_ids=ids, draft_columns=None, draft_logsumexp=logsumexp,
+            draft_threshold=threshold, draft_temperatures=temperatures,
             draft_temperature=temperature, kind=KINDS.index("logits"), rule=RULES.index(rule),
             lenience=1.0, typical_epsilon=0.0, typical_delta=0.0, synthetic_rates=None,
             **sampling._asdict(), **others,
@@ -55,6 +62,12 @@ def arguments_of(
             f"draft_shard must have the W = {width} columns of target_shard, got {rows.shape[-1]}",
         )
     return a
+
+
+def _with_a_column(rows: Tensor) -> Tensor:
+    if rows.dim() == 0 or rows.shape[-1] > 0 or rows.dtype not in FLOATS:
+        return rows
+    return rows.new_full((*rows.shape[:-1], 1), -torch.inf)
 
 
 @contextmanager

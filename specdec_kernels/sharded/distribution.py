@@ -22,7 +22,10 @@ _CACHED = 2**18  # entries of rows that are worked on together on the CPU
 
 @dataclass
 class Shard:
-    """The part [start, start + width) of a vocabulary that this rank holds."""
+    """The part [start, start + width) of a vocabulary that this rank holds.
+
+    A rank without entries holds one column behind the vocabulary, of -inf in every row.
+    """
 
     start: int
     width: int

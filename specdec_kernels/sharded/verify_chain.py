@@ -64,14 +64,14 @@ def verify_chain_sharded(
     Args:
         target_shard: [B, gamma+1, W] float32, bfloat16 or float16 logits, or ragged [R, W] with
             `target_indptr`: columns vocab_start to vocab_start + W of the target's rows. W may
-            differ between ranks and is at least 1. The vocabulary V is the sum of W over the ranks.
+            differ between ranks and be 0. The vocabulary V is the sum of W over the ranks.
         draft_token_ids: [B, gamma] int32 or int64 ids in [0, V); -1 means no draft from here on.
         draft_shard: Q, in the forms of `verify_chain`: None (one-hot), logits [B, gamma, W] of this
             shard, a `SampledDraft` with the logits of this shard and the statistics of the whole
             rows, or a `SparseDraft`, whole on every rank. Read by rules token and block only.
         group: the process group; None is the default group.
-        vocab_start: the first id of this rank's shard; None if the shards follow each other in the
-            order of the ranks.
+        vocab_start: the first id of this rank's shard, of no effect where W is 0; None if the
+            shards follow each other in the order of the ranks.
         vocab_size: V, which the shards must add up to; None takes their sum. Give it where a model
             might hand whole rows to every rank, which would count as a vocabulary of ranks * V.
         rule: "token", "block", "match" or "greedy".
@@ -103,7 +103,7 @@ def verify_chain_sharded(
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed must be initialized, call init_process_group first")
     collectives = Collectives(group, target_shard)
-    a = None
+    a, width = None, 0
     try:
         a = arguments_of(
             target_shard, draft_token_ids, draft_shard, rule,
@@ -112,6 +112,7 @@ def verify_chain_sharded(
             eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
             with_logprobs=with_logprobs, with_accept_probs=with_accept_probs,
         )  # fmt: skip
+        width = target_shard.shape[-1]
         collectives.require_device(a.target.device)
         for name, value, least in (("vocab_start", vocab_start, 0), ("vocab_size", vocab_size, 1)):
             if value is not None:
@@ -119,7 +120,7 @@ def verify_chain_sharded(
                 require(value >= least, f"{name} must be at least {least}, got {value}")
     except Exception as error:
         collectives.fail(error)
-    shard, starts = agree(collectives, a, vocab_start, vocab_size)
+    shard, starts = agree(collectives, a, width, vocab_start, vocab_size)
     assert a is not None  # or `agree` has raised
     return _verify(collectives, a, shard, starts)
 

@@ -5,7 +5,12 @@ import time
 
 import pytest
 import torch
-from support.providers import assert_outputs_close, provider, verify
+from support.providers import (
+    assert_outputs_close,
+    assert_outputs_equal,
+    provider,
+    verify,
+)
 from support.ranks import Ranks
 from support.sharded import (
     fail_on_rank,
@@ -50,8 +55,8 @@ def assert_equal(ranks, given, size=3, starts=None):
 def test_a_fault_in_the_shard_of_one_rank_is_the_status_of_all(ranks, rule, value):
     given = inputs(rule)
     for b in range(10):
-        given["target"][b, b % 4, b] = value  # columns of every rank
-    got = assert_equal(ranks, given)
+        given["target"][b, b % 4, b] = value  # columns of every rank that has any
+    got = assert_equal(ranks, given, 4, (0, 5, 9, 9))
     assert (got[2][:10] & Status.TARGET_INVALID).any()
     assert not got[2][10:].any()
 
@@ -61,7 +66,7 @@ def test_a_fault_in_the_shard_of_one_rank_is_the_status_of_all(ranks, rule, valu
 def test_a_fault_in_one_rank_of_the_draft_is_the_status_of_all(ranks, rule, value):
     given = inputs(rule)
     given["draft"][torch.arange(10), torch.arange(10) % 3, torch.arange(10)] = value
-    assert (assert_equal(ranks, given)[2] & Status.DRAFT_INVALID).any()
+    assert (assert_equal(ranks, given, 4, (0, 5, 5, 9))[2] & Status.DRAFT_INVALID).any()
 
 
 @pytest.mark.parametrize("rule", SHARDED_RULES)
@@ -69,7 +74,7 @@ def test_rows_without_a_finite_logit_on_some_ranks(ranks, rule):
     given = inputs(rule)
     given["target"][:6, :, 5:] = -INF  # nothing is left on the last rank
     given["target"][3, 1] = -INF  # nor anywhere
-    got = assert_equal(ranks, given)
+    got = assert_equal(ranks, given, 4, (0, 5, 9, 13))
     assert (got[0][:6] < 5).all()
     assert not got[2][:3].any()
 
@@ -84,7 +89,7 @@ def test_ids_and_parameters_out_of_range(ranks, rule):
     given["top_p"][5] = 0.0
     given["top_k"] = torch.full((12,), 4, dtype=torch.int32)
     given["top_k"][6], given["top_k"][7] = -1, 99
-    got = assert_equal(ranks, given)
+    got = assert_equal(ranks, given, 4, (0, 13, 13, 5))
     bad = [b for b in range(12) if got[2][b] & Status.BAD_PARAMETER]
     assert bad == [3, 5, 6]
 
@@ -98,9 +103,10 @@ def test_ties_across_shards_go_to_the_lowest_id_and_are_kept_by_filters(ranks, r
     assert_equal(ranks, given, starts=starts)
 
 
-def test_no_more_tokens_than_ranks(ranks):
-    for rule in SHARDED_RULES:
-        assert_equal(ranks, inputs(rule, v=4), size=4)
+@pytest.mark.parametrize("rule", SHARDED_RULES)
+def test_no_more_tokens_than_ranks(ranks, rule):
+    for vocab in (4, 3, 1):
+        assert_equal(ranks, inputs(rule, v=vocab), size=4)
 
 
 def test_empty_residuals_are_drawn_from_the_target(ranks):
@@ -122,6 +128,9 @@ WRONG = [
     ({"vocab_start": True}, "TypeError: vocab_start must be an integer, got True"),
     ({"vocab_start": -1}, "vocab_start must be at least 0, got -1"),
     ({"draft_shard": torch.zeros(2, 2, 3)}, "draft_shard must have the W = 10 columns of target_s"),
+    ({"draft_shard": torch.zeros(2, 2, 0)}, "the W = 10 columns of target_shard, got 0"),
+    ({"target_shard": torch.zeros(2, 3, 0)}, "the W = 0 columns of target_shard, got 10"),
+    ({"target_shard": torch.zeros(2, 3, 0).int()}, "target_shard must be float32, bfloat16 or fl"),
     ({"with_logprobs": 1}, "TypeError: with_logprobs must be True or False, got 1"),
     ({"target_shard": [1.0]}, "TypeError: target_shard must be a tensor, got [1.0]"),
     ({"target_shard": None}, "TypeError: target_shard must be a tensor, got None"),
@@ -184,6 +193,24 @@ def test_whole_rows_on_every_rank_are_refused_where_the_vocabulary_is_known(rank
         assert (verdict.tokens < 9).all()
 
 
+@pytest.mark.parametrize("start", [None, 0, 4, 9, 12])
+def test_it_does_not_matter_where_an_empty_shard_starts(ranks, start):
+    args = chain_case(2, 2, 9).args()
+    want = ranks.run(3, verify_on_rank, args, (0, 9, 5))[0]
+    changes = {"vocab_start": start}
+    for got in ranks.run(3, verify_with_changes, args, 1, changes, (0, 9, 5)):
+        assert_outputs_equal("verify_chain", got, want)
+
+
+def test_shards_that_are_all_empty_are_refused(ranks):
+    empty = dict(target_shard=torch.zeros(2, 3, 0), draft_shard=None)
+    for done, answer in ranks.answers(
+        2, verify_with_all_changed, chain_case(2, 2, 9).args(), empty
+    ):
+        assert not done
+        assert answer[1] == "the shards must hold at least 1 token together, got [0, 0]"
+
+
 REACHED = {  # a function that some rank may fail in -> the rules that call it
     "pack_maxima": SHARDED_RULES,
     "masses": ("token", "block", "match"),
@@ -199,13 +226,14 @@ REACHED = {  # a function that some rank may fail in -> the rules that call it
     ("name", "rule"), [(name, rule) for name, rules in REACHED.items() for rule in rules]
 )
 def test_a_rank_that_fails_raises_on_all(ranks, name, rule):
-    args = chain_case(2, 2, 30, rule=rule, filters="scalar").args()
-    for done, answer in ranks.answers(3, fail_on_rank, args, 2, name):
-        assert not done
-        assert answer[:2] == (
-            "RuntimeError", "verify_chain_sharded failed on rank 2: MemoryError: planted"
-        )  # fmt: skip
-    ranks.run(3, verify_on_rank, args)
+    for vocab in (30, 2):  # of 2 tokens none is left for the rank
+        args = chain_case(2, 2, vocab, rule=rule, filters="scalar").args()
+        for done, answer in ranks.answers(3, fail_on_rank, args, 2, name):
+            assert not done
+            assert answer[:2] == (
+                "RuntimeError", "verify_chain_sharded failed on rank 2: MemoryError: planted"
+            )  # fmt: skip
+        ranks.run(3, verify_on_rank, args)
 
 
 @pytest.mark.parametrize("rule", SHARDED_RULES)

@@ -59,16 +59,24 @@ def rank_arguments(a, begin, end):
     )  # fmt: skip
 
 
+def columns_of_rank(rank, starts, vocab):
+    """Where the shard of a rank begins and ends: none is left but to the last of one start."""
+    begin = starts[rank]
+    if begin in starts[rank + 1 :]:
+        return begin, begin
+    return begin, min([s for s in starts if s > begin], default=vocab)
+
+
 def verify_on_rank(group, args, starts=None, **changes):
     """Calls `verify_chain_sharded` with this rank's part of the arguments of `verify_chain`.
 
-    args: in the order of the schema. starts: of the ranks' shards, in any order.
+    args: in the order of the schema. starts: of the ranks' shards, in any order; where some are
+    equal, all but the last of these shards are empty.
     """
     a = ChainArguments(*args)
     vocab = a.target.shape[-1]
     starts = starts or even_starts(vocab, dist.get_world_size(group))
-    begin = starts[dist.get_rank(group)]
-    end = min([s for s in starts if s > begin], default=vocab)
+    begin, end = columns_of_rank(dist.get_rank(group), starts, vocab)
     arguments = rank_arguments(a, begin, end) | {"vocab_start": begin} | changes
     return verify_chain_sharded(group=group, **arguments)
 
@@ -78,9 +86,9 @@ def verify_with_all_changed(group, args, changes):
     return verify_on_rank(group, args, **changes)
 
 
-def verify_with_changes(group, args, rank, changes):
+def verify_with_changes(group, args, rank, changes, starts=None):
     """`verify_on_rank`; one rank changes some of the arguments."""
-    return verify_on_rank(group, args, **(changes if dist.get_rank(group) == rank else {}))
+    return verify_on_rank(group, args, starts, **(changes if dist.get_rank(group) == rank else {}))
 
 
 def verify_outside(_group, args):
