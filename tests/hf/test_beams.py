@@ -9,7 +9,12 @@ from specdec_hf.decode.beam_tree import BeamTree
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from support import hf_models
 from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from bench.tiny_models.build import build
 
@@ -80,6 +85,49 @@ def test_every_argument_of_beam_search_is_honoured(more, entry, seed):
     assert_same(got, want)
 
 
+@pytest.mark.parametrize("allowed", [1, 2, 4])
+def test_beams_without_a_continuation_equal_those_of_model_generate(allowed):
+    """Fewer tokens are allowed than there are beams, and all beams are returned."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    kwargs = settings(
+        5, num_return_sequences=5, eos_token_id=[7, 20, 30], max_new_tokens=6,
+        prefix_allowed_tokens_fn=lambda b, ids: [3 + b, 20 + b, 41, 50][:allowed],
+    )  # fmt: skip
+    want = model.generate(**inputs, **kwargs)
+    for drafter in (None, model):
+        assert_same(search(model, inputs, drafter, kwargs, gamma=3), want)
+
+
+class _Ends(StoppingCriteria):
+    """Ends a sequence at a token, one sequence at a time."""
+
+    def __call__(self, ids, scores):
+        assert len(ids) == 1 or scores is not None  # ours are called for one sequence
+        return ids[:, -1] % 13 == 5
+
+
+class _Ties(LogitsProcessor):
+    """The best three tokens are among those of `_Ends`, and the fourth is one of a dozen."""
+
+    def __call__(self, ids, scores):
+        scores = (-60.0 - torch.arange(67.0)).repeat(len(scores), 1)
+        scores[:, 6:18] = -3.0
+        scores[:, [5, 18, 31]] = torch.tensor([-0.1, -0.2, -0.3])
+        return scores
+
+
+def test_tokens_of_equal_scores_are_chosen_as_by_model_generate():
+    """Of the best four candidates three end, and the penalty prefers what follows the fourth."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    kwargs = settings(
+        2, num_return_sequences=2, max_new_tokens=3, length_penalty=10.0, early_stopping="never",
+        logits_processor=LogitsProcessorList([_Ties()]),
+        stopping_criteria=StoppingCriteriaList([_Ends()]),
+    )  # fmt: skip
+    want = model.generate(**inputs, **kwargs)
+    assert_same(search(model, inputs, None, kwargs), want)
+
+
 def test_a_good_drafter_saves_forwards():
     """The model itself drafts all steps but those that its end-of-sequence tokens decide."""
     model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
@@ -89,14 +137,6 @@ def test_a_good_drafter_saves_forwards():
     assert out.stats.rounds == 1 + 3
     assert out.stats.acceptance_histogram == {0: 1, 4: 3}
     assert (out.stats.drafter, out.stats.tree, out.stats.cache) == ("model", "6 beams", "spec")
-
-
-class _Ends(StoppingCriteria):
-    """Ends a sequence at a token, one sequence at a time."""
-
-    def __call__(self, ids, scores):
-        assert len(ids) == 1 or scores is not None  # ours are called for one sequence
-        return ids[:, -1] % 13 == 5
 
 
 def test_a_stopping_criterion_ends_a_beam():

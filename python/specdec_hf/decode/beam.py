@@ -11,6 +11,7 @@ Source: Leviathan et al., arXiv 2211.17192, appendix A.4.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -189,9 +190,10 @@ class BeamSearch:
             nodes += np.arange(first, first + width) + 1
         steps = 0
         while True:
-            self._record(logits, rows, nodes - first)
+            index = nodes - first
+            self._record(logits, rows, index)
             steps += 1
-            origins, tokens = self.beams.step(*rows.best(nodes - first))
+            origins, tokens = self.beams.step(*rows.best(index), partial(rows.whole, index))
             above = np.take_along_axis(nodes, origins, axis=1)
             inside = None if self.beams.done else drafted_below(rows, first + width, above, tokens)
             if inside is None:

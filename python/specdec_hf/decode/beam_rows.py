@@ -36,6 +36,11 @@ class Rows:
         chosen = torch.from_numpy(index)[:, :, None]
         return self.values.take_along_dim(chosen, dim=1), self.ids.take_along_dim(chosen, dim=1)
 
+    def whole(self, index: Integers) -> torch.Tensor:
+        """``log_probs`` of rows [B, w]."""
+        chosen = torch.from_numpy(index).to(self.log_probs.device, non_blocking=True)
+        return self.log_probs.take_along_dim(chosen[:, :, None], dim=1)
+
 
 def log_prob_rows(
     call: Call, beams: Beams, logits: torch.Tensor, first: int, drafted: DraftedBeams | None
@@ -58,7 +63,7 @@ def log_prob_rows(
     parents = empty if drafted is None else drafted.parents.to(logits.device)
     if any(call.processors):
         _process(call, beams, log_probs, tokens, (parents - first).tolist())
-    k = min(beams.num_candidates, log_probs.shape[2])
+    k = min(beams.num_candidates + 1, log_probs.shape[2])
     values, ids = log_probs.topk(k, dim=-1)
     packed = [values.view(torch.int32).long().flatten(1), ids.flatten(1), tokens, parents]
     host = torch.cat(packed, dim=1).cpu()  # the only read of the round

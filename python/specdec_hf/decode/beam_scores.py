@@ -8,12 +8,15 @@ Terms:
   beams remain where some of them end.
 
 The steps are those of Transformers' ``_beam_search``, done by the model's own methods, but on the
-host and from the K best continuations of each beam: no candidate among the K best of all beams is
-missing there.
+host and from the K + 1 best continuations of each beam: no candidate among the K + 1 best of all
+beams is missing there. Where some of these have equal scores, as do those of beams that processors
+leave without a continuation, the step is made from all continuations, because which of equal scores
+``topk`` takes depends on all that it is given.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,21 +70,29 @@ class Beams:
         self.done = False
 
     def step(
-        self, values: torch.Tensor, ids: torch.Tensor
+        self,
+        values: torch.Tensor,
+        ids: torch.Tensor,
+        whole_rows: Callable[[], torch.Tensor],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Extend the beams by one token.
 
         Args:
             values: [B, w, k] float32 on the host, the best log probabilities after each beam.
             ids: [B, w, k], their tokens.
+            whole_rows: gives all log probabilities after each beam, [B, w, V] on any device.
 
         Returns:
             [B, w], which beam each of the new beams continues, and [B, w], by which token.
         """
         a, model, at = self.arguments, self.model, self.length
         batch_size = len(values)
-        totals = (values + self.running_scores[:, :, None]).flatten(1)
-        top, index = totals.topk(min(self.num_candidates, totals.shape[1]))
+        top, index = self._best(values, self.num_candidates + 1)
+        if (top[:, 1:] == top[:, :-1]).any():
+            values = whole_rows()
+            ids = torch.arange(values.shape[2], device="cpu").expand(values.shape)
+            top, index = self._best(values, self.num_candidates)
+        top, index = top[:, : self.num_candidates], index[:, : self.num_candidates]
         origins = index // values.shape[2]
         candidates = _gather(self.running, origins)
         candidates[:, :, at] = ids.flatten(1).gather(1, index)
@@ -141,6 +152,12 @@ class Beams:
         )
         longest = int((indices >= 0).sum(dim=1).max())
         return sequences[:, : self.prompt_length + longest], scores, indices[:, :longest]
+
+    def _best(self, values: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, K] on the host: the best candidates, and their indices in values [B, w * k]."""
+        totals = (values + self.running_scores[:, :, None].to(values.device)).flatten(1)
+        top, index = totals.topk(min(number, totals.shape[1]))
+        return top.cpu(), index.cpu()
 
     def _stops(self, candidates: torch.Tensor) -> torch.Tensor:
         """[B, K], which candidates [B, K, n] end with their last token."""
