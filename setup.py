@@ -10,10 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
+SETUPTOOLS = 77  # the first that can read the form of the license in pyproject.toml
+
+# pip asks for what pyproject.toml requires of a build only where it isolates the build, and
+# setuptools reads that file in setup(), after this line.
+if int(setuptools.__version__.partition(".")[0]) < SETUPTOOLS:
+    raise SystemExit(
+        f"specdec-kernels needs setuptools >= {SETUPTOOLS} to build, found "
+        f"{setuptools.__version__}: pip install 'setuptools>={SETUPTOOLS}'"
+    )
 
 
 def torch_root() -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+import setuptools
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = "specdec_hf/heads/shipped"  # in the folder of the packages
@@ -54,6 +57,30 @@ def unpacked(tmp_path_factory):
     with zipfile.ZipFile(wheels[0]) as wheel:
         wheel.extractall(folder / "site")
     return folder / "site"
+
+
+def setup_of(version: str, monkeypatch) -> list[dict]:
+    """What setup.py hands to `setup` where this version of setuptools is installed."""
+    calls: list[dict] = []
+    monkeypatch.setattr(setuptools, "__version__", version)
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: calls.append(arguments))
+    runpy.run_path(str(ROOT / "setup.py"))
+    return calls
+
+
+def test_setuptools_that_cannot_build_is_refused_in_one_line(monkeypatch):
+    (needed,) = re.findall(r'"setuptools>=(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert f'"setuptools>={needed}"' in (ROOT / "Makefile").read_text()
+    assert f"setuptools >= {needed}," in (ROOT / "README.md").read_text()
+    message = (
+        f"specdec-kernels needs setuptools >= {needed} to build, found 65.5.0: "
+        f"pip install 'setuptools>={needed}'"
+    )
+    with pytest.raises(SystemExit, match=f"^{re.escape(message)}$"):
+        setup_of("65.5.0", monkeypatch)
+    with pytest.raises(SystemExit):
+        setup_of(f"{int(needed) - 1}.0.3", monkeypatch)
+    assert len(setup_of(f"{needed}.0.1.post20250321", monkeypatch)) == 1
 
 
 def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
