@@ -16,7 +16,11 @@ from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.drafters.heads.blockwise import BlockwiseDrafter
+from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
+from specdec_hf.heads.blockwise import BlockwiseHeads
 from support import cli_models, hf_models
+from support.heads import expected_logits, head_for, parallel_heads
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels.analysis import acceptance_rate
@@ -90,6 +94,35 @@ def test_a_copying_drafter_counts_as_one_hot_and_only_where_it_drafts():
             rates.append(float(position.p[copied]))
     assert 0 < len(rates) == measured.drafted < measured.positions == 40
     assert measured.alpha == pytest.approx(np.mean(rates))
+
+
+def test_a_head_drafts_from_the_states_of_all_tokens_before():
+    model, text = text_of(FILTERED)
+    tokens, head = text.tokens.tolist(), head_for(model, noise=0.1)
+    first, *others = replay(Eagle3ChainDrafter(head), model, text, FILTERED)
+    assert first.q is None  # as in a call, whose first round reads the prompt
+    assert len(others) == 23
+    for position in others[::5]:
+        logits = expected_logits(model, head, tokens[: position.index], [])
+        full = torch.full((model.config.vocab_size,), -math.inf)
+        full[head.tokens] = logits
+        keep = full >= full.topk(20).values[-1]
+        wanted = torch.where(keep, full.double() / 0.6, -math.inf).softmax(-1)
+        torch.testing.assert_close(position.q, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_parallel_heads_draft_from_the_state_of_the_last_token_read():
+    model, text = text_of(FILTERED)
+    heads = parallel_heads(BlockwiseHeads, model)
+    first, *others = replay(BlockwiseDrafter(heads), model, text, FILTERED)
+    assert first.q is None
+    with torch.no_grad():
+        ids = torch.from_numpy(text.tokens)[None]
+        final = model(ids, output_hidden_states=True).hidden_states[-1][0]
+        drafts = heads.tokens[heads.logits(heads.states(final)[:, 0], 0).argmax(-1)]
+    for position in others:
+        assert int(position.q.argmax()) == int(drafts[position.index - 2])
+    assert len(set(drafts.tolist())) > 3
 
 
 class Peeking(Drafter):

@@ -1,12 +1,16 @@
 """The command `analyze`: its tables, its files, and one line for each wrong input."""
 
 import importlib.util
+import itertools
 import json
 import os
 
 import pytest
+from specdec_hf import PromptLookupDrafter
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
+from support.heads import blockwise_folder, head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import AutoModelForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
 
@@ -97,6 +101,66 @@ def test_greedy_alone_has_no_lenience(folder, tmp_path):  # noqa: F811
     assert result.exit_code == 0, result.output
     assert not says(result, "Table 5")
     assert not says(result, "wrote")
+
+
+@pytest.fixture
+def analyze(folder, tmp_path):  # noqa: F811
+    """Runs the command with some drafters; its result and its report."""
+    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+
+    def call(*drafters):
+        named = [argument for drafter in drafters for argument in ("--drafter", drafter)]
+        result = invoke(
+            "analyze", "--model", folder, "--prompts", tmp_path / "prompts.jsonl", "--limit", 1,
+            "--max-new-tokens", 6, "--gamma", 2, "--json", tmp_path / "out.json", *named,
+        )  # fmt: skip
+        report = tmp_path / "out.json"
+        return result, json.loads(report.read_text()) if report.exists() else None
+
+    return call
+
+
+def test_drafters_that_read_hidden_states_are_measured(folder, analyze, tmp_path):  # noqa: F811
+    target = AutoModelForCausalLM.from_pretrained(folder)
+    heads = [
+        f"eagle3_chain:{head_folder(target, tmp_path)}",
+        f"blockwise:{blockwise_folder(target, tmp_path)}",
+    ]
+    result, report = analyze(*heads)
+    assert result.exit_code == 0, result.output
+    assert [m["drafter"] for m in report["measured"]] == heads * 2
+    for one in report["measured"]:
+        # The first position follows the prompt, which is not read yet.
+        assert (one["acceptance"]["drafted"], one["acceptance"]["positions"]) == (5, 6)
+        assert one["calls"]["2"][0]["drafted"] > 0
+
+
+@pytest.mark.parametrize("begin", [0, 10])
+def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypatch, begin):
+    """It fails once, in the warm-up or later, and is not asked again."""
+    asked = itertools.count()
+    propose = PromptLookupDrafter.propose
+
+    def fails(self, history, gamma):
+        if next(asked) == begin:
+            raise RuntimeError("lost the table")
+        return propose(self, history, gamma)
+
+    monkeypatch.setattr(PromptLookupDrafter, "propose", fails)
+    result, report = analyze("prompt_lookup", "layers:1")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == "error: --drafter prompt_lookup: lost the table"
+    assert says(result, "Table 4: expected against measured")
+    assert [m["drafter"] for m in report["measured"]] == ["layers:1", "layers:1"]
+    assert report["failed"] == {"prompt_lookup": "lost the table"}
+
+
+def test_drafters_that_all_fail_get_one_line(analyze, monkeypatch):
+    monkeypatch.setattr(PromptLookupDrafter, "propose", lambda *_: 1 / 0)
+    result, report = analyze("prompt_lookup")
+    assert result.exit_code == 1
+    assert result.output == "error: --drafter prompt_lookup: division by zero\n"
+    assert report is None
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ LOOP = {
     "heads": {"cache"},
     "drafters": BELOW_DRAFTERS,
     "decode": BELOW_DRAFTERS - {"heads"} | {"drafters"},
-    "analysis": {"decode", "drafters", "schedules"},
+    "analysis": {"cache", "decode", "drafters", "schedules"},
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,13 +113,6 @@ class Measurement:
         sampled = self.sampling["temperature"] > 0
         shape = self.sampling if sampled else {}
         return {"do_sample": sampled, "max_new_tokens": self.max_new_tokens, **shape}
-
-    def measure_all(
-        self, drafters: Mapping[str, Drafter]
-    ) -> tuple[list[Text], list[DrafterAnalysis]]:
-        """The target's own answers, and what is measured on them of each drafter by name."""
-        texts = self.write_texts()
-        return texts, [self.analyze(name, one, texts) for name, one in drafters.items()]
 
     def write_texts(self) -> list[Text]:
         """The target's own answers."""

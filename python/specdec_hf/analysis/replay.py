@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 
 from specdec_hf.analysis.distributions import draft_probs, target_probs
+from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.committed_states import CommittedStates
+from specdec_hf.cache.forward import forward_window
+from specdec_hf.cache.hidden_states import HiddenStates, take_hidden_states
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
@@ -109,11 +113,18 @@ def replay(
         seed: of the drafts that are drawn, which have no influence on Q.
     """
     length = len(text.tokens)
+    cache, _ = choose_cache(model, 1, length)
+    states: list[CommittedStates] = []
     context = DraftContext(
         model, REPLAY_RULE, **sampling, seeds=torch.tensor([seed], device=model.device),
-        batch_size=1, max_length=length, max_draft=16,
+        batch_size=1, max_length=length, max_draft=16, cache=cache, kept_states=states,
     )  # fmt: skip
     drafter.start(context)
+    hidden: HiddenStates = {}
+    if states:  # those of all positions by one forward
+        read = torch.from_numpy(text.tokens[None, :-1]).to(model.device)
+        forward_window(model, cache, read, np.zeros(1, dtype=np.int64), keep=1)
+        hidden = take_hidden_states(cache)
     for i, logits in enumerate(text.logits):
         index = text.begin + i
         history = _history(text, index)
@@ -123,6 +134,10 @@ def replay(
         if drafter.candidates:
             drafter.observe(history, _candidates(drafter.candidates, history, logits))
         drafter.commit(np.array([index]), np.array([0]))
+        begin = index - 1 if i else 0  # the first round reads the prompt
+        for kept in states:
+            new = {layer: x[:, begin:index] for layer, x in hidden.items()}
+            kept.record(new, np.array([index]), np.array([[0]]), 1)
 
 
 def _history(text: Text, index: int) -> History:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from specdec_hf.cli import analysis_report, options
+from specdec_hf.cli import analysis_report, interrupt, options
 from specdec_hf.cli.checks import (
     NEUTRAL,
     Settings,
@@ -33,11 +33,12 @@ from specdec_hf.cli.run import (
     progress,
     progress_bar,
 )
-from specdec_hf.cli.terminal import fail
+from specdec_hf.cli.terminal import FAILED, fail
 from specdec_hf.schedules.base import LONGEST_DRAFT
 
 if TYPE_CHECKING:
     from specdec_hf.analysis.measure import DrafterAnalysis, Measurement
+    from specdec_hf.analysis.replay import Text
     from specdec_hf.cli.load import Loaded
     from specdec_hf.drafters.drafter import Drafter
 
@@ -184,7 +185,10 @@ def analyze(
         )
         drafters = _resolved(settings.drafter, loaded)
         say("warming up")
-        _measurement(loaded, prompts[:1], settings, gammas[:1], 0.0, 4).measure_all(drafters)
+        failed: dict[str, str] = {}
+        _measure(_measurement(loaded, prompts[:1], settings, gammas[:1], 0.0, 4), drafters, failed)
+    if len(failed) == len(drafters):
+        _tell(failed)
     found: dict[float, list[DrafterAnalysis]] = {}
     plain = []
     temperatures = sorted({0.0, settings.sampling["temperature"]})
@@ -198,13 +202,13 @@ def analyze(
             )
             measurement.advance = functools.partial(bar.advance, task)
             measurement.draws = DRAWS if ablate and temperature > 0 else 0
-            texts, found[temperature] = measurement.measure_all(drafters)
+            texts, found[temperature] = _measure(measurement, drafters, failed)
             plain = [text.stats for text in texts]
             bar.update(task, completed=total)
 
     last = found[temperatures[-1]]
     analysis_report.print_report(loaded, found)
-    if output is not None:
+    if output is not None and last:
         from specdec_hf.cli.pictures import write_pictures
 
         write_pictures(output, loaded, prompts, settings, last, plain)
@@ -214,8 +218,35 @@ def analyze(
         "num_assistant_tokens": list(gammas),
         "device": str(loaded.model.device),
         **analysis_report.to_dict(found),
+        "failed": failed,
     }
     write_json(json_file, content)
+    if failed:
+        _tell(failed)
+
+
+def _measure(
+    measurement: Measurement, drafters: Mapping[str, Drafter], failed: dict[str, str]
+) -> tuple[list[Text], list[DrafterAnalysis]]:
+    """The target's own answers, and what is measured on them of each drafter by name.
+
+    A drafter that fails is left out from then on, and its message goes to ``failed``.
+    """
+    texts, found = measurement.write_texts(), []
+    for name, drafter in drafters.items():
+        if name in failed:
+            continue
+        try:
+            found.append(measurement.analyze(name, drafter, texts))
+        except Exception as error:  # what is measured of the others is still shown and written
+            if interrupt.State.seen:
+                raise
+            failed[name] = str(error) or type(error).__name__
+    return texts, found
+
+
+def _tell(failed: Mapping[str, str]) -> NoReturn:
+    fail("; ".join(f"--drafter {name}: {message}" for name, message in failed.items()), FAILED)
 
 
 def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
