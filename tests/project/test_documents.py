@@ -1,9 +1,11 @@
 """Documents are readable as they are, and name only options that their commands have."""
 
+import json
 import re
 
 import pytest
 from specdec_hf.cli.app import app
+from specdec_hf.cli.prompts import read_prompts
 from support.sources import ROOT
 from typer.main import get_command
 
@@ -79,6 +81,24 @@ def test_options_of_our_other_programs_exist():
             parameter = option.removeprefix("--")
             found = re.search(rf'"{option}"|^    {parameter}: ', (ROOT / program).read_text(), re.M)
             assert found, f"{program} has no {option}"
+
+
+def test_the_printed_program_takes_the_first_half_of_each_category(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?question\.jsonl.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    # Categories in turns, one of an odd number, and a character that ends a line for `splitlines`.
+    lines = [
+        {"question_id": i, "category": "abb"[i % 3], "turns": [f"é {i}\u2028"]} for i in range(14)
+    ]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (tmp_path / "question.jsonl").write_text(text, encoding="utf-8")
+    exec(program, {})
+    half = read_prompts(tmp_path / "spec_bench_dev.jsonl")
+    assert [(p.category, p.name) for p in half] == [
+        ("a", "0"), ("a", "3"), ("b", "1"), ("b", "2"), ("b", "4"), ("b", "5")
+    ]  # fmt: skip
+    assert half[0].turns == ["é 0\u2028"]
 
 
 def test_the_search_finds_wrong_options_and_wide_lines():
