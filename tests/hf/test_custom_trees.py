@@ -1,0 +1,186 @@
+"""Tree drafters of the caller: what they may return, and the noise that their rules allow."""
+
+import pytest
+import torch
+from specdec_hf import (
+    DraftContext,
+    PromptLookupDrafter,
+    TreeDraft,
+    TreeDrafter,
+    TrieTree,
+    generate,
+)
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+from specdec_kernels import SampledDraft, sample
+
+VOCAB, NEW = 67, 8
+TOKENS, PARENTS = torch.tensor([[3, 4, 5]]), torch.tensor([[-1, -1, 0]])
+ROWS = SampledDraft(torch.zeros(1, 2, VOCAB), torch.full((1, 2), 4.2), torch.zeros(1, 2), 1.0)
+
+
+class Proposes(TreeDrafter):
+    """Proposes the same in every round."""
+
+    name = "made up"
+    size, depth = 3, 2
+
+    def __init__(self, value):
+        self.value = value
+
+    def propose(self, history, limits):
+        return self.value
+
+
+def call(drafter, **kwargs):
+    return generate(
+        hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=NEW,
+        guard=False, return_dict_in_generate=True, **kwargs,
+    )  # fmt: skip
+
+
+WRONG = {
+    "a list": ([[1]], TypeError, "None or a TreeDraft, got list"),
+    "float tokens": (TreeDraft(TOKENS * 1.0, PARENTS, 2), TypeError, "tokens as a tensor of in"),
+    "flat tokens": (TreeDraft(TOKENS[0], PARENTS, 2), ValueError, r"tokens \[1, N\], got \[3\]"),
+    "a tree too many": (
+        TreeDraft(TOKENS.repeat(2, 1), PARENTS, 2),
+        ValueError,
+        r"tokens \[1, N\], got \[2, 3\]",
+    ),
+    "parents as a list": (
+        TreeDraft(TOKENS, [[-1, -1, 0]], 2),
+        TypeError,
+        "parents as a tensor of integers, got list",
+    ),
+    "too few parents": (
+        TreeDraft(TOKENS, PARENTS[:, :2], 2),
+        ValueError,
+        r"parents \[1, 3\], got \[1, 2\]",
+    ),
+    "parents on another device": (
+        TreeDraft(TOKENS, PARENTS.to("meta"), 2),
+        ValueError,
+        "parents on the host or on the target's device cpu, got meta",
+    ),
+    "integer scores": (
+        TreeDraft(TOKENS, PARENTS, 2, scores=TOKENS),
+        TypeError,
+        "scores as a tensor of floats, got torch.int64",
+    ),
+    "misshapen draft_rows": (
+        TreeDraft(TOKENS, PARENTS, 2, ROWS, torch.zeros(1, 2, dtype=torch.int32)),
+        ValueError,
+        r"draft_rows \[1, 3\], got \[1, 2\]",
+    ),
+    "float carried": (
+        TreeDraft(TOKENS, PARENTS, 2, carried=torch.zeros(1, 2)),
+        TypeError,
+        "carried as a tensor of integers, got torch.float32",
+    ),
+    "a tensor as distribution": (
+        TreeDraft(TOKENS, PARENTS, 2, torch.zeros(1, 3, VOCAB)),
+        TypeError,
+        "distribution that is None or a SampledDraft, got Tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_tree_is_refused_with_the_name_of_the_drafter(case, merged):
+    value, error, message = WRONG[case]
+    tree = {"tree": TrieTree(depth=2)} if merged else {}
+    drafter = [Proposes(value)] if merged else Proposes(value)
+    with pytest.raises(error, match=rf"^Proposes\.propose.*{message}"):
+        call(drafter, **tree)
+
+
+def test_a_depth_that_is_no_number_is_named():
+    with pytest.raises(TypeError, match=r"depth of Proposes\.propose must be an integer, got '2'"):
+        call(Proposes(TreeDraft(TOKENS, PARENTS, "2")))
+
+
+def test_a_misshapen_distribution_leaves_a_note_and_no_drafts():
+    drafter = Proposes(TreeDraft(TOKENS, PARENTS, 2, ROWS))
+    got = call(drafter)
+    assert got.sequences.tolist() == call(None).sequences.tolist()
+    [note] = got.stats.notes
+    assert note.startswith("round 2: drafter made up (Proposes) gave a distribution that is not [B")
+
+
+def test_a_tree_without_nodes_is_a_round_without_drafts():
+    drafter = Proposes(TreeDraft(TOKENS[:, :0], PARENTS[:, :0], 0))
+    assert call(drafter).sequences.tolist() == call(None).sequences.tolist()
+
+
+class Drawn(TreeDrafter):
+    """Two children of the root, drawn from one row at the positions that a function gives."""
+
+    rules = ("multi_draft", "target_only")
+    size, depth = 2, 1
+
+    def __init__(self, positions, noise="context"):
+        self.positions, self.noise = positions, noise
+
+    def start(self, context: DraftContext):
+        self.context = context
+
+    def propose(self, history, limits):
+        rows = torch.zeros(2, VOCAB)
+        seeds = self.context.seeds.repeat_interleave(2)
+        positions = self.positions(self.context, history.lengths)
+        drawn = sample(rows, seeds=seeds, positions=positions.flatten())
+        rows, sums, thresholds = rows[None], drawn.logsumexp[None], drawn.threshold[None]
+        return TreeDraft(
+            drawn.tokens[None], torch.full((1, 2), -1), 1, SampledDraft(rows, sums, thresholds, 1.0)
+        )
+
+
+def of_the_round(context, lengths):
+    return context.noise_positions(lengths, [0, 1], depth=1)
+
+
+def of_the_position(context, lengths):
+    return torch.from_numpy(lengths.copy()).repeat(2)
+
+
+SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 3}
+
+
+def test_noise_of_positions_is_refused_in_trees_too():
+    with pytest.raises(ValueError, match=r"Drawn\.propose must draw at positions from context"):
+        call(Drawn(of_the_position), rule="multi_draft", **SAMPLED)
+    assert call(Drawn(of_the_round), rule="multi_draft", **SAMPLED).stats.drafted > 0
+    own = Drawn(of_the_position, noise="independent")
+    assert call(own, rule="multi_draft", **SAMPLED).stats.drafted > 0
+    # Where nothing is compared with the distribution, any noise serves.
+    assert call(Drawn(of_the_position), rule="target_only", **SAMPLED).stats.drafted > 0
+
+
+class Several(PromptLookupDrafter):
+    """Proposes the same chains in every round."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def propose_several(self, history, gamma, count):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ([[[1]]], TypeError, "tokens as a tensor of integers, got list"),
+        (torch.ones(1, 1, 1), TypeError, "tokens as a tensor of integers, got torch.float32"),
+        (TOKENS, ValueError, r"tokens \[1, 0..2, 0..2\], got \[1, 3\]"),
+        (TOKENS[None], ValueError, r"tokens \[1, 0..2, 0..2\], got \[1, 1, 3\]"),
+        (TOKENS.view(1, 3, 1), ValueError, r"tokens \[1, 0..2, 0..2\], got \[1, 3, 1\]"),
+    ],
+    ids=["list", "floats", "one chain", "too long", "too many"],
+)
+def test_several_chains_are_checked_too(value, error, message):
+    with pytest.raises(error, match=rf"^Several\.propose_several must return {message}"):
+        call(Several(value), tree=TrieTree(sequences=2, depth=2))
