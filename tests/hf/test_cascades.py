@@ -175,10 +175,11 @@ def test_a_wrong_vertical_cascade_is_rejected(wrong):
     assert joint_p_value(wrong(middle(model), below, 2), "token", texts=800) < SIGNIFICANCE
 
 
-def test_noise_of_a_round_is_drawn_once():
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_noise_of_a_round_is_drawn_once(rule):
     """Whatever a cascade holds, no two drafts of a round or of two rounds share their noise."""
     seeds = torch.zeros(1, dtype=torch.int64)
-    root = DraftContext(None, "block", 1.0, 0, 1.0, 0.0, seeds, 1, 99, 16)
+    root = DraftContext(None, rule, 1.0, 0, 1.0, 0.0, seeds, 1, 99, 16)
     seen = []
     for length in (10, 11, 12):
         history = History(np.zeros((1, length), dtype=np.int64), np.array([length]), np.ones(1))

@@ -98,3 +98,20 @@ def test_seconds_are_counted_to_the_phase_that_took_them(monkeypatch, phase):
     assert max(split, key=split.get) == phase
     assert split[phase] > 0.1
     assert sum(split.values()) < time.perf_counter() - began
+
+
+def test_a_sequence_without_drafts_has_no_token_statistics():
+    """A drafter that drafts at once for the whole batch gives them to the others."""
+    out = generate(
+        hf_models.tiny("llama"), **hf_models.prompts((9, 4, 12)), drafter="suffix_automaton",
+        num_assistant_tokens_schedule="egag", guard=False, do_sample=False, max_new_tokens=16,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    found = [
+        (drafted > 0, h_norm is not None)
+        for record in out.stats.round_log
+        for drafted, h_norm in zip(record.drafted, record.schedule["h_norm"], strict=True)
+        if any(record.drafted)
+    ]
+    assert all(drafts == known for drafts, known in found)
+    assert {drafts for drafts, _ in found} == {True, False}

@@ -194,6 +194,21 @@ def test_a_draft_that_ended_by_itself_takes_no_part_of_the_budget():
         assert drafted(4, seed) == [*drafted(1, seed), 0, 0, 0] == [4, 0, 0, 0]
 
 
+def test_a_draft_model_whose_context_ends_takes_no_part_of_the_budget():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 20, 20, 20))
+    drafter = hf_models.build("llama", seed=1, context=20)
+
+    def drafted(count):
+        out = generate(
+            model, inputs["input_ids"][:count], attention_mask=inputs["attention_mask"][:count],
+            drafter=drafter, num_assistant_tokens_schedule="budget:tokens=4,longest=6", guard=False,
+            max_new_tokens=8, do_sample=False, return_dict_in_generate=True,
+        )  # fmt: skip
+        return out.stats.round_log[1].drafted
+
+    assert drafted(4) == [*drafted(1), 0, 0, 0]
+
+
 class Confident(PromptLookupDrafter):
     """Prompt lookup whose confidence falls by a fifth a token."""
 

@@ -154,6 +154,15 @@ def test_egag_smooths_and_is_bounded_by_what_may_be_generated():
     assert schedule.record()["gamma"] == [3]
 
 
+def test_egag_learns_nothing_of_tokens_that_were_not_drafted():
+    schedule = started("egag:gamma_max=9,beta=0.5", batch_size=2)
+    for probability, entropy in ((0.5, 0.0), (math.nan, math.nan), (0.5, math.log(16))):
+        schedule.lengths(np.array([100, 100]))
+        schedule.goes_on(0, stats([probability, math.nan], entropy=[entropy, math.nan]))
+    # An average of 0 and 1, as if the round without drafts had not been.
+    assert schedule.record() == {"h_norm": [1.0, None], "gamma": [5, 0]}
+
+
 def test_egag_of_a_confidence():
     schedule = started("egag:gamma_max=9", batch_size=2)
     schedule.lengths(np.array([100, 100]))

@@ -29,15 +29,10 @@ class SeparateCache:
         return np.concatenate([cache.lengths for cache in self.caches])
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence; arguments and result as in `forward_window`.
-
-        Tokens that a sequence holds already, because another lacks more, are not fed again.
-        """
-        most = tokens.shape[1] - keep
-        known = np.clip(self.lengths - starts, 0, most) * (self.lengths > 0)
+        """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
         return torch.cat(
             [
-                cache.forward(tokens[b : b + 1, known[b] :], starts[b : b + 1] + known[b], keep)
+                cache.forward(tokens[b : b + 1], starts[b : b + 1], keep)
                 for b, cache in enumerate(self.caches)
             ]
         )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specdec_hf.decode.round_record import RoundRecord
@@ -164,11 +165,15 @@ class DraftLengthPolicy:
             return counts
         if self.asked:
             return np.minimum(self.schedule.settle(counts), counts)
+        absent = np.arange(draft.tokens.shape[1]) >= draft.counts[:, None]
         if draft.distribution is not None:
             self.stats.device_reads += 1
-            token_stats = stats_of_draft(draft.tokens, draft.distribution)
+            masked = torch.from_numpy(absent).to(draft.tokens.device, non_blocking=True)
+            tokens = draft.tokens.masked_fill(masked, -1)
+            token_stats = stats_of_draft(tokens, draft.distribution)
         elif draft.confidence is not None:
-            token_stats = [TokenStats.of_confidence(column) for column in draft.confidence.T]
+            confidence = np.where(absent, np.float32(np.nan), draft.confidence)
+            token_stats = [TokenStats.of_confidence(column) for column in confidence.T]
         else:
             context.note(
                 f"{describe(self.drafter)} gave neither a distribution nor a confidence; schedule "
