@@ -79,6 +79,11 @@ WRONG = {
         TypeError,
         "carried as a tensor of integers, got torch.float32",
     ),
+    "lists in a distribution": (
+        TreeDraft(TOKENS, PARENTS, 2, ROWS._replace(logits=[[0.0]]), torch.zeros_like(TOKENS)),
+        TypeError,
+        "distribution.logits as floats, got list",
+    ),
     "a tensor as distribution": (
         TreeDraft(TOKENS, PARENTS, 2, torch.zeros(1, 3, VOCAB)),
         TypeError,
@@ -102,9 +107,14 @@ def test_a_depth_that_is_no_number_is_named():
         call(Proposes(TreeDraft(TOKENS, PARENTS, "2")))
 
 
-def test_a_misshapen_distribution_leaves_a_note_and_no_drafts():
-    drafter = Proposes(TreeDraft(TOKENS, PARENTS, 2, ROWS))
-    got = call(drafter)
+@pytest.mark.parametrize(
+    ("rows", "draft_rows"),
+    [(ROWS, None), (ROWS._replace(threshold=torch.zeros(1, 1)), torch.zeros_like(TOKENS)),
+     (ROWS._replace(logits=torch.zeros(VOCAB)), torch.zeros_like(TOKENS))],
+    ids=["rows for two of three nodes", "one threshold for two rows", "one row without a batch"],
+)  # fmt: skip
+def test_a_misshapen_distribution_leaves_a_note_and_no_drafts(rows, draft_rows):
+    got = call(Proposes(TreeDraft(TOKENS, PARENTS, 2, rows, draft_rows)))
     assert got.sequences.tolist() == call(None).sequences.tolist()
     [note] = got.stats.notes
     assert note.startswith("round 2: drafter made up (Proposes) gave a distribution that is not [B")

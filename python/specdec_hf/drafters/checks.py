@@ -177,7 +177,7 @@ def read_draft(
         counts = given.clip(0, size)
         if (counts != given).any():
             note(f"{describe(drafter)} gave counts outside [0, gamma], which are clipped")
-    if not _check_distribution(name, draft.distribution, (batch_size, size), model.device):
+    if not _check_distribution(name, draft.distribution, batch_size, size, model.device):
         note(f"{describe(drafter)} gave a distribution that is not [B, gamma, V]; {IGNORED}")
         return None
     if tokens.device.type == "cpu":
@@ -218,10 +218,9 @@ def _read_tree(
     if proposed.carried is not None:
         _check_tensor(name, "carried", proposed.carried, context)
     check_integer(f"depth of {name}", proposed.depth, 0)
-    distribution, rows = proposed.distribution, size
-    if proposed.draft_rows is not None and isinstance(distribution, SampledDraft):
-        rows = distribution.logits.shape[1]
-    if not _check_distribution(name, distribution, (batch_size, rows), context.model.device):
+    rows = size if proposed.draft_rows is None else None
+    device = context.model.device
+    if not _check_distribution(name, proposed.distribution, batch_size, rows, device):
         context.note(f"{describe(drafter)} gave a distribution that is not [B, M, V]; {IGNORED}")
         return None
     if size == 0:
@@ -308,9 +307,9 @@ def _read_confidence(name: str, given: Any, shape: tuple[int, int]) -> NDArray[n
 
 
 def _check_distribution(
-    name: str, distribution: Any, shape: tuple[int, int], device: torch.device
+    name: str, distribution: Any, batch_size: int, rows: int | None, device: torch.device
 ) -> bool:
-    """Whether the draft distribution has a row for each of the tokens [B, gamma]."""
+    """Whether the draft distribution has so many rows for each sequence, any number for None."""
     if distribution is None:
         return True
     if not isinstance(distribution, SampledDraft):
@@ -329,5 +328,8 @@ def _check_distribution(
                 f"{name} must return distribution.{field} on the target's device {device}, "
                 f"got {value.device}"
             )
-        fits = fits and value.shape[:2] == shape and value.ndim == (3 if field == "logits" else 2)
+        if rows is None:
+            rows = value.shape[1] if value.ndim > 1 else 0
+        fits = fits and value.shape[:2] == (batch_size, rows)
+        fits = fits and value.ndim == (3 if field == "logits" else 2)
     return fits
