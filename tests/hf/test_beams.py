@@ -60,6 +60,20 @@ def test_beams_equal_those_of_model_generate(name, num_beams, lengths):
         assert got.stats.rounds <= len(want.scores)
 
 
+@pytest.mark.parametrize("num_beams", [2, 3])
+def test_beams_remain_where_most_candidates_end(num_beams):
+    """Each beam's five best tokens end it, so that the best that goes on is candidate 5w + 1."""
+    model, inputs, eos = hf_models.tiny("llama"), hf_models.prompts((9, 5)), [7, 11, 20, 30, 41]
+    kwargs = settings(
+        num_beams, max_new_tokens=8, eos_token_id=eos, sequence_bias=[[[t], 12.0] for t in eos],
+        renormalize_logits=True, early_stopping="never", length_penalty=2.0,
+    )  # fmt: skip
+    want = model.generate(**inputs, **kwargs)
+    assert len(want.scores) == 8
+    assert_same(search(model, inputs, None, kwargs), want)
+    assert_same(search(model, inputs, model, kwargs, gamma=3), want)
+
+
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
@@ -139,6 +153,25 @@ def test_a_good_drafter_saves_forwards():
     assert (out.stats.drafter, out.stats.tree, out.stats.cache) == ("model", "6 beams", "spec")
 
 
+def test_drafted_beams_do_not_end():
+    """The model itself, with as many beams, drafts all beams of the target."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 5))
+    kwargs = settings(2, eos_token_id=[23, 37])
+    want = model.generate(**inputs, **kwargs)
+    got = search(model, inputs, model, kwargs, gamma=4, num_assistant_beams=2)
+    assert_same(got, want)
+    assert got.stats.acceptance_histogram == {0: 2, 4: 4, 3: 2}
+    assert got.stats.gammas == [0, 2 * 4, 2 * 4, 2 * 3], "4 steps are left in the end"
+
+
+@pytest.mark.parametrize(("eos", "reason"), [([23, 37], "length"), ([56, 48, 23], "eos")])
+def test_the_statistics_say_why_a_search_ended(eos, reason):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 5))
+    out = search(model, inputs, None, settings(2, eos_token_id=eos))
+    assert {one.stop_reason for one in out.stats.sequences} == {reason}
+    assert (len(out.scores) == NEW) == (reason == "length")
+
+
 def test_a_stopping_criterion_ends_a_beam():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     kwargs = settings(3, stopping_criteria=StoppingCriteriaList([_Ends()]))
@@ -179,6 +212,21 @@ def test_a_draft_model_may_be_unlike_the_target(kind):
     want = model.generate(**inputs, **settings(2))
     got = search(model, inputs, hf_models.unlike(kind), settings(2), gamma=4)
     assert_same(got, want)
+
+
+def test_drafts_end_where_the_context_of_the_draft_model_does():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
+    drafter = hf_models.unlike("short context")  # of 20 tokens
+    got = search(model, inputs, drafter, settings(2), gamma=4, num_assistant_beams=2)
+    # The longer text has 13 tokens after the round of the prompt, then 18, then 21.
+    assert got.stats.gammas == [0, 2 * 4, 2 * 2, *[0] * 6]
+
+
+def test_a_search_ends_with_the_context_of_the_target():
+    model, inputs = hf_models.unlike("short context"), hf_models.prompts((9, 12))
+    got = search(model, inputs, None, settings(2))
+    assert got.sequences.shape[1] == 20
+    assert "stopped at the model's context length" in got.stats.notes
 
 
 def test_without_the_subset_test_the_beams_are_others(monkeypatch):
@@ -251,9 +299,17 @@ def test_a_model_without_the_cache_for_trees_is_refused():
         generate(model, torch.tensor([[11, 12, 13]]), num_beams=2, max_new_tokens=2)
 
 
+def test_the_scores_of_sequences_are_a_part_of_the_scores():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    kwargs = settings(2, output_scores=False)
+    got = search(model, inputs, None, kwargs)
+    assert got.sequences_scores is model.generate(**inputs, **kwargs).sequences_scores is None
+    assert len(got.logits) == NEW
+
+
 def test_logits_that_are_not_finite_are_named():
-    model = hf_models.build("llama")
+    model, inputs = hf_models.build("llama"), hf_models.prompts((9, 12))
     with torch.no_grad():
-        model.lm_head.weight[3] = torch.nan
-    with pytest.raises(RuntimeError, match="logits of sequence 0 at position 9 are not finite"):
-        generate(model, **hf_models.prompts((9,)), num_beams=2, self_check=False)
+        model.model.embed_tokens.weight[inputs["input_ids"][1, 0]] = torch.nan
+    with pytest.raises(RuntimeError, match="logits of sequence 1 at position 12 are not finite"):
+        generate(model, **inputs, num_beams=2, self_check=False)
