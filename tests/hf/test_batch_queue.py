@@ -9,6 +9,7 @@ import torch
 from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, generate
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.letters import letters
 
 MODEL = hf_models.build("llama")
 DRAFTER = hf_models.with_noise(MODEL, 0.02)
@@ -33,8 +34,12 @@ async def tokens_of(sequence):
     return [token async for step in sequence for token in step.tokens]
 
 
+async def steps_of(sequence):
+    return [step async for step in sequence]
+
+
 async def last_of(sequence):
-    return [step async for step in sequence][-1]
+    return (await steps_of(sequence))[-1]
 
 
 def run(coroutine):
@@ -94,6 +99,26 @@ def test_the_last_step_says_why_a_sequence_ended(monkeypatch):
     assert run(decode()) == ["length", "eos", "eos", "eos", "cancelled"]
 
 
+def test_a_stop_string_is_another_reason_than_the_length():
+    names = letters("".join(map(chr, range(65, 65 + hf_models.VOCAB))))
+    text = alone([4, 5], max_new_tokens=9, seed=2)
+    ends = text.index(text[6]) + 1
+    decoder = SpeculativeDecoder(
+        DRAFTER, rule="match", tokenizer=names, stop_strings=names.decode(text[6])
+    )
+
+    async def decode():
+        async with BatchQueue(MODEL, decoder) as queue:
+            new = (ends - 1, ends, ends + 1, 200)
+            sequences = [queue.submit([4, 5], max_new_tokens=n, seed=2) for n in new]
+            return [await steps_of(sequence) for sequence in sequences]
+
+    decoded = run(decode())
+    assert [sum(len(step.tokens) for step in steps) for steps in decoded] == [ends - 1] + [ends] * 3
+    reasons = [[step.finished for step in steps if step.finished] for steps in decoded]
+    assert reasons == [["length"], ["length"], ["criteria"], ["criteria"]]
+
+
 def test_a_batch_that_fails_raises_for_its_sequences_and_the_next_is_decoded(monkeypatch):
     def fail(*_, **__):
         raise MemoryError("planted")
@@ -137,13 +162,40 @@ def test_a_sequence_that_was_read_ends_at_once(fails, monkeypatch):
 def test_sequences_that_wait_when_the_queue_ends_are_told_so():
     async def decode():
         async with queue_of(batch_size=1) as queue:
-            running, waiting = (queue.submit([4, 5], max_new_tokens=200, seed=s) for s in range(2))
+            running, first, second, never = (
+                queue.submit([4, 5], max_new_tokens=200, seed=s) for s in range(4)
+            )
+            never.cancelled = True
             running.cancelled = bool(await anext(aiter(running)))
-        for late in (lambda: tokens_of(waiting), lambda: queue.submit([4], **PROMPTS[0][1])):
+        for late in (
+            lambda: tokens_of(first),
+            lambda: tokens_of(second),
+            lambda: queue.submit([4], **PROMPTS[0][1]),
+        ):
             with pytest.raises(RuntimeError, match="BatchQueue has ended; submit within"):
                 await late()
+        return await last_of(never)
+
+    assert run(decode()).finished == "cancelled"
+
+
+def test_sequences_that_wait_are_decoded_together(monkeypatch):
+    decoder, sizes = SpeculativeDecoder(DRAFTER, rule="match"), []
+    stream = decoder.stream
+
+    def counted(model, ids, **kwargs):
+        sizes.append(len(ids))
+        return stream(model, ids, **kwargs)
+
+    monkeypatch.setattr(decoder, "stream", counted)
+
+    async def decode():
+        async with BatchQueue(MODEL, decoder, batch_size=2) as queue:
+            waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
+            await asyncio.gather(*map(tokens_of, waiting))
 
     run(decode())
+    assert sizes == [2, 1]
 
 
 class Held(SpeculativeDecoder):
@@ -174,6 +226,26 @@ def test_the_end_of_the_queue_waits_for_its_thread():
         return await last_of(sequence)
 
     assert run(decode()).finished == "cancelled"
+
+
+def test_a_sequence_that_has_ended_cannot_be_cancelled(monkeypatch):
+    """It is cancelled between the round that ended it and its step of that round."""
+    ends = alone([4, 5], max_new_tokens=1, seed=2)
+    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", ends)
+    decoder = Held(DRAFTER, rule="match")
+
+    async def decode():
+        async with BatchQueue(MODEL, decoder) as queue:
+            first = queue.submit([9], max_new_tokens=200, seed=1)
+            second = queue.submit([4, 5], max_new_tokens=200, seed=2)
+            await anext(aiter(first))
+            first.cancelled = second.cancelled = True
+            decoder.gate.set()
+            return [await last_of(sequence) for sequence in (first, second)]
+
+    steps = run(decode())
+    assert [step.finished for step in steps] == ["cancelled", "eos"]
+    assert steps[1].tokens == ends
 
 
 @pytest.mark.parametrize("fails", [False, True])
