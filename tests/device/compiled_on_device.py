@@ -1,4 +1,4 @@
-"""Forwards that are replayed as CUDA graphs on a device, in the rounds of the loop.
+"""The loop on a device: forwards that are replayed as CUDA graphs, and what a round reads.
 
 test_cuda.py and bench/gpu.sh run this file in a process of its own, as on_device.py.
 tests/hf/test_cuda_graphs.py has the same calls, and more, with a stand-in for the device.
@@ -41,6 +41,18 @@ def test_the_text_is_that_without_graphs(llama, lengths, tree):
         assert (made.eager, made.without_cuda_graphs, made.recompilations) == ("", "", 0)
         assert made.replayed == out.stats.rounds
         assert made.drafts[0].replayed > 0
+
+
+@pytest.mark.parametrize("tree", [None, (2, 1, 1)], ids=["chain", "tree"])
+def test_log_probabilities_are_read_with_their_tokens(llama, tree):
+    out = decode(
+        llama, (12, 4, 7), drafter=with_noise(llama, 0.05), tree=tree, do_sample=True, top_k=20,
+        seed=5, output_scores=True,
+    )  # fmt: skip
+    assert 0 < out.stats.accepted < out.stats.drafted
+    tokens = out.sequences[:, 12:]
+    want = torch.stack(out.scores, dim=1).log_softmax(-1).gather(2, tokens[:, :, None])[:, :, 0]
+    torch.testing.assert_close(out.logprobs, want.cpu(), rtol=1e-3, atol=1e-3)
 
 
 def test_a_head_drafts_as_without_graphs():
