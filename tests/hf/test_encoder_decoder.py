@@ -187,6 +187,18 @@ def test_several_sequences_of_a_prompt_are_sampled(name):
 
 
 @pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_each_sequence_of_a_prompt_is_drafted_from_that_prompt(name):
+    """Drafts of the model itself are all accepted where its encoder read the same."""
+    drafter, batches = encoder_models.build(name), []
+    drafter.get_encoder().register_forward_hook(lambda *given: batches.append(len(given[2][0])))
+    options = {"do_sample": True, "num_return_sequences": 2, "rule": "match", "seed": 5}
+    call = {**CALL, **options, "self_check": False}
+    out = generate(tiny(name), **texts(RAGGED), **call, drafter=drafter)
+    assert out.stats.draft_acceptance_rate == 1.0
+    assert batches == [len(RAGGED)], "the encoder reads each prompt once"
+
+
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
 def test_processors_and_ends_are_those_of_plain_generation(name):
     inputs = texts(RAGGED)
     text = new_tokens(plain(name, inputs))
@@ -275,6 +287,7 @@ def test_a_drafter_learns_what_the_encoder_read():
     class Reader(Drafter):
         def start(self, context):
             self.read = context.encoder.texts(encoder_models.VOCAB)
+            self.known = context.encoder.texts(50)
 
         def propose(self, history, gamma):
             return None
@@ -282,6 +295,11 @@ def test_a_drafter_learns_what_the_encoder_read():
     drafter = Reader()
     generate(tiny("bart"), **texts(RAGGED), **CALL, drafter=drafter)
     assert [len(read) for read in drafter.read] == list(RAGGED)
+    below = [[token for token in read.tolist() if token < 50] for read in drafter.read]
+    assert [read.tolist() for read in drafter.known] == below
+    call = {**CALL, "do_sample": True, "num_return_sequences": 2}
+    generate(tiny("bart"), **texts(RAGGED), **call, drafter=drafter)
+    assert [len(read) for read in drafter.read] == [9, 9, 5, 5, 7, 7]
     generate(tiny("whisper"), **inputs_for("whisper", RAGGED), **CALL, drafter=drafter)
     assert drafter.read is None
 
