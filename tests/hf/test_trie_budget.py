@@ -65,6 +65,46 @@ def test_the_value_of_a_node_is_the_share_of_committed_ones():
     assert budget.acceptance()[0, 0, 0] > budget.acceptance()[0, 1, 0]
 
 
+def test_a_token_counts_where_the_tokens_above_it_were_committed():
+    """All depths from the third have one acceptance, which forgets once a round."""
+    budget = NodeBudget([0, 1], 2)
+    chains = np.array([[[1, 2, 3, 4, 5], [1, 2, -1, 4, 5]]] * 2)
+    budget.observe(chains, np.array([[4, 2], [1, 0]]))
+
+    def share(prior, accepted, tried):
+        """Two rounds of the prior acceptance weigh 95 % of what they weighed."""
+        return (0.95 * 2 * prior + accepted) / (0.95 * 2 + tried)
+
+    assert budget.acceptance()[0] == pytest.approx(
+        np.array([
+            [share(0.6, 1, 1), share(0.6, 1, 1), share(0.6, 2, 3)],
+            [share(0.36, 1, 1), share(0.36, 1, 1), 0.36],
+        ])
+    )  # fmt: skip
+    assert budget.acceptance()[1] == pytest.approx(
+        np.array([[share(0.6, 1, 1), share(0.6, 0, 1), 0.6], [share(0.36, 0, 1), 0.36, 0.36]])
+    )
+
+
+def test_tokens_after_the_end_of_a_chain_take_no_nodes():
+    budget = NodeBudget([0, 0], 1)
+    chains = np.array([[[1, -1, 3], [5, 6, 7]]])
+    assert budget.cut(chains, 4).tolist() == [[[1, -1, -1], [5, 6, 7]]]
+    assert budget.cut(chains, 9).tolist() == [[[1, -1, -1], [5, 6, 7]]]
+
+
+def test_a_schedule_is_shown_the_nodes_of_the_tree_and_may_take_none():
+    budget, chains, shown = NodeBudget([0, 1], 1), np.array([[[1, 2, 3], [4, 5, 6]]]), []
+
+    def none(values):
+        shown.append(values.shape[1])
+        return 0
+
+    kept = [budget.cut(chains, 2, nodes=none).max(axis=None) for _ in range(EXPLORE_EVERY)]
+    assert set(shown) == {2}
+    assert kept == [-1] * (EXPLORE_EVERY - 1) + [1], "the first node is tried all the same"
+
+
 class Known(Drafter):
     """Drafts a text that it knows, from where the sequence has arrived."""
 
@@ -307,3 +347,13 @@ def test_unlikely_nodes_are_left_out_but_for_a_first_one_of_unknown_value():
     assert kept.tolist() == [[[1, 2, -1], [1, -1, -1], [7, -1, -1]]]
     values[0, 2] = 0.01
     assert (budget.cut(chains, 9, values=values) >= 0).all()
+
+
+def test_the_least_value_is_enough_and_a_further_chain_is_not_tried_below_it():
+    budget, chains = NodeBudget([0, 1], 1), np.array([[[1, 2, 3], [4, 5, 6]]])
+    values = np.array([[[0.9, 0.15, 0.14]] * 2])
+    kept = budget.cut(chains, 9, values=values, least=0.15)
+    assert kept.tolist() == [[[1, 2, -1], [4, 5, -1]]]
+    for _ in range(40):
+        budget.observe(chains, np.array([[2, 0]]))
+    assert budget.cut(chains, 9, least=0.15).tolist() == [[[1, 2, -1], [-1, -1, -1]]]
