@@ -1,6 +1,5 @@
 """FlashInfer's functions: its documented cases, the ops, the distributions, faults and errors."""
 
-import itertools
 from functools import partial
 
 import pytest
@@ -202,55 +201,6 @@ def test_logits_equal_sample():
     assert got.tolist() == want.tokens.tolist()
 
 
-# Noise.
-
-
-def test_a_call_is_determined_by_seed_and_offset_or_by_the_generator():
-    probs = torch.full((64, 97), 1 / 97)
-    draw = flashinfer.sampling_from_probs
-
-    def of(seed, offset):
-        return draw(probs, seed=seed, offset=offset).tolist()
-
-    assert of(1, 0) == of(1, 0) == of(torch.tensor([1]), torch.tensor([0]))
-    assert of(1, 0) == of(torch.full((64,), 1), torch.zeros(64, dtype=torch.int64))
-    assert (
-        of(2**64 - 1, 0) == of(-1, 0) == of(*torch.tensor([[2**64 - 1], [0]], dtype=torch.uint64))
-    )
-    other = [of(1, 0), of(2, 0), of(1, 1), of(1, 2**40)]
-    for a, b in itertools.combinations(other, 2):
-        assert sum(x == y for x, y in zip(a, b, strict=True)) < 16
-    generator = torch.Generator().manual_seed(3)
-    first, second = (draw(probs, generator=generator).tolist() for _ in range(2))
-    assert first != second
-    assert draw(probs, generator=generator.manual_seed(3)).tolist() == first
-    torch.manual_seed(4)
-    default = draw(probs).tolist()
-    assert draw(probs).tolist() != default
-    torch.manual_seed(4)
-    assert draw(probs).tolist() == default
-
-
-def test_rows_and_calls_have_noise_of_their_own():
-    """Negative control: without the row in the key, every row would draw the same token."""
-    ids = flashinfer.sampling_from_probs(torch.full((DRAWS, 5), 0.2), seed=0, offset=0).long()
-    pairs = ids[:-1] * 5 + ids[1:]
-    assert chi_square(pairs, torch.full((25,), 0.04, dtype=torch.float64)) > SIGNIFICANCE
-    by_offset = torch.cat(
-        [flashinfer.sampling_from_probs(torch.full((2, 5), 0.2), seed=0, offset=o).long()
-         for o in range(2000)]
-    )  # fmt: skip
-    pairs = by_offset[:-1] * 5 + by_offset[1:]
-    assert chi_square(pairs, torch.full((25,), 0.04, dtype=torch.float64)) > SIGNIFICANCE
-    same = torch.zeros(DRAWS, dtype=torch.int64)
-    assert chi_square(same, torch.full((25,), 0.04, dtype=torch.float64)) < SIGNIFICANCE
-
-
-def test_a_seed_without_its_offset_warns():
-    with pytest.warns(UserWarning, match="because offset is None"):
-        flashinfer.sampling_from_probs(ROW[None], seed=1)
-
-
 # Arguments.
 
 
@@ -317,6 +267,8 @@ ERRORS = [
     ("sampling_from_probs", dict(probs=P, seed=1.5, offset=0), TypeError, "seed must be an int"),
     ("sampling_from_probs", dict(probs=P, seed=ONE, offset=ONE.int()), ValueError,
      "offset must be int64 or uint64, got int32"),
+    ("sampling_from_probs", dict(probs=P, seed=ONE, offset=ONE.to("meta")), ValueError,
+     "offset must be on the device of the rows, cpu, got meta"),
     ("sampling_from_probs", dict(probs=P, seed=ONE[None], offset=ONE), ValueError,
      r"seed must be \[1\] or \[2\], got \[1, 1\]"),
     ("top_p_sampling_from_probs", dict(probs=P, top_p=P), ValueError,
