@@ -1,5 +1,9 @@
 """Packed weights: what they compute, and which changes of a weight are seen."""
 
+import weakref
+from itertools import combinations
+
+import numpy as np
 import pytest
 import torch
 from specdec_hf.compiled import packed_linear
@@ -35,17 +39,82 @@ def test_any_changed_number_and_any_order_of_columns_changes_the_digest(dtype, c
             assert not torch.equal(packed_linear._digest(changed), before)
 
 
-def test_weights_that_begin_at_one_address_are_packed_apart():
+def test_weights_of_one_address_or_one_shape_are_packed_apart():
     whole = torch.nn.Linear(48, 64, bias=False)
     if packed_linear.unpacked_reason(whole) is not None:
         pytest.skip(packed_linear.unpacked_reason(whole))
     part = torch.nn.Linear(48, 16, bias=False)
     part.weight = torch.nn.Parameter(whole.weight.detach()[:16])
-    packed = [PackedLinear(whole), PackedLinear(part)]
+    layers = (whole, part, torch.nn.Linear(48, 64, bias=False))
+    packed = [PackedLinear(linear) for linear in layers]
     x = torch.randn(2, 3, 48)
     with torch.inference_mode():
-        for got, linear in zip(packed, (whole, part), strict=True):
+        for got, linear in zip(packed, layers, strict=True):
             torch.testing.assert_close(got(x), linear(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def linear():
+    """A layer whose rows have 28 bytes, which are summed as seven integers."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(7, 11)
+    if packed_linear.unpacked_reason(layer) is not None:
+        pytest.skip(packed_linear.unpacked_reason(layer))
+    return layer
+
+
+def assert_packed_again(packed, linear):
+    x = torch.randn(2, 3, linear.weight.shape[1])
+    assert packed.refresh()
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(x), linear(x), rtol=1e-4, atol=1e-4)
+    assert not packed.refresh()
+
+
+def test_a_weight_whose_rows_change_places_is_packed_again(linear):
+    packed = PackedLinear(linear)
+    for pair in combinations(range(11), 2):
+        linear.weight.data[[*pair]] = linear.weight.data[[*pair[::-1]]]
+        assert_packed_again(packed, linear)
+
+
+@pytest.mark.parametrize("row", [0, 5, 10])
+def test_a_weight_whose_columns_change_places_is_packed_again(linear, row):
+    """The first, the middle or the last row shows it where all others hold one number."""
+    linear.weight.data[torch.arange(11) != row] = 0.5
+    packed = PackedLinear(linear)
+    for pair in combinations(range(7), 2):
+        linear.weight.data[:, [*pair]] = linear.weight.data[:, [*pair[::-1]]]
+        assert_packed_again(packed, linear)
+
+
+def test_a_weight_may_begin_anywhere_in_memory(linear):
+    numbers = torch.randn(1 + 8 * 11)
+    linear.weight = torch.nn.Parameter(numbers[1:].view(11, 8))
+    packed = PackedLinear(linear)
+    numbers += 1
+    assert_packed_again(packed, linear)
+
+
+def test_a_packed_copy_goes_with_its_weight(linear):
+    """A weight that is replaced keeps its memory until then, so that no other gets its address."""
+
+    def replace():
+        numbers = np.ones((11, 7), dtype=np.float32)
+        linear.weight = torch.nn.Parameter(torch.from_numpy(numbers))
+        return weakref.ref(numbers)
+
+    before, memory = set(packed_linear._packed), replace()
+    first, second = PackedLinear(linear), PackedLinear(linear)
+    del first
+    replace()
+    assert len(packed_linear._packed.keys() - before) == 1
+    assert memory() is not None
+    assert_packed_again(second, linear)
+    assert len(packed_linear._packed.keys() - before) == 1
+    assert memory() is None
+    del second
+    assert not packed_linear._packed.keys() - before
 
 
 def test_layers_that_are_no_plain_linear_layers_stay():
