@@ -122,4 +122,7 @@ def test_layers_that_are_no_plain_linear_layers_stay():
         pass
 
     assert packed_linear.unpacked_reason(Own(2, 2)) == "it is no plain linear layer"
+    with pytest.warns(UserWarning, match="Initializing zero-element tensors"):
+        empty = torch.nn.Linear(2, 0)
+    assert packed_linear.unpacked_reason(empty) == "oneDNN packs no empty weight"
     assert "float64" in packed_linear.unpacked_reason(torch.nn.Linear(2, 2).double())
