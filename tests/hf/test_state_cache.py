@@ -1,9 +1,14 @@
 """Drafts for models that keep a state, which snapshots roll back."""
 
+import gc
+import random
+
+import numpy as np
 import pytest
 import torch
 from specdec_hf import check_model, generate
 from specdec_hf.cache import known_fits
+from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.state_cache import StateCache
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -79,6 +84,78 @@ def test_a_wrong_roll_back_gives_other_text(fault, models, monkeypatch):
         want, out = drafted(model, prompts(ONE), self_check=False)
         assert out.sequences.tolist() != want.tolist()
     known_fits.forget()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_logits_after_any_cuts_are_those_of_the_text(name, models):
+    """Some tokens are fed twice, others are not those of the text, and cuts follow each other."""
+    model, text, draw = model_of(name, models), prompts((99,))["input_ids"], random.Random(0)
+    expected, cache, length = model(text).logits, StateCache(model), 0
+    for _ in range(40):
+        cuts = draw.choices((0, 0, 1, 2, 6), k=draw.randrange(4))
+        begin, end = max(length - draw.randrange(3), 0), length + draw.randrange(1, 7)
+        wrong = text[:, : draw.randrange(4) if cuts else 0]
+        tokens, new = torch.cat([text[:, begin:end], wrong], dim=1), end - length
+        rows = cache.forward(tokens, np.array([begin]), new + wrong.shape[1])[:, :new]
+        torch.testing.assert_close(rows, expected[:, length:end], atol=1e-4, rtol=1e-4)
+        length = end
+        for cut in cuts:
+            length = max(length - cut, 0)
+            cache.truncate(np.array([length]))
+
+
+@torch.inference_mode()
+def test_the_state_reads_few_tokens_again():
+    """The prompt has two columns of padding."""
+    model, text = build("Qwen3NextForCausalLM"), prompts((20,))["input_ids"]
+    padded = np.pad(text[:, :9].numpy(), ((0, 0), (2, 0)))
+    cache, sizes = StateCache(model, prompt=Prompt(padded, padded > 0)), []
+    model.register_forward_pre_hook(
+        lambda _, args, inputs: sizes.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+
+    def feed(begin, end, kept, keep=1):
+        sizes.clear()
+        cache.forward(text[:, begin:end], np.array([begin]), keep)
+        cache.truncate(np.array([kept]))
+        return list(sizes)
+
+    assert feed(0, 12, kept=9, keep=4) == [11, 3]  # the prompt is not read again
+    assert feed(9, 10, kept=10) == [1]
+    assert feed(10, 11, kept=10) == [1]
+    assert feed(10, 14, kept=13) == [4]
+    assert feed(13, 14, kept=13) == [3, 1]
+    assert feed(13, 18, kept=15) == [5]
+    assert feed(15, 18, kept=17) == [5]
+
+
+@torch.inference_mode()
+def test_two_states_are_kept_between_windows(models):
+    """The first one, from which all tokens can be read again, and the last one."""
+    model, text = model_of("Qwen3NextForCausalLM", models), prompts((20,))["input_ids"]
+    cache = StateCache(model)
+
+    def states():
+        return sum(type(x) is type(cache.cache) for x in gc.get_objects())
+
+    gc.collect()
+    others = states() - 1
+    for ends, kept in (((9,), 9), ((10,), 10), ((11, 12, 13), 12), ((15, 18), 15)):
+        for end in ends:
+            cache.forward(text[:, cache.lengths[0] : end], cache.lengths, keep=1)
+        cache.truncate(np.array([kept]))
+        assert states() == others + 2
+
+
+@torch.inference_mode()
+def test_a_released_state_has_read_the_tokens_that_were_kept(models):
+    model, text = model_of("Qwen3NextForCausalLM", models), prompts((20,))["input_ids"]
+    cache = StateCache(model)
+    cache.forward(text[:, :14], cache.lengths, keep=1)
+    cache.truncate(np.array([11]))
+    rows = model(text[:, 11:], past_key_values=cache.release()).logits
+    torch.testing.assert_close(rows, model(text).logits[:, 11:], atol=1e-4, rtol=1e-4)
 
 
 def test_the_returned_state_continues_in_plain_generation(models):

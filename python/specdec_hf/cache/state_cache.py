@@ -2,7 +2,8 @@
 
 A state cannot forget a token, so it is copied before every window. Where a draft of the window is
 rejected, the copy takes its place, and the tokens that were accepted are fed again, in front of the
-next window.
+next window. The first copy is kept, and all tokens are fed again after a cut that goes further back
+than the last window: a draft model of another vocabulary may read new tokens for old text.
 """
 
 from __future__ import annotations
@@ -84,13 +85,13 @@ class StateCache(PlainCache):
         if size >= held:
             self._again = self._again[:, : size - held]
             if size == held:
-                self._snapshots.clear()
+                del self._snapshots[1:]
             return
         padding = self._ids.shape[1] - held
         while self._snapshots[-1].columns > size + padding:
             self._snapshots.pop()
         columns, (self._kwargs, self._outputs) = self._snapshots.pop()
-        self._snapshots.clear()
+        del self._snapshots[1:]
         self._again = self._ids[:, columns : size + padding]
         self._ids, self._mask = self._ids[:, :columns], self._mask[:, :columns]
         self._held = self._mask.sum(axis=1)
