@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from specdec_hf import TextDrafter, generate
+from specdec_hf import Drafter, TextDrafter, generate
 from specdec_hf.drafters.models.retokenize import Translation, Vocabulary, plain_end
 from support import hf_models
 from support.cli_models import invoke
@@ -13,8 +13,10 @@ from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.letters import letters
 from support.providers import SIGNIFICANCE
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LogitsProcessor, PreTrainedTokenizerFast
+
+from bench.tiny_models.build import build
 
 LINES = [
     "The cat sat on the mat, and the cat sat on the hat. ",
@@ -52,11 +54,28 @@ def characters():
     )
 
 
+@cache
+def words():
+    """BPE over characters whose tokens begin with the space before a word, as in Llama 2.
+
+    The space at the beginning of a text is dropped.
+    """
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    core.decoder = decoders.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(
+        vocab_size=120, special_tokens=["<s>", "</s>"], show_progress=False
+    )
+    core.train_from_iterator(LINES * 3, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+
+
 TOKENIZERS = {
     "bytes": lambda: merges(258),
     "merges": lambda: merges(330),
     "more merges": lambda: merges(400),
     "characters": characters,
+    "words": words,
 }
 PAIRS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b]
 
@@ -104,6 +123,36 @@ def test_special_tokens_are_translated_or_left_out():
     assert back.ids == words
 
 
+def test_a_special_token_ends_a_character_that_is_unfinished():
+    """Bytes before and after it are no character, however the text is cut in pieces."""
+    source, goal = Vocabulary(merges(258), 10), Vocabulary(merges(330), 10)
+    first, last = encode(source.tokenizer, "é")
+    cat, at = (encode(source.tokenizer, text) for text in ("cat", "at"))
+    tokens = [*cat, first, source.special["<s>"], last, *at, first, source.special["<s>"], *at]
+    expected = [
+        *encode(goal.tokenizer, "cat\N{REPLACEMENT CHARACTER}"), goal.special["<s>"],
+        *encode(goal.tokenizer, "\N{REPLACEMENT CHARACTER}at\N{REPLACEMENT CHARACTER}"),
+        goal.special["<s>"], *encode(goal.tokenizer, "at"),
+    ]  # fmt: skip
+    for step in range(1, len(tokens) + 1):
+        carried = Translation(source, goal)
+        for end in (*range(step, len(tokens), step), len(tokens)):
+            carried.extend(tokens[:end])
+        assert carried.ids == expected
+
+
+def test_a_text_begins_once_as_texts_of_the_draft_model_do():
+    core = Tokenizer.from_str(merges(330).backend_tokenizer.to_str())
+    begin = [("<s>", merges(330).bos_token_id)]
+    core.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=begin)
+    goal = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+    tokens = encode(merges(258), "The cat")
+    for begin in ([], encode(merges(258), "<s>")):
+        carried = Translation(Vocabulary(merges(258), 10), Vocabulary(goal, 10))
+        carried.extend(begin + tokens)
+        assert carried.ids == goal("The cat")["input_ids"]
+
+
 def test_bytes_that_are_no_character_do_not_stop_the_text():
     source, goal = Vocabulary(merges(258), 10), Vocabulary(characters(), 10)
     broken = encode(source.tokenizer, "é")[:1]
@@ -113,6 +162,10 @@ def test_bytes_that_are_no_character_do_not_stop_the_text():
     carried.extend(encode(source.tokenizer, "cat") + broken * 3 + encode(source.tokenizer, "at"))
     assert not carried.unfinished
     assert goal.text_of(carried.ids).endswith("at")
+    carried = Translation(source, goal)
+    carried.extend(encode(source.tokenizer, "cat") + broken * 4)
+    assert not carried.unfinished
+    assert goal.text_of(carried.ids) == "cat????"
 
 
 def draft_text(source, goal, text, model_text):
@@ -136,6 +189,17 @@ def test_drafts_continue_the_last_token_and_end_with_a_character():
     assert found == [*encode(characters(), " cat"), characters().eos_token_id]
 
 
+def test_special_tokens_that_are_drafted_come_back_under_their_names():
+    target, ours = characters(), merges(258)
+    for drafted, expected in (("at<s>at", "at<s>"), ("at</s>", "at<end>"), ("</s>", "<end>")):
+        assert draft_text(target, ours, "c", drafted) == encode(target, expected)
+    assert draft_text(ours, target, "c", "at?") == encode(ours, "at")  # the unknown token
+    drafter = TextDrafter(hf_models.tiny("llama"), ours, target)
+    ended = [*encode(ours, "até")[:-1], ours.eos_token_id]
+    found = drafter._carry_back(encode(target, "c"), encode(ours, "c"), ended)
+    assert found == encode(target, "at")
+
+
 @cache
 def pair(source, goal):
     """A target and a draft model, random, for two tokenizers."""
@@ -154,18 +218,102 @@ def test_greedy_equals_plain_generation(source, goal):
     assert_greedy_identical(lambda: drafter, model, 24)
 
 
+class Compared(Drafter):
+    """A text drafter that must draft in each round what a new one drafts."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def start(self, context):
+        self.context = context
+        self.kept = self.started()
+
+    def started(self):
+        drafter = TextDrafter(*self.arguments)
+        drafter.start(self.context)
+        return drafter
+
+    def propose(self, history, gamma):
+        draft, other = (one.propose(history, gamma) for one in (self.kept, self.started()))
+        for b, length in enumerate(history.lengths):
+            ids, others = (
+                [] if one is None else one.tokens[b, : one.counts[b]].tolist()
+                for one in (draft, other)
+            )
+            assert ids == others
+            text = self.arguments[2].decode(history.tokens[b, :length])
+            assert not (ids and text.endswith("\N{REPLACEMENT CHARACTER}")), "within a character"
+        return draft
+
+
+class Dictated(LogitsProcessor):
+    """Makes the target write given texts [B, T], which begin with different tokens."""
+
+    def __init__(self, texts):
+        self.texts = {int(text[0]): text for text in texts}
+
+    def __call__(self, input_ids, scores):
+        token = self.texts[int(input_ids[0, 0])][input_ids.shape[1]]
+        return torch.where(torch.arange(scores.shape[1]) == token, 50.0, -50.0).expand_as(scores)
+
+
+@pytest.mark.parametrize(
+    ("source", "goal", "state"),
+    [("bytes", "merges", True), ("characters", "more merges", False)],
+    ids=["state", "keys"],
+)
+def test_what_a_cache_has_read_does_not_change_the_drafts(source, goal, state):
+    """Drafts are rejected, and new text makes a tokenizer split older text in another way."""
+    model, small = pair(source, goal)
+    if state:
+        small = build("Mamba2ForCausalLM", vocab_size=len(TOKENIZERS[goal]()))
+    tokenizer = TOKENIZERS[source]()
+    texts = torch.tensor([encode(tokenizer, "".join(x))[:36] for x in (LINES, LINES[1:])])
+    out = generate(
+        model, texts[:, :5], drafter=Compared(small, TOKENIZERS[goal](), tokenizer), guard=False,
+        max_new_tokens=30, do_sample=False, logits_processor=[Dictated(texts)],
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, texts[:, :35])
+    assert out.stats.drafted > 40
+
+
+def test_a_text_of_which_the_draft_model_knows_no_token_is_drafted_for():
+    model, small = pair("merges", "characters")
+    drafter = TextDrafter(small, characters(), merges(330))
+    prompt = torch.tensor([[merges(330).eos_token_id] * 2])
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    out = generate(model, prompt, drafter=drafter, guard=False, **settings)
+    assert torch.equal(out, model.generate(prompt, attention_mask=prompt > 0, **settings))
+
+
 def test_the_target_itself_is_accepted():
     """Its text is carried over and back, and its own next tokens come back."""
-    model, tokenizer = hf_models.build("llama", vocab_size=5), letters("abcde")
+    tokenizer, read = letters("abcde"), []
+    model, small = (hf_models.build("llama", vocab_size=5) for _ in range(2))
+    small.register_forward_pre_hook(
+        lambda _, args, inputs: read.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
     inputs = {"input_ids": torch.tensor([[1, 2, 3, 4]])}
     settings = {"max_new_tokens": 24, "do_sample": False}
     out = generate(
-        model, **inputs, **settings, drafter=TextDrafter(model, tokenizer, tokenizer), guard=False,
-        return_dict_in_generate=True,
+        model, **inputs, **settings, drafter=TextDrafter(small, tokenizer, tokenizer), guard=False,
+        return_dict_in_generate=True, self_check=False,
     )  # fmt: skip
     assert torch.equal(out.sequences, model.generate(**inputs, **settings))
     assert out.stats.draft_acceptance_rate == 1
     assert out.stats.mean_acceptance_length > 4.5
+    assert sum(read) <= 28, "tokens that were accepted are read again"
+
+
+def test_a_draft_model_of_a_short_context_drafts_within_it():
+    model, tokenizer = hf_models.build("llama", vocab_size=5), letters("abcde")
+    small = hf_models.build("gpt2", vocab_size=5, context=12)
+    inputs = {"input_ids": torch.tensor([[1, 2, 3, 4], [3, 3, 1, 2]])}
+    settings = {"max_new_tokens": 24, "do_sample": False}
+    drafter = TextDrafter(small, tokenizer, tokenizer)
+    out = generate(model, **inputs, **settings, drafter=drafter, guard=False)
+    assert torch.equal(out, model.generate(**inputs, **settings))
 
 
 @pytest.mark.slow
