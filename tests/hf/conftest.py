@@ -1,4 +1,4 @@
-"""The tests of the loop draft from the first round on, however fast the machine is."""
+"""The tests of the loop draft from the second round on, however fast the machine is."""
 
 import math
 

@@ -199,7 +199,7 @@ class _Pauses(BenefitGuard):
         super().__init__()
         self.length = length
 
-    def affordable(self, number, length, reads=1):
+    def affordable(self, number, length):
         return length if number // self.length % 2 == 0 else 0
 
     def observe(self, drafted, tokens_per_sequence, seconds, in_vain=0.0):

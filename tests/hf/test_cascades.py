@@ -193,8 +193,8 @@ def test_noise_of_a_round_is_drawn_once(rule):
             for context in (first, third, fourth):
                 positions = context.noise_positions(np.array([length + after]), range(3))
                 seen += [(context.seeds.item(), at) for at in positions[0].tolist()]
-                context.drawn += 3
-            second.drawn += 3
+                context.asks += 1
+            second.asks += 1
     assert len(set(seen)) == len(seen) == 3 * 2 * 3 * 3
 
 

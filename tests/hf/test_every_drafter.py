@@ -71,7 +71,7 @@ def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rule, 
 @pytest.mark.parametrize("ragged", [False, True], ids=["one prompt", "ragged"])
 @pytest.mark.parametrize("name", drafter_cases.ALL)
 def test_sampled_text_keeps_its_joint_distribution(name, ragged, tmp_path):
-    """The first three tokens, against the exact probabilities of all 64 texts.
+    """The first four tokens, against the exact probabilities of all 256 texts.
 
     There are 1,000 texts a prompt or more; the negative control is rejected with 300. Faults show
     most after the third prompt, which is taken where there is one prompt.

@@ -7,11 +7,24 @@ rejected siblings; under rule token it takes a drafter that remembers.
 """
 
 import functools
+import math
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Draft, DraftContext, Drafter, ModelDrafter, TrieTree, generate
+from specdec_hf import (
+    BenefitGuard,
+    Draft,
+    DraftContext,
+    Drafter,
+    HorizontalCascade,
+    ModelDrafter,
+    RandomDrafter,
+    TrieTree,
+    VerticalCascade,
+    generate,
+)
+from specdec_hf.drafters.row_sampler import RowSampler
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE, chi_square
@@ -283,6 +296,69 @@ def test_chains_of_a_trie_share_no_noise():
 
     call([Spy("context") for _ in range(3)], "multi_draft")
     assert len(torch.cat(seen).unique()) == len(seen) > 9
+
+
+@pytest.fixture
+def draws(monkeypatch):
+    """(seed, position) of every draw for a sequence that can use drafts, cut ones included."""
+    seen, sample_rows = [], RowSampler.sample
+
+    def spied(sampler, logits, positions, **kwargs):
+        asked = np.broadcast_to(sampler.context.limits, len(positions)) > 0
+        for b in np.flatnonzero(asked):
+            at = [(int(sampler.seeds[b]), position) for position in positions[b].tolist()]
+            seen.extend(one for one in at if one[1])  # 0 where rows are measured and not drawn from
+        return sample_rows(sampler, logits, positions, **kwargs)
+
+    monkeypatch.setattr(RowSampler, "sample", spied)
+    return seen
+
+
+NEAR, FAR = (hf_models.perturbed("llama", amount) for amount in (0.1, 0.5))
+DRAFTERS = {
+    "model": (lambda: NEAR, "token", {}),
+    "ngram": (lambda: "ngram:1", "token", {}),
+    "vertical": (lambda: VerticalCascade(NEAR, FAR, 3), "token", {}),
+    "horizontal": (lambda: HorizontalCascade([NEAR, FAR], [2]), "token", {}),
+    "nested": (
+        lambda: VerticalCascade(NEAR, HorizontalCascade([FAR, RandomDrafter()], [1])),
+        "block",
+        {},
+    ),
+    "tree": (lambda: NEAR, "multi_draft_wor", {"tree": (2, 2)}),
+    "two models": (lambda: [NEAR, FAR], "multi_draft", {"tree": (2, 1)}),
+    "trie": (lambda: [ModelDrafter(NEAR), ModelDrafter(FAR)], "traversal", {"tree": TREE}),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_no_draft_of_a_call_is_drawn_with_noise_of_another(name, draws):
+    make, rule, kwargs = DRAFTERS[name]
+    out = generate(
+        hf_models.tiny("llama"), **hf_models.prompts((9, 1, 5)), drafter=make(), rule=rule,
+        do_sample=True, top_k=0, seed=[1, 2, 3], max_new_tokens=24, guard=False,
+        return_dict_in_generate=True, **kwargs,
+    )  # fmt: skip
+    assert out.stats.accepted < out.stats.drafted
+    assert len(set(draws)) == len(draws) >= out.stats.drafted > 100
+
+
+def test_a_pause_that_depends_on_drafts_draws_with_other_noise(draws):
+    """The last draft decides how long the target takes, and so whether the next round drafts."""
+    model, now = hf_models.build("llama", vocab_size=VOCAB), [0.0]
+
+    def forward(module, args, kwargs):
+        ids = kwargs["input_ids"]
+        now[0] += 7.0 if ids.shape[1] > 1 and ids[0, -1] >= VOCAB // 2 else 1.0
+
+    model.register_forward_pre_hook(forward, with_kwargs=True)
+    out = generate(
+        model, PROMPT, drafter="random", gamma=2, rule="token", do_sample=True, top_k=0, seed=0,
+        clock=lambda: now[0], guard=BenefitGuard(max_loss=math.inf, window=1, pause=1),
+        max_new_tokens=60, self_check=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.stats.gammas[1:].count(0) > 5, "drafting pauses"
+    assert len(set(draws)) == len(draws) == out.stats.drafted > 10
 
 
 def test_positions_of_drafts_are_checked():

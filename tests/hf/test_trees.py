@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hf.test_generate import NEW, RAGGED, SAMPLED, run
-from specdec_hf import BenefitGuard, EagleTree, TreeSpec, TrieTree
+from specdec_hf import EagleTree, TreeSpec, TrieTree
 from support import hf_models
 from support.drafter_proof import assert_independent_of_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -38,20 +38,12 @@ def test_rules_without_acceptance_uniforms_equal_plain_sampling(name, kind):
         torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
 
 
-class _AfterPrompt(BenefitGuard):
-    """Drafts in the same rounds as trees do: in all but that of the prompt."""
-
-    def affordable(self, number, length, reads=1):
-        return length if reads == 1 else 0
-
-
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_traversal_of_a_chain_is_rule_block(name, lengths):
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
     drafter = hf_models.perturbed(name)
-    guard = _AfterPrompt()
-    block = run(model, inputs, drafter=drafter, gamma=4, rule="block", guard=guard, **SAMPLED)
+    block = run(model, inputs, drafter=drafter, gamma=4, rule="block", **SAMPLED)
     for tree in (TreeSpec.chain(4), TrieTree(depth=4)):
         got = run(model, inputs, drafter=drafter, tree=tree, rule="traversal", **SAMPLED)
         assert got.sequences.tolist() == block.sequences.tolist()

@@ -20,7 +20,7 @@ from specdec_kernels import SampledDraft
 
 VOCAB, LENGTH, GAMMA = 4, 4, 3
 PROMPTS = ([1, 2, 1], [3, 0], [2, 2, 1, 0, 2])
-BATCHES = ((9,), (9, 1, 12))  # lengths of the prompts; one token must not draft earlier
+BATCHES = ((9,), (9, 1, 12))  # lengths of prompts; one of one token is drafted for no earlier
 
 
 def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 24, **kwargs: Any) -> Any:

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
@@ -110,17 +116,20 @@ class PlainCache:
                 GenerationConfig(use_cache=True), self._kwargs, None, batch_size, 0
             )
         elif kind != "none":
-            # A sliding layer drops what left its window, so its tokens cannot be moved. Layers made
-            # without a config keep all tokens, and the model's own mask hides the same ones.
-            config = model.config if kind == "dynamic" else None
-            fresh: Cache = DynamicCache(config=config)
+            # A sliding layer drops what left its window, so its tokens cannot be moved, and several
+            # drafts cannot be forgotten. Layers made without a config keep all tokens, and the
+            # model's own mask hides the same ones.
+            fresh: Cache = DynamicCache(config=model.config if kind == "dynamic" else None)
+            fresh.layers = [
+                DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer
+                for layer in fresh.layers
+            ]
             if self._of_decoder:
                 fresh = EncoderDecoderCache(fresh, DynamicCache())
             self._kwargs["past_key_values"] = fresh
         if kind in ("dynamic", "aligned"):
             self.cache.activate_past_recording()
         self._held = self.lengths.copy()  # tokens in the cache, those to be rolled back included
-        self._may_drop = True  # what left a sliding window: nothing before it will be asked for
         shape = (batch_size, columns)
         self._mask = np.ones(shape, dtype=bool) if prompt is None else prompt.mask[:, :columns]
         ids = np.zeros(shape, dtype=np.int64) if prompt is None else prompt.input_ids[:, :columns]
@@ -179,7 +188,6 @@ class PlainCache:
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of each sequence."""
         self.lengths = lengths.astype(np.int64, copy=True)
-        self._may_drop = True
 
     def release(self) -> Any:
         """The cache as plain ``generate`` would leave it; this object must not be used after."""
@@ -280,10 +288,7 @@ class PlainCache:
             self._realign(starts, ends, shifts)
         if self.cache is not None:
             # Even crop(0) has an effect: a sliding layer drops what left its window only in crop.
-            # Between the forwards of a draft it must not, or the draft could not be rolled back.
-            if width < columns or self._may_drop:
-                self.cache.crop(width - columns)
-            self._may_drop = False
+            self.cache.crop(width - columns)
         source = np.arange(width) - shifts[:, None]  # [B, width] the column each comes from
         valid = source >= starts[:, None] if shifts.any() else np.ones_like(source, dtype=bool)
         index = np.clip(source, 0, columns - 1)

@@ -203,14 +203,15 @@ class DraftLengthPolicy:
         """
         if self.drafter is None:
             return
-        record.schedule = self.schedule.record()
         rest = record.target + record.after_target
         if reads_prompt:
             self.costs.prefill += rest
-        elif not recorded:
+            return
+        record.schedule = self.schedule.record()
+        if not recorded:
             self.costs.observe(int(outcome.drafted.max()), width, record.draft, rest)
         self.schedule.observe(outcome)
-        if self.guard is None or reads_prompt or recorded:
+        if self.guard is None or recorded:
             return
         emitted = [n for n in record.emitted if n]
         note = self.guard.observe(

@@ -75,7 +75,7 @@ def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
     s = session
     phases, active = Phases(s.clock, getattr(s.cache, "watch", None)), s.history.active.copy()
-    reads_prompt = s.reads_prompt
+    reads_prompt = s.first_round
     graphs = s.stats.cuda_graphs
     this: Round = TreeRound(s) if isinstance(s.drafter, TreeDrafter) else ChainRound(s)
     limits = draft_limits(s)
@@ -168,7 +168,7 @@ def _inform_of_candidates(session: Session, read: list[NDArray[np.int64]]) -> No
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep to draft for each sequence; 0 everywhere in a round without drafts."""
     s = session
-    if s.drafter is None or s.reads_prompt:
+    if s.drafter is None or s.first_round:
         return np.zeros_like(s.budgets)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
     most = np.where(s.history.active, s.budgets - s.new_tokens - 1, 0)

@@ -100,11 +100,11 @@ class Session:
         return self.history.lengths - self.prompt_lengths
 
     @property
-    def reads_prompt(self) -> bool:
+    def first_round(self) -> bool:
         """Whether the next round is the first, which reads the prompts and drafts nothing.
 
-        Also where the prompt has one token or a cache holds the others: else the drafts of a
-        sequence, and with them its text, would depend on the prompts beside it.
+        This holds for prompts of one token and for given caches too. Otherwise the drafts of a
+        sequence, and its text, would depend on the prompts beside it.
         """
         return self.stats.rounds == 0
 

@@ -62,7 +62,9 @@ def ask(
     draft: Draft | TreeDraft | None
     if isinstance(drafter, TreeDrafter):
         assert context.limits is not None
-        draft = _read_tree(drafter, drafter.propose(history, context.limits), history, context)
+        draft = _read_tree(
+            drafter, drafter.propose(history, context.limits.copy()), history, context
+        )
     else:
         draft = read_draft(drafter, drafter.propose(history, gamma), history, gamma, context)
     if draft is not None and draft.distribution is not None:
@@ -76,7 +78,7 @@ def ask_several(
     """Up to ``count`` chains [B, K, L] of each sequence, checked; arguments as in `ask`.
 
     Raises:
-        TypeError: no tensor of integers.
+        TypeError: what it returns is no tensor of integers.
         ValueError: a tensor of a wrong shape or on a wrong device.
     """
     gamma = _begin_proposal(history, limits, context)
@@ -215,8 +217,12 @@ def _read_tree(
         _check_tensor(name, field, value, context, integers=field != "scores")
         if value.shape != shape:
             raise ValueError(f"{name} must return {field} {list(shape)}, got {list(value.shape)}")
-    if proposed.carried is not None:
-        _check_tensor(name, "carried", proposed.carried, context)
+    if (carried := proposed.carried) is not None:
+        _check_tensor(name, "carried", carried, context)
+        if carried.ndim != 2 or len(carried) != batch_size:
+            raise ValueError(
+                f"{name} must return carried [{batch_size}, E], got {list(carried.shape)}"
+            )
     check_integer(f"depth of {name}", proposed.depth, 0)
     rows = size if proposed.draft_rows is None else None
     device = context.model.device
@@ -225,13 +231,19 @@ def _read_tree(
         return None
     if size == 0:
         return None
-    return replace(proposed, tokens=proposed.tokens.to(torch.int64))
+    draft_rows = proposed.draft_rows
+    return replace(
+        proposed,
+        tokens=proposed.tokens.to(torch.int64),
+        parents=proposed.parents.to(torch.int64),
+        draft_rows=None if draft_rows is None else draft_rows.to(torch.int32),
+    )
 
 
 def _check_tensor(
     name: str, field: str, value: Any, context: DraftContext, *, integers: bool = True
 ) -> None:
-    """Raises for no tensor of integers, or of floats, on the host or the target's device."""
+    """Raises unless it is a tensor of integers, or floats, on the host or the target's device."""
     kind = "integers" if integers else "floats"
     fits = _holds_integers(value) if integers else isinstance(value, torch.Tensor)
     if not fits or (not integers and not value.is_floating_point()):

@@ -72,9 +72,9 @@ class DrafterBase:
             draft, as a draft model does.
         noise: where the random numbers come from that draw the drafts. "context": `sample` takes
             them at the positions of `DraftContext.noise_positions`. "independent": they are the
-            drafter's own, and none is used twice. Rules that read the draft distribution refuse one
-            of a drafter that has neither asked in this round nor declared "independent", because
-            other noise may bias the text. Drafts without a distribution need no noise.
+            drafter's own, and none is used twice. Rules that read the draft distribution refuse a
+            distribution whose drafter has neither asked in this round nor declared "independent",
+            because other noise may bias the text. Drafts without a distribution need no noise.
         expected_benefit: tokens a second over those of plain decoding that the benefit guard goes
             by in the first call, or None: drafts then wait until a text has earned what they may
             lose.

@@ -11,7 +11,7 @@ from specdec_kernels import Sampled, sample
 
 
 class RowSampler:
-    """Draws one token from each row, with the noise that the rule of the call needs.
+    """Draws one token from each row.
 
     Args:
         context: the call.

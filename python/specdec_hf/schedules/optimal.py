@@ -111,7 +111,7 @@ class OptimalSchedule(Schedule):
         early = self._rounds <= FIRST_ROUNDS
         if not (early or explores or self._rounds % CHOOSE_EVERY == 0):
             return
-        if not self.context.costs.known:  # only the round that read the prompt was seen
+        if not self.context.costs.known:  # only the draft model's first round was seen
             return
         speeds = self.speeds()
         # Times far beyond the measured ones are guesses.

@@ -61,6 +61,7 @@ class SpecDecPlusPlusSchedule(Schedule):
         return np.minimum(self.context.num_assistant_tokens, most)
 
     def goes_on(self, number: int, stats: TokenStats) -> Flags:
+        self._on &= ~np.isnan(stats.probability)
         probability = np.nan_to_num(stats.probability.astype(np.float64))
         bins = np.minimum((probability * BINS).astype(np.int64), BINS - 1)
         self._bins.append(bins)

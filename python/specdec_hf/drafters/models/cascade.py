@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integers
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.checks import ask, check_temperature, usable_lengths
-from specdec_hf.drafters.context import Candidates, DraftContext, History
+from specdec_hf.drafters.context import (
+    MAX_DRAFTS_PER_ROUND,
+    Candidates,
+    DraftContext,
+    History,
+)
 from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
 from specdec_hf.drafters.tensors import one_hot_logits
 from specdec_hf.hf_arguments.language_model import is_language_model
@@ -37,21 +42,22 @@ class LevelContext(DraftContext):
         parent: the context of the cascade.
         round_lengths: [B] committed tokens of each sequence when the round began. Noise of the
             round belongs to them, not to the drafts between, whose number a later round may repeat.
-        drawn: [B] tokens that this drafter has been asked for before in the round.
+        asks: [B] how often this drafter has been asked before in the round. Each time has noise of
+            its own, since a sequence is drafted as many tokens as the batch needs.
     """
 
     parent: DraftContext | None = None
     round_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    drawn: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    asks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def begin(self, history: History) -> None:
         """Begin a proposal of the cascade, which another cascade may ask for again in a round."""
         if isinstance(self.parent, LevelContext):
             self.round_lengths = self.parent.round_lengths
-            self.drawn = np.where(self.parent.drawn == 0, 0, self.drawn)
+            self.asks = np.where(self.parent.asks == 0, 0, self.asks)
         else:
             self.round_lengths = history.lengths
-            self.drawn = np.zeros_like(history.lengths)
+            self.asks = np.zeros_like(history.lengths)
 
     def noise_positions(
         self,
@@ -64,7 +70,7 @@ class LevelContext(DraftContext):
             return super().noise_positions(lengths, index, depth=depth)
         self.asked_for_noise = True
         device = lengths.device if isinstance(lengths, torch.Tensor) else self.seeds.device
-        base = self.round_lengths + ((self.drawn + 1) << 32)
+        base = self.round_lengths + ((self.asks * MAX_DRAFTS_PER_ROUND + 1) << 32)
         offsets = np.asarray(index, dtype=np.int64) << 32
         positions = base + offsets if offsets.ndim == 0 else base[:, None] + offsets
         return torch.from_numpy(positions).to(device, non_blocking=True)
@@ -81,8 +87,8 @@ def level_context(context: DraftContext, level: int, **changes: Any) -> LevelCon
     if values["rule"] != "match":
         seeds = derived_seeds(context.seeds.cpu(), level, context.first_draft_index)
         values["seeds"] = seeds.to(values["seeds"].device)
-    drawn = np.zeros(context.batch_size, dtype=np.int64)
-    return LevelContext(**values, parent=context, drawn=drawn)
+    asks = np.zeros(context.batch_size, dtype=np.int64)
+    return LevelContext(**values, parent=context, asks=asks)
 
 
 def derived_seeds(seeds: torch.Tensor, *numbers: NDArray[np.int64] | int) -> torch.Tensor:
@@ -181,7 +187,7 @@ class HorizontalCascade(Cascade):
                 break
             shown = with_drafts(history, drafted, counts, most > 0)
             draft = ask(drafter, shown, most, context)
-            context.drawn += most
+            context.asks += most > 0
             if draft is None:
                 continue
             rows = draft.distribution

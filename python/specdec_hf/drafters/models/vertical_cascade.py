@@ -156,7 +156,7 @@ class VerticalCascade(Cascade):
             proposed = ask(self.drafters[0], shown, most, self._inner)
         ids = torch.empty((len(history.lengths), 0), dtype=torch.int64, device=draft.device)
         distribution = None
-        self._inner.drawn += most
+        self._inner.asks += most > 0
         if proposed is not None:
             found, counts = read_tokens(proposed, most)
             found = np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)

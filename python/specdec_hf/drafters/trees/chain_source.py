@@ -118,7 +118,8 @@ class TreeSource:
         most = max(map(len, leaves))
         if most == 0:
             return None
-        nodes = np.full((len(leaves), most, draft.depth), -1)
+        depth = max(len(path) for paths in leaves for path in paths)
+        nodes = np.full((len(leaves), most, depth), -1)
         for b, paths in enumerate(leaves):
             for k, path in enumerate(paths):
                 nodes[b, k, : len(path)] = path
