@@ -84,6 +84,16 @@ WRONG = {
         TypeError,
         "distribution.logits as floats, got list",
     ),
+    "float64 logits": (
+        TreeDraft(TOKENS[:, :2], PARENTS[:, :2], 1, ROWS._replace(logits=ROWS.logits.double())),
+        TypeError,
+        "distribution.logits of at most 32 bits, got float64",
+    ),
+    "flat carried": (
+        TreeDraft(TOKENS, PARENTS, 2, carried=TOKENS[0]),
+        ValueError,
+        r"carried \[1, E\], got \[3\]",
+    ),
     "a tensor as distribution": (
         TreeDraft(TOKENS, PARENTS, 2, torch.zeros(1, 3, VOCAB)),
         TypeError,
@@ -118,6 +128,15 @@ def test_a_misshapen_distribution_leaves_a_note_and_no_drafts(rows, draft_rows):
     assert got.sequences.tolist() == call(None).sequences.tolist()
     [note] = got.stats.notes
     assert note.startswith("round 2: drafter made up (Proposes) gave a distribution that is not [B")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 9])
+@pytest.mark.parametrize("tree", [None, TrieTree(depth=2)], ids=["alone", "merged"])
+def test_integers_of_a_tree_may_be_of_any_type_and_its_depth_is_a_bound(tree, depth):
+    """A tree that is said to be less deep than it is loses drafts and no text."""
+    made = TreeDraft(TOKENS.to(torch.int16), PARENTS.to(torch.int16), depth)
+    drafter = Proposes(made) if tree is None else [Proposes(made)]
+    assert call(drafter, tree=tree).sequences.tolist() == call(None).sequences.tolist()
 
 
 def test_a_tree_without_nodes_is_a_round_without_drafts():

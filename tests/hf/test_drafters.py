@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from specdec_hf import ModelDrafter, PromptLookupDrafter, SequenceStats, generate
+from specdec_hf import (
+    HorizontalCascade,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SequenceStats,
+    VerticalCascade,
+    generate,
+)
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.drafter import Draft
 from specdec_hf.drafters.model_free.prompt_lookup import lookup
@@ -102,16 +109,26 @@ def test_a_perfect_drafter_is_always_accepted():
         assert out.stats.mean_acceptance_length > 3
 
 
+CASCADES = {
+    "alone": lambda one, other: one,
+    "horizontal": lambda one, other: HorizontalCascade([one, other], [2]),
+    "vertical": lambda one, other: VerticalCascade(other.model, one, 3),
+}
+
+
+@pytest.mark.parametrize("cascade", CASCADES)
 @pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=str)
-def test_a_draft_model_with_a_sliding_window_forgets_several_drafts(lengths):
+def test_a_draft_model_with_a_sliding_window_forgets_several_drafts(lengths, cascade):
     """Its cache has dropped nothing that it needs, and drafts as one that drops nothing does."""
     model, inputs = hf_models.build("mistral", sliding_window=8), hf_models.prompts(lengths)
     settings = {"max_new_tokens": NEW, "do_sample": False}
     expected = model.generate(**inputs, **settings)
-    near, accepted = hf_models.with_noise(model, 0.05), []
+    near, far = (hf_models.with_noise(model, amount) for amount in (0.05, 0.2))
+    accepted = []
     for cache in ("spec", "dynamic"):
+        drafter = CASCADES[cascade](ModelDrafter(near, cache), ModelDrafter(far, cache))
         out = generate(
-            model, **inputs, **settings, drafter=ModelDrafter(near, cache), gamma=5, guard=False,
+            model, **inputs, **settings, drafter=drafter, gamma=5, guard=False,
             return_dict_in_generate=True,
         )  # fmt: skip
         assert torch.equal(out.sequences, expected)

@@ -335,6 +335,10 @@ def _check_distribution(
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise TypeError(f"{name} must return distribution.{field} as floats, got {got}")
+        if field == "logits" and value.dtype == torch.float64:
+            raise TypeError(
+                f"{name} must return distribution.logits of at most 32 bits, got float64"
+            )
         if value.device != device:
             raise ValueError(
                 f"{name} must return distribution.{field} on the target's device {device}, "

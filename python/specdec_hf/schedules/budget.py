@@ -52,7 +52,6 @@ class BudgetSchedule(Schedule):
         number = context.num_assistant_tokens
         self._tokens = number * context.batch_size if self.tokens is None else self.tokens
         self.max_draft = 2 * number if self.longest is None else self.longest
-        self.lengths(np.zeros(context.batch_size, dtype=np.int64))
 
     def lengths(self, most: Lengths) -> Lengths:
         lengths = np.minimum(self.max_draft, most)

@@ -56,7 +56,6 @@ class EgagSchedule(Schedule):
         if self.gamma_max is not None:
             self.max_draft = self.gamma_max
         self._average = np.full(context.batch_size, np.nan)
-        self.lengths(np.zeros(context.batch_size, dtype=np.int64))
 
     def lengths(self, most: Lengths) -> Lengths:
         self._most = most
