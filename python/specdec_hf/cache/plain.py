@@ -117,8 +117,8 @@ class PlainCache:
             )
         elif kind != "none":
             # A sliding layer drops what left its window, so its tokens cannot be moved, and several
-            # drafts cannot be forgotten. Layers made without a config keep all tokens, and the
-            # model's own mask hides the same ones.
+            # drafts cannot be forgotten. Layers without a window keep all tokens, and the model's
+            # own mask hides the same ones.
             fresh: Cache = DynamicCache(config=model.config if kind == "dynamic" else None)
             fresh.layers = [
                 DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer
