@@ -60,7 +60,7 @@ def test_drafts_that_are_made_at_once_cost_one_step():
 def test_drafts_that_are_made_at_once_cost_the_same_at_other_lengths():
     for at_once, seconds in ((True, (0.4, 0.4, 0.4)), (False, (0.1, 0.4, 0.8))):
         costs = Costs()
-        costs.adopt(Costs(), 0.1, drafts_at_once=at_once, reads_prompt=False)
+        costs.expect(0.1, at_once, False)
         costs.observe(0, 0, 0.0, 1.0)
         costs.observe(4, 4, 0.4, 1.0)
         assert [costs.round(n) - 1 for n in (1, 4, 8)] == pytest.approx(seconds)
@@ -68,5 +68,6 @@ def test_drafts_that_are_made_at_once_cost_the_same_at_other_lengths():
         assert costs.round(0) == 1
         # Earlier calls may have had another drafter of its class.
         later = Costs()
-        later.adopt(costs, 0.1, drafts_at_once=not at_once, reads_prompt=False)
+        later.adopt(costs)
+        later.expect(0.1, not at_once, False)
         assert later.round(1) - 1 == pytest.approx(0.1 if at_once else 0.4)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from specdec_hf import AutoDrafter, SpeculativeDecoder, SuffixAutomatonDrafter, generate
+from specdec_hf.cache.fit import coarse_arithmetic
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS, DEFAULT_DRAFTERS
-from specdec_hf.decode import choose_drafter
 from specdec_hf.decode.session import Options
 from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafters.registry import AUTO
@@ -242,20 +242,20 @@ def test_half_precision_leaves_one_note_that_names_fixed_width(dtype):
     assert not notes(fixed_width=4)
 
 
-def test_autocast_and_tf32_leave_the_note_too(monkeypatch):
-    def noted(device):
+def test_autocast_and_tf32_are_as_coarse(monkeypatch):
+    def arithmetic(device):
         model = SimpleNamespace(dtype=torch.float32, device=torch.device(device))
-        return choose_drafter._rounding(model, Options())
+        return coarse_arithmetic(model)
 
-    assert not noted("cpu")
-    assert not noted("cuda")
+    assert not arithmetic("cpu")
+    assert not arithmetic("cuda")
     with torch.autocast("cpu", torch.bfloat16):
-        assert "in bfloat16 a forward" in noted("cpu")[0]
-        assert not noted("cuda")
+        assert arithmetic("cpu") == "bfloat16"
+        assert not arithmetic("cuda")
     matmul = SimpleNamespace(fp32_precision="tf32")
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
-    assert "in TF32 a forward" in noted("cuda")[0]
-    assert not noted("cpu")
+    assert arithmetic("cuda") == "TF32"
+    assert not arithmetic("cpu")
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=["alone", "ragged"])

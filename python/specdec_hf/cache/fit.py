@@ -59,3 +59,17 @@ def beyond_rounding(difference: float, tolerance: float) -> str:
     return (
         f"by {difference:.2g} of their standard deviation, where rounding explains {tolerance:.2g}"
     )
+
+
+def coarse_arithmetic(model: Any) -> str | None:
+    """In what a model's products are made, where that is coarser than float32.
+
+    Forwards of other widths then round otherwise, and often enough for another token.
+    """
+    kind = model.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        return str(dtype).removeprefix("torch.")
+    if kind == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
+        return "TF32"
+    return None

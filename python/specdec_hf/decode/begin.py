@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.fit import coarse_arithmetic
 from specdec_hf.cache.fixed_width import check_fixed_width, fix_width
 from specdec_hf.cache.handover import import_cache
 from specdec_hf.cache.hidden_states import keep_hidden_states
@@ -28,7 +29,7 @@ from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options, Session
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
-from specdec_hf.drafters.context import DraftContext
+from specdec_hf.drafters.context import DraftContext, reads_draft
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.lease import Lease
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
@@ -36,7 +37,13 @@ from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.schedules.base import Schedule, ScheduleContext
-from specdec_hf.schedules.costs import Costs
+from specdec_hf.schedules.costs import (
+    ROW_COST_ON_CPU,
+    ROW_COST_ON_DEVICE,
+    Costs,
+    ExpectedCosts,
+)
+from specdec_hf.schedules.registry import make_schedule
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
 SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the cache has to grow
@@ -132,13 +139,16 @@ class _Plan:
 
 def _plan(model: Any, call: Call, options: Options) -> _Plan:
     started = options.clock()
+    given = options
     options, notes = choose_drafter(model, call, options)
     drafter = resolve_drafter(options.drafter, options.tree)
     check_options(call, options, drafter)
     rules = LOSSLESS_RULES if drafter is None else drafter.rules
     rule = resolve_rule(options.rule, call.do_sample, rules)
     lengths, budgets = token_budgets(model, call)
-    costs = Costs()
+    costs = _costs(model, given, rule, lengths)
+    if drafter is not None:
+        notes += _rounding(model, options, rule, costs)
     schedule, draft_size = _begin_schedule(model, call, options, drafter, costs)
     seeds = sequence_seeds(
         options.seed,
@@ -150,6 +160,38 @@ def _plan(model: Any, call: Call, options: Options) -> _Plan:
         model, call, options, drafter, rule, started, lengths, budgets, schedule, costs, draft_size,
         seeds, notes,
     )  # fmt: skip
+
+
+def _costs(model: Any, options: Options, rule: str, lengths: Lengths) -> Costs:
+    """The costs that decide how much a call drafts.
+
+    In arithmetic coarser than float32 the text depends on how much is drafted, so there a clock
+    decides only for callers who ask for it. Where the rule reads the draft distribution the guard
+    never waits by itself, and its notes may come from a clock.
+
+    Args:
+        options: those of the caller, with the defaults that he left.
+        lengths: [B], tokens of each prompt.
+    """
+    schedule = make_schedule(options.num_assistant_tokens_schedule or "constant")
+    asked_for = options.guard or schedule.reads_clock
+    exact = coarse_arithmetic(model) is None or options.fixed_width is not None
+    if exact or asked_for or reads_draft(rule):
+        return Costs()
+    row_cost = ROW_COST_ON_CPU if model.device.type == "cpu" else ROW_COST_ON_DEVICE
+    return ExpectedCosts(len(lengths), row_cost, int(lengths.max()))
+
+
+def _rounding(model: Any, options: Options, rule: str, costs: Costs) -> list[str]:
+    """A note where drafts may change the text, because wider forwards round otherwise."""
+    dtype = coarse_arithmetic(model)
+    if dtype is None or options.fixed_width is not None or reads_draft(rule):
+        return []
+    timing = ", and depend on timing" if costs.measured else ""
+    return [
+        f"in {dtype} a forward of several tokens rounds unlike one of one token, so near ties may "
+        f"fall otherwise than in plain decoding{timing}; fixed_width prevents it"
+    ]
 
 
 def _begin_schedule(

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from specdec_hf.cache.choose import choose_kind
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.decode.check_options import check_options
@@ -42,8 +40,7 @@ def choose_drafter(model: Any, call: Call, options: Options) -> tuple[Options, l
     reason = _why_nothing_is_drafted(call)
     if reason is None:
         try:
-            trees, notes = _with_usable_head(model, _served(model, call, _with_tree(options)))
-            return trees, [*notes, *_rounding(model, options)]
+            return _with_usable_head(model, _served(model, call, _with_tree(options)))
         except (ValueError, ImportError) as error:  # the native module of the suffix automaton
             reason = str(error)
         try:
@@ -52,7 +49,7 @@ def choose_drafter(model: Any, call: Call, options: Options) -> tuple[Options, l
             if chains.rule != options.rule:
                 drafts += f" and rule {chains.rule!r}"
             note = f"drafter {AUTO!r} {drafts}: {reason}"
-            return chains, [note, *_rounding(model, options)]
+            return chains, [note]
         except (ValueError, ImportError) as error:
             reason = str(error)
     return replace(options, drafter=None), [f"drafter {AUTO!r} drafts nothing: {reason}"]
@@ -109,25 +106,3 @@ def _served(model: Any, call: Call, options: Options) -> Options:
         encoded=call.encoded,
     )
     return options
-
-
-def _rounding(model: Any, options: Options) -> list[str]:
-    """A note where drafts may change the text, because wider forwards round otherwise."""
-    dtype = _coarse_arithmetic(model)
-    if dtype is None or options.fixed_width is not None:
-        return []
-    return [
-        f"in {dtype} a forward of several tokens rounds unlike one of one token, so near ties may "
-        "fall otherwise than in plain decoding, and depend on timing; fixed_width prevents it"
-    ]
-
-
-def _coarse_arithmetic(model: Any) -> str | None:
-    """In what a model's products are made, where that is coarser than float32."""
-    kind = model.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
-    if dtype in (torch.bfloat16, torch.float16):
-        return str(dtype).removeprefix("torch.")
-    if kind == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
-        return "TF32"
-    return None

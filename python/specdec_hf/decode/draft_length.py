@@ -22,7 +22,7 @@ from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.constant import ConstantSchedule
-from specdec_hf.schedules.costs import Costs
+from specdec_hf.schedules.costs import Costs, ExpectedCosts
 from specdec_hf.schedules.measurements import Measurements, recall, remember, what_drafts
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
 
@@ -92,17 +92,14 @@ class DraftLengthPolicy:
         self.drafts = what_drafts(drafter)
         compiled = stats.compiled is not None and not stats.compiled.eager
         self.shape = (self.batch_size, stats.tree, compiled, costs.padded(1))
-        self.remembers = clock is time.perf_counter
+        self.remembers = costs.measured and clock is time.perf_counter
         self.guard: BenefitGuard | None = None
+        self._held_back = self._in_vain = 0  # rounds
         if drafter is None:
             return
         earlier = self._earlier_measurements()
-        costs.adopt(
-            earlier.costs,
-            drafter.relative_cost,
-            drafts_at_once=drafter.drafts_at_once,
-            reads_prompt=drafter.reads_prompt,
-        )
+        costs.adopt(earlier.costs)
+        costs.expect(drafter.relative_cost, drafter.drafts_at_once, drafter.reads_prompt)
         if isinstance(guard, BenefitGuard):
             self.guard = copy.deepcopy(guard)
         elif guard is not False:
@@ -148,6 +145,7 @@ class DraftLengthPolicy:
                     "timing, and the same seeds need not give it again"
                 )
             self._limits = np.minimum(self._limits, affordable)
+            self._held_back += affordable == 0
         return self._limits
 
     def goes_on(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:
@@ -205,18 +203,23 @@ class DraftLengthPolicy:
             return
         rest = record.target + record.after_target
         if reads_prompt:
-            self.costs.prefill += rest
+            if self.costs.measured:
+                self.costs.prefill += rest
             return
+        self._in_vain += bool(self._limits.any()) and width == 0
+        depth, seconds, in_vain = int(outcome.drafted.max()), record.seconds, record.draft
         record.schedule = self.schedule.record()
-        if not recorded:
-            self.costs.observe(int(outcome.drafted.max()), width, record.draft, rest)
+        unknown = recorded and self.costs.measured
+        if not unknown:
+            self.costs.observe(depth, width, record.draft, rest)
         self.schedule.observe(outcome)
-        if self.guard is None or recorded:
+        if self.guard is None or unknown:
             return
+        if isinstance(self.costs, ExpectedCosts):
+            seconds, in_vain = self.costs.seconds(depth, width), 0.0
         emitted = [n for n in record.emitted if n]
-        note = self.guard.observe(
-            width, sum(emitted) / max(len(emitted), 1), record.seconds, in_vain=record.draft
-        )
+        tokens = sum(emitted) / max(len(emitted), 1)
+        note = self.guard.observe(width, tokens, seconds, in_vain)
         if note is not None:
             self.stats.notes.append(f"round {self.stats.rounds}: {note}")
 
@@ -227,12 +230,23 @@ class DraftLengthPolicy:
         benefit = None
         if self.guard is not None:
             benefit = self.stats.benefit = self.guard.benefit
-            self.stats.plain_step_seconds = self.guard.plain_step
-            if self.guard.stops and not self.stats.drafted:
-                self.stats.note(
-                    "nothing was drafted: no draft was found, or it could have cost more than the "
-                    "text allows; guard=False drafts from the second round"
-                )
+            if self.costs.measured:
+                self.stats.plain_step_seconds = self.guard.plain_step
+        if not self.stats.drafted:
+            self._note_why_nothing_was_drafted()
         if self.remembers:
             expected = self.drafter.expected_benefit
             remember(self.model, self.drafts, self.shape, self.costs, benefit, expected)
+
+    def _note_why_nothing_was_drafted(self) -> None:
+        rounds = self.stats.rounds
+        if self._held_back:
+            self.stats.note(
+                f"nothing was drafted: the benefit guard held drafting back in {self._held_back} "
+                f"of {rounds} rounds, until plain decoding has paid for a draft that is rejected; "
+                "guard=False drafts from the second round"
+            )
+        if self._in_vain:
+            self.stats.note(
+                f"nothing was drafted: no draft was found in {self._in_vain} of {rounds} rounds"
+            )

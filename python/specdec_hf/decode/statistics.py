@@ -146,8 +146,10 @@ class SpecStats:
         seeds: of each sequence; the same call with ``seed=seeds`` gives the same text.
         gammas: drafted tokens that the target's forward read for each sequence, per round.
         round_log: counts and times of each round.
-        benefit: `BenefitGuard.benefit` at the end; None where it was not measured.
-        plain_step_seconds: median seconds of a round without drafts; None where there was none.
+        benefit: `BenefitGuard.benefit` at the end; None where it was not measured. It goes by
+            `ExpectedCosts` where no clock may decide how much is drafted.
+        plain_step_seconds: median seconds of a round without drafts; None where there was none, or
+            where no clock may decide.
         notes: remarks for the user.
         compiled: what ``compile=True`` did, or None without it.
     """

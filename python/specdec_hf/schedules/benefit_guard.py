@@ -161,6 +161,8 @@ class BenefitGuard:
     @property
     def _needs_plain_round(self) -> bool:
         """Whether what is known of plain rounds may be out of date."""
+        if not self.costs.measured:
+            return False
         if not self._plain_times and not self._trusted:
             return True
         benefit = self.benefit

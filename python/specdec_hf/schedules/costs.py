@@ -1,4 +1,4 @@
-"""The measured times of a call: of drafting, and of the target's forward, by number of tokens."""
+"""What rounds cost: measured times of drafting and of the target's forward, or expected ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from statistics import median
 
 # Until a wider forward was measured, it is taken to cost this many times one of a single token.
 UNKNOWN_RATIO = 1.6
+# Where no clock may decide: how many forwards of one row each further row is taken to add. On two
+# CPU cores with AVX-512 it is 0.04 in bfloat16, eager and compiled (docs/compile.md). A device is
+# taken to have arithmetic to spare; nothing was measured on one.
+ROW_COST_ON_CPU, ROW_COST_ON_DEVICE = 0.04, 0.01
 
 
 class MonotoneCost:
@@ -105,10 +109,13 @@ class Costs:
             draft.
 
     Attributes:
+        measured: whether a clock tells them; `ExpectedCosts` need none.
         drafted: whether a round with drafts was measured.
         prefill: seconds of the target's forward that read the prompt; the loop adds them.
         padded: the width of a forward of so many tokens, padding included; the loop sets it.
     """
+
+    measured = True
 
     def __init__(
         self,
@@ -122,9 +129,10 @@ class Costs:
         self.drafted = False
         self._draft, self._forward = MonotoneCost(), MonotoneCost()
         self._width = MonotoneCost(from_zero=True)  # tokens of a tree by its depth
-        self._expect(relative_cost, drafts_at_once, reads_prompt)
+        self.expect(relative_cost, drafts_at_once, reads_prompt)
 
-    def _expect(self, relative_cost: float, drafts_at_once: bool, reads_prompt: bool) -> None:
+    def expect(self, relative_cost: float, drafts_at_once: bool, reads_prompt: bool) -> None:
+        """Say what the arguments of the class say, at the beginning of a call."""
         self.relative_cost, self.drafts_at_once = relative_cost, drafts_at_once
         self.reads_prompt = reads_prompt and relative_cost > 0
         self._draft.begin_at_zero(not drafts_at_once)
@@ -136,18 +144,10 @@ class Costs:
         """Seconds in which the drafter is expected to read the prompt."""
         return self.relative_cost * self.prefill if self.reads_prompt else 0.0
 
-    def adopt(
-        self,
-        earlier: Costs,
-        relative_cost: float,
-        *,
-        drafts_at_once: bool = False,
-        reads_prompt: bool = True,
-    ) -> None:
-        """Begin a call, with the times of earlier ones."""
+    def adopt(self, earlier: Costs) -> None:
+        """Begin a call with the times of earlier ones."""
         self.drafted = earlier.drafted
         self._draft, self._forward, self._width = earlier._draft, earlier._forward, earlier._width
-        self._expect(relative_cost, drafts_at_once, reads_prompt)
 
     def observe(self, length: int, width: int, draft: float, rest: float) -> None:
         """Record one round.
@@ -211,6 +211,59 @@ class Costs:
                     forward[width] /= 1 + (UNKNOWN_RATIO - 1) * (narrowest - width) / narrowest
             seconds.append(draft + forward[width])
         return seconds
+
+
+class ExpectedCosts(Costs):
+    """Costs that follow from the numbers of tokens alone, in plain rounds of one sequence.
+
+    In bfloat16 and float16 a text depends on how many tokens each forward has. If a clock chose
+    these numbers, the same call with the same seeds would not give its text again. So what decides
+    there by default are the acceptance so far, which the text fixes, and these costs.
+
+    Args:
+        batch_size: number of sequences B.
+        row_cost: what each row of a forward adds to that of one row.
+        prompt: tokens of the longest prompt.
+    """
+
+    measured = False
+
+    def __init__(self, batch_size: int, row_cost: float, prompt: int = 0) -> None:
+        super().__init__()
+        self._batch_size, self._row_cost = batch_size, row_cost
+        self.prefill = self.forward(prompt)
+
+    def forward(self, width: int) -> float:
+        """The cost of a forward over ``width`` tokens of each sequence."""
+        return 1 + self._row_cost * max(self._batch_size * self.padded(width) - 1, 0)
+
+    def observe(self, length: int, width: int, draft: float, rest: float) -> None:
+        """Record how wide a tree of this depth is; times are ignored."""
+        if width:
+            self._width.observe(length, width)
+
+    def seconds(self, length: int, width: int) -> float:
+        """The cost of a round that drafted ``length`` tokens deep, ``width`` tokens in all."""
+        return self.forward(1 + width) + (self._drafting(length) if width else 0.0)
+
+    @property
+    def plain(self) -> float:
+        return self.forward(1)
+
+    @property
+    def known(self) -> bool:
+        return True
+
+    def round(self, length: int) -> float:
+        width = round(self._width.at(length)) if any(self._width.measured) else length
+        return self.seconds(length, width)
+
+    def trees(self, depth: int, most: int) -> list[float]:
+        draft = self._drafting(depth)
+        return [draft + self.forward(1 + nodes) for nodes in range(most + 1)]
+
+    def _drafting(self, length: int) -> float:
+        return self.plain * self.relative_cost * (1 if self.drafts_at_once else length)
 
 
 def _unpadded(size: int) -> int:

@@ -1,0 +1,155 @@
+"""What may decide how much a call drafts: a clock in float32, and none by default in 16 bits."""
+
+import random
+
+import pytest
+import torch
+from specdec_hf import BenefitGuard, Drafter, generate
+from specdec_hf.schedules.costs import Costs, ExpectedCosts
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+GREEDY, SAMPLED = {"do_sample": False}, {"do_sample": True, "temperature": 0.7, "seed": 3}
+SCHEDULE = "num_assistant_tokens_schedule"
+CALLS = {
+    "tree": GREEDY,
+    "sampled tree": SAMPLED,
+    "chains": {**SAMPLED, "cache": "aligned"},
+    "named": {**GREEDY, "drafter": "prompt_lookup"},
+    "sampled, named": {**SAMPLED, "drafter": "prompt_lookup", "rule": "match"},
+    "a schedule": {**GREEDY, SCHEDULE: "constant"},
+    "batch": {**GREEDY, "lengths": (9, 4)},
+}
+CHOICES = [{SCHEDULE: "optimal"}, {"guard": True}, {"guard": BenefitGuard(window=2)}]
+
+
+class Clock:
+    """Takes next to no time for a phase, or ten seconds by chance, another one for each seed."""
+
+    def __init__(self, seed):
+        self.now, self.random = 0.0, random.Random(seed)
+
+    def __call__(self):
+        self.now += 10 if self.random.random() < 0.2 else 0.01
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def drafts_at_once():
+    """The guard has its own limit here."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Of few tokens, so that its texts repeat themselves."""
+    return hf_models.build("llama", vocab_size=11)
+
+
+def run(model, dtype, lengths=(9,), **kwargs):
+    inputs = hf_models.prompts(lengths, vocab_size=11)
+    how = {"max_new_tokens": 40, "return_dict_in_generate": True, **kwargs}
+    return generate(model.to(dtype), **inputs, **how)
+
+
+def drafted(model, dtype, **kwargs):
+    """The numbers of drafted tokens of each round, by one clock after the other."""
+    return {tuple(run(model, dtype, clock=Clock(s), **kwargs).stats.gammas) for s in range(5)}
+
+
+def timing_in(out):
+    return [note for note in out.stats.notes if "timing" in note]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_by_default_a_clock_decides_in_float32_alone(model, call):
+    (gammas,) = drafted(model, torch.bfloat16, **call)
+    assert any(gammas)
+    assert len(drafted(model, torch.float32, **call)) > 1, "the clocks differ enough to matter"
+
+
+def test_no_clock_decides_in_float16_or_under_autocast_either(model):
+    assert len(drafted(model, torch.float16, **GREEDY)) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert len(drafted(model, torch.float32, **GREEDY)) == 1
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=["schedule", "guard", "guard object"])
+def test_a_clock_decides_in_sixteen_bits_by_choice_and_a_note_says_so(model, choice):
+    assert len(drafted(model, torch.bfloat16, **GREEDY, **choice)) > 1
+    assert timing_in(run(model, torch.bfloat16, **GREEDY, **choice))
+    assert not timing_in(run(model, torch.bfloat16, **GREEDY))
+    assert not timing_in(run(model, torch.float32, **GREEDY, **choice))
+
+
+def test_with_fixed_width_a_clock_may_decide(model):
+    chains = {**GREEDY, "drafter": "prompt_lookup", "fixed_width": 6}
+    assert len(drafted(model, torch.bfloat16, **chains)) > 1
+    assert not timing_in(run(model, torch.bfloat16, **chains))
+
+
+def test_earlier_calls_decide_nothing_in_sixteen_bits():
+    model = hf_models.build("llama", vocab_size=11)
+    first, *later = (run(model, torch.bfloat16, **GREEDY).stats.gammas for _ in range(4))
+    assert later == [first] * 3
+
+
+def test_drafts_that_are_never_accepted_are_ended_by_their_number():
+    """Within the loss that the guard allows, at the costs that it expects."""
+    model = hf_models.build("llama")
+    out = run(model, torch.bfloat16, **GREEDY, drafter="random", max_new_tokens=60)
+    lost = 0.04 * sum(out.stats.gammas) - out.stats.accepted
+    assert 0 < lost <= 0.02 * (60 + 1.4), "the prompt costs 1.4 plain rounds"
+    assert out.stats.plain_step_seconds is None, "nothing was measured"
+
+
+def test_expected_costs_by_hand():
+    costs = ExpectedCosts(batch_size=2, row_cost=0.1, prompt=5)
+    costs.expect(0.5, False, True)
+    assert not costs.measured
+    assert costs.prefill == pytest.approx(1.9)
+    assert costs.plain == pytest.approx(1.1)
+    assert costs.draft_prefill == pytest.approx(0.95)
+    # 4 rows of each sequence, and 3 draft steps of half a plain round.
+    assert costs.round(3) == pytest.approx(1.7 + 3 * 0.55)
+    assert costs.trees(3, 2) == pytest.approx([1.1 + 1.65, 1.3 + 1.65, 1.5 + 1.65])
+    costs.observe(3, 9, 99.0, 99.0)
+    assert costs.round(3) == pytest.approx(2.9 + 1.65), "a tree of depth 3 has 9 nodes"
+    costs.expect(0.5, True, False)
+    assert costs.round(3) == pytest.approx(2.9 + 0.55)
+    costs.padded = lambda width: 16
+    assert costs.plain == pytest.approx(1 + 0.1 * 31)
+
+
+def test_expected_costs_size_a_draft_as_measured_ones_of_the_same_size(model):
+    measured = Costs()
+    for width in range(17):
+        measured.observe(width, width, 0.0, 1 + 0.04 * width)
+    expected = ExpectedCosts(1, 0.04)
+    for costs in (measured, expected):
+        assert [costs.round(n) for n in range(17)] == pytest.approx(
+            [1 + 0.04 * n for n in range(17)]
+        )
+    assert expected.trees(4, 16) == pytest.approx(measured.trees(4, 16))
+
+
+class FindsNothing(Drafter):
+    name = "finds_nothing"
+
+    def propose(self, history, gamma):
+        return None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_text_without_a_draft_says_which_of_two_causes_it_has(model, dtype):
+    def notes(**kwargs):
+        found = run(model, dtype, **GREEDY, **kwargs, max_new_tokens=6).stats.notes
+        return [note for note in found if note.startswith("nothing was drafted")]
+
+    guard = BenefitGuard(max_loss=0)
+    (held,) = notes(drafter="prompt_lookup", guard=guard)
+    assert "the benefit guard held drafting back in 4 of 6 rounds" in held
+    assert held.endswith("guard=False drafts from the second round")
+    (vain,) = notes(drafter=FindsNothing(), guard=False)
+    assert vain == "nothing was drafted: no draft was found in 4 of 6 rounds"
+    assert not notes(drafter="random", guard=False)
+    assert not notes(drafter=None)
