@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from specdec_hf import BenefitGuard, Drafter, generate
+from specdec_hf.decode.draft_length import DraftLengthPolicy
 from specdec_hf.schedules.costs import Costs, ExpectedCosts
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -93,6 +94,17 @@ def test_earlier_calls_decide_nothing_in_sixteen_bits():
     assert later == [first] * 3
 
 
+def test_whether_a_round_recorded_cuda_graphs_decides_nothing_in_sixteen_bits(model, monkeypatch):
+    """The first call records them, and the next one does not."""
+    usual, learn = run(model, torch.bfloat16, **GREEDY).stats.gammas, DraftLengthPolicy.learn
+
+    def recorded(*args, **kwargs):
+        learn(*args, **{**kwargs, "recorded": True})
+
+    monkeypatch.setattr(DraftLengthPolicy, "learn", recorded)
+    assert run(model, torch.bfloat16, **GREEDY).stats.gammas == usual
+
+
 def test_drafts_that_are_never_accepted_are_ended_by_their_number():
     """Within the loss that the guard allows, at the costs that it expects."""
     model = hf_models.build("llama")
@@ -130,6 +142,15 @@ def test_expected_costs_size_a_draft_as_measured_ones_of_the_same_size(model):
             [1 + 0.04 * n for n in range(17)]
         )
     assert expected.trees(4, 16) == pytest.approx(measured.trees(4, 16))
+
+
+def test_no_plain_round_measures_what_is_expected_anyway():
+    guard, costs = BenefitGuard(max_loss=0.02), ExpectedCosts(1, 0.04)
+    guard.start(costs, 64)
+    for number in range(1, 40):
+        assert guard.affordable(number, 5) == 5
+        guard.observe(5, 1.3, costs.seconds(5, 5))
+    assert guard.benefit == pytest.approx(1.3 / 1.2)
 
 
 class FindsNothing(Drafter):

@@ -125,9 +125,9 @@ def generate(
             of plain decoding, of 8 % where drafts paid in earlier calls or are those of "auto" with
             a head that this package ships; see docs/loop.md. None: yes where the text
             cannot change by it (greedy, match, target_only), else the guard only adds a note to the
-            statistics. True: always; where that changes the text, which then depends on timing, a
-            note says so. False: never, and drafting begins in the second round. A `BenefitGuard`
-            has limits of your own.
+            statistics; in bfloat16 and float16 by expected costs. True: always, by the clock; where
+            that changes the text, which then depends on timing, a note says so. False: never, and
+            drafting begins in the second round. A `BenefitGuard` has limits of your own.
         compile: whether forwards run on packed weights and compiled layers; see docs/compile.md.
             The first call with a model takes longer, and a second copy of the weights of its linear
             layers is kept as long as the model. A model that cannot be compiled runs eagerly, with
