@@ -34,6 +34,15 @@ def run(target, **kwargs):
     return generate(target, **hf_models.prompts((9,), vocab_size=11), **(how | kwargs))
 
 
+def test_reading_the_head_draws_no_random_numbers(target):
+    """The first call reads it, and then draws its seeds."""
+    seeds = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        seeds.append(run(target, do_sample=True).stats.seeds)
+    assert seeds[0] == seeds[1]
+
+
 @pytest.mark.slow
 def test_the_second_call_compiles_no_head(target, monkeypatch):
     monkeypatch.setattr(forward, "BACKEND", "aot_eager")

@@ -33,7 +33,10 @@ class PlacedHead(Generic[H]):
 
     def __init__(self, head: Any, kind: type[H], load: Callable[[str | Path], H]) -> None:
         if isinstance(head, str | Path):
-            head = load(head)
+            # New modules draw weights that are then replaced; the seeds of calls come from the same
+            # generator.
+            with torch.random.fork_rng(devices=[]):
+                head = load(head)
         if not isinstance(head, kind):
             raise TypeError(
                 f"head must be {kind.__name__} or the folder of such a head, got "
