@@ -17,6 +17,10 @@ from specdec_hf.cache.split_model import layer_list_name, unknown_structure
 from specdec_hf.compiled.layers import is_library_hook
 from specdec_hf.compiled.packed_linear import PackedLinear, unpacked_reason
 
+# Transformers sets them on a model in its first forward that collects hidden states or attentions,
+# and in calls with a static cache. Neither changes what a forward computes.
+BOOKKEEPING = frozenset({"_output_capturing_hooks_installed", "_previous_max_cache_length"})
+
 
 def twin_reason(model: Any) -> str | None:
     """Why no twin of a model can be made, or None."""
@@ -56,7 +60,7 @@ def _plain_values(owner: Any) -> tuple[Any, ...]:
         # repr() tells True from 1, and NaN is equal to itself.
         (name, repr(value))
         for name, value in vars(owner).items()
-        if isinstance(value, plain) and name != "training"
+        if isinstance(value, plain) and name != "training" and name not in BOOKKEEPING
     )
 
 
