@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specdec_hf.decode.output import SpecOutput
     from specdec_hf.decode.statistics import SequenceStats, SpecStats
     from specdec_hf.decode.streaming import Step
+    from specdec_hf.decode.warm_up import warm_up
     from specdec_hf.drafters.context import Candidates, DraftContext, History
     from specdec_hf.drafters.drafter import Draft, Drafter
     from specdec_hf.drafters.heads.blockwise import BlockwiseDrafter
@@ -115,6 +116,7 @@ __all__ = [
     "save_acceptance",
     "save_head",
     "serve_drafter",
+    "warm_up",
 ]
 
 # Names are loaded at first use, so that the command line answers --help without importing torch and
@@ -126,6 +128,7 @@ _MODULES = {
     "decode.output": ("SpecOutput",),
     "decode.statistics": ("SequenceStats", "SpecStats"),
     "decode.streaming": ("Step",),
+    "decode.warm_up": ("warm_up",),
     "drafters.context": ("Candidates", "DraftContext", "History"),
     "drafters.drafter": ("Draft", "Drafter"),
     "drafters.tree_drafter": ("TreeDraft", "TreeDrafter", "TreeOutcome"),

@@ -381,5 +381,5 @@ def test_the_code_of_the_page_runs(llama):
     names = {"model": llama, "inputs": prompts((9,))}
     for block in blocks:
         exec(block, names)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     assert names["out"].shape == (1, 9 + 64)

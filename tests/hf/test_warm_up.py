@@ -1,8 +1,15 @@
-"""Outcomes of warm-ups: which calls they settle, and which failures are kept."""
+"""Warm-ups: which calls they settle, which failures are kept, and that they are made once."""
 
 import pytest
 import torch
-from specdec_hf.compiled.warm_up import MOST_GRAPHS, WarmUps
+from specdec_hf import Eagle3Drafter, generate, warm_up
+from specdec_hf.compiled import forward, packed_linear
+from specdec_hf.compiled.warm_ups import MOST_GRAPHS, WarmUps
+from specdec_hf.heads.files import save_head
+from specdec_hf.heads.shipped import HEAD_FOLDER
+from support.heads import head_for
+from support.hf_models import build, one_thread, prompts  # noqa: F401  # one_thread is autouse here
+from support.recorded_ops import run_layers_as_they_are
 
 
 class Difference:
@@ -58,3 +65,121 @@ def test_graphs_are_made_under_the_settings_of_a_warm_up():
 
     assert WarmUps().run(1, True, difference) == str(MOST_GRAPHS) != str(before)
     assert torch._dynamo.config.recompile_limit == before
+
+
+@pytest.fixture
+def traced_only(monkeypatch):
+    """Graphs are traced as for inductor, and no C++ is compiled."""
+    monkeypatch.setattr(forward, "BACKEND", "eager")
+
+
+def compiled_call(model, *lengths, **settings):
+    """A compiled call, and what it packed."""
+    before = dict(packed_linear._packed)
+    settings = {"max_new_tokens": 8, "guard": False, **settings}
+    inputs = prompts(lengths, vocab_size=model.config.vocab_size)
+    out = generate(
+        model, **inputs, compile=True, do_sample=False, return_dict_in_generate=True, **settings
+    )
+    packed = [x for place, x in packed_linear._packed.items() if before.get(place) is not x]
+    return out, packed
+
+
+def assert_warm(call, graphs):
+    """The call made no graphs and packed nothing."""
+    out, packed = call
+    for stats in (out.stats.compiled, *out.stats.compiled.drafts):
+        assert (stats.seconds, stats.recompilations, stats.eager) == (0, 0, "")
+    assert out.stats.compiled.graphs == graphs
+    assert packed == []
+
+
+def test_the_second_call_after_a_long_prompt_makes_no_graphs(traced_only):
+    """The prompt is read eagerly, with hidden states, for which Transformers changes the model."""
+    model = build("llama", layers=1)
+    first, packed = compiled_call(model, 100, output_hidden_states=True)
+    assert first.stats.compiled.seconds > 0
+    assert packed
+    for _ in range(2):
+        assert_warm(compiled_call(model, 100, output_hidden_states=True), graphs=2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_what_transformers_notes_on_a_model_does_not_count_as_a_change(name, monkeypatch):
+    run_layers_as_they_are(monkeypatch)
+    model, inputs = build(name), prompts((9,))
+    compiled_call(model, 9)
+    for arguments in (
+        {"output_hidden_states": True, "output_attentions": True},
+        {"cache_implementation": "static"}, {"num_beams": 2}, {"do_sample": True},
+    ):  # fmt: skip
+        model.generate(**inputs, max_new_tokens=2, return_dict_in_generate=True, **arguments)
+        assert_warm(compiled_call(model, 9), graphs=0)
+    model.train()(**inputs, labels=inputs["input_ids"]).loss.backward()
+    model.eval()
+    assert_warm(compiled_call(model, 9), graphs=0)
+
+
+@pytest.mark.slow
+def test_the_calls_after_warm_up_make_no_graphs(traced_only):
+    """Four for the target: for one token and for several, of a sequence and of a batch."""
+    model = build("llama", layers=1)
+    assert warm_up(model)[1].graphs == 2
+    made = warm_up(model, batch_sizes=(1, 3))
+    assert [(one.graphs, one.seconds > 0) for one in made.values()] == [(2, False), (4, True)]
+    for lengths in ((9,), (9, 4, 7), (100,), (100, 80, 3)):
+        assert_warm(compiled_call(model, *lengths), graphs=4)
+
+
+def test_warm_up_makes_the_head_of_the_default_drafter_ready(monkeypatch, tmp_path):
+    run_layers_as_they_are(monkeypatch)
+    model = build("llama")
+    model.config._name_or_path = str(tmp_path)
+    save_head(head_for(model), tmp_path / HEAD_FOLDER, torch.float32)
+    rng = torch.get_rng_state()
+    made = warm_up(model, batch_sizes=(1, 3))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert list(made) == [1, 3]
+    for one in (*made.values(), *(one.drafts[0] for one in made.values())):
+        assert one.eager == ""
+        assert one.seconds > 0
+    for lengths in ((9,), (100, 80, 3)):
+        out, packed = compiled_call(model, *lengths)
+        assert_warm((out, packed), graphs=0)
+        assert len(out.stats.compiled.drafts) == 1
+        assert (out.stats.drafter, out.stats.drafted > 0) == ("auto", True)
+
+
+def test_warm_up_serves_the_drafter_of_the_calls(monkeypatch):
+    run_layers_as_they_are(monkeypatch)
+    model = build("llama")
+    drafter = Eagle3Drafter(head_for(model))
+    assert len(warm_up(model, [2], drafter=drafter)[2].drafts) == 1
+    assert_warm(compiled_call(model, 5, 9, drafter=drafter), graphs=0)
+    # Chains: their logits were not compared.
+    assert compiled_call(model, 5, 9, drafter=None)[0].stats.compiled.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"batch_sizes": 8}, TypeError, "batch_sizes must be a sequence, got 8"),
+        ({"batch_sizes": (1, 0)}, ValueError, r"batch_sizes\[1\] must be at least 1, got 0"),
+        ({"batch_sizes": (1.5,)}, TypeError, r"batch_sizes\[0\] must be an integer, got 1.5"),
+        ({"batch_sizes": ()}, ValueError, "batch_sizes must have at least one number, got none"),
+        ({"drafter": "early_exit:1"}, ValueError, "compile must be False with a drafter that"),
+        ({"seed": "x"}, TypeError, "seed"),
+    ],
+    ids=str,
+)
+def test_warm_up_names_a_wrong_argument(arguments, error, message):
+    with pytest.raises(error, match=message):
+        warm_up(build("llama"), **arguments)
+
+
+def test_warm_up_says_why_a_model_runs_eagerly():
+    with pytest.warns(UserWarning, match="training mode"):
+        made = warm_up(build("llama").train())
+    assert made[1].eager == "it is in training mode"
+    with pytest.raises(TypeError, match="model must be"):
+        warm_up("x")

@@ -15,7 +15,7 @@ from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.cache.widths import BUCKETS, Widths
 from specdec_hf.compiled.forward import CompiledForward, difference_in
 from specdec_hf.compiled.lent_graphs import Borrower
-from specdec_hf.compiled.warm_up import compile_settings
+from specdec_hf.compiled.warm_ups import compile_settings
 
 
 @dataclass(eq=False)

@@ -33,7 +33,7 @@ from specdec_hf.compiled.layers import (
 from specdec_hf.compiled.lent_graphs import Borrower
 from specdec_hf.compiled.recorder import recorder_for
 from specdec_hf.compiled.twin import make_twin, structure_of, twin_reason
-from specdec_hf.compiled.warm_up import WarmUps
+from specdec_hf.compiled.warm_ups import WarmUps
 
 BACKEND = "inductor"  # of torch.compile
 _forwards: weakref.WeakKeyDictionary[Any, CompiledForward] = weakref.WeakKeyDictionary()

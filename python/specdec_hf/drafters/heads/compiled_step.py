@@ -27,7 +27,7 @@ from specdec_hf.compiled.lent_graphs import Borrower
 from specdec_hf.compiled.packed_linear import PackedLinear
 from specdec_hf.compiled.recorder import recorder_for
 from specdec_hf.compiled.twin import packed_copy
-from specdec_hf.compiled.warm_up import WarmUps, compile_settings
+from specdec_hf.compiled.warm_ups import WarmUps, compile_settings
 from specdec_hf.drafters.heads.step_graphs import StepGraphs
 from specdec_hf.heads.cache import HeadCache
 from specdec_hf.heads.eagle3 import Eagle3Head
