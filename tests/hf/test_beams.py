@@ -7,7 +7,7 @@ from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.decode import beam
 from specdec_hf.decode.beam_tree import BeamTree
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-from support import hf_models
+from support import encoder_models, hf_models
 from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
 from transformers import (
     LogitsProcessor,
@@ -293,10 +293,41 @@ def test_beams_are_not_streamed():
         list(SpeculativeDecoder().stream(model, **inputs, num_beams=2))
 
 
-def test_a_model_without_the_cache_for_trees_is_refused():
+IDS = torch.tensor([[11, 12, 13], [4, 9, 2]])
+WITHOUT_TREES = {
+    "t5": lambda: (encoder_models.tiny("t5"), encoder_models.texts((9, 5, 7))),
+    "bart": lambda: (encoder_models.tiny("bart"), encoder_models.texts((9,))),
+    "whisper": lambda: (encoder_models.tiny("whisper"), encoder_models.sounds(2)),
+    "mamba": lambda: (build("MambaForCausalLM"), {"input_ids": IDS, "attention_mask": IDS**0}),
+}
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize("name", WITHOUT_TREES)
+def test_a_model_without_the_cache_for_trees_searches_by_itself(name, entry):
+    model, inputs = WITHOUT_TREES[name]()
+    kwargs = settings(3, eos_token_id=[7, 11, 30], num_return_sequences=2, max_new_tokens=9,
+                      no_repeat_ngram_size=2, pad_token_id=0)  # fmt: skip
+    got = search(model, inputs, None, kwargs, entry=entry)
+    assert_same(got, model.generate(**inputs, **kwargs))
+    if name == "whisper":
+        return  # its own generate takes the output apart
+    columns = got.beam_indices.shape[1]
+    assert torch.equal(got.attention_mask[:, -columns:].bool(), got.beam_indices >= 0)
+    assert got.attention_mask.shape == got.sequences.shape
+    assert got.stats.drafter == "none"
+    assert [one.stop_reason for one in got.stats.sequences] == ["length"] * len(got.stats.sequences)
+    assert "searches with its own generate" in got.stats.notes[-1]
+    plain = search(model, inputs, "auto", {"num_beams": 2, "max_new_tokens": 4}, entry=entry)
+    want = model.generate(**inputs, num_beams=2, max_new_tokens=4)
+    assert plain.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("options", [{"cache": "spec"}, {"drafter": hf_models.tiny("llama")}])
+def test_a_model_without_the_cache_for_trees_is_refused_where_it_is_asked_for(options):
     model = build("MambaForCausalLM")
     with pytest.raises(ValueError, match="MambaForCausalLM cannot be used with a tree of drafts"):
-        generate(model, torch.tensor([[11, 12, 13]]), num_beams=2, max_new_tokens=2)
+        generate(model, IDS, num_beams=2, max_new_tokens=2, **options)
 
 
 def test_the_scores_of_sequences_are_a_part_of_the_scores():

@@ -26,7 +26,10 @@ REFUSED = {
     "spec": ({"drafter": "prompt_lookup", "cache": "spec"}, "cache='spec': its decoder also"),
     "positions": ({"decoder_position_ids": torch.ones(3, 1)}, "decoder_position_ids"),
     "states": ({"output_hidden_states": True}, "output_hidden_states=True is not supported"),
-    "beams": ({"num_beams": 2}, "num_beams=2 is not supported"),
+    "beams": (
+        {"num_beams": 2, "drafter": encoder_models.perturbed("t5")},
+        "T5ForConditionalGeneration cannot be used with a tree of drafts",
+    ),
     "mask": (
         {
             "decoder_input_ids": torch.full((3, 3), 2),

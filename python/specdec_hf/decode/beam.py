@@ -11,13 +11,14 @@ Source: Leviathan et al., arXiv 2211.17192, appendix A.4.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.choose import choose_cache, choose_kind
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import context_length, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
@@ -55,19 +56,71 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
         ValueError: an argument that beam search does not take, by name.
         RuntimeError: logits that hold no distribution.
     """
+    check_beam_options(call, options)
+    options, notes = choose_drafter(model, call, options)
+    call = replace(call, notes=[*call.notes, *notes])
+    if options.drafter is None and options.cache == "auto":
+        try:
+            choose_kind(
+                model, len(call.mask), tree=True, self_check=options.self_check,
+                prompt=Prompt(call.prompt_ids, call.mask),
+            )  # fmt: skip
+        except ValueError as error:
+            return own_search(model, call, options, str(error))
     search = BeamSearch(model, call, options)
     while not search.beams.done:
         search.run_round()
     return search.output()
 
 
+@torch.no_grad()
+def own_search(model: Any, call: Call, options: Options, reason: str) -> SpecOutput:
+    """The beam search of the model's own ``generate``, without drafts.
+
+    Args:
+        model, call, options: as in `beam_search`.
+        reason: why the loop does not search.
+    """
+    assert call.beams is not None
+    assert call.own_search is not None
+    started = options.clock()
+    output = call.own_search()
+    indices, count = output.beam_indices, call.beams.num_return_sequences
+    prompt = torch.from_numpy(call.mask).repeat_interleave(count, dim=0).to(indices.device)
+    steps = indices.shape[1]
+    stop_reason = "length" if steps == call.max_new_tokens else "eos"
+    note = f"{type(model).__name__} searches with its own generate, which counts no rounds"
+    stats = SpecStats(
+        sequences=[
+            SequenceStats(prompt_tokens=int(n), new_tokens=steps, stop_reason=stop_reason)
+            for n in call.mask.sum(axis=1)
+        ],
+        total_seconds=options.clock() - started,
+        rule="greedy",
+        drafter="none",
+        cache="plain",
+        seeds=[0] * len(call.mask),
+        notes=[*call.notes, f"{note}: {reason}"],
+    )
+    return SpecOutput(
+        sequences=output.sequences,
+        attention_mask=torch.cat([prompt, indices >= 0], dim=1).long(),
+        stats=stats,
+        sequences_scores=output.sequences_scores,
+        beam_indices=indices,
+        **{name: getattr(output, name) for name in call.outputs},
+    )
+
+
 class BeamSearch:
-    """The state of a beam search from round to round; arguments as in `beam_search`."""
+    """The state of a beam search from round to round.
+
+    Args:
+        model, call, options: as in `beam_search`, with the drafter chosen.
+    """
 
     def __init__(self, model: Any, call: Call, options: Options) -> None:
         assert call.beams is not None
-        check_beam_options(call, options)
-        options, chosen = choose_drafter(model, call, options)
         drafter = draft_model_of(call, options)
         self.gamma, self.width = draft_size(call, options)
         self.model, self.call, self.options = model, call, options
@@ -79,7 +132,7 @@ class BeamSearch:
             drafter="none" if drafter is None else drafter.name,
             cache=SpecCache.kind,
             seeds=[0] * len(lengths),
-            notes=[*call.notes, *chosen],
+            notes=list(call.notes),
         )
         steps = int(budgets.min())
         if steps < call.max_new_tokens:

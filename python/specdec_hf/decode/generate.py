@@ -282,7 +282,7 @@ class SpeculativeDecoder:
         if streamer is not None:
             _check_streamer(call)
         output = _decode(model, call, self._options(seed), streamer)
-        if call.return_dict and call.encoded is not None and has_own_generate(model):
+        if call.return_dict and is_encoder_decoder(model) and has_own_generate(model):
             return plain_output(output)
         return output
 

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers.generation.utils import GenerateEncoderDecoderOutput
+from transformers.generation.utils import (
+    GenerateBeamEncoderDecoderOutput,
+    GenerateEncoderDecoderOutput,
+)
 from transformers.utils.generic import ModelOutput
 
 from specdec_hf.cache.encoded import is_encoder_decoder
@@ -67,13 +70,17 @@ def by_own_generate(
     return output
 
 
-def plain_output(output: SpecOutput) -> GenerateEncoderDecoderOutput:
+def plain_output(output: SpecOutput) -> ModelOutput:
     """The output in the form of Transformers, for a generate that takes it apart, as Whisper's.
 
     What plain generation does not give is left in attributes.
     """
-    names = ("sequences", "scores", "logits", "past_key_values")
-    plain = GenerateEncoderDecoderOutput(**{name: getattr(output, name) for name in names})
+    kind: type[ModelOutput] = GenerateEncoderDecoderOutput
+    names = ["sequences", "scores", "logits", "past_key_values"]
+    if output.beam_indices is not None:
+        kind = GenerateBeamEncoderDecoderOutput
+        names += ["sequences_scores", "beam_indices"]
+    plain = kind(**{name: getattr(output, name) for name in names})
     for name in ("attention_mask", "logprobs", "encoder_outputs", "stats"):
         setattr(plain, name, getattr(output, name))
     return plain

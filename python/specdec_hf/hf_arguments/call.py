@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,7 @@ class Call:
         return_dict: whether the caller wants the whole output.
         outputs: which of "scores", "logits" and "hidden_states" the caller wants.
         beams: arguments of beam search, or None.
+        own_search: with ``beams``, the same search by the model's own ``generate``.
         num_return_sequences: how many sequences that follow one another continue one prompt.
         notes: remarks for the statistics.
     """
@@ -65,6 +67,7 @@ class Call:
     return_dict: bool
     outputs: frozenset[str] = frozenset()
     beams: BeamArguments | None = None
+    own_search: Callable[[], Any] | None = None
     num_return_sequences: int = 1
     prefill: Prefill | None = None
     encoded: Encoded | None = None
@@ -96,6 +99,7 @@ def build_call(
     *,
     encoded: Encoded | None = None,
     encoder: EncoderSource | None = None,
+    own_search: Callable[[], Any] | None = None,
 ) -> Call:
     """Assemble a `Call` from a complete generation config."""
     columns = ids.shape[1]
@@ -138,6 +142,7 @@ def build_call(
             if config.return_dict_in_generate and getattr(config, f"output_{name}")
         ),
         beams=beams,
+        own_search=own_search,
         num_return_sequences=returned,
         prefill=prefill,
         encoded=encoded,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,10 +40,14 @@ def call_from_hugging_face(
     inputs_tensor = model_kwargs.pop("inputs_tensor", None)
     of_decoder = is_encoder_decoder(model)
     num_beams = num_beams_of(generation_config)
-    if num_beams > 1 and of_decoder:
-        where = Origin(model, set(arguments_kept.get("kwargs", ()))).of("num_beams", num_beams)
-        raise ValueError(f"num_beams={num_beams} is not supported for encoder-decoders{where}")
+    own_search = None
     if num_beams > 1:
+        config = copy.copy(generation_config)
+        config.return_dict_in_generate = True
+        own_search = partial(
+            model._beam_search, input_ids, logits_processor, stopping_criteria, config,
+            **model_kwargs,
+        )  # fmt: skip
         input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, num_beams)
     embeds = None if of_decoder else model_kwargs.get("inputs_embeds")
     ids = check_input_ids(model, input_ids, embeds)
@@ -53,7 +59,8 @@ def call_from_hugging_face(
     if of_decoder:
         if generation_config.output_hidden_states:
             raise ValueError("output_hidden_states=True is not supported for encoder-decoders")
-        encoded, encoder = read_encoder(model, model_kwargs, inputs_tensor, len(ids))
+        if num_beams == 1:
+            encoded, encoder = read_encoder(model, model_kwargs, inputs_tensor, len(ids))
         mask = check_decoder_mask(ids, model_kwargs)
     else:
         if model_kwargs.get("attention_mask") is not None:
@@ -84,6 +91,7 @@ def call_from_hugging_face(
     return build_call(
         model, ids, mask, generation_config, per_sequence, processors, stopping_criteria, past,
         prefill, origin, assistant, notes, encoded=encoded, encoder=encoder,
+        own_search=own_search,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ criteria remain Hugging Face's own objects, called with the prefix of one sequen
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from specdec_hf.hf_arguments.inputs import (
     check_input_ids,
     check_mask,
     check_tensor,
+    class_generate,
     has_own_generate,
     one_of,
 )
@@ -98,8 +100,18 @@ def prepare_call(
         config, attention_mask is not None, device="cpu", batch_size=batch_size
     )
     num_beams, returned = num_beams_of(config), sequences_per_prompt(config)
+    own_search = None
     if num_beams > 1:
         returned = 1  # the beams of a prompt share its sequence, and the best are returned
+        arguments = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "tokenizer": tokenizer,
+            "generation_config": generation_config, "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria, "past_key_values": past_key_values,
+            "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn, **kwargs,
+            "return_dict_in_generate": True,
+        }  # fmt: skip
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        own_search = partial(class_generate(model), **arguments)
     mask = check_mask(model, ids if embeds is None else embeds, attention_mask, config)
     names = inputs_beyond_text(model, ids, mask, {**extras, "past_key_values": past_key_values})
     prefill = None
@@ -146,7 +158,7 @@ def prepare_call(
     return build_call(
         model, ids, mask, config, per_sequence, processors, criteria, past_key_values, prefill,
         origin, assistant_of(config, origin, assistant_model, assistant_tokenizer, tokenizer),
-        notes,
+        notes, own_search=own_search,
     )  # fmt: skip
 
 
