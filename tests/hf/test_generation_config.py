@@ -9,7 +9,7 @@ from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.hf_arguments import unsupported
 from support import hf_models
 from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "generation-config.md"
 REFUSED = {**unsupported.UNSUPPORTED, **unsupported.UNSUPPORTED_SAMPLING}
@@ -208,6 +208,33 @@ def test_processors_of_the_prompt_serve_all_sequences_of_a_prompt():
     assert model.generate(**inputs, **kwargs, custom_generate=decoder).equal(direct)
     for b, row in enumerate(direct.tolist()):
         assert not set(row[12:]) & set(inputs["input_ids"][b // 2].tolist())
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize("where", ["call", "config", "model"])
+def test_the_growing_cache_of_plain_generation_may_be_asked_for(where, entry):
+    model, inputs, settings = hf_models.build("llama"), hf_models.prompts((9, 4)), NEW
+    expected = model.generate(**inputs, **NEW)
+    if where == "call":
+        settings = {**NEW, "cache_implementation": "dynamic"}
+    elif where == "config":
+        config = GenerationConfig(cache_implementation="dynamic", **NEW)
+        settings = {"generation_config": config}
+    else:
+        model.generation_config.cache_implementation = "dynamic"
+    if entry == "generate":
+        out = generate(model, **inputs, **settings, return_dict_in_generate=True)
+    else:
+        decoder = SpeculativeDecoder()
+        out = model.generate(
+            **inputs, **settings, return_dict_in_generate=True, custom_generate=decoder
+        )
+    assert torch.equal(out.sequences, expected)
+    assert out.stats.cache == "spec"
+    assert type(out.past_key_values) is DynamicCache
+    for name in ("static", "offloaded", "quantized"):
+        with pytest.raises(ValueError, match=f"cache_implementation='{name}' is not supported"):
+            generate(model, **inputs, **NEW, cache_implementation=name)
 
 
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])

@@ -42,7 +42,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (None, 1),
     "watermarking_config": (None,),
     "token_healing": (None, False),
-    "cache_implementation": (None,),
+    "cache_implementation": (None, "dynamic"),
     "output_attentions": (None, False),
     "is_assistant": (None, False),
     "assistant_early_exit": (None,),
