@@ -33,7 +33,7 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.cli.prompts import Prompt, read_prompts, shipped_prompts
+from specdec_hf.cli.prompts import SHIPPED_PROMPTS, Prompt, read_prompts
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.trees.trie import TrieDrafter
 
@@ -181,10 +181,10 @@ def main(
     model, tokenizer = load_embedded()
     sizes = {
         prompt.turns[0]: len(tokenizer(chat_of(tokenizer, prompt))["input_ids"])
-        for prompt in read_prompts(prompts or shipped_prompts())
+        for prompt in read_prompts(prompts or SHIPPED_PROMPTS)
     }
     chosen = choose(
-        read_prompts(prompts or shipped_prompts()), limit, lambda p: sizes[p.turns[0]] <= longest
+        read_prompts(prompts or SHIPPED_PROMPTS), limit, lambda p: sizes[p.turns[0]] <= longest
     )
     chosen.sort(key=lambda prompt: sizes[prompt.turns[0]])
     totals: dict[str, dict[str, Counts]] = {}

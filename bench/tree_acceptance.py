@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from specdec_hf import EagleTree, SpecStats, TreeSpec, generate
-from specdec_hf.cli.prompts import read_prompts, shipped_prompts
+from specdec_hf.cli.prompts import SHIPPED_PROMPTS, read_prompts
 from specdec_hf.cli.weights import load_embedded
 
 NODES = (8, 16)
@@ -92,7 +92,7 @@ def main(
     """Print mean acceptance lengths of chains and trees."""
     target, tokenizer = load_embedded()
     draft = rounded(target, steps)
-    questions = [p.turns[0] for p in read_prompts(prompts or shipped_prompts())]
+    questions = [p.turns[0] for p in read_prompts(prompts or SHIPPED_PROMPTS)]
     counted, spare = questions[0 : 2 * limit : 2], questions[1 : 2 * limit : 2]
 
     def run(asked: list[str], **settings: Any) -> SpecStats:

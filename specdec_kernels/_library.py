@@ -58,7 +58,7 @@ def _load() -> None:
     if not _LIBRARY.exists():
         raise ImportError(
             f"{_LIBRARY.name} is missing beside specdec_kernels: the native library was not built. "
-            "Install with: pip install --no-build-isolation ."
+            "In the folder of the sources: pip install --no-build-isolation ."
         )
     try:
         torch.ops.load_library(_LIBRARY)

@@ -174,7 +174,13 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    except ImportError as error:
+        from specdec_hf.requirements import explain  # noqa: PLC0415  # rarely needed
+
+        raise ImportError(explain(error)) from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

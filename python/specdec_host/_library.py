@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+if importlib.util.find_spec("numpy") is None:
+    raise ImportError("specdec_host needs NumPy: pip install numpy")
 
 # Only here: the finder of an editable install would take the module of another folder.
 if PathFinder.find_spec("specdec_host._host", [str(Path(__file__).parent)]) is None:
     raise ImportError(
         "_host is missing beside specdec_host: the native module was not built for this Python. "
-        "Install with: pip install --no-build-isolation ."
+        "Install specdec-kernels again with this Python."
     )
 
 from specdec_host._host import (

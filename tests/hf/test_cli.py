@@ -5,7 +5,7 @@ import json
 import pytest
 from specdec_hf.cache.fit import Fit
 from specdec_hf.cli.compare import Turn
-from specdec_hf.cli.prompts import read_prompts, shipped_prompts
+from specdec_hf.cli.prompts import SHIPPED_PROMPTS, read_prompts
 from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, marks_of, render
 from specdec_hf.decode import begin
@@ -328,7 +328,7 @@ def test_unreadable_prompt_files_are_named(tmp_path):
 
 
 def test_shipped_prompts_are_of_many_kinds():
-    prompts = read_prompts(shipped_prompts())
+    prompts = read_prompts(SHIPPED_PROMPTS)
     assert len(prompts) >= 6
     assert {p.category for p in prompts} >= {"summarise", "rewrite", "code edit", "chat"}
 

@@ -7,15 +7,9 @@ import sys
 import time
 
 import pytest
-from support.cli_models import folder  # noqa: F401
+from support.cli_models import environment, folder  # noqa: F401
 
 COMMAND = [sys.executable, "-m", "specdec_hf"]
-
-
-def environment(**variables):
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)} | (
-        variables
-    )
 
 
 def begin(*arguments, **kwargs):

@@ -48,6 +48,15 @@ def test_a_misspelt_instruction_set_is_an_import_error():
     )
 
 
+def test_missing_numpy_is_an_import_error_with_the_command_to_install_it():
+    hidden = "import sys; sys.modules['numpy'] = None; import specdec_host"
+    done = run(hidden, Path(specdec_host.__file__).parents[1])
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: specdec_host needs NumPy: pip install numpy"
+    )
+
+
 def test_a_missing_module_is_an_import_error_with_the_reason(tmp_path):
     package = tmp_path / "specdec_host"
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
@@ -56,5 +65,5 @@ def test_a_missing_module_is_an_import_error_with_the_reason(tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "ImportError: _host is missing beside specdec_host: the native module was not built for "
-        "this Python. Install with: pip install --no-build-isolation ."
+        "this Python. Install specdec-kernels again with this Python."
     )

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not EXAMPLE.is_file(), reason="the examples are 
 @pytest.fixture(scope="module")
 def example():
     for package in ("onnx", "onnxruntime"):
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[onnx]'")
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
     spec = importlib.util.spec_from_file_location("onnx_speculative", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

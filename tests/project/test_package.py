@@ -18,6 +18,7 @@ import setuptools
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = "specdec_hf/heads/shipped"  # in the folder of the packages
+PROMPTS = "specdec_hf/cli/prompts.jsonl"
 # One translation unit for each module: to read the headers of PyTorch and of pybind11 again for
 # every source takes most of a build without optimisation.
 UNITY = """cmake_language(DEFER CALL
@@ -91,6 +92,7 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
         "specdec_kernels/triton/chain/verify_chain.py",
         "specdec_hf/__main__.py",
         "specdec_hf/drafters/models/model.py",
+        PROMPTS,
         f"specdec_host/_host{EXTENSION_SUFFIXES[0]}",
         "specdec_host/_host.pyi",
         "specdec_host/ops/verify_chain.py",
@@ -116,15 +118,18 @@ def test_the_wheel_runs_outside_of_the_repository(unpacked, tmp_path):
         "print(s.has_cuda_kernels())\n"
         "import specdec_host as h\n"
         "print(h.__file__, len(h.SuffixAutomaton()))\n"
+        "from specdec_hf.cli.prompts import SHIPPED_PROMPTS, read_prompts\n"
+        "print(SHIPPED_PROMPTS, len(read_prompts(SHIPPED_PROMPTS)))\n"
     )
     out = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(unpacked)).splitlines()
     assert out[0].startswith(str(unpacked))
     assert out[1:4] == ["specdec_kernels.verify_chain", "tensor([0])", "False"]
     assert out[4].startswith(str(unpacked))
+    assert out[5] == f"{unpacked / PROMPTS} 8"
 
 
-def test_wheel_and_source_archive_hold_the_files_of_a_shipped_head(tmp_path):
-    """Without what its training left behind."""
+def test_wheel_and_source_archive_hold_the_shipped_prompts_and_heads(tmp_path):
+    """Without what the training of a head left behind."""
     tree = tmp_path / "tree"
     names = ("config.json", "model.safetensors", "README.md", "training.svg")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
@@ -134,9 +139,11 @@ def test_wheel_and_source_archive_hold_the_files_of_a_shipped_head(tmp_path):
     (head / "work").mkdir(parents=True)
     for name in (*names, "work/run.json"):
         (head / name).write_text("x")
-    for package in ("specdec_kernels", "python/specdec_hf", "python/specdec_hf/heads"):
+    hf = "python/specdec_hf"
+    for package in ("specdec_kernels", hf, f"{hf}/cli", f"{hf}/heads"):
         (tree / package).mkdir(parents=True, exist_ok=True)
         (tree / package / "__init__.py").write_text("")
+    shutil.copy(ROOT / "python" / PROMPTS, tree / "python" / PROMPTS)
     run(
         *(sys.executable, "setup.py", "--quiet", "build_py"),
         *("--build-lib", str(tmp_path / "wheel")),
@@ -149,4 +156,5 @@ def test_wheel_and_source_archive_hold_the_files_of_a_shipped_head(tmp_path):
     with tarfile.open(archive) as files:
         packed = {name.partition("/python/")[2] for name in files.getnames()}
     for held in (wheel, packed):
+        assert PROMPTS in held
         assert {name for name in held if name.startswith(HEADS) and "." in name} == wanted

@@ -5,6 +5,8 @@ The command line runs on it within this process.
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import gguf
@@ -95,6 +97,13 @@ def write_gguf(path: Path) -> Path:
 def folder(tmp_path_factory):
     """The model folder, which tests share and must not change."""
     return write_folder(tmp_path_factory.mktemp("tiny"))
+
+
+def environment(**variables):
+    """Of a process of its own, which finds the modules that this one does."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)} | (
+        variables
+    )
 
 
 def invoke(*arguments, input=None):

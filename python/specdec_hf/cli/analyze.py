@@ -23,7 +23,7 @@ from specdec_hf.cli.checks import (
     makes_forward,
 )
 from specdec_hf.cli.files import check_folder, check_json
-from specdec_hf.cli.prompts import Prompt, read_prompts, shipped_prompts
+from specdec_hf.cli.prompts import SHIPPED_PROMPTS, Prompt, read_prompts
 from specdec_hf.cli.report import collect_info, write_json
 from specdec_hf.cli.run import (
     begin_chat,
@@ -34,6 +34,7 @@ from specdec_hf.cli.run import (
     progress_bar,
 )
 from specdec_hf.cli.terminal import FAILED, fail
+from specdec_hf.requirements import install_command
 from specdec_hf.schedules.base import LONGEST_DRAFT
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def analyze_command(
     numbers = parse_gammas(gammas)
     sources = _check_drafters(settings)
     _check_figures(output)
-    chosen = read_prompts(prompts or str(shipped_prompts()))[:limit]
+    chosen = read_prompts(prompts or SHIPPED_PROMPTS)[:limit]
     analyze(chosen, settings, sources, numbers, bool(ablate), output, json_file)
 
 
@@ -165,7 +166,7 @@ def _check_figures(output: Path | None) -> None:
     if output is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        fail("--output needs matplotlib: pip install --no-build-isolation '.[plot]'")
+        fail(f"--output needs matplotlib: {install_command('plot', 'matplotlib')}")
     check_folder("--output", output)
 
 

@@ -25,12 +25,12 @@ from specdec_hf.cli.checks import Settings, check, check_limit, check_text
 from specdec_hf.cli.files import check_json
 from specdec_hf.cli.fit import check_fits
 from specdec_hf.cli.prompts import (
+    SHIPPED_PROMPTS,
     STANDARD_INPUT,
     Prompt,
     PromptError,
     read_prompts,
     read_standard_input,
-    shipped_prompts,
 )
 from specdec_hf.cli.report import collect_info, drafter_table, schedule_table, write_json
 from specdec_hf.cli.run import run
@@ -44,6 +44,7 @@ from specdec_hf.cli.terminal import (
     prepare_streams,
 )
 from specdec_hf.cli.train import train_command
+from specdec_hf.requirements import explain
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -100,7 +101,9 @@ def no_traceback(command: Command) -> Command:
             if isinstance(error, OSError) and error.strerror:
                 where = f"{error.filename}: " if error.filename else ""
                 fail(f"{where}{error.strerror}", FAILED)
-            if isinstance(error, ValueError | RuntimeError | OSError | ImportError):
+            if isinstance(error, ImportError):
+                fail(explain(error), FAILED)
+            if isinstance(error, ValueError | RuntimeError | OSError):
                 fail(str(error) or type(error).__name__, FAILED)
             fail(f"unexpected {type(error).__name__}: {error}", FAILED)
 
@@ -206,7 +209,7 @@ def demo_command(
 ) -> None:
     """Answer the shipped prompts greedily, with compiled forwards."""
     if prompt is None and prompts is None:
-        prompts = str(shipped_prompts())
+        prompts = str(SHIPPED_PROMPTS)
     generate_command(
         prompt,
         prompts,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SHIPPED = Path("examples") / "prompts.jsonl"
+SHIPPED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 STANDARD_INPUT = "-"
 
 
@@ -26,14 +26,6 @@ class Prompt:
 
     def __str__(self) -> str:
         return f"prompt {self.name}" if self.name else "the prompt"
-
-
-def shipped_prompts() -> Path:
-    """The prompt file of the repository: under the working folder, or beside the sources."""
-    for root in (Path.cwd(), Path(__file__).resolve().parents[3]):
-        if (root / SHIPPED).is_file():
-            return root / SHIPPED
-    raise PromptError(f"{SHIPPED} not found: run from the repository root, or pass --prompts FILE")
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:

@@ -76,6 +76,8 @@ def embedded_folder(*, again: bool = False, progress: Callable[[str], None] | No
         say(f"converting {gguf.name} (once)")
         try:
             _convert(gguf, folder, say)
+        except ImportError:  # a package that reads such files is missing
+            raise
         except Exception as error:  # a damaged file may raise anything
             raise MissingModelError(f"cannot convert {gguf.name}: {error}") from error
     say(f"loading {EMBEDDED_NAME}")
@@ -170,6 +172,8 @@ def _dequantised(path: Path) -> dict[str, Any]:
 def _named_errors(what: str, path: Path) -> Iterator[None]:
     try:
         yield
+    except ImportError:
+        raise
     except Exception as error:  # a damaged file raises whatever its reader happens to raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise MissingModelError(f"cannot load {what} from {path}: {first_line}") from error

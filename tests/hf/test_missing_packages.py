@@ -1,0 +1,89 @@
+"""Without packages of the extra `hf`: one line that names them, and the command to install them.
+
+In a process of its own, outside of the repository: here those packages are loaded already.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+from specdec_hf import requirements
+from support.cli_models import environment, folder, one_line_error  # noqa: F401
+from support.sources import ROOT
+
+(STATED,) = re.findall(r"^hf = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)
+EXTRA = re.findall(r'"(.*?)"', STATED)  # the one list of what `hf` requires
+NAMES = [re.split(r"\W", requirement)[0] for requirement in EXTRA]
+LINE = "specdec_hf needs packages of specdec-kernels[hf] that are not installed: pip install "
+COMMAND = "import runpy; runpy.run_module('specdec_hf', run_name='__main__', alter_sys=True)"
+
+
+def run(cwd, hidden, program, *arguments):
+    """A program where some packages are hidden, and metadata as that of an installed wheel."""
+    info = cwd / "specdec_kernels-0.dist-info"
+    info.mkdir()
+    lines = ["Metadata-Version: 2.4", "Name: specdec-kernels", "Version: 0"]
+    lines += ["Requires-Dist: torch>=2.10", 'Requires-Dist: no-such-package>=3; extra == "plot"']
+    lines += [f'Requires-Dist: {requirement}; extra == "hf"' for requirement in EXTRA]
+    (info / "METADATA").write_text("\n".join(lines) + "\n\n")
+    hide = f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
+    return subprocess.run(
+        [sys.executable, "-c", hide + program, *arguments], cwd=cwd, capture_output=True,
+        text=True, timeout=60, check=False, env=environment(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo"], ["chat", "--help"]], ids=" ".join)
+def test_a_command_without_the_extra_is_one_line(tmp_path, arguments):
+    done = run(tmp_path, NAMES, COMMAND, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {LINE}")
+    assert shlex.split(line.partition("install ")[2]) == EXTRA
+
+
+def test_a_package_that_is_imported_within_a_command_is_named_too(folder, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    monkeypatch.delitem(sys.modules, "specdec_hf.cli.weights", raising=False)
+    arguments = ("train", "--model", folder, "--output", tmp_path / "head")
+    assert one_line_error(*arguments, code=1) == f"error: {LINE}platformdirs"
+
+
+def test_a_package_that_reads_the_model_is_named_too(folder, tmp_path, monkeypatch):  # noqa: F811
+    def read(*arguments, **options):
+        raise ModuleNotFoundError("GGUF>=0.10.0 is to be installed", name="gguf")
+
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    for name, reader in ((folder, "AutoConfig"), ("embedded", "AutoModelForCausalLM")):
+        monkeypatch.setattr(f"transformers.{reader}.from_pretrained", read)
+        line = one_line_error("generate", "--model", name, "--prompt", "a", code=1)
+        assert re.search(rf"{re.escape(LINE)}('gguf>=[\d.]+'|gguf)$", line)
+
+
+def test_the_library_without_the_extra_is_an_import_error(tmp_path):
+    done = run(tmp_path, NAMES, "import specdec_hf\nfrom specdec_hf import Draft, generate")
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f"ImportError: {LINE}")
+    assert shlex.split(line.partition("install ")[2]) == EXTRA
+
+
+def test_a_source_tree_names_the_module_that_is_missing(monkeypatch):
+    def unknown(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(requirements, "requires", unknown)
+    missing = ModuleNotFoundError("No module named 'rich.table'", name="rich.table")
+    assert requirements.explain(missing) == f"{LINE}rich"
+    assert requirements.explain(ImportError("_C.so is missing", name="x")) == "_C.so is missing"
+
+
+def test_other_import_errors_keep_their_message(monkeypatch):
+    stated = ["torch>=2.10", *(f"{requirement}; extra == 'hf'" for requirement in EXTRA)]
+    monkeypatch.setattr(requirements, "requires", lambda name: stated)
+    for error in (ImportError("_C.so does not load"), ModuleNotFoundError("no einops", name="e")):
+        assert requirements.explain(error) == str(error)
