@@ -5,6 +5,8 @@ which of them are accepted and sample the recovered or bonus token, and the cach
 rejected tokens from the KV cache.
 """
 
+from torch import serialization as _serialization
+
 from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
 from specdec_kernels._warm_up import warm_up
 from specdec_kernels.arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
@@ -94,3 +96,8 @@ __all__ = [
     "verify_tree",
     "warm_up",
 ]
+
+# `torch.load` refuses classes that it does not know; tuples of tensors and a number do no harm.
+_serialization.add_safe_globals(
+    [kind for kind in map(globals().get, __all__) if isinstance(kind, type)]
+)

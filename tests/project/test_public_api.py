@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import io
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,24 @@ def test_each_op_has_an_example():
         if getattr(specdec_kernels, op).__module__ not in WITH_EXAMPLES
     ]  # fmt: skip
     assert not missing
+
+
+CLASSES = [kind for kind in vars(specdec_kernels).values() if isinstance(kind, type)]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_torch_load_reads_what_torch_save_wrote_of_a_public_class(kind):
+    """With `weights_only`, which is the default and refuses what it does not know."""
+    if kind is specdec_kernels.Status:
+        saved = kind(0b101)
+    else:
+        saved = kind(*(torch.arange(n) for n, _ in enumerate(kind._fields)))
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert type(loaded) is kind
+    assert repr(loaded) == repr(saved)
 
 
 @pytest.mark.slow
