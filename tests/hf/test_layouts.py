@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,10 @@ from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lo
 from specdec_hf.trees.layouts import Forest, as_layout
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.sources import ROOT
+
+PAGE = ROOT / "docs" / "loop.md"
+TREES = re.compile(r"```python\n(from specdec_hf import EagleTree.*?)```", re.DOTALL)
 
 
 def all_trees(size):
@@ -207,6 +212,16 @@ def test_measured_acceptance_makes_a_tree(tmp_path):
     total = out.stats.together
     assert total.trials[1] <= total.trials[0] - total.accepted_trials[0]
     assert sum(total.accepted_trials.values()) >= total.accepted
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
+def test_the_printed_trees_run_and_leave_no_file(tmp_path, monkeypatch):
+    (block,) = TREES.findall(PAGE.read_text())
+    given = {"model": hf_models.tiny("llama"), "inputs": hf_models.prompts((9, 4))}
+    models = {"small": hf_models.perturbed("llama"), "other": hf_models.perturbed("llama", 0.1)}
+    monkeypatch.chdir(tmp_path)
+    exec(block, given | models)
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_lookups_begin_with_the_single_one():
