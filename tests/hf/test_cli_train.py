@@ -97,6 +97,16 @@ def test_what_does_not_fit_the_model_is_refused_before_texts_are_written(
     assert not (tmp_path / "work" / "texts.jsonl").exists()
 
 
+def test_too_few_prompts_are_refused_before_the_model_is_loaded(folder, tmp_path):  # noqa: F811
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["hey you"]}\n' * 8)
+    given = ("train", "--model", folder, "--output", tmp_path / "head", "--prompts", prompts)
+    assert "the prompts must be at least 20, because the text of a 20th is" in one_line_error(
+        *given
+    )
+    assert not (tmp_path / "head" / "work").exists()
+
+
 def test_a_folder_begun_with_other_settings_gets_one_line(folder, tmp_path):  # noqa: F811
     (tmp_path / "work").mkdir()
     begun = {"settings": {"head": "medusa"}, "seconds": {}, "complete": False, "curves": {}}

@@ -204,6 +204,17 @@ def test_a_folder_of_other_settings_is_refused(whole, target):
 def test_too_few_texts_are_refused(target, tmp_path):
     with pytest.raises(ValueError, match=r"texts must be at least 20, .* got 1 of \d tokens"):
         trained(target, tmp_path, texts=["hey you"])
+    with pytest.raises(ValueError, match=r"prompts must be at least 20, .* got 19$"):
+        trained(target, tmp_path, prompts=["hey"] * 19)
+    assert not list((tmp_path / "work").iterdir())  # before any stage
+
+
+def test_the_target_writes_enough_texts_to_hold_one_out(target, tmp_path):
+    settings = dataclasses.replace(SMALL, tokens=60, rows=99, steps=1)
+    trained(target, tmp_path, settings=settings)
+    found = read_conversations(tmp_path / "work" / "texts.jsonl")
+    assert {is_held_out(one) for one in found} == {False, True}
+    assert len(found) <= 40  # not the 99 that may be written at once
 
 
 @pytest.mark.parametrize("count", [1, 3, 19, 20, 45])

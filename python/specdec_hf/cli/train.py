@@ -177,12 +177,14 @@ def _run(
     from specdec_hf.cli.weights import load_model, load_tokenizer
     from specdec_hf.heads.training.pipeline import Pipeline, check_begun
     from specdec_hf.heads.training.report import collect_report, write_report
+    from specdec_hf.heads.training.texts import check_prompts
 
     if threads is not None:
         torch.set_num_threads(threads)
     placed = find_device(device)
     try:
         check_begun(output, settings)
+        check_prompts(prompts)
     except ValueError as error:
         fail(str(error))
     with _progress() as progress:

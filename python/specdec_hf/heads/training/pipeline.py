@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +23,13 @@ from specdec_hf.heads.training.origin import check_origin, origin_of
 from specdec_hf.heads.training.sampling import Conversation, converse
 from specdec_hf.heads.training.states import StoredStates
 from specdec_hf.heads.training.texts import (
+    HELD_OUT,
     append_conversations,
+    check_held_out,
+    check_prompts,
     cut_texts,
     draft_vocabulary,
+    holds_out_some,
     is_held_out,
     read_conversations,
 )
@@ -43,7 +47,7 @@ class TrainingSettings:
 
     Attributes:
         head: the kind, one of `KINDS`.
-        tokens: of all texts.
+        tokens: of all texts; the target writes 20 texts in any case.
         length: most tokens of a text.
         turn_length: most tokens of a user's turn that the target writes.
         rows: texts that are written at once.
@@ -137,17 +141,21 @@ class Pipeline:
             texts: texts to train on, in place of the target's own.
 
         Raises:
-            ValueError: a folder that was begun with another target, dtype or other data, or texts
-                that do not fit.
+            ValueError: a folder that was begun with another target, dtype or other data, texts
+                that do not fit, or too few of them.
         """
         origin = origin_of(self.model, prompts, texts)
         if self._run_file.exists():
             check_origin(self.folder, self._origin, origin)
         self._origin = origin
+        check_prompts(prompts)
+        given = [] if self._complete else list(self._written(texts))
+        if texts and not self._complete:
+            check_held_out(given, "more or longer texts are needed")
         with torch.random.fork_rng(devices=[]):
             self._head([])  # refuses a target that no head fits before texts are written
         with self._timed("texts"):
-            conversations = self._texts(prompts, texts)
+            conversations = self._texts(prompts, given)
         head = self._head(conversations)
         with self._timed("states"):
             states = self._states(conversations, head)
@@ -157,7 +165,7 @@ class Pipeline:
         record_target(self.folder, self.model)
         return head
 
-    def _texts(self, prompts: Sequence[str], texts: Sequence[str]) -> list[Conversation]:
+    def _texts(self, prompts: Sequence[str], given: Sequence[Conversation]) -> list[Conversation]:
         """The conversations, of which some may be there already."""
         s, path = self.settings, self.work / "texts.jsonl"
         found = read_conversations(path)
@@ -167,21 +175,16 @@ class Pipeline:
             self.progress.advance(held)
             known = {one.number for one in found}
             made = (
-                (one for one in self._written(texts) if one.number not in known)
-                if texts
-                else self._sampled(prompts, known, held)
+                (one for one in given if one.number not in known)
+                if given
+                else self._sampled(prompts, found, held)
             )
             for size in append_conversations(path, made):
                 held += size
                 self.progress.advance(held)
-            found, self._complete = read_conversations(path), True
-        kinds = [is_held_out(one) for one in found]
-        if all(kinds) or not any(kinds):
-            tokens = sum(len(one.tokens) for one in found)
-            raise ValueError(
-                "the texts must be at least 20, or given and long, because a 20th is held out, got "
-                f"{len(found)} of {tokens} tokens: more tokens are needed"
-            )
+            found = read_conversations(path)
+            check_held_out(found, "more time is needed")
+            self._complete = True
         return found
 
     def _written(self, texts: Sequence[str]) -> Iterator[Conversation]:
@@ -189,9 +192,9 @@ class Pipeline:
         return cut_texts(encoded, self.settings.length, self.settings.tokens)
 
     def _sampled(
-        self, prompts: Sequence[str], known: Collection[int], held: int
+        self, prompts: Sequence[str], found: Sequence[Conversation], held: int
     ) -> Iterator[Conversation]:
-        s = self.settings
+        s, ended, known = self.settings, list(found), {one.number for one in found}
         encoded = [
             self.tokenizer(prompt, add_special_tokens=False)["input_ids"][: s.length // 2]
             for prompt in prompts
@@ -200,13 +203,19 @@ class Pipeline:
         end = self._left(SAMPLING_SHARE)
 
         def stop(tokens: int) -> bool:
-            return held + tokens >= s.tokens or (end is not None and time.monotonic() > end)
+            if end is not None and time.monotonic() > end:
+                return True
+            return held + tokens >= s.tokens and holds_out_some(ended)
 
-        return converse(
+        # More rows than whole conversations would end before their answers begin.
+        rows = min(s.rows, max(HELD_OUT, s.tokens // s.length))
+        for one in converse(
             self.model, ChatFormat.of(self.model, self.tokenizer),
-            numbers=(n for n in numbers if n not in known), batch_size=s.rows, length=s.length,
+            numbers=(n for n in numbers if n not in known), batch_size=rows, length=s.length,
             turn_length=s.turn_length, seed=s.seed, prompts=encoded, stop=stop,
-        )  # fmt: skip
+        ):  # fmt: skip
+            ended.append(one)
+            yield one
 
     def _head(self, conversations: list[Conversation]) -> Head:
         """The head as training begins."""

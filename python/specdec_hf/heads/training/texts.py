@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -79,6 +79,30 @@ def is_held_out(conversation: Conversation) -> bool:
     if conversation.held_out is not None:
         return conversation.held_out
     return _is_every_20th(conversation.number)
+
+
+def holds_out_some(conversations: Sequence[Conversation]) -> bool:
+    """Whether some of the conversations are held out, and some are not."""
+    return len({is_held_out(one) for one in conversations}) == 2
+
+
+def check_held_out(conversations: Sequence[Conversation], needed: str) -> None:
+    """Raises ValueError where nothing is held out, or all is."""
+    if not holds_out_some(conversations):
+        tokens = sum(len(one.tokens) for one in conversations)
+        raise ValueError(
+            f"the texts must be at least {HELD_OUT}, or given and long, because a {HELD_OUT}th is "
+            f"held out, got {len(conversations)} of {tokens} tokens: {needed}"
+        )
+
+
+def check_prompts(prompts: Sequence[str]) -> None:
+    """Raises ValueError for prompts of which none is held out."""
+    if 0 < len(prompts) < HELD_OUT:
+        raise ValueError(
+            f"the prompts must be at least {HELD_OUT}, because the text of a {HELD_OUT}th is held "
+            f"out, got {len(prompts)}"
+        )
 
 
 def _is_every_20th(number: int) -> bool:
