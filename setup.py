@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
+SAID = "-- specdec-kernels: "  # begins a message of CMakeLists.txt
 SETUPTOOLS = 77  # the first that can read the form of the license in pyproject.toml
 
 # pip asks for what pyproject.toml requires of a build only where it isolates the build, and
@@ -26,37 +29,66 @@ if int(setuptools.__version__.partition(".")[0]) < SETUPTOOLS:
     )
 
 
-def torch_root() -> Path:
-    """Found, never imported: importing torch costs seconds and a build needs only its files."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise SystemExit("torch is not installed: install it, then build with --no-build-isolation")
-    return Path(spec.origin).parent
+def check_tools(path: str) -> None:
+    """Name all that is missing, before anything is compiled."""
+    from setuptools.compat.py310 import tomllib  # noqa: PLC0415  # SETUPTOOLS or later has it
+
+    found = {
+        "cmake": shutil.which("cmake", path=path),
+        "ninja": shutil.which("ninja", path=path),
+        "pybind11": importlib.util.find_spec("pybind11"),
+        "torch": getattr(importlib.util.find_spec("torch"), "origin", None),
+    }
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    missing = [one for one in requires if found.get(re.split("[<>=]", one)[0], True) is None]
+    hints = [shlex.join(["pip", "install", *missing])] if missing else []
+    compilers = os.environ.get("CXX", "").split()[:1] or ["c++", "g++", "clang++"]
+    if not any(shutil.which(compiler, path=path) for compiler in compilers):
+        hints.append(f"a C++ compiler (none of {', '.join(compilers)} was found)")
+    if hints:
+        raise SystemExit(f"specdec-kernels cannot be built, install first: {' and '.join(hints)}")
+
+
+def configure(command: list[str], env: dict[str, str]) -> None:
+    """Run CMake, and show on the terminal too what it says of this project.
+
+    Of a build that succeeds, pip shows nothing else.
+    """
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if line.startswith(SAID) and not sys.stdout.isatty():
+                with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+                    terminal.write("\n" + line.removeprefix("-- "))
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
 class CMakeBuild(build_ext):
     def build_extensions(self) -> None:
+        # cmake and ninja of this environment count even where it is not activated.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        check_tools(path)
+        # Found, never imported: importing torch costs seconds and a build needs only its files.
+        torch = Path(importlib.util.find_spec("torch").origin).parent
         build = Path(self.build_temp).resolve()
-        configure = [
-            *("cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
+        arguments = [
+            *("-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
             "-DCMAKE_BUILD_TYPE=Release",
-            f"-DTORCH_ROOT={torch_root()}",
+            f"-DTORCH_ROOT={torch}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DSPECDEC_CUDA={os.environ.get('SPECDEC_CUDA', 'auto')}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
-        # cmake and ninja of this environment count even where it is not activated.
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        cmake = shutil.which("cmake", path=path)
-        if cmake is None:
-            raise SystemExit("cmake is not installed: pip install cmake ninja")
-        commands = [configure, ["cmake", "--build", str(build)]]
+        cmake, env = str(shutil.which("cmake", path=path)), {**os.environ, "PATH": path}
+        configure([cmake, *arguments], env)
+        commands = [["--build", str(build)]]
         for ext in self.extensions:
             out = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
-            install = ["cmake", "--install", str(build), "--prefix", str(out)]
+            install = ["--install", str(build), "--prefix", str(out)]
             commands.append([*install, "--component", ext.name.rpartition(".")[2]])
         for command in commands:
-            subprocess.run([cmake, *command[1:]], check=True, env={**os.environ, "PATH": path})
+            subprocess.run([cmake, *command], check=True, env=env)
 
     def get_ext_filename(self, name: str) -> str:
         if name.endswith("_host"):  # it serves one version of CPython, and so does the wheel

@@ -1,0 +1,133 @@
+"""What a build says before it compiles: which tools are missing, and what its kernels are for."""
+
+import math
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.sources import ROOT
+
+ALL = "80-real;90;100-real;120"
+SAID = re.compile(
+    r"specdec-kernels: compiling with CUDA kernels for (\S*): about (\d+) min on (\d+)"
+)
+# CMake knows no compiler for CUDA, and configures all but its compilation.
+STUB = "macro(enable_language)\nendmacro()\n"
+BIN = Path(sys.executable).parent
+GPU = "GPU 0: NVIDIA H100 (UUID: GPU-1)"
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "CMakeLists.txt").is_file(), reason="the sources are not here"
+)
+
+
+def program(path, output, code=0):
+    path.write_text(f"#!/bin/sh\necho '{output}'\nexit {code}\n")
+    path.chmod(0o755)
+
+
+def configure(folder, *arguments, devices, release="13.0", **variables):
+    """Architectures, minutes and cores that a build names; nvcc and nvidia-smi are stand-ins."""
+    (folder / "stub.cmake").write_text(STUB)
+    program(folder / "nvcc", f"Cuda compilation tools, release {release}, V1")
+    program(folder / "nvidia-smi", *devices)
+    path = f"{folder}:{BIN}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [
+            shutil.which("cmake", path=path), "-S", ROOT, "-B", folder / "build", "-G", "Ninja",
+            f"-DCMAKE_PROJECT_INCLUDE={folder / 'stub.cmake'}", "-DSPECDEC_HOST=off",
+            "-DCMAKE_CXX_COMPILER_WORKS=1", f"-DCMAKE_CUDA_COMPILER={folder / 'nvcc'}",
+            f"-DTORCH_ROOT={Path(torch.__file__).parent}", *arguments,
+        ],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"CUDAARCHS": "", "PATH": path} | variables,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = SAID.search(done.stdout)
+    assert said, done.stdout
+    return said.groups()
+
+
+@pytest.mark.parametrize(
+    ("devices", "release", "arguments", "architectures"),
+    [
+        ((GPU,), "13.0", [], "native"),
+        ((GPU,), "12.4", [], "native"),
+        ((GPU,), "13.0", ["-DSPECDEC_CUDA=all"], ALL),
+        ((GPU,), "13.0", ["-DCMAKE_CUDA_ARCHITECTURES=75"], "75"),
+        (("No devices were found", 6), "13.0", [], ALL),
+        (("No devices found.",), "13.0", ["-DSPECDEC_CUDA=on"], ALL),
+        ((GPU, 1), "13.0", [], ALL),
+        (("", 127), "12.4", [], "80-real;90"),
+    ],
+)
+def test_kernels_are_built_for_the_device_of_the_machine(
+    tmp_path, devices, release, arguments, architectures
+):
+    named, minutes, cores = configure(tmp_path, *arguments, devices=devices, release=release)
+    assert named == architectures
+    assert int(minutes) == math.ceil(1.5 * (architectures.count(";") + 2) / int(cores))
+
+
+def test_the_variable_of_cmake_chooses_architectures(tmp_path):
+    """CMake reads it where it looks for the compiler, which has no stand-in."""
+    assert configure(tmp_path, devices=(GPU,), CUDAARCHS="90")[0] == ""
+
+
+def build(folder, program, **variables):
+    """A build by setup.py, of which pip would show nothing, and what its terminal shows."""
+    terminal, side = pty.openpty()
+
+    def take_terminal():
+        os.setsid()
+        os.close(os.open(os.ttyname(side), os.O_RDWR))
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, "build_ext", "--build-temp", str(folder / "build"),
+         "--build-lib", str(folder / "lib")],
+        cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=take_terminal,
+        env=os.environ | variables,
+    )  # fmt: skip
+    os.close(side)
+    try:
+        shown = os.read(terminal, 10000).decode()
+    except OSError:  # nothing was written
+        shown = ""
+    os.close(terminal)
+    return done, shown.replace("\r\n", "\n")
+
+
+RUN = "import runpy; runpy.run_path('setup.py', run_name='__main__')"
+HIDE = "import sys; sys.executable = '/nowhere/python'; sys.modules.update({'pybind11': None%s})\n"
+
+
+def test_missing_tools_are_named_in_one_line_before_anything_is_compiled(tmp_path):
+    done, _ = build(tmp_path, HIDE % ", 'torch': None" + RUN, PATH="/nowhere", CXX="")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "specdec-kernels cannot be built, install first: pip install 'cmake>=3.24' ninja "
+        "'pybind11>=3' 'torch>=2.10' and a C++ compiler (none of c++, g++, clang++ was found)"
+    )
+    done, _ = build(
+        tmp_path, HIDE % "" + RUN, PATH=f"{BIN}:{os.environ['PATH']}", CXX="no-g++ -m64"
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "specdec-kernels cannot be built, install first: pip install 'pybind11>=3' and a C++ "
+        "compiler (none of no-g++ was found)"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_compiled_is_shown_on_the_terminal(tmp_path):
+    program(tmp_path / "cmake", "-- other\n-- specdec-kernels: compiling\n-- done")
+    hide = f"import sys; sys.executable = {str(tmp_path / 'python')!r}\n"
+    done, shown = build(tmp_path, hide + RUN, PATH=f"{tmp_path}:{BIN}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert "-- other\n-- specdec-kernels: compiling\n-- done\n" in done.stdout
+    assert shown == "\nspecdec-kernels: compiling\n"
