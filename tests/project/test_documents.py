@@ -6,7 +6,8 @@ import re
 import pytest
 from specdec_hf.cli.app import app
 from specdec_hf.cli.prompts import read_prompts
-from support.sources import ROOT
+from specdec_vllm.settings import _NAMES
+from support.sources import NATIVE, PYTHON, ROOT
 from typer.main import get_command
 
 WIDTH = 120  # columns
@@ -81,6 +82,37 @@ def test_options_of_our_other_programs_exist():
             parameter = option.removeprefix("--")
             found = re.search(rf'"{option}"|^    {parameter}: ', (ROOT / program).read_text(), re.M)
             assert found, f"{program} has no {option}"
+
+
+# How sources read environment variables; those that only tests read are their own.
+READS = {
+    ".py": r"""["'](SPECDEC_[A-Z_]+)["']|environ(?:\.\w+)?[[(]["'](\w+)""",
+    ".sh": r"\$\{(\w+):-",
+    ".txt": r"ENV\{(\w+)\}",
+    "": r"^(\w+) *\?=",  # the Makefile
+} | dict.fromkeys((".h", ".cpp", ".cu", ".cuh"), r'getenv\("(\w+)"')
+
+
+def environment_variables():
+    """Those that the sources read."""
+    found = set(_NAMES)  # put together from parts
+    named = [ROOT / name for name in ("setup.py", "CMakeLists.txt", "Makefile", "bench/gpu.sh")]
+    for path in (*PYTHON, *NATIVE, *named):
+        if ROOT / "tests" not in path.parents:
+            for match in re.finditer(READS[path.suffix], path.read_text(), re.MULTILINE):
+                found.add(match[match.lastindex])
+    return found
+
+
+def test_the_table_of_environment_variables_is_complete():
+    page = (ROOT / "docs/command-line.md").read_text()
+    table = page.partition("## Environment variables")[2]
+    listed = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert listed == environment_variables()
 
 
 def test_the_printed_program_takes_the_first_half_of_each_category(tmp_path, monkeypatch):
