@@ -57,6 +57,8 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--gamma", "-1"], "--num-assistant-tokens must be in [0, 1024], got -1"),
     (["--prompt", "a", "--gamma", str(10**20)], "--num-assistant-tokens must be in [0, 1024]"),
     (["--prompt", "a", "--gamma", "3", "--drafter", "none"], "--num-assistant-tokens needs a draf"),
+    (["--prompt", "a", "--guard", "true"], "--guard must be one of auto, on, off, got 'true'"),
+    (["--prompt", "a", "--guard", "on", "--drafter", "none"], "--guard needs a drafter, but"),
     (["--prompt", "a", SCHEDULE, "x"], f"{SCHEDULE} must be one of constant, heuristic,"),
     (["--prompt", "a", SCHEDULE, "x", "--gamma", "0"], f"{SCHEDULE} must be one of constant"),
     (["--prompt", "a", SCHEDULE, "egag:beta=2"], f"{SCHEDULE}: beta must be a number in [0, 1]"),

@@ -143,6 +143,7 @@ def generate_command(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     rule: options.Rule = "auto",
+    guard: options.Guard = "auto",
     compile: options.Compile = False,
     fixed_width: options.FixedWidth = None,
     limit: options.Limit = None,
@@ -185,6 +186,7 @@ def chat_command(
     min_p: options.MinP = None,
     seed: options.Seed = None,
     rule: options.Rule = "auto",
+    guard: options.Guard = "auto",
     compile: options.Compile = False,
     fixed_width: options.FixedWidth = None,
 ) -> None:
@@ -218,6 +220,8 @@ def demo_command(
         compile=compile,
         json_file=json_file,
     )
+    options_taken = " --compile" if compile else ""
+    console.print(f"the same for a text of your own: generate --prompt TEXT{options_taken}")
 
 
 app.command("analyze")(no_traceback(analyze_command))

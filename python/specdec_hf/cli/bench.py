@@ -123,6 +123,7 @@ def bench(
     temperature: Temperatures = (),  # type: ignore[assignment]
     top_p: options.TopP = None,
     max_new_tokens: options.MaxNewTokens = 64,
+    guard: options.Guard = "auto",
     compile: options.Compile = False,
     fixed_width: options.FixedWidth = None,
     limit: PerCategory = None,
@@ -159,7 +160,7 @@ def bench(
     drafters = list(drafter) or default
     for sampling in samplings:  # each is completed
         plain = replace(common, sampling=sampling)
-        chosen = settings_of(plain, drafters, schedule, num_assistant_tokens)
+        chosen = settings_of(replace(plain, guard=guard), drafters, schedule, num_assistant_tokens)
         sources = [check(settings) for settings in (plain, *chosen)]
     prompts = first_of_each_category(read_prompts(questions), limit)
     sizes = once(batch_size, 1)

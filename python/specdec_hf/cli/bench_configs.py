@@ -109,6 +109,8 @@ def make_configs(
         words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]
         if schedule != "constant":
             words.append(schedule)
+        if settings.guard != "auto":
+            words.append(f"guard {settings.guard}")
         configs.append(
             Config(
                 ", ".join([*words, *last]),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
+from specdec_hf.cli.advice import in_options
 from specdec_hf.cli.terminal import console, visible
 
 if TYPE_CHECKING:
@@ -82,4 +83,4 @@ def _flagged(row: Row, category: str) -> str:
 
 
 def _remarks(rows: list[Row], remarks: list[str]) -> list[str]:
-    return [*remarks, *(f"{row.name}: {note}" for row in rows for note in row.notes)]
+    return [*remarks, *(f"{row.name}: {in_options(note)}" for row in rows for note in row.notes)]

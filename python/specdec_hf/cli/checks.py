@@ -26,6 +26,7 @@ MODEL_TREE_RULES = (
 )  # fmt: skip
 TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+GUARDS = {"auto": None, "on": True, "off": False}  # the argument guard of `generate`
 DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 LAYERS = "layers:"
 SCHEDULE = "--num-assistant-tokens-schedule"
@@ -51,6 +52,7 @@ class Settings:
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     seed: int | None = None
     rule: str = "auto"
+    guard: str = "auto"
     compile: bool = False
     fixed_width: int | None = None
 
@@ -88,6 +90,7 @@ def check(settings: Settings) -> Sources:
     if settings.seed is not None and not -(2**63) <= settings.seed < 2**63:
         fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
     check_choice("--dtype", settings.dtype, DTYPES)
+    check_choice("--guard", settings.guard, tuple(GUARDS))
     if settings.device is not None and not DEVICE.fullmatch(settings.device):
         fail(f"--device must be cpu, cuda, cuda:N or mps, got {settings.device!r}")
     if settings.system is not None:
@@ -136,13 +139,15 @@ def _check_drafting(settings: Settings) -> None:
         ("--num-assistant-tokens", drafts is not None),
         (SCHEDULE, schedule not in (None, "constant")),
         ("--tree", settings.tree is not None),
+        ("--guard", settings.guard != "auto"),
     ):
         if given and "none" in settings.drafter:
             fail(f"{option} needs a drafter, but --drafter is none")
         chains_serve = option == "--num-assistant-tokens" and _is_auto(settings)
         if given and option == "--tree" and _is_auto(settings):
             fail("--tree needs --drafter prompt_lookup or a draft model, such as layers:4")
-        if given and own_tree and option != SCHEDULE and not chains_serve:
+        its_own = option in ("--num-assistant-tokens", "--tree")
+        if given and own_tree and its_own and not chains_serve:
             fail(
                 f"{option} must not be given with --drafter {settings.drafter[0]}, which drafts "
                 "its own"

@@ -133,6 +133,15 @@ Rule = Annotated[
         "multi_draft_wor, multi_draft, top_k_plus_one, k_seq, traversal.",
     ),
 ]
+Guard = Annotated[
+    str,
+    typer.Option(
+        "--guard",
+        metavar="MODE",
+        help="on: drafts wait until plain decoding has paid for them, and pause where they are "
+        "slower. off: they begin in the second round. auto: on where that changes no text.",
+    ),
+]
 Compile = Annotated[
     bool,
     typer.Option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Column, Table
 from rich.text import Text
 
+from specdec_hf.cli.advice import in_options
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
 from specdec_hf.drafters.registry import DRAFTERS, usage
@@ -114,8 +115,13 @@ def print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
     console.print(title, style="bold")
     console.print(render(tokenizer, turn.steps, marks=marks_of(console)))
     console.print(figures(turn), style="dim")
+    print_notes(turn)
+
+
+def print_notes(turn: Turn) -> None:
+    """Print the remarks of the loop on an answer."""
     for note in turn.stats.notes:
-        console.print(f"note: {note}", style="dim")
+        console.print(f"note: {in_options(note)}", style="dim")
 
 
 def figures(turn: Turn) -> str:

@@ -14,7 +14,8 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specdec_hf.cli import interrupt
-from specdec_hf.cli.checks import Settings, Sources
+from specdec_hf.cli.advice import print_advice
+from specdec_hf.cli.checks import GUARDS, Settings, Sources
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.report import (
     collect_info,
@@ -68,6 +69,7 @@ def run(
         }  # fmt: skip
         if not interrupted and not isinstance(failure, BrokenPipeError):
             print_summary(summary)
+            print_advice(turns, loaded.model)
         content = {
             "info": collect_info(),
             **asdict(settings),
@@ -111,6 +113,7 @@ def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:
         tree=settings.tree,
         num_assistant_tokens_schedule=settings.num_assistant_tokens_schedule,
         rule=settings.rule,
+        guard=GUARDS[settings.guard],
         seed=settings.seed,
         compile=settings.compile,
         fixed_width=settings.fixed_width,
