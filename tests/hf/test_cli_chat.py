@@ -1,14 +1,19 @@
 """The command ``chat``: several turns, whose cache is kept where that is exact."""
 
+import io
+
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
+from specdec_hf.cli import chat, interrupt
 from specdec_hf.cli.chat import Conversation
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.run import encode
+from specdec_hf.cli.terminal import Terminal
+from specdec_hf.cli.trace import PieceStream
 from support import cli_models, hf_models
-from support.cli_models import folder, invoke, one_line_error, write_folder  # noqa: F401
+from support.cli_models import folder, invoke, one_line_error, says, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
@@ -24,8 +29,8 @@ def conversation():
     return Conversation(loaded, SpeculativeDecoder("prompt_lookup"), settings)
 
 
-def test_answers_are_those_of_the_whole_conversation(conversation, monkeypatch):
-    """With the cache of the last answer, and without."""
+def streams(conversation, monkeypatch):
+    """A list that grows by the cache that each answer is given."""
     given = []
     stream = conversation.decoder.stream
 
@@ -34,6 +39,12 @@ def test_answers_are_those_of_the_whole_conversation(conversation, monkeypatch):
         return stream(*arguments, **kwargs)
 
     monkeypatch.setattr(conversation.decoder, "stream", watched)
+    return given
+
+
+def test_answers_are_those_of_the_whole_conversation(conversation, monkeypatch):
+    """With the cache of the last answer, and without."""
+    given = streams(conversation, monkeypatch)
     model, tokenizer = conversation.loaded.model, conversation.loaded.tokenizer
     for number, text in enumerate(("Say it", "Again, please", "And now?")):
         if number == 2:
@@ -57,6 +68,79 @@ def test_chat_answers_every_line_of_standard_input(folder):  # noqa: F811
     assert lines == ["> Say :smile:", "> /help", "> Again [bold]", "> /reset", "> Once more"]
     assert result.output.count("4 tokens, ") == 3
     assert "/reset forgets the conversation" in result.output
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatch, error):
+    """Also where a library turned the interruption into an error of its own."""
+    conversation.answer("Say it")
+    feed, seen, given = PieceStream.feed, [], streams(conversation, monkeypatch)
+
+    def interrupted(pieces, step):
+        seen.append(feed(pieces, step))
+        if len(seen) == 3:
+            monkeypatch.setattr(interrupt.State, "seen", True)
+            raise error
+        return seen[-1]
+
+    monkeypatch.setattr(PieceStream, "feed", interrupted)
+    monkeypatch.setattr(chat, "read_messages", lambda interactive: iter(["Go on", "And now?"]))
+    assert chat._talk(conversation, interactive=True)
+    assert not interrupt.State.seen
+    said = [message["content"] for message in conversation.messages]
+    assert said[2:5:2] == ["Go on", "And now?"]
+    assert said[3] == "".join(piece for pieces in seen[:3] for piece, _ in pieces)
+    assert len(said[1]) == len(said[5]) == 12
+    assert [past is not None for past in given] == [True, False]  # the cache had changed
+    model, tokenizer = conversation.loaded.model, conversation.loaded.tokenizer
+    inputs = encode(tokenizer, conversation.messages[:-1], "cpu")
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0]
+    assert said[5] == tokenizer.decode(expected[inputs["input_ids"].shape[1] :])
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_words_are_not_broken_at_the_edge_of_a_terminal(conversation, monkeypatch, terminal):
+    shown = Terminal(file=io.StringIO(), force_terminal=terminal, width=20, color_system=None)
+    monkeypatch.setattr(chat, "console", shown)
+    monkeypatch.setattr(
+        PieceStream, "feed", lambda self, step: [("some ", "plain"), ("words ", "plain")]
+    )
+    steps = len(conversation.answer("Say it").steps)
+    text = shown.file.getvalue()
+    assert text.split() == ["some", "words"] * steps
+    assert (max(map(len, text.splitlines())) <= 20) is terminal
+
+
+def test_an_interruption_leaves_where_no_terminal_asks(conversation, monkeypatch):
+    monkeypatch.setattr(PieceStream, "feed", mock_interruption)
+    monkeypatch.setattr(chat, "read_messages", lambda interactive: iter(["Go on"]))
+    with pytest.raises(KeyboardInterrupt):
+        chat._talk(conversation, interactive=False)
+
+
+def mock_interruption(pieces, step):
+    raise KeyboardInterrupt
+
+
+def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
+    start = ("chat", "--model", folder, "--max-new-tokens", 2)
+    for text, first in (("/foo", "/foo"), ("/reset it", "/reset"), ("/", "/")):
+        result = invoke(*start, input=f"Hi\n{text}\n")
+        line = f"error: commands are /help, /reset, /exit, alone in a message, got {first}"
+        assert line in result.output.splitlines()
+        assert result.exit_code == 1  # the last message was not answered
+    result = invoke(*start, input="/etc/hosts is a file\n")
+    assert result.exit_code == 0, result.output
+    assert "2 tokens, " in result.output
+
+
+def test_an_answer_that_is_cut_says_so(folder, tmp_path):  # noqa: F811
+    result = invoke("chat", "--model", folder, "--max-new-tokens", 3, input="Hi\n")
+    assert "; cut at --max-new-tokens 3" in result.output
+    result = invoke(
+        "generate", "--model", folder, "--max-new-tokens", 500, "--prompt", "Hi", "--no-compare"
+    )
+    assert says(result, "; cut at the model's context")
 
 
 def test_chat_without_input_ends(folder):  # noqa: F811

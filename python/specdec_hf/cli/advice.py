@@ -72,7 +72,7 @@ def compile_hint(turns: Sequence[Turn], model: Any) -> str:
     return f"hint: {COMPILE}"
 
 
-def print_advice(turns: Sequence[Turn], model: Any) -> None:
-    """Print the last lines of a command."""
-    for line in filter(None, (verdict(turns), compile_hint(turns, model))):
+def print_advice(*lines: str) -> None:
+    """Print the last lines of a command that are not empty."""
+    for line in filter(None, lines):
         console.print(line, soft_wrap=True)

@@ -92,7 +92,7 @@ def no_traceback(command: Command) -> Command:
         except (Exception, KeyboardInterrupt) as error:
             if isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "format_message"):
                 raise
-            if interrupt.State.seen or isinstance(error, KeyboardInterrupt):
+            if interrupt.is_interruption(error):
                 fail("", INTERRUPTED)
             if isinstance(error, BrokenPipeError):
                 raise typer.Exit(FAILED) from None

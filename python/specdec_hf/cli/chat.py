@@ -11,10 +11,12 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from specdec_hf.cli.checks import Settings, Sources, check_text
+from specdec_hf.cli import interrupt
+from specdec_hf.cli.advice import compile_hint, print_advice
+from specdec_hf.cli.checks import Settings, Sources
+from specdec_hf.cli.messages import read_messages, refused
 from specdec_hf.cli.run import (
     begin_chat,
     encode,
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
     from specdec_hf.decode.generate import SpeculativeDecoder
     from specdec_hf.decode.streaming import Step
 
-PROMPT = "> "
-HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it."
+HELP = "/reset forgets the conversation, Ctrl-C stops an answer, and /exit or Ctrl-D ends the chat."
 
 
 class Conversation:
@@ -55,9 +56,11 @@ class Conversation:
 
         Raises:
             ValueError: the conversation is longer than the model's context; it is as before then.
+            KeyboardInterrupt: Ctrl-C; the conversation goes on from the begun answer.
         """
         from specdec_hf.cli.compare import Turn
         from specdec_hf.cli.trace import PieceStream, marks_of, styled
+        from specdec_hf.cli.word_wrap import WordWrap
         from specdec_hf.decode.streaming import run_stream
 
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -75,28 +78,39 @@ class Conversation:
             return_dict_in_generate=True,
         )
         marks, pieces = marks_of(console), PieceStream(self.loaded.tokenizer)
+        wrap = WordWrap(console.width if console.is_terminal else None)
 
         def show(step: Step) -> None:
             for piece, kind in pieces.feed(step):
-                console.print(styled(piece, kind, marks), end="", soft_wrap=True)
+                console.print(wrap.feed(styled(piece, kind, marks)), end="", soft_wrap=True)
 
-        steps, output = run_stream(stream, show)
-        console.print(styled(*pieces.rest(), marks), soft_wrap=True)
+        try:
+            steps, output = run_stream(stream, show)
+        except BaseException as error:
+            if interrupt.is_interruption(error):
+                stream.close()
+                console.print(wrap.rest(), soft_wrap=True)
+                self.past, self.cached = None, []  # the stream has changed the cache
+                self.messages = [*messages, self._said(pieces.tokens)]
+            raise
+        console.print(wrap.feed(styled(*pieces.rest(), marks)), end="", soft_wrap=True)
+        console.print(wrap.rest(), soft_wrap=True)
         turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began)
         if self.settings.do_sample:
             turn.seed = output.stats.seeds[0]
         sequence = output.sequences[0].tolist()
         self.past, self.cached = output.past_key_values, sequence[:-1]
-        said = self.loaded.tokenizer.decode(turn.tokens, skip_special_tokens=True)
-        self.messages = [*messages, {"role": "assistant", "content": said}]
+        self.messages = [*messages, self._said(turn.tokens)]
         return turn
+
+    def _said(self, tokens: list[int]) -> dict[str, str]:
+        text = self.loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+        return {"role": "assistant", "content": text}
 
 
 def chat(settings: Settings, sources: Sources) -> None:
     """Read messages from standard input until it ends, and answer each of them."""
     interactive = sys.stdin is not None and sys.stdin.isatty()
-    if interactive:
-        import readline  # noqa: F401  # gives input() editing and a history
     with progress_bar() as say:
         check_template = functools.partial(_check_template, sources.model.title)
         loaded = load_models(settings, sources, say, check_template)
@@ -117,29 +131,38 @@ def _check_template(title: str, tokenizer: Any, config: Any) -> None:
 
 
 def _talk(conversation: Conversation, interactive: bool) -> bool:
-    """Answer all messages; False where the last one was too long."""
+    """Answer all messages; False where the last one was too long or refused."""
     answered = True
-    for text in _messages(interactive):
+    turns: list[Turn] = []
+    for text in read_messages(interactive):
         if text == "/reset":
             conversation.reset()
         elif text == "/help":
             console.print(HELP, style="dim")
         else:
-            answered = _respond(conversation, text)
+            answered = not refused(text) and _respond(conversation, text, interactive, turns)
+    print_advice(compile_hint(turns, conversation.loaded.model))
     return answered
 
 
-def _respond(conversation: Conversation, text: str) -> bool:
-    from specdec_hf.cli.report import figures
+def _respond(conversation: Conversation, text: str, interactive: bool, turns: list[Turn]) -> bool:
+    """Answer a message, and add the answer to ``turns``; False where it was too long."""
+    from specdec_hf.cli.report import figures, print_notes
 
     try:
         turn = conversation.answer(text)
-    except ValueError as error:  # the next message, or /reset, may still fit
-        errors.print(visible(f"error: {error}"))
+    except BaseException as error:
+        if interactive and interrupt.is_interruption(error):
+            console.print("the answer was stopped; Ctrl-C again leaves", style="dim")
+            interrupt.forget()
+            return True
+        if not isinstance(error, ValueError):
+            raise
+        errors.print(visible(f"error: {error}"))  # the next message, or /reset, may still fit
         return False
+    turns.append(turn)
     console.print(figures(turn), style="dim")
-    for note in turn.stats.notes:
-        console.print(f"note: {note}", style="dim")
+    print_notes(turn)
     return True
 
 
@@ -149,31 +172,3 @@ def _greet(loaded: Loaded, interactive: bool) -> None:
     title = f"{loaded.title}, {loaded.dtype}, {loaded.model.device}"
     console.print(visible(f"{title}. {HELP}" if interactive else title), style="dim")
     console.print(legend(marks_of(console)))
-
-
-def _messages(interactive: bool) -> Iterator[str]:
-    """The user's messages: lines of standard input that are not blank."""
-    while True:
-        try:
-            line = input(PROMPT) if interactive else _next_line()
-        except EOFError:
-            if interactive:
-                console.print()
-            return
-        except UnicodeDecodeError:
-            fail("standard input is not UTF-8 text")
-        text = line.strip()
-        if text == "/exit":
-            return
-        if text:
-            check_text("the message", text)
-            if not interactive:
-                console.print(visible(f"{PROMPT}{text}"), style="bold", soft_wrap=True)
-            yield text
-
-
-def _next_line() -> str:
-    line = b"" if sys.stdin is None else sys.stdin.buffer.readline()
-    if not line:
-        raise EOFError
-    return line.decode("utf-8-sig")

@@ -25,6 +25,16 @@ class State:
     told = False
 
 
+def is_interruption(error: BaseException | None) -> bool:
+    """Whether Ctrl-C caused an error, which a library may have turned into one of its own."""
+    return State.seen or isinstance(error, KeyboardInterrupt)
+
+
+def forget() -> None:
+    """Go on after an interruption that was dealt with."""
+    State.seen = False
+
+
 def tell() -> None:
     """Print the line, once. Not through the console, which may hold a lock at this moment."""
     if not State.told:
@@ -42,8 +52,7 @@ def in_one_line() -> Iterator[None]:
         yield
     except BaseException as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # A library may have turned the interruption into an error of its own.
-        if State.seen or isinstance(error, KeyboardInterrupt):
+        if is_interruption(error):
             tell()
             raise SystemExit(EXIT) from None
         raise

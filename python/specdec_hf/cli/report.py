@@ -21,6 +21,8 @@ from specdec_hf.schedules.registry import SCHEDULES
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
 
+CUT = {"length": "--max-new-tokens {}", "context": "the model's context"}  # by stop reason
+
 
 def collect_info() -> dict[str, Any]:
     """What `info` prints, as plain values."""
@@ -138,6 +140,9 @@ def figures(turn: Turn) -> str:
         )
     else:
         line += "; nothing was drafted"
+    ended = turn.stats.sequences[0]
+    if ended.stop_reason in CUT:
+        line += f"; cut at {CUT[ended.stop_reason].format(ended.new_tokens)}"
     if turn.seed is not None:
         line += f"; seed {turn.seed}"
     return line

@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specdec_hf.cli import interrupt
-from specdec_hf.cli.advice import print_advice
+from specdec_hf.cli.advice import compile_hint, print_advice, verdict
 from specdec_hf.cli.checks import GUARDS, Settings, Sources
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.report import (
@@ -58,7 +58,7 @@ def run(
             _answer(prompt, where, settings, loaded, decoder, compare, turns, report)
     except (Exception, KeyboardInterrupt) as error:  # earlier answers are still shown and written
         failure = error
-    interrupted = isinstance(failure, KeyboardInterrupt) or interrupt.State.seen
+    interrupted = interrupt.is_interruption(failure)
     message = f"{prompt}: {str(failure) or type(failure).__name__}"
     summary: dict[str, Any] = {}
     if turns:
@@ -69,7 +69,7 @@ def run(
         }  # fmt: skip
         if not interrupted and not isinstance(failure, BrokenPipeError):
             print_summary(summary)
-            print_advice(turns, loaded.model)
+            print_advice(verdict(turns), compile_hint(turns, loaded.model))
         content = {
             "info": collect_info(),
             **asdict(settings),
