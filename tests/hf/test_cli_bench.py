@@ -1,16 +1,19 @@
 """The command ``bench`` measures what it names, on every prompt, and writes it twice."""
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf.cli import bench_configs, bench_figures, bench_runs, bench_synthetic
+from specdec_hf.cli import bench_configs, bench_figures, bench_runs, bench_synthetic, bench_tables
 from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
+from specdec_hf.cli.terminal import Terminal
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
@@ -170,6 +173,31 @@ def test_a_category_below_the_limit_is_flagged(monkeypatch):
 
     rows, _ = measured(monkeypatch, slow_in_b)
     assert rows[1].slow_categories == ["b"]
+
+
+def test_numbers_and_names_are_whole_in_eighty_columns(monkeypatch):
+    """In a pipe too, and the names where they are longer than a line."""
+    long = "eagle3:/a/folder/of names/that/is/long, " + ", ".join(["guard off"] * 5)
+    rows, _ = measured(monkeypatch, lambda *_: 1.0, ("peer", long))
+    names = [f"category {number}" for number in range(8)]
+    figures = dict(
+        tokens_per_second=1234.56, ratio=11.42, interval=(10.98, 11.88), median_ratio=11.83,
+        tokens_per_round=12.29, alpha=0.88, theorem=11.44, efficiency=0.98, loop_share=0.015,
+        identical=480, texts=480, categories=dict.fromkeys(names, 0.91),
+    )  # fmt: skip
+    rows[1:] = [replace(row, **figures) for row in rows[1:]]
+    shown = io.StringIO()
+    monkeypatch.setattr(bench_tables, "console", Terminal(file=shown, width=80))
+    bench_tables.print_report("a title " * 30, rows, ["a remark " * 30])
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert [line for line in lines if len(line) > 80] == [long] * 2
+    assert sum("|" in line or "│" in line for line in lines) == 0
+    header = next(line for line in lines if "tau" in line)
+    assert tuple(header.split()) == ("tokens/s", "ratio", "90", "%", *bench_tables.COLUMNS[4:])
+    row = ["1234.6", "11.42", "10.98-11.88", "11.83", "12.29", "0.88", "11.44", "0.98", "1.5%"]
+    assert lines[lines.index(long) + 1].split() == [*row, "480/480"]
+    flagged = " ".join(lines[lines.index(long, lines.index(long) + 1) + 1 :])
+    assert all(f"{name} 0.91 !" in " ".join(flagged.split()) for name in names)
 
 
 def test_a_machine_that_favours_who_comes_first_is_flagged(monkeypatch):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Column, Table
+from rich.columns import Columns
 
 from specdec_hf.cli.advice import in_options
 from specdec_hf.cli.terminal import console, visible
@@ -12,24 +13,40 @@ from specdec_hf.cli.terminal import console, visible
 if TYPE_CHECKING:
     from specdec_hf.cli.bench_figures import Row
 
+WIDTH, GAP = 80, "  "
 COLUMNS = (
     "config", "tokens/s", "ratio", "90 %", "median", "tau", "alpha", "bound", "eff.", "loop", "same"
 )  # fmt: skip
 
 
 def print_report(title: str, rows: list[Row], remarks: list[str]) -> None:
-    """Print the table of all configs, that of the categories, and the remarks."""
-    for heading, header, lines in _tables(title, rows):
-        table = Table(
-            *(Column(name, overflow="fold") for name in header),
-            title=visible(heading),
-            title_justify="left",
-        )
-        for cells in lines:
-            table.add_row(*map(visible, cells))
-        console.print(table)
+    """Print the figures of all configs, the ratios by category, and the remarks.
+
+    A config has a line of its own and its figures are below it, so that names and numbers are whole
+    where the output is `WIDTH` columns wide.
+    """
+    (heading, header, configs), *by_category = _tables(title, rows)
+    console.print(visible(heading), style="italic")
+    figures = [[cell.replace(" of ", "/") for cell in cells] for _, *cells in configs]
+    widths = [max(map(len, column)) for column in zip(header[1:], *figures, strict=True)]
+    _print_cells(header[1:], widths)
+    for row, numbers in zip(rows, figures, strict=True):
+        console.print(visible(row.name), style="bold", soft_wrap=True)
+        _print_cells(numbers, widths)
+    for heading, (_, *names), lines in by_category:
+        console.print(visible(heading), style="italic")
+        longest = max(len(category) for category, *_ in lines)
+        for number, name in enumerate(names, start=1):
+            console.print(visible(name), style="bold", soft_wrap=True)
+            ratios = [f"{cells[0]:<{longest}}  {cells[number]:<6}" for cells in lines]
+            console.print(Columns(map(visible, ratios), padding=(0, 2)), width=WIDTH)
     for remark in _remarks(rows, remarks):
         console.print(visible(remark), style="dim")
+
+
+def _print_cells(cells: Sequence[str], widths: Sequence[int]) -> None:
+    line = GAP.join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    console.print(line.rstrip(), soft_wrap=True)
 
 
 def markdown_text(title: str, rows: list[Row], remarks: list[str]) -> str:
