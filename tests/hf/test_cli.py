@@ -37,6 +37,7 @@ def test_generate_writes_the_text_that_it_printed(tmp_path):
     assert says(result, "greedy outputs identical yes")
     assert "tokens/s without" in result.output
     assert report["summary"]["ratio"] > 0
+    assert report["dtype"] == "float32"
 
 
 def test_generate_samples_with_a_model_drafter(folder, tmp_path):  # noqa: F811

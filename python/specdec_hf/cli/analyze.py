@@ -85,7 +85,7 @@ def analyze_command(
     system: options.System = None,
     model: options.ModelName = "embedded",
     drafter: Drafters = ["prompt_lookup"],  # noqa: B006  # typer copies it
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
     device: options.Device = None,
     gammas: Gammas = "3,7",
     max_new_tokens: options.MaxNewTokens = 48,

@@ -131,7 +131,7 @@ def generate_command(
     system: options.System = None,
     model: options.ModelName = "embedded",
     drafter: options.Drafters = options.DEFAULT_DRAFTERS,  # type: ignore[assignment]
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
     device: options.Device = None,
     num_assistant_tokens: options.NumAssistantTokens = None,
     tree: options.TreeShape = None,
@@ -174,7 +174,7 @@ def chat_command(
     system: options.System = None,
     model: options.ModelName = "embedded",
     drafter: options.Drafters = options.DEFAULT_DRAFTERS,  # type: ignore[assignment]
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
     device: options.Device = None,
     num_assistant_tokens: options.NumAssistantTokens = None,
     tree: options.TreeShape = None,
@@ -231,7 +231,7 @@ app.command("analyze")(no_traceback(analyze_command))
 @no_traceback
 def check_command(
     model: options.ModelName = "embedded",
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
     device: options.Device = None,
 ) -> None:
     """Show which caches fit a model.

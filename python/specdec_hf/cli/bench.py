@@ -66,7 +66,7 @@ Dtypes = Annotated[
     typer.Option(
         "--dtype",
         metavar="DTYPE",
-        help=f"{', '.join(DTYPES)}. May be repeated.  [default: float32]",
+        help=f"{', '.join(DTYPES)}. May be repeated.  [default: auto; float32 for random weights]",
     ),
 ]
 Peers = Annotated[
@@ -142,7 +142,7 @@ def bench(
     check_outputs([Path(questions)], json_file, markdown)
     if num_assistant_tokens is not None and num_assistant_tokens < 1:
         fail(f"--num-assistant-tokens must be at least 1, got {num_assistant_tokens}")
-    dtypes, peers = once(dtype, "float32"), once(peer, "prompt_lookup")
+    dtypes, peers = once(dtype, "auto"), once(peer, "prompt_lookup")
     for one in dtypes:
         check_choice("--dtype", one, DTYPES)
     for name in peers:

@@ -116,7 +116,7 @@ def _measure(
         rows = [replace(row, loop_share=None) for row in rows]
     report = {
         "title": title,
-        "dtype": settings.dtype,
+        "dtype": loaded.dtype,
         "batch_size": size,
         **sampling,
         "runs": runs,

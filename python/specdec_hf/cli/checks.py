@@ -42,7 +42,7 @@ class Settings:
 
     model: str = "embedded"
     drafter: Sequence[str] = (AUTO,)
-    dtype: str = "float32"
+    dtype: str = "auto"
     device: str | None = None
     system: str | None = None
     num_assistant_tokens: int | None = None

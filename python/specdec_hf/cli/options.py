@@ -66,7 +66,12 @@ Drafters = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16, float16 or auto.")
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        help="float32, bfloat16, float16, or auto, the dtype of the model's file.",
+    ),
 ]
 Device = Annotated[
     str | None,

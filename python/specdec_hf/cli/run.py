@@ -73,6 +73,7 @@ def run(
         content = {
             "info": collect_info(),
             **asdict(settings),
+            "dtype": loaded.dtype,
             "device": str(loaded.model.device),
             "rule": rule,
             "summary": summary,
