@@ -7,8 +7,19 @@ A wrong type is a TypeError, a number outside its range a ValueError; a bool is 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypeGuard
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name; empty where no name is close to it.
+
+    >>> did_you_mean("promt_lookup:3", ["ngram", "prompt_lookup"])
+    "; did you mean 'prompt_lookup'?"
+    """
+    close = get_close_matches(given.partition(":")[0].lower(), list(names), 1, 0.7)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def is_integer(value: Any) -> TypeGuard[int]:

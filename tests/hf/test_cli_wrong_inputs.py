@@ -120,6 +120,10 @@ BEFORE_TORCH = [
     (["--prompt", "a", *SEVERAL, "--drafter", "none"], "--drafter none must be the only one, got"),
     (["--prompt", "a", *SEVERAL, "--rule", "traversal"], "must be one of auto, target_only, match"),
     (["--prompt", "a", *SEVERAL, "--gamma", "0"], "must be at least 1 with several --drafter"),
+    (["--prompt", "a", "--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
+    (["--prompt", "a", "--drafter", "early_exits:2"], "did you mean 'early_exit'?"),
+    (["--prompt", "a", "--dtype", "float23"], "got 'float23'; did you mean 'float32'?"),
+    (["--prompt", "a", SCHEDULE, "optimum"], "got 'optimum'; did you mean 'optimal'?"),
     (["--prompt", "a", "--drafter", "layers:x"], "--drafter layers:N needs a number of layers"),
     (["--prompt", "a", "--drafter", "layers:0"], "--drafter layers:N needs a number of layers"),
 ]  # fmt: skip

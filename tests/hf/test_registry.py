@@ -31,13 +31,27 @@ def test_every_entry_names_its_class(name):
     [
         ("prompt_lookup:3", "drafter 'prompt_lookup' takes no value, got 'prompt_lookup:3'"),
         ("prompt_lookup:", "drafter must be prompt_lookup, got 'prompt_lookup:'"),
-        ("lookup", "drafter must be None, the name of a drafter"),
+        ("magic", "got 'magic'; drafters with a name are auto, prompt_lookup, "),
+        ("promt_lookup", "got 'promt_lookup'; did you mean 'prompt_lookup'?"),
+        ("Ngram:2", "got 'Ngram:2'; did you mean 'ngram'?"),
     ],
 )
 def test_a_wrong_name_is_refused(text, message):
     with pytest.raises(ValueError) as raised:
         generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=text)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "name"),
+    [("num_assistant_tokens_schedule", "heuristik", "heuristic"), ("rule", "blocks", "block")],
+)
+def test_a_schedule_or_rule_that_is_nearly_one_is_named(argument, given, name):
+    with pytest.raises(ValueError, match=rf"got '{given}'; did you mean '{name}'\?"):
+        generate(
+            hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter="prompt_lookup",
+            **{argument: given},
+        )  # fmt: skip
 
 
 class Observer:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from specdec_hf.arguments import did_you_mean
 from specdec_hf.cli.files import check_readable
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, find_model
@@ -283,7 +284,10 @@ def _named(drafter: str) -> Entry | None:
 def check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:
     """Refuse a value that is not among the choices."""
     if value not in choices:
-        fail(f"{option} must be one of {', '.join(choices)}{which}, got {value!r}")
+        fail(
+            f"{option} must be one of {', '.join(choices)}{which}, got {value!r}"
+            + did_you_mean(value, choices)
+        )
 
 
 def _find_drafter(name: str) -> Source | None:
@@ -300,7 +304,8 @@ def _find_drafter(name: str) -> Source | None:
     except ValueError as error:
         fail(f"--{error}")
     if entry is None:
-        return find_model("--drafter", name, other=OTHER_DRAFTERS)
+        hint = did_you_mean(name, [*DRAFTERS, "none", "embedded"])
+        return find_model("--drafter", name, other=OTHER_DRAFTERS, hint=hint)
     value, kinds = value_of(name), entry.value.split("|")
     if value and FILE in kinds and not ("N" in kinds and value.isdecimal()):
         check_readable("--drafter", Path(value))

@@ -66,13 +66,14 @@ def embedded_gguf() -> Path:
     return files[0]
 
 
-def find_model(option: str, name: str, other: str = "") -> Source:
+def find_model(option: str, name: str, other: str = "", hint: str = "") -> Source:
     """The model that an option names; exits with one line where there is none.
 
     Args:
         option: "--model" or "--drafter", for messages.
         name: embedded, a folder, a GGUF file, or a hub id in the local cache.
         other: what else the option may be, for messages.
+        hint: the end of a message about a name that names no model.
     """
     if name == "embedded":
         try:
@@ -92,9 +93,9 @@ def find_model(option: str, name: str, other: str = "") -> Source:
     if not HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         fail(
             f"{option} must be {other}embedded, a model folder, a GGUF file or a hub id such as "
-            f"org/name, got {name!r}"
+            f"org/name, got {name!r}{hint}"
         )
-    return Source(option, name, "folder", _cached(option, name, other))
+    return Source(option, name, "folder", _cached(option, name, other, hint))
 
 
 def _check_folder(what: str, path: Path) -> None:
@@ -116,7 +117,7 @@ def _check_gguf(option: str, path: Path) -> Path:
     return path
 
 
-def _cached(option: str, name: str, other: str) -> Path:
+def _cached(option: str, name: str, other: str, hint: str) -> Path:
     """The newest snapshot of a hub id in the local cache; nothing is downloaded."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -128,7 +129,7 @@ def _cached(option: str, name: str, other: str) -> Path:
     except LocalEntryNotFoundError:
         fail(
             f"{option} must be {other}embedded, a model folder, a GGUF file or a hub id in the "
-            f"local cache, got {name!r}; `hf download {name}` gets a hub id"
+            f"local cache, got {name!r}{hint or f'; `hf download {name}` gets a hub id'}"
         )
     _check_folder(f"{option}: {name} in the local cache", folder)
     return folder

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specdec_hf.arguments import did_you_mean
+
 
 def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str]) -> str:
     """The acceptance rule of a call.
@@ -22,7 +24,7 @@ def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str]) -> str:
     if rule not in supported:
         raise ValueError(
             f"rule must be 'auto', {', '.join(map(repr, supported))} with this drafter, "
-            f"got {rule!r}"
+            f"got {rule!r}{did_you_mean(rule, supported)}"
         )
     if rule == "greedy" and do_sample:
         raise ValueError(

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from specdec_hf.arguments import did_you_mean
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.models.cascade import Cascade
 from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.drafters.models.vertical_cascade import VerticalCascade
-from specdec_hf.drafters.registry import make_drafter, usages
+from specdec_hf.drafters.registry import DRAFTERS, make_drafter, usages
 from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.drafters.trees.eagle import EagleDrafter
 from specdec_hf.drafters.trees.tree_model import TreeModelDrafter
@@ -87,7 +88,10 @@ def _one_drafter(drafter: Any) -> Drafter | TreeDrafter | None:
         return ModelDrafter(drafter)
     made = make_drafter(drafter)
     if made is None:
-        raise ValueError(f"{_RULE}, got {drafter!r}; drafters with a name are {usages()}")
+        hint = did_you_mean(drafter, DRAFTERS)
+        raise ValueError(
+            f"{_RULE}, got {drafter!r}{hint or f'; drafters with a name are {usages()}'}"
+        )
     return made
 
 

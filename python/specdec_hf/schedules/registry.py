@@ -11,6 +11,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+from specdec_hf.arguments import did_you_mean
 from specdec_hf.schedules.base import Schedule
 
 
@@ -76,6 +77,7 @@ def make_schedule(given: str | Schedule) -> Schedule:
     if entry is None:
         raise ValueError(
             f"num_assistant_tokens_schedule must be one of {', '.join(SCHEDULES)}, got {given!r}"
+            + did_you_mean(given, SCHEDULES)
         )
     kind = _kind(entry)
     return kind(**(_parameters(name, kind, text) if colon else {}))
