@@ -129,9 +129,9 @@ def generate(
             that changes the text, which then depends on timing, a note says so. False: never, and
             drafting begins in the second round. A `BenefitGuard` has limits of your own.
         compile: whether forwards run on packed weights and compiled layers; see docs/compile.md.
-            The first call with a model takes longer, and a second copy of the weights of its linear
-            layers is kept as long as the model. A model that cannot be compiled runs eagerly, with
-            a warning that says why.
+            The first call with a model takes longer, unless `warm_up` was called before, and a
+            second copy of the weights of its linear layers is kept as long as the model. A model
+            that cannot be compiled runs eagerly, with a warning that says why.
         fixed_width: None, or how many tokens a row every forward has, those of the prompt included.
             In bfloat16 and float16 the text then does not depend on how much was drafted; see
             docs/compile.md#fixed-width.
