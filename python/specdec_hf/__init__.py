@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.models.cascade import HorizontalCascade
     from specdec_hf.drafters.models.early_exit import EarlyExitDrafter
     from specdec_hf.drafters.models.layer_skip import LayerSkipDrafter
+    from specdec_hf.drafters.models.layers import LayersDrafter
     from specdec_hf.drafters.models.model import ModelDrafter
     from specdec_hf.drafters.models.remote import RemoteDrafter, serve_drafter
     from specdec_hf.drafters.models.text import TextDrafter
@@ -77,6 +78,7 @@ __all__ = [
     "History",
     "HorizontalCascade",
     "LayerSkipDrafter",
+    "LayersDrafter",
     "LookaheadDrafter",
     "MedusaDrafter",
     "MedusaHeads",
@@ -150,6 +152,7 @@ _MODULES = {
     "drafters.trees.lookahead": ("LookaheadDrafter",),
     "drafters.models.early_exit": ("EarlyExitDrafter",),
     "drafters.models.layer_skip": ("LayerSkipDrafter",),
+    "drafters.models.layers": ("LayersDrafter",),
     "drafters.models.model": ("ModelDrafter",),
     "drafters.model_free.nasd": ("NasdDrafter",),
     "drafters.model_free.ngram": ("NgramDrafter",),

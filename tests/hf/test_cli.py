@@ -127,7 +127,7 @@ def test_a_schedule_chooses_the_depth_of_trees(folder, tmp_path, trees):  # noqa
 @pytest.mark.parametrize(
     ("drafters", "names"),
     [
-        (("prompt_lookup", "layers:1"), "prompt_lookup, model"),
+        (("prompt_lookup", "layers:1"), "prompt_lookup, layers"),
         (("lookahead", "prompt_lookup"), "lookahead, prompt_lookup"),
         (("token_recycling", "lookahead:2,3,2"), "token_recycling, lookahead"),
     ],

@@ -5,13 +5,11 @@ The first table is refused before torch does anything, the second before a weigh
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from specdec_hf.cli import checks
-from specdec_hf.cli.weights import with_fewer_layers
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.models.model import ModelDrafter
@@ -112,8 +110,8 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--model", "tests"], "--model: folder tests holds no model: config.json is"),
     (["--prompt", "a", "--model", "nope"], "or a hub id in the local cache, got 'nope'; `hf down"),
     (["--prompt", "a", "--model", "some/one"], "`hf download some/one` gets a hub id"),
-    (["--prompt", "a", "--drafter", "magic wand"], "layers:N, embedded, a model folder, a GGUF"),
-    (["--prompt", "a", "--drafter", "some/one"], "none, layers:N, embedded, a model folder, a"),
+    (["--prompt", "a", "--drafter", "magic wand"], "none, embedded, a model folder, a GGUF"),
+    (["--prompt", "a", "--drafter", "some/one"], "lists, none, embedded, a model folder, a"),
     (["--prompt", "a", "--drafter", "prompt_lookup:9"], "'prompt_lookup' takes no value, got 'pr"),
     (["--prompt", "a", "--drafter", "ngram:none"], "--drafter: cannot read none: No such file"),
     (["--prompt", "a", *SEVERAL, "--tree", "2"], "--tree must not be given with several --drafter"),
@@ -124,11 +122,12 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--drafter", "early_exits:2"], "did you mean 'early_exit'?"),
     (["--prompt", "a", "--dtype", "float23"], "got 'float23'; did you mean 'float32'?"),
     (["--prompt", "a", SCHEDULE, "optimum"], "got 'optimum'; did you mean 'optimal'?"),
-    (["--prompt", "a", "--drafter", "layers:x"], "--drafter layers:N needs a number of layers"),
-    (["--prompt", "a", "--drafter", "layers:0"], "--drafter layers:N needs a number of layers"),
+    (["--prompt", "a", "--drafter", "layers"], "drafter must be layers:N, got 'layers'"),
 ]  # fmt: skip
 BEFORE_WEIGHTS = [
-    (["--prompt", "a", "--drafter", "layers:99"], "layers:N: N must be in [1, 2], got 99"),
+    (["--prompt", "a", "--drafter", "layers:99"], "layers:N must have N in [1, 2], got 99"),
+    (["--prompt", "a", "--drafter", "layers:x"], "layers:N with a number of layers, got 'x'"),
+    (["--prompt", "a", "--drafter", "layers:0"], "layers must be at least 1, got 0"),
     (["--prompt", "a", "--drafter", "early_exit:99"], "layers must be below the target's 2 with"),
     (["--prompt", "a", "--drafter", "early_exit:2"], "layers must be below the target's 2 with"),
     (["--prompt", "a", "--drafter", "layer_skip:1-99"], "last must be below the target's 2 layers"),
@@ -221,9 +220,7 @@ def test_a_model_of_more_than_text_has_no_first_layers_to_draft_with(tmp_path):
     model = write_folder(tmp_path / "model")
     Gemma3Config().save_pretrained(model)
     asked = ("generate", "--prompt", "a", "--model", model, "--drafter", "layers:1")
-    assert "layers:N needs a model of text alone, got type 'gemma3'" in one_line_error(*asked)
-    with pytest.raises(ValueError, match="model must be one of text alone, got SimpleNamespace"):
-        with_fewer_layers(SimpleNamespace(config=Gemma3Config()), 1)
+    assert "drafter layers needs a model of text alone, got 'gemma3'" in one_line_error(*asked)
 
 
 def test_wrong_input_of_a_program_is_one_line_without_torch():

@@ -28,7 +28,7 @@ WITHOUT_DISTRIBUTION = {"merged trees"}
 def resolved(name, model, folder):
     """The drafter of a case."""
     arguments = drafter_cases.make(name, model, folder)
-    return resolve_drafter(arguments["drafter"], arguments.get("tree"))
+    return resolve_drafter(arguments["drafter"], arguments.get("tree"), model)
 
 
 def test_every_named_drafter_is_in_the_table():
@@ -85,13 +85,14 @@ def test_sampled_text_keeps_its_joint_distribution(name, ragged, tmp_path):
 @pytest.mark.parametrize("name", [n for n in drafter_cases.ALL if n not in WITHOUT_DISTRIBUTION])
 def test_a_wrong_distribution_is_rejected(name, tmp_path):
     """Negative control of every case above, with fewer texts."""
-    arguments = drafter_cases.make(name, target()[0], tmp_path)
+    model, _ = target()
+    arguments = drafter_cases.make(name, model, tmp_path)
     made, layout = arguments["drafter"], arguments.get("tree")
     if isinstance(layout, TrieTree):
-        parts = [with_wrong_distribution(resolve_drafter(one, None)) for one in made]
+        parts = [with_wrong_distribution(resolve_drafter(one, None, model)) for one in made]
         wrong = TrieDrafter(parts, layout)
     else:
-        wrong = with_wrong_distribution(resolve_drafter(made, layout))
+        wrong = with_wrong_distribution(resolve_drafter(made, layout, model))
     assert p_value(wrong, texts=900, ragged=True) < SIGNIFICANCE
 
 

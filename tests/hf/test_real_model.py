@@ -11,8 +11,8 @@ from specdec_hf.cli.weights import (
     embedded_gguf,
     load_embedded,
     load_folder,
-    with_fewer_layers,
 )
+from specdec_hf.drafters.models.layers import with_fewer_layers
 from support import hf_models
 from support.cli_models import invoke, says
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -164,7 +164,7 @@ def test_fewer_layers_share_weights(smollm):
     assert model.config.num_hidden_layers == 30
     names = dict(model.named_parameters())
     assert all(p.data_ptr() == names[n].data_ptr() for n, p in small.named_parameters())
-    with pytest.raises(ValueError, match=r"num_layers must be in \[1, 30\], got 31"):
+    with pytest.raises(ValueError, match=r"layers:N must have N in \[1, 30\], got 31"):
         with_fewer_layers(model, 31)
 
 

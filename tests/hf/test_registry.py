@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, TreeDraft, TreeDrafter, generate
+from specdec_hf import Drafter, LayersDrafter, TreeDraft, TreeDrafter, generate
 from specdec_hf.drafters.registry import DRAFTERS, class_of, entry_of, usage
 from support import hf_models
 
@@ -20,6 +20,7 @@ def test_every_entry_names_its_class(name):
     assert made.name == name
     for ability in ("draws", "reports_confidence", "several", "makes_forward"):
         assert getattr(made, ability, False) == getattr(entry, ability), ability
+    assert entry.is_model == issubclass(made, LayersDrafter)
     own_forward = issubclass(made, Drafter) and made.forward is not Drafter.forward
     assert entry.makes_forward or not own_forward
     assert entry.summary

@@ -73,6 +73,7 @@ NAMED: dict[str, Make] = {
     name: named(name) for name in ("auto", "prompt_lookup", "random", "suffix_automaton", *LEARNING)
 } | {
     "rest": datastore,
+    "layers": named("layers:1"),
     "early_exit": named("early_exit:1"),
     "layer_skip": named("layer_skip:1-1"),
     "eagle3": lambda target, folder: f"eagle3:{head_folder(target, folder)}",

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from specdec_hf.cli.weights import load_embedded, with_fewer_layers
+from specdec_hf.cli.weights import load_embedded
+from specdec_hf.drafters.models.layers import with_fewer_layers
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,

@@ -49,9 +49,8 @@ ABLATIONS = ("residual",)
 Drafters = Annotated[
     list[str],
     options.drafter_option(
-        "A name that --drafter help lists, layers:N (a separate draft model made of the model's "
-        "first N layers), or a model, named as for --model. Several are measured one after the "
-        "other."
+        "A name that --drafter help lists, or a model, named as for --model. Several are measured "
+        "one after the other."
     ),
 ]
 Seed = Annotated[
@@ -259,7 +258,7 @@ def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
     given = loaded.drafter if isinstance(loaded.drafter, list) else [loaded.drafter]
     drafters = {}
     for name, one in zip(names, given, strict=True):
-        drafter = resolve_drafter(one, None)
+        drafter = resolve_drafter(one, None, loaded.model)
         assert isinstance(drafter, Drafter)
         if REPLAY_RULE not in drafter.rules:
             fail(

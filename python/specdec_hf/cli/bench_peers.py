@@ -16,6 +16,11 @@ from specdec_hf.cli.bench_runs import Config
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, embedded_gguf
+from specdec_hf.drafters.models.layers import LayersDrafter
+from specdec_hf.drafters.models.model import ModelDrafter
+from specdec_hf.drafters.resolve import resolve_drafter
+
+MODELS = (ModelDrafter, LayersDrafter)  # of the target's vocabulary
 
 
 class LeftOutError(Exception):
@@ -37,7 +42,9 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
         arguments = {"prompt_lookup_num_tokens": CLI_NUM_ASSISTANT_TOKENS}
         return Config("prompt lookup, Transformers", arguments=arguments, single=True, peer=True)
     if name == "assisted":
-        assistant = next((d for d in loaded.drafters if isinstance(d, torch.nn.Module)), None)
+        drafters = (resolve_drafter(one, None, loaded.model) for one in loaded.drafters)
+        models = (getattr(one, "model", None) for one in drafters if type(one) in MODELS)
+        assistant = next(models, None)
         if assistant is None:
             raise LeftOutError("it needs a --drafter that is a model of the target's vocabulary")
         return Config(

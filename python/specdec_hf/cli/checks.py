@@ -29,9 +29,8 @@ TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 GUARDS = {"auto": None, "on": True, "off": False}  # the argument guard of `generate`
 DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
-LAYERS = "layers:"
 SCHEDULE = "--num-assistant-tokens-schedule"
-OTHER_DRAFTERS = "a name that --drafter help lists, none, layers:N, "
+OTHER_DRAFTERS = "a name that --drafter help lists, none, "
 # Where the drafts of several drafters become one tree: chains of each copying drafter, and nodes.
 TREE_CHAINS, TREE_NODES = 4, 15
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -183,7 +182,7 @@ def _check_abilities(settings: Settings) -> None:
                 f"{SCHEDULE} {kind} needs a drafter with a draft distribution or a confidence, got "
                 f"--drafter {name}"
             )
-        if isinstance(settings.tree, tuple) and not entry.several:
+        if isinstance(settings.tree, tuple) and not (entry.several or entry.is_model):
             fail(
                 "--tree needs a draft model or a drafter that drafts several chains, got "
                 f"--drafter {name}"
@@ -293,11 +292,6 @@ def check_choice(option: str, value: str, choices: tuple[str, ...], which: str =
 def _find_drafter(name: str) -> Source | None:
     """The model that one ``--drafter`` names; None for other drafters, which are checked."""
     if name == "none":
-        return None
-    if name.startswith(LAYERS):
-        layers = name.removeprefix(LAYERS)
-        if not (layers.isdecimal() and len(layers) < 5 and int(layers) > 0):
-            fail(f"--drafter layers:N needs a number of layers, got {name!r}")
         return None
     try:
         entry = entry_of(name)

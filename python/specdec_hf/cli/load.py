@@ -14,7 +14,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.cli.checks import LAYERS, Settings, Sources
+from specdec_hf.cli.checks import Settings, Sources
 from specdec_hf.cli.sources import MissingModelError, Source
 from specdec_hf.cli.terminal import fail
 from specdec_hf.cli.weights import (
@@ -23,7 +23,6 @@ from specdec_hf.cli.weights import (
     load_config,
     load_model,
     load_tokenizer,
-    with_fewer_layers,
 )
 from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.models.text import TextDrafter
@@ -104,8 +103,6 @@ def _load(
     tokenizer = load_tokenizer(path)
     if settings.system is not None and tokenizer.chat_template is None:
         fail(f"--system needs a chat template, which the tokenizer of {sources.model.title} lacks")
-    for name in settings.drafter:
-        _check_layers(name, config)
     drafts = []
     for found in filter(None, sources.drafters):
         draft_path, draft_config = read_config(found, say)
@@ -118,7 +115,7 @@ def _load(
     say(f"loading {sources.model.title}")
     model = load_model(path, device=device, dtype=dtype, progress=say)
     drafters: list[Any] = []
-    for name, source, made in zip(settings.drafter, sources.drafters, named, strict=True):
+    for source, made in zip(sources.drafters, named, strict=True):
         if source is not None:
             say(f"loading {source.title}")
             path, own_tokenizer = drafts.pop(0)
@@ -126,8 +123,6 @@ def _load(
             if own_tokenizer is not None:
                 drafter = TextDrafter(drafter, own_tokenizer, tokenizer)
             drafters.append(drafter)
-        elif name.startswith(LAYERS):
-            drafters.append(with_fewer_layers(model, int(name.removeprefix(LAYERS))))
         else:
             drafters.append(made)
     return Loaded(model, tokenizer, drafters, sources.model.title)
@@ -160,16 +155,6 @@ def read_config(source: Source, say: Say) -> tuple[Path, Any]:
             "does not list among causal language models"
         )
     return path, config
-
-
-def _check_layers(drafter: str, config: Any) -> None:
-    if not drafter.startswith(LAYERS):
-        return
-    if config.get_text_config(decoder=True) is not config:
-        fail(f"--drafter layers:N needs a model of text alone, got type {config.model_type!r}")
-    layers, total = int(drafter.removeprefix(LAYERS)), config.num_hidden_layers
-    if layers > total:
-        fail(f"--drafter layers:N: N must be in [1, {total}], got {layers}")
 
 
 def _own_tokenizer(

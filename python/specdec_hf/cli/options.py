@@ -60,9 +60,8 @@ ModelName = Annotated[
 Drafters = Annotated[
     list[str],
     drafter_option(
-        "A name that --drafter help lists, none, layers:N (a separate draft model made of the "
-        "model's first N layers), or a model, named as for --model. The drafts of several become "
-        "one tree."
+        "A name that --drafter help lists, none, or a model, named as for --model. The drafts of "
+        "several become one tree."
     ),
 ]
 Dtype = Annotated[

@@ -179,43 +179,6 @@ def _named_errors(what: str, path: Path) -> Iterator[None]:
         raise MissingModelError(f"cannot load {what} from {path}: {first_line}") from error
 
 
-def with_fewer_layers(model: Any, num_layers: int) -> Any:
-    """A drafter made of the first ``num_layers`` layers of ``model``; all weights are shared.
-
-    Raises:
-        ValueError: ``num_layers`` is not within [1, layers of the model], or the model has parts
-            that read no text.
-    """
-    if model.config.get_text_config(decoder=True) is not model.config:
-        raise ValueError(f"model must be one of text alone, got {type(model).__name__}")
-    total = model.config.num_hidden_layers
-    if not 1 <= num_layers <= total:
-        raise ValueError(f"num_layers must be in [1, {total}], got {num_layers}")
-    config = type(model.config).from_dict(
-        {**model.config.to_dict(), "num_hidden_layers": num_layers}
-    )
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:num_layers]
-    config._attn_implementation = model.config._attn_implementation
-    with torch.device("meta"):
-        small = type(model)(config)
-    wanted = dict(small.named_parameters()).keys() | dict(small.named_buffers()).keys()
-    shared = {name: tensor for name, tensor in model.state_dict().items() if name in wanted}
-    small.load_state_dict(shared, strict=False, assign=True)
-    small.tie_weights()
-    _share_buffers(model, small)
-    small.generation_config = model.generation_config
-    return small.eval()
-
-
-def _share_buffers(model: Any, small: Any) -> None:
-    """Let ``small`` share the non-persistent buffers (rotary frequencies) of ``model``."""
-    buffers = dict(model.named_buffers())
-    for name, _ in list(small.named_buffers()):
-        owner, _, leaf = name.rpartition(".")
-        small.get_submodule(owner).register_buffer(leaf, buffers[name], persistent=False)
-
-
 @contextlib.contextmanager
 def _gguf_progress(say: Callable[[str], None] | None, text: str) -> Iterator[None]:
     """Send the GGUF reader's own progress bar to ``say``; no setting of transformers mutes it."""

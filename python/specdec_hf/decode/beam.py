@@ -121,7 +121,7 @@ class BeamSearch:
 
     def __init__(self, model: Any, call: Call, options: Options) -> None:
         assert call.beams is not None
-        drafter = draft_model_of(call, options)
+        drafter = draft_model_of(model, call, options)
         self.gamma, self.width = draft_size(call, options)
         self.model, self.call, self.options = model, call, options
         self.started = options.clock()

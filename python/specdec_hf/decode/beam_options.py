@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options
+from specdec_hf.drafters.models.layers import LayersDrafter
 from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.hf_arguments.call import Call
@@ -34,7 +37,7 @@ def check_beam_options(call: Call, options: Options) -> None:
         raise ValueError(f"{', '.join(call.prefill.names)} cannot be given {beams}")
 
 
-def draft_model_of(call: Call, options: Options) -> ModelDrafter | None:
+def draft_model_of(model: Any, call: Call, options: Options) -> ModelDrafter | None:
     """The draft model of a beam search, None for beams without drafts.
 
     Raises:
@@ -42,8 +45,8 @@ def draft_model_of(call: Call, options: Options) -> ModelDrafter | None:
         ValueError: another drafter than a model, which has no beams.
     """
     assert call.beams is not None
-    drafter = resolve_drafter(options.drafter, None)
-    if drafter is None or type(drafter) is ModelDrafter:
+    drafter = resolve_drafter(options.drafter, None, model)
+    if drafter is None or type(drafter) is ModelDrafter or isinstance(drafter, LayersDrafter):
         return drafter
     raise ValueError(
         f"drafter must be None or a draft model with num_beams={call.beams.num_beams}, "

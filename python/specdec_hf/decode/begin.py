@@ -141,7 +141,7 @@ def _plan(model: Any, call: Call, options: Options) -> _Plan:
     started = options.clock()
     given = options
     options, notes = choose_drafter(model, call, options)
-    drafter = resolve_drafter(options.drafter, options.tree)
+    drafter = resolve_drafter(options.drafter, options.tree, model)
     check_options(call, options, drafter)
     rules = LOSSLESS_RULES if drafter is None else drafter.rules
     rule = resolve_rule(options.rule, call.do_sample, rules)

@@ -31,6 +31,7 @@ class Entry:
             drafter takes none.
         needs_value: whether there must be such a text.
         own_tree: whether it is a `TreeDrafter`, which drafts trees of its own.
+        is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
         makes_forward: as in `Drafter`.
         draws, reports_confidence, several: as in `Drafter`.
     """
@@ -41,6 +42,7 @@ class Entry:
     value: str = ""
     needs_value: bool = False
     own_tree: bool = False
+    is_model: bool = False
     makes_forward: bool = False
     draws: bool = False
     reports_confidence: bool = False
@@ -98,6 +100,15 @@ DRAFTERS: dict[str, Entry] = {
         "NasdDrafter",
         "counts n-grams of the text and of the target's most likely next tokens",
         several=True,
+    ),
+    "layers": Entry(
+        "models",
+        "LayersDrafter",
+        "the model's first N layers as a draft model with a cache of its own",
+        value="N",
+        needs_value=True,
+        is_model=True,
+        draws=True,
     ),
     "early_exit": Entry(
         "models",

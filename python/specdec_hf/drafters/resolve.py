@@ -10,6 +10,7 @@ import torch
 from specdec_hf.arguments import did_you_mean
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.models.cascade import Cascade
+from specdec_hf.drafters.models.layers import LayersDrafter
 from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.drafters.models.vertical_cascade import VerticalCascade
 from specdec_hf.drafters.registry import DRAFTERS, make_drafter, usages
@@ -45,11 +46,14 @@ def check_drafter_types(drafter: Any) -> None:
             raise TypeError(f"{_RULE}, got {_named(one)}")
 
 
-def resolve_drafter(drafter: Any, layout: Layout | None) -> Drafter | TreeDrafter | None:
+def resolve_drafter(
+    drafter: Any, layout: Layout | None, model: Any
+) -> Drafter | TreeDrafter | None:
     """The drafter of a call; None for plain decoding.
 
     Args:
         drafter: the argument of `generate`.
+        model: the target, of which ``layers:N`` makes a draft model.
         layout: of the trees to draft; None for chains, and for drafters with trees of their own.
 
     Raises:
@@ -59,16 +63,16 @@ def resolve_drafter(drafter: Any, layout: Layout | None) -> Drafter | TreeDrafte
         OSError: a file of a named drafter that cannot be read.
     """
     if layout is not None:
-        return _tree_drafter(drafter, layout)
+        return _tree_drafter(drafter, layout, model)
     if isinstance(drafter, list | tuple):
-        return _cascade(drafter)
-    return _one_drafter(drafter)
+        return _cascade(drafter, model)
+    return _one_drafter(drafter, model)
 
 
-def _cascade(drafters: Sequence[Any]) -> Drafter:
+def _cascade(drafters: Sequence[Any], target: Any) -> Drafter:
     """Draft models from large to small, each of which drafts for the one before it."""
     models = drafters[:-1]
-    last = _one_drafter(drafters[-1]) if drafters else None
+    last = _one_drafter(drafters[-1], target) if drafters else None
     if not models or not all(map(is_language_model, models)) or not isinstance(last, Drafter):
         raise ValueError(
             f"{_RULE}, got {_named(drafters)}; several drafters need tree, unless they are draft "
@@ -79,7 +83,9 @@ def _cascade(drafters: Sequence[Any]) -> Drafter:
     return last
 
 
-def _one_drafter(drafter: Any) -> Drafter | TreeDrafter | None:
+def _one_drafter(drafter: Any, target: Any) -> Drafter | TreeDrafter | None:
+    if isinstance(drafter, LayersDrafter):
+        drafter.draft_for(target)
     if drafter is None or isinstance(drafter, Drafter | TreeDrafter):
         return drafter
     check_drafter_types(drafter)
@@ -92,12 +98,12 @@ def _one_drafter(drafter: Any) -> Drafter | TreeDrafter | None:
         raise ValueError(
             f"{_RULE}, got {drafter!r}{hint or f'; drafters with a name are {usages()}'}"
         )
-    return made
+    return _one_drafter(made, target)
 
 
-def _tree_drafter(drafter: Any, layout: Layout) -> TreeDrafter:
+def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> TreeDrafter:
     given = list(drafter) if isinstance(drafter, list | tuple) else [drafter]
-    resolved = [one for one in map(_one_drafter, given) if one is not None]
+    resolved = [made for one in given if (made := _one_drafter(one, target)) is not None]
     if not resolved or len(resolved) < len(given):
         raise ValueError(f"drafter must be given with tree, got {_named(drafter)}")
     if isinstance(layout, TrieTree):

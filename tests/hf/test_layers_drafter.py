@@ -1,0 +1,96 @@
+"""Drafter ``layers:N``: the target's first layers as a draft model of their own."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from specdec_hf import EagleTree, LayersDrafter, TrieTree, generate
+from specdec_hf.cli.bench_peers import LeftOutError, make_peer
+from specdec_hf.cli.load import Loaded
+from support import encoder_models, hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "layers:1"},
+        {"drafter": "layers:1", "cache": "dynamic"},
+        {"drafter": "layers:1", "tree": (2, 1)},
+        {"drafter": "layers:1", "tree": EagleTree(2, 3, 5)},
+        {"drafter": ["layers:1", "prompt_lookup"], "tree": TrieTree(2, 3, 5)},
+        {"drafter": LayersDrafter(1)},
+        {"drafter": LayersDrafter(1), "tree": (2, 1)},
+    ],
+    ids=["name", "dynamic", "tree", "eagle", "trie", "drafter", "drafter-tree"],
+)
+def test_the_first_layers_draft_chains_and_trees(options):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((7,))
+    out = generate(model, **inputs, **GREEDY, **options, guard=False, return_dict_in_generate=True)
+    assert torch.equal(out.sequences, model.generate(**inputs, **GREEDY))
+    assert out.stats.drafted > 0
+
+
+def test_the_first_layers_draft_beams():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((7,))
+    beams = {**GREEDY, "num_beams": 2}
+    out = generate(
+        model, **inputs, **beams, drafter="layers:1", guard=False, return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, model.generate(**inputs, **beams))
+    assert (out.stats.drafter, out.stats.drafted > 0) == ("layers", True)
+
+
+def draft_model(model, text="layers:1"):
+    drafter = LayersDrafter.from_text(text.partition(":")[2])
+    drafter.draft_for(model)
+    return drafter.model
+
+
+def test_calls_share_the_draft_model_until_weights_are_moved():
+    """So that its self-check, its graphs and its measured costs are those of earlier calls."""
+    model, inputs = hf_models.build("llama"), hf_models.prompts((7,))
+    generate(model, **inputs, **GREEDY, drafter="layers:1")
+    small = draft_model(model)
+    assert draft_model(model) is small
+    assert draft_model(model, "layers:2") is not small
+    assert {p.data_ptr() for p in small.parameters()} < {p.data_ptr() for p in model.parameters()}
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    assert draft_model(model) is small
+    model.to(torch.bfloat16)
+    moved = draft_model(model)
+    assert moved is not small
+    assert moved.dtype == torch.bfloat16
+    generate(model, **inputs, **GREEDY, drafter="layers:1")
+    watched = weakref.ref(model)
+    del model, small, moved
+    gc.collect()
+    assert watched() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "message"),
+    [
+        (lambda: hf_models.tiny("llama"), "layers:9", r"must have N in \[1, 2\], got 9"),
+        (lambda: hf_models.tiny("llama"), "layers:x", "with a number of layers, got 'x'"),
+        (lambda: hf_models.tiny("llama"), "layers", "drafter must be layers:N, got 'layers'"),
+        (lambda: encoder_models.tiny("t5"), "layers:1", "needs a model of text alone, got 't5'"),
+    ],
+    ids=["too-many", "no-number", "none", "encoder"],
+)
+def test_what_makes_no_draft_model_is_refused(make, text, message):
+    with pytest.raises(ValueError, match=message):
+        generate(make(), **hf_models.prompts((5,)), drafter=text, max_new_tokens=2)
+
+
+def test_bench_compares_with_assisted_generation_by_the_same_draft_model():
+    model = hf_models.tiny("llama")
+    for drafters in ([LayersDrafter(1)], ["auto", None, draft_model(model)]):
+        peer = make_peer("assisted", Loaded(model, None, drafters, "tiny"), None)
+        assert peer.arguments["assistant_model"] is draft_model(model)
+    with pytest.raises(LeftOutError, match="needs a --drafter that is a model"):
+        make_peer("assisted", Loaded(model, None, ["prompt_lookup"], "tiny"), None)
