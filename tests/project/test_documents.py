@@ -86,7 +86,7 @@ def test_options_of_our_other_programs_exist():
 
 # How sources read environment variables; those that only tests read are their own.
 READS = {
-    ".py": r"""["'](SPECDEC_[A-Z_]+)["']|environ(?:\.\w+)?[[(]["'](\w+)""",
+    ".py": r"""["'](SPECDEC_[A-Z_]+)["']|environ(?:\.\w+)?[\[(]["'](\w+)""",
     ".sh": r"\$\{(\w+):-",
     ".txt": r"ENV\{(\w+)\}",
     "": r"^(\w+) *\?=",  # the Makefile
