@@ -1,4 +1,4 @@
-"""Heads in the package: each serves the weights that it was trained for and no others."""
+"""Heads in the package: each serves the weights it was trained for, and others that are close."""
 
 import copy
 import json
@@ -7,9 +7,11 @@ import re
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.drafters.trees.auto import AutoDrafter
-from specdec_hf.heads import shipped
+from specdec_hf.drafters.trees.auto import BENEFIT_OF_HEAD, AutoDrafter
+from specdec_hf.heads import agreement, shipped
+from specdec_hf.heads.agreement import Sample, agreement_of
 from specdec_hf.heads.files import load_head, save_head
+from specdec_hf.heads.training.unrolled import loss_of
 from support import heads, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
@@ -163,9 +165,175 @@ def test_the_page_gives_the_command_of_the_shipped_head():
     assert f"\n{command}\n" in (ROOT / "docs" / "heads.md").read_text()
 
 
+TEXT = Sample([6, 10, 5, 6, 9, *[5] * 11, 7, *[5] * 11, 8, *[5] * 4, 8, 5, 8, 8, 5, 8, 8, 6], 4)
+
+
+@pytest.fixture
+def trained_head(target, head):
+    """The shipped head after a few steps on a text that lies beside it."""
+    trained = heads.head_for(target)
+    batch = heads.text_batch(target, trained.config.layers, list(TEXT.tokens))
+    optimizer = torch.optim.Adam(trained.parameters(), 0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss_of(trained, batch, 1)[0].backward()
+        optimizer.step()
+    save_head(trained, head, torch.float32)
+    config = json.loads((head / "config.json").read_text()) | {shipped.TARGET_NAME: "tiny (Q4_1)"}
+    (head / "config.json").write_text(json.dumps(config))
+    shipped.record_target(head, target, TEXT)
+    return head
+
+
+SERVED = (
+    r"the head that is shipped for tiny \(Q4_1\) drafts for other weights: it agrees with {} of a "
+    "sample"
+)
+REFUSED = (
+    r"a head is shipped for tiny \(Q4_1\), which has this model's sizes but other weights; {}so it "
+    "does not draft"
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_close_weights_are_served_and_the_text_is_theirs(dtype, target, trained_head):
+    close = hf_models.with_noise(target, 0.02).to(dtype)
+    inputs = hf_models.prompts((9,), vocab_size=11)
+    how = dict(max_new_tokens=12, do_sample=False)
+    drafter = AutoDrafter()
+    out = generate(
+        close, **inputs, **how, drafter=drafter, guard=False, return_dict_in_generate=True
+    )
+    assert drafter.chosen.startswith("eagle3, ")
+    assert drafter.expected_benefit == BENEFIT_OF_HEAD
+    assert any(re.fullmatch(SERVED.format(r"8\d%"), note) for note in out.stats.remarks)
+    assert out.sequences.tolist() == close.generate(**inputs, **how).tolist()
+
+
+def test_its_own_weights_are_served_without_a_check_or_a_note(target, trained_head, monkeypatch):
+    monkeypatch.setattr(shipped, "agreement_of", None)
+    assert shipped.find_head(target) == (trained_head, None)
+
+
+def test_weights_that_disagree_have_no_head_and_the_call_says_so(trained_head):
+    chosen, out = run(hf_models.build("llama", seed=1, vocab_size=11))
+    assert "eagle3" not in chosen
+    note = REFUSED.format(r"it agrees with \d% of a sample only, ")
+    assert any(re.fullmatch(note, one) for one in out.stats.remarks)
+
+
+def without_hidden_states(target, folder):
+    forward = target.model.forward
+    target.model.forward = lambda ids, use_cache, **other: forward(ids, use_cache=use_cache)
+
+
+def without_a_sample(target, folder):
+    (folder / agreement.SAMPLE).unlink()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [without_hidden_states, without_a_sample, lambda target, folder: target.to("meta")],
+    ids=["no hidden states", "no sample", "no weights in memory"],
+)
+def test_where_nothing_can_be_measured_there_is_no_head_and_no_figure(change, trained_head, target):
+    one_number(target)
+    change(target, trained_head)
+    found = shipped.find_head(target)
+    assert found.folder is None
+    assert re.fullmatch(REFUSED.format(""), found.note)
+
+
+def test_a_model_of_fewer_layers_is_another_model(trained_head):
+    assert shipped.find_head(hf_models.build("llama", vocab_size=11, layers=1)) == (None, None)
+
+
+def test_the_agreement_is_that_of_the_first_drafts(target, trained_head):
+    close, tokens = hf_models.with_noise(target, 0.02), list(TEXT.tokens)
+    head = load_head(trained_head)
+    head.borrow(close)
+    choices = close(torch.tensor([tokens])).logits[0].argmax(dim=-1).tolist()
+    ends = range(TEXT.answer, len(tokens) + 1)
+    drafts = [
+        int(head.tokens[heads.expected_logits(close, head, tokens[:end], []).argmax()])
+        for end in ends
+    ]
+    share = sum(d == choices[end - 1] for d, end in zip(drafts, ends, strict=True)) / len(ends)
+    assert agreement_of(load_head(trained_head), close, TEXT) == pytest.approx(share)
+
+
+def test_the_check_leaves_no_trace_and_is_made_once_for_the_same_weights(
+    target, trained_head, monkeypatch
+):
+    close = hf_models.with_noise(target, 0.02).train()
+    hidden = []
+    close.model.layers[0].register_forward_hook(lambda *args: hidden.append(args))
+
+    def state():
+        modules = [sorted(vars(module)) for module in close.modules()]
+        hooks = [list(module._forward_hooks) for module in close.modules()]
+        return modules, hooks, close.model.training, torch.get_rng_state().tolist()
+
+    before = state()
+    found = shipped.find_head(close)
+    assert found.folder == trained_head
+    assert (state(), hidden) == (before, [])
+    with monkeypatch.context() as patched:
+        patched.setattr(shipped, "agreement_of", None)
+        assert shipped.find_head(close) == found
+    close.load_state_dict(hf_models.build("llama", seed=1, vocab_size=11).state_dict())
+    assert shipped.find_head(close).folder is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "list indices"),
+        (
+            '{"tokens": [1, 11], "answer": 2}',
+            r"tokens\[1\] must be an integer in \[0, 10\], got 11",
+        ),
+        ('{"tokens": [1, 2], "answer": 3}', r"answer must be an integer in \[2, 2\], got 3"),
+    ],
+)
+def test_a_damaged_sample_is_refused_by_name(content, message, target, trained_head):
+    one_number(target)
+    (trained_head / agreement.SAMPLE).write_text(content)
+    with pytest.raises(ValueError, match=rf"cannot read a head's .*sample\.json: .*{message}"):
+        shipped.find_head(target)
+
+
 @pytest.mark.model
 def test_the_embedded_model_has_a_head():
     model = hf_models.smollm()[0]
     name = "SmolLM2-135M-Instruct"
     found = [shipped.head_for(one) for one in (model, copy.deepcopy(model).bfloat16())]
     assert [folder.name for folder in found] == [name, name]
+
+
+@torch.no_grad()
+def rounded_otherwise(model):
+    """A copy whose weights differ by the rounding of Q4_1, which has 16 levels in a block of 32."""
+    copied = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    for weight in copied.parameters():
+        if weight.ndim == 2:
+            blocks = weight.view(-1, 32)
+            step = (blocks.amax(1, keepdim=True) - blocks.amin(1, keepdim=True)) / 15
+            blocks += step * (torch.rand(blocks.shape, generator=generator) - 0.5)
+    return copied
+
+
+@pytest.mark.model
+def test_the_weights_before_rounding_have_the_head_and_random_ones_of_these_sizes_none():
+    model = hf_models.smollm()[0]
+    close = shipped.find_head(rounded_otherwise(model).bfloat16())
+    assert close.folder == SHIPPED[0]
+    assert "SmolLM2-135M-Instruct (Q4_1) drafts for other weights: it agrees with 4" in close.note
+    state = torch.get_rng_state()
+    random = type(model)(model.config).eval()
+    torch.set_rng_state(state)
+    other = shipped.find_head(random)
+    assert other.folder is None
+    assert "it agrees with 0% of a sample only, so it does not draft" in other.note

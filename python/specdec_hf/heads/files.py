@@ -133,7 +133,8 @@ def load_head(folder: str | Path) -> Eagle3Head:
     if len(tensors) < len(read):
         twice = sorted(name for name in read.keys() & tensors.keys() if _renamed_too(name, read))
         raise ValueError(f"{folder / WEIGHTS} holds {', '.join(twice)} in two spellings")
-    head = Eagle3Head(config)
+    with torch.random.fork_rng(devices=[]):  # the weights that replace these are no random ones
+        head = Eagle3Head(config)
     optional = {"t2d"}
     if config.target_hidden_size == config.layer.hidden_size:
         optional |= {_OUTPUT, _EMBEDDINGS}  # the target's will do

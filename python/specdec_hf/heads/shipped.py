@@ -1,7 +1,7 @@
 """The EAGLE-3 head of a target: one that lies beside it, or one that this package ships.
 
-A head that is shipped serves the weights that it was trained for and no others. They are known by
-a digest, which `record_target` writes into the head's config.json.
+A shipped head drafts for the weights that it was trained for, which are known by a digest, and for
+other weights of these sizes that agree with it on a text that lies beside it.
 """
 
 from __future__ import annotations
@@ -10,41 +10,112 @@ import hashlib
 import json
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from specdec_hf.arguments import check_integers
+from specdec_hf.heads.agreement import (
+    LEAST_AGREEMENT,
+    Sample,
+    agreement_of,
+    read_sample,
+    write_sample,
+)
 from specdec_hf.heads.base import state_of
-from specdec_hf.heads.files import CONFIG, checked_size, read_config
+from specdec_hf.heads.files import CONFIG, checked_size, load_head, read_config
 
 HEAD_FOLDER = "specdec_head"  # in the folder of a target
 SHIPPED = Path(__file__).parent / "shipped"  # a folder for each head
-TARGET = "target_digest"  # in config.json
+TARGET, TARGET_NAME = "target_digest", "target_name"  # in config.json
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 # By model: the state of its weights, and their digest.
 _digests: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+# By model: a head's folder, the digest of the model's weights, and how often the two agree.
+_Key = tuple[Path, str]
+_agreements: weakref.WeakKeyDictionary[Any, tuple[_Key, float | None]] = weakref.WeakKeyDictionary()
+
+
+class FoundHead(NamedTuple):
+    """What was found for a target.
+
+    Attributes:
+        folder: of the head, or None.
+        note: says that a head is shipped for other weights of these sizes, and whether it drafts.
+    """
+
+    folder: Path | None = None
+    note: str | None = None
 
 
 def head_for(model: Any) -> Path | None:
-    """The folder of the head for a target, or None.
+    """The folder of the head for a target, or None; `find_head` also says why."""
+    return find_head(model).folder
+
+
+def find_head(model: Any) -> FoundHead:
+    """The head for a target.
 
     It is the folder ``specdec_head`` of the folder that the target was loaded from, else that of
-    the shipped head for these weights. What lies beside the target is not compared with it.
+    the shipped head for these weights, else that of a shipped head for other weights of the same
+    sizes that is accepted often enough. What lies beside the target is not compared with it.
 
     Raises:
-        ValueError: a shipped head whose config.json cannot be read or names no target.
+        ValueError: a shipped head whose files cannot be read or that names no target.
     """
     name = getattr(model.config, "_name_or_path", None)
     if name and (Path(name) / HEAD_FOLDER).is_dir():
-        return Path(name) / HEAD_FOLDER
+        return FoundHead(Path(name) / HEAD_FOLDER)
+    others = []
     for folder in shipped_heads():
         config = read_config(folder)
         wanted = config.get(TARGET)
         if not isinstance(wanted, str):
             raise ValueError(f"{folder / CONFIG} must hold {TARGET}, got {wanted!r}")
-        if _has_sizes(model, config) and digest_of(model) == wanted:
-            return folder
-    return None
+        if _has_sizes(model, config):
+            if digest_of(model) == wanted:
+                return FoundHead(folder)
+            others.append(folder)
+    found = FoundHead()
+    for folder in others:
+        found = _for_other_weights(model, folder)
+        if found.folder is not None:
+            break
+    return found
+
+
+def _for_other_weights(model: Any, folder: Path) -> FoundHead:
+    agreement = _agreement(model, folder)
+    name = target_name(folder)
+    if agreement is not None and agreement >= LEAST_AGREEMENT:
+        return FoundHead(
+            folder,
+            f"the head that is shipped for {name} drafts for other weights: it agrees with "
+            f"{agreement:.0%} of a sample",
+        )
+    reason = "so it does not draft"
+    if agreement is not None:
+        reason = f"it agrees with {agreement:.0%} of a sample only, {reason}"
+    return FoundHead(
+        None,
+        f"a head is shipped for {name}, which has this model's sizes but other weights; {reason}",
+    )
+
+
+def _agreement(model: Any, folder: Path) -> float | None:
+    """How often a head agrees with a model; None where that cannot be found out."""
+    digest = digest_of(model)
+    if digest is None:
+        return None
+    key = folder, digest
+    known = _agreements.get(model)
+    if known is None or known[0] != key:
+        head = load_head(folder)
+        sample = read_sample(folder, head.config.vocab_size)
+        agreement = None if sample is None else agreement_of(head, model, sample)
+        known = _agreements[model] = key, agreement
+    return known[1]
 
 
 def shipped_heads() -> list[Path]:
@@ -52,13 +123,27 @@ def shipped_heads() -> list[Path]:
     return sorted(file.parent for file in SHIPPED.glob(f"*/{CONFIG}"))
 
 
+def target_name(folder: Path) -> str:
+    """The target that a shipped head was trained for, with the format of its weights.
+
+    Raises:
+        ValueError: a config.json that cannot be read.
+    """
+    return str(read_config(folder).get(TARGET_NAME, folder.name))
+
+
 def is_shipped(folder: Path) -> bool:
     """Whether a head's folder is of this package: its head was measured with its target."""
     return folder.parent == SHIPPED
 
 
-def record_target(folder: Path, model: Any) -> None:
-    """Write the digest of a head's target into its config.json.
+def record_target(folder: Path, model: Any, sample: Sample | None = None) -> None:
+    """Write the digest of a head's target into its config.json, and a text beside it.
+
+    Args:
+        folder: of the head.
+        model: its target.
+        sample: a text of the target; without it, the head drafts for no other weights.
 
     Raises:
         ValueError: a folder without a config.json, or a target whose weights cannot be read.
@@ -68,6 +153,8 @@ def record_target(folder: Path, model: Any) -> None:
         raise ValueError(f"the weights of {type(model).__name__} must be plain tensors in memory")
     config = read_config(folder) | {TARGET: digest}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    if sample is not None:
+        write_sample(folder, sample)
 
 
 def digest_of(model: Any) -> str | None:
@@ -108,7 +195,8 @@ def _is_plain(weight: torch.Tensor) -> bool:
 def _has_sizes(model: Any, config: dict[str, Any]) -> bool:
     """Whether a target has the sizes that a head needs, for which no weight is read."""
     text = model.config.get_text_config(decoder=True)
+    layers = check_integers(LAYERS, config.get(LAYERS, ()))
     return all(
         getattr(text, name, None) == checked_size(config, ours)
         for name, ours in (("vocab_size", "vocab_size"), ("hidden_size", "target_hidden_size"))
-    )
+    ) and max(layers, default=0) <= getattr(text, "num_hidden_layers", 0)

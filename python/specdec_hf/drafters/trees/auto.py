@@ -19,7 +19,7 @@ from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.files import load_head
-from specdec_hf.heads.shipped import head_for, is_shipped
+from specdec_hf.heads.shipped import FoundHead, find_head, is_shipped
 from specdec_hf.trees.layouts import EagleTree, TrieTree
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ CHAINS, DEPTH, NODES = 4, 6, 31
 # estimate for compiled forwards on two CPU cores.
 HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=24, least=0.12)
 TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.02)
-# A shipped head is expected to give this benefit with the target that it serves. In a batch
-# forwards of several tokens cost more, and nothing is expected.
+# A shipped head is expected to give this benefit with the target that it serves, of other weights
+# too: only those that agree with it are served, and the guard soon goes by what it measures. In a
+# batch forwards of several tokens cost more, and nothing is expected.
 BENEFIT_OF_HEAD = 1.5
 
 # By target: its head, with the folder and files that it was read from. All calls draft with the
@@ -73,14 +74,16 @@ class AutoDrafter(TreeDrafter):
     def start(self, context: DraftContext) -> None:
         """Choose by the target, and begin a new call."""
         drafters: list[Drafter | TreeDrafter] = [*self._copying]
-        head = self._head_of(context.model)
+        head, found = self._find(context.model)
+        if found.note is not None:
+            context.note(found.note)
         if head is not None:
             drafters.insert(0, Eagle3Drafter(head, HEAD_TREE))
         self._merged = TrieDrafter(drafters, TREE)
         self._merged.start(context)
         self.chosen = self._merged.name
         self.add_up_costs([self._merged])
-        shipped = head is not None and is_shipped(_heads[context.model][0][0])
+        shipped = found.folder is not None and is_shipped(found.folder)
         alone = context.batch_size == 1
         self.expected_benefit = BENEFIT_OF_HEAD if shipped and alone else None
 
@@ -105,22 +108,26 @@ class AutoDrafter(TreeDrafter):
         return head is not None
 
     def _head_of(self, model: Any) -> PlacedHead[Eagle3Head] | None:
+        return self._find(model)[0]
+
+    def _find(self, model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
         if not self._takes_head or model.device.type != "cpu":
-            return None
+            return None, FoundHead()
         try:
             return _read(model)
         except OSError as error:
             raise ValueError(f"cannot read the head of the target: {error}") from error
 
 
-def _read(model: Any) -> PlacedHead[Eagle3Head] | None:
+def _read(model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
     """The head of a target, which is read where its files are not those of earlier calls."""
-    folder = head_for(model)
+    answer = find_head(model)
+    folder = answer.folder
     if folder is None:
-        return None
+        return None, answer
     files = sorted((file.name, file.stat()) for file in folder.iterdir())
     key = folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
     found = _heads.get(model)
     if found is None or found[0] != key:
         found = _heads[model] = key, PlacedHead(folder, Eagle3Head, load_head)
-    return found[1]
+    return found[1], answer

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from specdec_hf.cache.protocol import vocab_size_of
+from specdec_hf.heads.agreement import Sample
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.shipped import record_target
 from specdec_hf.heads.training.chat import ChatFormat
@@ -162,7 +163,10 @@ class Pipeline:
         with self._timed("training"):
             self._train(head, conversations, states)
         KINDS[self.settings.head].save(head, self.folder)
-        record_target(self.folder, self.model)
+        held_out = [one for one in conversations if is_held_out(one)]
+        longest = max(held_out, key=lambda one: len(one.tokens) - one.answer)
+        sample = Sample(longest.tokens, min(max(longest.answer, 2), len(longest.tokens)))
+        record_target(self.folder, self.model, sample)
         return head
 
     def _texts(self, prompts: Sequence[str], given: Sequence[Conversation]) -> list[Conversation]:
