@@ -11,6 +11,22 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
+_LONGEST = 100  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value as messages print it: an array, or one with a long text, by its type and size."""
+    size = getattr(value, "shape", None)
+    if isinstance(size, tuple) and size:
+        return f"{type(value).__name__} {list(size)}"
+    name = type(value).__name__
+    if isinstance(value, str | bytes | list | tuple | dict | set):
+        name += f" of length {len(value)}"
+        if len(value) > _LONGEST:
+            return name
+    text = repr(value)
+    return text if len(text) <= _LONGEST and "\n" not in text else name
+
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name; empty where no name is close to it.
@@ -65,23 +81,23 @@ def _check(
     else:
         rule = f"at least {minimum}" if maximum is None else f"at most {maximum}"
     if not of_kind:
-        raise TypeError(f"{name} must be {kind}, got {value!r}")
+        raise TypeError(f"{name} must be {kind}, got {shown(value)}")
     # A NaN fails both comparisons.
     if not ((minimum is None or value >= minimum) and (maximum is None or value <= maximum)):
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
+        raise ValueError(f"{name} must be {rule}, got {shown(value)}")
 
 
 def check_flag(name: str, value: Any) -> bool:
     """The value, which must be True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
 def check_sequence(name: str, values: Any) -> list[Any]:
     """The values as a list."""
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a sequence, got {values!r}")
+        raise TypeError(f"{name} must be a sequence, got {shown(values)}")
     return list(values)
 
 

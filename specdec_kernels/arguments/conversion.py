@@ -17,11 +17,26 @@ _INT32 = 2**31 - 1
 # While torch.compile or torch.export traces a size, it is a SymInt.
 _INTEGERS = (int, torch.SymInt, Integral)
 _NUMBERS = (float, int, torch.SymFloat, torch.SymInt, Real)
+_LONGEST = 100  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value as messages print it: an array, or one with a long text, by its type and size."""
+    size = getattr(value, "shape", None)
+    if isinstance(size, tuple) and size:
+        return f"{type(value).__name__} {list(size)}"
+    name = type(value).__name__
+    if isinstance(value, str | bytes | list | tuple | dict | set):
+        name += f" of length {len(value)}"
+        if len(value) > _LONGEST:
+            return name
+    text = repr(value)
+    return text if len(text) <= _LONGEST and "\n" not in text else name
 
 
 def require_tensor(value: object, name: str) -> None:
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {value!r}")
+        raise TypeError(f"{name} must be a tensor, got {shown(value)}")
 
 
 def require_tensors(**given: object) -> None:
@@ -47,23 +62,23 @@ def require_tensor_list(values: object, name: str) -> list[Tensor]:
 
 def require_number(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
 
 
 def require_integer(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, _INTEGERS):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
 
 
 def require_flag(value: object, name: str) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
 
 
 def number_of(value: object, name: str, names: tuple[str, ...]) -> int:
     """The number by which an op takes a name: its index in one of the tuples of rules.py."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {value!r}")
+        raise TypeError(f"{name} must be a string, got {shown(value)}")
     if value not in names:
         raise RuntimeError(f"{name} must be one of {', '.join(names)}, got {value}")
     return names.index(value)
@@ -77,7 +92,7 @@ def vector_and_scalar(value: Param, name: str, default: float) -> tuple[Tensor |
     if isinstance(value, Tensor):
         return _vector(value, name).to(torch.float32), default
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number or a tensor, got {value!r}")
+        raise TypeError(f"{name} must be a number or a tensor, got {shown(value)}")
     return None, float(value)
 
 
@@ -94,7 +109,7 @@ def vector_and_count(value: int | Tensor, name: str, default: int) -> tuple[Tens
             value = value.clamp(-_INT32 - 1, _INT32).to(torch.int32)
         return value, default
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer or a tensor, got {value!r}")
+        raise TypeError(f"{name} must be an integer or a tensor, got {shown(value)}")
     return None, min(int(value), _INT32)
 
 

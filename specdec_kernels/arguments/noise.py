@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.checks import check_typed, require, shape
-from specdec_kernels.arguments.rules import RULES, TREE_RULES
+from specdec_kernels.arguments.rules import ALL_RULES
 
 
 def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
@@ -28,7 +28,7 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
     Raises:
         ValueError: unknown rule, or a negative number.
         RuntimeError: positions are not [B] int64.
-        TypeError: positions are no tensor, or number is no integer.
+        TypeError: positions are no tensor, number is no integer, or rule no string.
 
     Source: docs/rules.md#noise.
 
@@ -42,8 +42,11 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
     conversion.require_integer(number, "number")
     require(positions.dim() == 1, f"positions must be [B], got {shape(positions)}")
     check_typed("positions", positions, torch.int64, positions.device, "positions")
-    if rule not in (*RULES, *TREE_RULES):
-        raise ValueError(f"rule must be one of {', '.join((*RULES, *TREE_RULES))}, got {rule!r}")
+    if not isinstance(rule, str):
+        raise TypeError(f"rule must be a string, got {conversion.shown(rule)}")
+    if rule not in ALL_RULES:
+        names = ", ".join(ALL_RULES)
+        raise ValueError(f"rule must be one of {names}, got {conversion.shown(rule)}")
     if number < 0:
         raise ValueError(f"number must be at least 0, got {number}")
     drafts = torch.arange(number, device=positions.device)

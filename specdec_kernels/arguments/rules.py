@@ -24,6 +24,7 @@ TreeRule = Literal[
     "k_seq", "traversal", "typical",
 ]  # fmt: skip
 TREE_RULES: tuple[TreeRule, ...] = get_args(TreeRule)
+ALL_RULES = tuple(dict.fromkeys((*RULES, *TREE_RULES)))  # each name once
 LOSSLESS_TREE_RULES: tuple[TreeRule, ...] = tuple(r for r in TREE_RULES if r != "typical")
 TREE_RULES_READING_DRAFT: tuple[TreeRule, ...] = (
     "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal",

@@ -7,6 +7,7 @@ import inspect
 
 import numpy as np
 import pytest
+import specdec_host as host
 import torch
 from specdec_hf import (
     BenefitGuard,
@@ -18,9 +19,12 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.arguments import check_number
-from support import hf_models
+from specdec_hf.arguments import check_number, shown
+from support import encoder_models, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import GenerationConfig
+
+import specdec_kernels as kernels
 
 DRAFTER = "drafter must be None, the name of a drafter, a Drafter or a causal language model of"
 NUMBER = "num_assistant_tokens must be an integer in [0, 1024]"
@@ -190,10 +194,6 @@ def call(function, **kwargs):
     return function(**{**GOOD.get(function, {}), **kwargs})
 
 
-def shown(value):
-    return type(value).__name__ if isinstance(value, torch.nn.Module) else str(value)
-
-
 @pytest.mark.parametrize(
     ("function", "name", "value", "message"),
     ROWS,
@@ -295,6 +295,94 @@ def test_a_wrapped_model_gets_the_positions_of_a_mask_with_holes():
     expected = model.generate(**inputs, **settings)
     got = generate(Wrapper(model), **inputs, **settings, drafter=hf_models.perturbed("gpt2"))
     assert got.tolist() == expected.tolist()
+
+
+FIELDS = {
+    name: kind
+    for kind, names in (
+        ("an integer", "max_length max_new_tokens min_length min_new_tokens num_return_sequences"),
+        ("an integer", "num_beams no_repeat_ngram_size encoder_no_repeat_ngram_size pad_token_id"),
+        ("an integer", "prompt_lookup_num_tokens max_matching_ngram_size"),
+        ("a number", "max_time length_penalty repetition_penalty encoder_repetition_penalty"),
+        ("a number", "assistant_confidence_threshold"),
+    )
+    for name in names.split()
+}
+
+
+@pytest.mark.parametrize("where", ["argument", "generation_config", "model.generation_config"])
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_the_generation_config_that_is_no_number_is_refused_by_name(name, where):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    given = {name: "5"}
+    if where == "generation_config":
+        config = GenerationConfig()
+        setattr(config, name, "5")
+        given = {"generation_config": config}
+    elif where == "model.generation_config":
+        model, given = hf_models.build("llama"), {}
+        setattr(model.generation_config, name, "5")
+    with pytest.raises(TypeError, match=rf"^{name} must be {FIELDS[name]}, got '5'$"):
+        generate(model, **inputs, **given)
+
+
+@pytest.mark.parametrize("value", [2.5, True, [5], np.ones((9, 9)), torch.ones(9)], ids=shown)
+def test_other_types_are_no_number_of_tokens(value):
+    with pytest.raises(TypeError, match=r"^max_new_tokens must be an integer, got [^\n]{3,20}$"):
+        generate(hf_models.tiny("llama"), **hf_models.prompts((9,)), max_new_tokens=value)
+
+
+def test_fields_that_are_numbers_or_none_are_taken():
+    inputs = hf_models.prompts((9,))
+    nothing = dict.fromkeys(name for name in FIELDS if name != "max_new_tokens")
+    sampling = {"temperature": None, "top_k": None, "top_p": None, "do_sample": True, "seed": 1}
+    number = np.int64(3)
+    out = generate(hf_models.tiny("llama"), **inputs, **nothing, **sampling, max_new_tokens=number)
+    assert out.shape == (1, 12)
+
+
+def test_an_encoder_decoder_refuses_them_too():
+    with pytest.raises(TypeError, match=r"^max_new_tokens must be an integer, got '5'$"):
+        generate(encoder_models.tiny("t5"), input_ids=torch.tensor([[4, 5]]), max_new_tokens="5")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.ones((300, 7)), "ndarray [300, 7]"),
+        (torch.ones(2), "Tensor [2]"),
+        (list(range(99)), "list of length 99"),
+        ([np.ones((300, 7))], "list of length 1"),
+        (("a" * 200,), "tuple of length 1"),
+        ("a" * 101, "str of length 101"),
+        (torch.nn.Sequential(torch.nn.Linear(2, 2)), "Sequential"),
+        ([1, 2], "[1, 2]"),
+        (np.float32(2.5), "np.float32(2.5)"),
+        (torch.tensor(3.5), "tensor(3.5000)"),
+    ],
+    ids=[
+        "array",
+        "tensor",
+        "long",
+        "nested",
+        "text",
+        "string",
+        "module",
+        "list",
+        "number",
+        "0-dim",
+    ],
+)
+@pytest.mark.parametrize("package", ["specdec_hf", "specdec_kernels", "specdec_host"])
+def test_a_message_prints_a_large_value_by_its_type_and_size(package, value, text):
+    calls = {
+        "specdec_hf": lambda: generate(hf_models.tiny("llama"), gamma=value),
+        "specdec_kernels": lambda: kernels.draft_positions(torch.tensor([1]), value, rule="token"),
+        "specdec_host": lambda: host.draft_positions(np.array([1]), value, rule="token"),
+    }
+    with pytest.raises(TypeError) as raised:
+        calls[package]()
+    assert str(raised.value).endswith(f", got {text}")
 
 
 def test_a_number_beyond_the_range_of_floats_is_a_value_error():

@@ -71,7 +71,8 @@ def test_positions_of_drafts_are_the_same(rule):
 @pytest.mark.parametrize(
     "given",
     [(np.array(1), 2, "token"), (np.ones(2), 2, "token"), ([1], 2, "token"),
-     (np.array([1]), 2.5, "token"), (np.array([1]), -1, "token"), (np.array([1]), 2, "tokens")],
+     (np.array([1]), 2.5, "token"), (np.array([1]), -1, "token"), (np.array([1]), 2, "tokens"),
+     (np.array([1]), 2, None), (np.array([1]), 2, np.ones((50, 50)))],
 )  # fmt: skip
 def test_positions_of_drafts_are_refused_with_the_same_message(given):
     positions, number, rule = given
@@ -85,3 +86,7 @@ def test_positions_of_drafts_are_refused_with_the_same_message(given):
         messages.append((error.type, str(error.value)))
     (kind, text), ours = messages
     assert ours == (kind, text.replace("a tensor", "an array"))
+    assert len(text) < 200
+    if isinstance(rule, str) and rule == "tokens":
+        names = re.search("one of (.*), got 'tokens'$", text)[1].split(", ")
+        assert sorted(names) == sorted({*kernels.RULES, *kernels.TREE_RULES})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from specdec_hf.arguments import check_flag, check_integer
+from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.drafters.resolve import check_drafter_types
 from specdec_hf.schedules.base import LONGEST_DRAFT, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -21,27 +21,29 @@ def check_option_types(options: Any) -> None:
     schedule = options.num_assistant_tokens_schedule
     if not (schedule is None or isinstance(schedule, str | Schedule)):
         raise TypeError(
-            f"num_assistant_tokens_schedule must be a string or a Schedule, got {schedule!r}"
+            f"num_assistant_tokens_schedule must be a string or a Schedule, got {shown(schedule)}"
         )
     width = options.num_assistant_beams
     if width is not None:
         check_integer("num_assistant_beams", width)
     if not (options.guard is None or isinstance(options.guard, bool | np.bool_ | BenefitGuard)):
-        raise TypeError(f"guard must be None, True, False or a BenefitGuard, got {options.guard!r}")
+        raise TypeError(
+            f"guard must be None, True, False or a BenefitGuard, got {shown(options.guard)}"
+        )
     check_flag("self_check", options.self_check)
     check_flag("compile", options.compile)
     if options.fixed_width is not None:
         check_integer("fixed_width", options.fixed_width, 1)
     if not (options.trace is None or callable(options.trace)):
-        raise TypeError(f"trace must be None or a function, got {options.trace!r}")
+        raise TypeError(f"trace must be None or a function, got {shown(options.trace)}")
     if not callable(options.clock):
-        raise TypeError(f"clock must be a function that gives seconds, got {options.clock!r}")
+        raise TypeError(f"clock must be a function that gives seconds, got {shown(options.clock)}")
 
 
 def check_string(name: str, value: Any) -> None:
     """Raises TypeError if the value is no string."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {value!r}")
+        raise TypeError(f"{name} must be a string, got {shown(value)}")
 
 
 def check_streamer_type(streamer: Any) -> None:
@@ -50,22 +52,26 @@ def check_streamer_type(streamer: Any) -> None:
         return
     if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
         raise TypeError(
-            f"streamer must be None or an object with put() and end(), got {streamer!r}"
+            f"streamer must be None or an object with put() and end(), got {shown(streamer)}"
         )
 
 
 def check_stop_strings(stop_strings: Any, tokenizer: Any) -> None:
     """Raises TypeError for a wrong type, and ValueError for stop strings without a tokenizer."""
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise TypeError(f"tokenizer must be None or a tokenizer of Transformers, got {tokenizer!r}")
+        raise TypeError(
+            f"tokenizer must be None or a tokenizer of Transformers, got {shown(tokenizer)}"
+        )
     if stop_strings is None:
         return
     listed = stop_strings if isinstance(stop_strings, list | tuple) else [stop_strings]
     for one in listed:
         if not isinstance(one, str):
-            raise TypeError(f"stop_strings must be a string or a list of them, got {one!r}")
+            raise TypeError(f"stop_strings must be a string or a list of them, got {shown(one)}")
     if tokenizer is None:
-        raise ValueError(f"stop_strings must come with a tokenizer, got {stop_strings!r} alone")
+        raise ValueError(
+            f"stop_strings must come with a tokenizer, got {shown(stop_strings)} alone"
+        )
 
 
 def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int | None:

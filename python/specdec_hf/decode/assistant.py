@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from specdec_hf.arguments import shown
 from specdec_hf.decode.arguments import resolve_num_assistant_tokens
 from specdec_hf.decode.session import Options
 from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
@@ -30,7 +31,7 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
         if not is_language_model(drafter):
             raise ValueError(
                 "assistant_tokenizer needs a draft model as drafter or assistant_model, "
-                f"got drafter={drafter!r}"
+                f"got drafter={shown(drafter)}"
             )
         drafter = TextDrafter(drafter, assistant.tokenizer, assistant.target_tokenizer)
     if assistant.max_ngram is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdec_hf.arguments import shown
 from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.drafters.models.layers import LayersDrafter
 from specdec_hf.drafters.models.model import ModelDrafter
@@ -28,7 +29,7 @@ def check_beam_options(call: Call, options: Options) -> None:
         value = getattr(options, name)
         if value not in values:
             listed = " or ".join(map(repr, values))
-            raise ValueError(f"{name} must be {listed} {beams}, got {value!r}")
+            raise ValueError(f"{name} must be {listed} {beams}, got {shown(value)}")
     if "hidden_states" in call.outputs:
         raise ValueError(f"output_hidden_states must be False {beams}, whose rows are no sequences")
     if call.past is not None:

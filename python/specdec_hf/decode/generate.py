@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import StopStringCriteria
 
+from specdec_hf.arguments import shown
 from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.decode.arguments import (
     check_stop_strings,
@@ -298,7 +299,8 @@ class SpeculativeDecoder:
         """
         if self.streamer is not None:
             raise ValueError(
-                f"streamer must be None with stream, which yields the text, got {self.streamer!r}"
+                "streamer must be None with stream, which yields the text, got "
+                f"{shown(self.streamer)}"
             )
         check_language_model("model", model)
         for name in ("tokenizer", "stop_strings"):

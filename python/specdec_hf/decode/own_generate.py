@@ -12,6 +12,7 @@ from transformers.generation.utils import (
 )
 from transformers.utils.generic import ModelOutput
 
+from specdec_hf.arguments import shown
 from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.decode.output import SpecOutput
 from specdec_hf.hf_arguments.inputs import class_generate
@@ -48,7 +49,7 @@ def by_own_generate(
         if calls > 1 and seed is not None and others["generation_config"].do_sample:
             raise ValueError(
                 f"seed must be None where the generate of {type(model).__name__} decodes several "
-                f"texts, each of which needs its own, got {seed!r}"
+                f"texts, each of which needs its own, got {shown(seed)}"
             )
         output = decoder(model, ids, inputs_tensor=inputs_tensor, **others)
         stats = getattr(output, "stats", None)

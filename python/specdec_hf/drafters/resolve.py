@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specdec_hf.arguments import did_you_mean
+from specdec_hf.arguments import did_you_mean, shown
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.models.cascade import Cascade
 from specdec_hf.drafters.models.layers import LayersDrafter
@@ -94,10 +94,8 @@ def _one_drafter(drafter: Any, target: Any) -> Drafter | TreeDrafter | None:
         return ModelDrafter(drafter)
     made = make_drafter(drafter)
     if made is None:
-        hint = did_you_mean(drafter, DRAFTERS)
-        raise ValueError(
-            f"{_RULE}, got {drafter!r}{hint or f'; drafters with a name are {usages()}'}"
-        )
+        hint = did_you_mean(drafter, DRAFTERS) or f"; drafters with a name are {usages()}"
+        raise ValueError(f"{_RULE}, got {shown(drafter)}{hint}")
     return _one_drafter(made, target)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from specdec_hf.arguments import shown
 from specdec_hf.hf_arguments.unsupported import Origin
 from specdec_hf.schedules.confidence import DEFAULT_THRESHOLD
 
@@ -64,7 +65,7 @@ def assistant_of(
         ValueError: an assistant model and prompt lookup at once.
     """
     if model is not None and not isinstance(model, torch.nn.Module):
-        raise TypeError(f"assistant_model must be a model, got {model!r}")
+        raise TypeError(f"assistant_model must be a model, got {shown(model)}")
     wanted = {
         name: None if getattr(config, name, None) in default else getattr(config, name)
         for name, default in DEFAULTS.items()

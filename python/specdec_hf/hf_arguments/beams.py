@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_integer, shown
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ def beam_arguments(
         )
     early_stopping: Any = False if config.early_stopping is None else config.early_stopping
     if not (isinstance(early_stopping, bool) or early_stopping == "never"):
-        raise ValueError(f"early_stopping must be True, False or 'never', got {early_stopping!r}")
+        raise ValueError(
+            f"early_stopping must be True, False or 'never', got {shown(early_stopping)}"
+        )
     eos, pad = config._eos_token_tensor, config._pad_token_tensor
     ids = () if eos is None else tuple(eos.flatten().tolist())
     fill = -1

@@ -38,7 +38,12 @@ from specdec_hf.hf_arguments.model_inputs import (
 )
 from specdec_hf.hf_arguments.processors import allowed_tokens_of
 from specdec_hf.hf_arguments.sampling import PARAMETERS, is_per_sequence, sequences_per_prompt
-from specdec_hf.hf_arguments.unsupported import Origin, refuse_kept, refuse_unsupported
+from specdec_hf.hf_arguments.unsupported import (
+    Origin,
+    check_types,
+    refuse_kept,
+    refuse_unsupported,
+)
 
 
 def prepare_call(
@@ -58,13 +63,14 @@ def prepare_call(
     """Read Hugging Face arguments as ``model.generate`` would, without changing any of them.
 
     Raises:
-        TypeError: a sampling parameter that is no number, by name.
+        TypeError: an argument that should be a number and is none, by name.
         ValueError: an argument that is unknown, unsupported or out of range, by name.
     """
     if has_own_generate(model):
         raise ValueError(
             f"{type(model).__name__} has a generate method of its own: pass custom_generate to it"
         )
+    check_types(kwargs, generation_config, getattr(model, "generation_config", None))
     if is_encoder_decoder(model):
         return _encoder_decoder_call(
             model, inputs=inputs, input_ids=input_ids, attention_mask=attention_mask,

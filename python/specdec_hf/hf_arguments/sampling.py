@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from specdec_hf.arguments import check_integer, is_integer
+from specdec_hf.arguments import check_integer, is_integer, shown
 
 
 class Parameter(NamedTuple):
@@ -96,7 +96,7 @@ def make_sampling(
 def _check_value(name: str, x: Any) -> None:
     """Refuse a value that breaks its rule, as it is or in float32, which the ops read."""
     parameter = PARAMETERS[name]
-    message = f"{name} must be {parameter.rule}, got {x!r}"
+    message = f"{name} must be {parameter.rule}, got {shown(x)}"
     try:
         valid = parameter.holds(x)
     except TypeError as error:
@@ -108,7 +108,7 @@ def _check_value(name: str, x: Any) -> None:
     if isinstance(parameter.neutral, float):
         rounded = torch.tensor(float(x), dtype=torch.float32, device="cpu").item()
         if not parameter.holds(rounded):
-            raise ValueError(f"{name} must be {parameter.rule} in float32, got {x!r}")
+            raise ValueError(f"{name} must be {parameter.rule} in float32, got {shown(x)}")
 
 
 def sequences_per_prompt(config: GenerationConfig) -> int:
@@ -148,7 +148,7 @@ def sequence_seeds(
     per_sequence = isinstance(seed, list | tuple)
     listed = list(seed) if per_sequence else [seed]
     if not all(is_integer(s) for s in listed):
-        raise TypeError(f"seed must be an int or one int per sequence, got {seed!r}")
+        raise TypeError(f"seed must be an int or one int per sequence, got {shown(seed)}")
     for s in listed:
         if not -(2**63) <= s < 2**63:
             raise ValueError(f"seed must be in [-2**63, 2**63), got {s}")

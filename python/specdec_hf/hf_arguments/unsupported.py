@@ -10,6 +10,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from specdec_hf.arguments import check_integer, check_number, shown
+
 HONOURED = frozenset(
     {"max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings"}
     | {"do_sample", "temperature", "top_k", "top_p", "min_p", "num_return_sequences"}
@@ -24,6 +26,17 @@ HONOURED = frozenset(
     | {"assistant_confidence_threshold"}
     | {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
 )
+# Transformers compares these fields with numbers and does not look at their types. The loop checks
+# the other numbers where it reads them.
+INTEGERS = (
+    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_return_sequences",
+    "num_beams", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "prompt_lookup_num_tokens",
+    "max_matching_ngram_size", "pad_token_id",
+)  # fmt: skip
+NUMBERS = (
+    "max_time", "length_penalty", "repetition_penalty", "encoder_repetition_penalty",
+    "assistant_confidence_threshold",
+)  # fmt: skip
 # They have no effect on plain generation of one kind either: they belong to contrastive search, to
 # static or quantized caches, to other entry points, or are bookkeeping.
 WITHOUT_EFFECT = frozenset(
@@ -81,6 +94,21 @@ class Origin:
         return " (from model.generation_config)" if own else ""
 
 
+def check_types(arguments: dict[str, Any], *configs: Any) -> None:
+    """Raise TypeError for a field of `INTEGERS` or `NUMBERS` that is none, by name and value.
+
+    Args:
+        arguments: of the call.
+        configs: generation configs or None; each gives what those before it leave open.
+    """
+    for names, check in ((INTEGERS, check_integer), (NUMBERS, check_number)):
+        for name in names:
+            given = (arguments.get(name), *(getattr(config, name, None) for config in configs))
+            value = next((value for value in given if value is not None), None)
+            if value is not None:
+                check(name, value)
+
+
 def refuse_unsupported(config: GenerationConfig, origin: Origin) -> list[str]:
     """Notes about a complete generation config, in which the loop may set ``use_cache``.
 
@@ -100,7 +128,7 @@ def refuse_unsupported(config: GenerationConfig, origin: Origin) -> list[str]:
             continue
         value = getattr(config, name, None)
         if not any(_same(value, neutral) for neutral in table.get(name, (None,))):
-            raise ValueError(f"{name}={value!r} is not supported{origin.of(name, value)}")
+            raise ValueError(f"{name}={shown(value)} is not supported{origin.of(name, value)}")
     return notes
 
 

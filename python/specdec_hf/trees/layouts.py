@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from specdec_hf.arguments import check_integer, check_integers, check_number, check_sequence
+from specdec_hf.arguments import check_integer, check_integers, check_number, check_sequence, shown
 from specdec_hf.trees.checks import MAX_NODES, check_probabilities
 from specdec_hf.trees.sequoia import best_parents
 
@@ -266,7 +266,7 @@ def as_layout(tree: Any) -> Layout | None:
     if isinstance(tree, list | tuple):
         return TreeSpec(_branching("tree", tree))
     raise TypeError(
-        f"tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got {tree!r}"
+        f"tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got {shown(tree)}"
     )
 
 

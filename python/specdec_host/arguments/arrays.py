@@ -31,6 +31,23 @@ Array: TypeAlias = "NDArray[Any] | SupportsDLPack | Buffer"
 Param: TypeAlias = "float | Array"
 
 
+_LONGEST = 100  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value as messages print it: an array, or one with a long text, by its type and size."""
+    size = getattr(value, "shape", None)
+    if isinstance(size, tuple) and size:
+        return f"{type(value).__name__} {list(size)}"
+    name = type(value).__name__
+    if isinstance(value, str | bytes | list | tuple | dict | set):
+        name += f" of length {len(value)}"
+        if len(value) > _LONGEST:
+            return name
+    text = repr(value)
+    return text if len(text) <= _LONGEST and "\n" not in text else name
+
+
 def array_of(value: object, name: str) -> NDArray[Any] | None:
     """The value as an array over the same memory; None if it is no array.
 
@@ -83,7 +100,7 @@ def require_array(value: object, name: str) -> NDArray[Any]:
     """
     array = array_of(value, name)
     if array is None:
-        raise TypeError(f"{name} must be an array, got {value!r}")
+        raise TypeError(f"{name} must be an array, got {shown(value)}")
     return array
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from numbers import Integral, Real
 from typing import Any
 
+from specdec_host.arguments.arrays import shown
+
 LONGEST_MATCH = 2**16
 
 
@@ -16,7 +18,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
         ValueError: it is not in [least, most].
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
     number = int(value)
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
@@ -41,7 +43,7 @@ def check_probability(name: str, value: Any) -> float:
         ValueError: it is not in [0, 1].
     """
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
     number = float(value)
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be in [0, 1], got {number}")

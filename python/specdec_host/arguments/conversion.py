@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_host.arguments.arrays import Array, Param, array_of, to_float
+from specdec_host.arguments.arrays import Array, Param, array_of, shown, to_float
 
 Vector = NDArray[Any] | None
 _INT32 = 2**31 - 1
@@ -21,27 +21,27 @@ _INT64 = 2**63 - 1
 
 def require_number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
     return float(value)
 
 
 def require_integer(value: object, name: str) -> int:
     """The value, cut to 64 bits: no integer beyond them is in range anywhere."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
     return min(max(int(value), -_INT64 - 1), _INT64)
 
 
 def require_flag(value: object, name: str) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
 def number_of(value: object, name: str, names: tuple[str, ...]) -> int:
     """The number by which an op takes a name: its index in one of the tuples of rules.py."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {value!r}")
+        raise TypeError(f"{name} must be a string, got {shown(value)}")
     if value not in names:
         raise RuntimeError(f"{name} must be one of {', '.join(names)}, got {value}")
     return names.index(value)
@@ -74,7 +74,7 @@ def _vector(value: object, name: str, scalar: str) -> NDArray[Any]:
     vector = None if isinstance(value, bool | Real) else array_of(value, name)
     if vector is None:
         article = "an" if scalar == "integer" else "a"
-        raise TypeError(f"{name} must be {article} {scalar} or an array, got {value!r}")
+        raise TypeError(f"{name} must be {article} {scalar} or an array, got {shown(value)}")
     if vector.ndim == 0:
         raise ValueError(f"{name} must be a number or an array [B], got a 0-dim array")
     return vector

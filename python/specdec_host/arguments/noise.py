@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_host.arguments import conversion
-from specdec_host.arguments.arrays import Array, require_array, shape
-from specdec_host.arguments.rules import RULES, TREE_RULES
+from specdec_host.arguments.arrays import Array, require_array, shape, shown
+from specdec_host.arguments.rules import ALL_RULES
 
 
 def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.int64]:
@@ -27,7 +27,7 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
     Raises:
         ValueError: unknown rule, or a negative number.
         RuntimeError: positions are not [B] int64.
-        TypeError: positions are no array, or number is no integer.
+        TypeError: positions are no array, number is no integer, or rule no string.
 
     Source: docs/rules.md#noise.
 
@@ -42,8 +42,10 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
         raise RuntimeError(f"positions must be [B], got {shape(first)}")
     if first.dtype != np.int64:
         raise RuntimeError(f"positions must be int64, got {first.dtype}")
-    if rule not in (*RULES, *TREE_RULES):
-        raise ValueError(f"rule must be one of {', '.join((*RULES, *TREE_RULES))}, got {rule!r}")
+    if not isinstance(rule, str):
+        raise TypeError(f"rule must be a string, got {shown(rule)}")
+    if rule not in ALL_RULES:
+        raise ValueError(f"rule must be one of {', '.join(ALL_RULES)}, got {shown(rule)}")
     if number < 0:
         raise ValueError(f"number must be at least 0, got {number}")
     drafts = np.arange(number, dtype=np.int64)

@@ -16,6 +16,7 @@ TreeRule = Literal[
     "k_seq", "traversal", "typical",
 ]  # fmt: skip
 TREE_RULES: tuple[TreeRule, ...] = get_args(TreeRule)
+ALL_RULES = tuple(dict.fromkeys((*RULES, *TREE_RULES)))  # each name once
 
 Kind = Literal["logits", "probs"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import shown
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.heads.parallel_draft import ParallelDrafter
 from specdec_hf.drafters.tensors import mask_below_limits
@@ -45,7 +46,7 @@ class MedusaDrafter(ParallelDrafter[MedusaHeads], TreeDrafter):
 
     def __init__(self, head: MedusaHeads | str | Path, tree: TreeSpec | None = None) -> None:
         if not isinstance(tree, TreeSpec | None):
-            raise TypeError(f"tree must be None or a TreeSpec, got {tree!r}")
+            raise TypeError(f"tree must be None or a TreeSpec, got {shown(tree)}")
         super().__init__(head)
         heads = self._head.head.config.num_heads
         self.tree = DEFAULT_TREE.cut(heads) if tree is None else tree

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_flag, check_integer
+from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.drafters.checks import check_vocab_size, describe
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.drafter import Draft
@@ -53,7 +53,7 @@ class NgramDrafter(RowDrafter):
         min_context: int | None = None,
     ) -> None:
         if table is not None and not isinstance(table, NgramTable):
-            raise TypeError(f"table must be None or an NgramTable, got {table!r}")
+            raise TypeError(f"table must be None or an NgramTable, got {shown(table)}")
         check_flag("learn", learn)
         if table is None and not learn:
             raise ValueError("table must be given with learn=False, got None")

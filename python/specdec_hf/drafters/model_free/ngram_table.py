@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.fingerprint import UNKNOWN
 
 FORMAT = "specdec n-gram table 1"
@@ -81,7 +81,7 @@ class NgramTable:
         order = check_integer("order", order, 1, MAX_ORDER)
         min_count = check_integer("min_count", min_count, 1)
         if not isinstance(fingerprint, bytes):
-            raise TypeError(f"fingerprint must be bytes, got {fingerprint!r}")
+            raise TypeError(f"fingerprint must be bytes, got {shown(fingerprint)}")
         if len(fingerprint) != len(UNKNOWN):
             raise ValueError(f"fingerprint must have 32 bytes, got {len(fingerprint)}")
         given = [np.asarray(text, dtype=np.int64) for text in texts]

@@ -23,6 +23,7 @@ from transformers.generation.candidate_generator import (
     EarlyExitCandidateGenerator,
 )
 
+from specdec_hf.arguments import shown
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.drafter import Draft, Drafter
@@ -79,7 +80,7 @@ class CandidateGeneratorDrafter(Drafter):
         if not self._is_one and not callable(generator):
             raise TypeError(
                 "generator must be a CandidateGenerator of Transformers or a function that makes "
-                f"one, got {generator!r}"
+                f"one, got {shown(generator)}"
             )
 
     def start(self, context: DraftContext) -> None:
@@ -145,7 +146,7 @@ class CandidateGeneratorDrafter(Drafter):
             if not _is_generator(made):
                 raise TypeError(
                     "the function given to from_candidate_generator must make a CandidateGenerator,"
-                    f" got {made!r}"
+                    f" got {shown(made)}"
                 )
             if getattr(made, "requires_model_outputs", False):
                 raise ValueError(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import shown
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
 from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
@@ -37,7 +38,7 @@ class ModelDrafter(Drafter):
     def __init__(self, model: Any, cache: str = "auto") -> None:
         check_language_model("model", model)
         if not isinstance(cache, str):
-            raise TypeError(f"cache must be a string, got {cache!r}")
+            raise TypeError(f"cache must be a string, got {shown(cache)}")
         self.model = model
         self.cache_kind = cache
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_integer, shown
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.drafter import Draft, Drafter
@@ -64,7 +64,7 @@ class TextDrafter(Drafter):
             ("tokenizer", tokenizer),
         ):
             if not isinstance(value, PreTrainedTokenizerBase):
-                raise TypeError(f"{name} must be a tokenizer of Transformers, got {value!r}")
+                raise TypeError(f"{name} must be a tokenizer of Transformers, got {shown(value)}")
         ours = check_integer("assistant_lookbehind", assistant_lookbehind, 1)
         target = check_integer("target_lookbehind", target_lookbehind, 1)
         self.model = model

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_flag, check_integer
+from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
@@ -50,7 +50,7 @@ class TokenRecyclingDrafter(TreeDrafter):
         self, tree: TreeSpec | None = None, top_k: int = 8, *, inherit: bool = False
     ) -> None:
         if not isinstance(tree, TreeSpec | None):
-            raise TypeError(f"tree must be None or a TreeSpec, got {tree!r}")
+            raise TypeError(f"tree must be None or a TreeSpec, got {shown(tree)}")
         check_flag("inherit", inherit)
         self.tree = DEFAULT_TREE if tree is None else tree
         self.candidates = check_integer("top_k", top_k, 1, MAX_NODES)
