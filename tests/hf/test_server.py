@@ -260,8 +260,8 @@ def test_without_a_seed_texts_differ_and_can_be_repeated(server):
         (body("abc", temperature=1e39), "temperature must be finite and >= 0 in float32"),
         (body("abc", top_p=1e-46), "top_p must be in (0, 1] in float32"),
         (body("abc", max_new_tokens=300), "max_new_tokens must be at most 255"),
-        (body(""), "input_ids must have 1 to 192 tokens, got 0"),
-        (body("a" * 200), "input_ids must have 1 to 192 tokens, got 200"),
+        (body(""), "inputs must have 1 to 192 tokens, got 0"),
+        (body("a" * 200), "inputs must have 1 to 192 tokens, got 200"),
         ({"inputs": "abc", "stream": True}, "stream"),
     ],
 )
@@ -270,6 +270,99 @@ def test_a_wrong_request_is_refused_by_name(server, path, asked, named):
     answer = server[0].post(path, json=asked)
     assert answer.status_code == 422
     assert named in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "named"),
+    [
+        ("/generate", '{"inputs": "a", "parameters": {"temperature": 1e999}}', "temperature: "),
+        ("/generate", '{"inputs": "a", "parameters": {"top_p": NaN}}', "parameters.top_p"),
+        ("/generate", '{"inputs": "\\ud800"}', "inputs cannot be encoded"),
+        ("/generate_stream", '{"inputs": "\\ud800"}', "inputs cannot be encoded"),
+        ("/generate", '{"inputs": "a", "\\ud800\\n": 1}', "body: Input should be a valid string"),
+        ("/generate", '{"inputs": "a", "parameters": {"top_k": "\\ud800"}}', "parameters.top_k"),
+        ("/generate", "NaN", "body: Input should be a valid dictionary"),
+        ("/v1/completions", '{"prompt": "a", "temperature": -1e999}', "temperature"),
+        ("/v1/completions", '{"prompt": ""}', "prompt must have 1 to 192 tokens, got 0"),
+        ("/v1/completions", '{"prompt": "a", "max_tokens": 0}', "max_tokens"),
+        ("/v1/completions", '{"prompt": "a", "max_tokens": 1' + 300 * "0" + "}", "max_tokens must"),
+        ("/v1/completions", '{"prompt": "a", "stop": 3}', "stop"),
+        ("/v1/completions", '{"prompt": "a", "stop": [""]}', "stop"),
+        ("/v1/completions", '{"prompt": "a", "n": 2}', "n: Extra inputs are not permitted"),
+        ("/v1/chat/completions", '{"messages": []}', "messages"),
+        ("/v1/chat/completions", '{"messages": [{"role": "user"}]}', "messages.0.content"),
+        ("/v1/chat/completions", '{"messages": [{"role": "a", "content": "\\udfff"}]}', "messages"),
+    ],
+)  # fmt: skip
+def test_what_json_cannot_repeat_is_refused_in_one_line(server, path, raw, named):
+    answer = server[0].post(path, content=raw, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert named in answer.json()["detail"]
+    assert "\n" not in answer.json()["detail"]
+    assert len(answer.json()["detail"]) <= 300
+
+
+NO_JSON = [b"", b"{", b"\xff", b'{"inputs": "\xff"}', b"[" * 9999, b"1" * 5000]
+
+
+@pytest.mark.parametrize("raw", NO_JSON, ids=["none", "half", "bytes", "text", "deep", "long"])
+def test_what_is_no_json_is_refused(server, raw):
+    answer = server[0].post("/generate", content=raw, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422)
+
+
+def test_it_says_that_it_is_well(server):
+    assert server[0].get("/health").json() == {"status": "ok"}
+
+
+def openai(client, path, asked):
+    """The text, reason and last object of an answer of OpenAI's routes, streamed or not."""
+    if not asked.get("stream"):
+        answer = client.post(path, json=asked).json()
+        choice = answer["choices"][0]
+        return choice.get("text") or choice["message"]["content"], choice["finish_reason"], answer
+    with client.stream("POST", path, json=asked) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines.pop() == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in lines]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    text = "".join(c["text"] if "text" in c else c["delta"]["content"] for c in choices)
+    assert all(c["finish_reason"] is None for c in choices[:-1])
+    return text, choices[-1]["finish_reason"], chunks[-1]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_routes_of_openai_answer_with_the_text_of_the_seed(server, path, streams):
+    asked = {"max_tokens": 12, "seed": 5, "temperature": 0.8, "top_p": 0.9, "stream": streams}
+    if path == "/v1/completions":
+        prompt, kind = "the cat sat", "text_completion"
+        asked["prompt"] = prompt
+    else:
+        prompt, kind = "<user>the cat</s><assistant>", "chat.completion" + ".chunk" * streams
+        asked["messages"] = [{"role": "user", "content": "the cat"}]
+    text, reason, last = openai(server[0], path, asked)
+    assert text == alone(prompt, max_new_tokens=12, seed=5, temperature=0.8, top_p=0.9)[0]
+    assert (reason, last["object"]) == ("length", kind)
+    if not streams:
+        read = len(TOKENIZER(prompt)["input_ids"])
+        usage = {"prompt_tokens": read, "completion_tokens": 12, "total_tokens": read + 12}
+        assert last["usage"] == usage
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_text_ends_before_a_stop_string(server, streams):
+    client, decoder = server
+    asked = {"prompt": "the cat sat", "max_tokens": 30, "seed": 5, "stream": streams}
+    whole = openai(client, "/v1/completions", asked)[0]
+    for start in range(5, 15):  # rounds end within some of them
+        middle = whole[start : start + 3]
+        stopped = openai(client, "/v1/completions", asked | {"stop": ["never there", middle]})
+        assert stopped[:2] == (whole[: whole.index(middle)], "stop")
+    assert openai(client, "/v1/completions", asked | {"stop": "never there"})[0] == whole
+    until(lambda: decoder.running == 0)
+    assert decoder.new[2, 0] < 30
 
 
 def test_a_failing_batch_fails_its_requests_and_the_server_goes_on(server):
