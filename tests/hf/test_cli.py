@@ -297,6 +297,7 @@ def test_info_lists_versions_and_providers(tmp_path):
     result = invoke("info", "--json", tmp_path / "info.json")
     assert result.exit_code == 0, result.output
     words = ("torch", "transformers", "verify_chain", "cpu instructions", "gpu", "heads shipped")
+    words += ("SmolLM2-135M-Instruct (Q4_1)",)
     for word in words:
         assert word in result.output
     assert json.loads((tmp_path / "info.json").read_text())["providers"]["sample"]["cpu"]

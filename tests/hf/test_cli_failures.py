@@ -42,7 +42,7 @@ def test_prompt_files_may_hold_any_character(folder, tmp_path):  # noqa: F811
 
 def test_missing_model_gets_one_line(monkeypatch):
     monkeypatch.setattr("specdec_hf.cli.sources.EMBEDDED_PACKAGE", "no_such_package")
-    assert "SmolLM2-135M-Instruct not found" in one_line_error("generate", "--prompt", "a")
+    assert "SmolLM2-135M-Instruct (Q4_1) not found" in one_line_error("generate", "--prompt", "a")
 
 
 def test_a_broken_model_folder_gets_one_line(tmp_path):

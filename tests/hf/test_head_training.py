@@ -7,7 +7,7 @@ import pytest
 import torch
 from specdec_hf import generate
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
-from specdec_hf.heads.agreement import agreement_of, read_sample
+from specdec_hf.heads.agreement import read_sample
 from specdec_hf.heads.files import load_head
 from specdec_hf.heads.shipped import TARGET, digest_of
 from specdec_hf.heads.training import report
@@ -191,18 +191,12 @@ def test_a_finished_run_is_not_made_again(whole, target, texts):
     assert load_head(pipeline.folder).tokens.tolist() == head.tokens.tolist()
 
 
-def test_the_head_names_its_target(whole, target):
+def test_the_head_names_its_target_and_has_a_text_that_took_no_part_in_training(whole, target):
     written = json.loads((whole[0].folder / "config.json").read_text())
     assert written[TARGET] == digest_of(target)
-
-
-def test_a_text_that_took_no_part_in_training_lies_beside_the_head(whole, target):
-    run = whole[0]
-    texts = read_conversations(run.work / "texts.jsonl")
-    held_out = [list(one.tokens) for one in texts if is_held_out(one)]
-    sample = read_sample(run.folder, target.config.vocab_size)
-    assert list(sample.tokens) in held_out
-    assert agreement_of(load_head(run.folder), target, sample) is not None
+    sample = read_sample(whole[0].folder, target.config.vocab_size)
+    texts = read_conversations(whole[0].work / "texts.jsonl")
+    assert list(sample.tokens) in [list(one.tokens) for one in texts if is_held_out(one)]
 
 
 def test_a_folder_of_other_settings_is_refused(whole, target):

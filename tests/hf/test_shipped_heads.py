@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from specdec_hf import generate
+from specdec_hf.cli.sources import EMBEDDED_NAME
 from specdec_hf.drafters.trees.auto import BENEFIT_OF_HEAD, AutoDrafter
 from specdec_hf.heads import agreement, shipped
 from specdec_hf.heads.agreement import Sample, agreement_of
@@ -160,6 +161,7 @@ def test_what_is_shipped_is_small_and_complete(folder):
 
 def test_the_page_gives_the_command_of_the_shipped_head():
     assert [folder.name for folder in SHIPPED] == ["SmolLM2-135M-Instruct"]
+    assert shipped.target_name(SHIPPED[0]) == EMBEDDED_NAME == "SmolLM2-135M-Instruct (Q4_1)"
     card = (SHIPPED[0] / "README.md").read_text()
     (command,) = re.findall(r"Command: `(.*)`", card)
     assert f"\n{command}\n" in (ROOT / "docs" / "heads.md").read_text()

