@@ -37,12 +37,7 @@ from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.schedules.base import Schedule, ScheduleContext
-from specdec_hf.schedules.costs import (
-    ROW_COST_ON_CPU,
-    ROW_COST_ON_DEVICE,
-    Costs,
-    ExpectedCosts,
-)
+from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts
 from specdec_hf.schedules.registry import make_schedule
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
@@ -178,8 +173,8 @@ def _costs(model: Any, options: Options, rule: str, lengths: Lengths) -> Costs:
     exact = coarse_arithmetic(model) is None or options.fixed_width is not None
     if exact or asked_for or reads_draft(rule):
         return Costs()
-    row_cost = ROW_COST_ON_CPU if model.device.type == "cpu" else ROW_COST_ON_DEVICE
-    return ExpectedCosts(len(lengths), row_cost, int(lengths.max()))
+    share = 1.0 if model.device.type == "cpu" else SHARE_ON_DEVICE
+    return ExpectedCosts(len(lengths), share, int(lengths.max()))
 
 
 def _rounding(model: Any, options: Options, rule: str, costs: Costs) -> list[str]:

@@ -98,7 +98,8 @@ class DraftLengthPolicy:
         if drafter is None:
             return
         earlier = self._earlier_measurements()
-        costs.adopt(earlier.costs)
+        if costs.measured:
+            costs.adopt(earlier.costs)
         costs.expect(drafter.relative_cost, drafter.drafts_at_once, drafter.reads_prompt)
         if isinstance(guard, BenefitGuard):
             self.guard = copy.deepcopy(guard)

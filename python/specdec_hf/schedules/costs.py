@@ -10,10 +10,11 @@ from statistics import median
 
 # Until a wider forward was measured, it is taken to cost this many times one of a single token.
 UNKNOWN_RATIO = 1.6
-# Where no clock may decide: how many forwards of one row each further row is taken to add. On two
-# CPU cores with AVX-512 it is 0.04 in bfloat16, eager and compiled (docs/compile.md). A device is
-# taken to have arithmetic to spare; nothing was measured on one.
-ROW_COST_ON_CPU, ROW_COST_ON_DEVICE = 0.04, 0.01
+# Where no clock may decide: what a forward of so many rows is expected to cost, in forwards of one
+# row. It is the mean of eager and compiled forwards in bfloat16 on two CPU cores with AVX-512
+# (docs/compile.md). Rows add less on a device, which has arithmetic to spare: a guess.
+EXPECTED_FORWARD = {1: 1.0, 4: 1.02, 8: 1.23, 16: 1.64, 24: 1.92}
+SHARE_ON_DEVICE = 0.25
 
 
 class MonotoneCost:
@@ -222,20 +223,22 @@ class ExpectedCosts(Costs):
 
     Args:
         batch_size: number of sequences B.
-        row_cost: what each row of a forward adds to that of one row.
+        share: how much of what rows add on a CPU they add here.
         prompt: tokens of the longest prompt.
     """
 
     measured = False
 
-    def __init__(self, batch_size: int, row_cost: float, prompt: int = 0) -> None:
+    def __init__(self, batch_size: int, share: float = 1.0, prompt: int = 0) -> None:
         super().__init__()
-        self._batch_size, self._row_cost = batch_size, row_cost
+        self._batch_size = batch_size
+        for rows, cost in EXPECTED_FORWARD.items():
+            self._forward.observe(rows, 1 + share * (cost - 1))
         self.prefill = self.forward(prompt)
 
     def forward(self, width: int) -> float:
         """The cost of a forward over ``width`` tokens of each sequence."""
-        return 1 + self._row_cost * max(self._batch_size * self.padded(width) - 1, 0)
+        return self._forward.at(self._batch_size * self.padded(width))
 
     def observe(self, length: int, width: int, draft: float, rest: float) -> None:
         """Record how wide a tree of this depth is; times are ignored."""
