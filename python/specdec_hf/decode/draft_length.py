@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.drafters.checks import describe
+from specdec_hf.drafters.checks import IGNORED, describe
 from specdec_hf.drafters.context import DraftContext, reads_draft
 from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.token_stats import stats_of_draft
@@ -247,7 +247,8 @@ class DraftLengthPolicy:
                 f"of {rounds} rounds, until plain decoding has paid for a draft that is rejected; "
                 "guard=False drafts from the second round"
             )
-        if self._in_vain:
+        refused = any(IGNORED in note for note in self.stats.notes)
+        if self._in_vain and not refused:  # else a note says already what was found
             self.stats.note(
                 f"nothing was drafted: no draft was found in {self._in_vain} of {rounds} rounds"
             )
