@@ -65,6 +65,12 @@ def test_the_verdict_follows_from_the_statistics(turns, line):
     assert verdict(turns) == f"speculation: {line}"
 
 
+def test_the_verdict_compares_tokens_a_second_of_answers_of_other_lengths():
+    turn = made_up(12, 10, seconds=0.5)
+    turn.baseline_tokens = turn.baseline_tokens[:10]
+    assert verdict([turn]).startswith("speculation: 4.00 times as fast as model.generate")
+
+
 def test_plain_decoding_has_no_verdict():
     assert verdict([made_up(drafter="none")]) == ""
 
