@@ -82,6 +82,17 @@ def test_a_clock_decides_in_sixteen_bits_by_choice_and_a_note_says_so(model, cho
     assert not timing_in(run(model, torch.float32, **GREEDY, **choice))
 
 
+def test_no_clock_decides_what_beams_draft_in_sixteen_bits():
+    model = hf_models.build("llama", vocab_size=11, layers=8)
+    beams = {**GREEDY, "drafter": "layers:1", "num_beams": 3, "num_assistant_tokens": 2}
+    (gammas,) = drafted(model, torch.bfloat16, **beams)
+    assert any(gammas)
+    (note,) = run(model, torch.bfloat16, **beams).stats.notes
+    assert note.endswith("near ties may fall otherwise than in plain decoding")
+    assert timing_in(run(model, torch.bfloat16, **beams, guard=True))
+    assert not run(model, torch.float32, **beams, guard=False).stats.notes
+
+
 def test_with_fixed_width_a_clock_may_decide(model):
     chains = {**GREEDY, "drafter": "prompt_lookup", "fixed_width": 6}
     assert len(drafted(model, torch.bfloat16, **chains)) > 1

@@ -27,7 +27,13 @@ from specdec_hf.decode.beam_options import check_beam_options, draft_model_of, d
 from specdec_hf.decode.beam_rows import Rows, drafted_below, log_prob_rows
 from specdec_hf.decode.beam_scores import Beams
 from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
-from specdec_hf.decode.begin import SLOTS_AHEAD, committed_prompts, token_budgets
+from specdec_hf.decode.begin import (
+    SLOTS_AHEAD,
+    committed_prompts,
+    costs_of,
+    rounding_notes,
+    token_budgets,
+)
 from specdec_hf.decode.choose_drafter import choose_drafter
 from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.output import SpecOutput
@@ -40,7 +46,6 @@ from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.schedules.base import Outcome, ScheduleContext
-from specdec_hf.schedules.costs import Costs
 
 
 def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
@@ -149,7 +154,11 @@ class BeamSearch:
         self.target = TreeModel(model, cache)
         self.tree = BeamTree(len(lengths))
         self.drafter = None if drafter is None else self._start(drafter, size)
-        costs, vocab_size = Costs(), vocab_size_of(model)
+        costs, vocab_size = costs_of(model, options, "greedy", lengths), vocab_size_of(model)
+        if drafter is not None:
+            self.stats.notes += rounding_notes(model, options, "greedy", costs, beams=True)
+        if not costs.measured:
+            costs.padded = lambda nodes: nodes + self.beams.width - 1  # a plain round reads beams
         schedule = begin_schedule(
             "constant", drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
         )

@@ -141,9 +141,9 @@ def _plan(model: Any, call: Call, options: Options) -> _Plan:
     rules = LOSSLESS_RULES if drafter is None else drafter.rules
     rule = resolve_rule(options.rule, call.do_sample, rules)
     lengths, budgets = token_budgets(model, call)
-    costs = _costs(model, given, rule, lengths)
+    costs = costs_of(model, given, rule, lengths)
     if drafter is not None:
-        notes += _rounding(model, options, rule, costs)
+        notes += rounding_notes(model, options, rule, costs)
     schedule, draft_size = _begin_schedule(model, call, options, drafter, costs)
     seeds = sequence_seeds(
         options.seed,
@@ -157,7 +157,7 @@ def _plan(model: Any, call: Call, options: Options) -> _Plan:
     )  # fmt: skip
 
 
-def _costs(model: Any, options: Options, rule: str, lengths: Lengths) -> Costs:
+def costs_of(model: Any, options: Options, rule: str, lengths: Lengths) -> Costs:
     """The costs that decide how much a call drafts.
 
     In arithmetic coarser than float32 the text depends on how much is drafted, so there a clock
@@ -177,15 +177,18 @@ def _costs(model: Any, options: Options, rule: str, lengths: Lengths) -> Costs:
     return ExpectedCosts(len(lengths), share, int(lengths.max()))
 
 
-def _rounding(model: Any, options: Options, rule: str, costs: Costs) -> list[str]:
+def rounding_notes(
+    model: Any, options: Options, rule: str, costs: Costs, *, beams: bool = False
+) -> list[str]:
     """A note where drafts may change the text, because wider forwards round otherwise."""
     dtype = coarse_arithmetic(model)
     if dtype is None or options.fixed_width is not None or reads_draft(rule):
         return []
     timing = ", and depend on timing" if costs.measured else ""
+    remedy = "" if beams else "; fixed_width prevents it"
     return [
         f"in {dtype} a forward of several tokens rounds unlike one of one token, so near ties may "
-        f"fall otherwise than in plain decoding{timing}; fixed_width prevents it"
+        f"fall otherwise than in plain decoding{timing}{remedy}"
     ]
 
 
