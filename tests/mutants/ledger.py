@@ -1,0 +1,229 @@
+"""The planted faults of tests/mutants/*.toml, and the trees in which they are planted.
+
+A fault is a text of one file, another one in its place, and the tests that must fail then:
+
+    [[mutant]]
+    name = "residual-not-clamped"
+    fault = "The residual keeps the sign of P - Q."
+    file = "csrc/cpu/chain/residual.h"
+    before = "std::max(p - q, 0.f)"
+    after = "p - q"
+    killed_by = ["tests/chain/test_rules.py::test_emitted_tokens_have_the_targets_distribution"]
+
+Long texts are whole lines between three quotation marks.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from setuptools.compat.py310 import tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
+# What a build of the CPU kernels compiles. The tests compile csrc/cuda for themselves.
+COMPILED = re.compile(r"csrc/(arguments|cpu|host|include|torch)/|CMakeLists")
+
+
+class Mutant(NamedTuple):
+    """A planted fault.
+
+    Attributes:
+        room: the file of the ledger, without its suffix.
+        name: unique in the ledger.
+        fault: what is wrong, in a sentence.
+        file: relative to the root.
+        before: occurs once in the file.
+        after: stands in its place.
+        killed_by: ids of tests, each of which must fail; without parameters, any of them.
+    """
+
+    room: str
+    name: str
+    fault: str
+    file: str
+    before: str
+    after: str
+    killed_by: Sequence[str]
+
+    def plant(self, root: Path) -> None:
+        """Write the fault into the file.
+
+        Raises:
+            ValueError: the text does not occur, or more than once.
+        """
+        path = root / self.file
+        text = path.read_text() if path.is_file() else ""
+        if text.count(self.before) != 1:
+            raise ValueError(
+                f"before of mutant {self.name} must occur once in {self.file}, "
+                f"occurs {text.count(self.before)} times"
+            )
+        path.write_text(text.replace(self.before, self.after))
+
+
+def read(path: Path) -> list[Mutant]:
+    """The faults of one file.
+
+    Raises:
+        TypeError: a key that is missing or unknown.
+    """
+    given: list[dict[str, Any]] = tomllib.loads(path.read_text())["mutant"]
+    return [Mutant(path.stem, **one) for one in given]
+
+
+def read_all() -> list[Mutant]:
+    """The whole ledger."""
+    folder = Path(__file__).parent
+    return [mutant for path in sorted(folder.glob("*.toml")) for mutant in read(path)]
+
+
+@functools.cache
+def tests_in(path: Path) -> frozenset[str]:
+    """The names of the test functions in a file."""
+    defined = ast.walk(ast.parse(path.read_text()))
+    return frozenset(
+        node.name
+        for node in defined
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+
+
+def exists(test: str) -> bool:
+    """Whether there is a test of this id, its parameters aside."""
+    file, _, name = test.partition("[")[0].partition("::")
+    path = ROOT / file
+    return path.is_file() and name in tests_in(path)
+
+
+class Tree:
+    """A copy of the files of a repository, with the libraries that are built in place."""
+
+    def __init__(self, folder: Path, source: Path = ROOT) -> None:
+        self.root, self._source = folder / "tree", source
+        self._build, self._configured = folder / "build", False
+        self._python = Path(sys.executable)
+        shutil.rmtree(self.root, ignore_errors=True)
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=source, stdout=subprocess.PIPE, text=True, check=True)
+        self._libraries = [
+            *source.glob("specdec_kernels/_C.so"),
+            *source.glob("python/specdec_host/_host*.so"),
+        ]
+        copied = [source / name for name in names.stdout.split("\0") if name]
+        for path in [*filter(Path.is_file, copied), *self._libraries]:
+            copy = self.root / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+        shared = folder / "shared"  # some tests read documents there
+        if (source.parent / "shared").is_dir() and not shared.exists():
+            shared.symlink_to(source.parent / "shared")
+
+    @contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """The tree with a fault, built where that is needed.
+
+        Raises:
+            ValueError: the fault cannot be planted.
+            RuntimeError: it does not compile.
+        """
+        path, compiled = self.root / mutant.file, COMPILED.match(mutant.file)
+        try:
+            mutant.plant(self.root)
+            if compiled:
+                self._compile()
+            yield
+        finally:
+            if (self._source / mutant.file).is_file():
+                shutil.copy(self._source / mutant.file, path)  # its time is new, for the next build
+            for library in self._libraries if compiled else ():
+                shutil.copy2(library, self.root / library.relative_to(self._source))
+
+    def _compile(self) -> None:
+        """Build the CPU kernels and put the libraries in place."""
+        path = os.pathsep.join([str(self._python.parent), os.environ["PATH"]])
+        env = {**os.environ, "PATH": path}
+        if not self._configured:
+            import torch  # noqa: PLC0415  # takes seconds
+
+            options = {
+                "CMAKE_BUILD_TYPE": "None",
+                "CMAKE_CXX_FLAGS": "-O1",  # the cases are small, and the builds many
+                "SPECDEC_CUDA": "off",
+                "TORCH_ROOT": Path(torch.__file__).parent,
+                "Python_EXECUTABLE": self._python,
+            }
+            given = [f"-D{name}={value}" for name, value in options.items()]
+            _run(["cmake", "-S", self.root, "-B", self._build, "-G", "Ninja", *given], env)
+            self._configured = True
+        _run(["ninja", "-C", self._build], env)
+        for library in self._libraries:
+            place = self.root / library.relative_to(self._source)
+            (built,) = self._build.glob(f"{library.name.partition('.')[0]}*.so")
+            # A process that has loaded the old file keeps it.
+            place.unlink()
+            shutil.copy2(built, place)
+
+    def outcome(
+        self, mutant: Mutant, by: Sequence[str] = (), seconds: float = 120
+    ) -> tuple[str, str]:
+        """What became of a mutant, and by which tests or why.
+
+        Args:
+            mutant: is planted and taken out again.
+            by: tests of which one must fail, in place of those that the mutant names.
+            seconds: longest time of a test.
+        """
+        killers = []
+        try:
+            with self.planted(mutant):
+                for tests in [by] if by else [[one] for one in mutant.killed_by]:
+                    failed, which = self.fails(tests, seconds)
+                    if not failed:
+                        return SURVIVED, f"{' '.join(tests)} passed"
+                    killers.append(which)
+        except (ValueError, RuntimeError) as error:
+            return BROKEN, str(error)
+        return KILLED, "; ".join(killers)
+
+    def fails(self, tests: Sequence[str], seconds: float) -> tuple[bool, str]:
+        """Whether one of some tests fails, and the one, or what was printed.
+
+        Raises:
+            RuntimeError: no test ran.
+        """
+        root, env = self.root, {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        env["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "python")])
+        env.setdefault("OMP_NUM_THREADS", "1")
+        quiet = ["-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line", "-rfE"]
+        command = [sys.executable, "-m", "pytest", *quiet, f"--timeout={seconds:.0f}", *tests]
+        done = subprocess.run(
+            command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, check=False,
+        )  # fmt: skip
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", done.stdout, re.M)
+        if done.returncode < 0:
+            return True, f"ended by signal {-done.returncode}"
+        if done.returncode == 1 and failed:
+            return True, failed[1]
+        if done.returncode == 0 and re.search(r"\b[1-9]\d* passed\b", done.stdout):
+            return False, ""
+        raise RuntimeError(f"no test ran: {done.stdout[-800:]}")
+
+
+def _run(command: Sequence[Any], env: dict[str, str]) -> None:
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stdout[-2000:]}")
