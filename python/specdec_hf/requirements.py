@@ -5,10 +5,11 @@ It is read where an import has failed, so it imports nothing but Python's own mo
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shlex
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 
 _REQUIREMENT = re.compile(r"""(?P<name>[\w-]+)[^;]*(;.*\bextra == ["'](?P<extra>\w+)["'])?""")
 
@@ -31,10 +32,38 @@ def install_command(extra: str, module: str | None) -> str:
     return shlex.join(["pip", "install", *missing]) if missing else ""
 
 
-def _missing(extra: str, module: str | None) -> list[str]:
+def refuse_other_versions(extra: str = "hf") -> None:
+    """Refuse installed packages of an extra whose version the metadata of this project excludes.
+
+    Raises:
+        ImportError: names the packages, their versions and the command that installs others.
+    """
+    from packaging.requirements import Requirement  # noqa: PLC0415  # Transformers requires it
+
+    wrong, found = [], []
+    for line in _stated():
+        one = Requirement(line)
+        if one.marker is not None and one.marker.evaluate({"extra": extra}):
+            with contextlib.suppress(PackageNotFoundError):
+                if not one.specifier.contains(version(one.name), prereleases=True):
+                    wrong.append(f"{one.name}{one.specifier}")
+                    found.append(f"{one.name} {version(one.name)}")
+    if wrong:
+        command = shlex.join(["pip", "install", *wrong])
+        raise ImportError(f"specdec_hf does not run with {', '.join(found)}: {command}")
+
+
+def _stated() -> list[str]:
+    """What the project requires; nothing where it is run from a source tree."""
     try:
-        stated = requires("specdec-kernels") or []
-    except PackageNotFoundError:  # run from a source tree, where only the module is known
+        return requires("specdec-kernels") or []
+    except PackageNotFoundError:
+        return []
+
+
+def _missing(extra: str, module: str | None) -> list[str]:
+    stated = _stated()
+    if not stated:  # only the module is known
         return [module.partition(".")[0]] if module else []
     required = (_REQUIREMENT.match(line) for line in stated)
     return [

@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError
 
 import pytest
+import transformers
 from specdec_hf import requirements
 from support.cli_models import environment, folder, one_line_error  # noqa: F401
 from support.sources import ROOT
@@ -21,13 +22,13 @@ LINE = "specdec_hf needs packages of specdec-kernels[hf] that are not installed:
 COMMAND = "import runpy; runpy.run_module('specdec_hf', run_name='__main__', alter_sys=True)"
 
 
-def run(cwd, hidden, program, *arguments):
+def run(cwd, hidden, program, *arguments, stated=EXTRA):
     """A program where some packages are hidden, and metadata as that of an installed wheel."""
     info = cwd / "specdec_kernels-0.dist-info"
     info.mkdir()
     lines = ["Metadata-Version: 2.4", "Name: specdec-kernels", "Version: 0"]
     lines += ["Requires-Dist: torch>=2.10", 'Requires-Dist: no-such-package>=3; extra == "plot"']
-    lines += [f'Requires-Dist: {requirement}; extra == "hf"' for requirement in EXTRA]
+    lines += [f'Requires-Dist: {requirement}; extra == "hf"' for requirement in stated]
     (info / "METADATA").write_text("\n".join(lines) + "\n\n")
     hide = f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
     return subprocess.run(
@@ -70,6 +71,18 @@ def test_the_library_without_the_extra_is_an_import_error(tmp_path):
     line = done.stderr.splitlines()[-1]
     assert line.startswith(f"ImportError: {LINE}")
     assert shlex.split(line.partition("install ")[2]) == EXTRA
+
+
+@pytest.mark.parametrize(
+    "program", ["from specdec_hf import generate", COMMAND], ids=["library", "command"]
+)
+def test_a_version_that_is_not_supported_is_refused_by_name(tmp_path, program):
+    arguments = [] if "import generate" in program else ["generate", "--prompt", "a"]
+    done = run(tmp_path, [], program, *arguments, stated=["numpy>=1", "transformers>=4,<5"])
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1].partition(": ")[2]
+    refusal = rf"specdec_hf does not run with transformers {transformers.__version__}: pip install "
+    assert re.fullmatch(refusal + r"'transformers<5,>=4'", line)
 
 
 def test_a_source_tree_names_the_module_that_is_missing(monkeypatch):
