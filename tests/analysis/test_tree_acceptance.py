@@ -14,6 +14,8 @@ from specdec_kernels.analysis import tree_acceptance, tree_acceptance_bound
 from specdec_kernels.analysis.tree_acceptance import SIBLING_RULES
 from specdec_kernels.testing import acceptance_bound, lineage
 
+pytestmark = pytest.mark.slow
+
 ONE, ZERO = Fraction(1), Fraction(0)
 
 

@@ -30,6 +30,8 @@ from bench.peers.base import importable
 from bench.workloads import WORKLOADS
 from specdec_kernels import testing
 
+pytestmark = pytest.mark.build
+
 SMALL = Config(batch=4, gamma=3, vocabulary=521)
 BY_NAME = {peer.name: peer for peer in PEERS}
 

@@ -17,6 +17,8 @@ from bench.tree_configs import RULES, Shape, TreeConfig, Visits, grid, tree
 from bench.workloads import WORKLOADS
 from specdec_kernels.arguments.rules import TREE_RULES
 
+pytestmark = pytest.mark.build
+
 SMALL = TreeConfig(batch=4, nodes=8, vocabulary=521)
 BY_NAME = {peer.name: peer for peer in TREE_PEERS}
 # Two trees whose siblings are not neighbours, with chains and several children of the root.

@@ -11,6 +11,8 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 from bench.drafter_acceptance import Text, choose, drafters, replay
 from bench.suffix_automaton import LIMIT, markov_text, steps
 
+pytestmark = pytest.mark.build
+
 GAMMA, NEW = 4, 60
 
 

@@ -12,6 +12,8 @@ from bench import goals, measure, smoke, stages
 from bench.configs import Config
 from bench.peers import flashinfer_headers
 
+pytestmark = pytest.mark.build
+
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 TINY = [Config(batch=b, gamma=2, vocabulary=521) for b in (1, 3)]
 # The public function of FlashInfer's header, with the types of its arguments.
@@ -139,7 +141,6 @@ def test_stages_are_timed_under_the_schedules_that_they_name(monkeypatch):
     assert set(forced[1::2]) == {("auto", 0)}
 
 
-@pytest.mark.cuda_compile
 @pytest.mark.skipif(not NVCC, reason="needs nvcc")
 def test_the_wrapper_hands_all_arguments_to_flashinfer(tmp_path, monkeypatch):
     (tmp_path / "flashinfer").mkdir()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.build
+
 GPU = Path(__file__).resolve().parents[2] / "bench/gpu.sh"
 # What a config is said to take in bench.goals.
 SECONDS = 12

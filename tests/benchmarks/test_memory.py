@@ -18,6 +18,8 @@ import torch
 
 from bench import measure
 
+pytestmark = pytest.mark.build
+
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 V = 262144

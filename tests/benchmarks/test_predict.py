@@ -14,6 +14,8 @@ from bench import predict
 from bench.configs import HEADLINE, Config
 from bench.sass import budgets
 
+pytestmark = pytest.mark.build
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # A multiprocessor issues four instructions a nanosecond, memory gives a terabyte a second.

@@ -74,6 +74,7 @@ def test_every_op_is_listed_and_has_cases_a_kernel_a_fake_and_a_reference():
             assert has, f"{name} has no {key} kernel"
 
 
+@pytest.mark.slow
 def test_case_names_are_unique_and_a_case_gives_the_same_arguments_again():
     assert len({(c.op, c.id) for c in testing.CASES}) == len(testing.CASES)
     for case in PURE:

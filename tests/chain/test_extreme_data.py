@@ -12,6 +12,7 @@ import torch
 from support.providers import (
     ALL_PROVIDERS,
     KERNEL_PROVIDERS,
+    assert_close,
     assert_outputs_equal,
     provider,
     sample,
@@ -57,6 +58,17 @@ def test_positive_and_negative_zero_tie_at_a_threshold(name):
     logits = torch.tensor([[1.0, 0.0, *[-0.0] * 100, -5.0]])
     out = sample(provider("sample", name), logits, top_k=2, top_p=0.5)
     assert float(out[3]) == 0.0
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_probability_below_the_smallest_normal_float_keeps_its_value(name):
+    """A high temperature makes it likely."""
+    target, none = torch.tensor([[[1e-40, 1.0]]]), torch.empty(1, 0, dtype=torch.int64)
+    got = verify(provider("verify_chain", name), target, none, kind="probs", temperature=50.0,
+                 uniforms=torch.zeros(1, 1, dtype=torch.float64))  # fmt: skip
+    assert got[0].tolist() == [[0]]
+    want = (target.double().log() / 50).log_softmax(-1)[0, :, 0]
+    assert_close("logprob", got[3][0], want.float(), atol=1e-5)
 
 
 # Offsets beyond 2^31 elements: the memory is reserved, and only the rows are read or written.

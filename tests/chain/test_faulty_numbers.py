@@ -79,6 +79,17 @@ def test_a_uniform_outside_the_unit_interval_emits_nothing(name, rule):
     assert_faulty_sequences_emit_nothing(got, want)
 
 
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_every_uniform_of_a_long_chain_is_checked(name):
+    """Triton checks 32 at a time."""
+    given = torch.zeros(2, 41, dtype=torch.float64)
+    given[0, 3] = given[1, 40] = 1.0
+    got = verify(provider("verify_chain", name), torch.zeros(2, 41, 3),
+                 torch.zeros(2, 40, dtype=torch.int64), rule="greedy", uniforms=given)  # fmt: skip
+    assert got[2].tolist() == [Status.BAD_PARAMETER] * 2
+    assert (got[0] == -1).all()
+
+
 @pytest.mark.parametrize(("name", "rule"), pairs(TREE_RULES))
 def test_a_uniform_outside_the_unit_interval_emits_no_path(name, rule):
     a = TreeArguments(*testing.tree_case(B, 3, 37, rule=rule).args())

@@ -17,7 +17,7 @@ from support.providers import (
 )
 from support.toy_chain import ToyChain, assert_joint_distribution
 
-from specdec_kernels import RULES, reference, testing
+from specdec_kernels import RULES, Status, reference, testing
 
 EOS = 1
 
@@ -145,6 +145,21 @@ def test_max_new_tokens_counts_every_emitted_token(name, rule):
     assert got[1].tolist() == [0, 0, 1, 2, 2, 2]
     assert not got[2].any()
     assert got[4].isnan().sum(-1).tolist()[:2] == [2, 2]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_limits_and_wrong_ids_are_found_among_more_than_32_drafts(name):
+    """The kernels for GPUs look at 32 drafts at a time."""
+    target, drafts = torch.zeros(4, 41, 5), torch.full((4, 40), 2)
+    target[..., 2] = 1.0
+    target[0, 34, 3], drafts[0, 34] = 2.0, 3
+    drafts[1, 36] = drafts[3, 5] = 9
+    got = verify(provider("verify_chain", name), target, drafts, rule="greedy",
+                 eos_token_ids=torch.tensor([3]),
+                 max_new_tokens=torch.tensor([99, 99, 38, 99]))  # fmt: skip
+    assert (got[0] >= 0).sum(-1).tolist() == [35, 37, 38, 6]
+    assert got[1].tolist() == [35, 36, 38, 5]
+    assert got[2].tolist() == [0, Status.DRAFT_OUT_OF_RANGE, 0, Status.DRAFT_OUT_OF_RANGE]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -153,6 +153,28 @@ def test_a_bad_entry_beyond_the_target_makes_the_draft_row_unusable(name):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_bad_probability_beyond_the_target_is_found_when_the_draft_is_rejected(name):
+    target, q = torch.zeros(1, 2, 70), torch.zeros(1, 1, 80)
+    target[..., 5], q[..., 6], q[..., 75] = 1.0, 1.0, NAN
+    for rule in RULES_READING_DRAFT:
+        got = verify(provider("verify_chain", name), target, torch.tensor([[6]]), q, kind="probs",
+                     **options(rule, 1))  # fmt: skip
+        assert (got[0].tolist(), int(got[1]), int(got[2])) == ([[5, -1]], 0, DRAFT)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -0.25], ids=str)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_an_invalid_probability_of_a_drafted_token_is_not_accepted(name, value):
+    target, drafts = torch.full((2, 3, 4), 0.25), torch.full((2, 2), 2)
+    target[1, 1, 2] = value
+    got = verify(provider("verify_chain", name), target, drafts, torch.full((2, 2, 4), 0.25),
+                 kind="probs")  # fmt: skip
+    assert got[0][0, :2].tolist() == [2, 2]
+    assert got[0][1].tolist() == [2, -1, -1]
+    assert (got[1].tolist(), got[2].tolist()) == ([2, 1], [0, TARGET])
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_synthetic_rates_of_nan_never_accept(name):
     target, drafts, q = certain(2, 2)
     drafts[:] = 6
@@ -183,6 +205,62 @@ def test_an_empty_residual_of_rule_block_falls_back_to_the_target(name):
     got = verify(provider("verify_chain", name), p, torch.tensor([[0, 0]]), q, kind="probs",
                  rule="block", uniforms=uniforms)  # fmt: skip
     assert (got[0].tolist(), int(got[2])) == ([[1, -1, -1]], EMPTY)
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_an_empty_residual_of_rule_block_is_drawn_from_its_own_row(name):
+    """The logits of the row after it have another sum."""
+    p = torch.tensor([[[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0], [0.25] * 4]]).log()
+    # The logsumexp of the first draft row is wrong by log 2: Q is twice P.
+    sampled = (-torch.tensor([[2.0, 1.0]]).double().log(), torch.full((1, 2), -INF), 1.0)
+    uniforms = torch.tensor([[0.999, 0.999, 0.6]]).double()
+    got = verify(provider("verify_chain", name), p, torch.tensor([[0, 2]]), p[:, :2],
+                 sampled=sampled, rule="block", uniforms=uniforms)  # fmt: skip
+    assert (got[0].tolist(), int(got[2])) == ([[1, -1, -1]], EMPTY)
+
+
+def certain_rows(*tokens, kind):
+    """[1, rows, 3]: each row is certain of a token."""
+    rows = torch.nn.functional.one_hot(torch.tensor([tokens]), 3).float()
+    return rows if kind == "probs" else rows.log()
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_draft_that_neither_model_can_draw_has_acceptance_probability_0(name, kind):
+    """P(x) = Q(x) = 0."""
+    target, q = certain_rows(0, 0, kind=kind), certain_rows(1, kind=kind)
+    uniforms = torch.tensor([[0.0, 0.5]]).double()
+    for rule in RULES_READING_DRAFT:
+        got = verify(provider("verify_chain", name), target, torch.tensor([[2]]), q, kind=kind,
+                     rule=rule, uniforms=uniforms)  # fmt: skip
+        assert (got[0].tolist(), got[4].tolist(), int(got[2])) == ([[0, -1]], [[0]], 0)
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_rule_block_accepts_nothing_after_an_impossible_draft(name, kind):
+    """Not even a draft with Q = 0 < P: 0 times an infinite ratio is 0."""
+    target, q = certain_rows(0, 0, 0, kind=kind), certain_rows(1, 2, kind=kind)
+    uniforms = torch.tensor([[0.5, 0.5, 0.5]]).double()
+    got = verify(provider("verify_chain", name), target, torch.tensor([[1, 0]]), q, kind=kind,
+                 rule="block", uniforms=uniforms)  # fmt: skip
+    assert got[0].tolist() == [[0, -1, -1]]
+    assert got[4].tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_the_residual_of_a_mapped_draft_reads_the_columns_of_every_tile(name):
+    """Q holds all the mass that P has at token 6000, so the recovered token is 5."""
+    target, columns = torch.zeros(1, 2, 9000), torch.full((9000,), -1, dtype=torch.int32)
+    target[..., [5, 6000]] = 0.5
+    columns[6000], columns[7000] = 0, 1
+    uniforms = torch.tensor([[0.5, 0.9]]).double()
+    for rule in RULES_READING_DRAFT:
+        got = verify(provider("verify_chain", name), target, torch.tensor([[7000]]),
+                     torch.full((1, 1, 2), 0.5), columns=columns, kind="probs", rule=rule,
+                     uniforms=uniforms)  # fmt: skip
+        assert got[0].tolist() == [[5, -1]]
 
 
 @pytest.mark.parametrize("form", ["full", "sparse", "mapped", "wide", "narrow", "wide-sampled"])

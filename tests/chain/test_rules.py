@@ -31,7 +31,7 @@ from support.toy_chain import (
     typical_masses,
 )
 
-from specdec_kernels import analysis, testing
+from specdec_kernels import analysis, testing, verify_chain
 
 FORMS = {
     "logits": dict(),
@@ -43,6 +43,7 @@ FORMS = {
     "probs": dict(kind="probs"),
     "probs-zeros": dict(kind="probs", holes=True),
     "probs-filtered": dict(kind="probs", target_filters=dict(temperature=0.7, top_p=0.8)),
+    "probs-cold": dict(kind="probs", target_filters=dict(temperature=0.7)),
     "one-hot": dict(draft="none"),
     "one-hot-probs": dict(draft="none", kind="probs"),
     "filtered": dict(v=4, target_filters=dict(temperature=0.8, top_k=3, top_p=0.9)),
@@ -192,6 +193,7 @@ LENIENT = {
     "V4-gamma1": dict(v=4, gamma=1),
     "probs-zeros": dict(kind="probs", holes=True),
     "one-hot": dict(draft="none", target_filters=dict(temperature=0.8, top_k=2)),
+    "filtered": dict(v=4, target_filters=dict(temperature=0.8, top_k=3)),
     "sparse": dict(draft="sparse"),
     "wide": dict(draft="wide"),
     "mapped-sampled": dict(v=4, draft="mapped-sampled", draft_filters=dict(top_k=2)),
@@ -301,6 +303,16 @@ def test_lenient_at_temperature_zero_accepts_tokens_near_the_maximum(name, kind)
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_lenient_at_temperature_zero_accepts_a_token_at_its_bound(name):
+    """P(x) is exactly lenience * max P; with a lenience of 1, x ties with the argmax."""
+    p, tied = torch.tensor([[[0.5, 0.25, 0.25]] * 2]), torch.tensor([[[2.0, 2.0, 0.0]] * 2])
+    for target, kind, lenience in ((p, "probs", 0.5), (tied, "logits", 1.0)):
+        got = verify(provider("verify_chain", name), target, torch.tensor([[1]]), kind=kind,
+                     rule="lenient", lenience=lenience, temperature=0.0)  # fmt: skip
+        assert got[0].tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_the_bound_of_typical_is_strict(name):
     """A certain token has P = 1 and entropy 0, which is not above a bound of 1."""
     target = torch.tensor([0.0, -torch.inf, -torch.inf]).expand(1, 2, 3)
@@ -308,6 +320,16 @@ def test_the_bound_of_typical_is_strict(name):
         got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), rule="typical",
                      epsilon=1.0, delta=delta)  # fmt: skip
         assert (int(got[1]), got[0][0, 0], got[4].tolist()) == (count, 0, [[count]])
+
+
+def test_the_public_function_hands_on_epsilon_and_delta_of_typical():
+    """P(x) = 0.08 is above 0.1 * exp(-H) and below 0.1."""
+    target = torch.tensor([0.08, 0.92]).log().expand(1, 2, 2)
+    zero = torch.zeros(1, dtype=torch.int64)
+    for epsilon, delta, count in ((0.1, 0.9, 0), (0.9, 0.1, 1)):
+        got = verify_chain(target, torch.tensor([[0]]), rule="typical", seeds=zero, positions=zero,
+                           typical_epsilon=epsilon, typical_delta=delta)  # fmt: skip
+        assert int(got.num_accepted) == count
 
 
 def synthetic_masses(p, q, rate):

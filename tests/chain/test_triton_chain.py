@@ -211,6 +211,17 @@ def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
     assert {int(t) >= 4096 for t in want[0].flatten() if t >= 0} == {False, True}
 
 
+def test_match_takes_the_noise_of_each_position_over_two_tiles(monkeypatch):
+    """The drafts are the tokens of plain sampling, all of them in the second tile."""
+    target = torch.zeros(1, 4, 5000)
+    target[..., 4096:] = 20.0
+    seeds, positions = torch.full((4,), 3), torch.arange(4) + 7
+    how = NOISES.index("shared"), METHODS.index("gumbel")
+    want = reference.sample(target[0], *sampling_arguments(), seeds, positions, *how)[0]
+    got = verify_both(monkeypatch, target, want[None, :3], rule="match", seeds=3, positions=7)
+    assert got[0].tolist() == [want.tolist()]
+
+
 @pytest.mark.parametrize("form", ["wide", "mapped", "sparse"])
 def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, monkeypatch):
     """More tiles than the target has, columns in random order, more ids than one step takes."""
@@ -339,6 +350,7 @@ def run_python(*args):
     )  # fmt: skip
 
 
+@pytest.mark.build
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
 def test_every_kernel_compiles_ahead_of_time(target):
     done = run_python(ROOT / "tests" / "support" / "triton_aot.py", target)

@@ -103,6 +103,14 @@ def test_tokens_counts_and_padding_of_the_verdict(name):
         assert_close("logprobs", got[3], third, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_uniform_that_equals_a_cumulative_probability_takes_the_token_after_it(name):
+    uniforms, none = torch.tensor([[0.5]], dtype=torch.float64), torch.empty(1, 0).long()
+    got = verify(provider("verify_chain", name), torch.full((1, 1, 4), 0.25), none, kind="probs",
+                 uniforms=uniforms)  # fmt: skip
+    assert got[0].tolist() == [[2]]
+
+
 @pytest.mark.parametrize("rule", ["token", "block", "lenient", "typical", "greedy", "match"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_minus_one_ends_the_drafts_and_samples_the_target_not_the_residual(name, rule):
@@ -189,6 +197,17 @@ def test_a_sampled_draft_without_filters_equals_its_logits(name):
     op = provider("verify_chain", name)
     got = verify(op, target, drafts, q, sampled=sampled, positions=9)
     assert_outputs_close("verify_chain", got, verify(op, target, drafts, q, positions=9))
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_sampled_draft_has_no_mass_below_its_threshold(name):
+    """Q is certain of token 0, although its other logits are little smaller."""
+    target, q = torch.zeros(1, 2, 1024), torch.zeros(1, 1, 1024)
+    q[..., 0] = 1.0
+    sampled = (torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1), 0.5), 1.0)
+    got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), q, sampled=sampled,
+                 uniforms=torch.full((1, 2), 0.5, dtype=torch.float64))  # fmt: skip
+    assert (got[0].tolist(), int(got[2])) == ([[512, -1]], 0)
 
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)

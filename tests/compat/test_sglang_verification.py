@@ -141,9 +141,10 @@ def p_values(tokens, **options):
     return chi_square(predicts[:, 0], ROOT.double()), second
 
 
-@pytest.mark.parametrize("tokens", [(2, 1, 3), (2, 2, 3), (0, 3, 1)])
+@pytest.mark.parametrize("tokens", [(2, 1, 3), (2, 2, 3), (0, 3, 1), (3, 1, 3)])
 def test_at_thresholds_of_1_the_distribution_is_the_targets(tokens):
-    """Also for siblings with the same token, of which the second is never accepted."""
+    """Also for siblings with the same token, of which the second is never accepted, and for a child
+    whose token was rejected one level above."""
     assert min(p_values(tokens)) > SIGNIFICANCE
 
 

@@ -18,6 +18,8 @@ from transformers import (
 
 from bench.tiny_models.build import build
 
+pytestmark = pytest.mark.slow
+
 RAGGED = (9, 4, 12)
 NEW = 15
 

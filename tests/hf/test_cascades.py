@@ -15,6 +15,7 @@ from specdec_hf.drafters import checks
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.model_free.ngram import NgramDrafter
 from specdec_hf.drafters.models.cascade import level_context
+from specdec_hf.drafters.resolve import resolve_drafter
 from support import hf_models
 from support.device_reads import spied_reads
 from support.drafter_proof import (
@@ -99,6 +100,7 @@ def test_sampled_texts_have_the_targets_distribution(made, rule):
     assert joint_p_value(drafter, rule, texts=2400, ragged=True) > SIGNIFICANCE
 
 
+@pytest.mark.slow
 def test_in_a_tree_with_others_the_text_is_that_of_plain_generation():
     model = hf_models.tiny("llama")
     assert_greedy_identical(lambda: [vertical(model), "prompt_lookup"], model, tree=TrieTree(1, 4))
@@ -272,6 +274,28 @@ def test_a_list_of_models_is_a_vertical_cascade():
     for wrong in (["prompt_lookup", model], [model], []):
         with pytest.raises(ValueError, match="several drafters need tree, unless"):
             generate(model, **inputs, drafter=wrong)
+
+
+def test_each_model_of_a_list_drafts_for_the_one_before_it():
+    model = hf_models.tiny("llama")
+    large, less = middle(model), small(model)
+    made = resolve_drafter([large, less, "prompt_lookup"], None, model)
+    below = made.drafters[0]
+    assert made.model is large
+    assert below.model is less
+    assert below.drafters[0].name == "prompt_lookup"
+
+
+def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():
+    """As good as the first one, it is never wrong."""
+    model = hf_models.tiny("llama")
+    out = generate(
+        model, **hf_models.prompts((9, 4)), gamma=4, max_new_tokens=16, do_sample=False,
+        drafter=HorizontalCascade([ModelDrafter(model), ModelDrafter(model)], [2]), guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert max(out.stats.gammas) == 4
+    assert out.stats.draft_acceptance_rate == 1
 
 
 def test_wrong_arguments_are_named():

@@ -16,6 +16,8 @@ from support.cli_models import folder, invoke, one_line_error, says  # noqa: F40
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
+pytestmark = pytest.mark.slow
+
 SCHEDULE = "--num-assistant-tokens-schedule"
 LINE = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
 

@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = (
     '{"question_id": 7, "category": "x", "turns": ["Say yes yes yes no no, yes yes yes no"]}\n'
     '{"question_id": 8, "category": "y", "turns": ["Hello hello & <b>", "not asked"]}\n'

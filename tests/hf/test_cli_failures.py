@@ -13,6 +13,8 @@ from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_missing_library_gets_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "specdec_kernels", None)

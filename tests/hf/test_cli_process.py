@@ -9,6 +9,8 @@ import time
 import pytest
 from support.cli_models import environment, folder  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "specdec_hf"]
 
 

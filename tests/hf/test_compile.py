@@ -107,6 +107,7 @@ def test_layers_that_differ_in_anything_but_weights_have_functions_of_their_own(
     assert graphs.of(first) is not graphs.of(second)
 
 
+@pytest.mark.slow
 def test_a_second_call_compiles_nothing(llama):
     decode(llama, (9,), compile=True)
     graphs = counters["stats"]["unique_graphs"]
@@ -190,6 +191,7 @@ def test_a_wrong_mask_is_found(monkeypatch):
         decode(model, (9,), compile=True)
 
 
+@pytest.mark.slow
 def test_a_forward_that_raises_hands_over_to_the_model(llama, monkeypatch):
     eager = decode(llama, (9,))
     assert decode(llama, (9,), compile=True).stats.compiled.eager == ""

@@ -24,6 +24,8 @@ from support.hf_models import (  # noqa: F401  # one_thread is autouse here
 )
 from support.recorded_ops import FreedMemory, OpRecorder, record_ops
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = len(widths.BUCKETS)
 
 

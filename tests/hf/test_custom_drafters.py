@@ -235,6 +235,7 @@ def test_a_draft_that_cannot_be_accepted_leaves_a_note(case, tree):
     assert message in note
 
 
+@pytest.mark.slow
 def test_the_statistics_say_whether_the_rule_is_lossless():
     model, inputs, _ = plain_text()
     drafter = always([[1, 2]] * 3)

@@ -1,13 +1,17 @@
 """Drafters, statistics, and the benefit guard in a call."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from specdec_hf import (
+    BenefitGuard,
     HorizontalCascade,
     ModelDrafter,
     PromptLookupDrafter,
     SequenceStats,
+    SpecStats,
     VerticalCascade,
     generate,
 )
@@ -148,26 +152,49 @@ class Clock:
         return self.now
 
 
+class Useless(PromptLookupDrafter):
+    """Takes long for tokens that are mostly wrong."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def propose(self, history, gamma):
+        self.clock.now += 30.0
+        return Draft(torch.full((len(history.lengths), gamma), 1))
+
+
 def test_the_loop_stops_drafting_when_it_does_not_pay():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     clock = Clock()
-
-    class Useless(PromptLookupDrafter):
-        def propose(self, history, gamma):
-            clock.now += 30.0
-            return Draft(torch.full((len(history.lengths), gamma), 1))
-
+    useless = Useless(clock)
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     out = generate(
-        model, **inputs, drafter=Useless(), max_new_tokens=NEW, do_sample=False, clock=clock,
+        model, **inputs, drafter=useless, max_new_tokens=NEW, do_sample=False, clock=clock,
         return_dict_in_generate=True,
     )  # fmt: skip
     assert out.sequences.tolist() == expected.tolist()
     assert any("drafting pauses" in note for note in out.stats.notes)
     assert out.stats.gammas.count(0) > NEW / 2
     seeded = {"do_sample": True, "seed": 3, "return_dict_in_generate": True}
-    out = generate(model, **inputs, drafter=Useless(), max_new_tokens=NEW, clock=clock, **seeded)
+    out = generate(model, **inputs, drafter=useless, max_new_tokens=NEW, clock=clock, **seeded)
     assert any("drafting goes on" in note for note in out.stats.notes)
+
+
+def test_a_guard_of_the_caller_is_copied():
+    guard = BenefitGuard(window=2, pause=3, max_loss=math.inf)
+    calls = []
+    for _ in range(2):
+        clock = Clock()
+        stats = generate(
+            hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=Useless(clock), guard=guard,
+            clock=clock, max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True,
+        ).stats  # fmt: skip
+        assert "drafting pauses for 3 rounds" in stats.notes[0]
+        assert "drafting pauses for 6 rounds" in stats.notes[1]
+        calls.append((stats.gammas, stats.notes))
+    assert calls[0] == calls[1]
+    assert (guard.stopped, guard.pause, guard.plain_step) == (0, 3, None)
 
 
 def test_statistics_follow_their_definition():
@@ -181,3 +208,24 @@ def test_statistics_follow_their_definition():
     assert one.draft_acceptance_rate == 7 / 10
     assert one.acceptance_by_position == [1.0, 2 / 3, 1 / 2, 1 / 2]
     assert one.to_dict()["acceptance_histogram"] == {"0": 1, "1": 1, "2": 1, "4": 1}
+
+
+def test_the_statistics_of_a_call_are_those_of_all_sequences():
+    tree, chain = SequenceStats(prompt_tokens=9), SequenceStats(prompt_tokens=4)
+    tree.record(drafted=6, accepted=2, emitted=3, depth=2)
+    tree.record(drafted=2, accepted=0, emitted=1, depth=1)
+    tree.record_trials(3, 1)
+    chain.record(drafted=3, accepted=1, emitted=2)
+    chain.record_trials(1, 0)
+    assert tree.acceptance_by_position == [1 / 2, 1.0], "siblings have one position"
+    assert chain.acceptance_by_position == [1.0, 0.0, 0.0]
+    for sequences in ([tree, chain], [chain, tree]):
+        call = SpecStats(sequences=sequences)
+        assert (call.drafted, call.accepted, call.new_tokens) == (11, 3, 6)
+        assert call.acceptance_by_position == [2 / 3, 1 / 2, 0.0]
+        assert call.acceptance_by_trial == [1 / 2, 1.0, 0.0]
+        assert call.acceptance_histogram == {0: 1, 1: 1, 2: 1}
+        assert call.mean_acceptance_length == 1 + 3 / 3
+        assert call.draft_acceptance_rate == 3 / 11
+        assert (call.together.prompt_tokens, call.together.rounds) == (13, 3)
+    assert SpecStats(sequences=[tree]).acceptance_by_position == tree.acceptance_by_position

@@ -17,6 +17,8 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from bench.tiny_models.compare import OracleDrafter
 
+pytestmark = pytest.mark.slow
+
 NEW = 15
 ONE, RAGGED = (9,), (9, 5, 7)
 GREEDY = {"max_new_tokens": NEW, "do_sample": False}

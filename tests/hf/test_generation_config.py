@@ -42,6 +42,17 @@ def test_a_refused_field_is_named(name):
         unsupported.refuse_unsupported(config, unsupported.Origin(model, {name}))
 
 
+@pytest.mark.parametrize("name", unsupported.UNSUPPORTED_SAMPLING)
+def test_a_field_of_sampling_changes_no_greedy_text(name):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    settings = {**NEW, name: 0.25}
+    expected = model.generate(**inputs, **settings)
+    assert expected.equal(model.generate(**inputs, **NEW))
+    assert generate(model, **inputs, **settings, drafter="prompt_lookup").equal(expected)
+    with pytest.raises(ValueError, match=f"{name}=0.25 is not supported"):
+        generate(model, **inputs, **{**settings, "do_sample": True})
+
+
 def test_a_field_that_no_table_knows_is_refused(monkeypatch):
     monkeypatch.setattr(unsupported, "HONOURED", unsupported.HONOURED - {"min_p"})
     inputs = hf_models.prompts((5,))

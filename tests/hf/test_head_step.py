@@ -17,6 +17,8 @@ from support import hf_models
 from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def traced_only(monkeypatch):

@@ -20,10 +20,12 @@ from specdec_hf.heads.training.texts import (
     is_held_out,
     read_conversations,
 )
-from specdec_hf.heads.training.unrolled import soft_cross_entropy
+from specdec_hf.heads.training.unrolled import Batch, soft_cross_entropy
 from support import hf_models
 from support.cli_models import END, tokenizer
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+pytestmark = pytest.mark.slow
 
 CHAT = ChatFormat((1, 2), (3, 4), frozenset({3}))
 SMALL = TrainingSettings(
@@ -109,6 +111,15 @@ def test_the_loss_is_the_cross_entropy_with_soft_labels(dtype, tolerance):
     assert abs(got.item() - want.item()) < max(tolerance, 1e-6)
     torch.testing.assert_close(ours.grad.double(), exact.grad, atol=tolerance, rtol=0)
     assert float(ours.grad[~valid].abs().max()) == 0
+
+
+def test_a_place_is_an_answers_where_the_token_that_it_drafts_is():
+    """From the first token of the answer, which is drafted at the last one before it."""
+    tokens = torch.zeros(2, 6, dtype=torch.int64)
+    batch = Batch(tokens, tokens, tokens, tokens, torch.tensor([6, 4]), torch.tensor([3, 4]))
+    assert batch.places(1).int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch.places(1, answers=True).int().tolist() == [[0, 1, 1, 1, 1], [0, 0, 1, 0, 0]]
+    assert batch.places(2, answers=True).int().tolist() == [[1, 1, 1, 1], [0, 1, 0, 0]]
 
 
 class Interrupted(Exception):

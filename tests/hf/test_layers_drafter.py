@@ -72,6 +72,14 @@ def test_calls_share_the_draft_model_until_weights_are_moved():
     assert watched() is None
 
 
+def test_a_weight_with_other_memory_makes_another_draft_model():
+    model = hf_models.build("llama")
+    small = draft_model(model)
+    model.lm_head.weight.data = model.lm_head.weight.data.flip(0)
+    assert draft_model(model) is not small
+    assert torch.equal(draft_model(model).lm_head.weight, model.lm_head.weight)
+
+
 @pytest.mark.parametrize(
     ("make", "text", "message"),
     [

@@ -102,6 +102,18 @@ def test_the_pool_is_drafted_after_the_pending_token():
     ]  # fmt: skip
 
 
+def test_ngrams_of_the_text_join_the_pool_once():
+    """Those that a later round makes stay, where the pool has room for one."""
+    drafter = LookaheadDrafter(1, 3, 1)
+    drafter.start(Context())
+    first = history_of([1, 2, 3, 4, 1])
+    draft = drafter.propose(first, np.array([9]))
+    assert paths(draft) == [(3,), (2,), (2, 3)]
+    drafter.observe(first, shown(draft, 1, {(3,): 9}))
+    draft = drafter.propose(history_of([1, 2, 3, 4, 1, 1]), np.array([9]))
+    assert paths(draft) == [(9,), (3,), (3, 9)]
+
+
 class Recorder(LookaheadDrafter):
     """Makes every round's n-grams once more, by plain forwards of the target."""
 

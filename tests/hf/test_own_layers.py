@@ -123,6 +123,7 @@ def test_a_model_is_left_as_it_was():
     assert model.config.to_dict() == config
 
 
+@pytest.mark.slow
 def test_in_a_tree_the_drafts_are_verified_by_the_whole_model():
     model = model_of("llama")
     assert_greedy_identical(lambda: ["early_exit:3", "prompt_lookup"], model, tree=TrieTree(1, 4))

@@ -174,7 +174,7 @@ def place(shown, index):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.build
 def test_a_browser_loads_the_page_and_nothing_else(shown):
     assert shown.evaluate("document.title") == TITLE
     asked = [
@@ -188,7 +188,7 @@ def test_a_browser_loads_the_page_and_nothing_else(shown):
     assert shown.evaluate(VISIBLE) == []
 
 
-@pytest.mark.slow
+@pytest.mark.build
 def test_details_show_where_the_mouse_points(shown):
     for index, token in enumerate(TOKENS):
         shown.point(*place(shown, index))
@@ -201,7 +201,7 @@ def test_details_show_where_the_mouse_points(shown):
     assert shown.evaluate(VISIBLE) == []
 
 
-@pytest.mark.slow
+@pytest.mark.build
 def test_details_show_where_the_keyboard_is(shown):
     shown.press("Tab")
     assert shown.evaluate(VISIBLE) == [0]
@@ -218,7 +218,7 @@ def test_details_show_where_the_keyboard_is(shown):
     assert shown.evaluate(VISIBLE) == [4]
 
 
-@pytest.mark.slow
+@pytest.mark.build
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_readable(shown, scheme):
     scheme_feature = {"name": "prefers-color-scheme", "value": scheme}
@@ -231,7 +231,7 @@ def test_the_page_is_readable(shown, scheme):
     assert min(ratios) >= 4.5
 
 
-@pytest.mark.slow
+@pytest.mark.build
 @pytest.mark.parametrize("width", [320, 1000])
 def test_the_page_and_the_details_fit_the_window(shown, width):
     shown.call(

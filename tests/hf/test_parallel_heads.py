@@ -31,6 +31,8 @@ from support.cli_models import END, tokenizer
 from support.heads import blockwise_folder, medusa_folder, parallel_heads, text_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
+pytestmark = pytest.mark.slow
+
 DRAFTERS = {MedusaHeads: MedusaDrafter, BlockwiseHeads: BlockwiseDrafter}
 FOLDERS = {
     MedusaHeads: (medusa_folder, load_medusa, save_medusa),

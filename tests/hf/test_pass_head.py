@@ -21,6 +21,8 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 from transformers import OPTConfig, OPTForCausalLM
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def target():

@@ -185,7 +185,7 @@ def test_missing_models_are_named(tmp_path, monkeypatch):
         load_embedded()
 
 
-@pytest.mark.slow
+@pytest.mark.build
 def test_demo_answers_a_shipped_prompt_with_layers_that_inductor_compiled(tmp_path):
     """The one test of inductor: the model's layers share functions, and so do the drafter's."""
     path = tmp_path / "out.json"

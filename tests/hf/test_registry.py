@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, LayersDrafter, TreeDraft, TreeDrafter, generate
+from specdec_hf import Candidates, Drafter, LayersDrafter, TreeDraft, TreeDrafter, generate
 from specdec_hf.drafters.registry import DRAFTERS, class_of, entry_of, usage
 from support import hf_models
 
@@ -110,6 +110,13 @@ def test_a_drafter_learns_the_most_likely_next_tokens(made):
             assert seen.ids[b, row].tolist() == expected.tolist()
             checked += 1
     assert checked > 30
+
+
+def test_the_rows_of_a_path_hang_below_one_another():
+    """Other rows may hold the same token."""
+    tokens, parents = np.array([[4, 5, 6, 6]]), np.array([[-1, 0, 0, 1]])
+    candidates = Candidates(tokens, parents, np.zeros((1, 4, 1), dtype=np.int64))
+    assert candidates.path(0, [5, 6, 6]) == [0, 1, 3]
 
 
 def test_a_drafter_of_trees_takes_no_layout_and_no_number_of_tokens():

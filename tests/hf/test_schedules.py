@@ -108,6 +108,31 @@ def test_a_round_without_probabilities_teaches_no_threshold():
     assert schedule.thresholds.tolist() == [0]
 
 
+def test_a_round_that_a_threshold_cut_teaches_none():
+    """A lower threshold would have drafted on, and to what end is not known."""
+    schedule = started("confidence_tuned:explore=4")
+    for _ in range(5):
+        assert drafted_length(schedule, [0.96, 0.3, 0.3, 0.3, 0.3]) == 5
+        schedule.observe(outcome(5, 1))
+    assert schedule.thresholds[0] == pytest.approx(0.35)
+    for _ in range(3):
+        assert drafted_length(schedule, [0.6, 0.1, 0.1]) == 2
+        schedule.observe(outcome(2, 0))
+        assert schedule.thresholds[0] == pytest.approx(0.35)
+    assert drafted_length(schedule, [0.6, 0.1, 0.1]) == 3, "the eighth round explores"
+    schedule.observe(outcome(3, 0))
+    assert schedule.thresholds[0] == pytest.approx(0.65)
+
+
+def test_the_tuned_threshold_counts_the_token_of_the_target():
+    """A round emits it without drafts too, so that drafts dearer than a forward do not pay."""
+    for cost, threshold in ((2, 0.95), (0.5, 0.0)):
+        schedule = started(f"confidence_tuned:draft_cost={cost}")
+        assert drafted_length(schedule, [0.92, 0.5, 0.2]) == 3
+        schedule.observe(outcome(3, 3))
+        assert schedule.thresholds[0] == pytest.approx(threshold)
+
+
 def test_specdec_plus_plus_stops_when_a_rejection_is_likely():
     """Before anything was verified, a_j is the probability itself."""
     schedule = started("specdec++:h=0.7")
@@ -203,6 +228,23 @@ def test_a_drawn_token_is_chosen_by_what_is_known_before_it_is_drawn():
         given = [stats([0.6, 0.5], largest=[0.6, 0.5]), stats([drawn, 0.5], largest=[0.6, 0.5])]
         assert best_prefixes(given, np.array([2, 2]), 2).tolist() == [1, 1]
         assert best_prefixes(given, np.array([2, 2]), 3).tolist() == [2, 1]
+
+
+def test_a_draft_goes_on_by_what_is_known_before_a_token_is_drawn():
+    """What one sequence drew last does not say whether the other goes on."""
+    for drawn in (0.05, 0.6):
+        schedule = started("budget:tokens=1,longest=4", batch_size=2)
+        schedule.lengths(np.array([100, 100]))
+        goes_on = schedule.goes_on(0, stats([drawn, 0.3], largest=[0.6, 0.3], entropy=1.0))
+        assert goes_on.tolist() == [drawn == 0.6, False]
+
+
+def test_the_budget_is_that_of_all_sequences():
+    for other, kept in ((0.9, [2, 2]), (0.7, [3, 1]), (0.2, [4, 0])):
+        schedule = started("budget", number=2, batch_size=2)
+        assert schedule.lengths(np.array([100, 100])).tolist() == [4, 4]
+        drafts = [stats([0.9, other])] * 4
+        assert schedule.cut(drafts, np.array([4, 4]), drawn=False).tolist() == kept
 
 
 def test_the_budget_ends_drafts_that_cannot_win():

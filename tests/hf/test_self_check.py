@@ -1,5 +1,6 @@
 """Models that do not fit a cache: found by the self-check, run otherwise, or refused by name."""
 
+import math
 import threading
 
 import pytest
@@ -217,6 +218,13 @@ def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
     fit = check_fit(model, kind, padded=padded, tree=tree)
     assert fit.reason is not None
     assert fit.difference > 3 * fit.tolerance
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_row_that_is_no_number_is_a_difference(place):
+    own = torch.arange(12.0).view(3, 4)
+    rows = [(0, i, row * math.nan if i == place else row) for i, row in enumerate(own)]
+    assert self_check.largest_difference(rows, [own]) == math.inf
 
 
 def test_the_self_check_leaves_no_trace(forgetful):

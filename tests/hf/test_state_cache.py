@@ -14,6 +14,8 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 from bench.tiny_models.build import build
 from bench.tiny_models.compare import OracleDrafter, compare, plain, prompts
 
+pytestmark = pytest.mark.slow
+
 ONE, BATCH = (9,), (9, 5, 11)
 WAYS = ("draft", "custom", "dict")
 NAMES = ("Qwen3NextForCausalLM", "Mamba2ForCausalLM", "BambaForCausalLM", "xLSTMForCausalLM")

@@ -17,6 +17,8 @@ from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.recorded_ops import record_ops
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch):

@@ -101,6 +101,7 @@ def test_greedy_equals_plain_generation(name, tree):
     assert_greedy_identical(automata, hf_models.tiny(name), tree=tree)
 
 
+@pytest.mark.slow
 def test_greedy_equals_plain_generation_merged_with_prompt_lookup():
     def both():
         return [PromptLookupDrafter(), automata()]

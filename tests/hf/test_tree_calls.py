@@ -14,6 +14,8 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.hf_trees import Repeats, drafters
 from transformers import StoppingCriteriaList
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 3, 7])
 @pytest.mark.parametrize("kind", ["branching", "two models", "eagle", "trie of models"])

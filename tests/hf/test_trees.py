@@ -10,6 +10,8 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.hf_trees import KINDS, drafters
 from support.providers import SIGNIFICANCE, chi_square_of_counts
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)

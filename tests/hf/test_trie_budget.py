@@ -31,6 +31,7 @@ ON_HOST = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
 def test_agreement_counts_the_common_beginning():
     chains = np.array([[[1, 2, 3], [1, 9, 3], [-1, -1, -1], [7, 1, 2]]])
     assert agreement(chains, np.array([[1, 2, 4]])).tolist() == [[2, 1, 0, 0]]
+    assert agreement(chains, np.array([[1, 2, 3]])).tolist() == [[3, 1, 0, 0]]
     assert agreement(chains, np.array([[1]])).tolist() == [[1, 1, 0, 0]]
     assert agreement(chains, np.array([[-1, -1]])).tolist() == [[0, 0, 0, 0]]
 

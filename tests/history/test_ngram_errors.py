@@ -52,10 +52,9 @@ def says(where, arguments):
 
 
 @pytest.mark.parametrize("where", [*ALL_PROVIDERS, "meta"])
-@pytest.mark.parametrize(("bad", "message"), TABLE, ids=[row[1] for row in TABLE])
-def test_a_message_names_the_argument_the_rule_and_the_value(bad, message, where):
-    text = says(where, GOOD | bad)
-    assert re.fullmatch(message, text), f"{text!r} is not {message!r}"
+def test_a_message_names_the_argument_the_rule_and_the_value(where):
+    said = [(says(where, GOOD | bad), message) for bad, message in TABLE]
+    assert [pair for pair in said if not re.fullmatch(pair[1], pair[0])] == []
 
 
 @pytest.mark.parametrize("where", [*ALL_PROVIDERS, "meta"])

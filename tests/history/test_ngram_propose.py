@@ -163,15 +163,17 @@ def test_agrees_with_the_reference(name, case):
 def test_a_match_at_either_end_of_a_text_longer_than_a_block(name):
     """A block of the CUDA kernel reads 2048 tokens at once, a block of Triton's 1024."""
     length = 4200
-    history = torch.arange(100, 100 + length).repeat(3, 1)
+    history = torch.arange(100, 100 + length).repeat(4, 1)
     history[:, -3:] = torch.tensor([7, 8, 9])
     history[0, :3] = history[0, -3:]  # the first place there is
     history[1, :2] = history[1, -2:]  # two tokens, against three at the end of the first block
     history[1, 1021:1024] = history[1, -3:]
     history[2, -4:] = 9  # the last place there is
-    tokens, counts = run(name, history, torch.full((3,), length), 3, 3, 2)
-    assert tokens.tolist() == [[103, 104, 105], [1124, 1125, 1126], [9, 9, 9]]
-    assert counts.tolist() == [3, 3, 3]
+    history[3, 1021:1024] = history[3, -3:]  # three tokens, and later two that one thread sees too
+    history[3, 2046:2048] = history[3, -2:]
+    tokens, counts = run(name, history, torch.full((4,), length), 3, 3, 2)
+    assert tokens.tolist() == [[103, 104, 105], [1124, 1125, 1126], [9, 9, 9], [1124, 1125, 1126]]
+    assert counts.tolist() == [3] * 4
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)

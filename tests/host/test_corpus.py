@@ -123,6 +123,14 @@ def test_an_automaton_copies_from_the_longer_of_both_matches():
     assert text.propose(3).match_length == 5
 
 
+def test_a_match_in_a_corpus_begins_in_an_earlier_append():
+    text = SuffixAutomaton(max_match=3, corpus=Corpus(np.array([2, 3, 4, 9, 5, 4, 8])))
+    for token in (7, 2, 3, 4):
+        text.append(np.array([token]))
+    got = text.propose(1)
+    assert (got.tokens.tolist(), got.match_length) == ([[9]], 3)
+
+
 def test_a_damaged_suffix_array_is_read_within_bounds():
     generator = np.random.default_rng(4)
     text = generator.integers(0, 4, 200)

@@ -114,12 +114,12 @@ print(draw() == want)
 """
 
 
-def run_alone(program):
+def run_alone(program, **variables):
     """What a program prints in a process of its own."""
     folder = Path(host.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True,
-        check=False, timeout=60, env=os.environ | {"PYTHONPATH": str(folder)},
+        check=False, timeout=60, env=os.environ | {"PYTHONPATH": str(folder)} | variables,
     )  # fmt: skip
     return done.stdout or done.stderr
 
@@ -127,6 +127,12 @@ def run_alone(program):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_where_no_thread_can_be_created_the_caller_does_the_work():
     assert run_alone(NO_THREAD) == "True\nTrue\n"
+
+
+@pytest.mark.parametrize(("given", "number"), [("7", 7), ("5000", 1024)])
+def test_at_first_the_environment_says_how_many_threads_there_are(given, number):
+    program = "import specdec_host; print(specdec_host.get_num_threads())"
+    assert run_alone(program, OMP_NUM_THREADS=given) == f"{number}\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

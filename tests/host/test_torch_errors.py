@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import specdec_host as host
 import torch
-from support.error_table import BUILD, TABLE
+from support.error_table import BUILD, TABLE, message_of
 from support.host_ops import as_numpy
 
 import specdec_kernels as kernels
@@ -16,17 +16,15 @@ OPS = ("sample", "verify_chain", "verify_tree")
 ROWS = [row for row in TABLE if row[0] in OPS and r"2\*\*56" not in row[2]]
 
 
-@pytest.mark.parametrize(
-    ("op", "bad", "message"), ROWS,
-    ids=[f"{op}-{re.sub('[^a-z0-9]+', '_', m, flags=re.I)[:60]}" for op, _, m in ROWS],
-)  # fmt: skip
-def test_the_native_functions_refuse_the_same_arguments(op, bad, message):
-    args = [as_numpy(a) for a in BUILD[op](**bad)]
-    native = getattr(host._library, op)
+@pytest.mark.parametrize("op", OPS)
+def test_the_native_functions_refuse_the_same_arguments(op):
+    native, wrong = getattr(host._library, op), []
     native(*[as_numpy(a) for a in BUILD[op]()])
-    with pytest.raises(RuntimeError) as error:
-        native(*args)
-    assert re.fullmatch(message, str(error.value))
+    for bad, message in [row[1:] for row in ROWS if row[0] == op]:
+        text = message_of(native, [as_numpy(a) for a in BUILD[op](**bad)])
+        if not re.fullmatch(message, text):
+            wrong.append((text, message))
+    assert wrong == []
 
 
 def i64(*shape):

@@ -33,6 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
 # What a build of the CPU kernels compiles. The tests compile csrc/cuda for themselves.
 COMPILED = re.compile(r"csrc/(arguments|cpu|host|include|torch)/|CMakeLists")
+LANES = "not full"
+# Tests of these folders run in another environment, whose Python this variable names.
+ENVIRONMENTS = {"tests/vllm_plugin/": "VLLM_PYTHON"}
 
 
 class Mutant(NamedTuple):
@@ -104,6 +107,22 @@ def exists(test: str) -> bool:
     file, _, name = test.partition("[")[0].partition("::")
     path = ROOT / file
     return path.is_file() and name in tests_in(path)
+
+
+def outside_of_lanes(mutants: Sequence[Mutant]) -> list[str]:
+    """The named tests that neither `make test` nor `make test-build` runs.
+
+    A test that runs alone has no other combinations of its parameters beside it.
+    """
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:randomly", "-m", LANES]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False
+    )
+    ran = set(re.findall(r"^tests/\S+::.*$", done.stdout, re.M))
+    ran |= {one.partition("[")[0] for one in ran}
+    named = {test for mutant in mutants for test in mutant.killed_by}
+    return sorted(t for t in named - ran if not t.startswith(tuple(ENVIRONMENTS)))
 
 
 class Tree:
@@ -203,14 +222,24 @@ class Tree:
             RuntimeError: no test ran.
         """
         root, env = self.root, {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        env["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "python")])
+        metadata = self._source / ".venv-vllm/metadata"  # the entry point, as make test-vllm has it
+        env["PYTHONPATH"] = os.pathsep.join(map(str, [root, root / "python", metadata]))
         env.setdefault("OMP_NUM_THREADS", "1")
         quiet = ["-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line", "-rfE"]
-        command = [sys.executable, "-m", "pytest", *quiet, f"--timeout={seconds:.0f}", *tests]
-        done = subprocess.run(
-            command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, check=False,
-        )  # fmt: skip
+        python = sys.executable
+        for folder, variable in ENVIRONMENTS.items():
+            if tests[0].startswith(folder):
+                python = env.get(variable, "")
+                if not python:
+                    raise RuntimeError(f"{folder} needs {variable}, which make mutants sets")
+        command = [python, "-m", "pytest", *quiet, "-m", LANES, f"--timeout={seconds:.0f}", *tests]
+        try:
+            done = subprocess.run(
+                command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, check=False, timeout=60 + len(tests) * seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:  # native code does not listen to pytest's own limit
+            return True, "did not end"
         failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", done.stdout, re.M)
         if done.returncode < 0:
             return True, f"ended by signal {-done.returncode}"

@@ -16,7 +16,18 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from ledger import BROKEN, COMPILED, KILLED, ROOT, SURVIVED, Mutant, Tree, read, read_all
+from ledger import (
+    BROKEN,
+    COMPILED,
+    KILLED,
+    ROOT,
+    SURVIVED,
+    Mutant,
+    Tree,
+    outside_of_lanes,
+    read,
+    read_all,
+)
 
 
 def main() -> int:
@@ -33,6 +44,9 @@ def main() -> int:
     unknown = {*args.which} - {name for m in ledger for name in (m.room, m.name)}
     if unknown:
         parser.error(f"the ledger has no {', '.join(sorted(unknown))}")
+    outside = [] if args.by else outside_of_lanes(chosen)
+    for test in outside:
+        print(f"{BROKEN}: neither make test nor make test-build runs {test}", flush=True)
     # What needs a build begins first, because it takes longest.
     chosen.sort(key=lambda mutant: not COMPILED.match(mutant.file))
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
@@ -69,7 +83,7 @@ def main() -> int:
         print(f"{room}: {', '.join(counts)}")
     alive = [mutant.name for mutant, state in found if state != KILLED]
     print(f"{len(found)} mutants of {ROOT.name}, {len(alive)} not killed {' '.join(alive)}".strip())
-    return int(bool(alive) or len(found) < len(chosen))
+    return int(bool(alive or outside) or len(found) < len(chosen))
 
 
 if __name__ == "__main__":

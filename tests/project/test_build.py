@@ -22,9 +22,10 @@ STUB = "macro(enable_language)\nendmacro()\n"
 BIN = Path(sys.executable).parent
 GPU = "GPU 0: NVIDIA H100 (UUID: GPU-1)"
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "CMakeLists.txt").is_file(), reason="the sources are not here"
-)
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(not (ROOT / "CMakeLists.txt").is_file(), reason="the sources are not here"),
+]
 
 
 def program(path, output, code=0):

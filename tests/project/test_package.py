@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import setuptools
 
+pytestmark = pytest.mark.build
+
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = "specdec_hf/heads/shipped"  # in the folder of the packages
 PROMPTS = "specdec_hf/cli/prompts.jsonl"

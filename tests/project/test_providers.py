@@ -10,6 +10,8 @@ import pytest
 
 import specdec_kernels as sk
 
+pytestmark = pytest.mark.slow
+
 SHOW = """
 import torch, specdec_kernels as sk
 print(sk.cpu_capability())

@@ -27,9 +27,12 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120")
 MOST_REGISTERS = 128
 COPIES = {"append_kernel": 40, "lengths_kernel": 40}
 
-pytestmark = pytest.mark.skipif(
-    not specdec_kernels.has_cuda_kernels(), reason="needs a library with CUDA kernels"
-)
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(
+        not specdec_kernels.has_cuda_kernels(), reason="needs a library with CUDA kernels"
+    ),
+]
 
 SPILLING = """
 __global__ void spills(float* x) {
@@ -109,7 +112,6 @@ def test_no_kernel_spills():
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.cuda_compile
 @pytest.mark.skipif(not NVCC, reason="needs nvcc")
 def test_a_spilling_kernel_is_rejected(tmp_path):
     (tmp_path / "spilling.cu").write_text(SPILLING)

@@ -26,6 +26,8 @@ from bench.sass.kernels import (
 )
 from bench.sass.loops import Work, find_loops
 
+pytestmark = pytest.mark.build
+
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="needs nvcc")
 
 # Basic blocks -> (instructions, successors). An iteration loads for two rounds at once.
@@ -102,7 +104,6 @@ def excess(loops, budget):
     return [loop for loop in loops if loop is None or loop.per_512 > budget.ceiling]
 
 
-@pytest.mark.cuda_compile
 @pytest.mark.parametrize(
     "budget", budgets.LOOPS, ids=lambda b: f"{budgets.NAMES[b.kernel]}: {b.work.name}"
 )
@@ -114,7 +115,6 @@ def test_a_loop_keeps_to_its_ceiling(kernels, budget):
     assert most > budget.ceiling - 1, f"lower the ceiling of {budget.work.name} to {most:g}"
 
 
-@pytest.mark.cuda_compile
 @needs_nvcc
 @pytest.mark.parametrize("budget", budgets.KERNELS, ids=lambda b: budgets.NAMES[b.kernel])
 def test_a_kernel_keeps_to_its_ceilings(kernels, budget, shared):
@@ -125,7 +125,6 @@ def test_a_kernel_keeps_to_its_ceilings(kernels, budget, shared):
         assert kernel.stack == kernel.local_accesses == 0
 
 
-@pytest.mark.cuda_compile
 def test_one_more_instruction_in_a_loop_is_found(kernels):
     budget = next(b for b in budgets.LOOPS if b.kernel == budgets.SAMPLE)
     mutants = copy.deepcopy(named(kernels, budget.kernel))
@@ -139,7 +138,6 @@ def test_one_more_instruction_in_a_loop_is_found(kernels):
     assert excess(after, at_its_ceiling)
 
 
-@pytest.mark.cuda_compile
 @needs_nvcc
 def test_instructions_of_a_compiled_loop_are_counted(tmp_path):
     source = tmp_path / "sums.cu"

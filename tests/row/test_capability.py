@@ -13,6 +13,8 @@ from support.providers import assert_outputs_close, assert_outputs_equal
 import specdec_kernels
 from specdec_kernels import testing
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import pickle, sys, torch, specdec_kernels
 from specdec_kernels import testing

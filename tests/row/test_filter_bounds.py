@@ -8,12 +8,10 @@ import torch
 from support.providers import ALL_PROVIDERS, provider, sample
 
 HOT = 1e30  # at this temperature, logits that differ have equal weights
+SIZES = [(p, n) for p in ALL_PROVIDERS for n in (4, 40, 5000) if p != "triton" or n < 5000]
 
 
-@pytest.mark.parametrize(
-    ("name", "n"),
-    [(p, n) for p in ALL_PROVIDERS for n in (4, 40, 5000) if p != "triton" or n < 5000],
-)
+@pytest.mark.parametrize(("name", "n"), SIZES)
 def test_top_p_is_reached_by_a_sum_that_equals_it(name, n):
     """Half of 2n equal weights is p = .5 to the last bit: no token more survives.
 
@@ -22,6 +20,23 @@ def test_top_p_is_reached_by_a_sum_that_equals_it(name, n):
     logits = torch.randperm(2 * n, generator=torch.Generator().manual_seed(n)).float()[None]
     out = sample(provider("sample", name), logits, temperature=HOT, top_p=0.5)
     assert float(out[3]) == n  # the logits n to 2n-1
+    assert math.isclose(float(out[2]), math.log(n), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "n"), SIZES)
+def test_top_p_takes_its_part_of_what_top_k_kept(name, n):
+    """Top-k keeps n of 2n equal weights, and p = .5 half of these."""
+    logits = torch.randperm(2 * n, generator=torch.Generator().manual_seed(n)).float()[None]
+    out = sample(provider("sample", name), logits, temperature=HOT, top_k=n, top_p=0.5)
+    assert float(out[3]) == 2 * n - n // 2
+    assert math.isclose(float(out[2]), math.log(n // 2), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "n"), SIZES)
+@pytest.mark.parametrize(("filter_name", "value"), [("top_k", 1), ("top_p", 0.5), ("min_p", 1.0)])
+def test_any_number_of_tokens_that_tie_at_the_threshold_survive(name, n, filter_name, value):
+    out = sample(provider("sample", name), torch.zeros(1, n), **{filter_name: value})
+    assert float(out[3]) == 0
     assert math.isclose(float(out[2]), math.log(n), rel_tol=1e-6)
 
 

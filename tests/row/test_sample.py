@@ -22,6 +22,7 @@ from support.providers import (
     sample,
 )
 
+import specdec_kernels
 from specdec_kernels import reference, testing
 
 STREAM = {"residual": 1, "draft": 2, "shared": 3}
@@ -45,6 +46,20 @@ def test_the_token_is_the_inverse_cdf_of_the_uniform_of_its_noise_stream(name, n
     away = np.abs(u * v - np.round(u * v)) > 1e-4
     np.testing.assert_array_equal(got[0].numpy()[away], np.floor(u * v)[away])
     assert_close("logprob", got[1], torch.full((n,), -math.log(v)), atol=1e-6)
+
+
+def test_the_public_function_tells_seeds_from_positions():
+    seeds, positions = torch.arange(8), torch.full((8,), 3)
+    got = specdec_kernels.sample(torch.zeros(8, 50), seeds=seeds, positions=positions)
+    uniforms = philox_uniforms(seeds, positions, STREAM["draft"])
+    assert got.tokens.tolist() == np.floor(uniforms * 50).tolist()
+
+
+@pytest.mark.parametrize("name", ["reference", "cpp"])
+def test_a_vocabulary_beyond_32_bits_is_refused(name):
+    logits = torch.zeros(1, 1).expand(1, 2**31)  # holds no memory
+    with pytest.raises(RuntimeError, match="a vocabulary of 1 to 2147483647 entries"):
+        sample(provider("sample", name), logits)
 
 
 def test_agreement_with_the_specification_on_thousands_of_rows():
@@ -199,8 +214,9 @@ RARE = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_noise_of_rare_words_has_its_exact_tail(name):
+def test_noise_of_rare_words_has_its_exact_tail(name, top_k):
     """The rare token wins over token 0 exactly if its 64-bit noise says so, within 1 %."""
     op = provider("sample", name)
     for position, counter, word in RARE[: 4 if name == "triton" else None]:
@@ -212,7 +228,7 @@ def test_noise_of_rare_words_has_its_exact_tail(name):
         logits = torch.full((2, token + 4), -torch.inf)
         logits[:, 0] = 0.0
         logits[:, token] = torch.tensor([level + 0.01, level - 0.01])
-        got = sample(op, logits, positions=position, noise="shared")
+        got = sample(op, logits, positions=position, noise="shared", top_k=top_k)
         assert got[0].tolist() == [token, 0], (position, counter, word, level)
 
 

@@ -94,6 +94,17 @@ def test_ids_and_parameters_out_of_range(ranks, rule):
     assert bad == [3, 5, 6]
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_temperature_of_the_draft_out_of_range(ranks, rule):
+    given = inputs(rule)
+    temperature = torch.full((12,), 0.5)
+    temperature[3], temperature[5] = -1.0, NAN
+    logsumexp = (given["draft"] / 0.5).logsumexp(-1).double()
+    given["sampled"] = logsumexp, torch.full((12, 3), -INF), temperature
+    got = assert_equal(ranks, given)
+    assert [b for b in range(12) if got[2][b] & Status.BAD_PARAMETER] == [3, 5]
+
+
 @pytest.mark.parametrize("starts", [None, (0, 12, 1), (7, 0, 3)])
 @pytest.mark.parametrize("rule", SHARDED_RULES)
 def test_ties_across_shards_go_to_the_lowest_id_and_are_kept_by_filters(ranks, rule, starts):
@@ -101,6 +112,14 @@ def test_ties_across_shards_go_to_the_lowest_id_and_are_kept_by_filters(ranks, r
     given |= {"top_k": 4, "top_p": 0.9, "min_p": 0.1}
     given["temperature"] = torch.tensor([0.0, 0.8, 1.0, 1.5]).repeat(16)
     assert_equal(ranks, given, starts=starts)
+
+
+def test_zeros_of_both_signs_tie_across_shards(ranks):
+    given = inputs("greedy")
+    given["target"] = torch.zeros(12, 4, 13)
+    given["target"][..., :5] = -0.0  # all that the first rank holds
+    got = assert_equal(ranks, given)
+    assert (got[0][:, 0] == 0).all()
 
 
 @pytest.mark.parametrize("rule", SHARDED_RULES)
@@ -162,6 +181,19 @@ WRONG = [
 DIFFERENT = [
     ({"temperature": 0.5}, "temperature must be equal on all ranks, got another one than rank 0"),
     ({"seeds": torch.tensor([0, 1])}, "seeds must be equal on all ranks"),
+    ({"positions": torch.tensor([0, 1])}, "positions must be equal on all ranks"),
+    ({"top_k": 3}, "top_k must be equal on all ranks"),
+    ({"top_p": 0.5}, "top_p must be equal on all ranks"),
+    ({"min_p": 0.5}, "min_p must be equal on all ranks"),
+    ({"uniforms": torch.zeros(2, 3, dtype=torch.float64)}, "uniforms must be equal on all ranks"),
+    ({"eos_token_ids": torch.tensor([1])}, "eos_token_ids must be equal on all ranks"),
+    ({"max_new_tokens": torch.tensor([1, 1])}, "max_new_tokens must be equal on all ranks"),
+    ({"with_logprobs": False}, "with_logprobs must be equal on all ranks"),
+    ({"with_accept_probs": False}, "with_accept_probs must be equal on all ranks"),
+    (
+        {"target_shard": torch.zeros(6, 10), "target_indptr": torch.tensor([0, 3, 6]).int()},
+        "target_indptr must be equal on all ranks",
+    ),
     ({"draft_token_ids": torch.zeros(2, 2, dtype=torch.int32)}, "draft_token_ids must be equal"),
     ({"rule": "block"}, "rule must be equal on all ranks"),
     ({"draft_shard": None}, "draft_shard must be equal on all ranks"),

@@ -1,15 +1,33 @@
 #pragma once
-// Atomics: plain updates, because one thread runs at a time. Other threads may run before each.
+// Atomics: a load and a store, because one thread runs at a time. Other threads may run before
+// each.
+#include <cstring>
+
 #include "schedule.h"
 
 namespace simt {
 
+// `order` is what PTX calls it: relaxed, acquire, release or acq_rel.
 template <class T, class F>
-T update(T* address, F f) {
+T update(T* address, F f, const char* order = "relaxed") {
   scheduler.observable();
-  const T old = *address;
-  *address = f(old);
+  const bool both = std::strcmp(order, "acq_rel") == 0;
+  if (both || std::strcmp(order, "release") == 0 || scheduler.current->fenced) release(address);
+  T old, next;
+  __atomic_load(address, &old, __ATOMIC_RELAXED);
+  next = f(old);
+  __atomic_store(address, &next, __ATOMIC_RELAXED);
+  if (both || std::strcmp(order, "acquire") == 0) acquire(address);
+  scheduler.updated(address);  // which ends the effect of a fence
   return old;
+}
+
+inline unsigned long long atomic_add(const char* order, unsigned long long* address,
+                                     unsigned long long value) {
+  return update(address, [&](unsigned long long old) { return old + value; }, order);
+}
+inline unsigned long long relaxed_load(const unsigned long long* address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
 
 }  // namespace simt
@@ -57,6 +75,6 @@ SIMT_COMPARE_AND_SWAP(unsigned short)
 #undef SIMT_COMPARE_AND_SWAP
 
 inline void __threadfence_block() {}
-inline void __threadfence() {}
-inline void __threadfence_system() {}
+inline void __threadfence() { simt::scheduler.fence(); }
+inline void __threadfence_system() { simt::scheduler.fence(); }
 inline void __nanosleep(unsigned) { simt::scheduler.observable(4096); }

@@ -10,8 +10,11 @@ namespace simt {
 inline std::vector<Thread*> released;
 
 // Waits for all threads; returns the number of threads whose predicate is not zero.
-inline unsigned arrive(Barrier& barrier, const char* name, bool predicate = false) {
+SIMT_UNWATCHED inline unsigned arrive(Barrier& barrier, const char* name, bool predicate = false) {
   const Thread& self = *scheduler.current;
+  char* const order = barrier.order.now();
+  release(order);
+  scheduler.leave_thread();
   if (barrier.returned > 0) {
     scheduler.fail(text(self) + " is at " + name + ", which " + std::to_string(barrier.returned) +
                    " threads have missed by returning");
@@ -26,12 +29,14 @@ inline unsigned arrive(Barrier& barrier, const char* name, bool predicate = fals
   barrier.nonzero += predicate;
   if (++barrier.arrived == barrier.threads) {
     barrier.arrived = 0;
+    barrier.order.met();
     barrier.result = barrier.nonzero;
     released.clear();
     for (unsigned i = 0; i < barrier.threads; ++i) released.push_back(barrier.first + i);
     scheduler.release(released);
   }
   scheduler.wait(name);
+  acquire(order);
   return barrier.result;
 }
 

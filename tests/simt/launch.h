@@ -87,7 +87,8 @@ class Wave {
     for (size_t b = 0; b < blocks_.size(); ++b) {
       blocks_[b].warps = &warps_[b * warps_per_block()];
       for (unsigned t = 0; t < volume(shape.block); ++t) {
-        *thread++ = {&blocks_[b], nullptr, nullptr, place(t, shape.block), t};
+        *thread++ = {&blocks_[b], nullptr, nullptr, place(t, shape.block),
+                     t,           nullptr, false,   nullptr};
       }
     }
   }
@@ -152,7 +153,8 @@ inline void thread_returned(Thread& t) {
   if (block.barrier.returned == block.barrier.threads) shared_pool.close(block);
 }
 
-inline cudaError_t run(const WeightParams& shape, Scheduler::Body body, const void* context) {
+SIMT_UNWATCHED inline cudaError_t run(const WeightParams& shape, Scheduler::Body body,
+                                      const void* context) {
   ++launches;
   gridDim = shape.grid;
   blockDim = shape.block;

@@ -10,6 +10,7 @@
 
 #include "fiber.h"
 #include "vector_types.h"
+#include "watch.h"
 
 inline dim3 gridDim, blockDim, blockIdx, threadIdx;
 constexpr int warpSize = 32;
@@ -29,6 +30,19 @@ struct Thread {
   const char* waits_at;  // the operation at which it waits, or null
   dim3 index;
   unsigned rank;  // in its block
+  Watch watch;
+  bool fenced;    // its next atomic releases
+  void* updated;  // the word of its last atomic
+};
+
+// The places of two meetings: the threads that are ahead come to the next one while others have not
+// left this one.
+struct Meetings {
+  char places[2];
+  bool second;
+
+  char* now() { return &places[second]; }
+  void met() { second = !second; }
 };
 
 // The state of a barrier of a block, a cluster or a grid.
@@ -37,6 +51,7 @@ struct Barrier {
   unsigned threads;
   unsigned arrived = 0, returned = 0, nonzero = 0, result = 0;
   const char* name = nullptr;  // the operation by which its first thread arrived
+  Meetings order = {};
 };
 
 struct Warp {
@@ -49,6 +64,7 @@ struct Warp {
   Thread* first;
   uint32_t alive, waiting;
   Lane lanes[32];
+  Meetings order;
 };
 
 struct Cluster {
@@ -94,7 +110,11 @@ class Scheduler {
       order_[i] = &threads[reverse && !shuffle_seed ? order_.size() - 1 - i : i];
     }
     shuffle(order_);
+    watch_ = current_watch();
+    for (Thread& t : threads) t.watch = new_watch();
     give_way(main_);
+    leave_thread();
+    for (Thread& t : threads) end_watch(t.watch);
     if (failure.empty()) return true;
     // The stacks hold threads that will never be resumed.
     idle_.clear();
@@ -106,6 +126,9 @@ class Scheduler {
     failure = message;
     main_.resume();
   }
+
+  // Whoever waits or has returned is no longer watched: the emulator goes on.
+  void leave_thread() { switch_to(watch_); }
 
   // Suspends the current thread until it is released.
   void wait(const char* name) {
@@ -128,13 +151,23 @@ class Scheduler {
   }
 
   // Called by every operation that other threads can observe at once, such as an atomic.
-  void observable(uint64_t cost = 1) {
+  SIMT_UNWATCHED void observable(uint64_t cost = 1) {
     stalled_ += cost;
     if (stalled_ > kStalled) fail("livelock: " + text(*current) + " and others wait in loops");
     if (stalled_ % kPatience < cost || (shuffle_seed && draw(4) == 0)) {
+      leave_thread();
       ready_.push_back(current);
       give_way(*current->fiber);
     }
+  }
+
+  SIMT_UNWATCHED void updated(void* word) {
+    current->updated = word;
+    current->fenced = false;
+  }
+  SIMT_UNWATCHED void fence() {
+    current->fenced = true;
+    if (current->updated) acquire(current->updated);
   }
 
   uint64_t draw(uint64_t below) {
@@ -163,8 +196,13 @@ class Scheduler {
   void start_next(Fiber& self) {
     Thread& t = *order_[started_++];
     t.fiber = &self;
+    t.fenced = false;
+    t.updated = nullptr;
     become(t);
     body_(context_);
+    simt::release(&end_);
+    leave_thread();
+    acquire(&end_);
     ++finished_;
     stalled_ = 0;
     returned(*current);
@@ -181,6 +219,7 @@ class Scheduler {
 
   void become(Thread& t) {
     current = &t;
+    switch_to(t.watch);
     t.waits_at = nullptr;
     threadIdx = t.index;
     blockIdx = t.block->index;
@@ -197,8 +236,9 @@ class Scheduler {
       if (finished_ < threads.size()) fail(deadlock());
       return main_;
     }
-    become(*ready_.front());
+    Thread& next = *ready_.front();
     ready_.pop_front();
+    become(next);
     return *current->fiber;
   }
 
@@ -233,6 +273,8 @@ class Scheduler {
   std::vector<Thread*> order_;
   size_t started_ = 0, finished_ = 0;
   uint64_t stalled_ = 0, state_ = 0;
+  Watch watch_ = nullptr;  // of the emulator
+  char end_ = 0;           // orders the ends of all threads before what the emulator does then
   Body body_ = nullptr;
   const void* context_ = nullptr;
 };

@@ -118,6 +118,19 @@ def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
         assert_outputs_close("verify_tree", outputs(simt, args, group=group, order="seed-1"), want)
 
 
+def test_the_factor_of_k_seq_is_that_of_all_siblings(simt):
+    """rho is computed from the acceptance probability P(x) / (rho * Q(x)) of the first of four."""
+    p, uniforms = torch.tensor([0.1, 0.1, 0.4, 0.4]), torch.full((1, 9), 0.999).double()
+    got = verify_tree(
+        simt.op("verify_tree"), p.expand(1, 5, 4), torch.arange(4)[None], torch.full((1, 4), -1),
+        torch.full((1, 4, 4), 0.25), kind="probs", rule="k_seq", uniforms=uniforms,
+    )  # fmt: skip
+    rho = 0.1 / 0.25 / float(got[5][0, 0])
+    beta = sum(min(0.25, x / rho) for x in p.tolist())
+    assert 1 < rho < 1.6
+    assert 1 - (1 - beta) ** 4 == pytest.approx(rho * beta, abs=1e-5)
+
+
 @pytest.mark.parametrize("rule", ["typical", "multi_draft", "k_seq"])
 def test_the_workspace_is_too_small_for_a_row(simt, rule):
     b, n, group = 5, 6, 2

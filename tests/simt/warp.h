@@ -10,6 +10,7 @@ namespace simt {
 struct Collective {
   const char* name;
   uint64_t (*result)(const Warp&, uint32_t members, unsigned lane);
+  bool orders = false;  // the memory accesses of those that meet
 };
 
 // Calls f(lane) for every bit.
@@ -41,7 +42,7 @@ uint64_t fold(const Warp& warp, uint32_t members, F f) {
 }
 
 inline constexpr Collective kSyncWarp = {
-    "__syncwarp", [](const Warp&, uint32_t, unsigned) { return uint64_t{}; }};
+    "__syncwarp", [](const Warp&, uint32_t, unsigned) { return uint64_t{}; }, true};
 inline constexpr Collective kShuffle = {"__shfl_sync", shuffle_of};
 inline constexpr Collective kShuffleUp = {"__shfl_up_sync", shuffle_of};
 inline constexpr Collective kShuffleDown = {"__shfl_down_sync", shuffle_of};
@@ -86,15 +87,19 @@ inline void try_to_meet(Warp& warp, uint32_t mask) {
   for_each_lane(members,
                 [&](unsigned i) { warp.lanes[i].result = what->result(warp, members, i); });
   warp.waiting &= ~members;
+  if (what->orders) warp.order.met();
   released.clear();
   for_each_lane(members, [&](unsigned i) { released.push_back(warp.first + i); });
   scheduler.release(released);
 }
 
-inline uint64_t meet(const Collective& what, uint32_t mask, uint64_t value = 0,
-                     unsigned source = 0) {
+SIMT_UNWATCHED inline uint64_t meet(const Collective& what, uint32_t mask, uint64_t value = 0,
+                                    unsigned source = 0) {
   const Thread& self = *scheduler.current;
   Warp& warp = warp_of(self);
+  char* const order = what.orders ? warp.order.now() : nullptr;
+  if (order) release(order);
+  scheduler.leave_thread();
   const unsigned lane = self.rank % 32;
   if (!(mask >> lane & 1)) {
     scheduler.fail(text(self) + " is at " + what.name + " with a mask that leaves it out");
@@ -103,6 +108,7 @@ inline uint64_t meet(const Collective& what, uint32_t mask, uint64_t value = 0,
   warp.waiting |= 1u << lane;
   try_to_meet(warp, mask);
   scheduler.wait(what.name);
+  if (order) acquire(order);
   return warp.lanes[lane].result;
 }
 

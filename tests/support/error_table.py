@@ -398,3 +398,12 @@ DEVICES = [
     ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
      "uniforms must be on the device of target"),
 ]  # fmt: skip
+
+
+def message_of(op, args):
+    """The first line of the error that a call raises."""
+    try:
+        op(*args)
+    except (RuntimeError, ValueError) as error:
+        return str(error).strip().splitlines()[0]
+    return "no error"

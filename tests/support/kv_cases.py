@@ -276,5 +276,6 @@ def ring_cases():
         ring("B0", [(2, 5, 3)], [], 2),
         ring("no-caches", [], some, 4),
         ring("H0-D0", [(0, 5, 2), (2, 6, 0)], some, 5),
+        ring("smallest-first", [(2, 7, 3), (2, 9, 16)], [(13, 9), (20, 15), (9, 7)], 4),
         ring("257-caches", [(1, 5 + i % 4, 4) for i in range(257)], [(9, 7), (20, 16)], 3),
     ]

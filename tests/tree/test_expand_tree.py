@@ -105,6 +105,14 @@ def test_an_invalid_row_has_no_children_and_does_not_change_other_nodes(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_nan_in_the_last_tile_leaves_a_node_without_children(name):
+    logits = torch.zeros(1, 2, 9000)
+    logits[0, 1, -1] = torch.nan
+    tokens, _, _ = run(name, logits, torch.zeros(1, 2), 3, None, 1.0)
+    assert tokens.tolist() == [[[0, 1, 2], [-1, -1, -1]]]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_temperature_zero_ranks_at_temperature_one(name):
     logits, scores = (
         torch.randn(2, 2, 33, generator=torch.Generator().manual_seed(3)),

@@ -145,6 +145,19 @@ def test_rules_compile_as_one_graph_for_all_sizes():
     assert_one_graph(tree_rules, calls)
 
 
+@pytest.mark.parametrize(("epsilon", "delta", "accepted"), [(0.3, 0.9, 0), (0.9, 0.3, 1)])
+def test_the_public_function_tells_the_parameters_of_typical_apart(epsilon, delta, accepted):
+    """exp(-H) is 0.354, so that the bounds are 0.3 and 0.106."""
+    target = torch.tensor([[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]])
+    tree = specdec_kernels.Tree(torch.tensor([[1]]), torch.tensor([[-1]]))
+    one = torch.ones(1, dtype=torch.int64)
+    got = specdec_kernels.verify_tree(
+        target, tree, rule="typical", kind="probs", typical_epsilon=epsilon, typical_delta=delta,
+        seeds=one, positions=one,
+    )  # fmt: skip
+    assert int(got.num_accepted) == accepted
+
+
 @pytest.mark.parametrize("rule", TREE_RULES)
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_all_outputs_are_written_for_invalid_rows(name, rule):

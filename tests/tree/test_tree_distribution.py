@@ -26,6 +26,8 @@ from support.toy_tree import DRAWN, ToyTree
 from specdec_kernels import testing
 from specdec_kernels.testing import lineage
 
+pytestmark = pytest.mark.slow
+
 RATIO = ["multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"]
 EVERY_RULE = [r for r in DRAWN if r != "greedy"]
 

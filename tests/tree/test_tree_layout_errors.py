@@ -123,10 +123,10 @@ def says(op, where, **bad):
 
 
 @pytest.mark.parametrize("where", [*WHERE, "meta"])
-@pytest.mark.parametrize(("op", "bad", "message"), TABLE, ids=[f"{r[0]}-{r[2]}" for r in TABLE])
-def test_a_message_names_the_argument_the_rule_and_the_value(op, bad, message, where):
-    text = says(op, where, **bad)
-    assert re.fullmatch(message, text), f"{text!r} is not {message!r}"
+@pytest.mark.parametrize("op", GOOD)
+def test_a_message_names_the_argument_the_rule_and_the_value(op, where):
+    said = [(says(op, where, **bad), message) for name, bad, message in TABLE if name == op]
+    assert [pair for pair in said if not re.fullmatch(pair[1], pair[0])] == []
 
 
 @pytest.mark.parametrize(("op", "name", "of"), DEVICES)

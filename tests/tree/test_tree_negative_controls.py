@@ -12,6 +12,8 @@ from support.toy_tree import ToyTree
 from specdec_kernels import analysis, testing
 from specdec_kernels.arguments.tree import TreeArguments
 
+pytestmark = pytest.mark.slow
+
 # The rules (docs/rules.md) on probabilities in Python floats. `wrong` names the fault, if any.
 
 

@@ -216,6 +216,7 @@ def test_limits_end_the_path(name, rule):
         (dict(max_new_tokens=torch.tensor([1])), [2], [2, -1]),
         (dict(max_new_tokens=torch.tensor([2])), [2], [2, 3]),
         (dict(eos_token_ids=torch.tensor([9, 2])), [2], [2, -1]),
+        (dict(eos_token_ids=torch.tensor([2, 9])), [2], [2, -1]),
         (dict(eos_token_ids=torch.tensor([3])), [2], [2, 3]),
         (dict(max_depth=0), [], [2]),
     ):
@@ -296,6 +297,34 @@ def test_trials_before_an_invalid_draft_row_count(name):
         assert (got[1].tolist(), int(got[3])) == ([[2, -1, -1]], 2)
 
 
+@pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_an_invalid_draft_entry_of_a_token_that_no_child_has_ends_the_trials(name, rule):
+    """The residual, or rho, would depend on it. The next token is drawn from P."""
+    target = uniform_over((1, 2), (0,), (0,)).softmax(-1)
+    draft = torch.tensor([[[0.25, NAN, 0.25, 0.5]]])
+    got = verify_tree(
+        provider("verify_tree", name), target, torch.tensor([[3, 0]]), torch.tensor([[-1, -1]]),
+        draft, kind="probs", rule=rule, draft_rows=torch.zeros(1, 2, dtype=torch.int32),
+        uniforms=f64(0, 0, 0.99, 0, 0),
+    )  # fmt: skip
+    assert (got[1].tolist(), int(got[3])) == ([[2, -1, -1]], 2)
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_traversal_draws_from_the_row_of_the_node_that_ends_the_path(name):
+    """The row after its rejected child was read last; its mass is in another tile."""
+    target, draft = torch.zeros(1, 2, 5000), torch.full((1, 1, 5000), 1 / 5000)
+    target[0, 0, [4500, 4600]] = 0.5
+    target[0, 1, 3] = 1.0
+    draft[0, 0, 9] = NAN
+    got = verify_tree(
+        provider("verify_tree", name), target, torch.tensor([[7]]), torch.tensor([[-1]]), draft,
+        kind="probs", rule="traversal", uniforms=f64(0, 0.9, 0),
+    )  # fmt: skip
+    assert (got[1].tolist(), int(got[3])) == ([[4600, -1]], 2)
+
+
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_siblings_of_two_parents_and_two_distributions_are_kept_apart(name):
     """Equal tokens, drafts outside the target's vocabulary, draft rows shared by all parents."""
@@ -326,6 +355,27 @@ def test_a_draft_whose_remaining_mass_underflows_ends_the_trials(name, rule):
                       uniforms=f64(0.999, 0, 0.999, 0, 0))  # fmt: skip
     assert got[5][0, 1].isnan() or rule == "top_k_plus_one"
     assert got[2].tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_sibling_that_cannot_have_been_drawn_is_skipped(name):
+    """Node 1, as above; node 2 has a draft row of its own and is tried."""
+    target, tokens = torch.zeros(1, 4, 3), torch.tensor([[0, 2, 1]])
+    draft = torch.tensor([[[0.0, -87.0, -87.7], [0.0, 0.0, 0.0]]])
+    got = verify_tree(
+        provider("verify_tree", name), target, tokens, torch.full((1, 3), -1), draft,
+        rule="multi_draft_wor", draft_rows=torch.tensor([[0, 0, 1]], dtype=torch.int32),
+        uniforms=f64(0.999, 0, 0.5, 0, 0, 0, 0),
+    )  # fmt: skip
+    assert got[0].tolist() == [[2, -1, -1]]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_typical_accepts_the_first_of_equally_likely_children(name):
+    target = uniform_over((1, 2), (0,), (0,))
+    tokens, parents = torch.tensor([[2, 1]]), torch.tensor([[-1, -1]])
+    got = verify_tree(provider("verify_tree", name), target, tokens, parents, rule="typical")
+    assert got[0].tolist() == [[0, -1]]
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)

@@ -137,6 +137,15 @@ def test_given_bonus_tokens_are_emitted_after_full_acceptance():
     assert tokens.tolist() == [[4, 7, 10], [3, -1, -1], [1, -1, -1]]
 
 
+def test_acceptance_rates_may_be_those_of_more_drafts_than_a_batch_has():
+    indptr = 2 * torch.arange(5, dtype=torch.int32)
+    rates = Acceptance("synthetic", synthetic_rates=torch.tensor([1.0, 0.0, 0.0]))
+    ids = torch.full((4, 1), 3)
+    tokens = verify(torch.zeros(8, V), ids, None, indptr, parameters(4), rates)
+    assert tokens[:, 0].tolist() == [3] * 4
+    assert (tokens[:, 1] >= 0).all()
+
+
 def test_values_of_sequences_are_expanded_and_replaced():
     ends = torch.tensor([2, 2, 5])
     assert expand(torch.tensor([0.5, 9, 0]), ends, 5, 0, 1).tolist() == [0.5, 0.5, 1, 1, 1]

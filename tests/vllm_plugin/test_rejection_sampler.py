@@ -202,6 +202,15 @@ def test_tokens_that_the_processors_of_vllm_forbid_do_not_come(plugin, rule):
         assert set(out[1].tolist()) <= {6, -1}
 
 
+def test_bad_words_alone_do_not_come(plugin):
+    plugin()
+    given = sampling(
+        1, temperature=1.0, bad_words_token_ids={0: [[5]]}, output_token_ids=[[]],
+        spec_token_ids=[[5]],
+    )  # fmt: skip
+    assert verified([[5]], certain([5, 6]), given).sampled_token_ids[0, 0] != 5
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1e-3])
 def test_penalties_are_those_of_vllm(plugin, rule, temperature):

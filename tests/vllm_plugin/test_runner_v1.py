@@ -58,7 +58,7 @@ def sample_step(owner, metadata, tokens):
 
 def test_positions_are_those_of_the_tokens_that_are_decided():
     owner = runner(seeds={0: 5, 2: 6}, min_p=(0.0, 0.1, 0.0))
-    step = sample_step(owner, DRAFTS, [[4, 4, 4], [4, -1, -1], [4, -1, -1]])
+    step = sample_step(owner, DRAFTS, [[4, 0, 4], [0, -1, -1], [4, -1, -1]])
     assert step.positions.tolist() == [31, 5, 71]
     assert step.seeds[[0, 2]].tolist() == [5, 6]
     assert step.min_p.tolist() == pytest.approx([0.0, 0.1, 0.0])

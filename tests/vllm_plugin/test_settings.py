@@ -112,6 +112,21 @@ def test_a_function_of_a_module_that_is_not_loaded_is_compared_too(
         ]
 
 
+def test_a_function_is_replaced_once_and_given_back(monkeypatch):
+    module = types.ModuleType("sampler_of_vllm")
+    module.sample = lambda: "vLLM's"
+    monkeypatch.setitem(sys.modules, "sampler_of_vllm", module)
+
+    def make(original, settings):
+        return lambda: f"ours, not {original()}"
+
+    for _ in range(2):
+        vllm_interface.replace(("sampler_of_vllm", "sample"), make, Settings())
+    assert module.sample() == "ours, not vLLM's"
+    vllm_interface.restore()
+    assert module.sample() == "vLLM's"
+
+
 def test_switched_off_it_does_not_even_look_at_vllm(monkeypatch):
     monkeypatch.setenv("SPECDEC_VLLM", "0")
     monkeypatch.setattr(vllm_interface, "unsupported", lambda: pytest.fail("it looked"))

@@ -1,0 +1,89 @@
+"""The ledger lives with the code: every fault can still be planted, and its tests exist."""
+
+import subprocess
+from collections import Counter
+
+import pytest
+from mutants import ledger
+from mutants.ledger import BROKEN, KILLED, SURVIVED, Mutant, Tree
+
+LEDGER = ledger.read_all()
+SOURCE = "def half(number):\n    return number / 2\n"
+TESTS = """
+import half
+
+
+def test_of_four():
+    assert half.half(4) == 2
+
+
+def test_of_zero():
+    assert half.half(0) == 0
+"""
+
+
+def mutant(before="number / 2", after="number / 3", killed_by=("test_half.py::test_of_four",)):
+    return Mutant("room", "name", "The half is a third.", "half.py", before, after, killed_by)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of a repository with one function and two tests."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "half.py").write_text(SOURCE)
+    (source / "test_half.py").write_text(TESTS)
+    (source / "conftest.py").write_text("")
+    (source / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = full\n")
+    subprocess.run(["git", "init", "--quiet", source], check=True)
+    return Tree(tmp_path / "copies", source)
+
+
+def test_every_fault_can_be_planted(tmp_path):
+    (tmp_path / "one").mkdir()
+    for one in LEDGER:
+        copy = tmp_path / "one" / one.file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text((ledger.ROOT / one.file).read_text())
+        one.plant(tmp_path / "one")
+        if copy.suffix == ".py":
+            compile(copy.read_text(), one.file, "exec")
+
+
+def test_the_tests_of_every_fault_exist():
+    missing = [
+        (one.name, test) for one in LEDGER for test in one.killed_by if not ledger.exists(test)
+    ]
+    assert not missing
+    assert all(one.killed_by for one in LEDGER)
+
+
+def test_every_name_occurs_once():
+    assert [name for name, n in Counter(one.name for one in LEDGER).items() if n > 1] == []
+
+
+def test_a_fault_that_its_tests_find_is_killed(tree):
+    assert tree.outcome(mutant()) == (KILLED, "test_half.py::test_of_four")
+    assert (tree.root / "half.py").read_text() == SOURCE
+
+
+def test_a_fault_that_one_of_its_tests_does_not_find_survives(tree):
+    state, which = tree.outcome(
+        mutant(killed_by=["test_half.py::test_of_four", "test_half.py::test_of_zero"])
+    )
+    assert (state, which) == (SURVIVED, "test_half.py::test_of_zero passed")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (mutant(before="number // 2"), "must occur once in half.py, occurs 0 times"),
+        (mutant(before="number"), "must occur once in half.py, occurs 2 times"),
+        (mutant(killed_by=["test_half.py::test_of_five"]), "no test ran"),
+    ],
+    ids=["absent", "ambiguous", "no test"],
+)
+def test_a_fault_that_shows_nothing_is_no_success(tree, fault, message):
+    state, why = tree.outcome(fault)
+    assert state == BROKEN
+    assert message in why

@@ -1,0 +1,18 @@
+// The code of the emulator, which the lane of ThreadSanitizer compiles without it and links first:
+// of the functions that every object file has, the linker takes these copies.
+#include "cuda_runtime.h"
+
+namespace simt {
+
+// Whatever a kernel calls of it, see SIMT_UNWATCHED. What is named here is compiled.
+struct Unwatchable {
+  decltype(&arrive) barrier = arrive;
+  decltype(&meet) collective = meet;
+  decltype(&run) launch = run;
+  decltype(&Scheduler::observable) atomic_begins = &Scheduler::observable;
+  decltype(&Scheduler::updated) atomic_ends = &Scheduler::updated;
+  decltype(&Scheduler::fence) fence = &Scheduler::fence;
+};
+[[gnu::used]] const Unwatchable unwatchable;
+
+}  // namespace simt
