@@ -132,6 +132,7 @@ bench-vllm: $(METADATA)
 
 # Random calls of every op on the CPU kernels, and the tests of specdec_host, built with
 # AddressSanitizer and UndefinedBehaviorSanitizer. A call that fails prints how to repeat it: SEED=... ONLY=...
+# Then the CUDA source in the emulator, under ThreadSanitizer and under AddressSanitizer.
 CALLS ?= 20000
 SEED  ?= 1
 TORCH_ROOT = $(shell $(BIN)/python -c "import torch; print(torch.__path__[0])")
@@ -143,6 +144,7 @@ sanitize: $(SETUP)
 	$(BIN)/python tests/fuzz/run.py --library build/sanitize/_C.so --jobs $(JOBS) \
 	  --calls $(CALLS) --seed $(SEED) $(if $(ONLY),--only $(ONLY))
 	$(BIN)/python tests/fuzz/host.py build/sanitize
+	$(BIN)/python tests/simt/sanitize.py --build build/sanitize/simt --jobs $(JOBS)
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

@@ -114,7 +114,7 @@ LOOPS = (
     LoopBudget(PROBS, RESIDUAL_PROBS, 195, GOAL_RESIDUAL_PROBS),
     LoopBudget(SAMPLE, FILL_BF16, 109.5, GOAL_FILL_BF16),
     LoopBudget(SAMPLE, FILL_BF16_UNALIGNED, 144, None),
-    LoopBudget(SAMPLE, FILL_F32, 122, GOAL_FILL_F32),
+    LoopBudget(SAMPLE, FILL_F32, 123, GOAL_FILL_F32),
     # The general kernel serves what the others do not. No goal was set for it.
     LoopBudget(GENERAL, FILL_BF16, 110.5, None),
     LoopBudget(GENERAL, FILL_BF16_UNALIGNED, 143, None),

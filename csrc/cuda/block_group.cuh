@@ -247,19 +247,23 @@ struct BlockGroup {
   }
 };
 
-inline __device__ unsigned long long acquire_add(unsigned long long* word,
-                                                 unsigned long long value) {
-#ifdef __CUDA_ARCH__
+// The memory order of an arrival, for the device and for the emulator: it releases what the threads
+// wrote before the barrier in front of it, and acquires what earlier arrivals released.
+#define SPECDEC_ARRIVAL "acq_rel"
+
+inline __device__ unsigned long long add_arrival(unsigned long long* word) {
+#ifdef __CUDACC__
   unsigned long long before;
-  asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;"
+  asm volatile("atom." SPECDEC_ARRIVAL ".gpu.global.add.u64 %0, [%1], 1;"
                : "=l"(before)
-               : "l"(__cvta_generic_to_global(word)), "l"(value)
+               : "l"(__cvta_generic_to_global(word))
                : "memory");
   return before;
 #else
-  return atomicAdd(word, value);
+  return simt::atomic_add(SPECDEC_ARRIVAL, word, 1);
 #endif
 }
+#undef SPECDEC_ARRIVAL
 
 // Asks for the cache line of `address`. Nothing waits for it.
 inline __device__ void prefetch_to_l2(const void* address) {
@@ -272,7 +276,11 @@ inline __device__ void prefetch_to_l2(const void* address) {
 
 // What other groups may be changing.
 inline __device__ unsigned long long word_of(const unsigned long long* word) {
+#ifdef __CUDACC__
   return *static_cast<const volatile unsigned long long*>(word);
+#else
+  return simt::relaxed_load(word);
+#endif
 }
 
 constexpr int64_t kMostArrivals = 0xffff;
@@ -288,12 +296,12 @@ inline __device__ void begin_arrivals(const BlockGroup& group, unsigned long lon
   if (begins) atomicCAS(ticket, seen, launch_id << 16);
 }
 
-// Whether this is the last of `count` arrivals: it acquires what was written before the others, and
-// writes zero, for a CUDA graph that replays the same launch.
+// Whether this is the last of `count` arrivals: then what was written before the others is visible,
+// and the ticket becomes zero, for a CUDA graph that replays the same launch.
 inline __device__ bool arrive(unsigned long long* ticket, unsigned count) {
   if (count == 1) return true;
-  if ((acquire_add(ticket, 1) & 0xffff) + 1 != count) return false;
-  *ticket = 0;
+  if ((add_arrival(ticket) & 0xffff) + 1 != count) return false;
+  atomicExch(ticket, 0);
   return true;
 }
 
@@ -301,7 +309,6 @@ inline __device__ bool arrive(unsigned long long* ticket, unsigned count) {
 inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, unsigned count) {
   group.sync();
   if (group.rank() == 0 && thread_id() == 0) {
-    __threadfence();  // publishes the writes of the whole group
     const bool last = arrive(ticket, count);
     for (unsigned r = 0; r < group.size(); ++r) *group.remote(&group.shared->last, r) = last;
   }

@@ -4,10 +4,10 @@
 // This header takes the place of CUDA's, so that g++ compiles csrc/cuda/**/*.cu and a CPU runs
 // them. The threads of a cluster are fibers on one operating-system thread, which meet at barriers
 // and in warp-wide operations as on a device. Launches that would fail or hang on a device fail
-// with a message. The emulator does not show faults of memory order, because every write is visible
-// at once; and it does not support loops that wait for memory without an atomic. It runs as many
-// clusters in turns as a test asks for, one after the other by default; threads of different
-// clusters take turns at barriers and at atomics.
+// with a message. Results do not show faults of memory order, because every write is visible at
+// once: ThreadSanitizer does, in sanitized.cpp. Loops that wait for memory without an atomic are
+// not supported. The emulator runs as many clusters in turns as a test asks for, one after the
+// other by default; threads of different clusters take turns at barriers and at atomics.
 //
 // fiber.h     stacks, and switching between them
 // schedule.h  which thread runs next
@@ -17,6 +17,7 @@
 // shared.h    dynamic shared memory, poisoned and between canaries
 // atomics.h, scalar.h, vector_types.h   functions and types of one thread
 // host.h      device attributes and errors
+// watch.h     what ThreadSanitizer is told
 #include <cstddef>
 #include <cstdint>
 #include <utility>

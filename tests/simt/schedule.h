@@ -111,10 +111,13 @@ class Scheduler {
     }
     shuffle(order_);
     watch_ = current_watch();
-    for (Thread& t : threads) t.watch = new_watch();
+    while (watches_.size() < threads.size()) watches_.push_back(new_watch());
+    for (size_t i = 0; i < threads.size(); ++i) threads[i].watch = watches_[i];
+    simt::release(&begin_);
     give_way(main_);
     leave_thread();
-    for (Thread& t : threads) end_watch(t.watch);
+    idle_.insert(idle_.end(), used_.begin(), used_.end());
+    used_.clear();
     if (failure.empty()) return true;
     // The stacks hold threads that will never be resumed.
     idle_.clear();
@@ -199,6 +202,7 @@ class Scheduler {
     t.fenced = false;
     t.updated = nullptr;
     become(t);
+    acquire(&begin_);
     body_(context_);
     simt::release(&end_);
     leave_thread();
@@ -211,8 +215,8 @@ class Scheduler {
   void work(Fiber& self) {
     for (;;) {
       start_next(self);
-      while (starts_next()) start_next(self);
-      idle_.push_back(&self);
+      while (!kWatched && starts_next()) start_next(self);
+      (kWatched ? used_ : idle_).push_back(&self);
       give_way(self);
     }
   }
@@ -268,13 +272,14 @@ class Scheduler {
 
   Fiber main_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
-  std::vector<Fiber*> idle_;
+  std::vector<Fiber*> idle_, used_;
+  std::vector<Watch> watches_;
   std::deque<Thread*> ready_;
   std::vector<Thread*> order_;
   size_t started_ = 0, finished_ = 0;
   uint64_t stalled_ = 0, state_ = 0;
-  Watch watch_ = nullptr;  // of the emulator
-  char end_ = 0;           // orders the ends of all threads before what the emulator does then
+  Watch watch_ = nullptr;     // of the emulator
+  char begin_ = 0, end_ = 0;  // order what the emulator does before and after the threads
   Body body_ = nullptr;
   const void* context_ = nullptr;
 };

@@ -3,11 +3,11 @@
 // own, and these operations alone order what two of them do. Shuffles and votes order nothing.
 //   a barrier of a block, a cluster or a grid, and __syncwarp, for those that meet there
 //   an atomic that releases, for one that acquires the same word later
-//   __threadfence, which makes the atomics after it release and the ones before it acquire
+//   __threadfence, which makes the next atomic of its thread release and the last one acquire
 //   begin and end of a wave of blocks
-// The emulator itself is one more thread, and is not compiled for ThreadSanitizer: watched.cpp holds
-// its code, and every function that writes its state is marked SIMT_UNWATCHED, so that a kernel
-// calls it there.
+// The emulator itself is one more thread, and is not compiled for ThreadSanitizer: watched.cpp
+// holds its code, and every function that writes its state is marked SIMT_UNWATCHED, so that a
+// kernel calls it there.
 
 #ifdef SIMT_WATCHED
 
@@ -16,7 +16,6 @@
 extern "C" {
 void* __tsan_get_current_fiber();
 void* __tsan_create_fiber(unsigned flags);
-void __tsan_destroy_fiber(void* fiber);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
@@ -24,11 +23,12 @@ void __tsan_release(void* address);
 
 namespace simt {
 
+// On a stack that another thread has used, accesses of both would have no order.
+constexpr bool kWatched = true;
+
 using Watch = void*;
 inline Watch current_watch() { return __tsan_get_current_fiber(); }
-// The new thread begins after what the current one has done.
 inline Watch new_watch() { return __tsan_create_fiber(0); }
-inline void end_watch(Watch watch) { __tsan_destroy_fiber(watch); }
 // A switch orders nothing.
 inline void switch_to(Watch watch) { __tsan_switch_to_fiber(watch, 1); }
 
@@ -44,10 +44,11 @@ inline void acquire(void* order) { __tsan_acquire(order); }
 
 namespace simt {
 
+constexpr bool kWatched = false;
+
 using Watch = void*;
 inline Watch current_watch() { return nullptr; }
 inline Watch new_watch() { return nullptr; }
-inline void end_watch(Watch) {}
 inline void switch_to(Watch) {}
 inline void release(void*) {}
 inline void acquire(void*) {}

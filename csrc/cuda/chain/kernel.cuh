@@ -136,7 +136,7 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
         }
         if (!last_group(group, job.tickets + t.b, sharing_groups(job))) return;
         if (thread_id() != 0) break;
-        if (t.rank == 0 && job.stops_early) job.last_rows[t.b] = 0;  // for a replay
+        if (t.rank == 0 && job.stops_early) atomicExch(job.last_rows + t.b, 0);  // for a replay
         begin_decisions(job, t);
         break;
       }

@@ -122,7 +122,9 @@ inline __device__ void fill_tile_stats(const BlockGroup& group, const RowFill& f
   const int step = fill.step(group);
   int warp_tile = fill.first_warp_tile(group);
   if (fill.want == Want::kMass && Reads::of(row.read) == Read::kLogits) {
-    const auto whole_tiles = static_cast<int>(row.vocab / kWarpTile);
+    // The loads of a tile at another address end beyond it, and must not end beyond the row.
+    const int64_t loaded = row.vocab - (row.aligned() ? 0 : kBeyondTile);
+    const auto whole_tiles = static_cast<int>(loaded / kWarpTile);
     const auto whole = [&](auto type, auto aligned) {
       warp_tile = fill_masses<decltype(type)::value, decltype(aligned)::value>(
           row.data, whole_tiles, warp_tile, step, fill.rate, fill.tile_stats.units,

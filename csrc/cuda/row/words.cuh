@@ -69,7 +69,10 @@ struct Words {
 };
 
 // The same for a 16-bit row at another address: the aligned words around each 16 bytes of a lane,
-// from which `shifted` takes those of the lane.
+// from which `shifted` takes those of the lane. The first begin before the row, in the 16 bytes
+// that hold its first element; the last end up to kBeyondTile elements after the warp tile.
+constexpr int kBeyondTile = 7;
+
 template <DType kType>
 struct UnalignedWords {
   static constexpr int kPieces = kPerLane / 8;
