@@ -45,7 +45,8 @@ def _global_state():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
+    if torch.are_deterministic_algorithms_enabled():  # the call imports inductor
+        torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 

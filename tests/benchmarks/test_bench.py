@@ -39,17 +39,12 @@ BY_NAME = {peer.name: peer for peer in PEERS}
 def test_the_grid_covers_every_value_around_the_base_point():
     for device, base in BASE.items():
         configs = grid(device)
-        assert len(configs) == len(set(configs))
+        assert len(configs) == len(set(configs)) == len({config.id for config in configs})
         assert tuple(configs[: len(HEADLINE[device])]) == HEADLINE[device]
         for name, values in FACTORS.items():
             around = [dataclasses.replace(base, **{name: value}) for value in values]
             assert set(around) <= set(configs), name
         assert len(grid(device, quick=True)) < len(configs)
-
-
-def test_ids_tell_points_apart():
-    configs = [*grid("cpu"), *grid("cuda")]
-    assert len({config.id for config in configs}) == len(set(configs))
 
 
 def test_floor_counts_each_visited_row_once():
@@ -65,6 +60,16 @@ def test_floor_counts_each_visited_row_once():
     assert floor_bytes(probs, accepted) == 4 * 1000 * (2 + 1) + 4 * 2 * (1 + 3)
     twice = torch.cat([accepted, accepted])
     assert floor_bytes(config, twice) == floor_bytes(config, accepted)
+
+
+@pytest.mark.parametrize("op", WORKLOADS)
+def test_every_peer_says_why_it_cannot_run(op):
+    for peer in WORKLOADS[op].peers:
+        for device in ("cpu", "cuda"):
+            assert isinstance(peer.available(device), str)
+        assert peer.available("cpu") == "" or peer.name not in ("cpp", "eager")
+    assert BY_NAME["flashinfer"].available("cpu")
+    assert importable("no_such_module") == "no_such_module is not installed"
 
 
 @pytest.mark.parametrize("per_sequence", [False, True], ids=["numbers", "tensors"])
@@ -118,21 +123,6 @@ def test_top_k_candidates_have_the_distribution_of_the_sorted_rule():
     torch.manual_seed(0)
     drawn = torch.stack([eager.sample_candidates(logits[0], 0.8, 50, 0.9) for _ in range(50)])
     assert (eager.filtered(logits[0], 0.8, 50, 0.9).gather(-1, drawn.T) > 0).all()
-
-
-def test_transformers_supports_no_batch():
-    with pytest.raises(Unsupported, match="one sequence"):
-        BY_NAME["transformers"].build(build(SMALL))
-
-
-def test_every_peer_says_why_it_cannot_run():
-    for peer in PEERS:
-        for device in ("cpu", "cuda"):
-            assert isinstance(peer.available(device), str)
-    assert not BY_NAME["cpp"].available("cpu")
-    assert BY_NAME["flashinfer"].available("cpu")
-    assert BY_NAME["vllm-v2"].available("cpu")
-    assert importable("no_such_module") == "no_such_module is not installed"
 
 
 def test_dispatched_ops_and_their_operands_are_counted():
@@ -248,45 +238,6 @@ def test_a_sweep_reports_rows_absences_and_failures(run, tmp_path):
     assert all("byte floor" in p.read_text() or p.stat().st_size > 10_000 for p in made)
 
 
-def test_a_device_gets_graphs_and_kernel_times(monkeypatch):
-    """Runs the code path for devices with stand-ins that measure on the CPU."""
-
-    def on_cpu(calls, device, **options):
-        return {name: [measure.seconds(f) * 1e6 for _ in range(3)] for name, f in calls.items()}
-
-    def refuse(f, variants):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    for name, stand_in in {
-        "sync": lambda device: None,
-        "rounds": on_cpu,
-        "capture": lambda f, variants: f,
-        "device_activity": lambda f, calls, named: (7.0, 2.5),
-        "read_bandwidth": lambda device: 1e12,
-        "peak_extra": lambda f, device: 0,
-    }.items():
-        monkeypatch.setattr(measure, name, stand_in)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    config = dataclasses.replace(SMALL, batch=1)
-    peers = tuple(BY_NAME[name] for name in ("cpp", "eager", "transformers"))
-    work = replaced(monkeypatch, peers=peers, build=lambda config, device: build(config))
-    run = results.Run({})
-    rows = sweep.measure_config(config, work, run, "cuda", seconds=0.1, compiled=False)
-    ours, _, synced = rows
-    assert [row.graph_us is None for row in rows] == [False, False, True]
-    assert set(ours.times_faster_graph) == {"eager"}
-    assert synced.notes == ["graph: reads the device from the host"]
-    assert (ours.launches, ours.kernel_us) == (7.0, 2.5)
-    assert ours.ratio_to_floor == pytest.approx(2.5 / ours.floor_us)
-
-    monkeypatch.setattr(measure, "capture", refuse)
-    work = dataclasses.replace(work, peers=peers[:1])
-    rows = sweep.measure_config(config, work, run, "cuda", seconds=0.1, compiled=False)
-    assert rows[0].notes == [
-        "graph: RuntimeError: operation not permitted when stream is capturing"
-    ]
-
-
 def test_a_peer_that_accepts_another_number_of_drafts_gets_a_note():
     ours = torch.tensor([[0, 1, 3, 2]] * 16)
     assert sweep._suspect(ours, ours) == ""
@@ -355,11 +306,6 @@ def test_results_written_with_older_field_names_can_be_read(path):
     run = results.read(path)
     assert all(row.config["id"] for row in run.rows)
     assert all(entry.keys() == {"config", "provider", "reason"} for entry in run.skipped)
-
-
-def test_the_commit_can_be_named(monkeypatch):
-    monkeypatch.setenv("SPECDEC_COMMIT", "abc")
-    assert results.commit() == "abc"
 
 
 def test_the_program_for_the_sanitizer_calls_every_op():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from support.providers import (
     ALL_PROVIDERS,
-    ENUMERATED_PROVIDERS,
     FAST_PROVIDERS,
     assert_close,
     assert_outputs_equal,
+    enumerated,
     needs_triton,
     provider,
     verify,
@@ -75,9 +75,13 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+@pytest.mark.parametrize(
+    ("name", "rule", "form"),
+    enumerated(
+        [(r, f) for r in ("token", "block") for f in FORMS],
+        [("token", "logits"), ("block", "sparse")],
+    ),
+)
 def test_up_to_the_first_end_of_sequence_the_distribution_is_the_targets(name, rule, form):
     """Drafts and target rows after EOS are meaningless, and none of them may be emitted."""
     toy = ToyChain(**FORMS[form], rule=rule)
@@ -86,9 +90,12 @@ def test_up_to_the_first_end_of_sequence_the_distribution_is_the_targets(name, r
     assert_joint_distribution(got, testing.joint_distribution(p))
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
+@pytest.mark.parametrize(
+    ("name", "rule", "most"),
+    enumerated(
+        [(r, n) for r in ("token", "block") for n in (1, 2, 3)], [("token", 2), ("block", 1)]
+    ),
+)
 def test_up_to_max_new_tokens_the_distribution_is_the_targets(name, rule, most):
     toy = ToyChain(rule=rule)
     got = realized(toy, name, toy.target_probs, max_new_tokens=most)

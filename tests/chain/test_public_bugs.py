@@ -11,21 +11,16 @@ from support.providers import (
     ALL_PROVIDERS,
     FAST_PROVIDERS,
     KERNEL_PROVIDERS,
-    SIGNIFICANCE,
     assert_close,
     assert_outputs_close,
     assert_outputs_equal,
-    chi_square,
-    needs_triton,
     philox_uniforms,
     provider,
     sample,
     verify,
 )
 
-from specdec_kernels import SampledDraft, Status, reference, testing, verify_chain
-from specdec_kernels import sample as public_sample
-from specdec_kernels.testing import filtered_distribution
+from specdec_kernels import Status, reference, testing
 
 TARGET, DRAFT = Status.TARGET_INVALID, Status.DRAFT_INVALID
 EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE
@@ -36,25 +31,6 @@ NAN, INF = float("nan"), float("inf")
 
 def batch(b=4, gamma=3, v=70, **kw):
     return testing.chain_case(b, gamma, v, **kw).args()[:3]
-
-
-@pytest.mark.parametrize("rule", SOME_RULES)
-@pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_an_invalid_target_row_emits_nothing_and_keeps_the_drafts_accepted_before(
-    name, value, rule
-):
-    """Elsewhere: an all-NaN row emits a valid-looking id, or ends the whole batch."""
-    target, drafts, q = batch()
-    target[:, :, 5] = 30.0  # token 5 is certain
-    drafts[:] = 5
-    target[1, 0], target[2, 2], target[3, 3] = value, value, value
-    q[:, :, 5] = 30.0
-    got = verify(provider("verify_chain", name), target, drafts, q, rule=rule)
-    assert got[0].tolist() == [[5, 5, 5, 5], [-1] * 4, [5, 5, -1, -1], [5, 5, 5, -1]]
-    assert got[1].tolist() == [3, 0, 2, 3]
-    assert got[2].tolist() == [0, TARGET, TARGET, TARGET]
-    assert_close("logprobs", got[3], torch.zeros(4, 4), atol=1e-6)
 
 
 @pytest.mark.parametrize("at", [0, 33, 69])
@@ -112,25 +88,6 @@ def test_the_statistics_of_a_sampled_draft_are_validated_too(name, logsumexp, th
                  uniforms=uniforms)  # fmt: skip
     assert int(got[2]) == (DRAFT if fault else 0)
     assert int(got[1]) == (0 if fault else 1)
-
-
-@pytest.mark.parametrize("rule", SOME_RULES)
-@pytest.mark.parametrize("bad", [70, 71, 2**31 - 1, -2, -(2**31)])
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule):
-    """Elsewhere: id == V reads the next row, -1 reads the previous one."""
-    target, drafts, q = batch(2)
-    op = provider("verify_chain", name)
-    missing = drafts.clone()
-    missing[1, 1] = -1
-    drafts[1, 1] = bad
-    for ids in (torch.int64, torch.int32)[: 1 if name == "triton" else 2]:
-        got = verify(op, target, drafts.to(ids), q, rule=rule, positions=8)
-        want = verify(op, target, missing.to(ids), q, rule=rule, positions=8)
-        reached = int(want[1][1]) >= 1
-        for g, w in zip((got[0], got[1], got[3]), (want[0], want[1], want[3]), strict=True):
-            assert_close("like -1", g, w)
-        assert got[2].tolist() == [int(want[2][0]), RANGE if reached else 0]
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
@@ -200,8 +157,8 @@ def test_ids_stay_in_the_vocabulary_for_rows_of_every_kind():
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [0, 1], ids=["accept", "residual"])
 def test_small_uniforms_keep_their_bits(stream):
-    """Elsewhere: floats in (0, 1], or multiples of 2^-24. The smallest of two million decides."""
-    u = philox_uniforms(0, np.arange(2_000_000), stream)
+    """Elsewhere: floats in (0, 1], or multiples of 2^-24. The smallest of 400,000 decides."""
+    u = philox_uniforms(0, np.arange(400_000), stream)
     assert u.max() < 1
     position = int(u.argmin())
     edges = torch.tensor([u[position] * (1 - 1e-4), u[position] * (1 + 1e-4)]).double()
@@ -254,48 +211,6 @@ def test_each_position_has_its_own_acceptance_uniform():
     np.testing.assert_array_equal(got[1].numpy()[~near], want[~near])
 
 
-def test_equal_seeds_and_positions_give_equal_results_anywhere_in_the_batch():
-    target, drafts, q = batch(1)
-    args = (target.expand(50, -1, -1), drafts.expand(50, -1), q.expand(50, -1, -1))
-    got = verify(provider("verify_chain", "cpp"), *args, seeds=11, positions=3)
-    assert all((x == x[:1]).all() for x in got)
-
-
-def test_seeds_and_positions_use_all_64_bits():
-    logits = torch.zeros(1, 4096)
-    base = [(0, 0), (1, 0), (2**32, 0), (-(2**63), 0), (0, 1), (0, 2**32), (0, 2**62), (0, -1)]
-    tokens = {int(sample(provider("sample", "cpp"), logits, seeds=torch.tensor([s]),
-                         positions=torch.tensor([p]))[0]) for s, p in base}  # fmt: skip
-    assert len(tokens) == len(base)
-
-
-PER_SEQUENCE = [
-    ("temperature", torch.tensor([0.1, 1.0, 4.0])),
-    ("top_k", torch.tensor([1, 3, 50], dtype=torch.int32)),
-    ("top_p", torch.tensor([0.05, 0.6, 1.0])),
-    ("min_p", torch.tensor([1.0, 0.2, 0.0])),
-]
-
-
-@pytest.mark.parametrize(("parameter", "values"), PER_SEQUENCE, ids=[p for p, _ in PER_SEQUENCE])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_parameters_of_each_sequence_are_the_ones_used(name, parameter, values):
-    """vLLM on the CPU: the vectors expanded to rows were uninitialised memory. Strided ones too."""
-    target, drafts, q = batch(3, 2, 300)
-    wide = values.repeat_interleave(3)
-    for given in (values, wide[::3]):
-        got = verify(provider("verify_chain", name), target, drafts, q, **{parameter: given})
-        for b in range(3):
-            alone = verify(
-                provider("verify_chain", name), target[b : b + 1], drafts[b : b + 1],
-                q[b : b + 1], **{parameter: values[b].item()},
-            )  # fmt: skip
-            assert_outputs_equal("verify_chain", [x[b : b + 1] for x in got], alone)
-    rows = torch.arange(50.0).div(8).expand(3, 50).contiguous()
-    thresholds = sample(provider("sample", name), rows, **{parameter: values})
-    assert len({float(x) for x in thresholds[2]}) == 3
-
-
 @pytest.mark.parametrize("fault", [
     dict(temperature=NAN), dict(temperature=-1.0), dict(temperature=INF), dict(top_k=-1),
     dict(top_p=0.0), dict(top_p=NAN), dict(top_p=1.1), dict(min_p=-0.1), dict(min_p=NAN),
@@ -317,35 +232,6 @@ def test_a_parameter_out_of_range_stops_its_own_sequence_only(name, fault):
     assert drawn[4][::2].tolist() == [0, 0]
 
 
-@needs_triton
-def test_parameters_of_each_sequence_are_the_ones_used_and_validated_in_triton():
-    target, drafts, q = batch(4, 1)
-    vectors = dict(
-        temperature=torch.tensor([0.7, NAN, 1.3, 0.0]),
-        top_k=torch.tensor([0, 3, 5, 2], dtype=torch.int32),
-        top_p=torch.tensor([0.6, 1.0, 0.9, 0.0]),
-        min_p=torch.tensor([0.0, 0.1, 0.05, 0.2]),
-    )
-    got = verify(provider("verify_chain", "triton"), target, drafts, q, **vectors)
-    assert_outputs_close(
-        "verify_chain", got, verify(reference.verify_chain, target, drafts, q, **vectors)
-    )
-    assert got[2].tolist() == [0, PARAMETER, 0, PARAMETER]
-    drawn = sample(provider("sample", "triton"), target[:, 0], **vectors)
-    assert_outputs_close("sample", drawn, sample(reference.sample, target[:, 0], **vectors))
-
-
-def test_greedy_is_deterministic():
-    """Elsewhere: "greedy" is a stochastic test at a small temperature, which near ties reveal."""
-    target = torch.zeros(500, 2, 8)
-    target[:, :, 3] = 1e-6
-    drafts = torch.full((500, 1), 3)
-    for rule, temperature in (("greedy", 1.0), ("token", 0.0), ("match", 0.0)):
-        got = verify(provider("verify_chain", "cpp"), target, drafts, rule=rule,
-                     temperature=temperature, positions=torch.arange(500))  # fmt: skip
-        assert (got[0] == 3).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_the_draft_distribution_is_that_of_the_dtype_sampled_from(name, dtype):
@@ -356,20 +242,3 @@ def test_the_draft_distribution_is_that_of_the_dtype_sampled_from(name, dtype):
     # The CUDA kernels add four neighbours of float32 as floats, and eight of a 16-bit dtype.
     agree = assert_outputs_close if name == "cuda" else assert_outputs_equal
     agree("sample", low, full)
-
-
-def test_filters_may_keep_different_tokens_of_target_and_draft():
-    """Elsewhere: the residual was taken by index over two differently filtered lists."""
-    b, v = 40_000, 12
-    generator = torch.Generator().manual_seed(17)
-    logits = 1.5 * torch.randn(v, generator=generator)
-    target = (logits + torch.randn(v, generator=generator)).expand(b, 2, v)
-    positions = torch.arange(b)
-    kw = dict(seeds=torch.zeros(b, dtype=torch.int64), positions=positions)
-    drawn = public_sample(logits.expand(b, v), top_k=3, temperature=1.4, **kw)
-    statistics = drawn.logsumexp[:, None], drawn.threshold[:, None]
-    sampled = SampledDraft(logits.expand(b, 1, v), *statistics, 1.4)
-    got = verify_chain(target, drawn.tokens[:, None], sampled, top_p=0.8, **kw)
-    assert (
-        chi_square(got.tokens[:, 0], filtered_distribution(target[0, 0], top_p=0.8)) > SIGNIFICANCE
-    )

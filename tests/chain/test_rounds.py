@@ -19,9 +19,9 @@ from support.providers import (
     verify_tree,
 )
 
-pytestmark = pytest.mark.slow  # 200,000 sequences each
+pytestmark = pytest.mark.slow  # 60,000 sequences each
 
-GAMMA, LENGTH, N = 3, 4, 200_000
+GAMMA, LENGTH, N = 3, 4, 60_000
 # Log-probabilities of the next token at the start, after token 0 and after token 1.
 P = torch.tensor([[0.5, 0.5], [0.2, 0.8], [0.9, 0.1]]).log()
 Q = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7]]).log()

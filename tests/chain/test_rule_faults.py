@@ -8,13 +8,10 @@ import torch
 from support.providers import (
     ALL_PROVIDERS,
     FAST_PROVIDERS,
-    SIGNIFICANCE,
     assert_close,
     assert_outputs_close,
     assert_outputs_equal,
-    chi_square,
     provider,
-    sample,
     verify,
 )
 
@@ -37,10 +34,11 @@ def certain(b=4, gamma=3, v=70, token=5):
     return target, torch.full((b, gamma), token), target[:, :gamma].clone()
 
 
-@pytest.mark.parametrize("rule", ["block", "typical", "lenient", "synthetic"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_invalid_target_row_keeps_the_drafts_accepted_before(name, value, rule):
+    """Elsewhere: an all-NaN row emits a valid-looking id, or ends the whole batch."""
     target, drafts, q = certain()
     target[1, 0], target[2, 2], target[3, 3] = value, value, value
     got = verify(provider("verify_chain", name), target, drafts, q, **options(rule))
@@ -110,21 +108,23 @@ def test_a_draft_column_out_of_range_is_never_an_index(name, column, rule):
 
 @pytest.mark.parametrize("form", ["none", "full", "sparse", "mapped", "narrow"])
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("bad", [70, 2**31 - 1, -2, -(2**31)])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_a_draft_id_out_of_range_is_never_an_index(name, bad, rule, form):
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_a_draft_id_out_of_range_is_never_an_index(name, rule, form):
+    """Elsewhere: id == V reads the next row, -1 reads the previous one."""
     case = testing.chain_case(2, 2, 70, rule=rule, draft=form)
-    target, drafts, q, ids, columns = case.args()[:5]
-    kw = dict(ids=ids, columns=columns, positions=8, **options(rule, 2))
     op = provider("verify_chain", name)
-    missing = drafts.clone()
-    missing[1, 1] = -1
-    drafts[1, 1] = bad
-    got = verify(op, target, drafts, q, **kw)
-    want = verify(op, target, missing, q, **kw)
-    for i in (0, 1, 3, 4):
-        assert_close("like -1", got[i], want[i])
-    assert got[2].tolist() == [int(want[2][0]), RANGE if int(want[1][1]) == 1 else 0]
+    for ids in (torch.int64, torch.int32):
+        target, drafts, q, listed, columns = case.args()[:5]
+        drafts = drafts.to(ids)
+        kw = dict(ids=listed, columns=columns, positions=8, **options(rule, 2))
+        drafts[1, 1] = -1
+        want = verify(op, target, drafts, q, **kw)
+        for bad in (70, -2) if name == "triton" else (70, 71, 2**31 - 1, -2, -(2**31)):
+            drafts[1, 1] = bad
+            got = verify(op, target, drafts, q, **kw)
+            for i in (0, 1, 3, 4):
+                assert_close("like -1", got[i], want[i])
+            assert got[2].tolist() == [int(want[2][0]), RANGE if int(want[1][1]) == 1 else 0]
 
 
 @pytest.mark.parametrize("rule", RULES_READING_DRAFT)
@@ -183,17 +183,6 @@ def test_synthetic_rates_of_nan_never_accept(name):
                      rates=torch.tensor(rates))  # fmt: skip
         assert got[0].tolist() == [[5, -1, -1]] * 2
         assert not got[2].any()
-
-
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_end_of_sequence_ids_out_of_range_end_nothing(name):
-    target, drafts, q = certain(1)
-    ends = torch.tensor([-1, -(2**63), 2**63 - 1, 70, 2**32 + 5])
-    for rule in ("token", "block"):
-        got = verify(
-            provider("verify_chain", name), target, drafts, q, rule=rule, eos_token_ids=ends
-        )
-        assert got[0].tolist() == [[5, 5, 5, 5]]
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
@@ -291,27 +280,6 @@ def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
     assert_outputs_close("verify_chain", got, reference.verify_chain(*args))
 
 
-# Faults that other projects have shipped; see test_public_bugs.py.
-
-
-@pytest.mark.parametrize("rule", ["token", "block", "match"])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_one_end_of_sequence_does_not_end_the_batch(name, rule):
-    target, drafts, q = testing.chain_case(5, 3, 67, rule=rule).args()[:3]
-    op = provider("verify_chain", name)
-    drafts[drafts == 66] = 65
-    drafts[1, 0] = 66
-    target[1, 0, 66] = 90.0
-    ends = dict(eos_token_ids=torch.tensor([66]), rule=rule)
-    got, want = verify(op, target, drafts, q, **ends), verify(op, target, drafts, q, rule=rule)
-    others = torch.tensor([0, 2, 3, 4])
-    assert_outputs_equal("verify_chain", [x[others] for x in got], [x[others] for x in want])
-    assert got[0][1].tolist() == [66, -1, -1, -1]
-    for b in (0, 1):
-        alone = verify(op, target[b : b + 1], drafts[b : b + 1], q[b : b + 1], **ends)
-        assert_outputs_equal("verify_chain", alone, [x[b : b + 1] for x in got])
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_missing_drafts_have_no_acceptance_probability(name, rule):
@@ -353,13 +321,14 @@ def test_ids_above_16_bits_are_not_cut(name, ids_dtype):
     [("temperature", [0.1, 1.0, 4.0]), ("top_k", [1, 3, 50]), ("top_p", [0.05, 0.6, 1.0]),
      ("min_p", [1.0, 0.2, 0.0]), ("max_new_tokens", [0, 1, 3])],
 )  # fmt: skip
-@pytest.mark.parametrize("rule", ["block", "typical", "lenient"])
-def test_parameters_of_each_request_are_the_ones_used(parameter, values, rule):
-    """Strided vectors too; the neighbours' values change nothing."""
+@pytest.mark.parametrize("rule", ["token", "block", "typical", "lenient"])
+@pytest.mark.parametrize("name", FAST_PROVIDERS)
+def test_parameters_of_each_sequence_are_the_ones_used(name, parameter, values, rule):
+    """vLLM on the CPU: the vectors expanded to rows were uninitialised memory. Strided ones too."""
     dtypes = {"top_k": torch.int32, "max_new_tokens": torch.int64}
     values = torch.tensor(values, dtype=dtypes.get(parameter))
     target, drafts, q = testing.chain_case(3, 2, 300, rule=rule).args()[:3]
-    op = provider("verify_chain", "cpp")
+    op = provider("verify_chain", name)
     wide = values.repeat_interleave(3)
     for given in (values, wide[::3]):
         got = verify(op, target, drafts, q, rule=rule, **{parameter: given})
@@ -368,20 +337,3 @@ def test_parameters_of_each_request_are_the_ones_used(parameter, values, rule):
             alone = verify(op, target[one], drafts[one], q[one], rule=rule,
                            **{parameter: values[one]})  # fmt: skip
             assert_outputs_equal("verify_chain", [x[one] for x in got], alone)
-
-
-def test_the_ops_own_noise_streams_give_rule_block_the_targets_distribution():
-    """Drafts, acceptance uniforms and the residual each have a noise stream of their own."""
-    n, v = 60_000, 6
-    generator = torch.Generator().manual_seed(8)
-    p, q = 1.5 * torch.randn(2, v, generator=generator)
-    positions = torch.arange(n) * 3
-    at = (positions[:, None] + torch.arange(2)).flatten()
-    drawn = sample(provider("sample", "cpp"), q.expand(2 * n, v), positions=at)[0].view(n, 2)
-    got = verify(provider("verify_chain", "cpp"), p.expand(n, 3, v), drawn, q.expand(n, 2, v),
-                 rule="block", positions=positions)  # fmt: skip
-    probs = p.double().softmax(-1)
-    after = torch.multinomial(probs, 3 * n, replacement=True, generator=generator).view(n, 3)
-    tokens = torch.where(got[0] >= 0, got[0], after)  # the target continues
-    joint = (probs[:, None, None] * probs[:, None] * probs).flatten()
-    assert chi_square(tokens @ torch.tensor([v * v, v, 1]), joint) > SIGNIFICANCE

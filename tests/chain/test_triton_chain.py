@@ -71,18 +71,6 @@ def verify_both(monkeypatch, *args, **options):
 
 
 @triton.jit
-def _philox(counters, keys, out):
-    c0, c1, c2, c3 = triton_noise.philox(
-        tl.load(counters), tl.load(counters + 1), tl.load(counters + 2), tl.load(counters + 3),
-        tl.load(keys), tl.load(keys + 1),
-    )  # fmt: skip
-    tl.store(out, c0)
-    tl.store(out + 1, c1)
-    tl.store(out + 2, c2)
-    tl.store(out + 3, c3)
-
-
-@triton.jit
 def _exponentials(seed, position, tile, out, TILE: tl.constexpr):
     noise = triton_noise.tile_exponentials(
         tile, tl.load(seed), tl.load(position), triton_noise.SHARED, TILE
@@ -94,26 +82,6 @@ def _exponentials(seed, position, tile, out, TILE: tl.constexpr):
 def _uniforms(seeds, positions, out, STREAM: tl.constexpr):
     i = tl.program_id(0)
     tl.store(out + i, triton_noise.uniform(tl.load(seeds + i), tl.load(positions + i), STREAM))
-
-
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
-        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
-        (
-            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
-            [0xA4093822, 0x299F31D0],
-            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
-        ),
-    ],
-    ids=["zeros", "ones", "pi"],
-)
-def test_known_answers_of_random123(counter, key, words):
-    out = torch.zeros(4, dtype=torch.uint32)
-    _philox[(1,)](torch.tensor(counter, dtype=torch.uint32), torch.tensor(key, dtype=torch.uint32),
-                  out)  # fmt: skip
-    assert out.tolist() == words
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2])
@@ -154,7 +122,9 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
 # Random calls against the specification.
 
 
-@pytest.mark.parametrize("batch", range(8))
+@pytest.mark.parametrize(
+    "batch", [pytest.param(i, marks=[] if i < 4 else pytest.mark.full) for i in range(8)]
+)
 def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypatch):
     for seed in range(6 * batch, 6 * batch + 6):
         args = random_chain(seed)
@@ -190,7 +160,9 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
 @pytest.mark.parametrize(
     ("rule", "filters"),
     [
-        *itertools.product(["token", "block", "match", "greedy"], [{}, FILTERS]),
+        *itertools.product(["block", "match"], [{}, FILTERS]),
+        ("token", FILTERS),
+        ("greedy", {}),
         ("lenient", {}),
         ("typical", {}),
     ],
@@ -265,31 +237,7 @@ def test_entries_beside_a_row_are_never_read():
         assert not cut[2].any()
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_sequence_alone_is_the_same_as_in_a_batch(rule):
-    g = torch.Generator().manual_seed(8)
-    n, gamma, v = 4, 2, 5000
-    target = torch.randn(n, gamma + 1, v, generator=g)
-    draft = target[:, :gamma] + 0.3 * torch.randn(n, gamma, v, generator=g)
-    tokens = draft.argmax(-1)
-    seeds, positions = torch.arange(n) + 3, torch.arange(n) * 7
-
-    def run(index):
-        return verify(
-            chain.verify_chain, target[index], tokens[index], draft[index], rule=rule,
-            seeds=seeds[index], positions=positions[index], temperature=0.8, min_p=0.001,
-        )  # fmt: skip
-
-    together = run(torch.arange(n))
-    order = torch.tensor([2, 0, 3, 1])
-    assert_outputs_equal("verify_chain", run(order), [t[order] for t in together])
-    for b in range(n):
-        assert_outputs_equal(
-            "verify_chain", run(torch.tensor([b])), [t[b : b + 1] for t in together]
-        )
-
-
-@pytest.mark.parametrize("rule", ["token", "block", "match", "greedy"])
+@pytest.mark.parametrize("rule", ["block", "match"])
 def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
     """No allocation is as large as the rows."""
     sizes = record_allocations(monkeypatch)

@@ -8,7 +8,7 @@ from support.providers import SIGNIFICANCE, chi_square
 
 from specdec_kernels.compat import flashinfer
 
-DRAWS = 20_000
+DRAWS = 5000
 ROWS = 64
 EQUAL = torch.full((1, 1, 2**14), 2**-14)  # a row whose tokens are all equally likely
 
@@ -19,9 +19,9 @@ def tokens(seed, offset):
 
 
 def last_tokens(positions):
-    """[16], the last tokens of chains that accept all drafts, at offset 0 and so many positions."""
-    target = EQUAL.expand(16, positions - 1, -1)
-    drafts = torch.zeros(16, positions - 2, dtype=torch.int32)
+    """[4], the last tokens of chains that accept all drafts, at offset 0 and so many positions."""
+    target = EQUAL.expand(4, positions - 1, -1)
+    drafts = torch.zeros(4, positions - 2, dtype=torch.int32)
     chains = flashinfer.chain_speculative_sampling(target[:, 1:], drafts, target, seed=1, offset=0)
     return chains[0][:, -1]
 
@@ -59,7 +59,7 @@ def test_rows_and_calls_have_noise_of_their_own():
     assert chi_square(pairs, torch.full((25,), 0.04, dtype=torch.float64)) > SIGNIFICANCE
     by_offset = torch.cat(
         [flashinfer.sampling_from_probs(torch.full((2, 5), 0.2), seed=0, offset=o).long()
-         for o in range(2000)]
+         for o in range(500)]
     )  # fmt: skip
     pairs = by_offset[:-1] * 5 + by_offset[1:]
     assert chi_square(pairs, torch.full((25,), 0.04, dtype=torch.float64)) > SIGNIFICANCE
@@ -78,11 +78,11 @@ def test_no_row_has_the_noise_of_any_row_of_another_seed(seed, step):
 
 def test_no_position_of_a_row_is_that_of_another_row_or_offset():
     """Negative control: one position more than 2**16 is the first one of the next offset."""
-    assert len({*last_tokens(9).tolist()} & {*tokens(1, 0).tolist()}) < 3
+    assert len({*last_tokens(9).tolist()} & {*tokens(1, 0).tolist()}) < 2
     drawn = last_tokens(2**15 + 1)
     for power in range(17):
-        assert (drawn == tokens(1, 2**power)[:16]).sum() < 3
-    assert last_tokens(2**16 + 1).tolist() == tokens(1, 1)[:16].tolist()
+        assert (drawn == tokens(1, 2**power)[:4]).sum() < 2
+    assert last_tokens(2**16 + 1).tolist() == tokens(1, 1)[:4].tolist()
 
 
 def test_each_row_may_have_a_seed_and_an_offset_of_its_own():

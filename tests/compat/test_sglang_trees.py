@@ -70,7 +70,7 @@ def test_the_literal_example_of_a_mask():
 
 @pytest.mark.parametrize(("topk", "depth", "n"), SIZES)
 @pytest.mark.parametrize("mode", [0, 1, 2])
-def test_trees_are_built_as_their_definition_says(topk, depth, n, mode):
+def test_trees_are_built_as_their_definition_says_and_read_from_their_masks(topk, depth, n, mode):
     parent_list, selected = eagle_tree(torch.Generator().manual_seed(n), 5, topk, depth, n)
     lengths = torch.tensor([0, 3, 11, 1, 6])
     mask, positions, out = built(parent_list, selected, lengths, topk, depth, mode)
@@ -87,24 +87,16 @@ def test_trees_are_built_as_their_definition_says(topk, depth, n, mode):
         assert mask.tolist() == torch.cat(full).tolist()
     elif mode == 1:
         assert mask.tolist() == nodes.flatten().tolist()
+        for above in (torch.zeros(n, n), torch.ones(n, n).triu(1)):  # what lies above is not read
+            again, out = torch.zeros_like(positions), links(5, n)
+            given = mask.view(5, n, n) | above.bool()
+            reconstruct_indices_from_tree_mask(given, lengths, again, *out.values(), 5, n)
+            assert again.tolist() == positions.tolist()
+            for name in LINKS:
+                assert out[name].tolist() == want[name].tolist(), name
     else:
         bits = (nodes.long() << torch.arange(n)).sum(-1)
         assert mask.tolist() == bits.flatten().tolist()
-
-
-@pytest.mark.parametrize(("topk", "depth", "n"), SIZES)
-def test_a_mask_gives_the_links_that_it_was_built_with(topk, depth, n):
-    parent_list, selected = eagle_tree(torch.Generator().manual_seed(n), 5, topk, depth, n)
-    lengths = torch.tensor([0, 3, 11, 1, 6])
-    mask, positions, want = built(parent_list, selected, lengths, topk, depth)
-    again, out = torch.zeros_like(positions), links(5, n)
-    reconstruct_indices_from_tree_mask(mask, lengths, again, *out.values(), 5, n)
-    assert again.tolist() == positions.tolist()
-    for name in LINKS:
-        assert out[name].tolist() == want[name].tolist(), name
-    mask = mask.view(5, n, n) | torch.ones(n, n).bool().triu(1)  # what lies above is not read
-    reconstruct_indices_from_tree_mask(mask, lengths, again, *out.values(), 5, n)
-    assert again.tolist() == positions.tolist()
 
 
 def test_buffers_may_be_larger_and_keyword_arguments_old():

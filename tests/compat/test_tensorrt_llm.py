@@ -45,20 +45,20 @@ def accept_one(c, s):
     return end, int(c["finished"][max(last - begin, 0), s])
 
 
-@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("every", [1, 2])
-def test_random_slots(seed, every):
-    arguments = case(seed)
-    want = [accept_one(arguments, s) for s in range(SLOTS)]
-    before = arguments["sequence_lengths"].tolist()
+def test_random_slots(every):
     slots = torch.arange(0, SLOTS, every, dtype=torch.int32)
-    accept_draft_tokens_by_ids(**arguments, batch_slots=None if every == 1 else slots)
-    for s, (length, state) in enumerate(want):
-        mine = s % every == 0
-        assert arguments["sequence_lengths"][s] == (length if mine else before[s])
-        assert arguments["finished_final"][s] == (state if mine else 77)
-        done = int(state in (1, 2, 4))
-        assert arguments["finished_sum"][s] == (done if mine else 77)
+    for seed in range(3):
+        arguments = case(seed)
+        want = [accept_one(arguments, s) for s in range(SLOTS)]
+        before = arguments["sequence_lengths"].tolist()
+        accept_draft_tokens_by_ids(**arguments, batch_slots=None if every == 1 else slots)
+        for s, (length, state) in enumerate(want):
+            mine = s % every == 0
+            assert arguments["sequence_lengths"][s] == (length if mine else before[s])
+            assert arguments["finished_final"][s] == (state if mine else 77)
+            done = int(state in (1, 2, 4))
+            assert arguments["finished_sum"][s] == (done if mine else 77)
 
 
 def test_it_equals_rule_greedy_and_not_a_count_of_equal_tokens():

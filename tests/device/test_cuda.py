@@ -2,8 +2,7 @@
 
 This file is the entry of the tests that need a GPU. The other files of this folder need Triton's
 compiler where the rest of the suite needs its interpreter, so that each runs in its own process:
-test_triton_ops_on_the_device here and tests/tree/test_tree_layout.py start them, and bench/gpu.sh
-runs them directly.
+test_triton_ops_on_the_device starts them, and bench/gpu.sh runs them directly.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import kv_cases, kv_path_cases
-from support.kv_buffers import check, check_far_apart, same, same_tensors
+from support.kv_buffers import check, check_far_apart, same
 
 import specdec_kernels as sk
 from specdec_kernels import reference, testing
@@ -34,6 +33,7 @@ truncate = torch.ops.specdec_kernels.kv_truncate_.default
 
 
 CASES = [
+    *(c for op in CACHE_OPS for c in testing.cases(op)),
     *kv_cases.append_cases(),
     *kv_cases.truncate_cases(),
     *kv_path_cases.move_cases(),
@@ -182,16 +182,15 @@ def test_opcheck():
     torch.library.opcheck(truncate, (caches, index[1], index[2], True))
 
 
-@pytest.mark.parametrize("case", [c for op in CACHE_OPS for c in testing.cases(op)], ids=_named)
-def test_cache_ops_agree_with_the_cpu(case):
-    """All arguments, some of which are changed in place, and the outputs."""
-    op = _op(case)
-    got, want = case.args("cuda"), case.args()
-    same_tensors(case.op, (got, op(*got)), (want, op(*want)))
-
-
 @pytest.mark.parametrize(
-    "file", ["on_device.py", "trees_on_device.py", "kv_on_device.py", "compiled_on_device.py"]
+    "file",
+    [
+        "on_device.py",
+        "trees_on_device.py",
+        "tree_layout_on_device.py",
+        "kv_on_device.py",
+        "compiled_on_device.py",
+    ],
 )
 def test_triton_ops_on_the_device(file):
     """Triton's compiler needs a process in which its interpreter is off."""

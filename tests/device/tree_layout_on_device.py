@@ -1,7 +1,6 @@
 """The layout ops of trees on a CUDA device, where Triton serves them.
 
-tests/tree/test_tree_layout.py and bench/gpu.sh run this file in a process of its own, because it
-needs Triton's compiler and the rest of the suite Triton's interpreter.
+test_cuda.py and bench/gpu.sh run this file in a process of its own, as on_device.py.
 """
 
 from __future__ import annotations

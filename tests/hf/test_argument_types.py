@@ -19,7 +19,7 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.arguments import check_number, shown
+from specdec_hf.arguments import check_number
 from support import encoder_models, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import GenerationConfig
@@ -31,50 +31,32 @@ NUMBER = "num_assistant_tokens must be an integer in [0, 1024]"
 OF_LOOP = {
     "drafter": [
         (3, f"{DRAFTER} Transformers, or a wrapper that forwards to one, got 3"),
-        (torch.nn.Linear(2, 2), f"{DRAFTER} Transformers, or a wrapper that"),
         (["prompt_lookup", 3], "got 3"),
     ],
-    "num_assistant_tokens": [(True, f"{NUMBER}, got True"), (2.0, f"{NUMBER}, got 2.0")],
-    "gamma": [("5", f"{NUMBER}, got '5'"), (np.bool_(True), f"{NUMBER}, got ")],
+    "num_assistant_tokens": [(2.0, f"{NUMBER}, got 2.0"), (np.bool_(True), f"{NUMBER}, got ")],
+    "gamma": [("5", f"{NUMBER}, got '5'")],
     "num_speculative_tokens": [([5], f"{NUMBER}, got [5]")],
     "num_assistant_tokens_schedule": [
-        (3, "num_assistant_tokens_schedule must be a string or a Schedule, got 3"),
-        (True, "num_assistant_tokens_schedule must be a string or a Schedule, got True"),
+        (3, "num_assistant_tokens_schedule must be a string or a Schedule, got 3")
     ],
-    "num_assistant_beams": [
-        (2.0, "num_assistant_beams must be an integer, got 2.0"),
-        (True, "num_assistant_beams must be an integer, got True"),
-    ],
-    "rule": [(None, "rule must be a string, got None"), (1, "rule must be a string, got 1")],
+    "num_assistant_beams": [(2.0, "num_assistant_beams must be an integer, got 2.0")],
+    "rule": [(None, "rule must be a string, got None")],
     "tree": [
         ("x", "tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got 'x'"),
-        (4, "tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got 4"),
         ((2, True), "tree must be an integer in [1, 1024], got True"),
         ((2, 1.5), "tree must be an integer in [1, 1024], got 1.5"),
     ],
-    "cache": [(None, "cache must be a string, got None"), (1, "cache must be a string, got 1")],
+    "cache": [(None, "cache must be a string, got None")],
     "seed": [
         (True, "seed must be an int or one int per sequence, got True"),
         (1.5, "seed must be an int or one int per sequence, got 1.5"),
-        ("a", "seed must be an int or one int per sequence, got 'a'"),
+        ([1, True], "seed must be an int or one int per sequence"),
+        (torch.Generator(), "seed must be an int or one int per sequence"),
     ],
-    "guard": [
-        ("x", "guard must be None, True, False or a BenefitGuard, got 'x'"),
-        (1, "guard must be None, True, False or a BenefitGuard, got 1"),
-        (1.5, "guard must be None, True, False or a BenefitGuard, got 1.5"),
-    ],
-    "self_check": [
-        (1, "self_check must be True or False, got 1"),
-        (None, "self_check must be True or False, got None"),
-    ],
-    "compile": [
-        (1, "compile must be True or False, got 1"),
-        (None, "compile must be True or False, got None"),
-    ],
-    "fixed_width": [
-        (True, "fixed_width must be an integer, got True"),
-        (8.0, "fixed_width must be an integer, got 8.0"),
-    ],
+    "guard": [(1, "guard must be None, True, False or a BenefitGuard, got 1")],
+    "self_check": [(1, "self_check must be True or False, got 1")],
+    "compile": [(None, "compile must be True or False, got None")],
+    "fixed_width": [(True, "fixed_width must be an integer, got True")],
     "streamer": [(3, "streamer must be None or an object with put() and end(), got 3")],
 }
 LEAST = [
@@ -137,18 +119,18 @@ TABLE = {
         "branching": INTEGER,
     },
     EagleTree: {
-        **{name: [*INTEGER, (None, "got None")] for name in ("width", "depth", "size")},
+        **dict.fromkeys(("width", "depth", "size"), INTEGER),
         "least": LEAST,
     },
     TrieTree: {
-        "sequences": [*INTEGER, (None, "got None")],
-        "depth": [*INTEGER, (None, "got None")],
+        "sequences": INTEGER,
+        "depth": INTEGER,
         "size": INTEGER,
         "least": LEAST,
     },
     PromptLookupDrafter: {
         "max_ngram": [*INTEGER, (None, "max_ngram must be an integer, got None")],
-        "min_ngram": [*INTEGER, (None, "min_ngram must be an integer, got None")],
+        "min_ngram": INTEGER,
     },
     ModelDrafter: {
         "model": [
@@ -161,7 +143,7 @@ TABLE = {
     BenefitGuard: {
         "window": [*INTEGER, (None, "window must be an integer, got None")],
         "pause": INTEGER,
-        "stops": [(1, "stops must be True or False, got 1"), (None, "got None"), (1.5, "got 1.5")],
+        "stops": [(1, "stops must be True or False, got 1")],
         "max_loss": [(True, "max_loss must be a number, got True"), ("3", "got '3'")],
     },
 }
@@ -194,17 +176,17 @@ def call(function, **kwargs):
     return function(**{**GOOD.get(function, {}), **kwargs})
 
 
-@pytest.mark.parametrize(
-    ("function", "name", "value", "message"),
-    ROWS,
-    ids=[f"{f.__name__}-{name}-{shown(value)}" for f, name, value, _ in ROWS],
-)
-def test_a_wrong_type_is_refused_by_name(function, name, value, message):
-    with pytest.raises(TypeError) as raised:
-        call(function, **{name: value})
-    text = str(raised.value)
-    assert message in text
-    assert "\n" not in text
+@pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__name__)
+def test_a_wrong_type_is_refused_by_name(function):
+    wrong = []
+    for _, name, value, message in (row for row in ROWS if row[0] is function):
+        try:
+            text = f"no error: {call(function, **{name: value})}"
+        except TypeError as error:
+            text = str(error)
+        if message not in text or "\n" in text:
+            wrong.append((name, value, text))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__name__)
@@ -310,6 +292,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("where", ["argument", "generation_config", "model.generation_config"])
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_of_the_generation_config_that_is_no_number_is_refused_by_name(name, where):
@@ -326,12 +309,6 @@ def test_a_field_of_the_generation_config_that_is_no_number_is_refused_by_name(n
         generate(model, **inputs, **given)
 
 
-@pytest.mark.parametrize("value", [2.5, True, [5], np.ones((9, 9)), torch.ones(9)], ids=shown)
-def test_other_types_are_no_number_of_tokens(value):
-    with pytest.raises(TypeError, match=r"^max_new_tokens must be an integer, got [^\n]{3,20}$"):
-        generate(hf_models.tiny("llama"), **hf_models.prompts((9,)), max_new_tokens=value)
-
-
 def test_fields_that_are_numbers_or_none_are_taken():
     inputs = hf_models.prompts((9,))
     nothing = dict.fromkeys(name for name in FIELDS if name != "max_new_tokens")
@@ -346,35 +323,25 @@ def test_an_encoder_decoder_refuses_them_too():
         generate(encoder_models.tiny("t5"), input_ids=torch.tensor([[4, 5]]), max_new_tokens="5")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (np.ones((300, 7)), "ndarray [300, 7]"),
-        (torch.ones(2), "Tensor [2]"),
-        (list(range(99)), "list of length 99"),
-        ([np.ones((300, 7))], "list of length 1"),
-        (("a" * 200,), "tuple of length 1"),
-        ("a" * 101, "str of length 101"),
-        (torch.nn.Sequential(torch.nn.Linear(2, 2)), "Sequential"),
-        ([1, 2], "[1, 2]"),
-        (np.float32(2.5), "np.float32(2.5)"),
-        (torch.tensor(3.5), "tensor(3.5000)"),
-    ],
-    ids=[
-        "array",
-        "tensor",
-        "long",
-        "nested",
-        "text",
-        "string",
-        "module",
-        "list",
-        "number",
-        "0-dim",
-    ],
-)
+PRINTED = {
+    "array": (np.ones((300, 7)), "ndarray [300, 7]"),
+    "tensor": (torch.ones(2), "Tensor [2]"),
+    "long": (list(range(99)), "list of length 99"),
+    "nested": ([np.ones((300, 7))], "list of length 1"),
+    "text": (("a" * 200,), "tuple of length 1"),
+    "string": ("a" * 101, "str of length 101"),
+    "module": (torch.nn.Sequential(torch.nn.Linear(2, 2)), "Sequential"),
+    "list": ([1, 2], "[1, 2]"),
+    "number": (np.float32(2.5), "np.float32(2.5)"),
+    "0-dim": (torch.tensor(3.5), "tensor(3.5000)"),
+}
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("kind", PRINTED)
 @pytest.mark.parametrize("package", ["specdec_hf", "specdec_kernels", "specdec_host"])
-def test_a_message_prints_a_large_value_by_its_type_and_size(package, value, text):
+def test_a_message_prints_a_large_value_by_its_type_and_size(package, kind):
+    value, text = PRINTED[kind]
     calls = {
         "specdec_hf": lambda: generate(hf_models.tiny("llama"), gamma=value),
         "specdec_kernels": lambda: kernels.draft_positions(torch.tensor([1]), value, rule="token"),

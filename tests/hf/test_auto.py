@@ -97,6 +97,7 @@ def that_may_not_be_read(folder, monkeypatch):
     monkeypatch.setattr(auto.Path, "iterdir", refuse)
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     ("fault", "message"),

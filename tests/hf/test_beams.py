@@ -1,11 +1,8 @@
 """Beam search with drafts gives the sequences, scores and beams of Transformers' beam search."""
 
-import numpy as np
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.decode import beam
-from specdec_hf.decode.beam_tree import BeamTree
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from support import encoder_models, hf_models
 from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
@@ -49,7 +46,8 @@ def assert_same(got, want):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("lengths", [(9,), pytest.param(RAGGED, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
 @pytest.mark.parametrize("num_beams", [2, 3, 4])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_beams_equal_those_of_model_generate(name, num_beams, lengths):
@@ -76,9 +74,8 @@ def test_beams_remain_where_most_candidates_end(num_beams):
     assert_same(search(model, inputs, model, kwargs, gamma=3), want)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
-)
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 @pytest.mark.parametrize(
     "more",
@@ -231,37 +228,6 @@ def test_a_search_ends_with_the_context_of_the_target():
     assert "stopped at the model's context length" in got.stats.notes
 
 
-def test_without_the_subset_test_the_beams_are_others(monkeypatch):
-    """Negative control: a drafted node in the place of a beam that was not drafted."""
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    want = model.generate(**inputs, **settings(3))
-
-    def any_node(rows, first, above, tokens):
-        if rows.tokens.shape[1] == 0:
-            return None
-        nodes = np.where(rows.parents == above[:, :1], np.arange(rows.tokens.shape[1]), -1)
-        return None if nodes.max() < 0 else np.full_like(above, first + nodes.max())
-
-    drafter = hf_models.tiny("llama", 5)
-    assert_same(search(model, inputs, drafter, settings(3), gamma=3), want)
-    monkeypatch.setattr(beam, "drafted_below", any_node)
-    got = search(model, inputs, drafter, settings(3), gamma=3)
-    assert got.sequences.tolist() != want.sequences.tolist()
-
-
-def test_a_tree_keeps_the_paths_of_its_beams():
-    tree = BeamTree(1)
-    #  0 - 1 - 2        node 3 below 1, and 4 below the root, which no beam goes through
-    tree.extend(np.array([[10, 11, 12, 13, 14]]), np.array([[-1, 0, 1, 1, -1]]))
-    kept, shared, texts, tips = tree.prune(np.array([[2, 3, 3]]))
-    assert kept.tolist() == [[0, 1, 2, 3]]
-    assert shared.tolist() == [2]
-    assert texts == [[10, 11]]
-    assert tips.tolist() == [[0, 1, 1]]
-    assert tree.tokens.tolist() == [[12, 13]]
-    assert tree.parents.tolist() == [[-1, -1]]
-
-
 REFUSED = [
     ({"drafter": "prompt_lookup"}, "drafter must be None or a draft model with num_beams=3, got"),
     ({"do_sample": True}, "do_sample must be False with num_beams=3, got True"),
@@ -304,6 +270,7 @@ WITHOUT_TREES = {
 }
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 @pytest.mark.parametrize("name", WITHOUT_TREES)
 def test_a_model_without_the_cache_for_trees_searches_by_itself(name, entry):

@@ -4,14 +4,12 @@ import json
 
 import pytest
 from specdec_hf.cache.fit import Fit
-from specdec_hf.cli.compare import Turn
-from specdec_hf.cli.prompts import SHIPPED_PROMPTS, read_prompts
 from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, marks_of, render
 from specdec_hf.decode import begin
 from specdec_hf.decode.streaming import Step, step_kinds
 from specdec_hf.drafters.registry import DRAFTERS, usage
-from support import cli_models, hf_models
+from support import cli_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
@@ -22,19 +20,20 @@ SCHEDULE = "--num-assistant-tokens-schedule"
 LINE = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
 
 
-def test_generate_writes_the_text_that_it_printed(tmp_path):
+def test_generate_writes_the_text_that_it_printed(folder, tmp_path):  # noqa: F811
     path = tmp_path / "out.json"
     result = invoke(
-        "generate", "--prompt", "Say: the cat sat on the mat. The cat sat on", "--max-new-tokens",
-        10, "--json", path,
+        "generate", "--model", folder, "--prompt", "Say: the cat sat. The cat sat",
+        "--max-new-tokens", 10, "--drafter", "layers:1", "--guard", "off", "--json", path,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     report = json.loads(path.read_text())
     turn = report["prompts"][0]["turns"][0]
     assert len(turn["tokens"]) == len(turn["kinds"]) == turn["stats"]["new_tokens"] <= 10
-    assert turn["text"].split()[0] in result.output
+    without_marks = result.output.translate(dict.fromkeys(map(ord, "«»‹›")))
+    assert visible(turn["text"]).split()[0] in without_marks
     assert turn["identical"] is True
-    assert turn["stats"]["drafter"] == report["summary"]["drafter"] == "auto"
+    assert turn["stats"]["drafter"] == report["summary"]["drafter"] == "layers"
     assert report["summary"]["greedy_outputs_identical"] is True
     assert says(result, "greedy outputs identical yes")
     assert "tokens/s without" in result.output
@@ -56,8 +55,7 @@ def test_generate_samples_with_a_model_drafter(folder, tmp_path):  # noqa: F811
     assert "Say no." in result.output
 
 
-@pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8, "--rule", "match")], ids=str)
-def test_generate_compares_forwards_of_one_width(folder, monkeypatch, sampling):  # noqa: F811
+def test_generate_compares_forwards_of_one_width(folder, monkeypatch):  # noqa: F811
     widths, fix_width = [], begin.fix_width
 
     def spy(model, cache, width):
@@ -67,21 +65,12 @@ def test_generate_compares_forwards_of_one_width(folder, monkeypatch, sampling):
     monkeypatch.setattr(begin, "fix_width", spy)
     result = invoke(
         "generate", "--model", folder, "--prompt", "Say: one two one two one", "--max-new-tokens",
-        9, "--drafter", "layers:1", "--dtype", "bfloat16", "--fixed-width", 6, *sampling,
+        9, "--drafter", "layers:1", "--dtype", "bfloat16", "--fixed-width", 6,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert says(result, "outputs identical yes")
     assert "plain decoding in this library" in result.output
     assert widths == [6] * 4  # with and without speculation, for the warm-up and the answer
-
-
-def test_a_difference_at_one_width_is_a_fault(folder, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(Turn, "identical", False)
-    asked = ("generate", "--model", folder, "--prompt", "a", "--dtype", "bfloat16")
-    result = invoke(*asked, "--max-new-tokens", 3, "--fixed-width", 6)
-    assert result.exit_code == 1, result.output
-    assert says(result, "speculation differs from plain decoding in this library")
-    assert invoke(*asked, "--max-new-tokens", 3).exit_code == 0
 
 
 def test_generate_drafts_a_tree(folder, tmp_path):  # noqa: F811
@@ -95,57 +84,20 @@ def test_generate_drafts_a_tree(folder, tmp_path):  # noqa: F811
     report = json.loads(path.read_text())
     assert report["tree"] == [2, 2]
     assert report["prompts"][0]["turns"][0]["stats"]["drafted"] > 0
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "Say", "--max-new-tokens", 4, "--temperature",
-        0.8, "--drafter", "prompt_lookup", "--tree", "3",
-    )  # fmt: skip
-    assert says(result, "sampled outputs identical yes")
 
 
-@pytest.mark.parametrize(
-    "trees",
-    [
-        ("--drafter", "layers:1", "--tree", "2,1,1,1"),
-        ("--drafter", "prompt_lookup", "--tree", "2,1,1,1"),
-        ("--drafter", "layers:1", "--drafter", "prompt_lookup", "--gamma", 4),
-        ("--drafter", "lookahead"),
-    ],
-    ids=lambda words: " ".join(map(str, words)),
-)
-def test_a_schedule_chooses_the_depth_of_trees(folder, tmp_path, trees):  # noqa: F811
-    path = tmp_path / "out.json"
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "Say: one two one two one", "--max-new-tokens",
-        24, *trees, SCHEDULE, "optimal:longest=2", "--json", path,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert says(result, "greedy outputs identical yes")
-    rounds = json.loads(path.read_text())["prompts"][0]["turns"][0]["stats"]["round_log"]
-    assert rounds[0]["schedule"] == {}, "it reads the prompt"
-    assert {record["schedule"]["gamma"] for record in rounds[1:]} <= {1, 2}
-    assert max(max(record["emitted"]) for record in rounds) <= 3
-
-
-@pytest.mark.parametrize(
-    ("drafters", "names"),
-    [
-        (("prompt_lookup", "layers:1"), "prompt_lookup, layers"),
-        (("lookahead", "prompt_lookup"), "lookahead, prompt_lookup"),
-        (("token_recycling", "lookahead:2,3,2"), "token_recycling, lookahead"),
-    ],
-)
-def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path, drafters, names):  # noqa: F811
+def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path):  # noqa: F811
     report = tmp_path / "report.json"
-    several = [word for drafter in drafters for word in ("--drafter", drafter)]
     result = invoke(
-        "generate", "--prompt", "the story of a bear, the story of a", "--model", folder, *several,
-        "--gamma", 3, "--max-new-tokens", "24", "--json", report,
+        "generate", "--prompt", "the story of a bear, the story of a", "--model", folder,
+        "--drafter", "lookahead:2,3,2", "--drafter", "prompt_lookup", "--gamma", 3,
+        "--max-new-tokens", "24", "--json", report,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     content = json.loads(report.read_text())
     assert content["summary"]["greedy_outputs_identical"] is True
     stats = content["prompts"][0]["turns"][0]["stats"]
-    assert stats["drafter"] == names
+    assert stats["drafter"] == "lookahead, prompt_lookup"
     assert stats["drafted"] > 0
     assert max(max(record["accepted"]) for record in stats["round_log"]) <= 3
 
@@ -179,11 +131,12 @@ def test_a_printed_seed_gives_the_answer_again(folder, tmp_path):  # noqa: F811
     assert answer("--seed", seed) == (seed, tokens)
 
 
-def test_nothing_drafted_prints_no_ratio(folder, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("compare", [True, False])
+def test_nothing_drafted_prints_no_ratio(folder, tmp_path, compare):  # noqa: F811
     path = tmp_path / "out.json"
     result = invoke(
         "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 4, "--drafter",
-        "none", "--json", path,
+        "none", "--json", path, *([] if compare else ["--no-compare"]),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert says(result, "drafts accepted nothing was drafted")
@@ -191,17 +144,8 @@ def test_nothing_drafted_prints_no_ratio(folder, tmp_path):  # noqa: F811
         assert word not in result.output
     report = json.loads(path.read_text())
     assert "ratio" not in report["summary"]
+    assert ("baseline" in report["summary"]) == compare
     assert report["prompts"][0]["turns"][0]["ratio"] is None
-
-
-def test_no_compare_omits_the_baseline(folder, tmp_path):  # noqa: F811
-    path = tmp_path / "out.json"
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 4, "--no-compare",
-        "--json", path,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert "baseline" not in json.loads(path.read_text())["summary"]
 
 
 def test_models_are_folders_gguf_files_and_ids_of_the_local_cache(
@@ -331,14 +275,8 @@ def test_unreadable_prompt_files_are_named(tmp_path):
     assert "cannot read prompt file" in one_line_error("generate", "--prompts", binary)
 
 
-def test_shipped_prompts_are_of_many_kinds():
-    prompts = read_prompts(SHIPPED_PROMPTS)
-    assert len(prompts) >= 6
-    assert {p.category for p in prompts} >= {"summarise", "rewrite", "code edit", "chat"}
-
-
 def test_tokens_are_coloured_by_kind():
-    tokenizer = hf_models.smollm()[1]
+    tokenizer = cli_models.tokenizer()
     ids = tokenizer("the café at seven").input_ids
     steps = [
         Step(0, ids[:2], step_kinds(2, 1, 3), [0.0] * 2),

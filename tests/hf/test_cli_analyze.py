@@ -166,37 +166,6 @@ def test_drafters_that_all_fail_get_one_line(analyze, monkeypatch):
     assert report is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gamma", "x"], "--num-assistant-tokens must be numbers such as 3,7, got 'x'"),
-        (["--gamma", "3,,7"], "--num-assistant-tokens must be numbers such as 3,7, got '3,,7'"),
-        (["--gamma", "0"], "--num-assistant-tokens must be in [1, 1024], got 0"),
-        (["--gamma", "2000"], "--num-assistant-tokens must be in [1, 1024], got 2000"),
-        (["--ablate", "bonus"], "--ablate must be one of residual, got 'bonus'"),
-        (["--ablate", "residual", "--temperature", "0"], "needs --temperature above 0"),
-        (["--drafter", "none"], "--drafter must not be none"),
-        (["--drafter", "nonsense/"], "--drafter must be"),
-        (["--drafter", "token_recycling"], "drafts trees, but analyze measures chains"),
-        (["--drafter", "early_exit:1"], "early_exit:1 cannot be analyzed: it runs the target wi"),
-        (["--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
-        (["--temperature", "0", "--top-k", "3"], "--top-k needs --temperature above 0"),
-        (["--limit", "0"], "--limit must be >= 1, got 0"),
-        (["--max-new-tokens", "0"], "--max-new-tokens must be in [1, 2**31), got 0"),
-        (["--output", "nowhere/folder"], "--output: folder nowhere does not exist"),
-        (["--output", "pyproject.toml"], "--output must name a folder, pyproject.toml is a file"),
-        (["--json", "nowhere/out.json"], "--json: folder nowhere does not exist"),
-        (["--prompts", "nowhere.jsonl"], "cannot read prompt file nowhere.jsonl"),
-    ],
-)
-def test_wrong_inputs_get_one_line(arguments, message, monkeypatch):
-    def reached(*_, **__):
-        raise AssertionError("a model would be loaded")
-
-    monkeypatch.setattr("specdec_hf.cli.analyze.load_models", reached)
-    assert message in one_line_error("analyze", *arguments)
-
-
 def test_a_missing_matplotlib_is_told_before_a_model_is_loaded(monkeypatch, tmp_path):
     found = importlib.util.find_spec
     monkeypatch.setattr(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf.cli import bench_configs, bench_figures, bench_runs, bench_synthetic, bench_tables
+from specdec_hf.cli import bench_configs, bench_figures, bench_runs, bench_tables
 from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
@@ -256,33 +256,18 @@ def test_a_peer_that_fails_is_left_out_and_a_config_of_ours_is_not(monkeypatch):
         bench_runs.run_configs(loaded, [Config(PLAIN), Config("x")], [batch], arguments, 1, str)
 
 
-@pytest.mark.slow
-def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(
-    folder,  # noqa: F811
-    questions,
-    tmp_path,
-    monkeypatch,
-):
+def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(questions, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("draft+nasd").symlink_to(folder)
-    NgramTable.build([np.array([1, 2])], END + 1, 2).save("a+nasd")
-    drafters = [
-        "ngram:a+nasd", "prompt_lookup+ngram:a+nasd+nasd", "draft+nasd", "draft+nasd+prompt_lookup",
-        "prompt_lookup+layers:1",
-    ]  # fmt: skip
-    result = invoke(
-        "bench", "--questions", questions, "--limit", 1, "--model", folder, "--max-new-tokens", 2,
-        *(word for drafter in drafters for word in ("--drafter", drafter)), "--json", "out.json",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    rows = json.loads(Path("out.json").read_text())["results"][0]["rows"]
-    trees = ["", ", tree", "", ", tree", ", tree"]
-    assert [row["name"] for row in rows[3:]] == [
-        drafter + tree for drafter, tree in zip(drafters, trees, strict=True)
-    ]
-    Path("prompt_lookup+nasd").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
+    Path("draft+nasd").mkdir()
+    Path("prompt_lookup+nasd").mkdir()
+    NgramTable.build([np.array([1, 2])], END + 1, 2).save("a+nasd")
     names = {
+        "ngram:a+nasd": ["ngram:a+nasd"],
+        "prompt_lookup+ngram:a+nasd+nasd": ["prompt_lookup", "ngram:a+nasd", "nasd"],
+        "draft+nasd": ["draft+nasd"],
+        "draft+nasd+prompt_lookup": ["draft+nasd", "prompt_lookup"],
+        "prompt_lookup+layers:1": ["prompt_lookup", "layers:1"],
         "prompt_lookup+nasd": ["prompt_lookup", "nasd"],
         "./prompt_lookup+nasd": ["./prompt_lookup+nasd"],
         "ngram:~/a+nasd": ["ngram:~/a+nasd"],
@@ -320,65 +305,6 @@ def test_a_synthetic_drafter_is_right_as_often_as_asked():
     assert right.float().mean() == pytest.approx(0.8, abs=0.03)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--acceptance", "2"], "--acceptance must be in [0, 1], got 2.0"),
-        (["--shape", "70B"], "--shape must be one of tiny, 1B, 8B, got '70B'"),
-        (["--limit", "0"], "--limit must be at least 1, got 0"),
-        (["--dtype", "auto"], "--dtype must be one of float32, bfloat16, float16, got 'auto'"),
-        (["--dtype", "float32", "--dtype", "int8"], "--dtype must be one of float32, bfloat16"),
-        (["--num-assistant-tokens", "0"], "--num-assistant-tokens must be in [1, 1024], got 0"),
-        (["--gamma", "2000"], "--num-assistant-tokens must be in [1, 1024], got 2000"),
-        (["--prompt-tokens", "131000"], "must sum up to at most 131072, the model's context, got"),
-    ],
-)
-def test_wrong_synthetic_input_is_one_line(monkeypatch, arguments, message):
-    monkeypatch.delattr(bench_synthetic, "load_synthetic")
-    assert message in one_line_error("bench-synthetic", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "Missing option '--questions'"),
-        (["--questions", "nowhere"], "cannot read prompt file nowhere"),
-        (["--questions", "README.md"], "README.md line 1: not valid JSON"),
-        (["--questions", "Q", "--dtype", "int8"], "--dtype must be one of float32"),
-        (["--questions", "Q", "--runs", "0"], "--runs must be at least 1, got 0"),
-        (["--questions", "Q", "--peer", "x"], "--peer must be one of prompt_lookup, assisted"),
-        (["--questions", "Q", "--top-p", ".9"], "--top-p needs --temperature above 0"),
-        (["--questions", "Q", "--temperature", "-1"], "--temperature must be finite and >= 0"),
-        (["--questions", "Q", "--batch-size", "6"], "--batch-size must be in [1, 5], the prompts"),
-        (["--questions", "Q", "--limit", "0"], "--limit must be >= 1, got 0"),
-        (["--questions", "Q", "--drafter", "a b"], "--drafter must be"),
-        (["--questions", "Q", "--drafter", "ngram+none"], "--drafter none must be the only one"),
-        (["--questions", "Q", "--num-assistant-tokens-schedule", "x"], "schedule must be one of"),
-        (["--questions", "Q", "--markdown", "no/where"], "--markdown: folder no does not exist"),
-        (
-            ["--questions", "Q", "--json", "new", "--markdown", "./new"],
-            "--json and --markdown must name different files, got new twice",
-        ),
-        (
-            ["--questions", "Q", "--num-assistant-tokens", "0"],
-            "--num-assistant-tokens must be at least 1, got 0",
-        ),
-        (
-            ["--questions", "Q", "--num-assistant-tokens-schedule", "egag"],
-            "egag needs a drafter with a draft distribution or a confidence, got --drafter prom",
-        ),
-        (
-            ["--questions", "Q", "--compile", "--drafter", "early_exit:1"],
-            "--compile must not be given with --drafter early_exit:1, which makes",
-        ),
-        (["--questions", "Q", "--json", "Q"], "--json would overwrite the input file"),
-    ],
-)
-def test_wrong_input_is_one_line(arguments, message, questions):
-    given = [str(questions) if word == "Q" else word for word in arguments]
-    assert message in one_line_error("bench", *given)
-
-
 def test_a_prompt_beyond_the_context_is_refused_before_weights_are_read(
     folder,  # noqa: F811
     questions,
@@ -388,9 +314,3 @@ def test_a_prompt_beyond_the_context_is_refused_before_weights_are_read(
     questions.write_text(LINES + json.dumps({"question_id": 9, "turns": ["word " * 90]}))
     line = one_line_error("bench", "--questions", questions, "--model", folder)
     assert "prompt 9 has 468 tokens, but the model's context is 256" in line
-
-
-def test_bench_lists_the_drafters():
-    result = invoke("bench", "--drafter", "help")
-    assert result.exit_code == 0, result.output
-    assert "suffix_automaton" in result.output

@@ -13,7 +13,7 @@ from specdec_hf.cli.run import encode
 from specdec_hf.cli.terminal import Terminal
 from specdec_hf.cli.trace import PieceStream
 from support import cli_models, hf_models
-from support.cli_models import folder, invoke, one_line_error, says, write_folder  # noqa: F401
+from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
@@ -161,8 +161,3 @@ def test_chat_refuses_binary_input(folder):  # noqa: F811
     result = invoke("chat", "--model", folder, input=b"\xff\xfe\n")
     assert result.exit_code == 2
     assert result.output.splitlines()[-1] == "error: standard input is not UTF-8 text"
-
-
-def test_chat_needs_a_template(tmp_path):
-    line = one_line_error("chat", "--model", write_folder(tmp_path, template=None), input="a\n")
-    assert "chat needs a chat template, which the tokenizer of" in line

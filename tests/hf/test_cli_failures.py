@@ -84,13 +84,6 @@ def test_a_damaged_converted_model_is_converted_again(monkeypatch, tmp_path):
     assert (made / "model.safetensors").is_file()
 
 
-def test_long_first_turns_are_refused_before_the_run(folder, tmp_path):  # noqa: F811
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("Hi", "word " * 90)))
-    message = one_line_error("generate", "--model", folder, "--prompts", path)
-    assert message == "error: prompt 2 has 468 tokens, but the model's context is 256"
-
-
 @pytest.fixture
 def two_turns(tmp_path):
     """A prompt file whose second turn does not fit the context."""

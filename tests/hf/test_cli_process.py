@@ -11,6 +11,7 @@ from support.cli_models import environment, folder  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
+OTHER_MOMENTS = ("_ssl", "_C.so", "answer")
 COMMAND = [sys.executable, "-m", "specdec_hf"]
 
 
@@ -31,7 +32,10 @@ def modules_of(process):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="moments are read from /proc")
-@pytest.mark.parametrize("moment", ["_ssl", "libtorch_cpu", "_C.so", "answer", "answers"])
+@pytest.mark.parametrize(
+    "moment",
+    ["libtorch_cpu", "answers", *(pytest.param(m, marks=pytest.mark.full) for m in OTHER_MOMENTS)],
+)
 def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
     """While options are read, torch is imported, a model is loaded, and answers are printed."""
     process = begin(
@@ -78,12 +82,16 @@ def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
     assert process.wait(timeout=60) == 1
 
 
-def test_help_is_quick_and_loads_no_torch():
+def test_help_and_a_wrong_input_are_quick_and_load_no_torch():
     code = (
-        "import sys; from specdec_hf.cli.app import app\n"
-        "try: app(['--help'])\n"
-        "finally: assert not {'torch', 'transformers', 'specdec_kernels'} & set(sys.modules)"
+        "import sys; from specdec_hf.cli.app import main\n"
+        "for words in (['--help'], ['generate', '--prompt', 'a', '--rule', 'best']):\n"
+        "    sys.argv = ['x', *words]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: print('exit', end.code)\n"
+        "print(*{'torch', 'transformers', 'specdec_kernels'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "generate" in done.stdout
+    assert done.stdout.splitlines()[-3:] == ["exit 0", "exit 2", ""]
+    assert len(done.stderr.splitlines()) == 1, done.stderr

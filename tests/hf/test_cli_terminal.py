@@ -77,7 +77,7 @@ class Session:
                 if interrupt and now > typed + 5:
                     self.type("\x03")
                     typed = now
-                if select.select([self.terminal], [], [], 1)[0]:
+                if select.select([self.terminal], [], [], 0.2)[0]:
                     self.read += os.read(self.terminal, 1 << 16).decode()
         except OSError:  # as Linux says that the other side is closed
             pass
@@ -113,7 +113,7 @@ def test_without_readline_lines_that_come_together_are_one_message():
 
 
 def test_control_c_stops_an_answer_and_then_leaves(folder):  # noqa: F811
-    session = Session(CHAT, "chat", "--model", folder, "--max-new-tokens", 60, "--drafter", "none")
+    session = Session(CHAT, "chat", "--model", folder, "--max-new-tokens", 40, "--drafter", "none")
     session.until("> ")
     session.type("/rest\r")
     session.until("error: commands are /help, /reset, /exit, alone in a message, got /rest\r\n")
@@ -127,7 +127,7 @@ def test_control_c_stops_an_answer_and_then_leaves(folder):  # noqa: F811
     session.until("error: prompt of sequence 0 has")
     session.until("> ")
     session.type("Again\r")
-    session.until("; cut at --max-new-tokens 60")
+    session.until("; cut at --max-new-tokens 40")
     session.until("> ")
     code, left = session.end(interrupt=True)
     assert code == 130

@@ -54,33 +54,6 @@ def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("--head", "hydra"),
-            "--head must be one of eagle3, medusa, blockwise, exit_head, pass_head, got 'hydra'",
-        ),
-        (("--layer", 3), "--layer needs --head exit_head, got eagle3"),
-        (("--tokens", 0), "--tokens must be at least 1, got 0"),
-        (("--length", 7), "--length must be at least 8, got 7"),
-        (("--minutes", 0), "--minutes must be above 0 and finite, got 0.0"),
-        (("--seed", -1), "--seed must be in [0, 2**31), got -1"),
-        (("--dtype", "auto"), "--dtype must be one of float32, bfloat16, float16, got 'auto'"),
-        (("--device", "tpu"), "--device must be cpu, cuda, cuda:N or mps, got 'tpu'"),
-        (("--model", "/nowhere"), "--model must be embedded, a model folder"),
-        (("--texts", "/nowhere"), "--texts: cannot read /nowhere: No such file"),
-        (("--prompts", "/nowhere"), "cannot read prompt file /nowhere"),
-        (("--prompts", "-", "--texts", __file__), "give either --prompts FILE or --texts FILE"),
-        (("--output", "/nowhere/head"), "--output: folder /nowhere does not exist"),
-        (("--output", __file__), "--output must name a folder"),
-    ],
-)
-def test_wrong_input_gets_one_line(arguments, message, tmp_path):
-    given = ("train", "--output", tmp_path, *arguments)
-    assert message in one_line_error(*given)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (("--length", 300), "--length must be at most 256, the model's context, got 300"),
         ((*SMALL, "--head", "exit_head", "--layer", 2), "layer must be an integer in [1, 1], got"),
     ],

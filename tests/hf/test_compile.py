@@ -10,9 +10,9 @@ from specdec_hf import generate
 from specdec_hf.compiled import forward as compiled
 from specdec_hf.compiled import packed_linear, twin
 from specdec_hf.compiled.layers import LayerGraphs
-from support.heads import head_folder
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
+    decode,
     one_thread,
     prompts,
     with_noise,
@@ -30,61 +30,53 @@ def traced_only(monkeypatch):
     monkeypatch.setattr(compiled, "BACKEND", TRACED)
 
 
+@pytest.fixture
+def as_they_are(monkeypatch):
+    run_layers_as_they_are(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def llama():
     return build("llama")
 
 
-def decode(model, lengths, **settings):
-    settings = {
-        "max_new_tokens": 16,
-        "do_sample": False,
-        "guard": False,
-        "drafter": None,
-    } | settings
-    inputs = prompts(lengths, vocab_size=model.config.vocab_size)
-    return generate(model, **inputs, return_dict_in_generate=True, **settings)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name):
-    """A draft model is traced as well, so one target has one; the others copy from their text,
-    which repeats itself because there are few tokens."""
-    model = build(name, vocab_size=67 if name == "llama" else 11)
-    drafter = with_noise(model, 0.05) if name == "llama" else "suffix_automaton"
-    kinds = (
-        {"drafter": drafter}, {"drafter": drafter, "num_assistant_tokens": 2},
-        {"drafter": drafter, "tree": (2, 1, 1)}, {},
-    )  # fmt: skip
-    for lengths in ((9,), (12, 4, 7)):
-        for settings in kinds:
-            eager = decode(model, lengths, **settings)
-            breaks = sum(counters["graph_break"].values())
-            fast = decode(model, lengths, compile=True, **settings)
-            assert torch.equal(fast.sequences, eager.sequences)
-            assert fast.stats.accepted > 0 or not settings
-            assert fast.stats.compiled.eager == ""
-            assert fast.stats.compiled.recompilations == 0
-            # One for a token and one for several, of a sequence and of a batch, for each type of
-            # layers: those of gemma2 attend to a window and to everything.
-            kinds_of_layers = 2 if name == "gemma2" else 1
-            assert fast.stats.compiled.graphs == kinds_of_layers * (2 if lengths == (9,) else 4)
-            assert fast.stats.notes == []
-            if name == "llama" and (lengths, settings) == ((9,), kinds[0]):
-                assert compiled._forwards[drafter].graphs == 2
-            assert sum(counters["graph_break"].values()) == breaks
+@pytest.mark.parametrize(
+    ("name", "lengths", "graphs"),
+    [
+        ("llama", (9,), 2),
+        pytest.param("llama", (12, 4, 7), 2, marks=pytest.mark.full),
+        pytest.param("gpt2", (9,), 2, marks=pytest.mark.full),
+        # Its layers attend to a window or to everything.
+        pytest.param("gemma2", (12, 4, 7), 4, marks=pytest.mark.full),
+    ],
+)
+def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name, lengths, graphs):
+    """For each type of layers one for a token and one for several."""
+    model = build(name, vocab_size=11)  # so few that the text, which is copied, repeats itself
+    drafter = {"drafter": "suffix_automaton", "max_new_tokens": 24}
+    for more in ({}, {"num_assistant_tokens": 2}, {"tree": (2, 1, 1)}, {"drafter": None}):
+        settings = drafter | more
+        eager = decode(model, lengths, **settings)
+        breaks = sum(counters["graph_break"].values())
+        fast = decode(model, lengths, compile=True, **settings)
+        assert torch.equal(fast.sequences, eager.sequences)
+        assert eager.stats.compiled is None
+        assert fast.stats.accepted > 0 or settings["drafter"] is None
+        made = fast.stats.compiled
+        assert (made.eager, made.recompilations, made.graphs) == ("", 0, graphs)
+        assert fast.stats.notes == []
+        assert sum(counters["graph_break"].values()) == breaks
 
 
+@pytest.mark.full  # test_cuda_graphs.py has one whose layers are not traced
 @pytest.mark.slow
-def test_a_head_reads_the_hidden_states_of_compiled_forwards(tmp_path):
-    model = build("llama", layers=4)
-    settings = {"drafter": f"eagle3:{head_folder(model, tmp_path)}", "max_new_tokens": 24}
-    eager = decode(model, (9, 5), **settings)
-    fast = decode(model, (9, 5), compile=True, **settings)
+def test_a_draft_model_is_compiled_too(llama):
+    drafter = with_noise(llama, 0.05)
+    eager, fast = (decode(llama, (9,), drafter=drafter, compile=c) for c in (False, True))
     assert torch.equal(fast.sequences, eager.sequences)
     assert fast.stats.accepted == eager.stats.accepted > 0
-    assert fast.stats.compiled.recompilations == 0
+    assert compiled._forwards[drafter].graphs == 2
 
 
 @pytest.mark.slow
@@ -105,17 +97,6 @@ def test_layers_that_differ_in_anything_but_weights_have_functions_of_their_own(
     assert graphs.of(first) is graphs.of(second)
     second.self_attn.scaling *= 2
     assert graphs.of(first) is not graphs.of(second)
-
-
-@pytest.mark.slow
-def test_a_second_call_compiles_nothing(llama):
-    decode(llama, (9,), compile=True)
-    graphs = counters["stats"]["unique_graphs"]
-    again = decode(llama, (7,), compile=True, max_new_tokens=40)
-    assert counters["stats"]["unique_graphs"] == graphs
-    assert again.stats.compiled.seconds == 0
-    assert again.stats.to_dict()["compiled"]["recompilations"] == 0
-    assert decode(llama, (7,)).stats.compiled is None
 
 
 @pytest.mark.slow
@@ -149,46 +130,28 @@ def wrong_view(self, cache, width):
         buffers.keys = buffers.keys.flip(2)
 
 
-right = compiled.CompiledForward._point_to
+def wrong_mask(self, *, attention_mask, **inputs):
+    """Negative control: padding is seen as if it were text."""
+    return run(self, attention_mask=torch.ones_like(attention_mask), **inputs)
+
+
+right, run = compiled.CompiledForward._point_to, compiled.CompiledForward.__call__
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", [wrong_slots, wrong_view])
-def test_a_wrong_forward_is_found_and_the_call_runs_eagerly(monkeypatch, wrong):
-    run_layers_as_they_are(monkeypatch)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("_point_to", wrong_slots), ("_point_to", wrong_view), ("__call__", wrong_mask)],
+)
+def test_a_wrong_forward_is_found_and_the_call_runs_eagerly(name, wrong, as_they_are, monkeypatch):
     model = build("llama")
     eager = decode(model, (9,))
-    monkeypatch.setattr(compiled.CompiledForward, "_point_to", wrong)
+    monkeypatch.setattr(compiled.CompiledForward, name, wrong)
     with pytest.warns(UserWarning, match="LlamaForCausalLM runs eagerly: its logits differ"):
         output = decode(model, (9,), compile=True)
     assert torch.equal(output.sequences, eager.sequences)
     assert "its logits differ" in output.stats.compiled.eager
     assert any("runs eagerly" in note for note in output.stats.notes)
-
-
-@pytest.mark.slow
-def test_a_comparison_that_a_call_left_out_is_made_by_the_next(monkeypatch):
-    run_layers_as_they_are(monkeypatch)
-    model = build("llama")
-    monkeypatch.setattr(compiled.CompiledForward, "_point_to", wrong_slots)
-    assert decode(model, (9,), compile=True, self_check=False).stats.compiled.eager == ""
-    with pytest.warns(UserWarning, match="its logits differ"):
-        decode(model, (9,), compile=True)
-
-
-@pytest.mark.slow
-def test_a_wrong_mask_is_found(monkeypatch):
-    """Negative control: padding is seen as if it were text."""
-    run_layers_as_they_are(monkeypatch)
-    model = build("llama")
-    run = compiled.CompiledForward.__call__
-
-    def unmasked(self, *, attention_mask, **inputs):
-        return run(self, attention_mask=torch.ones_like(attention_mask), **inputs)
-
-    monkeypatch.setattr(compiled.CompiledForward, "__call__", unmasked)
-    with pytest.warns(UserWarning, match="its logits differ"):
-        decode(model, (9,), compile=True)
 
 
 @pytest.mark.slow
@@ -252,27 +215,20 @@ def test_a_model_that_cannot_be_compiled_says_why(change, reason):
     assert torch.equal(output.sequences, decode(model, (9,)).sequences)
 
 
-def other_head(model):
-    model.lm_head = torch.nn.Linear(32, 67, bias=False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "in_layers"),
+    "change",
     [
-        (other_head, False),
-        (lambda model: model.resize_token_embeddings(80), False),
-        (lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0), True),
-        (lambda model: setattr(model.config, "rms_norm_eps", 0.5), False),
-        (lambda model: model.set_attn_implementation("eager"), True),
-        (lambda model: model.model.layers.insert(1, model.model.layers[1]), False),
+        lambda model: setattr(model, "lm_head", torch.nn.Linear(32, 67, bias=False)),
+        lambda model: model.resize_token_embeddings(80),
+        lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0),
+        lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+        lambda model: model.set_attn_implementation("eager"),
+        lambda model: model.model.layers.insert(1, model.model.layers[1]),
     ],
     ids=["head", "embeddings", "attribute", "config", "attention", "layers"],
 )
-def test_a_changed_model_gets_a_new_forward(change, in_layers, monkeypatch):
-    """A graph of before would miss a change in a layer, too; for other changes none is traced."""
-    if not in_layers:
-        run_layers_as_they_are(monkeypatch)
+def test_a_changed_model_gets_a_new_forward(change, as_they_are):
     model = build("llama")
     decode(model, (9,), compile=True)
     before = compiled.compiled_forward(model)
@@ -287,8 +243,7 @@ def test_a_changed_model_gets_a_new_forward(change, in_layers, monkeypatch):
 
 
 @pytest.mark.slow
-def test_hooks_that_come_and_go_are_seen_in_each_call(monkeypatch):
-    run_layers_as_they_are(monkeypatch)
+def test_hooks_that_come_and_go_are_seen_in_each_call(as_they_are):
     model = build("llama")
     eager = decode(model, (9,))
     decode(model, (9,), compile=True)
@@ -312,12 +267,12 @@ def test_another_cache_runs_eagerly(llama):
 
 @pytest.mark.slow
 def test_the_model_is_as_before_and_its_graphs_go_with_it():
-    model = build("llama")
+    model = build("llama", layers=1)
     before = [(module, dict(vars(module))) for module in model.modules()]
-    gc.collect()  # so that no model of another test goes meanwhile
-    packed = dict(packed_linear._packed)
-    decode(model, (9,), compile=True)
-    assert len(packed_linear._packed) > len(packed)
+    packed = set(packed_linear._packed)
+    decode(model, (9,), compile=True, max_new_tokens=4)
+    made = packed_linear._packed.keys() - packed
+    assert len(made) > 0
     for module, attributes in before:
         assert vars(module).keys() == attributes.keys()
         assert all(vars(module)[name] is value for name, value in attributes.items())
@@ -325,18 +280,18 @@ def test_the_model_is_as_before_and_its_graphs_go_with_it():
     del model, before, module, attributes
     gc.collect()
     assert gone() is None
-    assert not packed_linear._packed.keys() - packed.keys()
+    assert not packed_linear._packed.keys() & made
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hidden", [False, True], ids=["parameter", "data"])
-def test_changed_weights_are_packed_again(hidden, monkeypatch):
-    run_layers_as_they_are(monkeypatch)  # the weight is that of no layer
+def test_changed_weights_are_packed_again(hidden, as_they_are):
     model = build("llama")
     decode(model, (9,), compile=True)
-    weight = model.lm_head.weight.data if hidden else model.lm_head.weight
     with torch.no_grad():
-        weight.copy_(weight.flip(0))
+        for layer in (model.model.layers[0].mlp.down_proj, model.lm_head):
+            weight = layer.weight.data if hidden else layer.weight
+            weight.copy_(weight.flip(0))
     eager = decode(model, (9,))
     assert torch.equal(decode(model, (9,), compile=True).sequences, eager.sequences)
 
@@ -346,8 +301,8 @@ def test_hidden_states_and_the_returned_cache_are_those_of_eager_forwards(llama)
     settings = {
         "output_hidden_states": True, "drafter": "suffix_automaton", "max_new_tokens": 24,
     }  # fmt: skip
-    eager = decode(llama, (9, 5), **settings)
-    fast = decode(llama, (9, 5), compile=True, **settings)
+    eager = decode(llama, (9,), **settings)
+    fast = decode(llama, (9,), compile=True, **settings)
     assert fast.stats.accepted == eager.stats.accepted > 0
     assert fast.stats.compiled.recompilations == 0
     for ours, theirs in zip(fast.hidden_states, eager.hidden_states, strict=True):
@@ -366,21 +321,22 @@ def test_a_twin_has_modules_of_its_own(llama):
     assert {p.data_ptr() for p in copy.parameters()} == {p.data_ptr() for p in llama.parameters()}
 
 
-def test_beams_are_not_compiled(llama):
-    with pytest.raises(ValueError, match="compile must be False with num_beams=2, got True"):
-        decode(llama, (9,), compile=True, num_beams=2)
-
-
-@pytest.mark.parametrize("drafter", ["early_exit:1", "layer_skip:1-1"])
-def test_drafters_that_make_the_forward_themselves_are_not_compiled(llama, drafter):
-    with pytest.raises(ValueError, match="compile must be False with a drafter that makes"):
-        decode(llama, (9,), compile=True, drafter=drafter)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"num_beams": 2}, "compile must be False with num_beams=2, got True"),
+        ({"drafter": "layer_skip:1-1"}, "compile must be False with a drafter that makes"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(settings, reason, llama):
+    with pytest.raises(ValueError, match=reason):
+        decode(llama, (9,), compile=True, **settings)
 
 
 @pytest.mark.slow
-def test_the_code_of_the_page_runs(llama):
+def test_the_code_of_the_page_runs(as_they_are):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/compile.md").read_text(), re.DOTALL)
-    names = {"model": llama, "inputs": prompts((9,))}
+    names = {"model": build("llama"), "inputs": prompts((9,))}
     for block in blocks:
         exec(block, names)
     assert len(blocks) == 3

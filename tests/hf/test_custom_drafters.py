@@ -57,6 +57,7 @@ def replace_arrays(history, gamma):
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.covering(test=1)
 @TREES
 @pytest.mark.parametrize("write", [write_arrays, write_tensors, replace_arrays])
 def test_a_drafter_cannot_write_to_the_history(write, tree):
@@ -93,13 +94,6 @@ def test_a_drafter_cannot_write_to_seeds_parameters_or_lengths(tree):
     assert got.sequences.tolist() == plain.sequences.tolist()
 
 
-def test_the_loop_draws_no_warning_from_read_only_arrays(recwarn):
-    model, inputs, _ = plain_text((9,))
-    for drafter, tree in (("prompt_lookup", None), (model, None), (model, (2, 2))):
-        run(model, inputs, drafter=drafter, tree=tree, max_new_tokens=6)
-    assert not [w for w in recwarn if "writable" in str(w.message)]
-
-
 FORMS = {
     "tensor": torch.tensor,
     "int32 tensor": lambda rows: torch.tensor(rows, dtype=torch.int32),
@@ -116,6 +110,7 @@ FORMS = {
 }
 
 
+@pytest.mark.covering(test=1)
 @TREES
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_may_be_a_tensor_an_array_or_lists(form, tree):
@@ -149,19 +144,20 @@ def test_lists_of_different_lengths_draft_as_much_as_they_hold():
     assert nothing.stats.gammas == [0] * 5
 
 
-ROWS = SampledDraft(torch.zeros(1, 2, 67), torch.zeros(1, 2), torch.zeros(1, 2), 1.0)
+def rows(**other):
+    """A draft whose distribution has other rows or statistics."""
+    zeros = SampledDraft(torch.zeros(1, 2, 67), torch.zeros(1, 2), torch.zeros(1, 2), 1.0)
+    return Draft([[1, 2]], zeros._replace(**other))
+
+
 WRONG = {  # what propose returns for one sequence and gamma = 5, and the message
     "a number": (3, TypeError, "None, a Draft, or its tokens as a tensor, array or list, got int"),
-    "a string": ("ab", TypeError, "None, a Draft, or its tokens as a tensor, array or list, got s"),
     "tokens None": (Draft(None), TypeError, "as a tensor, array or list, got NoneType"),
-    "float tensor": (torch.ones(1, 2), TypeError, "tokens of an integer type, got torch.float32"),
     "bool tensor": (torch.ones(1, 2) > 0, TypeError, "tokens of an integer type, got torch.bool"),
     "float array": (np.ones((1, 2)), TypeError, "tokens of an integer type, got float64"),
-    "float list": ([[1, 2.0]], TypeError, r"tokens\[0\]\[1\] must be an integer, got 2.0"),
     "bool list": ([[True]], TypeError, r"tokens\[0\]\[0\] must be an integer, got True"),
     "flat list": ([1], TypeError, r"tokens\[0\] must be a sequence, got 1"),
     "float rows": ([torch.ones(2)], TypeError, r"tokens\[0\]\[0\] must be an integer, got tensor"),
-    "one dimension": (torch.tensor([1, 2]), ValueError, r"tokens \[1, 0..5\], got \[2\]"),
     "too many": (torch.ones(1, 6, dtype=int), ValueError, r"tokens \[1, 0..5\], got \[1, 6\]"),
     "long list": ([[1] * 6], ValueError, r"tokens \[1, 0..5\], got \[1, 6\]"),
     "two lists": ([[1], [1]], ValueError, r"tokens \[1, 0..5\], got 2 lists"),
@@ -177,24 +173,21 @@ WRONG = {  # what propose returns for one sequence and gamma = 5, and the messag
         TypeError,
         "distribution that is None or a SampledDraft, got Tensor",
     ),
-    "lists in a distribution": (
-        Draft([[1, 2]], ROWS._replace(threshold=[[0.0, 0.0]])),
-        TypeError,
-        "distribution.threshold as floats, got list",
-    ),
-    "integers in a distribution": (
-        Draft([[1, 2]], ROWS._replace(logits=torch.zeros(1, 2, 67, dtype=int))),
+    "lists as thresholds": (rows(threshold=[[0.0]]), TypeError, "threshold as floats, got list"),
+    "integer logits": (
+        rows(logits=torch.zeros(1, 2, 67, dtype=int)),
         TypeError,
         "distribution.logits as floats, got torch.int64",
     ),
-    "device of a distribution": (
-        Draft([[1, 2]], ROWS._replace(logsumexp=torch.zeros(1, 2, device="meta"))),
+    "sums elsewhere": (
+        rows(logsumexp=torch.zeros(1, 2, device="meta")),
         ValueError,
         "distribution.logsumexp on the target's device cpu, got meta",
     ),
 }
 
 
+@pytest.mark.covering(test=1)
 @TREES
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_draft_is_refused_with_the_name_of_the_drafter(case, tree):
@@ -205,14 +198,11 @@ def test_a_wrong_draft_is_refused_with_the_name_of_the_drafter(case, tree):
 
 NAN = torch.full((3, 2, 67), torch.nan)
 NOTED = {  # what propose returns for RAGGED, and the note
-    "ids too large": ([[1, 67]] * 3, "drafted ids outside the vocabulary"),
     "huge ids": ([[10**30, 1]] * 3, "drafted ids outside the vocabulary"),
     "negative ids": ([[-7, 2]] * 3, "drafted ids outside the vocabulary"),
-    "negative ids later": ([[2, -2]] * 3, "drafted ids outside the vocabulary"),
     "negative counts": (Draft([[1, 2]] * 3, counts=[-1, 2, 2]), "counts outside [0, gamma]"),
     "large counts": (Draft([[1, 2]] * 3, counts=[2, 3, 2]), "counts outside [0, gamma]"),
     "misshapen counts": (Draft([[1, 2]] * 3, counts=[2, 2]), "counts that are not [B]"),
-    "one count": (Draft([[1, 2]] * 3, counts=2), "counts that are not [B]"),
     "misshapen distribution": (
         Draft([[1, 2]] * 3, SampledDraft(NAN[:, :1], NAN[:, :1, 0], NAN[:, :1, 0], 1.0)),
         "gave a distribution that is not [B, gamma, V]",
@@ -221,6 +211,7 @@ NOTED = {  # what propose returns for RAGGED, and the note
 SAME_TEXT = {None: "match", TrieTree(depth=5): "target_only"}  # rules that ignore the drafts
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("tree", SAME_TEXT, ids=["chain", "trie"])
 @pytest.mark.parametrize("case", NOTED)
 def test_a_draft_that_cannot_be_accepted_leaves_a_note(case, tree):
@@ -320,7 +311,7 @@ def test_a_drafter_in_use_is_refused_and_free_again_afterwards(tree):
         assert got.sequences.tolist() == [text[: 9 + 8] for text in expected]
 
     first = decoder.stream(model, **inputs, **kwargs)
-    works()  # the first stream has not begun
+    works()  # the stream has not begun
     next(first)
     refused()
     with pytest.raises(RuntimeError, match="got a PromptLookupDrafter that another call is using"):
@@ -333,11 +324,9 @@ def test_a_drafter_in_use_is_refused_and_free_again_afterwards(tree):
     del abandoned
     gc.collect()
     works()
-    finished = decoder.stream(model, **inputs, **kwargs)
-    assert len(list(finished)) > 1
-    works()
 
 
+@pytest.mark.covering(test=1)
 @TREES
 @pytest.mark.parametrize("method", ["start", "propose", "commit"])
 def test_an_exception_frees_the_drafter(method, tree):
@@ -376,8 +365,7 @@ def test_an_object_listed_twice_is_refused():
     assert raised.tb is not None
 
 
-@TREES
-def test_of_two_threads_one_gets_the_drafter(tree):
+def test_of_two_threads_one_gets_the_drafter():
     model, inputs, expected = plain_text((9,))
     inside, go_on = threading.Event(), threading.Event()
 
@@ -386,14 +374,12 @@ def test_of_two_threads_one_gets_the_drafter(tree):
         assert go_on.wait(60)
 
     drafter, texts = Proposes(wait), []
-    thread = threading.Thread(
-        target=lambda: texts.append(run(model, inputs, drafter=drafter, tree=tree))
-    )
+    thread = threading.Thread(target=lambda: texts.append(run(model, inputs, drafter=drafter)))
     thread.start()
     try:
         assert inside.wait(60)
         with pytest.raises(RuntimeError, match="one call at a time, got a Proposes"):
-            run(model, inputs, drafter=drafter, tree=tree)
+            run(model, inputs, drafter=drafter)
     finally:
         go_on.set()
         thread.join()

@@ -40,68 +40,45 @@ def call(drafter, **kwargs):
     )  # fmt: skip
 
 
+def tree_of(tokens=TOKENS, parents=PARENTS, **more):
+    return TreeDraft(tokens, parents, 2, **more)
+
+
+DOUBLE = tree_of(
+    TOKENS[:, :2], PARENTS[:, :2], distribution=ROWS._replace(logits=ROWS.logits.double())
+)
 WRONG = {
     "a list": ([[1]], TypeError, "None or a TreeDraft, got list"),
-    "float tokens": (TreeDraft(TOKENS * 1.0, PARENTS, 2), TypeError, "tokens as a tensor of in"),
-    "flat tokens": (TreeDraft(TOKENS[0], PARENTS, 2), ValueError, r"tokens \[1, N\], got \[3\]"),
-    "a tree too many": (
-        TreeDraft(TOKENS.repeat(2, 1), PARENTS, 2),
-        ValueError,
-        r"tokens \[1, N\], got \[2, 3\]",
-    ),
-    "parents as a list": (
-        TreeDraft(TOKENS, [[-1, -1, 0]], 2),
+    "float tokens": (tree_of(TOKENS * 1.0), TypeError, "tokens as a tensor of integers, got to"),
+    "flat tokens": (tree_of(TOKENS[0]), ValueError, r"tokens \[1, N\], got \[3\]"),
+    "listed parents": (
+        tree_of(parents=[[-1, -1, 0]]),
         TypeError,
-        "parents as a tensor of integers, got list",
+        "parents as a tensor of integers",
     ),
-    "too few parents": (
-        TreeDraft(TOKENS, PARENTS[:, :2], 2),
-        ValueError,
-        r"parents \[1, 3\], got \[1, 2\]",
-    ),
-    "parents on another device": (
-        TreeDraft(TOKENS, PARENTS.to("meta"), 2),
+    "few parents": (tree_of(parents=PARENTS[:, :2]), ValueError, r"parents \[1, 3\], got \[1, 2"),
+    "parents elsewhere": (
+        tree_of(parents=PARENTS.to("meta")),
         ValueError,
         "parents on the host or on the target's device cpu, got meta",
     ),
-    "integer scores": (
-        TreeDraft(TOKENS, PARENTS, 2, scores=TOKENS),
-        TypeError,
-        "scores as a tensor of floats, got torch.int64",
-    ),
+    "integer scores": (tree_of(scores=TOKENS), TypeError, "scores as a tensor of floats, got torc"),
     "misshapen draft_rows": (
-        TreeDraft(TOKENS, PARENTS, 2, ROWS, torch.zeros(1, 2, dtype=torch.int32)),
+        tree_of(distribution=ROWS, draft_rows=torch.zeros(1, 2, dtype=torch.int32)),
         ValueError,
         r"draft_rows \[1, 3\], got \[1, 2\]",
     ),
-    "float carried": (
-        TreeDraft(TOKENS, PARENTS, 2, carried=torch.zeros(1, 2)),
-        TypeError,
-        "carried as a tensor of integers, got torch.float32",
-    ),
-    "lists in a distribution": (
-        TreeDraft(TOKENS, PARENTS, 2, ROWS._replace(logits=[[0.0]]), torch.zeros_like(TOKENS)),
-        TypeError,
-        "distribution.logits as floats, got list",
-    ),
-    "float64 logits": (
-        TreeDraft(TOKENS[:, :2], PARENTS[:, :2], 1, ROWS._replace(logits=ROWS.logits.double())),
-        TypeError,
-        "distribution.logits of at most 32 bits, got float64",
-    ),
-    "flat carried": (
-        TreeDraft(TOKENS, PARENTS, 2, carried=TOKENS[0]),
-        ValueError,
-        r"carried \[1, E\], got \[3\]",
-    ),
+    "float carried": (tree_of(carried=torch.zeros(1, 2)), TypeError, "carried as a tensor of inte"),
+    "float64 logits": (DOUBLE, TypeError, "distribution.logits of at most 32 bits, got float64"),
     "a tensor as distribution": (
-        TreeDraft(TOKENS, PARENTS, 2, torch.zeros(1, 3, VOCAB)),
+        tree_of(distribution=torch.zeros(1, 3, VOCAB)),
         TypeError,
         "distribution that is None or a SampledDraft, got Tensor",
     ),
 }
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_tree_is_refused_with_the_name_of_the_drafter(case, merged):

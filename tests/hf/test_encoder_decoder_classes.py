@@ -38,6 +38,7 @@ def outcomes(name, lengths):
 
 
 @pytest.mark.slow
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("lengths", [LENGTHS[:1], LENGTHS], ids=str)
 @pytest.mark.parametrize("name", WITH_DRAFTS)
 def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, lengths):

@@ -85,6 +85,7 @@ def shortened(cache):
     cache._roll_back = roll_back
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("fault", [shifted, shortened])
 @pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
 @pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)

@@ -1,28 +1,32 @@
 """One table: every drafter leaves greedy text as it is, and sampled text in its distribution."""
 
+import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
 
 import pytest
-from specdec_hf import Drafter, TreeDrafter, TrieTree, drafters
+from specdec_hf import Drafter, TreeDrafter, TrieTree, drafters, generate
+from specdec_hf.drafters.context import reads_draft
 from specdec_hf.drafters.registry import DRAFTERS
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.drafters.trees.trie import TrieDrafter
 from support import drafter_cases, hf_models
 from support.drafter_proof import (
+    BATCHES,
+    VOCAB,
     assert_greedy_identical,
     assert_independent_of_batch,
     joint_p_value,
     target,
+    with_twin,
     with_wrong_distribution,
 )
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 
 ELSEWHERE = {"RemoteDrafter": "test_remote_drafter.py, which starts another process"}
-# The distribution of their drafts cannot be wrong: no rule for them reads it.
-WITHOUT_DISTRIBUTION = {"merged trees"}
 
 
 def resolved(name, model, folder):
@@ -48,41 +52,98 @@ def test_every_class_of_drafters_is_in_the_table(tmp_path):
     assert missing == set(ELSEWHERE)
 
 
+def test_every_case_is_proved_by_what_its_rule_reads(tmp_path):
+    drawn, one_hot = set(), set()
+    for name in drafter_cases.ALL:
+        drafter = resolved(name, hf_models.tiny("llama"), tmp_path)
+        if isinstance(drafter, Drafter):
+            (drawn if drafter.draws else one_hot).add(name)
+        elif reads_draft(drafter.rules[0]):
+            drawn.add(name)
+    assert drawn == {*drafter_cases.DRAWN, *drafter_cases.DRAWN_ALIKE}
+    assert one_hot == {*drafter_cases.DETERMINISTIC}
+
+
+@functools.cache
+def of_seven_tokens():
+    """So few that every drafter is right at times."""
+    return hf_models.build("llama", vocab_size=7)
+
+
 @pytest.mark.parametrize("name", drafter_cases.ALL)
 def test_greedy_text_is_that_of_plain_generation(name, tmp_path):
     """For one sequence, and for a ragged batch of three."""
-    model = hf_models.build("llama", vocab_size=7)  # so few that every drafter is right at times
+    made = drafter_cases.make(name, of_seven_tokens(), tmp_path)
     stats = assert_greedy_identical(
-        lambda: drafter_cases.make(name, model, tmp_path).pop("drafter"), model,
-        tree=drafter_cases.make(name, model, tmp_path).get("tree"),
-    )  # fmt: skip
+        lambda: made["drafter"], of_seven_tokens(), tree=made.get("tree")
+    )
     assert 0 < stats.accepted < stats.drafted
 
 
-@pytest.mark.parametrize("rule", ["auto", "match"])
 @pytest.mark.parametrize("name", drafter_cases.ALL)
-def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rule, tmp_path):
+def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, tmp_path):
     model, _ = target()  # of so few tokens that sequences would learn from one another
     drafter = resolved(name, model, tmp_path)
-    assert_independent_of_batch(lambda: drafter, model, rule=rule, temperature=0.7)
+    assert_independent_of_batch(lambda: drafter, model, temperature=0.7)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ragged", [False, True], ids=["one prompt", "ragged"])
 @pytest.mark.parametrize("name", drafter_cases.ALL)
-def test_sampled_text_keeps_its_joint_distribution(name, ragged, tmp_path):
-    """The first four tokens, against the exact probabilities of all 256 texts.
+def test_rules_that_draw_the_targets_own_tokens_give_the_text_of_plain_sampling(name, tmp_path):
+    model, _ = target()
+    drafter = resolved(name, model, tmp_path)
+    rules = {"match": "match"}
+    if isinstance(drafter, TreeDrafter):
+        rules["target_only"] = "token"
+    for rule, plain in rules.items():
+        text, expected = (
+            generate(
+                model, **hf_models.prompts(BATCHES[-1], vocab_size=VOCAB), seed=[5, 6, 7],
+                do_sample=True, temperature=0.7, max_new_tokens=16, guard=False, **options,
+            )
+            for options in ({"drafter": drafter, "rule": rule}, {"drafter": None, "rule": plain})
+        )  # fmt: skip
+        assert text.tolist() == expected.tolist()
 
-    There are 1,000 texts a prompt or more; the negative control is rejected with 300. Faults show
-    most after the third prompt, which is taken where there is one prompt.
+
+@pytest.mark.parametrize("name", [*drafter_cases.DETERMINISTIC, "random"])
+def test_a_draft_without_a_distribution_follows_from_what_its_drafter_was_told(name, tmp_path):
+    """So it is a constant under the noise of its verification, as in the ops' exact enumeration.
+
+    "random" is the negative control.
     """
-    drafter = resolved(name, target()[0], tmp_path)
-    texts = {"texts": 3000, "ragged": True} if ragged else {"texts": 1500, "prompt": 2}
-    assert p_value(drafter, **texts) > SIGNIFICANCE
+    model, _ = target()
+    drafter = with_twin(*(resolved(name, model, tmp_path) for _ in range(2)))
+    context = pytest.raises(AssertionError) if name == "random" else contextlib.nullcontext()
+    with context:
+        generate(
+            model, **hf_models.prompts(BATCHES[-1], vocab_size=VOCAB), drafter=drafter,
+            seed=[5, 6, 7], do_sample=True, max_new_tokens=24, guard=False,
+        )  # fmt: skip
+        assert drafter.rounds > 5
+
+
+# One drafter without a distribution represents all, which differ in their drafts alone.
+MONTE_CARLO = pytest.mark.parametrize(
+    "name",
+    [
+        *drafter_cases.DRAWN,
+        "nasd",
+        *(pytest.param(name, marks=pytest.mark.full) for name in drafter_cases.DRAWN_ALIKE),
+    ],
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in drafter_cases.ALL if n not in WITHOUT_DISTRIBUTION])
+@MONTE_CARLO
+def test_sampled_text_keeps_its_joint_distribution(name, tmp_path):
+    """The first four tokens of 1,500 texts, against the exact probabilities of all 256."""
+    drafter = resolved(name, target()[0], tmp_path)
+    gamma = {"gamma": None} if isinstance(drafter, TreeDrafter) else {}
+    assert joint_p_value(drafter, "auto", texts=1500, **gamma) > SIGNIFICANCE
+
+
+@pytest.mark.slow
+@MONTE_CARLO
 def test_a_wrong_distribution_is_rejected(name, tmp_path):
     """Negative control of every case above, with fewer texts."""
     model, _ = target()
@@ -93,24 +154,5 @@ def test_a_wrong_distribution_is_rejected(name, tmp_path):
         wrong = TrieDrafter(parts, layout)
     else:
         wrong = with_wrong_distribution(resolve_drafter(made, layout, model))
-    assert p_value(wrong, texts=900, ragged=True) < SIGNIFICANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
-def test_sampled_text_of_one_sequence_a_call_keeps_its_joint_distribution(wrong, tmp_path):
-    """Sequences alone go without a mask where it hides nothing.
-
-    ``wrong`` is the negative control, which half the texts reject after the second prompt.
-    """
-    drafter = resolved("early_exit", target()[0], tmp_path)
-    if wrong:
-        drafter = with_wrong_distribution(drafter)
-    texts = 150 if wrong else 300
-    p_value = joint_p_value(drafter, "auto", texts=texts, prompt=1, alone=True)
-    assert (p_value < SIGNIFICANCE) == wrong
-
-
-def p_value(drafter, **texts):
-    gamma = {"gamma": None} if isinstance(drafter, TreeDrafter) else {}
-    return joint_p_value(drafter, "auto", **texts, **gamma)
+    gamma = {"gamma": None} if isinstance(wrong, TreeDrafter) else {}
+    assert joint_p_value(wrong, "auto", texts=600, **gamma) < SIGNIFICANCE

@@ -100,13 +100,19 @@ def stored(kind, path, fingerprint):
     return f"{kind}:{path}"
 
 
-@pytest.mark.parametrize("way", ["generate", "custom_generate", "stream", "merged", "cascade"])
-@pytest.mark.parametrize("kind", ["ngram", "rest", "suffix_automaton"])
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        ("generate", "suffix_automaton"),
+        ("custom_generate", "rest"),
+        ("stream", "ngram"),
+        ("merged", "rest"),
+        ("cascade", "ngram"),
+    ],
+)
 def test_generate_checks_stored_ids_with_the_tokenizer_that_it_is_given(kind, way, tmp_path):
     model = hf_models.build("llama", vocab_size=END + 1)
     inputs = {**hf_models.prompts((5,)), "max_new_tokens": 4, "do_sample": False}
-    if way == "cascade" and kind != "ngram":
-        pytest.skip("these drafters do not roll back")
 
     def call(drafter, tokenizer):
         given = {} if tokenizer is None else {"tokenizer": tokenizer}

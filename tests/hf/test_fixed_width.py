@@ -2,13 +2,18 @@
 
 import pytest
 import torch
-from specdec_hf import EagleTree, generate
+from specdec_hf import EagleTree
 from specdec_hf.cache import fixed_width, spec_cache
+from specdec_hf.cache.hidden_states import keep_hidden_states, take_hidden_states
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.widths import BUCKETS, Widths, padded
-from support.hf_models import build, one_thread, prompts, with_noise  # noqa: F401  # autouse here
-
-NEW = 24
+from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+    build,
+    decode,
+    one_thread,
+    prompts,
+    with_noise,
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +26,7 @@ def drafter(model):
     return with_noise(model, 0.05)
 
 
-def decode(model, lengths, **settings):
-    settings = {
-        "max_new_tokens": NEW,
-        "do_sample": False,
-        "guard": False,
-        "drafter": None,
-    } | settings
-    return generate(model, **prompts(lengths), return_dict_in_generate=True, **settings)
-
-
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("lengths", [(9,), (5, 9, 12)], ids=["alone", "ragged"])
 @pytest.mark.parametrize("width", [3, 8, 16])
 def test_the_text_is_that_without_speculation(model, drafter, lengths, width):
@@ -60,7 +56,7 @@ def test_the_comparison_of_ragged_texts_finds_rows_of_other_widths(
 ):
     """Negative control. Alone, the first row shows nothing of it."""
     monkeypatch.setattr(spec_cache, "run_model", rounded_by_own_width(spec_cache.run_model))
-    settings = {"fixed_width": 8, "self_check": False}
+    settings = {"fixed_width": 8, "self_check": False, "max_new_tokens": 24}
     plain = decode(model, lengths, **settings)
     fast = decode(model, lengths, drafter=drafter, num_assistant_tokens=5, **settings)
     assert torch.equal(fast.sequences, plain.sequences) == equal
@@ -84,7 +80,7 @@ def test_every_forward_has_the_width(model, drafter, monkeypatch):
     decode(model, (30, 9), fixed_width=8)  # the check of the width has run
     monkeypatch.setattr(spec_cache, "run_model", spy)
     decode(model, (30, 9), fixed_width=8)
-    assert len(seen) >= NEW + 30 // 8
+    assert len(seen) >= 12 + 30 // 8
     assert set(seen) == {(8, 8)}
 
 
@@ -113,15 +109,19 @@ def test_rows_of_padding_are_dropped_and_forgotten():
     narrow, wide = SpecCache(model, 1, 32), SpecCache(model, 1, 32)
     wide.widths = Widths(8)
     with torch.inference_mode():
-        wanted = narrow.forward(ids[:, :5], narrow.lengths, 5)
-        got = wide.forward(ids[:, :5], wide.lengths, 5)
-        assert wide.lengths.tolist() == [5]
-        assert got.shape == wanted.shape
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-        again = wide.forward(ids[:, 5:], wide.lengths, 4)
-        torch.testing.assert_close(
-            again, narrow.forward(ids[:, 5:], narrow.lengths, 4), rtol=1e-4, atol=1e-4
-        )
+        for begin, end in ((0, 5), (5, 9)):
+            for cache in (wide, narrow):
+                keep_hidden_states(cache, {1})
+            got, wanted = (
+                cache.forward(ids[:, begin:end], cache.lengths, end - begin)
+                for cache in (wide, narrow)
+            )
+            assert wide.lengths.tolist() == [end]
+            assert got.shape == wanted.shape
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+            states = [take_hidden_states(cache)[1] for cache in (wide, narrow)]
+            assert states[0].shape[1] == end - begin
+            torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
 
 
 class Uneven(Widths):

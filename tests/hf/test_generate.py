@@ -19,40 +19,41 @@ def run(model, inputs, **kwargs):
     return generate(model, **inputs, return_dict_in_generate=True, **kwargs)
 
 
+@pytest.mark.parametrize("gamma", [1, 4])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model", "none"])
 @pytest.mark.parametrize(
     ("lengths", "cache"), [((9,), "spec"), ((9,), "dynamic"), (RAGGED, "spec")], ids=str
 )
 @pytest.mark.parametrize("name", hf_models.NAMES)
-def test_greedy_equals_model_generate(name, lengths, cache, drafter):
+def test_greedy_equals_model_generate(name, lengths, cache, drafter, gamma):
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     proposer = None if drafter == "none" else hf_models.drafter_for(name, drafter)
-    for gamma in (1, 4):
-        got = run(model, inputs, drafter=proposer, gamma=gamma, cache=cache)
-        torch.testing.assert_close(got.sequences, expected, rtol=0, atol=0)
-        if drafter == "model":
-            assert got.stats.accepted > 0, "a drafter that is never right proves little"
+    got = run(model, inputs, drafter=proposer, gamma=gamma, cache=cache)
+    torch.testing.assert_close(got.sequences, expected, rtol=0, atol=0)
+    if drafter == "model":
+        assert got.stats.accepted > 0, "a drafter that is never right proves little"
 
 
+@pytest.mark.parametrize("gamma", [1, 4])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 @pytest.mark.parametrize(
     ("lengths", "cache"), [((9,), "spec"), ((9,), "dynamic"), (RAGGED, "spec")], ids=str
 )
 @pytest.mark.parametrize("name", hf_models.NAMES)
-def test_match_equals_plain_sampling(name, lengths, cache, drafter):
+def test_match_equals_plain_sampling(name, lengths, cache, drafter, gamma):
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
     plain = run(model, inputs, rule="match", **SAMPLED)
-    for gamma in (1, 4):
-        got = run(
-            model, inputs, drafter=hf_models.drafter_for(name, drafter), gamma=gamma, cache=cache,
-            rule="match", **SAMPLED,
-        )  # fmt: skip
-        torch.testing.assert_close(got.sequences, plain.sequences, rtol=0, atol=0)
-        torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
+    got = run(
+        model, inputs, drafter=hf_models.drafter_for(name, drafter), gamma=gamma, cache=cache,
+        rule="match", **SAMPLED,
+    )  # fmt: skip
+    torch.testing.assert_close(got.sequences, plain.sequences, rtol=0, atol=0)
+    torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 def test_a_sequence_does_not_depend_on_its_batch(drafter, rule):
@@ -61,16 +62,6 @@ def test_a_sequence_does_not_depend_on_its_batch(drafter, rule):
         lambda: hf_models.drafter_for("llama", drafter), hf_models.tiny("llama"), NEW, drafts=False,
         **kwargs,
     )  # fmt: skip
-
-
-def test_equal_prompts_with_equal_seeds_give_equal_text():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
-    inputs["input_ids"][1] = inputs["input_ids"][0]
-    same = run(model, inputs, **{**SAMPLED, "seed": [5, 5]}).sequences
-    assert same[0].tolist() == same[1].tolist()
-    other = run(model, inputs, **{**SAMPLED, "seed": [5, 6]}).sequences
-    assert other[0].tolist() == same[0].tolist()
-    assert other[1].tolist() != same[1].tolist()
 
 
 def test_sampling_parameters_per_sequence():
@@ -102,6 +93,7 @@ def test_max_new_tokens_is_exact(new_tokens):
     assert by_length.sequences.tolist() == expected.tolist()
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
 def test_end_of_sequence_inside_a_draft_ends_the_text(lengths, drafter):
@@ -146,6 +138,7 @@ def test_custom_stopping_criteria_see_every_prefix_once(cache):
     assert got.stats.sequences[0].stop_reason == "criteria"
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("eos", [None, 0])
 @pytest.mark.parametrize("tree", [None, (2, 1)])
 def test_a_sequence_that_a_criterion_ended_goes_on_with_padding(tree, eos):
@@ -173,7 +166,8 @@ def test_a_sequence_that_a_criterion_ended_goes_on_with_padding(tree, eos):
 def test_the_context_ends_generation(name):
     model = hf_models.build(name, context=32)
     inputs = hf_models.prompts((20, 26))
-    got = run(model, inputs, drafter="prompt_lookup", max_new_tokens=50, gamma=6)
+    drafter = hf_models.with_noise(model, 0.1)
+    got = run(model, inputs, drafter=drafter, max_new_tokens=50, gamma=6)
     assert [one.new_tokens for one in got.stats.sequences] == [12, 6]
     assert {one.stop_reason for one in got.stats.sequences} == {"context"}
     assert "stopped at the model's context length" in got.stats.notes

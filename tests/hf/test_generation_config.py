@@ -14,6 +14,14 @@ from transformers import DynamicCache, GenerationConfig
 PAGE = Path(__file__).parents[2] / "docs" / "generation-config.md"
 REFUSED = {**unsupported.UNSUPPORTED, **unsupported.UNSUPPORTED_SAMPLING}
 NEW = {"max_new_tokens": 16, "do_sample": False}
+entries = pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+
+
+def decode(entry, model, arguments, **options):
+    """The output of `generate`, or of ``model.generate`` with a decoder."""
+    if entry == "generate":
+        return generate(model, **arguments, **options)
+    return model.generate(**arguments, custom_generate=SpeculativeDecoder(**options))
 
 
 def test_every_field_of_the_installed_transformers_is_in_one_table():
@@ -60,7 +68,7 @@ def test_a_field_that_no_table_knows_is_refused(monkeypatch):
         generate(hf_models.tiny("llama"), **inputs, min_p=0.2, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@entries
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -71,47 +79,39 @@ def test_a_field_that_no_table_knows_is_refused(monkeypatch):
 def test_a_value_of_the_models_own_config_is_named_as_such(field, value, message, entry):
     model, inputs = hf_models.build("llama"), hf_models.prompts((5,))
     setattr(model.generation_config, field, value)
-    settings = {"max_new_tokens": 2}
-    if entry == "custom_generate":
-        settings["custom_generate"] = SpeculativeDecoder()
-    call = model.generate if entry == "custom_generate" else generate
-    args = () if entry == "custom_generate" else (model,)
+    arguments = {**inputs, "max_new_tokens": 2}
     with pytest.raises(ValueError) as raised:
-        call(*args, **inputs, **settings)
+        decode(entry, model, arguments)
     assert message in str(raised.value)
     assert "(from model.generation_config)" in str(raised.value)
     if field == "penalty_alpha":
         with pytest.raises(ValueError, match=r"penalty_alpha=0.5 is not supported$"):
-            call(*args, **inputs, **settings, penalty_alpha=0.5)
+            decode(entry, model, {**arguments, "penalty_alpha": 0.5})
     model.generation_config = GenerationConfig()
     model.generation_config.top_p = 2.0
     with pytest.raises(ValueError, match=r"got 2.0 \(from model.generation_config\)$"):
         generate(model, **inputs, max_new_tokens=2, do_sample=True)
 
 
-@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@entries
 def test_arguments_of_assisted_generation_choose_the_drafter(entry):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     expected = model.generate(**inputs, **NEW)
 
-    def decode(drafter=None, **arguments):
+    def stats_of(drafter=None, **arguments):
         arguments |= {**inputs, **NEW, "return_dict_in_generate": True}
-        if entry == "generate":
-            out = generate(model, drafter=drafter, guard=False, **arguments)
-        else:
-            decoder = SpeculativeDecoder(drafter, guard=False)
-            out = model.generate(**arguments, custom_generate=decoder)
+        out = decode(entry, model, arguments, drafter=drafter, guard=False)
         assert out.sequences.equal(expected)
         return out.stats
 
-    assert decode(assistant_model=hf_models.perturbed("llama")).drafter == "model"
-    lookup = decode(prompt_lookup_num_tokens=3, max_matching_ngram_size=1)
+    assert stats_of(assistant_model=hf_models.perturbed("llama")).drafter == "model"
+    lookup = stats_of(prompt_lookup_num_tokens=3, max_matching_ngram_size=1)
     assert lookup.drafter == "prompt_lookup"
     assert lookup.drafted > 0
     # Endings of one token have other matches than the longer ones of the default.
-    assert lookup.drafted != decode(prompt_lookup_num_tokens=3).drafted
+    assert lookup.drafted != stats_of(prompt_lookup_num_tokens=3).drafted
     drafted = [
-        decode(
+        stats_of(
             hf_models.perturbed("llama"),
             generation_config=GenerationConfig(num_assistant_tokens=number, **NEW),
         ).drafted
@@ -119,38 +119,19 @@ def test_arguments_of_assisted_generation_choose_the_drafter(entry):
     ]
     assert drafted[0] < drafted[1]
     with pytest.raises(ValueError, match="drafter and assistant_model must not both be given"):
-        decode("prompt_lookup", assistant_model=model)
+        stats_of("prompt_lookup", assistant_model=model)
 
 
-def test_a_streamer_of_model_generate_is_used():
-    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts((9,))
-    theirs, mine = Recorder(), Recorder()
-    model.generate(**inputs, **NEW, streamer=theirs)
-    decoder = SpeculativeDecoder(hf_models.perturbed("gemma2"))
-    model.generate(**inputs, **NEW, streamer=mine, custom_generate=decoder)
-    assert mine.calls == theirs.calls
+def test_a_streamer_is_given_once_and_for_one_sequence():
+    model, mine = hf_models.tiny("llama"), Recorder()
     both = SpeculativeDecoder(streamer=Recorder())
     with pytest.raises(ValueError, match=r"streamer must be given to .* got both"):
-        model.generate(**inputs, **NEW, streamer=mine, custom_generate=both)
-    two = hf_models.prompts((9, 5))
+        model.generate(**hf_models.prompts((9,)), **NEW, streamer=mine, custom_generate=both)
+    one = SpeculativeDecoder()
     with pytest.raises(ValueError, match="streamer needs batch size 1, got 2"):
-        model.generate(**two, **NEW, streamer=mine, custom_generate=decoder)
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize(
-    "name", ["negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"]
-)
-def test_what_model_generate_keeps_is_refused_by_a_decoder(name, wrapped):
-    inputs, decoder = hf_models.prompts((9,)), SpeculativeDecoder()
-    value = True if name == "synced_gpus" else inputs["attention_mask"]
-
-    def around(*args, **kwargs):
-        return decoder(*args, **kwargs)
-
-    custom = around if wrapped else decoder
-    with pytest.raises(ValueError, match=f"{name} is not supported"):
-        hf_models.tiny("llama").generate(**inputs, **NEW, **{name: value}, custom_generate=custom)
+        model.generate(**hf_models.prompts((9, 5)), **NEW, streamer=mine, custom_generate=one)
+    with pytest.raises(ValueError, match="streamer must be None with stream"):
+        list(both.stream(model, **hf_models.prompts((9,)), **NEW))
 
 
 @pytest.mark.parametrize("outer", ["plain", "another model", "another decoder"])
@@ -180,12 +161,6 @@ def test_a_decoder_reads_only_the_generate_that_called_it(outer):
     assert len(called) == 1
     if runs is model:
         assert mine.calls == theirs.calls
-
-
-def test_a_stream_refuses_the_streamer_of_its_decoder():
-    decoder = SpeculativeDecoder(streamer=Recorder())
-    with pytest.raises(ValueError, match="streamer must be None with stream"):
-        list(decoder.stream(hf_models.tiny("llama"), **hf_models.prompts((9,)), **NEW))
 
 
 BY_SEQUENCE = {
@@ -221,7 +196,7 @@ def test_processors_of_the_prompt_serve_all_sequences_of_a_prompt():
         assert not set(row[12:]) & set(inputs["input_ids"][b // 2].tolist())
 
 
-@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@entries
 @pytest.mark.parametrize("where", ["call", "config", "model"])
 def test_the_growing_cache_of_plain_generation_may_be_asked_for(where, entry):
     model, inputs, settings = hf_models.build("llama"), hf_models.prompts((9, 4)), NEW
@@ -233,13 +208,7 @@ def test_the_growing_cache_of_plain_generation_may_be_asked_for(where, entry):
         settings = {"generation_config": config}
     else:
         model.generation_config.cache_implementation = "dynamic"
-    if entry == "generate":
-        out = generate(model, **inputs, **settings, return_dict_in_generate=True)
-    else:
-        decoder = SpeculativeDecoder()
-        out = model.generate(
-            **inputs, **settings, return_dict_in_generate=True, custom_generate=decoder
-        )
+    out = decode(entry, model, {**inputs, **settings, "return_dict_in_generate": True})
     assert torch.equal(out.sequences, expected)
     assert out.stats.cache == "spec"
     assert type(out.past_key_values) is DynamicCache
@@ -248,7 +217,7 @@ def test_the_growing_cache_of_plain_generation_may_be_asked_for(where, entry):
             generate(model, **inputs, **NEW, cache_implementation=name)
 
 
-@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@entries
 @pytest.mark.parametrize("mask", [[[1] * 6], [[1, 1, 0, 1, 1, 0]]])
 def test_a_model_whose_own_config_switches_the_cache_off_runs_with_a_note(mask, entry):
     model = hf_models.build("gpt2")
@@ -256,10 +225,7 @@ def test_a_model_whose_own_config_switches_the_cache_off_runs_with_a_note(mask, 
     made = {"input_ids": torch.ones(1, 6).long() * 7, "attention_mask": torch.tensor(mask)}
     settings = {**NEW, "return_dict_in_generate": True}
     expected = model.generate(**made, **settings).sequences
-    if entry == "generate":
-        out = generate(model, **made, **settings, drafter=None)
-    else:
-        out = model.generate(**made, **settings, custom_generate=SpeculativeDecoder(None))
+    out = decode(entry, model, {**made, **settings}, drafter=None)
     assert out.sequences.equal(expected)
     assert any(note.startswith("use_cache=False (from model") for note in out.stats.notes)
     with pytest.raises(ValueError, match=r"use_cache=False is not supported$"):

@@ -6,8 +6,7 @@ import copy
 
 import pytest
 import torch
-from specdec_hf import generate
-from specdec_hf.compiled import attention, layers
+from specdec_hf.compiled import attention
 from specdec_hf.compiled import forward as compiled
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -69,54 +68,41 @@ def test_what_it_does_not_serve_goes_to_transformers(other):
     assert torch.equal(got, own)
 
 
-@pytest.mark.slow
-def test_grouped_heads_of_a_twin_alone_attend_so(monkeypatch):
-    """The tests of compiled models cover traced layers: the heads of these models are grouped."""
+@pytest.fixture
+def layer():
+    return hf_models.build("llama").model.layers[0].self_attn
+
+
+def test_grouped_heads_of_a_twin_alone_attend_so(layer):
+    module, config = copy.copy(layer), layer.config
+    attention.share_reads(module)
+    assert module.config._attn_implementation == attention.NAME
+    assert layer.config is config
+    assert config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("other", ["ungrouped", "eager", "own functions"])
+def test_other_heads_attend_as_before(other, layer, monkeypatch):
+    config = layer.config
+    if other == "ungrouped":
+        layer.num_key_value_groups = 1
+    elif other == "eager":
+        config._attn_implementation_internal = "eager"
+    else:
+        monkeypatch.setitem(attention.AttentionInterface._global_mapping, "sdpa", print)
+    attention.share_reads(layer)
+    assert layer.config is config
+
+
+def test_a_compiled_forward_attends_so(monkeypatch):
     run_layers_as_they_are(monkeypatch)
-    model = hf_models.build("llama")
-    swapped, share = [], layers.share_reads
+    attended, attend = [], attention.attend
 
-    def spied(module):
-        share(module)
-        if hasattr(module, "num_key_value_groups"):
-            swapped.append(module.config._attn_implementation)
+    def spied(*args, **kwargs):
+        attended.append(args)
+        return attend(*args, **kwargs)
 
-    monkeypatch.setattr(layers, "share_reads", spied)
-    settings = {"max_new_tokens": 8, "do_sample": False}
-    plain = model.generate(**hf_models.prompts((9,)), **settings)
-    settings |= {"drafter": "prompt_lookup", "compile": True, "return_dict_in_generate": True}
-    out = generate(model, **hf_models.prompts((9,)), **settings)
-    assert torch.equal(out.sequences, plain)
-    assert out.stats.compiled.eager == ""
-    assert swapped == [attention.NAME] * model.config.num_hidden_layers
-    assert model.config._attn_implementation == "sdpa"
-    layer = model.model.layers[0].self_attn
-    assert layer.config is model.config
-
-    for change in ("ungrouped", "eager", "own functions"):
-        module = copy.copy(layer)
-        config = module.config = copy.copy(module.config)
-        if change == "ungrouped":
-            module.num_key_value_groups = 1
-        elif change == "eager":
-            config._attn_implementation_internal = "eager"
-        else:
-            monkeypatch.setitem(attention.AttentionInterface._global_mapping, "sdpa", print)
-        attention.share_reads(module)
-        assert module.config is config
-
-
-@pytest.mark.slow
-def test_a_wrong_order_of_heads_is_found_by_the_self_check(monkeypatch):
-    """Negative control."""
-    run_layers_as_they_are(monkeypatch)
-    model, attend = hf_models.build("llama"), attention.attend
-
-    def wrong(*args, **kwargs):
-        return attend(*args, **kwargs)[0].flip(2), None
-
-    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, wrong)
-    settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
-    with pytest.warns(UserWarning, match="its logits differ from the model's own"):
-        out = generate(model, **hf_models.prompts((9,)), **settings, drafter=None, compile=True)
-    assert "its logits differ" in out.stats.compiled.eager
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, spied)
+    fast = hf_models.decode(hf_models.build("llama"), compile=True)
+    assert fast.stats.compiled.eager == ""
+    assert attended

@@ -4,7 +4,6 @@ import gc
 
 import pytest
 import torch
-from specdec_hf import generate
 from specdec_hf.compiled import forward, packed_linear
 from specdec_hf.compiled.call import CompileStats
 from specdec_hf.compiled.packed_linear import PackedLinear
@@ -15,7 +14,7 @@ from specdec_hf.heads.cache import HeadCache
 from specdec_hf.heads.step import Eagle3Step
 from support import hf_models
 from support.heads import head_for
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +28,7 @@ def traced_only(monkeypatch):
 
 @pytest.fixture(scope="module")
 def target():
-    return hf_models.build("llama", layers=4)
+    return hf_models.build("llama", vocab_size=11)
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +36,30 @@ def head(target):
     return head_for(target).requires_grad_(False)
 
 
-def decode(target, drafter, lengths=(9,), **settings):
-    settings = {"max_new_tokens": 12, "do_sample": False, "guard": False, "seed": 0, **settings}
-    inputs = hf_models.prompts(lengths)
-    return generate(target, **inputs, drafter=drafter, return_dict_in_generate=True, **settings)
-
-
 def only_the_head(monkeypatch):
     """Let the target's forwards run eagerly, whose graphs other tests are about."""
     monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
 
 
-@pytest.mark.slow
-def test_drafts_are_those_of_eager_steps_in_two_graphs_a_call(target, head, monkeypatch):
-    """Also of a drafter that is made anew, of one of chains, and at the end of the context."""
+@pytest.mark.parametrize(
+    ("kind", "lengths", "graphs"),
+    [
+        (Eagle3Drafter, (236,), 2),  # at the end of the context
+        pytest.param(Eagle3ChainDrafter, (9,), 2, marks=pytest.mark.full),
+        pytest.param(Eagle3Drafter, (9, 4, 12), 4, marks=pytest.mark.full),
+    ],
+)
+def test_drafts_are_those_of_eager_steps_in_few_graphs(
+    kind, lengths, graphs, target, head, monkeypatch
+):
+    """Also of a drafter that is made anew, which makes no more of them."""
     only_the_head(monkeypatch)
     packed = set(packed_linear._packed)
-    calls = (
-        (Eagle3Drafter, (236,), 2), (Eagle3ChainDrafter, (9,), 2), (Eagle3Drafter, (9, 4, 12), 4),
-    )  # fmt: skip
-    for kind, lengths, graphs in calls:
-        settings = {"lengths": lengths, "max_new_tokens": 16}
-        eager = decode(target, kind(head), **settings)
+    settings = {"lengths": lengths, "max_new_tokens": 16}
+    eager = decode(target, drafter=kind(head), **settings)
+    for _ in range(2):
         before = torch.get_rng_state()
-        fast = decode(target, kind(head), compile=True, **settings)
+        fast = decode(target, drafter=kind(head), compile=True, **settings)
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(fast.sequences, eager.sequences)
         assert fast.stats.drafted == eager.stats.drafted > 0
@@ -69,8 +68,8 @@ def test_drafts_are_those_of_eager_steps_in_two_graphs_a_call(target, head, monk
         assert (drafts.eager, drafts.recompilations) == ("", 0)
         assert drafts.graphs <= graphs
         assert fast.stats.to_dict()["compiled"]["drafts"][0]["graphs"] == drafts.graphs
-        gc.collect()
-        assert set(packed_linear._packed) <= packed  # a copy of the head went with its drafter
+    gc.collect()
+    assert set(packed_linear._packed) <= packed  # a copy of the head went with its drafter
 
 
 def inputs_of(head, batch_size=2, pairs=3):
@@ -84,14 +83,9 @@ def test_all_products_of_a_step_are_packed(head):
     assert not any(type(m) is torch.nn.Linear for m in packed.modules())
     with torch.inference_mode():
         got, want = packed(**inputs_of(head)), Eagle3Step(head)(**inputs_of(head))
+        assert torch.equal(want[1], head.logits(want[0]))
     for x, y in zip(got, want, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
-
-
-def test_a_step_computes_the_logits_of_the_head(head):
-    with torch.inference_mode():
-        hidden, logits = Eagle3Step(head)(**inputs_of(head))
-        assert torch.equal(logits, head.logits(hidden))
 
 
 def test_a_step_never_sees_all_slots(head):
@@ -104,21 +98,6 @@ def eagerly(step, **inputs):
     return step(**inputs)
 
 
-def without_compiler(layer, *args, **kwargs):
-    raise RuntimeError("no C++ compiler")
-
-
-def test_a_step_that_cannot_be_compiled_is_packed(target, head, monkeypatch):
-    only_the_head(monkeypatch)
-    eager = decode(target, Eagle3Drafter(head))
-    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: without_compiler)
-    with pytest.warns(UserWarning, match="Eagle3Step runs eagerly: torch.compile raised"):
-        fast = decode(target, Eagle3Drafter(head), compile=True)
-    assert torch.equal(fast.sequences, eager.sequences)
-    assert "no C++ compiler" in fast.stats.compiled.drafts[0].eager
-    assert any("head runs eagerly" in note for note in fast.stats.notes)
-
-
 def of_other_pairs(layer, *, hidden, **inputs):
     """Negative control: a graph that reads the hidden states of other pairs."""
     return layer(hidden=hidden.flip(1), **inputs)
@@ -128,11 +107,11 @@ def test_a_wrong_graph_is_found_once_its_logits_are_compared(target, head, monke
     only_the_head(monkeypatch)
     monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: of_other_pairs)
     drafter = Eagle3Drafter(head)
-    unchecked = decode(target, drafter, compile=True, self_check=False)
+    unchecked = decode(target, drafter=drafter, compile=True, self_check=False)
     assert unchecked.stats.compiled.drafts[0].eager == ""
     with pytest.warns(UserWarning, match="Eagle3Step runs eagerly: its logits differ from the"):
-        checked = decode(target, drafter, compile=True)
-    assert torch.equal(checked.sequences, decode(target, Eagle3Drafter(head)).sequences)
+        checked = decode(target, drafter=drafter, compile=True)
+    assert torch.equal(checked.sequences, decode(target, drafter=Eagle3Drafter(head)).sequences)
 
 
 def wrong_rows(self, x):
@@ -143,17 +122,17 @@ def wrong_rows(self, x):
 @pytest.mark.parametrize("check", [True, False])
 def test_a_head_does_not_draft_on_wrong_packed_weights(check, target, head, monkeypatch):
     only_the_head(monkeypatch)
-    eager = decode(target, Eagle3Drafter(head))
+    eager = decode(target, drafter=Eagle3Drafter(head))
     monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: eagerly)
     monkeypatch.setattr(PackedLinear, "forward", wrong_rows)
     if not check:
-        fast = decode(target, Eagle3Drafter(head), compile=True, self_check=False)
+        fast = decode(target, drafter=Eagle3Drafter(head), compile=True, self_check=False)
         assert fast.stats.accepted < eager.stats.accepted  # so that the test below can fail
         return
     drafter = Eagle3Drafter(head)
     for settings in ({}, {"self_check": False}):  # what was found is kept
         with pytest.warns(UserWarning, match="eagerly: on packed weights its logits differ"):
-            fast = decode(target, drafter, compile=True, **settings)
+            fast = decode(target, drafter=drafter, compile=True, **settings)
         assert torch.equal(fast.sequences, eager.sequences)
         assert (fast.stats.drafted, fast.stats.accepted) == (
             eager.stats.drafted, eager.stats.accepted,
@@ -164,18 +143,18 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(check, target, head, monk
 def test_without_graphs_a_head_drafts_on_packed_weights_that_are_right(
     target, head, monkeypatch, check
 ):
-    eager = decode(target, Eagle3Drafter(head))
+    eager = decode(target, drafter=Eagle3Drafter(head))
     assert not any("unpacked" in note for note in eager.stats.notes)
     monkeypatch.setattr(PackedLinear, "forward", wrong_rows)
-    out = decode(target, Eagle3Drafter(head), self_check=check)
+    out = decode(target, drafter=Eagle3Drafter(head), self_check=check)
     assert any("the head drafts on unpacked weights" in note for note in out.stats.notes) == check
     assert torch.equal(out.sequences, eager.sequences)
     assert (out.stats.accepted == eager.stats.accepted) == check
 
 
-def test_what_failed_is_not_compiled_again_in_each_call(target, head, monkeypatch):
+def test_a_step_that_cannot_be_compiled_is_packed_and_not_tried_again(target, head, monkeypatch):
     only_the_head(monkeypatch)
-    tries = []
+    eager, tries = decode(target, drafter=Eagle3Drafter(head)), []
 
     def failing(layer, **inputs):
         tries.append(1)
@@ -183,9 +162,11 @@ def test_what_failed_is_not_compiled_again_in_each_call(target, head, monkeypatc
 
     monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: failing)
     drafter = Eagle3Drafter(head)
-    for _ in range(3):
-        with pytest.warns(UserWarning, match="no C.. compiler"):
-            fast = decode(target, drafter, compile=True)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="Eagle3Step runs eagerly: torch.compile raised"):
+            fast = decode(target, drafter=drafter, compile=True)
+        assert torch.equal(fast.sequences, eager.sequences)
+        assert "no C++ compiler" in fast.stats.compiled.drafts[0].eager
         assert any("head runs eagerly" in note for note in fast.stats.notes)
     assert len(tries) == 1
 
@@ -202,8 +183,8 @@ def test_a_graph_that_fails_in_a_round_hands_over_to_the_packed_step(target, hea
 
     monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: failing)
     with pytest.warns(UserWarning, match="a compiled forward raised RuntimeError: broken"):
-        fast = decode(target, Eagle3Drafter(head), compile=True)
-    eager = decode(target, Eagle3Drafter(head))
+        fast = decode(target, drafter=Eagle3Drafter(head), compile=True)
+    eager = decode(target, drafter=Eagle3Drafter(head))
     assert torch.equal(fast.sequences, eager.sequences)
     assert fast.stats.accepted == eager.stats.accepted
     assert any("RuntimeError: broken" in note for note in fast.stats.notes)
@@ -213,15 +194,15 @@ def test_a_graph_that_fails_in_a_round_hands_over_to_the_packed_step(target, hea
 def test_a_changed_weight_is_packed_again(part, monkeypatch):
     only_the_head(monkeypatch)
     monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: eagerly)
-    target = hf_models.build("llama", layers=4)
+    target = hf_models.build("llama")
     head = head_for(target)
     drafter = Eagle3Drafter(head)
-    decode(target, drafter, compile=True)
+    decode(target, drafter=drafter, compile=True)
     weight = target.lm_head.weight if part == "target" else head.midlayer.o_proj.weight
     with torch.no_grad():
         weight.copy_(weight.flip(0))
-    again = decode(target, drafter, compile=True)
-    fresh = decode(target, Eagle3Drafter(head))
+    again = decode(target, drafter=drafter, compile=True)
+    fresh = decode(target, drafter=Eagle3Drafter(head))
     assert torch.equal(again.sequences, fresh.sequences)
     assert (again.stats.drafted, again.stats.accepted) == (
         fresh.stats.drafted, fresh.stats.accepted,

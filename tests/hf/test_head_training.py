@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.heads.agreement import read_sample
 from specdec_hf.heads.files import load_head
 from specdec_hf.heads.shipped import TARGET, digest_of
@@ -129,7 +128,9 @@ class Interrupted(Exception):
 class Interrupting(Progress):
     """Ends a run in the middle of a stage."""
 
-    def __init__(self, stage="", after=0):
+    now = ""
+
+    def __init__(self, stage, after):
         self.at, self.after = stage, after
 
     def stage(self, text, total):
@@ -162,18 +163,23 @@ def whole(target, texts, tmp_path_factory):
     return trained(target, tmp_path_factory.mktemp("whole"), texts=texts)
 
 
-@pytest.mark.slow
-def test_the_loss_falls_and_acceptance_rises(target, texts, tmp_path):
-    settings = dataclasses.replace(SMALL, steps=60, draft_vocab_size=END + 1)
-    pipeline, head = trained(target, tmp_path, settings=settings, texts=texts)
-    curves = pipeline.curves
-    for step in range(3):
-        assert curves.losses[-1][step] < curves.losses[0][step] - 0.05
-    assert curves.shared[-1][0] > curves.shared[0][0]
-    drafter = Eagle3Drafter(head)
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "blockwise", "exit_head", "pass_head"])
+def test_a_head_learns_texts_by_heart(name, texts, tmp_path):
+    """The loss falls, acceptance rises, the target stays as it is, and the head drafts for it."""
+    target = hf_models.build("llama", vocab_size=END + 1, layers=3)
+    before = {key: weight.clone() for key, weight in target.state_dict().items()}
+    settings = dataclasses.replace(SMALL, head=name, steps=60, draft_vocab_size=END + 1)
+    pipeline, _ = trained(target, tmp_path, settings=settings, texts=texts)
+    losses, shared = pipeline.curves.losses, pipeline.curves.shared
+    assert len(losses[-1]) == (1 if name == "exit_head" else 3)
+    for step in range(len(losses[-1])):
+        assert losses[-1][step] < losses[0][step] - 0.05
+        assert shared[-1][step] > shared[0][step]
+    assert all(torch.equal(weight, before[key]) for key, weight in target.state_dict().items())
+    assert all(weight.grad is None for weight in target.parameters())
     inputs = tokenizer()(texts[0], return_tensors="pt", return_token_type_ids=False)
     out = generate(
-        target, **inputs, drafter=drafter, max_new_tokens=12, guard=False,
+        target, **inputs, drafter=f"{name}:{tmp_path}", max_new_tokens=12, guard=False,
         return_dict_in_generate=True,
     )  # fmt: skip
     assert out.stats.drafted > 0
@@ -208,12 +214,6 @@ def test_the_head_names_its_target_and_has_a_text_that_took_no_part_in_training(
     sample = read_sample(whole[0].folder, target.config.vocab_size)
     texts = read_conversations(whole[0].work / "texts.jsonl")
     assert list(sample.tokens) in [list(one.tokens) for one in texts if is_held_out(one)]
-
-
-def test_a_folder_of_other_settings_is_refused(whole, target):
-    other = dataclasses.replace(SMALL, seed=5)
-    with pytest.raises(ValueError, match="was begun with seed = 0, got 5"):
-        Pipeline(target, tokenizer(), whole[0].folder, other, Progress())
 
 
 def test_too_few_texts_are_refused(target, tmp_path):
@@ -268,67 +268,53 @@ def test_texts_that_the_target_writes_are_held_out_by_their_number(tmp_path):
     assert read_conversations(tmp_path / "again.jsonl") == found
 
 
-class Clock(Progress):
-    """A clock that goes on a little at each look, and more at each unit of progress."""
-
-    now = 0.0
-
-    def monotonic(self):
-        self.now += 0.04
-        return self.now
-
-    def advance(self, done, text=""):
-        self.now += 0.05
-
-
-def test_a_bound_on_the_time_is_kept(target, tmp_path, monkeypatch):
-    """The model writes texts for half of the time at most, and fewer training steps are made."""
-    clock = Clock()
-    for module in ("pipeline", "loop"):
-        monkeypatch.setattr(f"specdec_hf.heads.training.{module}.time", clock)
-    settings = dataclasses.replace(SMALL, tokens=10**9, steps=10**6)
-    pipeline = Pipeline(target, tokenizer(), tmp_path, settings, clock, minutes=0.1)
-    pipeline.run()
-    assert 2.5 < pipeline.seconds["texts"] < 4
-    assert 5 < pipeline.spent < 8
-    assert 20 < pipeline.curves.steps[-1] < 200
-
-
-class InterruptingClock(Interrupting):
+class Clock(Interrupting):
     """A clock whose hands follow the progress alone, so that every run is cut to equal steps."""
 
-    def __init__(self, after):
+    def __init__(self, after=10**6, stages=("training",)):
         super().__init__("training", after)
-        self.seconds = 0.0
+        self.seconds, self.stages = 0.0, stages
 
     def monotonic(self):
         return self.seconds
 
     def advance(self, done, text=""):
-        self.seconds += 0.05 * (self.now == "training")
+        self.seconds += 0.05 * (self.now in self.stages)
         super().advance(done, text)
 
 
-def bounded(target, texts, folder, monkeypatch, after):
-    clock = InterruptingClock(after)
-    for module in ("pipeline", "loop"):
-        monkeypatch.setattr(f"specdec_hf.heads.training.{module}.time", clock)
-    settings = dataclasses.replace(SMALL, steps=2000)
-    pipeline = Pipeline(target, tokenizer(), folder, settings, clock, minutes=0.05)
-    return pipeline, pipeline.run(texts=texts)
+@pytest.fixture
+def bounded(target, monkeypatch):
+    """Runs for so many minutes of a clock."""
+
+    def run(folder, clock, minutes, steps, **data):
+        for module in ("pipeline", "loop"):
+            monkeypatch.setattr(f"specdec_hf.heads.training.{module}.time", clock)
+        settings = dataclasses.replace(SMALL, steps=steps, tokens=900 if data else 10**9)
+        pipeline = Pipeline(target, tokenizer(), folder, settings, clock, minutes=minutes)
+        return pipeline, pipeline.run(**data)
+
+    return run
 
 
-def test_a_bounded_run_goes_on_as_if_unbroken_and_is_not_made_again(
-    target, texts, tmp_path, monkeypatch
-):
+def test_a_bound_on_the_time_is_kept(bounded, tmp_path):
+    """The model writes texts for half of the time at most, and fewer training steps are made."""
+    clock = Clock(stages=("texts", "hidden states", "training"))
+    pipeline, _ = bounded(tmp_path, clock, 0.1, 10**6)
+    assert 2.5 < pipeline.seconds["texts"] < 4
+    assert 5 < pipeline.spent < 8
+    assert 20 < pipeline.curves.steps[-1] < 200
+
+
+def test_a_bounded_run_goes_on_as_if_unbroken_and_is_not_made_again(bounded, texts, tmp_path):
     """The steps that it was cut to stay."""
-    want, head = bounded(target, texts, tmp_path / "whole", monkeypatch, 10**6)
+    want, head = bounded(tmp_path / "whole", Clock(), 0.04, 2000, texts=texts)
     assert want.curves.steps[0] == 20
     assert 30 < want.curves.steps[-1] < 100
     with pytest.raises(Interrupted):
-        bounded(target, texts, tmp_path / "broken", monkeypatch, 30)
+        bounded(tmp_path / "broken", Clock(25), 0.04, 2000, texts=texts)
     for folder, after in (("broken", 10**6), ("whole", 1), ("broken", 1)):
-        pipeline, again = bounded(target, texts, tmp_path / folder, monkeypatch, after)
+        pipeline, again = bounded(tmp_path / folder, Clock(after), 0.04, 2000, texts=texts)
         assert pipeline.curves == want.curves
         for name, x in head.state_dict().items():
             assert torch.equal(x, again.state_dict()[name])
@@ -352,38 +338,32 @@ def test_logits_that_are_no_numbers_are_refused():
         conversations(model)
 
 
-def other_weights():
+def changed(change):
     model = hf_models.build("llama", vocab_size=END + 1)
     with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight += 1
-    return model
-
-
-def other_settings():
-    model = hf_models.build("llama", vocab_size=END + 1)
-    model.config.rms_norm_eps *= 10
+        change(model)
     return model
 
 
 @pytest.mark.parametrize(
-    ("other", "data", "message"),
+    ("change", "given", "message"),
     [
-        (other_weights, {}, "another model"),
-        (other_settings, {}, "another model"),
-        (lambda: hf_models.build("llama", vocab_size=END + 1).double(), {}, "dtype = float32, got"),
-        (None, {"texts": ["another text "] * 40}, "other texts"),
-        (None, {"prompts": ["hey"]}, "other prompts"),
+        (lambda model: model.model.layers[1].mlp.down_proj.weight.add_(1), {}, "another model"),
+        (lambda model: setattr(model.config, "rms_norm_eps", 1e-3), {}, "another model"),
+        (lambda model: model.double(), {}, "dtype = float32, got"),
+        (lambda model: None, {"texts": ["another text "] * 40}, "other texts"),
+        (lambda model: None, {"prompts": ["hey"]}, "other prompts"),
+        (lambda model: None, {"settings": dataclasses.replace(SMALL, seed=5)}, "seed = 0, got 5"),
     ],
 )
-def test_a_folder_begun_with_another_target_or_data_is_refused(
-    other, data, message, target, texts, tmp_path
+def test_a_folder_begun_with_another_target_data_or_settings_is_refused(
+    change, given, message, texts, whole
 ):
-    with pytest.raises(Interrupted):
-        trained(target, tmp_path, Interrupting("texts", 300), texts=texts)
-    before = (tmp_path / "work" / "run.json").read_text()
+    folder = whole[0].folder
+    before = (folder / "work" / "run.json").read_text()
     with pytest.raises(ValueError, match=f"was begun with {message}"):
-        trained(other() if other else target, tmp_path, **{"texts": texts, **data})
-    assert (tmp_path / "work" / "run.json").read_text() == before
+        trained(changed(change), folder, **{"texts": texts, **given})
+    assert (folder / "work" / "run.json").read_text() == before
 
 
 def test_states_of_another_size_are_refused(target, texts, tmp_path):

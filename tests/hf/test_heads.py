@@ -1,20 +1,26 @@
-"""Heads: what they draft in a call, and their files."""
+"""EAGLE-3 heads: what they draft in a call."""
 
 import copy
-import json
+from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from specdec_hf import generate
+from specdec_hf import (
+    BlockwiseDrafter,
+    ExitHeadDrafter,
+    MedusaDrafter,
+    PassHeadDrafter,
+    generate,
+)
 from specdec_hf.drafters.heads import head_draft
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
 from specdec_hf.drafters.heads.head_draft import HeadDraft
-from specdec_hf.heads.files import load_head, save_head
+from specdec_hf.heads.blockwise import BlockwiseHeads
+from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.trees.layouts import EagleTree, TrieTree
 from support import hf_models
-from support.heads import expected_logits, head_folder, head_for
+from support.heads import exit_head, expected_logits, head_for, parallel_heads, pass_head
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels import tree_attention
@@ -71,7 +77,7 @@ def drafted(monkeypatch, kind, target, head, lengths=(9, 4, 12), **kwargs):
 
 def largest_difference(target, head, seen):
     differences = []
-    for committed, path, row in seen[:: 1 + len(seen) // 64]:
+    for committed, path, row in seen[:: 1 + len(seen) // 24]:
         want = expected_logits(target, head, committed, path)
         got = row[head.tokens] if len(row) != len(want) else row
         differences.append(float((got - want).abs().max()))
@@ -80,23 +86,23 @@ def largest_difference(target, head, seen):
     return max(differences)
 
 
-@pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=["one", "ragged"])
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_drafting_equals_one_forward_over_the_whole_text(kind, lengths, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "lengths", "arguments"),
+    [
+        (Eagle3ChainDrafter, (9,), {}),
+        (Eagle3Drafter, (9, 4, 12), {}),
+        *(
+            (Eagle3ChainDrafter, (9, 4, 12), arguments)
+            for arguments in ({"cache": "aligned"}, {"cache": "dynamic"}, {"fixed_width": 8})
+        ),
+    ],
+    ids=["chain", "tree", "aligned", "dynamic", "fixed width"],
+)
+def test_drafting_equals_one_forward_over_the_whole_text(kind, lengths, arguments, monkeypatch):
     """Also below nodes of a tree, each of which sees its own ancestors only."""
     target = hf_models.tiny("llama")
     head = head_for(target, range(3, 40), noise=0.1)
-    seen = drafted(monkeypatch, kind, target, head, lengths)
-    assert largest_difference(target, head, seen) < 1e-4
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"cache": "aligned"}, {"cache": "dynamic"}, {"fixed_width": 8}], ids=str
-)
-def test_the_states_are_those_of_other_forwards_too(arguments, monkeypatch):
-    target = hf_models.tiny("llama")
-    head = head_for(target, range(3, 40), noise=0.1)
-    seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, **arguments)
+    seen = drafted(monkeypatch, kind, target, head, lengths, **arguments)
     assert largest_difference(target, head, seen) < 1e-4
 
 
@@ -182,119 +188,35 @@ def test_a_head_inside_a_cascade_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("drafter", "make"),
     [
-        ({"vocab_size": 9}, "a vocabulary of 7, got 9"),
-        ({"layers": 1}, "reads the states after 2 layers, and the model has 1"),
+        *((kind, head_for) for kind in DRAFTERS),
+        (MedusaDrafter, partial(parallel_heads, MedusaHeads)),
+        (BlockwiseDrafter, partial(parallel_heads, BlockwiseHeads)),
+        (ExitHeadDrafter, exit_head),
+        (PassHeadDrafter, pass_head),
     ],
 )
-def test_another_target_is_refused(change, message):
-    head = head_for(hf_models.build("llama", vocab_size=7))
-    other = hf_models.build("llama", **{"vocab_size": 7, **change})
-    inputs = hf_models.prompts((4,), vocab_size=7)
-    with pytest.raises(ValueError, match=message):
-        generate(other, **inputs, drafter=Eagle3Drafter(head))
-
-
-def test_what_is_no_head_is_refused():
-    with pytest.raises(
-        TypeError, match="head must be Eagle3Head or the folder of such a head, got int"
-    ):
-        Eagle3Drafter(3)
-
-
-# Files.
-
-
-def test_a_head_is_read_back_as_it_was_written(tmp_path):
-    head = head_for(hf_models.tiny("llama"), range(3, 40))
-    save_head(head, tmp_path, torch.float32)
-    read = load_head(tmp_path)
-    assert read.config.to_dict() == head.config.to_dict()
-    assert read.tokens.tolist() == head.tokens.tolist()
-    state = head.state_dict()
-    assert read.state_dict().keys() == state.keys()
-    assert all(torch.equal(x, state[name]) for name, x in read.state_dict().items())
-    assert not read.own_lm_head
-
-
-def test_an_output_matrix_of_its_own_is_kept(tmp_path):
-    head = head_for(hf_models.tiny("llama"))
-    head.lm_head, head.own_lm_head = head.lm_head + 1, True
-    save_head(head, tmp_path, torch.float32)
-    read = load_head(tmp_path)
-    assert read.own_lm_head
-    assert torch.equal(read.lm_head, head.lm_head)
-
-
-def test_the_names_are_the_published_ones(tmp_path):
-    path = head_folder(hf_models.tiny("llama"), tmp_path)
-    tensors = load_file(path / "model.safetensors")
-    assert set(tensors) == {
-        "fc.weight", "norm.weight", "d2t", "t2d", "midlayer.hidden_norm.weight",
-        "midlayer.input_layernorm.weight", "midlayer.post_attention_layernorm.weight",
-        *(f"midlayer.self_attn.{x}_proj.weight" for x in "qkvo"),
-        *(f"midlayer.mlp.{x}_proj.weight" for x in ("gate", "up", "down")),
-    }  # fmt: skip
-    assert tensors["t2d"].sum() == len(tensors["d2t"])
-    config = json.loads((path / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
-
-
-def damaged(**changes):
-    """Replaces tensors of a head's file; None takes one away."""
-
-    def damage(path):
-        tensors = load_file(path / "model.safetensors")
-        for name, value in changes.items():
-            tensors.pop(name.replace("__", "."), None)
-            if value is not None:
-                tensors[name.replace("__", ".")] = value
-        save_file(tensors, path / "model.safetensors")
-
-    return damage
-
-
-def reconfigured(name, value):
-    def damage(path):
-        config = json.loads((path / "config.json").read_text())
-        config.pop(name)
-        if value is not None:
-            config[name] = value
-        (path / "config.json").write_text(json.dumps(config))
-
-    return damage
-
-
-def pickled(path):
-    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+def test_other_heads_and_targets_are_refused(drafter, make):
+    with pytest.raises(TypeError, match=r"head must be .* or the folder of such a head, got int"):
+        drafter(3)
+    made = drafter(make(hf_models.tiny("llama")))
+    other = hf_models.build("llama", vocab_size=9)
+    with pytest.raises(ValueError, match="trained for a model with a vocabulary of 67, got 9"):
+        generate(other, **hf_models.prompts((4,), vocab_size=9), drafter=made)
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("drafter", "make", "message"),
     [
-        (damaged(fc__weight=None), "lacks fc.weight"),
-        (damaged(medusa=torch.zeros(1)), "holds medusa, which no EAGLE-3 head has"),
-        (damaged(fc__weight=torch.zeros(3, 2)), r"fc.weight .* must be \[32, 96\], got \[3, 2\]"),
-        (
-            damaged(d2t=torch.zeros(66, dtype=torch.int64) + 5),
-            r"d2t must lead to .* got 5 to 70, 66 of 66",
-        ),
-        (pickled, "is a pickle, which may run any code when it is read; convert it"),
-        (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (lambda path: (path / "model.safetensors").write_text("x"), "cannot read .*safetensors"),
-        (lambda path: (path / "config.json").unlink(), "cannot read a head's .*config.json"),
-        (reconfigured("hidden_size", None), "must hold hidden_size"),
-        (reconfigured("hidden_size", "32"), "hidden_size must be an integer, got '32'"),
-        (reconfigured("num_hidden_layers", 2), "num_hidden_layers of a head must be 1, got 2"),
+        (Eagle3Drafter, head_for, "reads the states after 2 layers, and the model has 1"),
+        (ExitHeadDrafter, exit_head, "more layers than the 1 that it exits after, got 1"),
     ],
 )
-def test_a_damaged_head_is_refused_by_name(damage, message, tmp_path):
-    path = head_folder(hf_models.tiny("llama"), tmp_path)
-    damage(path)
+def test_a_target_of_too_few_layers_is_refused(drafter, make, message):
+    made = drafter(make(hf_models.tiny("llama")))
     with pytest.raises(ValueError, match=message):
-        load_head(path)
+        generate(hf_models.build("llama", layers=1), **hf_models.prompts((4,)), drafter=made)
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])

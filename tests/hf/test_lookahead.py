@@ -7,7 +7,6 @@ from hf.test_generate import run
 from specdec_hf import Candidates, LookaheadDrafter, TrieTree
 from specdec_hf.drafters.trees.lookahead import NgramPool, Window
 from support import hf_models
-from support.drafter_proof import assert_greedy_identical
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of
 
@@ -164,35 +163,3 @@ def test_ngrams_in_a_merged_tree_are_those_that_plain_forwards_give(first, size,
     )  # fmt: skip
     # Two nodes have no room for a window of three, which then stays as it is.
     assert (drafter.rounds > 10) == steps
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-@pytest.mark.parametrize("numbers", [(3, 3, 3), (1, 3, 2), (5, 4, 0)], ids=str)
-def test_greedy_equals_plain_generation(name, numbers):
-    stats = assert_greedy_identical(lambda: LookaheadDrafter(*numbers), hf_models.tiny(name))
-    assert stats.drafter == "lookahead"
-    assert max(stats.gammas) <= LookaheadDrafter(*numbers).size
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"window": 0}, ValueError, r"window must be an integer in \[1, 1024\], got 0"),
-        ({"ngram": 1}, ValueError, r"ngram must be an integer in \[2, 1024\], got 1"),
-        ({"guesses": True}, TypeError, "guesses must be an integer .* got True"),
-        ({"text_ngrams": 1}, TypeError, "text_ngrams must be True or False, got 1"),
-        ({"window": 600}, ValueError, r"must be in \[2, 1025\], got 1206"),
-        ({"window": 1, "ngram": 2, "guesses": 0}, ValueError, r"must be in \[2, 1025\], got 1"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        LookaheadDrafter(**arguments)
-
-
-def test_the_name_takes_three_numbers():
-    drafter = LookaheadDrafter.from_text("4,3,0")
-    assert (drafter.window, drafter.ngram, drafter.guesses) == (4, 3, 0)
-    for text in ("4,3", "4,3,x", "4,3,-1"):
-        with pytest.raises(ValueError, match=f"three integers W,N,G, got '{text}'"):
-            LookaheadDrafter.from_text(text)

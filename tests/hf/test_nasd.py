@@ -2,14 +2,10 @@
 
 import numpy as np
 import pytest
-from hf.test_generate import run
-from specdec_hf import Candidates, NasdDrafter, TrieTree, generate
+from specdec_hf import Candidates, NasdDrafter
 from specdec_hf.drafters.model_free.ngram_counts import NgramCounts
-from support import hf_models
-from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of
-from support.providers import SIGNIFICANCE
 
 
 def slow_ranking(additions, text, longest, shortest):
@@ -93,55 +89,3 @@ def test_rounds_without_drafts_teach_as_well():
     assert proposed(drafter, history, 2) == [[9, 1], []]
     history = history_of([1, 2, 9, 1, 2, 0], [6, 5, 4], active=(True, False))
     assert proposed(drafter, history) is None
-
-
-def test_the_targets_likely_tokens_are_among_several_chains():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-
-    class Watching(NasdDrafter):
-        most = 0
-
-        def propose_several(self, history, gamma, count):
-            chains = super().propose_several(history, gamma, count)
-            self.most = max(self.most, 0 if chains is None else int((chains[0, :, 0] >= 0).sum()))
-            return chains
-
-    most = []
-    for top_k in (0, 4):
-        drafter = Watching(1, 1, top_k)
-        run(model, inputs, drafter=drafter, tree=TrieTree(4, 2), max_new_tokens=40)
-        most.append(drafter.most)
-    assert most[0] < most[1] == 4
-
-
-@pytest.mark.parametrize("tree", [None, TrieTree(3, 4)], ids=["chain", "trie"])
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_greedy_equals_plain_generation(name, tree):
-    assert_greedy_identical(lambda: NasdDrafter(3, 1), hf_models.tiny(name), tree=tree)
-
-
-@pytest.mark.slow
-def test_the_distribution_of_the_text_is_the_targets():
-    assert joint_p_value(NasdDrafter(3, 1), "block", texts=1500) > SIGNIFICANCE
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"max_ngram": 0}, ValueError, r"max_ngram must be an integer in \[1, 1024\], got 0"),
-        ({"min_ngram": 5}, ValueError, "min_ngram must be at most max_ngram=4, got 5"),
-        ({"top_k": -1}, ValueError, r"top_k must be an integer in \[0, 1024\], got -1"),
-        ({"top_k": True}, TypeError, "top_k must be an integer .* got True"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        NasdDrafter(**arguments)
-
-
-def test_the_name_makes_the_drafter():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    out = generate(
-        model, **inputs, drafter="nasd", max_new_tokens=4, return_dict_in_generate=True
-    )  # fmt: skip
-    assert out.stats.drafter == "nasd"

@@ -115,38 +115,6 @@ def test_a_context_that_was_never_met_drafts_nothing():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: NgramDrafter(order=0), ValueError, "order must be an integer in [1, 8], got 0"),
-        (lambda: NgramDrafter(order=True), TypeError, "order must be an integer in [1, 8], got T"),
-        (lambda: NgramDrafter(3), TypeError, "table must be None or an NgramTable, got 3"),
-        (lambda: NgramDrafter(learn=False), ValueError, "table must be given with learn=False"),
-        (lambda: NgramDrafter(min_context=3), ValueError, "min_context must be an integer in [0,"),
-        (lambda: NgramTable.build([np.array([9])], 9, 2), ValueError, "hold ids in [0, 9), got 9"),
-        (lambda: NgramTable.build([], 9, 2), ValueError, "texts must hold at least one token"),
-        (lambda: NgramTable.build([np.array([1])], 9, 9), ValueError, "order must be an integ"),
-        (lambda: NgramTable.build([np.array([1])], 9, 2.5), TypeError, "order must be an integer"),
-        (lambda: NgramTable.build([np.array([1])], 9, True), TypeError, "in [1, 8], got True"),
-        (lambda: NgramTable.build([np.array([1])], 9, 2, 0), ValueError, "min_count must be at l"),
-        (
-            lambda: NgramTable.build([np.array([1])], 9, 2, fingerprint="f" * 32),
-            TypeError,
-            "fingerprint must be bytes, got 'ffff",
-        ),
-        (
-            lambda: NgramTable.load("README.md"),
-            ValueError,
-            "must name an n-gram table, got README.md",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(make, error, message):
-    with pytest.raises(error) as raised:
-        make()
-    assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
     "damage",
     [
         lambda table: table.tokens.__setitem__(1, table.tokens[1] + VOCAB),

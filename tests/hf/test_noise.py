@@ -6,7 +6,6 @@ Block and traversal decide by drafts after the one at which they stop, the rules
 rejected siblings; under rule token it takes a drafter that remembers.
 """
 
-import functools
 import math
 
 import numpy as np
@@ -26,10 +25,12 @@ from specdec_hf import (
 )
 from specdec_hf.drafters.row_sampler import RowSampler
 from support import hf_models
+from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.providers import SIGNIFICANCE, chi_square
+from support.providers import SIGNIFICANCE
 
 from specdec_kernels import (
+    RULES,
     RULES_READING_DRAFT,
     TREE_RULES_READING_DRAFT,
     SampledDraft,
@@ -37,11 +38,8 @@ from specdec_kernels import (
     sample,
 )
 
-VOCAB, LENGTH, GAMMA = 4, 4, 3
-# The fewer, the more the wrong noise biases the texts of a rule.
-TEXTS = {"token": 8000, "block": 8000, "traversal": 6000, "multi_draft": 4000}
 READING = (*RULES_READING_DRAFT, *TREE_RULES_READING_DRAFT)
-PROMPT = torch.tensor([[1, 2, 1]])
+PROMPT = torch.tensor(PROMPTS[:1])
 TREE = TrieTree(depth=GAMMA)
 
 
@@ -118,95 +116,41 @@ class Remembers(Markov):
         return draft
 
 
-class LearnsFromCandidates(Remembers):
-    """It learns of rejected drafts by what the loop tells it."""
-
-    candidates = 1
-
-    def propose(self, history, gamma):
-        return Markov.propose(self, history, gamma)
-
-    def observe(self, history, candidates):
-        if candidates.tokens.shape[1] > 1:
-            self.rejected = history.lengths.copy(), torch.from_numpy(candidates.tokens[:, 1:])
-
-
-@functools.cache
-def target():
-    """The model, and the probabilities of the first tokens of its texts."""
-    model = hf_models.build("llama", vocab_size=VOCAB)
-    texts = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)
-    with torch.no_grad():
-        logits = model(torch.cat([PROMPT.expand(len(texts), -1), texts], dim=1)).logits[:, 2:-1]
-    logprobs = logits.double().log_softmax(dim=-1).gather(2, texts[..., None])[..., 0]
-    return model, logprobs.sum(dim=1).exp()
-
-
-def call(drafters, rule, texts=1, **kwargs):
+def arguments(drafters, rule):
     """Chains of one drafter under rules of chains, else a trie of all of them."""
-    tree = {"drafter": drafters, "tree": TREE} if rule not in ("token", "block", "match") else {
-        "drafter": drafters[0], "gamma": GAMMA
-    }  # fmt: skip
+    if rule in RULES:
+        return {"drafter": drafters[0], "rule": rule, "gamma": GAMMA}
+    return {"drafter": drafters, "rule": rule, "gamma": None, "tree": TREE}
+
+
+def call(drafters, rule, **kwargs):
     return generate(
-        target()[0], PROMPT.expand(texts, -1), **tree, rule=rule, do_sample=True, top_k=0,
-        seed=list(range(texts)), max_new_tokens=LENGTH + GAMMA, return_dict_in_generate=True,
-        **kwargs,
+        target()[0], PROMPT, **arguments(drafters, rule), do_sample=True, top_k=0, seed=0,
+        max_new_tokens=LENGTH + GAMMA, return_dict_in_generate=True, **kwargs,
     )  # fmt: skip
 
 
-def p_value(drafters, rule, texts=None):
-    texts = TEXTS[rule] if texts is None else texts
-    out = call(drafters, rule, texts)
-    assert out.stats.accepted > texts / 2
-    first = out.sequences[:, PROMPT.shape[1] :][:, :LENGTH]
-    codes = (first * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
-    return chi_square(codes, target()[1])
-
-
-CASES = [("block", 1), ("traversal", 2), ("multi_draft", 2)]
-REMEMBERING = pytest.mark.parametrize("kind", [Remembers, LearnsFromCandidates])
+# One rule represents all: that no noise is drawn with twice is tested exactly below. There are the
+# fewer texts, the more the wrong noise biases those of a rule.
+CASES = [
+    pytest.param(Remembers, "token", 1, 4000, 2, marks=pytest.mark.full),
+    pytest.param(Markov, "block", 1, 8000, 0, marks=pytest.mark.full),
+    pytest.param(Markov, "traversal", 2, 3000, 2, marks=pytest.mark.full),
+    (Markov, "multi_draft", 2, 2000, 2),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "count"), CASES)
-def test_noise_of_the_context_gives_the_targets_distribution(rule, count):
-    assert p_value([Markov("context") for _ in range(count)], rule) > SIGNIFICANCE
-
-
-@pytest.mark.slow
-def test_noise_that_is_the_drafters_own_gives_the_targets_distribution():
-    assert p_value([Markov("own", "independent")], "block") > SIGNIFICANCE
-
-
-@pytest.mark.slow
-@REMEMBERING
-def test_a_drafter_may_remember_what_was_rejected(kind):
-    assert p_value([kind("context")], "token", texts=20_000) > 1e-3
-
-
-@pytest.mark.slow
-@REMEMBERING
-def test_noise_of_positions_biases_rule_token_where_a_drafter_remembers(kind):
-    """Negative control: the same drafter, which hides its noise by a wrong declaration."""
-    assert p_value([kind("position", "independent")], "token") < SIGNIFICANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rule", "count"), CASES)
-def test_noise_of_positions_is_biased_where_a_wrong_declaration_hides_it(rule, count):
-    """Negative control: the very drafter that is refused when it declares nothing."""
-    drafters = [Markov("position", "independent") for _ in range(count)]
-    assert p_value(drafters, rule) < SIGNIFICANCE
-
-
-@pytest.mark.parametrize(("rule", "count"), [("token", 1), *CASES])
-def test_noise_of_positions_is_refused_by_name(rule, count):
-    message = (
-        rf"Markov.propose must draw at positions from context.noise_positions\(history.lengths, i\)"
-        f" under rule '{rule}', but did not ask for them"
-    )
-    with pytest.raises(ValueError, match=message):
-        call([Markov("position") for _ in range(count)], rule)
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize(("kind", "rule", "count", "texts", "prompt"), CASES)
+def test_noise_of_the_context_gives_the_targets_distribution(
+    kind, rule, count, texts, prompt, wrong
+):
+    """`wrong` takes that of positions, and hides it by a wrong declaration: a negative control."""
+    noise = ("position", "independent") if wrong else ("context",)
+    drafters = [kind(*noise) for _ in range(count)]
+    p_value = joint_p_value(**arguments(drafters, rule), texts=texts, prompt=prompt)
+    assert (p_value < SIGNIFICANCE) == wrong
 
 
 class AsksOnce(Markov):
@@ -218,21 +162,6 @@ class AsksOnce(Markov):
         return torch.from_numpy(lengths + i)
 
 
-def test_a_drafter_asks_in_every_round():
-    with pytest.raises(ValueError, match=r"AsksOnce.propose must draw at positions from context"):
-        call([AsksOnce("context")], "block")
-
-
-def test_one_of_several_drafters_is_refused():
-    with pytest.raises(ValueError, match=r"Markov.propose must draw at positions from context"):
-        call([ModelDrafter(target()[0]), Markov("position")], "multi_draft")
-
-
-def test_an_unknown_declaration_is_named():
-    with pytest.raises(ValueError, match=r"Markov.noise must be 'context' or 'indep"):
-        call([Markov("context", "position")], "block")
-
-
 class Deterministic(Drafter):
     """Drafts the same tokens in every round, with no distribution."""
 
@@ -240,22 +169,46 @@ class Deterministic(Drafter):
         return Draft(torch.arange(gamma).expand(len(history.lengths), -1) % VOCAB)
 
 
-@pytest.mark.parametrize("rule", ["block", "traversal", "multi_draft"])
-def test_drafts_without_a_distribution_need_no_noise(rule):
-    assert call([Deterministic()], rule).stats.drafted > 0
+ASKED = r"must draw at positions from context.noise_positions\(history.lengths, i\) under rule"
+REFUSED = {  # the rule, the drafters, and the message
+    "token": ("token", ["position"], f"Markov.propose {ASKED} 'token', but did not ask for them"),
+    "block": ("block", ["position"], f"Markov.propose {ASKED} 'block'"),
+    "traversal": ("traversal", ["position"] * 2, f"Markov.propose {ASKED} 'traversal'"),
+    "one of several": ("multi_draft", ["context", "position"], f"Markov.propose {ASKED} 'multi_d"),
+    "asked once": ("block", [AsksOnce("context")], f"AsksOnce.propose {ASKED} 'block'"),
+    "unknown": ("block", [Markov("own", "position")], "Markov.noise must be 'context' or 'indep"),
+    "none": (
+        "multi_draft",
+        ["context", Deterministic()],
+        "Deterministic.propose must return a di",
+    ),
+}
 
 
-@pytest.mark.parametrize("rule", ["match", "target_only"])
-def test_rules_that_do_not_read_the_distribution_ask_for_nothing(rule):
-    assert call([Markov("position")], rule).stats.drafted > 0
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_noise_is_refused_by_name(case):
+    rule, drafters, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        call([Markov(one) if isinstance(one, str) else one for one in drafters], rule)
 
 
-def test_chains_of_a_trie_all_need_a_distribution_of_one_temperature():
-    """Rows of a distribution were read for a chain without one."""
-    with pytest.raises(ValueError, match=r"Deterministic.propose must return a distribution under"):
-        call([Markov("context"), Deterministic()], "multi_draft")
+def test_chains_of_a_trie_need_the_temperature_of_the_call():
     with pytest.raises(ValueError, match=r"Markov.propose must return a distribution of context.t"):
         call([Markov("context")], "multi_draft", temperature=0.5)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rules"),
+    [
+        (Deterministic(), ("block", "traversal", "multi_draft")),
+        (Markov("position"), ("match", "target_only")),
+        (Markov("own", "independent"), ("block", "multi_draft")),
+    ],
+    ids=["no distribution", "not read", "own noise"],
+)
+def test_drafts_that_need_no_noise_of_the_context_are_taken(drafter, rules):
+    for rule in rules:
+        assert call([drafter], rule).stats.drafted > 0
 
 
 def context_for(rule, **kwargs):

@@ -72,46 +72,25 @@ def wide(n):
     return 0.01 * (1 + 0.2 * (n - 1) / 15)
 
 
+def jump(n):
+    """Two tokens cost much more than one, and further ones little, as on a processor."""
+    return 0.0053 if n == 1 else 0.0080 + 0.0002 * n
+
+
 def steep(n):
     """6 tokens cost 1.6 forwards of one."""
     return 0.01 * (1 + 0.6 * (n - 1) / 5)
 
 
-def typical(lengths):
-    """The length of most rounds, those that explore aside."""
-    return int(np.median(lengths[len(lengths) // 2 :]))
-
-
-def test_wide_machines_are_given_long_drafts_and_steep_ones_short_drafts():
-    drafted = {}
-    for forward in (wide, steep):
-        machine = Machine(0.8, 0.0, forward, noise=0.02)
-        machine.run(400)
-        drafted[forward] = typical(machine.lengths)
-    assert drafted[wide] >= 12
-    assert drafted[steep] <= 7
-    short = Machine(0.5, 0.0, steep, noise=0.02)
-    short.run(400)
-    assert typical(short.lengths) in (1, 2, 3)
-
-
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.85])
 @pytest.mark.parametrize("step", [0.0, 0.0005, 0.003])
-@pytest.mark.parametrize("forward", [wide, steep])
+@pytest.mark.parametrize("forward", [wide, steep, jump])
 def test_the_speed_is_close_to_the_best_constant_length(alpha, step, forward):
     machine = Machine(alpha, step, forward, noise=0.05)
     machine.run(600)
     best, _ = machine.best()
     expected = expected_tokens(alpha, best) / (best * step + forward(best + 1))
     assert machine.tokens / machine.seconds > 0.93 * expected
-
-
-def test_a_jump_of_the_cost_is_learnt():
-    """Two tokens cost much more than one, and further ones little, as on a processor."""
-    machine = Machine(0.9, 0.0, lambda n: 0.053 if n == 1 else 0.080 + 0.002 * n, number=1)
-    machine.run(200)
-    best, _ = machine.best()
-    assert abs(typical(machine.lengths) - best) <= 2
 
 
 def test_the_first_guess_is_not_far_from_what_was_measured():

@@ -11,12 +11,17 @@ from specdec_hf.compiled.packed_linear import PackedLinear
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
+def packable(linear):
+    """The layer, where its weight can be packed; else the test is skipped."""
+    if packed_linear.unpacked_reason(linear) is not None:
+        pytest.skip(packed_linear.unpacked_reason(linear))
+    return linear
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_packed_layers_compute_what_linear_layers_do(dtype, size):
-    linear = torch.nn.Linear(48, 40, bias=size == 3).to(dtype)
-    if packed_linear.unpacked_reason(linear) is not None:
-        pytest.skip(packed_linear.unpacked_reason(linear))
+    linear = packable(torch.nn.Linear(48, 40, bias=size == 3).to(dtype))
     x = torch.randn(2, size, 48).to(dtype)
     with torch.inference_mode():
         got = PackedLinear(linear)(x)
@@ -40,9 +45,7 @@ def test_any_changed_number_and_any_order_of_columns_changes_the_digest(dtype, c
 
 
 def test_weights_of_one_address_or_one_shape_are_packed_apart():
-    whole = torch.nn.Linear(48, 64, bias=False)
-    if packed_linear.unpacked_reason(whole) is not None:
-        pytest.skip(packed_linear.unpacked_reason(whole))
+    whole = packable(torch.nn.Linear(48, 64, bias=False))
     part = torch.nn.Linear(48, 16, bias=False)
     part.weight = torch.nn.Parameter(whole.weight.detach()[:16])
     layers = (whole, part, torch.nn.Linear(48, 64, bias=False))
@@ -57,10 +60,7 @@ def test_weights_of_one_address_or_one_shape_are_packed_apart():
 def linear():
     """A layer whose rows have 28 bytes, which are summed as seven integers."""
     torch.manual_seed(0)
-    layer = torch.nn.Linear(7, 11)
-    if packed_linear.unpacked_reason(layer) is not None:
-        pytest.skip(packed_linear.unpacked_reason(layer))
-    return layer
+    return packable(torch.nn.Linear(7, 11))
 
 
 def assert_packed_again(packed, linear):

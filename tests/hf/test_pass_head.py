@@ -1,24 +1,19 @@
-"""Look-ahead embeddings: drafts, the cache, files and training."""
+"""Look-ahead embeddings: drafts, the cache, refusals and training."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from specdec_hf import PassHeadDrafter, SpecCache, TrieTree, generate
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.heads.pass_head import PassConfig, PassHead, load_pass
-from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
+from specdec_hf.heads.pass_head import PassConfig, PassHead
 from specdec_hf.heads.training.unrolled import acceptance_of, loss_of, unroll
 from support import hf_models
-from support.cli_models import END, tokenizer
-from support.drafter_proof import assert_greedy_identical, joint_p_value
-from support.heads import pass_folder, pass_head, text_batch
+from support.drafter_proof import assert_greedy_identical
+from support.heads import pass_folder, pass_head, rounds_of, text_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.providers import SIGNIFICANCE
 from transformers import OPTConfig, OPTForCausalLM
 
 pytestmark = pytest.mark.slow
@@ -37,35 +32,11 @@ def direct(target, head, text):
     return target(inputs_embeds=whole, use_cache=False).logits[0, len(text) - 1 :]
 
 
-def recorded(target, drafter, **kwargs):
-    """The text of a call, and of each round the tokens of each sequence and its draft."""
-    seen, propose = [], drafter.propose
-
-    def proposed(history, gamma):
-        draft = propose(history, gamma)
-        if draft is not None:
-            texts = [t[:n].tolist() for t, n in zip(history.tokens, history.lengths, strict=True)]
-            seen.append((texts, draft))
-        return draft
-
-    drafter.propose = proposed
-    inputs = hf_models.prompts((9, 4))
-    out = generate(
-        target, **inputs, drafter=drafter, max_new_tokens=14, guard=False,
-        return_dict_in_generate=True, **kwargs,
-    )  # fmt: skip
-    assert len(seen) > 2
-    return out, seen
-
-
-# Drafts.
-
-
-@pytest.mark.parametrize("name", hf_models.NAMES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_drafts_are_those_of_a_forward_with_the_embeddings(name):
     model = hf_models.tiny(name)
     head = pass_head(model)
-    for texts, draft in recorded(model, PassHeadDrafter(head), do_sample=False)[1]:
+    for texts, draft in rounds_of(model, PassHeadDrafter(head), do_sample=False)[1]:
         for text, tokens in zip(texts, draft.tokens.tolist(), strict=True):
             assert tokens == direct(model, head, text).argmax(dim=-1)[: len(tokens)].tolist()
 
@@ -74,7 +45,7 @@ def test_drafts_are_those_of_a_forward_with_the_embeddings(name):
 def test_drafts_have_the_distribution_of_that_forward(gamma, target):
     head = pass_head(target)
     sampled = {"do_sample": True, "rule": "token", "temperature": 0.8, "top_k": 0, "seed": 4}
-    out, seen = recorded(target, PassHeadDrafter(head), gamma=gamma, **sampled)
+    out, seen = rounds_of(target, PassHeadDrafter(head), gamma=gamma, **sampled)
     for texts, draft in seen:
         assert draft.tokens.shape[1] <= min(gamma, 4)
         for text, rows in zip(texts, draft.distribution.logits, strict=True):
@@ -90,7 +61,7 @@ def test_a_wrong_embedding_is_seen(target):
     head, other = pass_head(target), pass_head(target)
     with torch.no_grad():
         other.embeddings[1] += 1
-    _, seen = recorded(target, PassHeadDrafter(other), rule="token", do_sample=True, seed=4)
+    _, seen = rounds_of(target, PassHeadDrafter(other), rule="token", do_sample=True, seed=4)
     texts, draft = seen[0]
     rows, want = draft.distribution.logits[0], direct(target, head, texts[0])
     torch.testing.assert_close(rows[:2], want[:2])
@@ -143,12 +114,6 @@ def test_a_context_that_ends_is_not_exceeded():
     assert not stats.notes
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "match"])
-def test_sampled_texts_have_the_targets_distribution(rule, tmp_path):
-    drafter = PassHeadDrafter(pass_head(hf_models.build("llama", vocab_size=4)))
-    assert joint_p_value(drafter, rule, texts=1500, ragged=True) > SIGNIFICANCE
-
-
 def test_in_a_tree_it_drafts_one_of_the_chains(target):
     drafter = PassHeadDrafter(pass_head(target))
     for drafters in ([drafter], [drafter, "prompt_lookup"]):
@@ -157,17 +122,6 @@ def test_in_a_tree_it_drafts_one_of_the_chains(target):
     assert drafter.relative_cost == 1
     assert drafter.drafts_at_once
     assert not drafter.reads_prompt
-
-
-def test_a_tree_without_its_drafts_accepts_nothing(target, monkeypatch):
-    """Negative control of the test above."""
-    monkeypatch.setattr(PassHeadDrafter, "propose", lambda *_: None)
-    drafter = PassHeadDrafter(pass_head(target))
-    with pytest.raises(AssertionError):
-        assert_greedy_identical(lambda: [drafter], target, tree=TrieTree(1, 4))
-
-
-# The arguments that refuse this drafter.
 
 
 def test_what_does_not_go_is_refused_by_name(target, tmp_path):
@@ -184,11 +138,6 @@ def test_what_does_not_go_is_refused_by_name(target, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             generate(target, **inputs, drafter=drafter, **arguments)
-    with pytest.raises(TypeError, match="head must be PassHead or the folder of such a head"):
-        PassHeadDrafter(3)
-    other = hf_models.build("llama", vocab_size=66)
-    with pytest.raises(ValueError, match="trained for a model with a vocabulary of 67, got 66"):
-        generate(other, **inputs, drafter=drafter)
 
 
 def test_models_that_take_no_such_embeddings_are_refused_by_name(target):
@@ -219,46 +168,6 @@ def test_models_that_take_no_such_embeddings_are_refused_by_name(target):
         PassConfig.for_target(narrow, 3)
     with pytest.raises(ValueError, match="num_embeddings must be at least 1, got 0"):
         PassConfig.for_target(target, 0)
-
-
-# Files.
-
-
-def test_a_head_is_read_back_as_it_was_written(target, tmp_path):
-    folder = pass_folder(target, tmp_path)
-    head, tensors = load_pass(folder), load_file(folder / "model.safetensors")
-    assert head.config == PassConfig(32, 67, 3)
-    assert tensors.keys() == {"embeddings"}
-    assert torch.equal(head.embeddings, tensors["embeddings"])
-    assert torch.equal(head.embeddings, pass_head(target).embeddings)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("num_embeddings", None, "must hold num_embeddings"),
-        ("num_embeddings", 0, "num_embeddings must be at least 1, got 0"),
-        ("num_embeddings", 4, r"embeddings of .* must be \[4, 32\], got \[3, 32\]"),
-        ("embeddings", None, "lacks embeddings"),
-        ("embeddings", torch.full((3, 32), torch.nan), "must be finite"),
-        ("bias", torch.ones(2), "holds bias, which no PassHead has"),
-    ],
-)
-def test_a_damaged_head_is_refused_by_name(name, value, message, target, tmp_path):
-    folder = pass_folder(target, tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    held = config if name == "num_embeddings" else tensors
-    held.pop(name, None)
-    if value is not None:
-        held[name] = value
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=message):
-        load_pass(folder)
-
-
-# Training.
 
 
 def cut_batch(target, texts, cuts):
@@ -320,33 +229,6 @@ def test_the_labels_are_the_targets_probabilities_at_the_drafted_places(target):
     total.backward()
     assert float(head.embeddings.grad.abs().min(dim=1).values.max()) > 0
     assert all(weight.grad is None and weight.requires_grad for weight in target.parameters())
-
-
-@pytest.mark.slow
-def test_embeddings_learn_texts_by_heart(tmp_path):
-    target = hf_models.build("llama", vocab_size=END + 1)
-    settings = TrainingSettings(
-        head="pass_head", tokens=900, length=24, turn_length=8, rows=8, steps=60, batch_size=4,
-        learning_rate=5e-3,
-    )  # fmt: skip
-    texts = ["the cat sat on the mat and ate. ", "a dog ran over the hill. "] * 14
-    pipeline = Pipeline(target, tokenizer(), tmp_path, settings, Progress())
-    before = {name: weight.clone() for name, weight in target.state_dict().items()}
-    head = pipeline.run(texts=texts)
-    losses, shared = pipeline.curves.losses, pipeline.curves.shared
-    for k in range(3):
-        assert losses[-1][k] < losses[0][k] - 0.05
-        assert shared[-1][k] > shared[0][k]
-    assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
-    assert [name for name, _ in head.named_parameters()] == ["embeddings"]
-    assert torch.equal(load_pass(tmp_path).embeddings, head.embeddings.bfloat16().float())
-    inputs = tokenizer()(texts[0], return_tensors="pt", return_token_type_ids=False)
-    for drafter in (f"pass_head:{tmp_path}", PassHeadDrafter(head)):
-        out = generate(
-            target, **inputs, drafter=drafter, max_new_tokens=12, guard=False,
-            return_dict_in_generate=True,
-        )  # fmt: skip
-        assert out.stats.drafted > 0
 
 
 def test_a_copy_of_a_trained_head_does_not_copy_the_target(target, monkeypatch):

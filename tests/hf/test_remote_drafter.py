@@ -51,7 +51,7 @@ def test_a_drafter_of_another_rank_loses_nothing(server):
     assert torch.equal(here, there)
     drafter.close()
     drafter = RemoteDrafter(1)
-    assert joint_p_value(drafter, "block", texts=1500, ragged=True) > SIGNIFICANCE
+    assert joint_p_value(drafter, "block", texts=1500) > SIGNIFICANCE
     drafter.close()
     wrong = RemoteDrafter(1)
     assert joint_p_value(wrong, "token", texts=900) < SIGNIFICANCE, "negative control"
@@ -69,5 +69,3 @@ def test_a_process_group_is_needed():
         RemoteDrafter(1)
     with pytest.raises(RuntimeError, match=r"serve_drafter needs torch\.distributed"):
         serve_drafter(hf_models.tiny("llama"))
-    with pytest.raises(TypeError, match="rank must be an integer, got '1'"):
-        RemoteDrafter("1")

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from hf.test_cli import folder, invoke, one_line_error  # noqa: F401
 from hf.test_suffix_automaton_drafter import CORPUS
-from specdec_hf import RestDrafter, SuffixAutomatonDrafter, TrieTree, generate
+from specdec_hf import RestDrafter, SuffixAutomatonDrafter, generate
 from specdec_host import Corpus
 from support import hf_models
-from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value
+from support.drafter_proof import VOCAB
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of
-from support.providers import SIGNIFICANCE
 
 
 def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
@@ -27,39 +26,6 @@ def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
     chains = drafter.propose_several(history, 1, 3)
     assert chains.tolist() == [[[5], [4], [7]]] * 2
     assert RestDrafter(corpus, min_match=4).propose(history, 2) is None
-
-
-def datastore():
-    return RestDrafter(Corpus(np.random.default_rng(0).integers(0, 67, 3000)), min_match=1)
-
-
-@pytest.mark.parametrize("tree", [None, TrieTree(3, 4)], ids=["chain", "trie"])
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_greedy_equals_plain_generation(name, tree):
-    assert_greedy_identical(datastore, hf_models.tiny(name), tree=tree)
-
-
-@pytest.mark.slow
-def test_sampled_texts_have_the_targets_distribution():
-    drafter = RestDrafter(Corpus(CORPUS), min_match=1)
-    assert joint_p_value(drafter, "block", texts=2000) > SIGNIFICANCE
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: RestDrafter(CORPUS), TypeError, "corpus must be a Corpus, got ndarray"),
-        (lambda: RestDrafter(Corpus(CORPUS), 0), ValueError, "min_match must be at least 1, got 0"),
-        (
-            lambda: RestDrafter(Corpus(CORPUS), 3, 2),
-            ValueError,
-            "min_match must be at most 2, got 3",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
 
 
 @pytest.mark.parametrize("made", [RestDrafter, SuffixAutomatonDrafter])

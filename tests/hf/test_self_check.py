@@ -2,10 +2,10 @@
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import transformers
 from specdec_hf import check_model, generate
 from specdec_hf.cache import check_plan, known_fits, self_check
 from specdec_hf.cache.plain import PlainCache
@@ -14,45 +14,11 @@ from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
-from bench.tiny_models.build import build as build_class
+from bench.tiny_models.build import build
+from bench.tiny_models.compare import OracleDrafter
 
 NEW = 12
 RAGGED = (9, 4, 12)
-SMALL = {"vocab_size": 67, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-BART = {
-    **SMALL, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 48, "max_position_embeddings": 128, "init_std": 0.3, "is_decoder": True,
-    "is_encoder_decoder": False, "scale_embedding": False, "dropout": 0.0,
-}  # fmt: skip
-CONFIGS = {
-    "Bart": BART,
-    "MBart": BART,
-    "Pegasus": BART,
-    "Bloom": {**SMALL, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
-    "GPTNeo": {
-        **SMALL, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48,
-        "attention_types": [[["global", "local"], 1]], "window_size": 4,
-        "max_position_embeddings": 128, "initializer_range": 0.3,
-    },
-    "Mamba": {**SMALL, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
-    "Rwkv": {**SMALL, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32},
-    "XLNet": {**SMALL, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
-    "OpenAIGPT": {**SMALL, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
-}  # fmt: skip
-HEADS = {"XLNet": "XLNetLMHeadModel", "OpenAIGPT": "OpenAIGPTLMHeadModel"}
-
-
-def build(name, dtype=torch.float32, **changes):
-    config = getattr(transformers, f"{name}Config")(**{**CONFIGS[name], **changes})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = getattr(transformers, HEADS.get(name, f"{name}ForCausalLM"))(config)
-        if name in ("Rwkv", "Mamba", "XLNet"):
-            for weight in model.parameters():
-                if weight.ndim > 1:
-                    torch.nn.init.normal_(weight, std=0.3)
-    model.generation_config.eos_token_id = None
-    return model.eval().to(dtype)
 
 
 def texts(model, lengths, **options):
@@ -60,43 +26,59 @@ def texts(model, lengths, **options):
     kwargs = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(**inputs, **kwargs)
     options = {"drafter": None, "guard": False, "return_dict_in_generate": True, **options}
+    if options["drafter"] == "oracle":
+        options["drafter"] = OracleDrafter(plain[:, -NEW:].numpy())
     out = generate(model, **inputs, **kwargs, **options)
     return plain.tolist(), out.sequences.tolist(), out.stats
 
 
-@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
-@pytest.mark.parametrize("name", ["Bart", "MBart", "Pegasus", "Bloom", "GPTNeo", "OpenAIGPT"])
-def test_a_model_that_does_not_fit_the_spec_cache_gives_its_own_text(name, lengths):
-    plain, ours, stats = texts(build(name), lengths, drafter="prompt_lookup")
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("BartForCausalLM", "dynamic"),
+        ("BloomForCausalLM", "aligned"),
+        ("GPTNeoForCausalLM", "aligned"),
+        ("OpenAIGPTLMHeadModel", "none"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_spec_cache_gets_another(name, cache):
+    plain, ours, stats = texts(build(name), RAGGED, drafter="oracle")
     assert ours == plain
     assert stats.drafted > 0
-    if len(lengths) > 1:
-        assert stats.cache == {"Bloom": "aligned", "GPTNeo": "aligned", "OpenAIGPT": "none"}.get(
-            name, "dynamic"
-        )
-        assert name == "OpenAIGPT" or "cache='spec'" in stats.notes[0]
+    assert stats.cache == cache
+    assert cache == "none" or "cache='spec'" in stats.notes[0]
 
 
-@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
-@pytest.mark.parametrize("name", ["Mamba", "XLNet"])
-def test_a_model_that_keeps_a_state_decodes_without_drafts_and_refuses_them(name, lengths):
-    model = build(name)
-    plain, ours, stats = texts(model, lengths)
+def test_rounding_under_autocast_is_that_of_its_dtype():
+    model = hf_models.build("llama", vocab_size=71)
+    with torch.autocast("cpu", torch.bfloat16):
+        coarse = check_fit(model, "spec")
+    fine = check_fit(model, "spec")
+    assert coarse.reason is None
+    assert fine.reason is None
+    assert fine.tolerance < coarse.difference < coarse.tolerance
+
+
+def test_a_model_that_keeps_a_state_decodes_without_drafts_and_refuses_them():
+    model = build("MambaForCausalLM")
+    plain, ours, stats = texts(model, RAGGED)
     assert ours == plain
     assert stats.cache == "plain"
     for options in ({}, {"tree": (2,), "drafter": hf_models.tiny("llama")}):
-        with pytest.raises(ValueError, match=f"{type(model).__name__} cannot be used") as error:
-            texts(model, lengths, **{"drafter": "prompt_lookup", **options})
+        with pytest.raises(ValueError, match="MambaForCausalLM cannot be used") as error:
+            texts(model, RAGGED, **{"drafter": "prompt_lookup", **options})
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["Bloom", "Bart"])
+@pytest.mark.parametrize("name", ["BloomForCausalLM", "BartForCausalLM"])
 def test_a_draft_model_gets_a_cache_that_fits_it(name):
-    plain, ours, stats = texts(hf_models.tiny("llama"), RAGGED, drafter=build(name))
+    drafter = build(name, vocab_size=hf_models.VOCAB)
+    plain, ours, stats = texts(hf_models.tiny("llama"), RAGGED, drafter=drafter)
     assert ours == plain
     assert any("draft model" in note for note in stats.notes)
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("kind", ["aligned", "dynamic"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_the_batch_in_transformers_own_cache_gives_plain_text(name, kind):
@@ -108,6 +90,7 @@ def test_the_batch_in_transformers_own_cache_gives_plain_text(name, kind):
     assert 0 < stats.accepted < stats.drafted
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("name", hf_models.NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rounding_is_no_fault(name, dtype):
@@ -133,14 +116,14 @@ def test_a_fit_names_the_forwards_without_a_mask_that_were_compared():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_large_difference_is_found_in_every_dtype(dtype):
-    fit = check_fit(build("Bart", dtype), "spec")
+    fit = check_fit(build("BartForCausalLM").to(dtype), "spec")
     assert fit.reason is not None, fit
     assert fit.difference > 0.9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dtype):
-    model = build("GPTNeo", dtype, window_size=256)
+    model = build("GPTNeoForCausalLM", window_size=256).to(dtype)
     assert check_plan.LARGEST_WINDOW < 256
     with pytest.raises(ValueError, match="local attention counts from the cache's length"):
         texts(model, (9,), drafter="prompt_lookup", cache="spec")
@@ -155,67 +138,72 @@ def forgetful():
     known_fits.forget()
 
 
-@pytest.mark.parametrize(
-    "fault", ["position", "rollback", "window", "siblings", "no mask", "padding", "misaligned"]
-)
+def late_positions(window):
+    def wrong(self, starts, size):
+        made = window(self, starts, size)
+        late = torch.from_numpy(starts > 0)[:, None]
+        return {**made, "position_ids": made["position_ids"] + late}
+
+    return wrong
+
+
+def seen_siblings(tree_window):
+    def wrong(self, roots, parents, *rest):
+        made = tree_window(self, roots, parents, *rest)
+        seen = made["attention_mask"]["full_attention"]
+        seen[..., -1, :] = seen.amax(dim=-2)
+        return made
+
+    return wrong
+
+
+def one_slot_more(window):
+    def wrong(self, starts, size):
+        made = window(self, starts, size)
+        if made["attention_mask"] is None and size == 1:
+            self._cursor.visible += 1
+        return made
+
+    return wrong
+
+
+def visible_padding(extend_inputs):
+    def wrong(self, size, first):
+        extend_inputs(self, size, first)
+        if self.kind == "aligned":
+            self._kwargs["attention_mask"] = None
+
+    return wrong
+
+
+# Fault -> a method, and what makes a wrong one of it.
+FAULTS = {
+    "position": (SpecCache, "window", late_positions),
+    "rollback": (
+        SpecCache,
+        "_mask",
+        lambda mask: lambda self, ids, *rest: mask(self, ids + ids.shape[1], *rest),
+    ),
+    "window": (
+        SpecCache,
+        "_by_layer_type",
+        lambda by_type: lambda self, mask_of: by_type(self, lambda _: mask_of(0)),
+    ),
+    "siblings": (SpecCache, "tree_window", seen_siblings),
+    "no mask": (SpecCache, "window", one_slot_more),
+    "padding": (PlainCache, "_extend_inputs", visible_padding),
+    "misaligned": (PlainCache, "_realign", lambda _: lambda self, *where: None),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
     """Negative controls: each of these faults of a cache must be found."""
-    kind, tree, padded, model = "spec", False, True, hf_models.tiny("gemma2")
-    if fault == "position":
-        original = SpecCache.window
-
-        def window(self, starts, size):
-            made = original(self, starts, size)
-            late = torch.from_numpy(starts > 0)[:, None]
-            return {**made, "position_ids": made["position_ids"] + late}
-
-        monkeypatch.setattr(SpecCache, "window", window)
-    elif fault == "rollback":
-        mask = SpecCache._mask
-        monkeypatch.setattr(
-            SpecCache, "_mask", lambda self, ids, *rest: mask(self, ids + ids.shape[1], *rest)
-        )
-    elif fault == "window":
-        original_types = SpecCache._by_layer_type
-        monkeypatch.setattr(
-            SpecCache, "_by_layer_type", lambda self, f: original_types(self, lambda _: f(0))
-        )
-    elif fault == "siblings":
-        tree = True
-        original_tree = SpecCache.tree_window
-
-        def tree_window(self, roots, parents, *rest):
-            made = original_tree(self, roots, parents, *rest)
-            seen = made["attention_mask"]["full_attention"]
-            seen[..., -1, :] = seen.amax(dim=-2)
-            return made
-
-        monkeypatch.setattr(SpecCache, "tree_window", tree_window)
-    elif fault == "no mask":
-        padded, model = False, hf_models.tiny("llama")
-        original_single = SpecCache.window
-
-        def one_slot_more(self, starts, size):
-            made = original_single(self, starts, size)
-            if made["attention_mask"] is None and size == 1:
-                self._cursor.visible += 1
-            return made
-
-        monkeypatch.setattr(SpecCache, "window", one_slot_more)
-    elif fault == "padding":
-        kind = "aligned"
-        original_extend = PlainCache._extend_inputs
-
-        def extend(self, size, first):
-            original_extend(self, size, first)
-            if self.kind == "aligned":
-                self._kwargs["attention_mask"] = None
-
-        monkeypatch.setattr(PlainCache, "_extend_inputs", extend)
-    else:
-        kind = "aligned"
-        monkeypatch.setattr(PlainCache, "_realign", lambda self, *where: None)
-    fit = check_fit(model, kind, padded=padded, tree=tree)
+    owner, name, made_wrong = FAULTS[fault]
+    monkeypatch.setattr(owner, name, made_wrong(getattr(owner, name)))
+    model = hf_models.tiny("llama" if fault == "no mask" else "gemma2")
+    kind = "spec" if owner is SpecCache else "aligned"
+    fit = check_fit(model, kind, padded=fault != "no mask", tree=fault == "siblings")
     assert fit.reason is not None
     assert fit.difference > 3 * fit.tolerance
 
@@ -227,15 +215,24 @@ def test_a_row_that_is_no_number_is_a_difference(place):
     assert self_check.largest_difference(rows, [own]) == math.inf
 
 
-def test_the_self_check_leaves_no_trace(forgetful):
+@pytest.mark.parametrize("kinds", [1, 4])
+def test_the_self_check_leaves_no_trace(kinds, forgetful):
+    """Nor do several threads that check one model at once."""
     model = hf_models.build("llama").train()
     model.model.layers[0].eval()
     calls = []
     handle = model.register_forward_hook(lambda *_: calls.append(1))
     modes = [module.training for module in model.modules()]
-    state = torch.get_rng_state()
     names = [sorted(vars(module)) for module in model.modules()]
-    assert check_fit(model, "spec", tree=True).reason is None
+    state, start = torch.get_rng_state(), threading.Barrier(kinds)
+
+    def check(tree, padded):
+        start.wait()
+        assert check_fit(model, "spec", tree=tree, padded=padded).reason is None
+
+    with ThreadPoolExecutor(kinds) as pool:
+        for done in [pool.submit(check, n % 2 == 0, n < 2) for n in range(kinds)]:
+            done.result()
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in model.modules()] == modes
     assert [sorted(vars(module)) for module in model.modules()] == names
@@ -260,32 +257,7 @@ def test_a_class_and_configuration_is_checked_once(monkeypatch, forgetful):
     assert len(counted) == 4
 
 
-def test_threads_that_check_one_model_leave_no_trace(forgetful):
-    model = hf_models.build("llama").train()
-    calls = []
-    handle = model.register_forward_hook(lambda *_: calls.append(1))
-    start = threading.Barrier(4)
-
-    def check(tree, padded):
-        start.wait()
-        check_fit(model, "spec", tree=tree, padded=padded)
-
-    threads = [
-        threading.Thread(target=check, args=(tree, padded))
-        for tree in (False, True)
-        for padded in (False, True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert calls == []
-    assert all(module.training for module in model.modules())
-    model(torch.tensor([[1]]))
-    assert calls == [1]
-    handle.remove()
-
-
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 @pytest.mark.parametrize("place", ["prompt", "window", "cache"])
 def test_no_memory_for_the_self_check_is_not_remembered(place, error, monkeypatch, forgetful):
@@ -305,16 +277,8 @@ def test_no_memory_for_the_self_check_is_not_remembered(place, error, monkeypatc
     assert check_fit(model, "spec").difference is not None
 
 
-def test_self_check_false_makes_no_forward(monkeypatch, forgetful):
-    monkeypatch.setattr(self_check, "_measure", lambda *args: pytest.fail("checked"))
-    plain, ours, _ = texts(
-        hf_models.tiny("llama"), RAGGED, drafter=hf_models.perturbed("llama"), self_check=False
-    )
-    assert ours == plain
-
-
 def test_check_model_prints_what_fits():
-    check = check_model(build("Bloom"))
+    check = check_model(build("BloomForCausalLM"))
     assert check.fitting() == ["aligned", "dynamic"]
     assert check.fitting(tree=True) == []
     lines = str(check).splitlines()
@@ -322,22 +286,16 @@ def test_check_model_prints_what_fits():
     assert lines[1].split() == ["cache", "drafts", "sequences", "difference", "verdict"]
     assert any(line.startswith("spec") and "raised ValueError" in line for line in lines)
     assert check_model(hf_models.tiny("llama")).fitting(tree=True) == ["spec"]
+    with pytest.raises(TypeError, match=r"model must be a causal language model .*, got 'x'"):
+        check_model("x")
 
 
 def test_a_context_of_minus_one_is_no_limit():
-    model = build("XLNet")
+    model = build("XLNetLMHeadModel")
     assert model.config.max_position_embeddings == -1
     plain, ours, stats = texts(model, (9,))
     assert ours == plain
     assert stats.sequences[0].stop_reason == "length"
-
-
-def test_a_model_that_takes_one_token_at_a_time_is_refused_drafts():
-    model = build_class("ProphetNetForCausalLM")
-    ids = torch.arange(10, 19)[None]
-    with pytest.raises(ValueError, match="ProphetNetForCausalLM cannot be used with drafts"):
-        generate(model, ids, drafter="prompt_lookup", max_new_tokens=4)
-    assert generate(model, ids, drafter=None, max_new_tokens=4).shape == (1, 13)
 
 
 def test_a_note_says_what_the_self_check_did_not_cover(monkeypatch, forgetful):
@@ -347,29 +305,24 @@ def test_a_note_says_what_the_self_check_did_not_cover(monkeypatch, forgetful):
 
 
 def test_a_note_names_the_cache_that_was_asked_for_and_cannot_be_had():
-    _, _, stats = texts(build("OpenAIGPT"), (9,), drafter="prompt_lookup", cache="spec")
+    _, _, stats = texts(build("OpenAIGPTLMHeadModel"), (9,), drafter="prompt_lookup", cache="spec")
     assert stats.cache == "none"
-    assert stats.notes == [
+    assert (
         "OpenAIGPTLMHeadModel runs with cache='none'; cache='spec': its forward takes no cache"
-    ]
+    ) in stats.notes
 
 
 def test_a_reason_that_holds_for_every_cache_is_said_once():
     with pytest.raises(ValueError, match="MiniMaxForCausalLM cannot be used with drafts: it keeps"):
-        texts(build_class("MiniMaxForCausalLM"), (9,), drafter="prompt_lookup")
+        texts(build("MiniMaxForCausalLM"), (9,), drafter="prompt_lookup")
 
 
 def test_states_of_the_caller_without_a_length_are_refused_by_name():
-    model, ids = build("Mamba"), torch.arange(1, 10)[None]
+    model, ids = build("MambaForCausalLM"), torch.arange(1, 10)[None]
     with torch.no_grad():
         past = model(ids[:, :-1], use_cache=True).cache_params
     with pytest.raises(ValueError, match="past_key_values of MambaForCausalLM is not supported"):
         generate(model, ids, past_key_values=past, max_new_tokens=2)
-
-
-def test_check_model_refuses_what_is_no_model():
-    with pytest.raises(TypeError, match=r"model must be a causal language model .*, got 'x'"):
-        check_model("x")
 
 
 def test_check_model_does_not_say_fits_where_nothing_was_measured(forgetful):
@@ -382,7 +335,7 @@ def test_check_model_does_not_say_fits_where_nothing_was_measured(forgetful):
 
 
 def test_a_cache_that_keeps_the_first_window_for_good_takes_no_drafts():
-    model, ids = build_class("UnlimitedOcrForConditionalGeneration"), torch.arange(10, 19)[None]
+    model, ids = build("UnlimitedOcrForConditionalGeneration"), torch.arange(10, 19)[None]
     with pytest.raises(ValueError, match="takes drafts of the first window for a part of the prom"):
         generate(model, ids, drafter="prompt_lookup", max_new_tokens=4)
     settings = {"max_new_tokens": 4, "do_sample": False}

@@ -1,4 +1,7 @@
-"""All default calls with a target share one copy of its head, and nothing of a call outlives it."""
+"""The copy of a head that drafts for a target: it follows the target, and goes with it.
+
+All default calls with a target share one.
+"""
 
 import gc
 import os
@@ -6,10 +9,9 @@ import weakref
 
 import pytest
 import torch
-from specdec_hf import generate
-from specdec_hf.compiled import forward
+from specdec_hf import Eagle3Drafter
 from specdec_hf.compiled.call import CompileStats
-from specdec_hf.drafters.heads import compiled_step, eagle3
+from specdec_hf.drafters.heads import eagle3
 from specdec_hf.drafters.heads.placed import PlacedHead
 from specdec_hf.drafters.trees.auto import AutoDrafter
 from specdec_hf.heads.eagle3 import Eagle3Head
@@ -18,6 +20,7 @@ from specdec_hf.heads.shipped import HEAD_FOLDER
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.recorded_ops import run_layers_as_they_are
 
 
 @pytest.fixture
@@ -29,9 +32,8 @@ def target(tmp_path):
     return model
 
 
-def run(target, **kwargs):
-    how = dict(max_new_tokens=8, guard=False, do_sample=False, return_dict_in_generate=True)
-    return generate(target, **hf_models.prompts((9,), vocab_size=11), **(how | kwargs))
+def run(target, **settings):
+    return hf_models.decode(target, **({"drafter": "auto"} | settings))
 
 
 def test_reading_the_head_draws_no_random_numbers(target):
@@ -43,10 +45,8 @@ def test_reading_the_head_draws_no_random_numbers(target):
     assert seeds[0] == seeds[1]
 
 
-@pytest.mark.slow
 def test_the_second_call_compiles_no_head(target, monkeypatch):
-    monkeypatch.setattr(forward, "BACKEND", "aot_eager")
-    compiled_step._step_graphs.cache_clear()
+    run_layers_as_they_are(monkeypatch)
     monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
     first, second = (run(target, compile=True).stats.compiled.drafts[0] for _ in range(2))
     assert first.seconds > 0
@@ -102,3 +102,27 @@ def test_a_copy_that_another_thread_puts_in_place_is_not_returned(target):
 
     placed = Raced(head_for(target), Eagle3Head, load_head)
     assert isinstance(placed.on(target), Eagle3Head)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda target: target.to(torch.bfloat16),
+        lambda target: target.lm_head.weight.copy_(target.lm_head.weight.flip(0)),
+        lambda target: setattr(target.lm_head.weight, "data", target.lm_head.weight.flip(0)),
+    ],
+    ids=["converted", "changed in place", "given other memory"],
+)
+def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
+    target = hf_models.build("llama", layers=3)
+    head = head_for(target)
+    drafter = Eagle3Drafter(head)
+    before = hf_models.decode(target, drafter=drafter)
+    with torch.no_grad():
+        change(target)
+    again, fresh = (hf_models.decode(target, drafter=one) for one in (drafter, Eagle3Drafter(head)))
+    assert before.stats.drafted > 0
+    assert again.sequences.tolist() == fresh.sequences.tolist()
+    assert (again.stats.drafted, again.stats.accepted) == (
+        fresh.stats.drafted, fresh.stats.accepted,
+    )  # fmt: skip

@@ -4,17 +4,17 @@ import functools
 
 import pytest
 import torch
-from specdec_hf import generate
 from specdec_hf.cache.widths import BUCKETS
 from specdec_hf.compiled import recordings
 from specdec_hf.compiled.borrow import WarmUpCall
+from specdec_hf.compiled.call import CompileStats
 from specdec_hf.drafters.heads import compiled_step, head_draft
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
 from specdec_hf.heads.cache import HeadCache
 from support import hf_models
 from support.heads import head_for
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
 from support.recorded_ops import record_ops
 
 pytestmark = pytest.mark.slow
@@ -22,12 +22,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch):
+    """Of the head alone: the target's forwards run eagerly, whose graphs other tests are about."""
     record_ops(monkeypatch)
+    monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
 
 
 @pytest.fixture(scope="module")
 def target():
-    return hf_models.build("llama", layers=4)
+    return hf_models.build("llama", vocab_size=11)
 
 
 @pytest.fixture
@@ -35,20 +37,14 @@ def head(target):
     return head_for(target).requires_grad_(False)
 
 
-def decode(target, drafter, lengths=(9,), **settings):
-    settings = {"max_new_tokens": 20, "do_sample": False, "guard": False, "seed": 0, **settings}
-    inputs = hf_models.prompts(lengths)
-    return generate(target, **inputs, drafter=drafter, return_dict_in_generate=True, **settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=["single", "ragged"])
-@pytest.mark.parametrize("kind", [Eagle3Drafter, Eagle3ChainDrafter])
+@pytest.mark.parametrize(
+    ("kind", "lengths"), [(Eagle3Drafter, (9, 4, 12)), (Eagle3ChainDrafter, (9,))]
+)
 def test_drafts_are_those_without_graphs(target, head, kind, lengths):
-    eager, drafter = decode(target, kind(head), lengths), kind(head)
+    eager, drafter = decode(target, lengths, drafter=kind(head)), kind(head)
     graphs = []
     for _ in range(2):
-        out = decode(target, drafter, lengths, compile=True)
+        out = decode(target, lengths, drafter=drafter, compile=True)
         assert torch.equal(out.sequences, eager.sequences)
         assert out.stats.accepted == eager.stats.accepted > 0
         (made,) = out.stats.compiled.drafts
@@ -58,13 +54,12 @@ def test_drafts_are_those_without_graphs(target, head, kind, lengths):
     assert graphs[0] == graphs[1] <= len(BUCKETS)
 
 
-@pytest.mark.slow
 def test_buffers_that_grow_get_graphs_of_their_own(target, head, monkeypatch):
     monkeypatch.setattr(head_draft, "HeadCache", functools.partial(HeadCache, capacity=20))
-    drafter, long = Eagle3Drafter(head), {"max_new_tokens": 60}
+    drafter, long = Eagle3Drafter(head), {"max_new_tokens": 30}
     for settings in ({}, long, {}):
-        eager = decode(target, Eagle3Drafter(head), **settings)
-        out = decode(target, drafter, compile=True, **settings)
+        eager = decode(target, drafter=Eagle3Drafter(head), **settings)
+        out = decode(target, drafter=drafter, compile=True, **settings)
         assert torch.equal(out.sequences, eager.sequences)
         assert out.stats.accepted == eager.stats.accepted
         assert out.stats.compiled.drafts[0].replayed > 0
@@ -115,11 +110,10 @@ def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch
     assert "its logits differ from the head's own" in step.cuda_graphs.reason
     assert step.cuda_graphs._cache is None, "buffers that are lent no more are not kept"
     drafter = Eagle3Drafter(head)
-    out = decode(target, drafter, compile=True)
-    assert torch.equal(out.sequences, decode(target, Eagle3Drafter(head)).sequences)
+    out = decode(target, drafter=drafter, compile=True)
+    assert torch.equal(out.sequences, decode(target, drafter=Eagle3Drafter(head)).sequences)
 
 
-@pytest.mark.slow
 def test_a_step_that_reads_is_not_recorded(target, head, monkeypatch):
     forward = compiled_step.Eagle3Step.forward
 
@@ -127,9 +121,9 @@ def test_a_step_that_reads_is_not_recorded(target, head, monkeypatch):
         int(inputs["starts"].max())
         return forward(self, **inputs)
 
-    eager = decode(target, Eagle3Drafter(head))
+    eager = decode(target, drafter=Eagle3Drafter(head))
     monkeypatch.setattr(compiled_step.Eagle3Step, "forward", reading)
-    out = decode(target, Eagle3Drafter(head), compile=True)
+    out = decode(target, drafter=Eagle3Drafter(head), compile=True)
     assert torch.equal(out.sequences, eager.sequences)
     assert out.stats.accepted == eager.stats.accepted
     (made,) = out.stats.compiled.drafts

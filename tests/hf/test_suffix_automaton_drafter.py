@@ -1,14 +1,12 @@
 """The drafter over suffix automata: what it drafts, and the text that it drafts for."""
 
 import numpy as np
-import pytest
-from specdec_hf import PromptLookupDrafter, SuffixAutomatonDrafter, TrieTree
+from specdec_hf import SuffixAutomatonDrafter
 from specdec_host import Corpus, SuffixAutomaton
 from support import hf_models
-from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value
+from support.drafter_proof import VOCAB
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of
-from support.providers import SIGNIFICANCE
 
 CORPUS = np.random.default_rng(0).integers(0, VOCAB, 300)
 
@@ -73,45 +71,3 @@ def test_several_chains_come_from_the_text_and_the_corpus():
         chains = drafter.propose_several(history_of([1, 2, 3, 1, 2], [1]), 2, 3)
         assert chains[0].tolist() == [[3, 1], [8, 1], [-1, -1]]
         assert chains[1].tolist() == [[2, 8], [-1, -1], [-1, -1]]
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
-    [
-        ({"min_match": 0}, ValueError, "min_match must be at least 1, got 0"),
-        ({"min_match": 5, "max_match": 4}, ValueError, "min_match must be at most 4, got 5"),
-        ({"min_confidence": 2}, ValueError, r"min_confidence must be in \[0, 1\], got 2.0"),
-        ({"max_match": 2.5}, TypeError, "max_match must be an integer, got 2.5"),
-        ({"corpus": [1, 2]}, TypeError, "corpus must be a Corpus or None, got list"),
-        ({"corpus": np.array([-1])}, ValueError, r"tokens must hold ids in \[0, 2\^31\), got -1"),
-    ],
-)
-def test_wrong_arguments_are_named(kwargs, error, message):
-    with pytest.raises(error, match=message):
-        SuffixAutomatonDrafter(**kwargs)
-
-
-def automata():
-    return SuffixAutomatonDrafter(min_match=1)
-
-
-@pytest.mark.parametrize("tree", [None, TrieTree(3, 4)], ids=["chain", "trie"])
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_greedy_equals_plain_generation(name, tree):
-    assert_greedy_identical(automata, hf_models.tiny(name), tree=tree)
-
-
-@pytest.mark.slow
-def test_greedy_equals_plain_generation_merged_with_prompt_lookup():
-    def both():
-        return [PromptLookupDrafter(), automata()]
-
-    assert_greedy_identical(both, hf_models.tiny("llama"), tree=TrieTree(3, 4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tree", [None, TrieTree(2, 3)], ids=["chain", "trie"])
-def test_sampled_texts_have_the_targets_distribution(tree):
-    drafter = SuffixAutomatonDrafter(CORPUS, min_match=1)
-    settings = {} if tree is None else {"rule": "target_only", "tree": tree, "gamma": None}
-    assert joint_p_value(drafter, texts=1500, **settings) > SIGNIFICANCE

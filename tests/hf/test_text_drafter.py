@@ -9,10 +9,8 @@ from specdec_hf import Drafter, TextDrafter, generate
 from specdec_hf.drafters.models.retokenize import Translation, Vocabulary, plain_end
 from support import hf_models
 from support.cli_models import invoke
-from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.letters import letters
-from support.providers import SIGNIFICANCE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
@@ -209,15 +207,6 @@ def pair(source, goal):
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "goal"), [("merges", "characters"), ("characters", "bytes"), ("bytes", "merges")]
-)
-def test_greedy_equals_plain_generation(source, goal):
-    model, small = pair(source, goal)
-    drafter = TextDrafter(small, TOKENIZERS[goal](), TOKENIZERS[source]())
-    assert_greedy_identical(lambda: drafter, model, 24)
-
-
 class Compared(Drafter):
     """A text drafter that must draft in each round what a new one drafts."""
 
@@ -317,14 +306,6 @@ def test_a_draft_model_of_a_short_context_drafts_within_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["token", "block", "match"])
-def test_sampled_texts_have_the_targets_distribution(rule):
-    small = hf_models.build("llama", 1, vocab_size=5)
-    drafter = TextDrafter(small, letters("dcbax"), letters("abcd"))
-    assert joint_p_value(drafter, rule, texts=1200) > SIGNIFICANCE
-
-
-@pytest.mark.slow
 def test_transformers_arguments_and_the_command_line_take_two_tokenizers(tmp_path):
     model, small = pair("merges", "characters")
     tokenizers = {"tokenizer": merges(330), "assistant_tokenizer": characters()}
@@ -351,17 +332,3 @@ def test_transformers_arguments_and_the_command_line_take_two_tokenizers(tmp_pat
     assert result.exit_code == 0, result.output
     answer = json.loads((tmp_path / "out.json").read_text())["prompts"][0]["turns"][0]
     assert answer["stats"]["drafter"] == "text"
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ({"tokenizer": 3}, TypeError, "tokenizer must be a tokenizer of Transformers, got 3"),
-        ({"target_lookbehind": 2.0}, TypeError, "target_lookbehind must be an integer, got 2.0"),
-        ({"assistant_lookbehind": 0}, ValueError, "assistant_lookbehind must be at least 1, got 0"),
-    ],
-)
-def test_wrong_arguments_are_named(given, error, message):
-    arguments = {"assistant_tokenizer": letters("abc"), "tokenizer": letters("abc"), **given}
-    with pytest.raises(error, match=message):
-        TextDrafter(hf_models.tiny("llama"), **arguments)

@@ -49,6 +49,7 @@ def assert_close(got, want, mask):
             torch.testing.assert_close(a, b * held, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
@@ -123,14 +124,9 @@ def test_sampled_scores_are_those_of_the_filters(rule):
 def test_a_temperature_of_zero_keeps_the_logits_of_its_sequence():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
     got = generate(
-        model,
-        **inputs,
-        **settings(do_sample=True),
-        drafter=None,
-        temperature=[0.0, 0.5],
-        top_k=7,
+        model, **inputs, **settings(do_sample=True), drafter=None, temperature=[0.0, 0.5], top_k=7,
         seed=1,
-    )
+    )  # fmt: skip
     torch.testing.assert_close(got.scores[2][0], got.logits[2][0])
     assert int(got.scores[2][1].isfinite().sum()) == 7
 
@@ -189,12 +185,6 @@ def test_outputs_need_the_dict_and_leave_others_out():
     assert out.scores is None
     assert out.hidden_states is None
     assert [x.shape for x in out.logits] == [(1, hf_models.VOCAB)] * 3
-
-
-def test_attentions_are_refused_by_name():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    with pytest.raises(ValueError, match="output_attentions=True is not supported"):
-        generate(model, **inputs, max_new_tokens=3, output_attentions=True)
 
 
 @pytest.mark.parametrize("cache", ["spec", "aligned"])

@@ -1,12 +1,10 @@
 """Token recycling: the adjacency matrix, the trees that it fills, and the text they draft for."""
 
 import numpy as np
-import pytest
-from hf.test_generate import NEW, RAGGED, run
+from hf.test_generate import NEW, run
 from specdec_hf import Candidates, TokenRecyclingDrafter, TreeSpec
 from specdec_hf.drafters.trees.host_tree import ROOT, HostTree
 from support import hf_models
-from support.drafter_proof import assert_greedy_identical
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of
 
@@ -58,6 +56,8 @@ def test_the_tree_is_filled_from_the_matrix():
     prompts = [4, 1, 2, 1, 3, 1], [5, 6, 5]
     # The latest follower of 1 is 3; its only follower is 1, as that of 2 is.
     assert proposed(drafter, history_of(*prompts)) == [[[3], [2], [3, 1], [2, 1]], [[6], [6, 5]]]
+    second_alone = started(TreeSpec((-1,), (1,)), 2)
+    assert proposed(second_alone, history_of(*prompts)) == [[[2]], []]
     # Behind 1 the target holds 7 and 3 for likely, and it has read the drafts 3 and 2 as well.
     tokens = np.array([[1, 3, 2, 1], [5, 6, -1, -1]])
     parents = np.array([[-1, 0, 0, 2], [-1, 0, -1, -1]])
@@ -76,67 +76,6 @@ def test_the_tree_is_filled_from_the_matrix():
     assert drafter._rows[1] == {5: [6, 5], 6: [5, 6]}
 
 
-class Recorder(TokenRecyclingDrafter):
-    """Compares each tree with its definition, over all that the target has shown."""
-
-    def start(self, context):
-        super().start(context)
-        self.shown = [{} for _ in range(context.batch_size)]
-        self.first = None
-        self.nodes = 0
-
-    def row(self, b, token):
-        if token in self.shown[b]:
-            return self.shown[b][token]
-        text = self.first[b]
-        after = [text[i + 1] for i in range(len(text) - 2, -1, -1) if text[i] == token]
-        return list(dict.fromkeys(after))[: self.candidates]
-
-    def remember(self, history):
-        self.first = self.first or [
-            text[:n].tolist() for text, n in zip(history.tokens, history.lengths, strict=True)
-        ]
-
-    def propose(self, history, limits):
-        self.remember(history)
-        draft = super().propose(history, limits)
-        for b in np.flatnonzero(history.active):
-            paths = {-1: [int(history.tokens[b, history.lengths[b] - 1])]}
-            for n, parent in enumerate(self.tree.parents):
-                row = self.row(b, paths[parent][-1]) if paths[parent] else []
-                known = self.tree.ranks[n] < len(row) and self.tree.depths[n] <= limits[b]
-                paths[n] = [*paths[parent], row[self.tree.ranks[n]]] if known else []
-            expected = sorted(path[1:] for path in paths.values() if path[1:])
-            got = {-1: []}
-            for n, token in enumerate(draft.tokens[b].tolist() if draft else []):
-                if token >= 0:
-                    got[n] = [*got[int(draft.parents[b, n])], token]
-            assert sorted(path for path in got.values() if path) == expected
-            self.nodes += len(expected)
-        return draft
-
-    def observe(self, history, candidates):
-        self.remember(history)
-        super().observe(history, candidates)
-        for b in np.flatnonzero(history.active):
-            for token, row in zip(candidates.tokens[b], candidates.ids[b], strict=True):
-                if token >= 0:
-                    self.shown[b][int(token)] = row.tolist()
-
-
-def test_matrix_and_trees_follow_their_definition():
-    drafter = Recorder(TreeSpec((-1, -1, 0, 0, 1, 2), (0, 2, 0, 1, 3, 0)), 5)
-    run(hf_models.tiny("llama"), hf_models.prompts(RAGGED), drafter=drafter, max_new_tokens=30)
-    assert drafter.nodes > 100
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_greedy_equals_plain_generation(name):
-    stats = assert_greedy_identical(lambda: TokenRecyclingDrafter(WIDE), hf_models.tiny(name))
-    assert stats.drafter == "token_recycling"
-    assert_greedy_identical(lambda: "token_recycling", hf_models.tiny(name))
-
-
 def test_what_a_call_has_learnt_can_be_inherited():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False).tolist()
@@ -152,17 +91,3 @@ def test_what_a_call_has_learnt_can_be_inherited():
     other = hf_models.build("llama", vocab_size=97)
     run(other, inputs, drafter=drafter, max_new_tokens=1)
     assert len(drafter._rows[0]) < len(learnt)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"tree": (2, 1)}, TypeError, r"tree must be None or a TreeSpec, got \(2, 1\)"),
-        ({"tree": WIDE, "top_k": 2}, ValueError, "ranks of tree must be below top_k=2, got 2"),
-        ({"top_k": 0}, ValueError, r"top_k must be an integer in \[1, 1024\], got 0"),
-        ({"inherit": 1}, TypeError, "inherit must be True or False, got 1"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        TokenRecyclingDrafter(**arguments)

@@ -5,18 +5,19 @@ from itertools import pairwise
 import pytest
 from hf.test_generate import NEW, RAGGED, EndsWith, run
 from hf.test_hf_arguments import PROCESSED
-from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, TrieTree, generate
+from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, generate
 from specdec_hf.decode import rounds
 from specdec_hf.decode.begin import begin
 from specdec_hf.hf_arguments.prepare import prepare_call
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.hf_trees import Repeats, drafters
+from support.hf_trees import drafters
 from transformers import StoppingCriteriaList
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("new_tokens", [1, 2, 3, 7])
 @pytest.mark.parametrize("kind", ["branching", "two models", "eagle", "trie of models"])
 def test_max_new_tokens_is_exact(kind, new_tokens):
@@ -73,14 +74,21 @@ def test_the_context_ends_generation(kind):
 def test_a_drafter_unlike_the_target_changes_nothing(kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
     drafter = hf_models.unlike(kind)
-    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    for one, tree in ((drafter, (2, 2)), ([drafter, model], (2, 2)), (drafter, EagleTree(3, 3))):
-        got = run(model, inputs, drafter=one, tree=tree)
+    expected = model.generate(**inputs, max_new_tokens=40, do_sample=False)
+    for one, tree in (
+        (drafter, None),
+        (drafter, (2, 2)),
+        ([drafter, model], (2, 2)),
+        (drafter, EagleTree(3, 3)),
+    ):
+        got = run(model, inputs, drafter=one, tree=tree, max_new_tokens=40)
         assert got.sequences.tolist() == expected.tolist()
+        assert got.stats.accepted > 0 or kind != "bfloat16"
         if kind == "short context" and one is drafter:
             assert 0 in got.stats.gammas
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("case", PROCESSED)
 @pytest.mark.parametrize("kind", ["branching", "trie of all"])
 def test_logits_processors_see_the_path_to_each_node(case, kind):
@@ -214,87 +222,44 @@ def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them
     assert greedy.stats.acceptance_by_trial[0] > 0.9
 
 
-def test_the_loop_stops_drafting_when_it_does_not_pay():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    now = [0.0]
-
-    def clock():
-        now[0] += 1.0
-        return now[0]
-
-    class Slow(Repeats):
-        def propose(self, history, gamma):
-            now[0] += 30.0
-            return super().propose(history, gamma)
-
-    expected = model.generate(**inputs, max_new_tokens=40, do_sample=False)
-    out = run(
-        model, inputs, drafter=Slow(), tree=TrieTree(), clock=clock, guard=None, max_new_tokens=40
-    )  # fmt: skip
-    assert out.sequences.tolist() == expected.tolist()
-    assert any("drafting pauses" in note for note in out.stats.notes)
-    assert out.stats.gammas.count(0) > 20
-
-
 def refused():
+    """What is given in place of `tree=(2,)` and a draft model, or beside them, and the message."""
     model = hf_models.perturbed("llama")
+    typical = {"rule": "typical", "do_sample": True}
+    k_seq = {"drafter": [model] * 2, "rule": "k_seq", "do_sample": True}
+    schedule = {"num_assistant_tokens_schedule": "heuristic"}
+    other = hf_models.build("llama", vocab_size=97)
     return {
-        "tree": ({"tree": 3, "drafter": model}, "tree must be a TreeSpec, EagleTree, TrieTree"),
-        "no drafter": ({"tree": (2,), "drafter": None}, "must be given with tree, got None"),
-        "default drafter": ({"tree": (2,)}, "tree must be a TrieTree or None with drafter auto"),
-        "no drafters": ({"tree": (2,), "drafter": []}, "drafter must be given with tree, got []"),
-        "list": ({"drafter": [model]}, "several drafters need tree"),
-        "gamma": (
-            {"tree": (2,), "drafter": model, "gamma": 3},
-            "num_assistant_tokens must not be given with tree",
-        ),
-        "schedule": (
-            {"tree": (2,), "drafter": model, "num_assistant_tokens_schedule": "heuristic"},
-            "num_assistant_tokens_schedule must be 'constant' or 'optimal' with tree",
-        ),
-        "cache": (
-            {"tree": (2,), "drafter": model, "cache": "dynamic"},
-            "cache must be 'auto' or 'spec' with tree, got 'dynamic'",
-        ),
-        "typical": (
-            {"tree": (2,), "drafter": model, "rule": "typical", "do_sample": True},
-            "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_one'",
-        ),
-        "several": (
-            {"tree": (2,), "drafter": [model] * 2, "rule": "k_seq", "do_sample": True},
-            "with this drafter, got 'k_seq'",
-        ),
-        "lossy greedy": (
-            {"tree": (2,), "drafter": model, "rule": "greedy", "do_sample": True},
-            "rule='greedy' needs do_sample=False",
-        ),
+        "tree": ({"tree": 3}, "tree must be a TreeSpec, EagleTree, TrieTree"),
+        "no drafter": ({"drafter": None}, "must be given with tree, got None"),
+        "default": ({"drafter": "auto"}, "tree must be a TrieTree or None with drafter auto"),
+        "no drafters": ({"drafter": []}, "drafter must be given with tree, got []"),
+        "list": ({"drafter": [model], "tree": None}, "several drafters need tree"),
+        "gamma": ({"gamma": 3}, "num_assistant_tokens must not be given with tree"),
+        "schedule": (schedule, "_schedule must be 'constant' or 'optimal' with tree"),
+        "cache": ({"cache": "dynamic"}, "cache must be 'auto' or 'spec' with tree, got 'dynamic'"),
+        "typical": (typical, "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_"),
+        "several": (k_seq, "with this drafter, got 'k_seq'"),
+        "greedy": ({"rule": "greedy", "do_sample": True}, "rule='greedy' needs do_sample=False"),
         "eagle": (
             {"tree": EagleTree(), "drafter": "prompt_lookup"},
             "drafter must be one draft model with tree=EagleTree",
         ),
-        "mixed": (
-            {"tree": (2,), "drafter": [model, "prompt_lookup"]},
-            "drafter must be a draft model, a list of them, or one that drafts several chains",
-        ),
-        "rank": (
-            {"tree": TreeSpec((-1,), (64,)), "drafter": model},
-            "ranks of tree must be below 64, got 64",
-        ),
+        "mixed": ({"drafter": [model, "prompt_lookup"]}, "or one that drafts several chains"),
+        "rank": ({"tree": TreeSpec((-1,), (64,))}, "ranks of tree must be below 64, got 64"),
         "nodes": (
             {"tree": (60, 8), "drafter": [model, model]},
             "tree must have at most 1024 nodes over all draft models, got 540 for each of 2",
         ),
-        "vocabulary": (
-            {"tree": (2,), "drafter": hf_models.build("llama", vocab_size=97)},
-            "drafter has 97 tokens, model has 67",
-        ),
-    }  # fmt: skip
+        "vocabulary": ({"drafter": other}, "drafter has 97 tokens, model has 67"),
+    }
 
 
 @pytest.mark.parametrize("case", list(refused()))
 def test_refused_arguments_are_named(case):
     kwargs, message = refused()[case]
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    given = {"tree": (2,), "drafter": hf_models.perturbed("llama"), **kwargs}
     with pytest.raises(TypeError if case == "tree" else ValueError) as raised:
-        generate(model, **inputs, **{"max_new_tokens": 4, **kwargs})
+        generate(model, **inputs, max_new_tokens=4, **given)
     assert message in str(raised.value)

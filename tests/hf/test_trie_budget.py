@@ -49,21 +49,13 @@ def test_a_limited_tree_keeps_the_most_probable_nodes():
     assert budget.cut(chains, 4).tolist() != budget.cut(chains, 3).tolist()
     for size in range(1, 9):
         assert (budget.cut(chains, size) >= 0).sum() == size
-    # A common prefix takes its nodes once.
+    # Tokens after the end of a chain take no nodes, and a common prefix takes them once.
+    ended = np.array([[[1, -1, 3], [5, 6, 7]]])
+    for size in (4, 9):
+        kept = NodeBudget([0, 0], 1).cut(ended, size)
+        assert kept.tolist() == [[[1, -1, -1], [5, 6, 7]]]
     shared = np.array([[[5, 6, 7, 8], [5, 6, 7, 9]]])
     assert (budget.cut(shared, 5) >= 0).sum() == 8
-
-
-def test_the_value_of_a_node_is_the_share_of_committed_ones():
-    rng = np.random.default_rng(1)
-    budget = NodeBudget([0, 1], 1)
-    chains = np.zeros((1, 2, 3), dtype=np.int64)
-    for _ in range(3000):
-        accepted = [[int((rng.random(3) < p).cumprod().sum()) for p in (0.8, 0.3)]]
-        budget.observe(chains, np.array(accepted))
-    # 95 % of the weight of each round is left in the next one: 20 rounds count.
-    assert np.abs(budget.acceptance()[0, :, 0] - [0.8, 0.3]).max() < 0.35
-    assert budget.acceptance()[0, 0, 0] > budget.acceptance()[0, 1, 0]
 
 
 def test_a_token_counts_where_the_tokens_above_it_were_committed():
@@ -85,13 +77,6 @@ def test_a_token_counts_where_the_tokens_above_it_were_committed():
     assert budget.acceptance()[1] == pytest.approx(
         np.array([[share(0.6, 1, 1), share(0.6, 0, 1), 0.6], [share(0.36, 0, 1), 0.36, 0.36]])
     )
-
-
-def test_tokens_after_the_end_of_a_chain_take_no_nodes():
-    budget = NodeBudget([0, 0], 1)
-    chains = np.array([[[1, -1, 3], [5, 6, 7]]])
-    assert budget.cut(chains, 4).tolist() == [[[1, -1, -1], [5, 6, 7]]]
-    assert budget.cut(chains, 9).tolist() == [[[1, -1, -1], [5, 6, 7]]]
 
 
 def test_a_schedule_is_shown_the_nodes_of_the_tree_and_may_take_none():

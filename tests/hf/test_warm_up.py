@@ -104,7 +104,9 @@ def test_the_second_call_after_a_long_prompt_makes_no_graphs(traced_only):
         assert_warm(compiled_call(model, 100, output_hidden_states=True), graphs=2)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "gemma2"))]
+)
 def test_what_transformers_notes_on_a_model_does_not_count_as_a_change(name, monkeypatch):
     run_layers_as_they_are(monkeypatch)
     model, inputs = build(name), prompts((9,))
@@ -120,6 +122,7 @@ def test_what_transformers_notes_on_a_model_does_not_count_as_a_change(name, mon
     assert_warm(compiled_call(model, 9), graphs=0)
 
 
+@pytest.mark.full  # the next test is about calls whose layers are not traced
 @pytest.mark.slow
 def test_the_calls_after_warm_up_make_no_graphs(traced_only):
     """Four for the target: for one token and for several, of a sequence and of a batch."""

@@ -14,15 +14,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import torch._dynamo.testing
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lookup
-from support.providers import (
-    ALL_PROVIDERS,
-    assert_outputs_equal,
-    provider,
-    provider_cases,
-)
+from support.compiled import assert_one_graph
+from support.providers import ALL_PROVIDERS, assert_outputs_equal, provider, provider_cases
 
 import specdec_kernels as sk
 from specdec_kernels import testing
@@ -273,28 +268,22 @@ def test_the_defaults_are_those_of_prompt_lookup():
     assert_outputs_equal(OP, sk.ngram_propose(history, lengths, gamma=gamma), want)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_draft_and_its_verification_compile_as_one_graph_for_all_sizes(backend):
-    def a_round(history, lengths, target, gamma):
-        drafted = sk.ngram_propose(history, lengths, gamma=gamma)
-        verdict = sk.verify_chain(
-            target, drafted.tokens, rule="match", seeds=lengths, positions=lengths
-        )
-        return (*drafted, *verdict[:3])
+def a_round(history, lengths, target, gamma):
+    drafted = sk.ngram_propose(history, lengths, gamma=gamma)
+    verdict = sk.verify_chain(
+        target, drafted.tokens, rule="match", seeds=lengths, positions=lengths
+    )
+    return (*drafted, *verdict[:3])
 
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
-    compiled = torch.compile(a_round, fullgraph=True, backend=counter, dynamic=True)
-    frames = []
+
+@pytest.mark.slow
+def test_a_draft_and_its_verification_compile_as_one_graph_for_all_sizes():
+    calls = []
     for b, columns, gamma in ((3, 20, 4), (2, 33, 3), (5, 17, 6)):
         history, lengths, *_ = ngram_case(b, columns, gamma).args()
         target = torch.randn(b, gamma + 1, 61, generator=torch.Generator().manual_seed(b))
-        args = history, lengths, target, gamma
-        for got, want in zip(compiled(*args), a_round(*args), strict=True):
-            assert torch.equal(got, want)
-        frames.append(counter.frame_count)
-    assert frames == frames[:1] * 3
+        calls.append((history, lengths, target, gamma))
+    assert_one_graph(a_round, calls)
 
 
 def test_the_cases_find_matches_and_miss_some():

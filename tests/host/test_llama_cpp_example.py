@@ -5,6 +5,7 @@ llama-cpp-python is installed.
 """
 
 import importlib.util
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 @pytest.fixture(scope="module")
 def generate():
-    spec = importlib.util.spec_from_file_location("llama_cpp_speculative", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.generate
+    return runpy.run_path(str(EXAMPLE))["generate"]
 
 
 class StandIn:

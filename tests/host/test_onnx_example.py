@@ -1,7 +1,8 @@
 """examples/onnx_speculative.py emits the text of its target alone. Needs onnx and onnxruntime."""
 
-import importlib.util
+import runpy
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,7 @@ pytestmark = pytest.mark.skipif(not EXAMPLE.is_file(), reason="the examples are 
 def example():
     for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
-    spec = importlib.util.spec_from_file_location("onnx_speculative", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return types.SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +43,10 @@ def test_the_text_is_that_of_the_target_alone(example, target, noise, temperatur
             target, drafter, prompt, 24, temperature=temperature, seed=seed
         )
         assert tokens == want
+        assert tokens != plain(target, prompt, 24, temperature, seed + 1) or temperature == 0
         assert 24 / 5 <= calls <= 24
         if noise == 0:
             assert calls == 5  # every draft is accepted
-
-
-def test_the_comparison_rejects_text_of_another_model_and_of_another_seed(example, target):
-    other = example.Model(example.tiny_model(5.0))
-    tokens, _ = example.generate(target, other, [1, 2, 3], 24, temperature=0.8)
-    assert tokens != plain(other, [1, 2, 3], 24, 0.8, 0)
-    assert tokens != plain(target, [1, 2, 3], 24, 0.8, 1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

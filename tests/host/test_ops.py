@@ -1,4 +1,4 @@
-"""The ops of specdec_host without torch: layouts, sources of arrays, faults, wrong arguments."""
+"""The arrays that the ops of specdec_host take, and the arguments that they refuse."""
 
 import array
 import itertools
@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import specdec_host as host
-from specdec_host import SampledDraft, SparseDraft, Status, Tree, draft_positions
+from specdec_host import SampledDraft, Tree
 
 B, GAMMA, V = 3, 4, 67
 SEEDS, POSITIONS = np.arange(B), np.full(B, 10)
@@ -21,66 +21,13 @@ def rows(*shape, seed=0):
 TARGET, NEAR = rows(B, GAMMA + 1, V), rows(B, GAMMA, V, seed=1)
 IDS = TARGET[:, :-1].argmax(-1)
 PARENTS = np.broadcast_to([-1, -1, 0, 1], (B, GAMMA))
+DRAFT = SampledDraft(
+    NEAR, np.log(np.exp(NEAR).sum(-1)), np.full((B, GAMMA), -np.inf, np.float32), 1.0
+)
 
 
 def equal(a, b):
     return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
-
-
-def drafted(rule):
-    """Drafts of one round and the form that describes them."""
-    where = draft_positions(POSITIONS, GAMMA, rule=rule).reshape(-1)
-    noise = "shared" if rule == "match" else "draft"
-    got = host.sample(
-        NEAR.reshape(-1, V), temperature=0.8, top_k=20, seeds=SEEDS.repeat(GAMMA), positions=where,
-        noise=noise,
-    )  # fmt: skip
-    statistics = (x.reshape(B, GAMMA) for x in (got.logsumexp, got.threshold))
-    return got.tokens.reshape(B, GAMMA), SampledDraft(NEAR, *statistics, 0.8)
-
-
-@pytest.mark.parametrize("rule", host.RULES)
-def test_a_round_of_a_chain_emits_its_accepted_drafts_and_one_token(rule):
-    ids, draft = drafted(rule)
-    rates = np.full(GAMMA, 0.5, np.float32) if rule == "synthetic" else None
-    out = host.verify_chain(
-        TARGET, ids, draft, rule=rule, temperature=0.8, synthetic_rates=rates,
-        with_accept_probs=True, **DRAWS,
-    )  # fmt: skip
-    for b in range(B):
-        n = out.num_accepted[b]
-        assert out.tokens[b, :n].tolist() == ids[b, :n].tolist()
-        assert 0 <= out.tokens[b, n] < V
-        assert (out.tokens[b, n + 1 :] == -1).all()
-    assert not out.status.any()
-    assert out.accept_probs.shape == ids.shape
-
-
-@pytest.mark.parametrize("rule", host.TREE_RULES)
-def test_a_round_of_a_tree_emits_a_path_and_one_token(rule):
-    ids, draft = drafted(rule)
-    out = host.verify_tree(TARGET, Tree(ids, PARENTS), draft, rule=rule, temperature=0.8, **DRAWS)
-    for b in range(B):
-        n = out.num_accepted[b]
-        path = out.path[b, :n]
-        assert out.tokens[b, :n].tolist() == ids[b, path].tolist()
-        assert PARENTS[b, path].tolist() == [-1, *path[:-1]][:n]
-        assert 0 <= out.tokens[b, n] < V
-    assert not out.status.any()
-
-
-def test_match_emits_what_sampling_without_drafts_emits():
-    ids, _ = drafted("match")
-    out = host.verify_chain(TARGET, ids, rule="match", temperature=0.8, **DRAWS)
-    for b, n in enumerate(out.num_accepted):
-        plain = host.sample(
-            TARGET[b, : n + 1], temperature=0.8, seeds=SEEDS[b].repeat(n + 1),
-            positions=POSITIONS[b] + np.arange(n + 1), noise="shared",
-        )  # fmt: skip
-        assert out.tokens[b, : n + 1].tolist() == plain.tokens.tolist()
-
-
-# Arrays.
 
 
 def spread(x):
@@ -128,16 +75,15 @@ LAYOUTS = [spread, backwards, read_only, unaligned, memoryview, DLPackOnly]
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
 def test_the_layout_and_the_owner_of_an_array_change_nothing(layout):
-    ids, draft = drafted("block")
-    for kind, verify in itertools.product((TARGET, TARGET.astype(np.float16)), "ct"):
+    for target, verify in itertools.product((TARGET, TARGET.astype(np.float16)), "ct"):
 
-        def run(read, target=kind, verify=verify):
-            q = draft._replace(logits=read(draft.logits), logsumexp=read(draft.logsumexp))
+        def run(read, target=target, verify=verify):
+            q = DRAFT._replace(logits=read(DRAFT.logits), logsumexp=read(DRAFT.logsumexp))
             how = dict(temperature=read(np.full(B, 0.8)), top_p=read(np.full(B, 0.9, np.float32)),
                        seeds=read(SEEDS), positions=read(POSITIONS))  # fmt: skip
             if verify == "c":
-                return host.verify_chain(read(target), read(ids), q, rule="block", **how)
-            tree = Tree(read(ids), read(PARENTS.copy()))
+                return host.verify_chain(read(target), read(IDS), q, rule="block", **how)
+            tree = Tree(read(IDS), read(PARENTS.copy()))
             return host.verify_tree(read(target), tree, q, rule="multi_draft", **how)
 
         assert equal(run(layout), run(np.copy))
@@ -181,83 +127,35 @@ def test_bfloat16_of_ml_dtypes_is_known():
     assert equal(got, host.verify_chain(exact, IDS, rule="token", **DRAWS))
 
 
-# Faults of the data.
-
-
-def test_faults_set_a_status_and_emit_no_token():
-    target = TARGET.copy()
-    target[0, 0] = np.nan
-    temperature = np.array([1, 1, -1], np.float32)
-    ids = IDS.copy()
-    ids[1, 0] = V
-    out = host.verify_chain(target, ids, rule="token", temperature=temperature, **DRAWS)
-    assert [Status(s) for s in out.status.tolist()] == [
-        Status.TARGET_INVALID, Status.DRAFT_OUT_OF_RANGE, Status.BAD_PARAMETER,
-    ]  # fmt: skip
-    assert (out.tokens[[0, 2]] == -1).all()
-    assert 0 <= out.tokens[1, 0] < V
-    draft = SparseDraft(IDS[..., None], np.full((B, GAMMA, 1), np.nan, np.float32))
-    out = host.verify_chain(TARGET, IDS, draft, **DRAWS)
-    assert (out.status & Status.DRAFT_INVALID).all()
-    tree = Tree(IDS, np.full((B, GAMMA), 9))
-    out = host.verify_tree(TARGET, tree, rule="target_only", **DRAWS)
-    assert (out.status & Status.DRAFT_OUT_OF_RANGE).all()
-
-
-def test_empty_batches_and_chains_are_legal():
-    none = np.zeros(0, np.int64)
-    out = host.verify_chain(rows(0, 3, V), np.zeros((0, 2), np.int64), seeds=none, positions=none)
-    assert out.tokens.shape == (0, 3)
-    out = host.verify_chain(TARGET[:, :1], np.zeros((B, 0), np.int32), **DRAWS)
-    assert out.tokens.shape == (B, 1)
-    assert out.tokens.dtype == np.int32
-    assert host.sample(rows(0, V), seeds=none, positions=none).tokens.shape == (0,)
-
-
 # Wrong arguments. Those that the torch ops refuse are in test_torch_errors.py.
 
 
-class OnAnotherDevice:
-    def __dlpack__(self, **_):
-        raise AssertionError("it must not be asked for its memory")
+class Failing:
+    """An object whose other library raises: `memory`, or `device` if that is an error."""
 
-    def __dlpack_device__(self):
-        return (2, 0)
-
-
-class Unreadable:
-    def __dlpack__(self, **_):
-        raise BufferError("it requires a gradient")
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-
-class Broken(Unreadable):
-    """An object whose other library fails with an error of its own."""
-
-    def __init__(self, *, in_device=False):
-        self.in_device = in_device
+    def __init__(self, memory=None, device=(1, 0)):
+        self.memory, self.device = memory, device
 
     def __dlpack__(self, **_):
-        raise AttributeError("it has no memory")
+        raise self.memory
 
     def __dlpack_device__(self):
-        if self.in_device:
-            raise AssertionError("it has no device")
-        return (1, 0)
+        if isinstance(self.device, Exception):
+            raise self.device
+        return self.device
 
 
 WRONG = [
     (dict(target=[[0.0]]), TypeError, "target must be an array, got [[0.0]]"),
     (dict(temperature=b"1"), TypeError, "temperature must be a number or an array, got b'1'"),
     (dict(seeds=bytearray(b"8")), TypeError, "seeds must be an array, got bytearray(b'8')"),
-    (dict(target=OnAnotherDevice()), RuntimeError,
+    (dict(target=Failing(AssertionError("it must not be asked"), (2, 0))), RuntimeError,
      "target must be in memory of the CPU, got DLPack device type 2"),
-    (dict(target=Unreadable()), RuntimeError,
+    (dict(target=Failing(BufferError("it requires a gradient"))), RuntimeError,
      "target cannot be read through DLPack: it requires a gradient"),
-    (dict(draft=Broken()), RuntimeError, "draft cannot be read through DLPack: it has no memory"),
-    (dict(seeds=Broken(in_device=True)), RuntimeError,
+    (dict(draft=Failing(AttributeError("it has no memory"))), RuntimeError,
+     "draft cannot be read through DLPack: it has no memory"),
+    (dict(seeds=Failing(device=AssertionError("it has no device"))), RuntimeError,
      "seeds cannot be read through DLPack: it has no device"),
     (dict(target=TARGET.astype(">f4")), RuntimeError,
      "target must be float32, bfloat16 or float16, got >f4"),

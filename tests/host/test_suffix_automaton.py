@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from specdec_host import Corpus, SuffixAutomaton
 from support import slow_copying
-from support.slow_copying import SlowAutomaton
 
 
 def random_texts(count, longest=40):
@@ -20,53 +19,27 @@ def random_texts(count, longest=40):
         yield generator, text.astype(generator.choice([np.int32, np.int64]))
 
 
-def appended(text, max_match, generator):
-    """An automaton that got the text in pieces."""
-    automaton = SuffixAutomaton(max_match)
-    for piece in np.split(text, sorted(generator.integers(0, len(text), 3))):
-        automaton.append(piece)
-    return automaton
-
-
-def check_counts(automaton, text, longest):
-    """Every n-gram over the alphabet occurs as often as brute force finds it."""
-    for n in range(1, longest + 1):
-        for ngram in itertools.product(range(int(max(text)) + 1), repeat=n):
-            expected = len(slow_copying.ends_of(text, list(ngram)))
-            assert automaton.count(np.array(ngram)) == expected
-
-
 def test_counts_equal_brute_force_after_every_token():
     for generator, text in random_texts(40, longest=20):
         max_match = int(generator.integers(1, 4))
         automaton = SuffixAutomaton(max_match)
         for i, token in enumerate(text):
             automaton.append(np.array([token]))
-            check_counts(automaton, text[: i + 1].tolist(), max_match + 1)
+            before = text[: i + 1].tolist()
+            for n in range(1, max_match + 2):
+                for ngram in itertools.product(range(max(before) + 1), repeat=n):
+                    expected = len(slow_copying.ends_of(before, list(ngram)))
+                    assert automaton.count(np.array(ngram)) == expected
 
 
-@pytest.mark.parametrize("fault", [None, "link", "count", "edge"])
-def test_the_comparison_of_counts_rejects_a_wrong_automaton(fault):
-    def compare():
-        for _, text in random_texts(40, longest=20):
-            automaton = SlowAutomaton(3, fault)
-            automaton.append(text)
-            check_counts(automaton, text.tolist(), 3)
-
-    if fault is None:
-        compare()
-    else:
-        with pytest.raises(AssertionError):
-            compare()
-
-
-def compared(max_match_off=0, text_off=0):
-    """Compare chains and confidences with their definition; the offsets plant faults."""
+def test_chains_and_confidences_equal_their_definition():
     proposed = several = 0
     for generator, text in random_texts(300):
         gamma, count, max_match = (int(n) for n in generator.integers(1, 7, 3))
         min_match = int(generator.integers(1, max_match + 1))
-        automaton = appended(text[: len(text) - text_off], max_match + max_match_off, generator)
+        automaton = SuffixAutomaton(max_match)
+        for piece in np.split(text, sorted(generator.integers(0, len(text), 3))):
+            automaton.append(piece)
         least = float(generator.choice([0, 0.1, 0.3]))
         got = automaton.propose(gamma, count=count, min_match=min_match, min_confidence=least)
         expected = slow_copying.chains(text.tolist(), gamma, count, max_match, min_match, least)
@@ -82,16 +55,6 @@ def compared(max_match_off=0, text_off=0):
         several += len(expected) > 1
     assert proposed > 200
     assert several > 60
-
-
-def test_chains_and_confidences_equal_their_definition():
-    compared()
-
-
-@pytest.mark.parametrize("planted", [{"max_match_off": 1}, {"text_off": 1}])
-def test_the_comparison_rejects_another_context_and_a_missing_token(planted):
-    with pytest.raises(AssertionError):
-        compared(**planted)
 
 
 def test_a_draft_takes_the_most_frequent_token_and_of_equals_the_latest():
@@ -114,12 +77,6 @@ def test_a_context_that_very_many_tokens_followed_counts_the_newest_of_them():
     got = text.propose(1, min_match=1)
     assert got.tokens.tolist() == [[1400]]  # 1 followed twice, but before 1024 others
     np.testing.assert_allclose(got.confidence, 1 / 1026, rtol=1e-6)
-
-
-def test_the_end_of_the_text_is_followed_by_shorter_contexts():
-    text = SuffixAutomaton()
-    text.append(np.array([1, 2, 3, 1, 2, 3, 1, 2]))
-    assert text.propose(6).tokens.tolist() == [[3, 1, 2, 3, 1, 2]]
 
 
 def test_ids_of_31_bits_and_strided_arrays_are_read():

@@ -10,7 +10,11 @@ from support.providers import provider
 from specdec_kernels import testing
 
 OPS = ("sample", "verify_chain", "verify_tree")
-CASES = [pytest.param(c, id=f"{c.op}-{c}") for op in OPS for c in testing.cases(op, heavy=True)]
+CASES = [
+    pytest.param(case, id=f"{op}-{case}", marks=[pytest.mark.full] if case.heavy else [])
+    for op in OPS
+    for case in testing.cases(op, heavy=True)
+]
 
 
 def torch_op(op):
@@ -45,6 +49,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("rule", ["token", "block", "match", "greedy", "typical", "lenient"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_the_data_set_the_same_status(fault, rule):
@@ -60,28 +65,7 @@ def test_faults_of_the_data_set_the_same_status(fault, rule):
         assert specdec_host.Status(int(np.bitwise_or.reduce(got.status))) & specdec_host.Status[bit]
 
 
-def rounded_logits(given):
-    name = "logits" if "logits" in given else "target"
-    given[name] = given[name].half().float()
-
-
-def other_seeds(given):
-    given["seeds"] = given["seeds"] + 1
-
-
-@pytest.mark.parametrize("change", [rounded_logits, other_seeds])
-@pytest.mark.parametrize(
-    "case", [testing.chain_case(4, 5, 331), testing.sample_case(9, 331)], ids=str
-)
-def test_the_comparison_rejects_results_of_other_inputs(case, change):
-    args = case.args()
-    given = dict(zip(arguments_of(case.op), args, strict=True))
-    change(given)
-    with pytest.raises(AssertionError):
-        check_equal_bits(call(case.op, tuple(given.values())), torch_op(case.op)(*args))
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_the_number_of_threads_changes_no_bit(threads):
     before = specdec_host.get_num_threads()
     try:

@@ -22,38 +22,33 @@ import specdec_kernels as sk
 from specdec_kernels import reference, testing
 
 append = torch.ops.specdec_kernels.kv_append_.default
-truncate = torch.ops.specdec_kernels.kv_truncate_.default
 # Large enough for the CPU kernels to use several threads.
 LARGE = [(3, 900, 501, 64)] * 3 + [(1, 850, 490, 65)]
-PROVIDERS = [n for n in ("cpp", "triton") if n in testing.providers("kv_append_")]
+BOUND = [n for n in kv_cases.PROVIDERS if n != "cuda"]  # those with checks of arguments
+CASES = {
+    "kv_append_": [*testing.cases("kv_append_"), *kv_cases.append_cases()],
+    "kv_truncate_": [*testing.cases("kv_truncate_"), *kv_cases.truncate_cases()],
+}
 
 
-def _each(cases, fewer):
-    """(provider, case) pairs; Triton's interpreter gets fewer cases."""
-    return [
-        pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in (cases, fewer)[n == "triton"]
-    ]
+def _named(op):
+    return [pytest.param(n, c, id=f"{n}-{c}") for n, c in kv_cases.each(CASES[op])]
 
 
-def _edge_cases(op, cases):
-    cases = [*testing.cases(op), *cases]
-    return _each(cases, kv_cases.for_interpreter(cases))
+@pytest.mark.parametrize(("ops", "case"), _named("kv_append_"), indirect=["ops"])
+def test_append_leaves_the_bytes_of_the_reference(ops, case):
+    check(ops("kv_append_"), case)
 
 
-@pytest.mark.parametrize(("name", "case"), _edge_cases("kv_append_", kv_cases.append_cases()))
-def test_append_leaves_the_bytes_of_the_reference(name, case):
-    check(provider("kv_append_", name), case)
+@pytest.mark.parametrize(("ops", "case"), _named("kv_truncate_"), indirect=["ops"])
+def test_truncate_leaves_the_bytes_of_the_reference(ops, case):
+    check(ops("kv_truncate_"), case)
 
 
-@pytest.mark.parametrize(("name", "case"), _edge_cases("kv_truncate_", kv_cases.truncate_cases()))
-def test_truncate_leaves_the_bytes_of_the_reference(name, case):
-    check(provider("kv_truncate_", name), case)
-
-
-@pytest.mark.parametrize(("name", "seed"), _each(range(60), range(6)))
-def test_random_caches(name, seed):
-    for case in kv_cases.random_append_and_truncate(seed):
-        check(provider(case.op, name), case)
+def test_random_caches(ops, request):
+    for seed in range(6 if "triton" in request.node.name else 60):
+        for case in kv_cases.random_append_and_truncate(seed):
+            check(ops(case.op), case)
 
 
 @functools.cache
@@ -76,9 +71,8 @@ def test_any_number_of_threads_leaves_the_same_bytes(threads, batch, layout):
         check(provider(case.op, "cpp"), case)
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
-def test_addresses_beyond_2_to_the_31_elements(name):
-    check_far_apart(provider("kv_append_", name), provider("kv_truncate_", name))
+def test_addresses_beyond_2_to_the_31_elements(ops):
+    check_far_apart(ops("kv_append_"), ops("kv_truncate_"))
 
 
 def _append_shifted(delta):
@@ -167,22 +161,22 @@ BAD_TRUNCATE = {
     "cache-stride": ([_cache(1, 1, 3, 2).mT], _index(0), _index(0), True),
 }
 BAD = [
-    *(pytest.param("kv_append_", a, id=f"append-{k}") for k, a in BAD_APPEND.items()),
-    *(pytest.param("kv_truncate_", a, id=f"truncate-{k}") for k, a in BAD_TRUNCATE.items()),
+    *(("kv_append_", args) for args in BAD_APPEND.values()),
+    *(("kv_truncate_", args) for args in BAD_TRUNCATE.values()),
 ]
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
-@pytest.mark.parametrize(("op", "args"), BAD)
-def test_errors_are_those_of_the_reference(op, args, name):
-    with pytest.raises(RuntimeError) as wanted:
-        getattr(reference, op)(*args)
-    with pytest.raises(RuntimeError) as got:
-        provider(op, name)(*args)
-    assert str(got.value) == str(wanted.value)
+@pytest.mark.parametrize("name", BOUND)
+def test_errors_are_those_of_the_reference(name):
+    for op, args in BAD:
+        with pytest.raises(RuntimeError) as wanted:
+            getattr(reference, op)(*args)
+        with pytest.raises(RuntimeError) as got:
+            provider(op, name)(*args)
+        assert str(got.value) == str(wanted.value)
 
 
-@pytest.mark.parametrize("name", ["reference", *PROVIDERS])
+@pytest.mark.parametrize("name", ["reference", *BOUND])
 @pytest.mark.parametrize("into", [0, 1])
 def test_entries_that_lie_in_a_cache_are_read_before_any_is_written(name, into):
     """As if they had been copied; each slot would otherwise be copied from the one just written."""
@@ -199,7 +193,7 @@ def test_entries_that_lie_in_a_cache_are_read_before_any_is_written(name, into):
     assert torch.equal(torch.stack([p[:, :, 3:9] for p in pool]), torch.stack(wanted))
 
 
-@pytest.mark.parametrize("name", ["reference", *PROVIDERS])
+@pytest.mark.parametrize("name", ["reference", *BOUND])
 def test_new_lengths_that_lie_among_the_lengths_are_read_first(name):
     pool = torch.tensor([1, 8, 7, 6, 5, 4])
     provider("kv_truncate_", name)([], pool[1:], pool[:-1], False)
@@ -251,12 +245,3 @@ def test_a_decoding_step_compiles_as_one_graph():
     for got, want in zip(*results, strict=True):
         assert torch.equal(got, want)
     assert results[0][2].tolist() == [2, 6]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_opcheck(dtype):
-    caches = [_cache(2, 2, 6, 3, dtype=dtype), _cache(2, 1, 4, 5, dtype=dtype)]
-    entries = [torch.ones(2, 3, 2, 3).to(dtype).transpose(1, 2), torch.ones(2, 1, 1, 5).to(dtype)]
-    torch.library.opcheck(append, (caches, entries, _index(4, -1)))
-    torch.library.opcheck(truncate, (caches, _index(4, 2), _index(1, 3), True))

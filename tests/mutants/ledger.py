@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import os
 import re
 import shutil
@@ -47,7 +48,7 @@ class Mutant(NamedTuple):
         fault: what is wrong, in a sentence.
         file: relative to the root.
         before: occurs once in the file.
-        after: stands in its place.
+        after: replaces it.
         killed_by: ids of tests, each of which must fail; without parameters, any of them.
     """
 
@@ -132,6 +133,7 @@ class Tree:
         self.root, self._source = folder / "tree", source
         self._build, self._configured = folder / "build", False
         self._python = Path(sys.executable)
+        self._servers: dict[str, subprocess.Popen[str]] = {}
         shutil.rmtree(self.root, ignore_errors=True)
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=source, stdout=subprocess.PIPE, text=True, check=True)
@@ -221,33 +223,45 @@ class Tree:
         Raises:
             RuntimeError: no test ran.
         """
-        root, env = self.root, {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        metadata = self._source / ".venv-vllm/metadata"  # the entry point, as make test-vllm has it
-        env["PYTHONPATH"] = os.pathsep.join(map(str, [root, root / "python", metadata]))
-        env.setdefault("OMP_NUM_THREADS", "1")
         quiet = ["-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line", "-rfE"]
-        python = sys.executable
+        arguments = [*quiet, "-m", LANES, f"--timeout={seconds:.0f}", *tests]
+        output = self.root.parent / "output"
+        task = [str(self.root), arguments, str(output), 60 + len(tests) * seconds]
+        server = self._server(tests[0])
+        print(json.dumps(task), file=server.stdin, flush=True)
+        code, printed = int(server.stdout.readline()), output.read_text(errors="replace")
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", printed, re.M)
+        if code < 0:  # native code does not listen to pytest's own limit of time
+            return True, f"ended by signal {-code}"
+        if code == 1 and failed:
+            return True, failed[1]
+        if code == 0 and re.search(r"\b[1-9]\d* passed\b", printed):
+            return False, ""
+        raise RuntimeError(f"no test ran: {printed[-800:]}")
+
+    def _server(self, test: str) -> subprocess.Popen[str]:
+        """The process that forks for a test; see forks.py."""
+        python, env = sys.executable, {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         for folder, variable in ENVIRONMENTS.items():
-            if tests[0].startswith(folder):
+            if test.startswith(folder):
                 python = env.get(variable, "")
                 if not python:
                     raise RuntimeError(f"{folder} needs {variable}, which make mutants sets")
-        command = [python, "-m", "pytest", *quiet, "-m", LANES, f"--timeout={seconds:.0f}", *tests]
-        try:
-            done = subprocess.run(
-                command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, check=False, timeout=60 + len(tests) * seconds,
+        if python not in self._servers:
+            metadata = self._source / ".venv-vllm/metadata"  # the entry point, as in make test-vllm
+            places = [self.root, self.root / "python", metadata]
+            env["PYTHONPATH"] = os.pathsep.join(map(str, places))
+            env.setdefault("OMP_NUM_THREADS", "1")
+            self._servers[python] = subprocess.Popen(
+                [python, Path(__file__).with_name("forks.py")], env=env, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
-        except subprocess.TimeoutExpired:  # native code does not listen to pytest's own limit
-            return True, "did not end"
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", done.stdout, re.M)
-        if done.returncode < 0:
-            return True, f"ended by signal {-done.returncode}"
-        if done.returncode == 1 and failed:
-            return True, failed[1]
-        if done.returncode == 0 and re.search(r"\b[1-9]\d* passed\b", done.stdout):
-            return False, ""
-        raise RuntimeError(f"no test ran: {done.stdout[-800:]}")
+        return self._servers[python]
+
+    def close(self) -> None:
+        """End the processes that run its tests."""
+        for server in self._servers.values():
+            server.communicate()
 
 
 def _run(command: Sequence[Any], env: dict[str, str]) -> None:

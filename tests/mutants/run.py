@@ -60,6 +60,7 @@ def main() -> int:
             try:
                 mutant = waiting.get_nowait()
             except queue.Empty:
+                tree.close()
                 return
             began = time.monotonic()
             state, which = tree.outcome(mutant, args.by, args.seconds)

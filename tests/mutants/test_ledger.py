@@ -36,7 +36,9 @@ def tree(tmp_path):
     (source / "conftest.py").write_text("")
     (source / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = full\n")
     subprocess.run(["git", "init", "--quiet", source], check=True)
-    return Tree(tmp_path / "copies", source)
+    made = Tree(tmp_path / "copies", source)
+    yield made
+    made.close()
 
 
 def test_every_fault_can_be_planted(tmp_path):

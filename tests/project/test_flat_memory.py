@@ -9,7 +9,8 @@ import pytest
 
 from specdec_kernels import _library
 
-CALLS, MOST_GROWTH = 100_000, 2**20
+# If every call leaked the least that malloc gives, 32 bytes, it would be seen.
+MOST_GROWTH = {10_000: 2**18, 100_000: 2**20}
 # Every tenth call raises. In its own process, because other tests leave memory to be used again.
 MEASURE = """
 import json, sys
@@ -52,10 +53,11 @@ print(json.dumps(growth))
 
 
 @pytest.mark.slow
-def test_the_resident_set_is_flat_over_100000_calls_of_every_op():
+@pytest.mark.parametrize("calls", [10_000, pytest.param(100_000, marks=pytest.mark.full)])
+def test_the_resident_set_is_flat_over_many_calls_of_every_op(calls):
     """With strings in the schemas it grew by 52 bytes for each string of a verifier's call."""
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(CALLS)],
+        [sys.executable, "-c", MEASURE, str(calls)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
@@ -63,4 +65,4 @@ def test_the_resident_set_is_flat_over_100000_calls_of_every_op():
     )
     growth = json.loads(done.stdout)
     assert growth.keys() == _library.OPS.keys()
-    assert max(growth.values()) < MOST_GROWTH, growth
+    assert max(growth.values()) < MOST_GROWTH[calls], growth

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_ops_run_in_processes_that_do_not_inherit_threads(tmp_path, method):
     script = tmp_path / "program.py"

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -10,79 +11,82 @@ import pytest
 
 import specdec_kernels as sk
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork"),
+]
 
-SHOW = """
-import torch, specdec_kernels as sk
-print(sk.cpu_capability())
-for op, served in sk.providers().items():
-    has = torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec_kernels::{op}", "CUDA")
-    print(op, served["cuda"], has)
-"""
 HAS = {"cuda": sk.has_cuda_kernels(), "triton": importlib.util.find_spec("triton") is not None}
+PRESENT = [name for name, there in HAS.items() if there]
+# Provider and instruction set that a process begins with. The variables are read at import.
+STARTS = [("", ""), ("", "plain"), *((name, "") for name in HAS), ("fast", ""), ("", "avx-2")]
+# PyTorch is loaded once, because that takes seconds, and each start is a copy of this process.
+PROGRAM = """
+import json, os, sys, torch
+
+def start(provider, capability):
+    os.environ.update(SPECDEC_CUDA_PROVIDER=provider, SPECDEC_CPU_CAPABILITY=capability)
+    try:
+        import specdec_kernels as sk
+    except ImportError as error:
+        return {"error": str(error)}
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    served = {op: (by["cuda"], has(f"specdec_kernels::{op}", "CUDA"))
+              for op, by in sk.providers().items()}
+    loaded = "transformers" in sys.modules
+    return {"capability": sk.cpu_capability(), "served": served, "transformers": loaded}
+
+found = []
+for given in json.loads(sys.argv[1]):
+    reads, writes = os.pipe()
+    if not os.fork():
+        os.write(writes, json.dumps(start(*given)).encode())
+        os._exit(0)
+    os.close(writes)
+    found.append(json.load(os.fdopen(reads)))
+print(json.dumps(found))
+"""
 
 
 @functools.cache
-def started_with(provider, capability):
-    """A new process, because the variables are read when the package is imported.
-
-    A start takes seconds, so tests of the same values read one process.
-    """
-    variables = {"SPECDEC_CUDA_PROVIDER": provider, "SPECDEC_CPU_CAPABILITY": capability}
-    return subprocess.run(
-        [sys.executable, "-c", SHOW],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
+def every_start():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(STARTS)], capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(STARTS, json.loads(done.stdout), strict=True))
 
 
-def served(done):
-    """Op -> (the provider that is reported for CUDA, whether the dispatcher has a kernel)."""
-    rows = [line.split() for line in done.stdout.splitlines()[1:]]
-    return {op: (name, has == "True") for op, name, has in rows}
-
-
-def test_the_cuda_kernels_come_first():
-    done = started_with("", "")
-    want = next((name for name, there in HAS.items() if there), "none")
-    assert served(done)["verify_chain"][0] == want, done.stderr
-
-
-@pytest.mark.parametrize("asked", HAS)
-def test_a_provider_that_is_asked_for_serves_or_is_reported_missing(asked):
-    done = started_with(asked, "")
-    if HAS[asked]:
-        assert served(done)["verify_chain"][0] == asked, done.stderr
-    else:
-        assert f"ImportError: SPECDEC_CUDA_PROVIDER is {asked}, but" in done.stderr
-
-
-@pytest.mark.parametrize("asked", ["", *(name for name, there in HAS.items() if there)])
+@pytest.mark.parametrize("asked", ["", *HAS])
 def test_the_provider_that_is_reported_is_registered_for_every_op(asked):
-    done = started_with(asked, "")
-    ops = served(done)
-    assert set(ops) == set(sk.providers()), done.stderr
-    assert all(has == (name != "none") for name, has in ops.values()), done.stdout
+    """By default CUDA comes first; one that is asked for and missing is an error."""
+    found = every_start()[asked, ""]
+    if asked and not HAS[asked]:
+        assert found["error"].startswith(f"SPECDEC_CUDA_PROVIDER is {asked}, but")
+        return
+    assert found["served"].keys() == sk.providers().keys()
+    assert all(has == (name != "none") for name, has in found["served"].values())
+    assert found["served"]["verify_chain"][0] == (asked or next(iter(PRESENT), "none"))
     if asked == "triton":
-        assert {name for name, _ in ops.values()} == {"triton"}
+        assert {name for name, _ in found["served"].values()} == {"triton"}
 
 
-def test_an_unknown_provider_is_refused():
-    done = started_with("fast", "")
-    message = "ImportError: SPECDEC_CUDA_PROVIDER must be one of cuda, triton, got fast"
-    assert message in done.stderr
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (("fast", ""), "SPECDEC_CUDA_PROVIDER must be one of cuda, triton, got fast"),
+        (("", "avx-2"), "SPECDEC_CPU_CAPABILITY must be one of avx512, avx2, plain, got avx-2"),
+    ],
+)
+def test_unknown_values_are_refused(start, message):
+    assert every_start()[start] == {"error": message}
 
 
-def test_an_unknown_instruction_set_is_refused():
-    done = started_with("", "avx-2")
-    message = "ImportError: SPECDEC_CPU_CAPABILITY must be one of avx512, avx2, plain, got avx-2"
-    assert message in done.stderr
+def test_importing_the_ops_loads_no_transformers():
+    assert every_start()["", ""]["transformers"] is False
 
 
-@pytest.mark.parametrize("asked", ["", "plain"])
-def test_a_known_instruction_set_is_used(asked):
-    done = started_with("", asked)
-    widest = {"": ("avx512", "avx2", "plain"), "plain": ("plain",)}
-    assert done.stdout.partition("\n")[0] in widest[asked], done.stderr
+def test_a_known_instruction_set_is_used():
+    assert every_start()["", "plain"]["capability"] == "plain"
+    assert every_start()["", ""]["capability"] in ("avx512", "avx2", "plain")

@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -60,14 +61,6 @@ def test_examples_of_docstrings_run(name):
     assert result.attempted > 0 or "+SKIP" in MODULES[name].read_text()
 
 
-def test_each_op_has_an_example():
-    missing = [
-        op for op in specdec_kernels._library.OPS
-        if getattr(specdec_kernels, op).__module__ not in WITH_EXAMPLES
-    ]  # fmt: skip
-    assert not missing
-
-
 CLASSES = [kind for kind in vars(specdec_kernels).values() if isinstance(kind, type)]
 
 
@@ -86,22 +79,33 @@ def test_torch_load_reads_what_torch_save_wrote_of_a_public_class(kind):
     assert repr(loaded) == repr(saved)
 
 
+# PyTorch, which takes seconds to load, is loaded once.
+IMPORT_TWICE = """
+import pathlib, sys
+for content in (None, b"junk"):
+    if content:
+        pathlib.Path("specdec_kernels/_C.so").write_bytes(content)
+    try:
+        import specdec_kernels
+    except ImportError as error:
+        print(str(error).splitlines()[0])
+    for name in [name for name in sys.modules if name.startswith("specdec_kernels")]:
+        del sys.modules[name]
+"""
+
+
 @pytest.mark.slow
 def test_a_missing_library_is_an_import_error_with_the_reason(tmp_path):
     """There is no silent fallback, whether `_C.so` is absent or does not load."""
-    package = tmp_path / "specdec_kernels"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("_C.so", "__pycache__"))
-    for content, reason in ((None, "was not built"), (b"junk", "does not load under torch")):
-        if content:
-            (package / "_C.so").write_bytes(content)
-        out = subprocess.run(
-            [sys.executable, "-c", "import specdec_kernels"], cwd=tmp_path, capture_output=True,
-            text=True, check=False, env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        )  # fmt: skip
-        last = out.stderr.strip().splitlines()[-1]
-        assert out.returncode == 1
-        assert last.startswith("ImportError: _C.so")
-        assert reason in last
+    without = shutil.ignore_patterns("_C.so", "__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / "specdec_kernels", ignore=without)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_TWICE], cwd=tmp_path, capture_output=True, text=True,
+        check=True, env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+    )  # fmt: skip
+    absent, junk = done.stdout.splitlines()
+    assert re.match(r"_C\.so is missing .* was not built", absent)
+    assert junk.startswith("_C.so does not load under torch")
 
 
 def test_positions_of_drafts_are_validated():

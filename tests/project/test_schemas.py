@@ -1,10 +1,14 @@
-"""Every record of arguments in Python has the fields of its op's schema, in the same order."""
+"""Python and C++ agree on the schemas of ops and on the numbers that names have there."""
+
+import re
 
 import pytest
 import torch
+from support.sources import CSRC
 
 import specdec_kernels
 from specdec_kernels import _library, reference
+from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.draft import DraftArguments
 from specdec_kernels.arguments.sample import SampleArguments, SamplingArguments
@@ -49,3 +53,28 @@ def test_the_table_of_ops_lists_every_op_of_the_library():
 def test_every_op_has_a_public_function_and_a_reference(op):
     assert callable(getattr(specdec_kernels, op))
     assert getattr(reference, op).__module__ == f"specdec_kernels.reference.{_library.OPS[op]}"
+
+
+ENUMERATIONS = [
+    ("include/specdec/chain.h", "Rule", rules.RULES),
+    ("include/specdec/tree.h", "TreeRule", rules.TREE_RULES),
+    ("include/specdec/draft.h", "Kind", rules.KINDS),
+    ("arguments/sample.h", "Noise", rules.NOISES),
+    ("arguments/sample.h", "Method", rules.METHODS),
+    ("include/specdec/cuda_plan.h", "Schedule", rules.SCHEDULES),
+]
+
+
+@pytest.mark.parametrize(("file", "enumeration", "names"), ENUMERATIONS)
+def test_a_name_has_the_number_of_its_enumerator(file, enumeration, names):
+    text = (CSRC / file).read_text()
+    listed = re.search(rf"enum class {enumeration} : \w+ {{([^}}]*)}}", text)[1]
+    words = [re.sub(r"(?<!^)(?=[A-Z])", "_", e.strip()[1:]).lower() for e in listed.split(",")]
+    assert words == list(names)
+
+
+def test_no_schema_holds_a_string():
+    """PyTorch's stable ABI leaks each string that an op is called with or returns."""
+    for s in torch._C._jit_get_all_schemas():
+        if s.name.startswith("specdec_kernels::"):
+            assert not any(str(a.type) == "str" for a in [*s.arguments, *s.returns]), s

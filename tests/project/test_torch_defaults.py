@@ -62,6 +62,7 @@ class Words(BaseStreamer):
 
 
 @DEFAULTS
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("kind", OF_LOOP)
 def test_the_text_does_not_depend_on_them(kind, default):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)

@@ -1,4 +1,4 @@
-"""The specification itself: Philox, noise, filters, and rule token in exact arithmetic."""
+"""The specification itself: Philox, noise, filters, and two rules in exact arithmetic."""
 
 import math
 from fractions import Fraction
@@ -105,23 +105,6 @@ def test_filtered_distribution_refuses_a_temperature_out_of_range(temperature):
         testing.filtered_distribution(torch.zeros(2), temperature=temperature)
 
 
-def normalized(weights):
-    total = sum(weights)
-    return [Fraction(w, total) for w in weights]
-
-
-def rational_token(p, q, drafts, uniforms, last):
-    """The tokens that rule token emits for one sequence, in exact arithmetic."""
-    out = []
-    for i, x in enumerate(drafts):
-        if uniforms[i] * q[i][x] < p[i][x]:
-            out.append(x)
-            continue
-        residual = [max(a - b, 0) for a, b in zip(p[i], q[i], strict=True)]
-        return [*out, rational_pick(residual, last)]
-    return [*out, rational_pick(p[len(drafts)], last)]
-
-
 def rational_pick(weights, u):
     goal, run = u * sum(weights), Fraction(0)
     for v, w in enumerate(weights):
@@ -131,42 +114,75 @@ def rational_pick(weights, u):
     raise AssertionError("no weight")
 
 
+def rational_token(p, q, drafts, uniforms, last):
+    """(the tokens that rule token emits for one sequence, acceptance probabilities)."""
+    accept_probs = [
+        min(Fraction(1), p[i][x] / q[i][x]) if q[i][x] else Fraction(p[i][x] > 0)
+        for i, x in enumerate(drafts)
+    ]
+    count = next((i for i, h in enumerate(accept_probs) if uniforms[i] >= h), len(drafts))
+    weights = p[count]
+    if count < len(drafts):
+        weights = [max(a - b, 0) for a, b in zip(p[count], q[count], strict=True)]
+    return [*drafts[:count], rational_pick(weights, last)], accept_probs
+
+
+def rational_block(p, q, drafts, uniforms, last):
+    """The same of rule block."""
+    c = [Fraction(1)]
+    for i, x in enumerate(drafts):
+        c.append(min(Fraction(1), c[-1] * p[i][x] / q[i][x]) if q[i][x] else Fraction(0))
+    accept_probs = []
+    for i in range(1, len(drafts)):
+        common = sum(min(c[i] * a, b) for a, b in zip(p[i], q[i], strict=True))
+        accept_probs.append((c[i] - common) / (1 - common) if common < 1 else Fraction(1))
+    accept_probs.append(c[-1])
+    tau = max([i for i, h in enumerate(accept_probs, 1) if uniforms[i - 1] < h], default=0)
+    weights = p[tau]
+    if tau < len(drafts):
+        weights = [max(c[tau] * a - b, 0) for a, b in zip(p[tau], q[tau], strict=True)]
+    return [*drafts[:tau], rational_pick(weights, last)], accept_probs
+
+
 def sixteenths(rng, shape):
     """Probabilities that are multiples of 1/16, zeros among them: floats hold them exactly."""
     counts = rng.multinomial(16, rng.dirichlet(np.full(shape[-1], 0.7), shape[:-1]))
     return counts.astype(np.float64) / 16
 
 
+# Powers of two: with target probabilities that are multiples of 1/16, every ratio, product and sum
+# of rule block is a short binary fraction, so float32 decides exactly as rationals do.
+DYADIC = [[8, 4, 2, 2], [4, 4, 4, 4], [8, 8, 0, 0], [16, 0, 0, 0], [8, 4, 4, 0]]
+
+
+def dyadic(rng, shape):
+    rows = [rng.permutation(DYADIC[k]) for k in rng.integers(0, len(DYADIC), math.prod(shape[:-1]))]
+    return np.array(rows, dtype=np.float64).reshape(shape) / 16
+
+
+EXACT = {"token": (rational_token, sixteenths), "block": (rational_block, dyadic)}
+
+
+@pytest.mark.parametrize("rule", EXACT)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_rule_token_decides_as_exact_arithmetic_does_ties_included(name):
-    rng = np.random.default_rng(5)
-    n, gamma, v = (24 if name == "triton" else 2000), 2, 4
-    p, q = sixteenths(rng, (n, gamma + 1, v)), sixteenths(rng, (n, gamma, v))
+def test_a_rule_decides_as_exact_arithmetic_does_ties_included(name, rule):
+    decide, draft_rows = EXACT[rule]
+    rng = np.random.default_rng(6)
+    n, gamma, v = {"cpp": 600, "triton": 24}.get(name, 200), 2, 4
+    p, q = sixteenths(rng, (n, gamma + 1, v)), draft_rows(rng, (n, gamma, v))
     drafts = np.array([[rng.choice(v, p=row) for row in rows] for rows in q])
     uniforms = rng.integers(0, 16, (n, gamma + 1)) / 16
-    p32, q32 = (torch.from_numpy(x).float() for x in (p, q))
     got = verify(
-        provider("verify_chain", name), p32, torch.from_numpy(drafts), q32, kind="probs",
-        uniforms=torch.from_numpy(uniforms),
+        provider("verify_chain", name), torch.from_numpy(p).float(), torch.from_numpy(drafts),
+        torch.from_numpy(q).float(), kind="probs", rule=rule, uniforms=torch.from_numpy(uniforms),
     )  # fmt: skip
     tied = 0
     for r in range(n):
         rows = [[[Fraction(x) for x in row] for row in m] for m in (p[r], q[r])]
         exact = [Fraction(u) for u in uniforms[r]]
-        want = rational_token(*rows, drafts[r], exact[:gamma], exact[gamma])
-        tied += exact[0] * rows[1][0][drafts[r][0]] == rows[0][0][drafts[r][0]]
+        want, accept_probs = decide(*rows, drafts[r].tolist(), exact[:gamma], exact[gamma])
+        tied += any(0 < h < 1 and h == u for h, u in zip(accept_probs, exact, strict=False))
         assert got[0][r].tolist() == want + [-1] * (gamma + 1 - len(want)), (r, p[r], q[r])
         assert int(got[1][r]) == len(want) - 1
-    assert tied >= n // 100  # the case of equality occurred
-
-
-def test_rule_token_keeps_the_target_distribution_in_rationals():
-    """min(P, Q) plus the residual is P, without sampling and without floats."""
-    rng = np.random.default_rng(11)
-    for _ in range(200):
-        p, q = (normalized([int(w) for w in (*rng.integers(0, 6, 3), 1)]) for _ in "pq")
-        accepted = [min(a, b) for a, b in zip(p, q, strict=True)]
-        residual = [a - b for a, b in zip(p, accepted, strict=True)]
-        rejected = 1 - sum(accepted)
-        assert rejected == sum(residual)
-        assert [a + r for a, r in zip(accepted, residual, strict=True)] == p
+        assert int(got[2][r]) == 0
+    assert tied >= n // 100  # equality of a probability and its uniform occurred

@@ -1,6 +1,7 @@
 """Faults of the data, wrong arguments and failing ranks: every rank says the same."""
 
 import math
+import re
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from support.providers import (
 )
 from support.ranks import Ranks
 from support.sharded import (
+    decide_alone,
     fail_on_rank,
     leave_on_rank,
     sharded_provider,
@@ -138,6 +140,7 @@ def test_empty_residuals_are_drawn_from_the_target(ranks):
     assert (got[0][:, 0] >= 0).all()
 
 
+ROWS = torch.zeros(2, 2, 10)
 WRONG = [
     ({"rule": "typical"}, "rule must be one of token, block, greedy, match over a sharded voc"),
     ({"top_p": 2.0}, "top_p must be in (0, 1], got 2"),
@@ -156,49 +159,40 @@ WRONG = [
     ({"target_shard": torch.zeros(2, 3, 10, device="meta")}, "on the device of target_shard, "),
     (
         {"target_shard": torch.zeros(2, 4, 10)},
-        "target_shard must be [B, gamma+1, W] = [2, 3, W], got [2, 4, 10]",
+        "[B, gamma+1, W] = [2, 3, W], got [2, 4, 10]",
     ),
-    (
-        {"draft_shard": torch.zeros(2, 1, 10)},
-        "draft_shard must be [B, gamma, W] = [2, 2, W], got [2, 1, 10]",
-    ),
-    (
-        {"draft_shard": SampledDraft(torch.zeros(2, 2, 10), None, None, 1.0)},
-        "TypeError: draft_shard logsumexp must be a tensor, got None",
-    ),
-    (
-        {"draft_shard": SparseDraft(torch.zeros(2, 2, 3).int(), torch.zeros(2, 2, 2))},
-        "draft_shard ids must have the shape of the draft_shard probabilities, [2, 2, 2], got",
-    ),
-    (
-        {"draft_shard": SampledDraft(torch.zeros(2, 2, 10).double(), *torch.zeros(2, 2, 2), 1.0)},
-        "draft_shard must be float32, bfloat16 or float16, got float64",
-    ),
+    ({"draft_shard": torch.zeros(2, 1, 10)}, "must be [B, gamma, W] = [2, 2, W], got [2, 1, 10]"),
+    ({"draft_shard": SampledDraft(ROWS, None, None, 1.0)}, "logsumexp must be a tensor, got None"),
+    ({"draft_shard": SparseDraft(ROWS.int(), ROWS[..., :2])}, "ids must have the shape of the dra"),
+    ({"draft_shard": SampledDraft(ROWS.double(), *ROWS[..., 2:4], 1.0)}, "must be float32, bfloat"),
     ({"draft_shard": "draft"}, "TypeError: draft_shard must be None, a tensor, a SampledDraft"),
     ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
     ({"vocab_size": 30.0}, "TypeError: vocab_size must be an integer, got 30.0"),
 ]
+OTHER_ROWS = {"target_shard": torch.zeros(6, 10), "target_indptr": torch.tensor([0, 3, 6]).int()}
 DIFFERENT = [
     ({"temperature": 0.5}, "temperature must be equal on all ranks, got another one than rank 0"),
-    ({"seeds": torch.tensor([0, 1])}, "seeds must be equal on all ranks"),
-    ({"positions": torch.tensor([0, 1])}, "positions must be equal on all ranks"),
-    ({"top_k": 3}, "top_k must be equal on all ranks"),
-    ({"top_p": 0.5}, "top_p must be equal on all ranks"),
-    ({"min_p": 0.5}, "min_p must be equal on all ranks"),
-    ({"uniforms": torch.zeros(2, 3, dtype=torch.float64)}, "uniforms must be equal on all ranks"),
-    ({"eos_token_ids": torch.tensor([1])}, "eos_token_ids must be equal on all ranks"),
-    ({"max_new_tokens": torch.tensor([1, 1])}, "max_new_tokens must be equal on all ranks"),
-    ({"with_logprobs": False}, "with_logprobs must be equal on all ranks"),
-    ({"with_accept_probs": False}, "with_accept_probs must be equal on all ranks"),
-    (
-        {"target_shard": torch.zeros(6, 10), "target_indptr": torch.tensor([0, 3, 6]).int()},
-        "target_indptr must be equal on all ranks",
-    ),
-    ({"draft_token_ids": torch.zeros(2, 2, dtype=torch.int32)}, "draft_token_ids must be equal"),
-    ({"rule": "block"}, "rule must be equal on all ranks"),
-    ({"draft_shard": None}, "draft_shard must be equal on all ranks"),
-    ({"vocab_size": 30}, "vocab_size must be equal on all ranks"),
     ({"vocab_start": 5}, "vocab_start must let the shards follow each other from 0 on"),
+    *(
+        (changes, f"{[*changes][-1]} must be equal on all ranks")
+        for changes in (
+            {"seeds": torch.tensor([0, 1])},
+            {"positions": torch.tensor([0, 1])},
+            {"top_k": 3},
+            {"top_p": 0.5},
+            {"min_p": 0.5},
+            {"uniforms": torch.zeros(2, 3, dtype=torch.float64)},
+            {"eos_token_ids": torch.tensor([1])},
+            {"max_new_tokens": torch.tensor([1, 1])},
+            {"with_logprobs": False},
+            {"with_accept_probs": False},
+            OTHER_ROWS,
+            {"draft_token_ids": torch.zeros(2, 2, dtype=torch.int32)},
+            {"rule": "block"},
+            {"draft_shard": None},
+            {"vocab_size": 30},
+        )
+    ),
 ]
 
 
@@ -291,6 +285,14 @@ def test_a_rank_that_dies_or_never_calls_raises_on_the_others_in_time(tmp_path, 
         assert answer[2] < timeout + 3
     assert time.monotonic() - begin < 4 * timeout
     mortal.close()
+
+
+def test_ranks_that_decide_differently_raise_on_all(ranks):
+    args = chain_case(100, 3, 60, acceptance=0.5).args()
+    for done, answer in ranks.answers(3, decide_alone, args):
+        assert not done
+        assert answer[1].startswith("the number of accepted drafts must be equal on all ranks")
+        assert re.search(r"got \[\d, \d, \d\] on them for sequence \d+$", answer[1])
 
 
 def test_a_rank_outside_of_the_group_is_told_so(ranks):

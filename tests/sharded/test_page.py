@@ -29,6 +29,7 @@ def test_the_printed_program_gives_the_verdict_of_the_whole_rows(ranks):
     assert printed == [f"{rank} {want.tokens.tolist()}\n" for rank in range(4)]
 
 
+@pytest.mark.build
 def test_the_table_of_bytes_is_what_the_benchmark_counts(ranks):
     """Neither the vocabulary nor the number of ranks changes these columns."""
     program = (
@@ -56,6 +57,7 @@ def torchrun(script):
     return done.stdout
 
 
+@pytest.mark.full  # two processes that import everything
 def test_a_tensor_parallel_model_gives_the_text_of_plain_sampling(tmp_path):
     """Rule match gives the tokens that `sample` draws from the model's logits, one by one."""
     example = ROOT / "examples" / "tensor_parallel.py"

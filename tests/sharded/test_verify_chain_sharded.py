@@ -60,6 +60,7 @@ def test_the_bits_do_not_depend_on_the_number_of_ranks(ranks, rule):
         )
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("draft", ["full", "none", "sampled", "sparse"])
 @pytest.mark.parametrize("rule", SHARDED_RULES)
 def test_ranks_without_entries_change_no_bit(ranks, rule, draft):
@@ -75,8 +76,15 @@ def test_ranks_without_entries_change_no_bit(ranks, rule, draft):
             assert_outputs_equal("verify_chain", got, want)
 
 
-@pytest.mark.parametrize("draft", ["full", "none", "sampled", "sparse"])
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    ("rule", "draft"),
+    [
+        ("token", "sampled"),
+        ("block", "none"),
+        pytest.param("token", "sparse", marks=pytest.mark.full),
+        pytest.param("block", "full", marks=pytest.mark.full),
+    ],
+)
 def test_the_emitted_tokens_have_the_targets_distribution(ranks, rule, draft):
     """Every tuple of drafts and every cell of the uniforms, with the vocabulary on three ranks."""
     filters = {"temperature": 0.8, "top_k": 2, "top_p": 0.95}
@@ -92,6 +100,7 @@ def exchanged(ranks, vocab, **options):
     return counted[0]
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("filters", ["off", "tensor"])
 @pytest.mark.parametrize("rule", SHARDED_RULES)
 def test_exchanged_bytes_do_not_depend_on_the_vocabulary(ranks, rule, filters):

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("order", simt_ops.ORDERS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_order_of_threads(simt, case, order):

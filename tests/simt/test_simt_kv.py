@@ -1,4 +1,7 @@
-"""The CUDA source of kv_append_ and kv_truncate_, run on the CPU by the SIMT emulator."""
+"""Launches of the CUDA source of the cache ops, run on the CPU by the SIMT emulator.
+
+tests/kv compares it with the reference.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,12 @@ import ctypes
 
 import pytest
 import torch
-from support import kv_cases, simt_kv
-from support.kv_buffers import check, check_far_apart
+from support import kv_cases, kv_path_cases, simt_kv
+from support.kv_buffers import check
 
 pytestmark = pytest.mark.skipif(
     not simt_kv.available, reason="needs g++ and the sources of the CUDA kernels"
 )
-
-CASES = [*kv_cases.append_cases(), *kv_cases.truncate_cases()]
 
 
 @pytest.fixture
@@ -21,13 +22,6 @@ def library(capfd):
     """The library; the test fails if the undefined-behaviour sanitizer reports something."""
     yield simt_kv.library()
     assert "runtime error" not in capfd.readouterr().err
-
-
-@pytest.fixture(params=[False, True], ids=["first-to-last", "last-to-first"])
-def order(request, library):
-    """Runs a test with two orders of threads, since no thread may rely on an earlier one."""
-    with library.order(reverse=request.param):
-        yield
 
 
 @pytest.fixture
@@ -40,16 +34,16 @@ def truncate(library):
     return library.op("kv_truncate_")
 
 
-@pytest.mark.usefixtures("order")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}{case}")
-def test_leaves_the_bytes_of_the_reference(library, case):
-    check(library.op(case.op), case)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_random_caches(library, seed):
-    for case in kv_cases.random_append_and_truncate(seed):
-        check(library.op(case.op), case)
+def test_the_last_thread_may_run_first(library):
+    """No thread may rely on an earlier one."""
+    cases = [
+        *(*kv_cases.append_cases()[::4], *kv_cases.truncate_cases()[::4]),
+        *(kv_path_cases.every_path(), *kv_cases.realign_cases()[-4:]),
+        *(kv_path_cases.random_paged_compact(seed) for seed in range(20)),
+    ]
+    with library.order(reverse=True):
+        for case in cases:
+            check(library.op(case.op), case)
 
 
 def test_a_sequence_larger_than_the_grid(append, truncate):
@@ -74,29 +68,34 @@ def test_more_sequences_than_the_grid_holds(append, truncate):
     assert int(cache.sum()) == n
 
 
-def test_addresses_beyond_2_to_the_31_elements(append, truncate):
-    check_far_apart(append, truncate)
-
-
 @pytest.mark.parametrize(
     ("count", "launches"), [(0, 0), (1, 1), (64, 1), (65, 1), (256, 1), (257, 2)]
 )
-def test_one_launch_serves_up_to_256_caches(library, append, truncate, count, launches):
+def test_one_launch_serves_up_to_256_caches(library, count, launches):
     caches = [torch.zeros(2, 1, 4, 3) for _ in range(count)]
     entries = [torch.ones(2, 1, 2, 3) for _ in range(count)]
-    lengths = torch.tensor([2, 1])
+    lengths, path = torch.tensor([2, 1]), torch.tensor([[0, 2], [1, 2]])
+    tables = torch.tensor([[0, 1], [1, 0]], dtype=torch.int32)
+    nothing = [c[:0] for c in caches], lengths[:0]
 
-    def launched(op, *args):
+    def launched(name, *args):
         before = library.launches()
-        op(*args)
+        library.op(name)(*args)
         return library.launches() - before
 
-    assert launched(append, caches, entries, lengths) == launches
-    assert launched(append, caches, [e[:, :, :0] for e in entries], lengths) == 0
-    assert launched(append, [c[:0] for c in caches], [e[:0] for e in entries], lengths[:0]) == 0
-    assert launched(truncate, caches, lengths, lengths - 1, True) == launches + 1
-    assert launched(truncate, caches, lengths, lengths - 1, False) == 1
-    assert launched(truncate, [c[:0] for c in caches], lengths[:0], lengths[:0], True) == 0
+    assert launched("kv_append_", caches, entries, lengths) == launches
+    assert launched("kv_append_", caches, [e[:, :, :0] for e in entries], lengths) == 0
+    assert launched("kv_append_", nothing[0], [e[:0] for e in entries], nothing[1]) == 0
+    assert launched("kv_truncate_", caches, lengths, lengths - 1, True) == launches + 1
+    assert launched("kv_truncate_", caches, lengths, lengths - 1, False) == 1
+    assert launched("kv_truncate_", *nothing, nothing[1], True) == 0
+    assert launched("kv_compact_", caches, lengths, path) == launches
+    assert launched("kv_compact_", caches, lengths, path[:, :0]) == 0
+    assert launched("paged_compact_", caches, tables, lengths, path) == launches
+    assert launched("kv_realign_", caches, lengths, lengths, lengths, True) == launches
+    assert launched("paged_truncate_", tables, lengths, lengths, 4) == 1
+    assert launched("ring_truncate_", caches, lengths, lengths - 1, 2, True) == launches + 1
+    assert launched("ring_truncate_", caches, lengths, lengths - 1, 2, False) == 1
 
 
 def test_the_sanitizer_reports_a_misaligned_load(capfd):

@@ -54,6 +54,7 @@ def test_rows_after_a_rejection_are_not_read(simt, rule):
             assert rows_written(simt, b) >= rows * accepted.mean()
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("order", list(simt_ops.ORDERS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
@@ -94,6 +95,7 @@ def test_a_draft_has_one_logprob_however_it_is_tested(simt):
     assert_outputs_equal("verify_chain", outputs(simt, case, schedule="parallel", group=1), want)
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize("order", list(simt_ops.ORDERS))
 def test_a_block_that_is_ahead_disturbs_no_other_one(simt, kind, order):

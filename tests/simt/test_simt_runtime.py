@@ -18,7 +18,10 @@ SANITIZE = ["-fsanitize=undefined", "-fno-sanitize=vptr"]
 INVALID_VALUE, INVALID_CONFIGURATION, LAUNCH_FAILURE = 1, 9, 719
 COOPERATIVE_TOO_LARGE, INVALID_CLUSTER = 720, 912
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(not shutil.which("g++"), reason="needs g++"),
+]
 
 
 def _compile(source, *flags):

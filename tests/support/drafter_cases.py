@@ -103,6 +103,10 @@ TREES: dict[str, tuple[Make, Any]] = {
     ),
     "model, EAGLE-2": (lambda target, folder: draft_model(target), EagleTree(2, GAMMA, 5)),
     "several, tree": (named("prompt_lookup"), TreeSpec.branching((2, 1, 1))),
+    "several of each": (
+        lambda target, folder: ["nasd", "suffix_automaton", datastore(target, folder)],
+        TrieTree(3, GAMMA),
+    ),
     "merged": (
         lambda target, folder: ["prompt_lookup", "ngram:2", draft_model(target)],
         TrieTree(2, GAMMA, 4),
@@ -116,6 +120,19 @@ TREES: dict[str, tuple[Make, Any]] = {
         TrieTree(2, GAMMA, 6),
     ),
 }
+
+
+# Rule "auto" reads the distribution that these drafts were drawn from.
+DRAWN = (
+    "ngram", "model", "early_exit", "exit_head", "pass_head", "eagle3_chain", "horizontal cascade",
+    "vertical cascade", "model, tree", "two models, tree", "merged, drawn",
+)  # fmt: skip
+# These draw as one of those above does.
+DRAWN_ALIKE = ("random", "unigram", "bigram", "layers", "layer_skip")
+# Chains without a distribution; trees without one are verified with rule target_only.
+DETERMINISTIC = (
+    "prompt_lookup", "suffix_automaton", "rest", "nasd", "blockwise", "text", "candidate generator",
+)  # fmt: skip
 
 
 def make(name: str, target: Any, folder: Path) -> dict[str, Any]:

@@ -6,12 +6,13 @@ tokens can be computed and compared with the texts that were generated.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
 
 import torch
-from specdec_hf import Draft, History, TreeDraft, TreeDrafter, generate
+from specdec_hf import Draft, DraftContext, History, TreeDraft, TreeDrafter, generate
 from specdec_hf.drafters.context import reads_draft
 from support import hf_models
 from support.providers import chi_square
@@ -35,18 +36,24 @@ def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 24, **kwarg
     Returns:
         The statistics of the batch.
     """
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
     for lengths in BATCHES:
-        inputs = hf_models.prompts(lengths, vocab_size=vocab_size)
-        settings = {"max_new_tokens": new_tokens, "do_sample": False}
-        expected = model.generate(**inputs, **settings)
+        inputs, expected = _plain_greedy(model, lengths, new_tokens)
         out = generate(
-            model, **inputs, **settings, drafter=make(), guard=False, return_dict_in_generate=True,
-            **kwargs,
+            model, **inputs, max_new_tokens=new_tokens, do_sample=False, drafter=make(),
+            guard=False, return_dict_in_generate=True, **kwargs,
         )  # fmt: skip
-        assert out.sequences.tolist() == expected.tolist()
+        assert out.sequences.tolist() == expected
         assert out.stats.drafted > 0
     return out.stats
+
+
+@functools.cache
+def _plain_greedy(model: Any, lengths: tuple[int, ...], new_tokens: int) -> tuple[Any, Any]:
+    """Prompts of these lengths, and the model's own text after them."""
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    inputs = hf_models.prompts(lengths, vocab_size=vocab_size)
+    text = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+    return inputs, text.tolist()
 
 
 def assert_independent_of_batch(
@@ -94,26 +101,31 @@ def assert_independent_of_batch(
 
 
 @functools.cache
-def target(name: str = "llama", prompt: int = 0) -> tuple[Any, torch.Tensor]:
+def target(prompt: int = 0, temperature: float = 1.0, top_k: int = 0) -> tuple[Any, torch.Tensor]:
     """A model, and the probabilities of the first `LENGTH` tokens of its texts after a prompt."""
-    model = hf_models.build(name, vocab_size=VOCAB)
+    model = _of_four_tokens()
     texts = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)
     begin = torch.tensor(PROMPTS[prompt]).expand(len(texts), -1)
     with torch.no_grad():
         logits = model(torch.cat([begin, texts], dim=1)).logits[:, begin.shape[1] - 1 : -1]
-    logprobs = logits.double().log_softmax(dim=-1).gather(2, texts[..., None])[..., 0]
-    return model, logprobs.sum(dim=1).exp()
+    if top_k:
+        smallest = logits.topk(top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < smallest, -torch.inf)
+    rows = (logits.double() / temperature).log_softmax(dim=-1)
+    return model, rows.gather(2, texts[..., None])[..., 0].sum(dim=1).exp()
+
+
+_of_four_tokens = functools.cache(lambda: hf_models.build("llama", vocab_size=VOCAB))
 
 
 def joint_p_value(
     drafter: Any,
     rule: str = "token",
     *,
-    name: str = "llama",
-    texts: int = 6000,
-    ragged: bool = False,
-    alone: bool = False,
-    prompt: int = 0,
+    texts: int,
+    prompt: int = 2,
+    temperature: float = 1.0,
+    top_k: int = 0,
     **kwargs: Any,
 ) -> float:
     """The probability that texts of the target's distribution lie as far from it as those drafted.
@@ -122,40 +134,56 @@ def joint_p_value(
         drafter: drafts up to `GAMMA` tokens of texts that are `GAMMA` tokens longer than those
             compared, so that the end of a text cuts none of their drafts.
         rule: acceptance rule.
-        name: of the target's class.
         texts: how many are generated, as one batch.
-        alone: whether each text is that of a call of its own, in place of one batch.
-        ragged: whether the batch has three prompts of different lengths, each a third of the texts.
-        prompt: which of `PROMPTS` all texts begin with, where the batch is not ragged.
+        prompt: which of `PROMPTS` they begin with; faults show most after the last.
+        temperature, top_k: of the texts.
         kwargs: of `generate`.
     """
-    numbers = list(range(len(PROMPTS))) if ragged else [prompt]
-    prompts = [PROMPTS[number] for number in numbers]
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(one)) + one for one in prompts])
-    mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts])
-    each = texts // len(prompts)
-    model, _ = target(name)
-    ids, mask, seeds = ids.repeat(each, 1), mask.repeat(each, 1), range(each * len(prompts))
-    size = 1 if alone else len(seeds)
-    calls = [
-        generate(
-            model, ids[b : b + size], attention_mask=mask[b : b + size], drafter=drafter, rule=rule,
-            do_sample=True, top_k=0, seed=list(seeds[b : b + size]), guard=False,
-            max_new_tokens=LENGTH + GAMMA, return_dict_in_generate=True,
-            **{"gamma": GAMMA, **kwargs},
-        )
-        for b in range(0, len(seeds), size)
-    ]  # fmt: skip
-    assert sum(out.stats.drafted for out in calls) > texts / 2
-    assert sum(out.stats.accepted for out in calls) > texts / 8
-    first = torch.cat([out.sequences for out in calls])[:, width:][:, :LENGTH]
+    model, probs = target(prompt, temperature, top_k)
+    ids = torch.tensor(PROMPTS[prompt]).expand(texts, -1)
+    out = generate(
+        model, ids, attention_mask=torch.ones_like(ids), drafter=drafter, rule=rule, do_sample=True,
+        temperature=temperature, top_k=top_k, seed=list(range(texts)), guard=False,
+        max_new_tokens=LENGTH + GAMMA, return_dict_in_generate=True, **{"gamma": GAMMA, **kwargs},
+    )  # fmt: skip
+    assert out.stats.drafted > texts / 2
+    assert out.stats.accepted > texts / 8
+    first = out.sequences[:, ids.shape[1] :][:, :LENGTH]
     codes = (first * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
-    p_values = [
-        chi_square(codes[b :: len(prompts)], target(name, number)[1])
-        for b, number in enumerate(numbers)
-    ]
-    return min(1.0, min(p_values) * len(prompts))
+    return chi_square(codes, probs)
+
+
+def with_twin(drafter: Any, twin: Any) -> Any:
+    """The drafter, but it fails where its twin, which has other seeds, drafts anything else.
+
+    What both are told of a call is the same. So a draft is a function of that, and has nothing to
+    do with the noise that it is verified with.
+    """
+
+    class HasTwin(type(drafter)):  # type: ignore[misc]
+        rounds = 0
+
+        def start(self, context: DraftContext) -> None:
+            super().start(context)
+            twin.start(dataclasses.replace(context, seeds=context.seeds + 1000))
+
+        def propose(self, history: History, limits: Any) -> Draft | TreeDraft | None:
+            drafts = [super().propose(history, limits), twin.propose(history, limits)]
+            ours, others = (None if draft is None else draft.tokens.tolist() for draft in drafts)
+            assert ours == others
+            self.rounds += ours is not None
+            return drafts[0]
+
+        def observe(self, *told: Any) -> None:
+            super().observe(*told)
+            twin.observe(*told)
+
+        def commit(self, *told: Any) -> None:
+            super().commit(*told)
+            twin.commit(*told)
+
+    drafter.__class__ = HasTwin
+    return drafter
 
 
 def with_wrong_distribution(drafter: Any) -> Any:

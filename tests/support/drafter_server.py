@@ -21,7 +21,7 @@ class Fails(Drafter):
 
 def serve(store: str) -> None:
     """Serve two draft models, one of them with a wrong distribution, and a drafter that fails."""
-    small = drafter_cases.draft_model(target("llama")[0])
+    small = drafter_cases.draft_model(target()[0])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
     serve_drafter(hf_models.perturbed("llama"))

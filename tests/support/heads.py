@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from specdec_hf import generate
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.config import HeadConfig
 from specdec_hf.heads.eagle3 import Eagle3Head
@@ -17,6 +18,7 @@ from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.parallel_files import save_blockwise, save_medusa
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 from specdec_hf.heads.training.unrolled import Batch, unroll
+from support import hf_models
 
 
 def head_for(target: Any, tokens: Any = None, noise: float = 0.0) -> Eagle3Head:
@@ -106,6 +108,28 @@ def pass_folder(target: Any, folder: Path) -> Path:
     """The folder of some."""
     save_pass(pass_head(target), folder / "pass", torch.float32)
     return folder / "pass"
+
+
+def rounds_of(
+    target: Any, drafter: Any, lengths: tuple[int, ...] = (9, 4), **settings: Any
+) -> tuple[Any, list[tuple[list[list[int]], Any]]]:
+    """What a call returns, and of each round the text of each sequence and the draft."""
+    rounds, propose = [], drafter.propose
+
+    def proposed(history: Any, limits: Any) -> Any:
+        draft = propose(history, limits)
+        if draft is not None:
+            texts = zip(history.tokens, history.lengths, strict=True)
+            rounds.append(([text[:length].tolist() for text, length in texts], draft))
+        return draft
+
+    drafter.propose = proposed
+    out = generate(
+        target, **hf_models.prompts(lengths), drafter=drafter, guard=False,
+        return_dict_in_generate=True, **{"max_new_tokens": 12, **settings},
+    )  # fmt: skip
+    assert len(rounds) > 2
+    return out, rounds
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from specdec_hf import generate
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.models.layers import with_fewer_layers
 from transformers import (
@@ -40,6 +41,14 @@ def one_thread():
 
 PAD = 0
 NAMES = ("llama", "gpt2", "qwen2", "qwen3", "gemma2")
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gpt2": (GPT2Config, GPT2LMHeadModel),
+}
 
 
 def build(
@@ -52,55 +61,28 @@ def build(
 ) -> Any:
     """A small random model. It has no end-of-sequence token, so a test decides the lengths.
 
-    ``more`` are fields of the config of llama and mistral.
+    ``more`` are fields of its config.
     """
-    common = {
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": context,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": PAD,
+    fields = {
+        "vocab_size": vocab_size, "bos_token_id": None, "eos_token_id": None, "pad_token_id": PAD,
         "initializer_range": 0.3,
-    }
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    try:
-        if name == "llama":
-            model: Any = LlamaForCausalLM(LlamaConfig(**{**common, **more}))
-        elif name == "mistral":
-            model = MistralForCausalLM(MistralConfig(**common, **more))
-        elif name == "qwen2":
-            model = Qwen2ForCausalLM(Qwen2Config(**common))
-        elif name == "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**common))
-        elif name == "gemma2":
-            model = Gemma2ForCausalLM(
-                Gemma2Config(
-                    **common,
-                    sliding_window=6,
-                    attn_implementation="eager",
-                    tie_word_embeddings=False,
-                )
-            )
-        elif name == "gpt2":
-            model = GPT2LMHeadModel(
-                GPT2Config(
-                    vocab_size=vocab_size, n_positions=context, n_embd=32, n_layer=layers, n_head=4,
-                    bos_token_id=None, eos_token_id=None, pad_token_id=PAD, initializer_range=0.3,
-                    tie_word_embeddings=False,
-                )
-            )  # fmt: skip
-        else:
-            raise ValueError(name)
-    finally:
-        torch.set_rng_state(state)
-    return model.eval()
+    }  # fmt: skip
+    if name == "gpt2":
+        fields |= {"n_positions": context, "n_embd": 32, "n_layer": layers, "n_head": 4}
+    else:
+        fields |= {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+            "max_position_embeddings": context,
+        }  # fmt: skip
+    if name == "gemma2":
+        fields |= {"sliding_window": 6, "attn_implementation": "eager"}
+    if name in ("gemma2", "gpt2"):
+        fields["tie_word_embeddings"] = False
+    config_class, model_class = CLASSES[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model_class(config_class(**{**fields, **more})).eval()
 
 
 @cache
@@ -152,6 +134,14 @@ def prompts(
         ids[b, width - length :] = phrase.repeat(3)[:length]
         mask[b, width - length :] = 1
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def decode(model: Any, lengths: tuple[int, ...] = (9,), **settings: Any) -> Any:
+    """What `generate` returns for prompts of some lengths: by default greedily without drafts."""
+    settings = {"max_new_tokens": 12, "do_sample": False, "guard": False, **settings}
+    settings.setdefault("drafter", None)
+    inputs = prompts(lengths, vocab_size=model.config.vocab_size)
+    return generate(model, **inputs, return_dict_in_generate=True, **settings)
 
 
 @lru_cache(maxsize=1)

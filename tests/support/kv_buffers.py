@@ -18,6 +18,11 @@ DTYPES = (
 LAYOUTS = ("contiguous", "sliced", "padded", "transposed")
 # Layouts whose strides and start are multiples of 16 bytes, except for the one that is named.
 ODD_LAYOUTS = ("odd-sequence", "odd-head", "odd-slot", "odd-start")
+# Every layout with one dtype, and every other dtype with some layout.
+DTYPES_AND_LAYOUTS = [
+    *((DTYPES[0], layout) for layout in LAYOUTS),
+    *((dtype, LAYOUTS[i % len(LAYOUTS)]) for i, dtype in enumerate(DTYPES[1:], 1)),
+]
 VECTOR_BYTES = 16  # the widest load of the kernels
 FILLER = 77  # between the elements of strided integer arguments
 HUGE = 2**63 - 1

@@ -13,13 +13,28 @@ import random
 import zlib
 
 import torch
-from support.kv_buffers import DTYPES, HUGE, LAYOUTS, ODD_LAYOUTS, embedded, integers
+from support import simt_kv
+from support.kv_buffers import (
+    DTYPES,
+    DTYPES_AND_LAYOUTS,
+    HUGE,
+    LAYOUTS,
+    ODD_LAYOUTS,
+    embedded,
+    integers,
+)
 
+from specdec_kernels import testing
 from specdec_kernels.arguments.checks import dtype_name
 from specdec_kernels.testing import Case
 from specdec_kernels.testing.kv import realign_case
 
 HALF = torch.float16
+PROVIDERS = [
+    "cpp",
+    *(["cuda"] if simt_kv.available else []),
+    *(["triton"] if "triton" in testing.providers("kv_append_") else []),
+]
 # Around the limits of the tables of caches in csrc/cuda/kv.
 MANY_CACHES = (64, 65, 256, 257, 600)
 # The interpreter of Triton takes many seconds for hundreds of caches or sequences, and a dtype of
@@ -30,9 +45,14 @@ SLOW_IN_INTERPRETER = (
 )
 
 
-def for_interpreter(cases):
-    """The cases that Triton's interpreter finishes in seconds."""
-    return [c for c in cases if not c.id.startswith(SLOW_IN_INTERPRETER)]
+def each(cases):
+    """(provider, case) pairs; Triton's interpreter gets those that it finishes in seconds."""
+    return [
+        (n, c)
+        for n in PROVIDERS
+        for c in cases
+        if n != "triton" or not c.id.startswith(SLOW_IN_INTERPRETER)
+    ]
 
 
 def seeded(name):
@@ -75,8 +95,7 @@ def append_cases():
     cases = [
         append(f"{dtype_name(dtype)}-{layout}", [(2, 9, 4, 16), (3, 9, 4, 3)], _edges(9, 4), dtype,
                layout)
-        for dtype in DTYPES
-        for layout in LAYOUTS
+        for dtype, layout in DTYPES_AND_LAYOUTS
     ]  # fmt: skip
     cases += [append(f"D{d}", [(2, 7, 3, d)], _edges(7, 3), HALF) for d in (1, 3, 65, 128)]
     for odd in ODD_LAYOUTS:
@@ -141,8 +160,7 @@ def truncate_cases():
         cases += [
             case(f"{dtype_name(dtype)}-{layout}", [(2, 9, 16), (3, 9, 3)], *_old_and_new(9), dtype,
                  layout)
-            for dtype in DTYPES
-            for layout in LAYOUTS
+            for dtype, layout in DTYPES_AND_LAYOUTS
         ]  # fmt: skip
         cases += [case(f"D{d}", [(2, 7, d)], *_old_and_new(7), HALF) for d in (1, 3, 65, 128)]
         cases += [case(odd, [(3, 7, 16)], *_old_and_new(7), HALF, odd) for odd in ODD_LAYOUTS]
@@ -223,8 +241,7 @@ def realign_cases():
         case = functools.partial(realign, fill=fill)
         cases += [
             case(f"{dtype_name(dtype)}-{layout}", [(2, 9, 16), (3, 9, 3)], some, dtype, layout)
-            for dtype in DTYPES
-            for layout in LAYOUTS
+            for dtype, layout in DTYPES_AND_LAYOUTS
         ]
         cases += [case(odd, [(3, 9, 16)], some, HALF, odd) for odd in ODD_LAYOUTS]
         cases += [case("strided", [(2, 9, 1), (1, 5, 8)], some, step=3)]
@@ -264,8 +281,7 @@ def ring_cases():
     every = [(old, new) for old in range(12) for new in range(-1, 13)]
     cases = [
         ring(f"{dtype_name(dtype)}-{layout}", [(2, 9, 16), (3, 7, 3)], some, 4, dtype, layout)
-        for dtype in DTYPES
-        for layout in LAYOUTS
+        for dtype, layout in DTYPES_AND_LAYOUTS
     ]
     cases += [ring(odd, [(3, 9, 16)], some, 9, HALF, odd) for odd in ODD_LAYOUTS]
     cases += [ring("every", [(1, 3, 2)], every, w, torch.int8) for w in (1, 2, 3)]

@@ -47,31 +47,21 @@ def paged_truncate_args(tables=None, block_size=4, **given):
 
 
 CACHES = [  # rows of every op on [B, H, S, D]
-    (
-        dict(caches=[cache(3, 5, 4)]),
-        r"caches\[0\] must be \[B, H, S, D\] with B = 3, got \[3, 5, 4\]",
-    ),
-    (
-        dict(caches=[cache(3, 2, 5, 4), cache(2, 2, 5, 4)]),
-        r"caches\[1\] must be \[B, H, S, D\] with B = 3, got \[2, 2, 5, 4\]",
-    ),
-    (
-        dict(caches=[cache(3, 2, 4, 5).mT]),
-        r"caches\[0\] must have a contiguous last dimension, got stride 5",
-    ),
-]
+    (dict(caches=[cache(3, 5, 4)]),
+     r"caches\[0\] must be \[B, H, S, D\] with B = 3, got \[3, 5, 4\]"),
+    (dict(caches=[cache(3, 2, 5, 4), cache(2, 2, 5, 4)]),
+     r"caches\[1\] must be \[B, H, S, D\] with B = 3, got \[2, 2, 5, 4\]"),
+    (dict(caches=[cache(3, 2, 4, 5).mT]),
+     r"caches\[0\] must have a contiguous last dimension, got stride 5"),
+]  # fmt: skip
 SAME = cache(3, 2, 5, 4)
 WRITTEN = [  # rows of every op that moves tokens
-    (
-        dict(caches=[cache(3, 2, 5, 4), SAME, SAME]),
-        r"caches\[2\] must not overlap caches\[1\], because both are written in place",
-    ),
-    (
-        dict(caches=[cache(3, 1, 5, 4).expand(3, 2, 5, 4)]),
-        r"caches\[0\] must not be expanded, because it is written in place, "
-        "got stride 0 in dimension 1",
-    ),
-]
+    (dict(caches=[cache(3, 2, 5, 4), SAME, SAME]),
+     r"caches\[2\] must not overlap caches\[1\], because both are written in place"),
+    (dict(caches=[cache(3, 1, 5, 4).expand(3, 2, 5, 4)]),
+     r"caches\[0\] must not be expanded, because it is written in place, "
+     "got stride 0 in dimension 1"),
+]  # fmt: skip
 EXPANDED = (
     dict(lengths=i64(1).expand(3)),
     "lengths must not be expanded, because it is written in place, got stride 0 in dimension 0",
@@ -89,20 +79,14 @@ TABLES = [
     (dict(tables=i64(3, 2)), "block_tables must be int32, got int64"),
 ]
 PAGED = [
-    (
-        dict(caches=[cache(7, 4, 8)]),
-        r"caches\[0\] must be \[num_blocks, block_size, H, D\], got \[7, 4, 8\]",
-    ),
-    (
-        dict(caches=[cache(7, 4, 2, 8), cache(7, 3, 2, 8)]),
-        r"caches\[1\] must be \[num_blocks, block_size, H, D\] = \[7, 4, H, D\], "
-        r"got \[7, 3, 2, 8\]",
-    ),
-    (
-        dict(caches=[cache(7, 4, 8, 2).mT]),
-        r"caches\[0\] must have a contiguous last dimension, got stride 2",
-    ),
-]
+    (dict(caches=[cache(7, 4, 8)]),
+     r"caches\[0\] must be \[num_blocks, block_size, H, D\], got \[7, 4, 8\]"),
+    (dict(caches=[cache(7, 4, 2, 8), cache(7, 3, 2, 8)]),
+     r"caches\[1\] must be \[num_blocks, block_size, H, D\] = \[7, 4, H, D\], "
+     r"got \[7, 3, 2, 8\]"),
+    (dict(caches=[cache(7, 4, 8, 2).mT]),
+     r"caches\[0\] must have a contiguous last dimension, got stride 2"),
+]  # fmt: skip
 CUTS = [
     (dict(lengths=i64(3, 1)), r"lengths must be \[B\], got \[3, 1\]"),
     (dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
@@ -120,19 +104,15 @@ MOVES = [
 ]
 WINDOWS = [
     (dict(window=0), "window must be at least 1, got 0"),
-    (
-        dict(caches=[cache(3, 2, 9, 4), cache(3, 2, 5, 4)], window=6),
-        r"window must be at most the slots of caches\[1\], 5, got 6",
-    ),
-]
+    (dict(caches=[cache(3, 2, 9, 4), cache(3, 2, 5, 4)], window=6),
+     r"window must be at most the slots of caches\[1\], 5, got 6"),
+]  # fmt: skip
 SIZES = [
     (dict(block_size=0), "block_size must be at least 1, got 0"),
-    (
-        dict(tables=i64(3, 1).int().expand(3, 2)),
-        "block_tables must not be expanded, because it is written in place, "
-        "got stride 0 in dimension 1",
-    ),
-]
+    (dict(tables=i64(3, 1).int().expand(3, 2)),
+     "block_tables must not be expanded, because it is written in place, "
+     "got stride 0 in dimension 1"),
+]  # fmt: skip
 
 BUILD = {
     "kv_compact_": compact_args,

@@ -7,7 +7,15 @@ import itertools
 import random
 
 import torch
-from support.kv_buffers import DTYPES, HUGE, LAYOUTS, ODD_LAYOUTS, embedded, integers
+from support.kv_buffers import (
+    DTYPES,
+    DTYPES_AND_LAYOUTS,
+    HUGE,
+    LAYOUTS,
+    ODD_LAYOUTS,
+    embedded,
+    integers,
+)
 from support.kv_cases import (
     HALF,
     MANY_CACHES,
@@ -66,8 +74,7 @@ def compact_cases():
 
     cases = [
         edges(f"{dtype_name(dtype)}-{layout}", [(2, 9, 16), (3, 9, 3)], dtype, layout, torch.int32)
-        for dtype in DTYPES
-        for layout in LAYOUTS
+        for dtype, layout in DTYPES_AND_LAYOUTS
     ]
     cases += [edges(f"D{d}", [(2, 9, d), (1, 7, d), (2, 12, d)], HALF) for d in (1, 3, 65, 128)]
     cases += [edges(odd, [(3, 9, 16)], HALF, odd) for odd in ODD_LAYOUTS]
@@ -159,8 +166,7 @@ def paged_compact_cases():
 
     cases = [
         edges(f"{dtype_name(dtype)}-{layout}", [(2, 16), (3, 3)], dtype, layout, torch.int32)
-        for dtype in DTYPES
-        for layout in LAYOUTS
+        for dtype, layout in DTYPES_AND_LAYOUTS
     ]
     cases += [edges(odd, [(3, 16)], HALF, odd) for odd in ODD_LAYOUTS]
     one, pair = [(2, 8)], ([0], [[1, 2]])

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-Row = tuple[int, ...]
+Row = tuple[str, ...]
 # By the markers of other reasons.
 LEFT_OUT = {
     "test": {"build", "full"},
@@ -67,9 +67,11 @@ def leave_out(items: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _row(item: Any) -> Row:
-    """The numbers of the values of its parameters; names that are given together count once."""
-    indices = item.callspec.indices
-    return tuple(indices[name] for name in sorted(indices))
+    """The ids of the values of its parameters; names that are given together have one.
+
+    The public ``indices`` number whole combinations, not values.
+    """
+    return tuple(item.callspec._idlist)
 
 
 def _skipped(item: Any) -> bool:

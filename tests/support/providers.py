@@ -45,6 +45,22 @@ FAST_PROVIDERS = ["reference", "cpp", *SHIM_PROVIDERS]
 ENUMERATED_PROVIDERS = [pytest.param("reference", marks=pytest.mark.slow), "cpp", *SHIM_PROVIDERS]
 
 
+def enumerated(forms, some):
+    """(provider, *form): all forms for C++, in `make test` only some for the slower providers."""
+    return [
+        pytest.param(
+            name,
+            *(form if isinstance(form, tuple) else (form,)),
+            marks=[
+                *([pytest.mark.slow] if name == "reference" else []),
+                *([pytest.mark.full] if name != "cpp" and form not in some else []),
+            ],
+        )
+        for name in ("cpp", "reference", *SHIM_PROVIDERS)
+        for form in forms
+    ]
+
+
 def needs_triton(test):
     """Mark a test of Triton's interpreter. Triton exists for Linux only, and the device tests turn
     its interpreter off."""

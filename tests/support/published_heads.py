@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 TOKENS = tuple(range(3, 40))  # of the target, which the head can draft
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 
 
 def layer_fields(target: Any) -> dict[str, Any]:
@@ -55,10 +56,16 @@ def random_tensors(target: Any, layer: str = "midlayer", seed: int = 3) -> dict[
     return tensors | {"d2t": torch.tensor(TOKENS) - torch.arange(len(TOKENS)), "t2d": known}
 
 
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+def write(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    name: str = "model.safetensors",
+) -> Path:
     """A folder as it is downloaded."""
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, folder / name)
     return folder
 
 
@@ -95,6 +102,25 @@ def speculators(target: Any, folder: Path, **fields: Any) -> Path:
     tensors = random_tensors(target, "layers.0")
     rows = target.get_input_embeddings().weight.detach()
     return write(folder, config, tensors | {"embed_tokens.weight": rows.flip(0).contiguous()})
+
+
+def medusa(target: Any, folder: Path, blocks: int = 1, own: bool = True) -> Path:
+    """Four Medusa heads as their authors publish them, whose config counts two."""
+    size, generator = target.config.hidden_size, torch.Generator().manual_seed(4)
+    tensors = {}
+    for k in range(4):
+        for block in range(blocks):
+            weight = torch.randn(size, size, generator=generator)
+            tensors[f"{k}.{block}.linear.weight"] = 0.1 * weight
+            tensors[f"{k}.{block}.linear.bias"] = 0.1 * weight[0]
+        if own:
+            rows = torch.randn(target.config.vocab_size, size, generator=generator)
+            tensors[f"{k}.{blocks}.weight"] = rows
+    config = {
+        "base_model_name_or_path": "target", "medusa_num_heads": 2, "medusa_num_layers": blocks,
+        "transformers_version": "4.31.0",
+    }  # fmt: skip
+    return write(folder, config, tensors, MEDUSA_WEIGHTS)
 
 
 @torch.no_grad()

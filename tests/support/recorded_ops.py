@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from specdec_hf.compiled import forward
+from specdec_hf.cache import widths
+from specdec_hf.compiled import borrow, forward
 from specdec_hf.drafters.heads import compiled_step
 from support.device_reads import spied_reads
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Of forwards that are recorded: fewer than those of a device, whose recordings take less time.
+FEW_WIDTHS, FEW_SLOTS = (1, 4, 64), 128
 # What would wait for a device, or copy from the host.
 FORBIDDEN = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "lift_fresh")
 
@@ -148,6 +151,9 @@ def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record ops, and let layers run as they are: torch.compile gives no ops to record."""
     for module in (forward, compiled_step):
         monkeypatch.setattr(module, "recorder_for", lambda device: OpRecorder())
+    for module in (widths, borrow):
+        monkeypatch.setattr(module, "BUCKETS", FEW_WIDTHS)
+    monkeypatch.setattr(widths, "LEAST_SLOTS", FEW_SLOTS)
     run_layers_as_they_are(monkeypatch)
 
 

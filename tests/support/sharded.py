@@ -16,9 +16,7 @@ from specdec_kernels import SampledDraft, SparseDraft
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.sharded import (
     distribution,
-    filter,
     match,
-    residual,
     verify_chain,
     verify_chain_sharded,
 )
@@ -179,52 +177,15 @@ def _timed(group, args):
         raise
 
 
-def _largest_id(logits, shard):
-    """`pack_maxima` with the highest id of each shard on ties."""
-    flipped = logits.flip(-1)
-    columns = logits.shape[-1] - 1 - flipped.argmax(-1)
-    keys = filter.ordered_keys(logits.gather(-1, columns[..., None])[..., 0]).long()
-    return (keys << 32) + (2**32 - 1 - columns - shard.start)
+def decide_alone(group, args):
+    """`verify_on_rank` with probabilities of each shard alone, which differ between ranks."""
+    add_up = distribution.RowStats.add_up
 
+    def without_other_ranks(stats, total, vocab):
+        own = stats.masses(distribution.Shard(0, 0, vocab)).sum(-1)
+        add_up(stats, own.clamp(min=1), vocab)
 
-def _select_alone(collectives, measure, goal):
-    """`select_key` from the counts and masses of one rank."""
-    alone = mock.Mock(total=lambda compute, *_: compute())
-    return SELECT_KEY(alone, measure, goal)
-
-
-def _sum_of_one_shard(stats, total, vocab):
-    """`RowStats.add_up` without the other ranks."""
-    own = stats.masses(distribution.Shard(0, 0, vocab)).sum(-1)
-    ADD_UP(stats, own.clamp(min=1), vocab)
-
-
-def _unscaled(p, q, scale):
-    """`residual_masses` without the factor of rule block."""
-    return RESIDUAL_MASSES(p, q, torch.ones_like(scale))
-
-
-def _own_uniform(a, num_accepted):
-    """`draw_uniforms` from a stream of this rank's own."""
-    own = a._replace(seeds=a.seeds + dist.get_rank())
-    return DRAW_UNIFORMS(own, num_accepted)
-
-
-SELECT_KEY, ADD_UP = filter.select_key, distribution.RowStats.add_up
-RESIDUAL_MASSES, DRAW_UNIFORMS = residual.residual_masses, residual.draw_uniforms
-# Wrong implementations: where each is put, and what it is.
-WRONG = {
-    "argmax that prefers the highest id": (verify_chain, "pack_maxima", _largest_id),
-    "top-k and top-p of each shard alone": (filter, "select_key", _select_alone),
-    "probabilities of each shard alone": (distribution.RowStats, "add_up", _sum_of_one_shard),
-    "residual without the factor of the block": (residual, "residual_masses", _unscaled),
-    "uniforms of each rank's own": (residual, "draw_uniforms", _own_uniform),
-}
-
-
-def verify_wrongly(group, args, name):
-    """`verify_on_rank` with one of the wrong implementations on every rank."""
-    with mock.patch.object(*WRONG[name]):
+    with mock.patch.object(distribution.RowStats, "add_up", without_other_ranks):
         return verify_on_rank(group, args)
 
 
@@ -255,15 +216,15 @@ def count_bytes(group, args):
     return len(seen), sum(seen)
 
 
-def sharded_provider(ranks, size, *given, function=verify_on_rank):
+def sharded_provider(ranks, size, *given):
     """An implementation of the op `verify_chain`, whose vocabulary `size` ranks share.
 
-    given: more arguments of the function that the ranks run. It fails unless all ranks give the
+    given: more arguments of `verify_on_rank`. It fails unless all ranks give the
     same bits.
     """
 
     def op(*args):
-        verdicts = ranks.run(size, function, args, *given)
+        verdicts = ranks.run(size, verify_on_rank, args, *given)
         for verdict in verdicts[1:]:
             for got, want in zip(verdict, verdicts[0], strict=True):
                 assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))

@@ -1,4 +1,7 @@
-"""Invalid arguments of the layout ops: providers and fake kernels raise the same messages."""
+"""Invalid arguments of the layout ops and of `ngram_propose`.
+
+Providers and fake kernels raise the same messages.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from support.providers import provider
 import specdec_kernels as sk
 from specdec_kernels import testing
 from specdec_kernels.arguments import checks as _checks
+from specdec_kernels.arguments import history
 from specdec_kernels.arguments import tree_layout as checks
 
 WHERE = [n for n in ("reference", "cpp", "triton") if n in testing.providers("build_trie")]
@@ -34,6 +38,7 @@ GOOD = {
     "expand_tree": dict(
         logits=f32(3, 2, 7), scores=f32(3, 2), width=2, temperatures=None, temperature=1.0
     ),
+    "ngram_propose": dict(history=i64(3, 9), lengths=i64(3), gamma=4, max_ngram=3, min_ngram=2),
 }
 TABLE = [
     ("tree_attention", dict(parents=i64(4)), r"parents must be \[B, N\], got \[4\]"),
@@ -96,12 +101,29 @@ TABLE = [
     ("expand_tree", dict(temperatures=f32(2)), r"temperature must be \[3\], got \[2\]"),
     ("expand_tree", dict(temperatures=f32(3).double()),
      "temperature must be float32, got float64"),
+    ("ngram_propose", dict(history=i64(9)), r"history must be \[B, L\], got \[9\]"),
+    ("ngram_propose", dict(history=f32(3, 9)), "history must be int32 or int64, got float32"),
+    ("ngram_propose", dict(history=i64(3, 1).expand(3, 2**31)),
+     r"history must have at most 2147483647 columns, got \[3, 2147483648\]"),
+    ("ngram_propose", dict(lengths=i64(4)), r"lengths must be \[3\], got \[4\]"),
+    ("ngram_propose", dict(lengths=i64(3, 1)), r"lengths must be \[3\], got \[3, 1\]"),
+    ("ngram_propose", dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
+    ("ngram_propose", dict(gamma=-1), r"gamma must be in \[0, 2147483647\], got -1"),
+    ("ngram_propose", dict(gamma=2**31), r"gamma must be in \[0, 2147483647\], got 2147483648"),
+    ("ngram_propose", dict(history=i64(1, 9).expand(2**27, 9), lengths=i64(1).expand(2**27),
+                           gamma=2**30),
+     r"gamma must leave the tokens \[B, gamma\] with less than 2\*\*56 entries, "
+     r"got \[134217728, 1073741824\]"),
+    ("ngram_propose", dict(min_ngram=0), "min_ngram must be at least 1, got 0"),
+    ("ngram_propose", dict(max_ngram=1), "max_ngram must be at least min_ngram = 2, got 1"),
+    ("ngram_propose", dict(max_ngram=-1), "max_ngram must be at least min_ngram = 2, got -1"),
 ]  # fmt: skip
 DEVICES = [
     ("tree_attention", "lengths", "parents"),
     ("rerank_tree", "parents", "tokens"),
     ("rerank_tree", "scores", "tokens"),
     ("expand_tree", "scores", "logits"),
+    ("ngram_propose", "lengths", "history"),
 ]
 
 
@@ -136,20 +158,21 @@ def test_devices_are_checked(op, name, of):
     assert text == f"{name} must be on the device of {of}, meta, got cpu"
 
 
-@pytest.mark.parametrize("where", [*WHERE, "meta"])
+@pytest.mark.parametrize("where", [*WHERE[1:], "meta"])
 @pytest.mark.parametrize("op", GOOD)
 def test_good_inputs_raise_nothing(op, where):
-    assert call(op, where)
+    got, want = call(op, where), call(op, "reference")
+    assert [(t.shape, t.dtype) for t in got] == [(t.shape, t.dtype) for t in want]
 
 
 def test_the_table_covers_every_check(monkeypatch):
     def call(op, bad):
         arguments = GOOD[op] | bad
         arguments.pop("merge", None)
-        getattr(checks, op)(*arguments.values())
+        getattr(history if op == "ngram_propose" else checks, op)(*arguments.values())
 
     calls = [(op, lambda op=op, bad=bad: call(op, bad)) for op, bad, _ in TABLE]
-    assert untripped(monkeypatch, (checks,), calls, shared=(_checks,)) == ([], [])
+    assert untripped(monkeypatch, (checks, history), calls, shared=(_checks,)) == ([], [])
 
 
 def test_public_arguments_are_named():

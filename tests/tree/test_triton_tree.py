@@ -17,9 +17,7 @@ import torch
 from support.providers import (
     OUTPUTS,
     assert_close,
-    assert_outputs_equal,
     record_allocations,
-    verify,
     verify_tree,
 )
 from support.triton_random import DTYPES, logits, per_sequence, poison, random_sampling, sparse
@@ -27,7 +25,6 @@ from support.triton_random import DTYPES, logits, per_sequence, poison, random_s
 from specdec_kernels import reference
 from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
 from specdec_kernels.triton import launch
-from specdec_kernels.triton.chain import verify_chain as chain
 from specdec_kernels.triton.tree import verify_tree as tree
 
 FORMS = ("none", "rows", "sampled", "sparse", "mapped")
@@ -144,62 +141,6 @@ def test_random_trees_equal_the_specification(rule):
             compared(seed, verify_tree(tree.verify_tree, *args, **options), want)
 
 
-# A chain is a tree.
-
-
-@pytest.mark.parametrize("uniforms", ["drawn", "given"])
-@pytest.mark.parametrize("form", ["none", "rows", "probs", "sampled", "sparse"])
-@pytest.mark.parametrize(("rule", "as_chain"), [("multi_draft", "token"), ("traversal", "block")])
-def test_a_chain_gets_the_same_bits_as_from_verify_chain(rule, as_chain, form, uniforms):
-    g = torch.Generator().manual_seed(len(form) + 7)
-    b, n, v = 3, 3, 37
-    target = torch.randn(b, n + 1, v, generator=g)
-    draft = target[:, :n] + torch.randn(b, n, v, generator=g)
-    tokens = torch.multinomial(draft.softmax(-1).flatten(0, 1), 1, generator=g).view(b, n)
-    if form in ("none", "sparse"):  # drafted tokens would hardly be accepted otherwise
-        target.scatter_add_(-1, tokens[..., None], torch.full((b, n, 1), 3.0))
-    parents = torch.arange(-1, n - 1).expand(b, n)
-    options = {"seeds": torch.arange(b), "positions": torch.arange(b) * 9, "top_k": 30}
-    if form == "none":
-        draft = None
-    elif form == "probs":
-        target, draft = target.softmax(-1), draft.softmax(-1)
-        options |= {"kind": "probs", "top_k": 0}
-    elif form == "sampled":
-        options["sampled"] = (draft.double().logsumexp(-1), torch.full((b, n), -99.0), 1.0)
-    elif form == "sparse":
-        options["ids"] = torch.stack([tokens, (tokens + 1) % v], -1)
-        draft = torch.full((b, n, 2), 0.5)
-    given = {}, {}
-    if uniforms == "given":
-        u = torch.rand(b, 2 * n + 1, generator=g, dtype=torch.float64)
-        u[:, n:] = u[:, n : n + 1]  # verify_chain has one uniform for the last token, at any depth
-        given = {"uniforms": u}, {"uniforms": u[:, : n + 1].contiguous()}
-    got = verify_tree(
-        tree.verify_tree, target, tokens, parents, draft, rule=rule, **given[0], **options
-    )
-    want = verify(chain.verify_chain, target, tokens, draft, rule=as_chain, **given[1], **options)
-    path, *rest = got
-    assert_outputs_equal("verify_chain", rest, want)
-    steps = torch.arange(n).expand(b, n)
-    assert path.tolist() == steps.where(steps < want[1][:, None], -1).tolist()
-    assert 0 < int(want[1].sum()) < b * n
-
-
-def test_one_sibling_of_k_seq_is_rule_token():
-    g = torch.Generator().manual_seed(2)
-    b, v = 8, 41
-    target, draft = torch.randn(b, 2, v, generator=g), torch.randn(b, 1, v, generator=g)
-    tokens = draft[:, 0].argmax(-1, keepdim=True)
-    seeds = torch.arange(b)
-    got = verify_tree(
-        tree.verify_tree, target, tokens, torch.full((b, 1), -1), draft, rule="k_seq", seeds=seeds
-    )
-    want = verify(chain.verify_chain, target, tokens, draft, rule="token", seeds=seeds)
-    assert_outputs_equal("verify_chain", got[1:], want)
-    assert {0, 1} == set(want[1].tolist())
-
-
 # Siblings.
 
 
@@ -209,6 +150,7 @@ def siblings(tokens):
     return torch.tensor([tokens]), torch.full((1, n), -1), torch.zeros(1, n, dtype=torch.int32)
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("near", [0.0, 0.9, 0.999])
 @pytest.mark.parametrize("k", [2, 3, 8])
 def test_the_factor_of_k_seq_is_the_smallest_that_is_lossless(k, near):
@@ -283,36 +225,6 @@ def test_many_siblings_of_several_rows_in_many_tiles(rule, monkeypatch):
     compared(rule, verify_tree(tree.verify_tree, *args, **options), want)
     launch.tiling.cache_clear()
     assert int(want[2]) == 0
-
-
-# What no result may depend on.
-
-
-@pytest.mark.parametrize("rule", ["multi_draft_wor", "top_k_plus_one", "k_seq", "traversal"])
-def test_views_and_the_place_in_a_batch_change_no_bit(rule):
-    g = torch.Generator().manual_seed(3)
-    b, n, v = 3, 4, 4099
-    wide = torch.full((b, n + 3, v + 13), float("nan"))
-    target = wide[:, 1 : n + 2, 5 : v + 5]
-    target.copy_(torch.randn(b, n + 1, v, generator=g))
-    draft = torch.randn(n, b, v, generator=g).transpose(0, 1)
-    tokens = torch.randint(0, v, (n, b), generator=g).T
-    tokens[:, 1] = draft[:, 0].argmax(-1)
-    parents = torch.tensor([-1, -1, 1, 1]).expand(b, n)
-    rows = torch.tensor([0, 0, 2, 2], dtype=torch.int32).expand(b, n)
-    seeds = torch.arange(2 * b)[::2] + 5
-
-    def run(index, whole=False):
-        args = (target[index], tokens[index], parents[index], draft[index])
-        if whole:
-            args = [t.contiguous() for t in args]
-        return verify_tree(tree.verify_tree, *args, rule=rule, draft_rows=rows[index],
-                           seeds=seeds[index], positions=seeds[index], top_p=0.9)  # fmt: skip
-
-    together = run(slice(None))
-    assert_outputs_equal("verify_tree", run(slice(None), whole=True), together)
-    for i in range(b):
-        assert_outputs_equal("verify_tree", run(slice(i, i + 1)), [t[i : i + 1] for t in together])
 
 
 def test_scratch_is_a_few_numbers_a_tile_and_a_node(monkeypatch):

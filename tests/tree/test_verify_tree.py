@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.providers import (
     ALL_PROVIDERS,
-    KERNEL_PROVIDERS,
     assert_close,
     assert_outputs_close,
     assert_outputs_equal,
@@ -22,6 +21,14 @@ from specdec_kernels.arguments.tree import TreeArguments
 
 NAN = float("nan")
 TOP_DOWN_RULES = [r for r in TREE_RULES if r != "traversal"]
+# Each call costs Triton's interpreter a fraction of a second.
+IN_TRITON = ("greedy", "multi_draft_wor", "k_seq", "traversal")
+
+
+def each(rules):
+    """Every provider with every rule, but Triton with few."""
+    pairs = [(n, r) for n in ALL_PROVIDERS for r in rules if n != "triton" or r in IN_TRITON]
+    return pytest.mark.parametrize(("name", "rule"), pairs)
 
 
 @pytest.mark.parametrize(("name", "case"), provider_cases("verify_tree"))
@@ -103,19 +110,19 @@ SAME = [
 
 @pytest.mark.parametrize("given", [True, False], ids=["uniforms", "seeds"])
 @pytest.mark.parametrize(("rule", "tree_rule"), SAME)
-@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_chain_gives_the_bits_of_verify_chain(name, rule, tree_rule, given):
     if given and rule == "match":
         pytest.skip("match takes no uniforms")
     r = random.Random(f"{rule}{given}")
     ratio = rule in ("token", "block")
-    for _ in range(4 if name == "triton" else 40):
+    for _ in range({"cpp": 40, "triton": 4}.get(name, 10)):
         kind = r.choice(["logits", "probs"])
         forms = [f for f in FORMS if ratio and not (kind == "probs" and "sampled" in f)]
         if rule == "token" and tree_rule == "k_seq":
             forms.remove("none")
         case = testing.chain_case(
-            2, r.choice([1, 3]), r.choice([5, 131] + [4200] * (name == "cpp")),
+            2, r.choice([1, 3]), r.choice([5, 131] + [4200] * (name in ("cpp", "cuda"))),
             r.choice([torch.float32, torch.bfloat16]), rule, kind=kind,
             draft=r.choice(forms or ["none"]),
             filters=r.choice(["off", "scalar", "tensor", "warm"]), limits=r.random() < 0.3,
@@ -165,8 +172,7 @@ def test_layout_of_the_outputs(name):
     assert_close("accept_probs", got[5], torch.tensor([[0, NAN, 0.5, 1]]), atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", TOP_DOWN_RULES)
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@each(TOP_DOWN_RULES)
 def test_siblings_with_equal_tokens_count_as_one_node(name, rule):
     """Two siblings have token 1, and the accepted child is below the second."""
     target = uniform_over((1,), (2,), (2,), (3,), (3,))
@@ -205,8 +211,7 @@ def star(rule, draft=None, **kw):
     return target, tokens, parents, draft, dict(rule=rule) | kw
 
 
-@pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@each(TREE_RULES)
 def test_limits_end_the_path(name, rule):
     op = provider("verify_tree", name)
     for kw, path, tokens in (
@@ -228,8 +233,7 @@ def test_limits_end_the_path(name, rule):
         assert int(got[3]) == 0
 
 
-@pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@each(TREE_RULES)
 def test_nodes_out_of_range_are_absent_and_set_a_status_bit(name, rule):
     op = provider("verify_tree", name)
     target, tokens, parents, draft, kw = star(rule)
@@ -252,23 +256,21 @@ def test_descendants_of_an_absent_node_are_absent(name):
     assert (got[0].tolist(), int(got[3])) == ([[-1, -1, -1]], 0)
 
 
-@pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("bad", [NAN, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_an_invalid_target_row_emits_nothing(name, bad, rule):
+@each(TREE_RULES)
+def test_an_invalid_target_row_emits_nothing(name, rule):
     op = provider("verify_tree", name)
-    target, *args, kw = star(rule)
-    target[0, 3] = bad  # the row of node 2, which is accepted
-    got = verify_tree(op, target, *args, **kw)
-    assert (got[0].tolist(), got[1].tolist()) == ([[2, -1, -1, -1]], [[2, -1, -1, -1, -1]])
-    assert int(got[3]) == 1
-    target[0, 0] = bad
-    got = verify_tree(op, target, *args, **kw)
-    assert (int(got[2]), int(got[3]), got[1].max()) == (0, 1, -1)
+    for bad in (NAN, torch.inf, -torch.inf):
+        target, *args, kw = star(rule)
+        target[0, 3] = bad  # the row of node 2, which is accepted
+        got = verify_tree(op, target, *args, **kw)
+        assert (got[0].tolist(), got[1].tolist()) == ([[2, -1, -1, -1]], [[2, -1, -1, -1, -1]])
+        assert int(got[3]) == 1
+        target[0, 0] = bad
+        got = verify_tree(op, target, *args, **kw)
+        assert (int(got[2]), int(got[3]), got[1].max()) == (0, 1, -1)
 
 
-@pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@each(TREE_RULES_READING_DRAFT)
 def test_an_invalid_draft_row_ends_the_trials(name, rule):
     """The next token is drawn from the residual before that child, which is P here."""
     op = provider("verify_tree", name)
@@ -297,8 +299,7 @@ def test_trials_before_an_invalid_draft_row_count(name):
         assert (got[1].tolist(), int(got[3])) == ([[2, -1, -1]], 2)
 
 
-@pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@each(TREE_RULES_READING_DRAFT)
 def test_an_invalid_draft_entry_of_a_token_that_no_child_has_ends_the_trials(name, rule):
     """The residual, or rho, would depend on it. The next token is drawn from P."""
     target = uniform_over((1, 2), (0,), (0,)).softmax(-1)

@@ -10,6 +10,7 @@ from specdec_vllm.drafting_v1 import sample_from_logits
 from specdec_kernels import verify_chain
 
 NAMES = ["a", "b", "c"]
+SAMPLE = runner_v1.LATE[vllm_interface.RUNNER, "GPUModelRunner._sample"]
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +51,7 @@ def sample_step(owner, metadata, tokens):
         seen.append(self.sampler.specdec_step)
         return SimpleNamespace(sampled_token_ids=torch.tensor(tokens))
 
-    function = runner_v1.LATE[vllm_interface.RUNNER, "GPUModelRunner._sample"]
-    function(original, Settings())(owner, torch.zeros(1), metadata)
+    SAMPLE(original, Settings())(owner, torch.zeros(1), metadata)
     assert owner.sampler.specdec_step is None
     return seen[0]
 
@@ -130,17 +130,15 @@ def test_rule_match_verifies_with_the_noise_of_the_drafts_of_the_step_before():
 
 def test_a_failing_step_leaves_nothing_behind():
     owner = runner()
-    function = runner_v1.LATE[vllm_interface.RUNNER, "GPUModelRunner._sample"]
     with pytest.raises(ZeroDivisionError):
-        function(lambda *_: 1 / 0, Settings())(owner, torch.zeros(1), None)
+        SAMPLE(lambda *_: 1 / 0, Settings())(owner, torch.zeros(1), None)
     assert owner.sampler.specdec_step is None
 
 
 def test_without_speculation_the_runner_is_left_alone():
     owner = runner()
     del owner.rejection_sampler
-    function = runner_v1.LATE[vllm_interface.RUNNER, "GPUModelRunner._sample"]
-    assert function(lambda *_: "vLLM's", Settings())(owner, torch.zeros(1), None) == "vLLM's"
+    assert SAMPLE(lambda *_: "vLLM's", Settings())(owner, torch.zeros(1), None) == "vLLM's"
 
 
 def test_workers_of_one_engine_draw_the_same_seeds(monkeypatch):

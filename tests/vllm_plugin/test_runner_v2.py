@@ -16,6 +16,7 @@ TOP_K = torch.tensor([V, 1, V, 1, 6, V], dtype=torch.int32)
 TOP_P = torch.tensor([0.8, 0.1, 1.0, 0.1, 0.95, 0.9])
 MIN_P = torch.tensor([0.0, 0.9, 0.0, 0.9, 0.05, 0.1])
 SEEDS = torch.arange(STATES) * 1000
+REJECTION_SAMPLE = runner_v2.REPLACEMENTS[runner_v2.REJECTION_V2, "rejection_sample"]
 
 
 class Batch:
@@ -50,8 +51,7 @@ class Batch:
         return logits.masked_fill(drop, -torch.inf)
 
     def rejection_sample(self, draft_logits, settings, **given):
-        function = runner_v2.REPLACEMENTS[runner_v2.REJECTION_V2, "rejection_sample"]
-        return function(None, settings)(
+        return REJECTION_SAMPLE(None, settings)(
             self.processed(), draft_logits, self.sampled, self.indptr, self.pos, self.index,
             self.expanded, self.local, TEMPERATURE, SEEDS, STEPS, **given,
         )  # fmt: skip
@@ -120,7 +120,6 @@ def test_first_tokens_follow_the_target_for_drafts_at_the_temperature_of_the_req
     batch = Batch([2], seed=3)
     own, generator = TEMPERATURE[INDEX[2]], torch.Generator().manual_seed(9)
     target = batch.processed()[0].double().softmax(-1)
-    function = runner_v2.REPLACEMENTS[runner_v2.REJECTION_V2, "rejection_sample"]
 
     def p_value(drawn_at):
         q = (batch.draft_logits[INDEX[2], 0] / drawn_at).softmax(-1)
@@ -128,7 +127,7 @@ def test_first_tokens_follow_the_target_for_drafts_at_the_temperature_of_the_req
         sampled = torch.stack([torch.zeros_like(drafts), drafts], dim=1).flatten()
         rows = batch.processed()[:2].repeat(copies, 1)
         index = torch.arange(copies)
-        tokens, _ = function(None, Settings())(
+        tokens, _ = REJECTION_SAMPLE(None, Settings())(
             rows, batch.draft_logits[INDEX[2], None].expand(copies, -1, -1), sampled,
             2 * torch.arange(copies + 1, dtype=torch.int32), index.repeat_interleave(2), index,
             None, None, own.expand(copies), index + 77, STEPS,
@@ -165,7 +164,6 @@ def test_acceptance_rates_and_watermarks():
     )
     assert number.tolist() == [n + 1 for n in LENGTHS]
     assert tokens[2, :3].tolist() == batch.sampled[batch.indptr[2] + 1 : batch.indptr[3]].tolist()
-    function = runner_v2.REPLACEMENTS[runner_v2.REJECTION_V2, "rejection_sample"]
-    watermarked = function(lambda *given: given[-4], Settings())
+    watermarked = REJECTION_SAMPLE(lambda *given: given[-4], Settings())
     empty = [None] * 11
     assert watermarked(*empty, None, False, False, "contexts") == "contexts"

@@ -25,40 +25,27 @@ def test_variables_are_read():
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("SPECDEC_VLLM", "yes", "SPECDEC_VLLM must be 0 or 1, got 'yes'"),
-        ("SPECDEC_VLLM", "", "SPECDEC_VLLM must be 0 or 1, got ''"),
-        (
-            "SPECDEC_VLLM_RULE",
-            "greedy",
-            "SPECDEC_VLLM_RULE must be one of token, block, match, typical, got 'greedy'",
-        ),
-        (
-            "SPECDEC_VLLM_TYPICAL_EPSILON",
-            "1.5",
-            "SPECDEC_VLLM_TYPICAL_EPSILON must be a number in [0, 1], got '1.5'",
-        ),
-        (
-            "SPECDEC_VLLM_TYPICAL_DELTA",
-            "inf",
-            "SPECDEC_VLLM_TYPICAL_DELTA must be a number in [0, 1e+09], got 'inf'",
-        ),
-        (
-            "SPECDEC_VLLM_TYPICAL_DELTA",
-            "nan",
-            "SPECDEC_VLLM_TYPICAL_DELTA must be a number in [0, 1e+09], got 'nan'",
-        ),
-        (
-            "SPECDEC_VLLM_RULES",
-            "match",
-            "environment variables of specdec_vllm must be of SPECDEC_VLLM, SPECDEC_VLLM_RULE, "
-            "SPECDEC_VLLM_TYPICAL_EPSILON, SPECDEC_VLLM_TYPICAL_DELTA, got SPECDEC_VLLM_RULES",
-        ),
+        ("", "yes", "must be 0 or 1, got 'yes'"),
+        ("", "", "must be 0 or 1, got ''"),
+        ("_RULE", "greedy", "must be one of token, block, match, typical, got 'greedy'"),
+        ("_TYPICAL_EPSILON", "1.5", "must be a number in [0, 1], got '1.5'"),
+        ("_TYPICAL_DELTA", "inf", "must be a number in [0, 1e+09], got 'inf'"),
+        ("_TYPICAL_DELTA", "nan", "must be a number in [0, 1e+09], got 'nan'"),
     ],
 )
 def test_a_wrong_variable_is_refused_by_name(name, text, message):
     with pytest.raises(ValueError) as caught:
-        Settings.from_environment({name: text})
-    assert str(caught.value) == message
+        Settings.from_environment({f"SPECDEC_VLLM{name}": text})
+    assert str(caught.value) == f"SPECDEC_VLLM{name} {message}"
+
+
+def test_an_unknown_variable_is_refused_with_the_names_of_all():
+    with pytest.raises(ValueError) as caught:
+        Settings.from_environment({"SPECDEC_VLLM_RULES": "match"})
+    assert str(caught.value) == (
+        "environment variables of specdec_vllm must be of SPECDEC_VLLM, SPECDEC_VLLM_RULE, "
+        "SPECDEC_VLLM_TYPICAL_EPSILON, SPECDEC_VLLM_TYPICAL_DELTA, got SPECDEC_VLLM_RULES"
+    )
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def distance(rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 def tolerance_of(model: Any) -> float:
     """The largest difference that rounding explains."""
-    step = float(torch.finfo(model.dtype).eps)
+    step = float(torch.finfo(_dtype_of_products(model)).eps)
     if model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         step = max(step, 2.0**-10)
     return max(LEAST_TOLERANCE, STEPS * step)
@@ -66,10 +66,16 @@ def coarse_arithmetic(model: Any) -> str | None:
 
     Forwards of other widths then round otherwise, and often enough for another token.
     """
-    kind = model.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    dtype = _dtype_of_products(model)
     if dtype in (torch.bfloat16, torch.float16):
         return str(dtype).removeprefix("torch.")
-    if kind == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
+    if model.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "TF32"
     return None
+
+
+def _dtype_of_products(model: Any) -> torch.dtype:
+    kind = model.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return model.dtype  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ import torch
 
 from specdec_hf.cache.check_plan import CheckPlan, Row
 from specdec_hf.cache.encoded import Encoded
-from specdec_hf.cache.fit import Fit, beyond_rounding, distance, tolerance_of
+from specdec_hf.cache.fit import Fit, beyond_rounding, coarse_arithmetic, distance, tolerance_of
 from specdec_hf.cache.known_fits import configuration, known
 from specdec_hf.cache.make import kind_reason, make_cache
 from specdec_hf.cache.own_logits import (
@@ -72,7 +72,7 @@ def check_fit(
         if kind == "aligned":
             num_sequences = 2  # even without padding
         encoded = encoded.select([b % encoded.batch_size for b in range(num_sequences)])
-    key = (*configuration(model), kind, padded, tree, names)
+    key = (*configuration(model), coarse_arithmetic(model), kind, padded, tree, names)
     with changing:
         fit = known.get(key)
         if fit is None:
