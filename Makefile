@@ -68,7 +68,7 @@ demo: $(if $(wildcard $(STAMP)),$(SETUP),$(DEMO_STAMP))
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# Reference and C++ on light cases, structure, errors and one toy model: 45 seconds on two cores.
+# Reference and C++ on light cases, structure, errors and one toy model.
 # pyproject.toml says what the markers leave out.
 quick: $(SETUP)
 	$(PYTEST) $(ARGS) -m "not build and not full and not model and not simt and not slow and not triton"
@@ -81,7 +81,7 @@ browser:
 	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium; \
 	  } >/dev/null 2>&1 || echo "no browser: tests that need one are skipped"
 
-# All that proves behaviour: five minutes on two cores.
+# All that proves behaviour.
 test: $(SETUP)
 	$(PYTEST) -m "not build and not full" $(ARGS)
 

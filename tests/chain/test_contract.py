@@ -89,7 +89,7 @@ def test_providers_are_named_for_every_op_and_device():
     assert all(p["cpu"] == "cpp" for p in _library.providers().values())
 
 
-@pytest.mark.slow
+@pytest.mark.build  # it traces and compiles
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name):
     """One case of those whose arguments are of the same kinds."""

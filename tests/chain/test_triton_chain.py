@@ -136,6 +136,7 @@ def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypa
             assert_close(f"seed {seed}: {name}", g, w, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
 @pytest.mark.parametrize("v", [1, 5, 37, 1031, 5000])
 def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkeypatch):
@@ -157,6 +158,7 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
 # Tiles, scan blocks, views, launches.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rule", "filters"),
     [

@@ -73,6 +73,7 @@ with interrupt.in_one_line():
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
+@pytest.mark.full  # it starts processes
 def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
     process = begin("generate", "--model", folder, "--prompt", "abc", "--max-new-tokens", 8)
     assert process.stdout

@@ -26,6 +26,7 @@ def server(tmp_path):
     process.join()
 
 
+@pytest.mark.full  # it starts processes
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch has no gloo")
 def test_a_drafter_of_another_rank_loses_nothing(server):

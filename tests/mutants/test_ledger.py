@@ -26,17 +26,18 @@ def mutant(before="number / 2", after="number / 3", killed_by=("test_half.py::te
     return Mutant("room", "name", "The half is a third.", "half.py", before, after, killed_by)
 
 
-@pytest.fixture
-def tree(tmp_path):
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
     """A copy of a repository with one function and two tests."""
-    source = tmp_path / "source"
+    folder = tmp_path_factory.mktemp("repository")
+    source = folder / "source"
     source.mkdir()
     (source / "half.py").write_text(SOURCE)
     (source / "test_half.py").write_text(TESTS)
     (source / "conftest.py").write_text("")
     (source / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = full\n")
     subprocess.run(["git", "init", "--quiet", source], check=True)
-    made = Tree(tmp_path / "copies", source)
+    made = Tree(folder / "copies", source)
     yield made
     made.close()
 
