@@ -32,7 +32,7 @@ class PreferNew(LogitsProcessor):
 
 PROCESSED = {
     "repetition_penalty": {"repetition_penalty": 1.7},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
     "bad_words_ids": {"bad_words_ids": [[5], [7, 8], [12], [33]]},
     "suppress_tokens": {"suppress_tokens": list(range(20, 40))},
     "min_new_tokens": {"min_new_tokens": 12, "eos_token_id": list(range(1, 30))},
