@@ -30,6 +30,8 @@ TESTS = Path(__file__).parent
 PROVIDERS = {"cuda": "simt", "triton": "triton"}
 # Whole rooms that `make quick` leaves out, and whose modules take seconds to import.
 SLOW_ROOMS = {"benchmarks", "device", "sharded"}
+# `make quick` runs what is marked `quick` in this room, and imports nothing else of it.
+LOOP = "hf"
 # Beside llama and t5, which `make quick` runs.
 TOY_MODELS = {"gpt2", "qwen2", "qwen3", "gemma2", "bart", "whisper"}
 
@@ -59,7 +61,7 @@ def _place(path):
 def _markers(item):
     """Markers that follow from where a test is, its parameters and its fixtures."""
     room, file = _place(item.path).split("/")[0], item.path.name
-    if room in SLOW_ROOMS:
+    if room in SLOW_ROOMS or (room == LOOP and not item.get_closest_marker("quick")):
         yield "slow"
     if room == "simt":
         yield "simt"
@@ -82,7 +84,12 @@ def pytest_ignore_collect(collection_path, config):
     left_out = config.option.markexpr
     rooms = SLOW_ROOMS if "not slow" in left_out else set()
     rooms = rooms | {"simt"} if "not simt" in left_out else rooms
-    return True if collection_path.parent == TESTS and collection_path.name in rooms else None
+    if collection_path.parent == TESTS:
+        return True if collection_path.name in rooms else None
+    if "not slow" in left_out and collection_path.parent == TESTS / LOOP:
+        is_test = collection_path.name.startswith("test_")
+        return True if is_test and "mark.quick" not in collection_path.read_text() else None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the markers for -m

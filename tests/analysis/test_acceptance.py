@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import scipy
 import torch
 from scipy.special import bdtr, bdtrc
 from support.providers import SIGNIFICANCE, assert_close
@@ -152,19 +151,6 @@ def test_acceptance_of_match_is_how_often_draws_with_shared_noise_agree():
         assert min(bdtr(hit, n, mass), bdtrc(hit - 1, n, mass)) > SIGNIFICANCE
 
 
-@pytest.mark.slow  # scipy.optimize takes long to import
-def test_the_bound_is_reached_by_the_best_transport():
-    """A linear programme over couplings of two drafts with the emitted token."""
-    p, q = np.array([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
-    cells = list(product(range(3), repeat=3))  # x1, x2, y
-    gain = [-float(y in (a, b)) for a, b, y in cells]
-    rows = [[float(y == t) for _, _, y in cells] for t in range(3)]
-    rows += [[float((a, b) == d) for a, b, _ in cells] for d in product(range(3), repeat=2)]
-    best = scipy.optimize.linprog(gain, A_eq=rows, b_eq=[*p, *np.outer(q, q).ravel()])
-    got = float(acceptance_bound(torch.from_numpy(p), torch.from_numpy(q), 2))
-    assert got == pytest.approx(-best.fun, abs=1e-9)
-
-
 def test_the_bound_of_one_draft_is_the_rate_of_token_even_if_rows_do_not_sum_to_one():
     generator = torch.Generator().manual_seed(9)
     p, q = torch.randn(2, 3, 100_000, generator=generator).mul(4).softmax(-1) * (1 - 1e-5)
@@ -286,14 +272,6 @@ def test_the_accepted_count_of_block_equals_the_rational_enumeration(v, gamma):
                  for x in (target, draft)]  # fmt: skip
         accepted = analysis.block_acceptance(*probs) * probs[1].prod(-1, keepdim=True)
         assert float(accepted.sum()) == pytest.approx(mean, abs=1e-14)
-
-
-def test_block_accepts_more_than_token_on_the_toy_model():
-    """11/9 drafts against 10/9 (docs/rules.md#block)."""
-    p, q = (torch.tensor(x, dtype=torch.float64) / 3 for x in ([1, 2], [2, 1]))
-    draft, target = [q, q.expand(2, 2)], [p, p.expand(2, 2)]
-    assert analysis.mean_accepted(draft, target) == pytest.approx(10 / 9, abs=1e-15)
-    assert analysis.mean_accepted(draft, target, "block") == pytest.approx(11 / 9, abs=1e-15)
 
 
 def test_block_acceptance_of_impossible_tokens():

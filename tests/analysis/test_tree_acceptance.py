@@ -28,75 +28,6 @@ def difference(p, q):
     return [max(a - b, ZERO) for a, b in zip(p, q, strict=True)]
 
 
-def ratio(p, q):
-    return ONE if p and not q else min(ONE, p / q) if p else ZERO
-
-
-# The children of one node by the papers: P after the node and its children (node, token, row of the
-# draft, Q) give the probability that each child is accepted, {node: probability}.
-
-
-def multi_draft(p, children):
-    out, rejected = {}, ONE
-    for n, x, _, q in children:
-        out[n] = rejected * ratio(p[x], q[x])
-        rejected -= out[n]
-        p = normalized(difference(p, q))
-    return out
-
-
-def multi_draft_wor(p, children):
-    out, rejected, q_of = {}, ONE, {}
-    for n, x, row, q in children:
-        q_now = q_of.get(row, q)
-        out[n] = rejected * ratio(p[x], q_now[x])
-        rejected -= out[n]
-        p = normalized(difference(p, q_now))
-        q_of[row] = normalized([ZERO if v == x else w for v, w in enumerate(q_now)])
-    return out
-
-
-def target_only(p, children):
-    return {n: p[x] for n, x, *_ in reversed(children)}
-
-
-def top_k_plus_one(p, children):
-    *top, (n, x, _, q) = children
-    ids = [t for _, t, *_ in top]
-    rest = normalized([ZERO if v in ids else w for v, w in enumerate(q)])
-    accepted = ratio(p[x], rest[x])
-    residual = normalized([w if v in ids else max(w - rest[v], ZERO) for v, w in enumerate(p)])
-    return {**{m: (1 - accepted) * residual[t] for m, t, *_ in top}, n: accepted}
-
-
-def k_seq(p, children):
-    k, q = len(children), children[0][3]
-    low, high = ONE, Fraction(k)
-
-    def enough(rho):
-        beta = sum(min(b, a / rho) for a, b in zip(p, q, strict=True))
-        return 1 - (1 - beta) ** k <= rho * beta
-
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    rho = ONE if enough(ONE) else high
-    out, rejected = {}, ONE
-    for n, x, *_ in children:
-        out[n] = rejected * ratio(p[x], rho * q[x])
-        rejected -= out[n]
-    return out
-
-
-ONE_LEVEL = {
-    "target_only": target_only,
-    "multi_draft": multi_draft,
-    "multi_draft_wor": multi_draft_wor,
-    "top_k_plus_one": top_k_plus_one,
-    "k_seq": k_seq,
-}
-
-
 class RationalTree:
     """A tree with drafted tokens: rational P after each node (0 is the root) and Q of each node."""
 
@@ -109,24 +40,8 @@ class RationalTree:
         self.q = [rationals(toy.draft_probs[k][len(path[p + 1])][tuple(path[p + 1])])
                   for p, k in self.drawn_from]  # fmt: skip
 
-    def downward(self, decide):
-        """{node: probability that it is on the path}, for a rule that goes from the root down."""
-        on_path = {}
-
-        def go(node, members, reach):
-            below = [n for n in self.nodes if self.parents[n] in members]
-            if not below or not reach:
-                return
-            given = [(n, self.x[n], self.drawn_from[n], self.q[n]) for n in below]
-            for n, accepted in decide(self.p[node + 1], given).items():
-                on_path[n] = on_path.get(n, ZERO) + reach * accepted
-                go(n, [m for m in below if self.x[m] == self.x[n]], reach * accepted)
-
-        go(-1, [-1], ONE)
-        return on_path
-
     def upward(self):
-        """The same for rule traversal (arXiv 2505.12398), from the leaves to the root."""
+        """{node: probability that it is on the path} of rule traversal (arXiv 2505.12398)."""
         ends = {}
 
         def visit(node, a, reach):
@@ -157,32 +72,18 @@ def rational_nodes(toy):
     """[N] float64: the probability that each node is accepted, over all drafts."""
     out = torch.zeros(len(toy.parents), dtype=torch.float64)
     for drafts, weight in zip(toy.drafts.tolist(), toy.weights.tolist(), strict=True):
-        tree = RationalTree(toy, drafts)
-        upward = toy.rule == "traversal"
-        on_path = tree.upward() if upward else tree.downward(ONE_LEVEL[toy.rule])
-        for n, probability in on_path.items():
+        for n, probability in RationalTree(toy, drafts).upward().items():
             out[n] += weight * float(probability)
     return out
 
 
-TOYS = {
-    "3-V4": dict(tree="3", v=4, seed=3),
-    "mixed": dict(tree="mixed", seed=4),
-    "drafters": dict(tree="22", drafters=2, seed=5),
-}
-PAIRS = [(rule, "mixed") for rule in ONE_LEVEL]  # three siblings follow further below
-PAIRS += [("traversal", name) for name in TOYS]
-PAIRS += [(rule, "drafters") for rule in ("multi_draft", "multi_draft_wor")]
-
-
-@pytest.mark.parametrize(("rule", "name"), PAIRS)
-def test_nodes_are_accepted_as_often_as_in_rationals(rule, name):
-    toy = ToyTree(rule, kind="probs", sixteenths=True, **TOYS[name])
+@pytest.mark.parametrize("toy", [dict(tree="3", v=4, seed=3), dict(tree="mixed", seed=4)])
+def test_nodes_are_accepted_as_often_as_in_rationals(toy):
+    """Rule traversal, which goes upward; the others are compared with their formula below."""
+    toy = ToyTree("traversal", kind="probs", sixteenths=True, **toy)
     realized, want = toy.realized("cpp"), rational_nodes(toy)
-    # Rule k_seq may take any rho within 1e-6 of the smallest.
-    slack = 4 if rule == "k_seq" else 1
-    assert_close("probability of nodes", realized.nodes, want, atol=slack * TOLERANCE)
-    assert realized.mean_accepted == pytest.approx(float(want.sum()), abs=slack * TOLERANCE)
+    assert_close("probability of nodes", realized.nodes, want, atol=TOLERANCE)
+    assert realized.mean_accepted == pytest.approx(float(want.sum()), abs=TOLERANCE)
 
 
 # Several drafts of one token.
@@ -190,7 +91,7 @@ def test_nodes_are_accepted_as_often_as_in_rationals(rule, name):
 SAMPLED = tuple(rule for rule in SIBLING_RULES if rule != "target_only")
 
 
-def random_distributions(v, n=4000, seed=0):
+def random_distributions(v, n=1000, seed=0):
     """P and Q [n, v] float64, from flat to peaked, a third of them with zeros, some equal."""
     generator = torch.Generator().manual_seed(seed)
     scale = 0.3 + 3 * torch.rand(2, n, 1, generator=generator, dtype=torch.float64)
@@ -228,16 +129,6 @@ def test_a_rule_accepts_more_than_one_draft_would_and_no_more_than_the_bound(v, 
     if drafts == 1:
         for rule in SAMPLED:
             assert_close(rule, tree_acceptance(p, q, 1, rule), single, atol=1e-12)
-
-
-@pytest.mark.parametrize("v", [3, 4, 5])
-def test_the_order_of_the_rules_for_two_drafts(v):
-    p, q = random_distributions(v)
-    mean = {rule: float(tree_acceptance(p, q, 2, rule).mean()) for rule in SIBLING_RULES}
-    mean["token"] = float(analysis.acceptance_rate(p, q).mean())
-    order = ["token", "multi_draft", "k_seq", "multi_draft_wor", "top_k_plus_one"]
-    means = [mean[r] for r in order]
-    assert means == sorted(means), mean
 
 
 def brute_bound(p, tokens, weights):

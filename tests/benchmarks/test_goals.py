@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 
 import pytest
 
-from bench import goals, measure, smoke, stages
+from bench import goals, measure, stages
 from bench.configs import Config
 from bench.peers import flashinfer_headers
 
@@ -52,15 +51,6 @@ def timed(configs, **arguments):
     )
 
 
-def test_each_config_gives_a_line_with_its_times(monkeypatch):
-    monkeypatch.setenv("SPECDEC_COMMIT", "c0ffee")
-    machine, *rows = timed(TINY)
-    assert machine["machine"]["commit"] == "c0ffee"
-    assert [line["row"]["config"]["id"] for line in rows] == [config.id for config in TINY]
-    assert all(line["row"]["us"] > 0 and line["row"]["provider"] == "cpp" for line in rows)
-    assert "predicted" not in json.dumps(rows)  # there is a prediction for GPUs alone
-
-
 def test_a_line_is_in_the_file_before_the_next_config_begins(monkeypatch, tmp_path):
     seen = []
 
@@ -93,36 +83,6 @@ def test_a_config_that_fails_is_recorded_and_the_next_one_is_timed(monkeypatch, 
     assert capsys.readouterr().out.splitlines() == [f"timing {config.id}" for config in TINY]
 
 
-def test_a_number_that_is_not_finite_is_no_reason_to_lose_a_line(tmp_path):
-    path = tmp_path / "cuda-goals.jsonl"
-    goals.keep(path, {"row": {"us": float("nan"), "low": [1.5, float("inf")], "rounds": 3}})
-    assert json.loads(path.read_text()) == {"row": {"us": None, "low": [1.5, None], "rounds": 3}}
-
-
-def test_what_is_not_timed_is_named():
-    _, *left = timed(TINY, budget=-1)
-    assert [line["left_out"]["config"] for line in left] == [config.id for config in TINY]
-    _, absent = goals.lines(TINY, "cpu", ["flashinfer_headers"], seconds=1, budget=1)
-    assert absent["left_out"] == {"provider": "flashinfer_headers", "reason": "runs on cuda"}
-
-
-def test_every_kind_of_kernel_is_launched():
-    for op in smoke.OPS:
-        smoke.launch(op, "cpu")
-
-
-def test_launches_are_read_from_a_trace():
-    name = "chain_kernel<(specdec::cuda::Variant)1>"
-    kernel = {
-        "cat": "kernel",
-        "name": f"void specdec::cuda::{name}(specdec::cuda::ChainJob)",
-        "args": {"grid": [192, 1, 1], "x": 1},
-    }
-    others = [{"cat": "cpu_op", "name": "chain_kernel"}, {"cat": "kernel", "name": "fill"}]
-    [line] = smoke.launched([*others, kernel], 8)
-    assert line == {"batch": 8, "kernel": name, "grid": [192, 1, 1]}
-
-
 def test_stages_are_timed_under_the_schedules_that_they_name(monkeypatch):
     forced = []
     monkeypatch.setattr(stages, "force", lambda *choice: forced.append(choice))
@@ -149,8 +109,3 @@ def test_the_wrapper_hands_all_arguments_to_flashinfer(tmp_path, monkeypatch):
         ["python", "-c", CALLER, library], capture_output=True, text=True, check=True
     )
     assert done.stdout == "0\n"
-
-
-def test_accepted_drafts_are_the_tokens_before_the_last_one():
-    tokens = goals.sweep.torch.tensor([[4, -1, -1], [4, 5, -1], [4, 5, 6]])
-    assert flashinfer_headers._accepted(tokens).tolist() == [0, 1, 2]

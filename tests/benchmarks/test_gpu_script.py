@@ -178,16 +178,3 @@ def test_the_gpu_script_goes_on_after_a_failure_and_reports_it(gpu):
     places = [summary.index(f"passed   {name}") for name in names]
     assert places == sorted(places)
     assert "memcheck: exit status 3" in summary
-
-
-def test_the_gpu_script_reports_that_the_sanitizer_does_not_support_the_device(gpu):
-    status, said = gpu(CLEAN="1", REFUSED="1")
-    assert status == 0, said
-    assert said.count("ABSENT   compute-sanitizer does not run on this device") == 2
-    assert "memcheck (" not in said
-
-
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
-def test_shellcheck_finds_nothing_in_the_gpu_script():
-    done = subprocess.run(["shellcheck", GPU], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout

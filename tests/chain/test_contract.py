@@ -213,7 +213,7 @@ def test_every_element_of_the_outputs_is_written_for_invalid_rows(name):
         assert x[:3].tolist() == ([-1] * 3 if x.dtype == torch.int64 else [0.0] * 3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_extra_memory_is_smaller_than_a_copy_of_the_rows():
     """Peak memory of a fresh process while 48,617 kB of bfloat16 rows are verified and sampled."""
     program = """

@@ -123,7 +123,7 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
 
 
 @pytest.mark.parametrize(
-    "batch", [pytest.param(i, marks=[] if i < 4 else pytest.mark.full) for i in range(8)]
+    "batch", [pytest.param(i, marks=[] if i < 2 else pytest.mark.full) for i in range(8)]
 )
 def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypatch):
     for seed in range(6 * batch, 6 * batch + 6):
@@ -138,7 +138,7 @@ def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypa
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
-@pytest.mark.parametrize("v", [1, 5, 37, 1031, 5000])
+@pytest.mark.parametrize("v", [1, 5, 37, 1031, pytest.param(5000, marks=pytest.mark.full)])
 def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkeypatch):
     rnd, g = random.Random(v), torch.Generator().manual_seed(v)
     for dtype in DTYPES.values():
@@ -196,7 +196,7 @@ def test_match_takes_the_noise_of_each_position_over_two_tiles(monkeypatch):
     assert got[0].tolist() == [want.tolist()]
 
 
-@pytest.mark.parametrize("form", ["wide", "mapped", "sparse"])
+@pytest.mark.parametrize("form", ["wide", "mapped", pytest.param("sparse", marks=pytest.mark.full)])
 def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, monkeypatch):
     """More tiles than the target has, columns in random order, more ids than one step takes."""
     g = torch.Generator().manual_seed(11)
@@ -222,7 +222,7 @@ def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, m
 def test_entries_beside_a_row_are_never_read():
     """Unaligned rows inside wider tensors of NaN give the same bits as contiguous copies."""
     g = torch.Generator().manual_seed(6)
-    n, gamma, v = 3, 2, 4099
+    n, gamma, v = 2, 2, 4099
     wide = torch.full((n, gamma + 3, v + 13), float("nan"))
     wide_draft = torch.full((n + 1, gamma, v + 6), float("nan"))
     target, draft = wide[:, 1 : gamma + 2, 5 : v + 5], wide_draft[1:, :, 3 : v + 3]
@@ -230,7 +230,7 @@ def test_entries_beside_a_row_are_never_read():
     draft.copy_(target[:, :gamma] + 0.3 * torch.randn(draft.shape, generator=g))
     seeds = torch.arange(2 * n)[::2]  # strided vectors too
     tokens = torch.randint(0, v, (gamma, n), generator=g).T
-    for rule in ("token", "block", "match", "greedy"):
+    for rule in ("block", "match"):
         options = dict(rule=rule, seeds=seeds, positions=seeds, top_p=0.8)
         cut = verify(chain.verify_chain, target, tokens, draft, **options)
         whole = verify(chain.verify_chain, target.contiguous(), tokens.contiguous(),

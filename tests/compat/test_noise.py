@@ -4,11 +4,9 @@ import itertools
 
 import pytest
 import torch
-from support.providers import SIGNIFICANCE, chi_square
 
 from specdec_kernels.compat import flashinfer
 
-DRAWS = 5000
 ROWS = 64
 EQUAL = torch.full((1, 1, 2**14), 2**-14)  # a row whose tokens are all equally likely
 
@@ -52,21 +50,6 @@ def test_a_call_is_determined_by_seed_and_offset_or_by_the_generator():
     assert draw(probs).tolist() == default
 
 
-def test_rows_and_calls_have_noise_of_their_own():
-    """Negative control: without the row in the key, every row would draw the same token."""
-    ids = flashinfer.sampling_from_probs(torch.full((DRAWS, 5), 0.2), seed=0, offset=0).long()
-    pairs = ids[:-1] * 5 + ids[1:]
-    assert chi_square(pairs, torch.full((25,), 0.04, dtype=torch.float64)) > SIGNIFICANCE
-    by_offset = torch.cat(
-        [flashinfer.sampling_from_probs(torch.full((2, 5), 0.2), seed=0, offset=o).long()
-         for o in range(500)]
-    )  # fmt: skip
-    pairs = by_offset[:-1] * 5 + by_offset[1:]
-    assert chi_square(pairs, torch.full((25,), 0.04, dtype=torch.float64)) > SIGNIFICANCE
-    same = torch.zeros(DRAWS, dtype=torch.int64)
-    assert chi_square(same, torch.full((25,), 0.04, dtype=torch.float64)) < SIGNIFICANCE
-
-
 @pytest.mark.parametrize("step", [1, 2, 2**62, 2**63])
 @pytest.mark.parametrize("seed", [0, -1])
 def test_no_row_has_the_noise_of_any_row_of_another_seed(seed, step):
@@ -74,6 +57,7 @@ def test_no_row_has_the_noise_of_any_row_of_another_seed(seed, step):
     ours, others, control = (set(tokens(seed + n, 0).tolist()) for n in (0, step, 2**64))
     assert len(ours & others) < 6  # of 64 * 64 pairs, one in 2**14 is equal by chance
     assert ours == control
+    assert len(ours) > ROWS - 6  # nor has it that of another row
 
 
 def test_no_position_of_a_row_is_that_of_another_row_or_offset():

@@ -2,18 +2,11 @@
 
 import pytest
 import torch
-from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.providers import SIGNIFICANCE, chi_square
 from transformers.generation import utils
 
 from specdec_kernels import verify_chain
 from specdec_kernels.compat import transformers as compat
 from specdec_kernels.compat.noise import GOLDEN, draw_seed
-
-DRAWS = 1000
-Q = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]])
-P = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.1, 0.1, 0.8]])
 
 
 def peaked(ids, v=10):
@@ -43,18 +36,6 @@ def test_equal_models_accept_every_candidate(length):
     assert 0 <= tokens[0, length] < 9
 
 
-def outcomes(function, **options):
-    """[DRAWS, 3] the tokens of many calls, -1 where there is none."""
-    torch.manual_seed(1)
-    drafts = torch.stack([torch.multinomial(q, DRAWS, True) for q in Q], 1)
-    out = torch.full((DRAWS, 3), -1)
-    for ids, row in zip(drafts, out, strict=True):
-        tokens, matches = function(ids[None], Q[None].log(), 2, P[None].log(), **options)
-        assert tokens.shape == (1, matches + 1)
-        row[: int(matches) + 1] = tokens[0]
-    return out
-
-
 @pytest.mark.parametrize("weight", [None, 1.0, 0.5, 0.0])
 @pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf])
 def test_a_candidate_of_an_invalid_row_counts_as_absent(weight, fault):
@@ -64,19 +45,6 @@ def test_a_candidate_of_an_invalid_row_counts_as_absent(weight, fault):
     tokens, matches = compat._speculative_sampling(ids, assistant, 3, new, weight)
     assert tokens.tolist() == [[3, 7]]
     assert matches == 1
-
-
-@pytest.mark.slow
-def test_the_original_and_ours_have_one_distribution_and_an_ensemble_another():
-    """The weight w makes drafted places those of w P + (1 - w) Q. The bonus token stays P's."""
-    mixed, share = 0.6 * P[0] + 0.4 * Q[0], []
-    for function in (compat._speculative_sampling, utils._speculative_sampling):
-        out = outcomes(function, assistant_ensemble_weight=0.6)
-        assert chi_square(out[:, 0], mixed.double()) > SIGNIFICANCE
-        assert chi_square(out[out[:, 2] >= 0, 2], P[2].double()) > SIGNIFICANCE
-        assert chi_square(out[:, 0], P[0].double()) < SIGNIFICANCE  # negative control
-        share.append(float((out[:, 1] >= 0).float().mean()))
-    assert share[0] == pytest.approx(share[1], abs=0.08)
 
 
 @pytest.mark.parametrize("weight", [None, 0.6])
@@ -95,21 +63,6 @@ def test_it_equals_verify_chain_with_a_seed_of_the_default_generator(weight):
             want = verify_chain(target, ids, draft, kind="probs", **draws)
         assert tokens.tolist() == want.tokens[:, : matches + 1].tolist()
         assert matches == want.num_accepted
-
-
-def test_assisted_generation_runs_with_it(monkeypatch):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    calls = []
-
-    def counted(*args, **kwargs):
-        calls.append(args)
-        return compat._speculative_sampling(*args, **kwargs)
-
-    monkeypatch.setattr(utils, "_speculative_sampling", counted)
-    torch.manual_seed(0)
-    out = model.generate(**inputs, assistant_model=model, do_sample=True, max_new_tokens=12)
-    assert calls
-    assert out.shape == (1, 21)
 
 
 GOOD = dict(

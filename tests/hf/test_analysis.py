@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import scipy
 import torch
 from specdec_hf import ModelDrafter, PromptLookupDrafter, SpeculativeDecoder
 from specdec_hf.analysis.acceptance import MeasuredAcceptance
@@ -16,11 +15,9 @@ from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.heads.blockwise import BlockwiseDrafter
 from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
-from specdec_hf.heads.blockwise import BlockwiseHeads
 from support import cli_models, hf_models
-from support.heads import expected_logits, head_for, parallel_heads
+from support.heads import expected_logits, head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels.analysis import acceptance_rate
@@ -43,17 +40,6 @@ def rows_of(model, text):
 
 
 # Acceptance.
-
-
-def test_a_text_is_the_targets_own_and_comes_with_its_rows():
-    model, text = text_of(SAMPLING)
-    plain = SpeculativeDecoder(None, seed=2)
-    inputs = hf_models.prompts((9,))
-    stream = plain.stream(model, **inputs, do_sample=True, max_new_tokens=24, **SAMPLING)
-    steps, _ = run_stream(stream, lambda step: None)
-    assert text.tokens[text.begin :].tolist() == [t for step in steps for t in step.tokens]
-    assert text.tokens[: text.begin].tolist() == inputs["input_ids"][0].tolist()
-    assert torch.allclose(torch.stack(text.logits).double(), rows_of(model, text), atol=1e-4)
 
 
 def test_alpha_of_a_model_is_that_of_two_plain_forwards():
@@ -109,20 +95,6 @@ def test_a_head_drafts_from_the_states_of_all_tokens_before():
         keep = full >= full.topk(20).values[-1]
         wanted = torch.where(keep, full.double() / 0.6, -math.inf).softmax(-1)
         torch.testing.assert_close(position.q, wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_parallel_heads_draft_from_the_state_of_the_last_token_read():
-    model, text = text_of(FILTERED)
-    heads = parallel_heads(BlockwiseHeads, model)
-    first, *others = replay(BlockwiseDrafter(heads), model, text, FILTERED)
-    assert first.q is None
-    with torch.no_grad():
-        ids = torch.from_numpy(text.tokens)[None]
-        final = model(ids, output_hidden_states=True).hidden_states[-1][0]
-        drafts = heads.tokens[heads.logits(heads.states(final)[:, 0], 0).argmax(-1)]
-    for position in others:
-        assert int(position.q.argmax()) == int(drafts[position.index - 2])
-    assert len(set(drafts.tolist())) > 3
 
 
 class Peeking(Drafter):
@@ -210,12 +182,9 @@ def test_the_ablation_is_exact_on_a_small_example():
     assert ablate_residual(p, p).ablated == 0
 
 
-@pytest.mark.parametrize("kind", ["model", "prompt_lookup"])
-def test_drawn_tokens_follow_p_with_the_residual_and_not_without(kind):
-    model, text = text_of(FILTERED, tokens=40)
-    drafter = PromptLookupDrafter(min_ngram=1)
-    if kind == "model":
-        drafter = ModelDrafter(hf_models.perturbed("llama", 0.3))
+def test_drawn_tokens_follow_p_with_the_residual_and_not_without():
+    model, text = text_of(FILTERED, tokens=24)
+    drafter = ModelDrafter(hf_models.perturbed("llama", 0.3))
     drafts = [x for x in replay(drafter, model, text, FILTERED) if x.q is not None]
     worst = max(drafts, key=lambda x: ablate_residual(x.p, x.q).ablated)
     drawn = draw_experiment(worst, FILTERED, 5000, seed=9)
@@ -225,16 +194,14 @@ def test_drawn_tokens_follow_p_with_the_residual_and_not_without(kind):
     assert drawn.ablated.p_value < 1e-9
 
 
-@pytest.mark.slow  # scipy.stats takes long to import
-def test_chi_square_is_that_of_scipy_with_rare_tokens_together():
+def test_chi_square_counts_rare_tokens_together():
     probs = torch.tensor([0.5, 0.3, 0.19, 0.005, 0.003, 0.002], dtype=torch.float64)
     counts = torch.tensor([520, 270, 190, 12, 5, 3])
     ours = chi_square(counts, probs)
-    observed, expected = [520, 270, 190, 12, 8], [500, 300, 190, 5, 5]
-    theirs = scipy.stats.chisquare(observed, expected)
+    pairs = [(520, 500), (270, 300), (190, 190), (12, 5), (8, 5)]
     assert ours.degrees == 4
-    assert ours.statistic == pytest.approx(theirs.statistic)
-    assert ours.p_value == pytest.approx(theirs.pvalue)
+    assert ours.statistic == pytest.approx(sum((o - e) ** 2 / e for o, e in pairs))
+    assert ours.p_value == pytest.approx(0.00393959649111513)  # of scipy.stats.chisquare
     assert chi_square(torch.tensor([10, 0]), torch.tensor([1.0, 0.0])).p_value == 1
 
 
@@ -248,7 +215,7 @@ def explained(drafter, prompt="ab ab ab ab", temperature=0.7, seed=1):
     inputs = tokenizer(prompt, return_tensors="pt")
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    arguments = {"do_sample": temperature > 0, "max_new_tokens": 40}
+    arguments = {"do_sample": temperature > 0, "max_new_tokens": 28}
     explainer = Explainer(tokenizer, inputs["input_ids"][0].tolist(), "drafty", sampling)
     rounds = []
     decoder = SpeculativeDecoder(
@@ -316,11 +283,3 @@ class Noisy(ModelDrafter):
             for weight in self.model.parameters():
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.add_(0.05 * weight.std() * noise)
-
-
-def test_a_character_is_shown_with_the_last_of_its_bytes():
-    tokenizer = cli_models.tokenizer()
-    ids = tokenizer("aé€b")["input_ids"]
-    explainer = Explainer(tokenizer, ids[:1], "", {"temperature": 1.0})
-    shown = [explainer._append(token) for token in ids[1:]]
-    assert shown == ["�", "é", "�", "�", "€", "b"]

@@ -67,7 +67,7 @@ def test_figure_5_is_a_timeline_of_the_rounds():
     assert len(cut.axes[0].texts) == 1  # the second round goes on after the edge
 
 
-@pytest.mark.slow
+@pytest.mark.build  # the tools of figures
 def test_equal_figures_become_equal_files(tmp_path):
     for name in ("a.svg", "b.svg"):
         figures.draw_optimal_gamma(MEASURED).savefig(tmp_path / name, metadata={"Date": None})

@@ -19,12 +19,13 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.arguments import check_number
-from support import encoder_models, hf_models
+from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import GenerationConfig
 
 import specdec_kernels as kernels
+
+pytestmark = pytest.mark.quick
 
 DRAFTER = "drafter must be None, the name of a drafter, a Drafter or a causal language model of"
 NUMBER = "num_assistant_tokens must be an integer in [0, 1024]"
@@ -196,7 +197,7 @@ def test_the_table_has_every_argument(function):
     assert named == set(TABLE[function])
 
 
-@pytest.mark.parametrize("kind", [int, np.int8, np.uint64])
+@pytest.mark.parametrize("kind", [np.int8, np.uint64])
 def test_integers_of_any_type_are_integers(kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     for name in ("num_assistant_tokens", "gamma", "num_speculative_tokens"):
@@ -270,15 +271,6 @@ def test_a_model_of_prompt_tuning_is_refused():
             generate(**{"model": model, **inputs, **kwargs})
 
 
-def test_a_wrapped_model_gets_the_positions_of_a_mask_with_holes():
-    model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
-    inputs["attention_mask"] = torch.tensor([[1, 1, 1, 0, 1, 1, 0, 1, 1]])
-    settings = {"max_new_tokens": 8, "do_sample": False}
-    expected = model.generate(**inputs, **settings)
-    got = generate(Wrapper(model), **inputs, **settings, drafter=hf_models.perturbed("gpt2"))
-    assert got.tolist() == expected.tolist()
-
-
 FIELDS = {
     name: kind
     for kind, names in (
@@ -318,11 +310,6 @@ def test_fields_that_are_numbers_or_none_are_taken():
     assert out.shape == (1, 12)
 
 
-def test_an_encoder_decoder_refuses_them_too():
-    with pytest.raises(TypeError, match=r"^max_new_tokens must be an integer, got '5'$"):
-        generate(encoder_models.tiny("t5"), input_ids=torch.tensor([[4, 5]]), max_new_tokens="5")
-
-
 PRINTED = {
     "array": (np.ones((300, 7)), "ndarray [300, 7]"),
     "tensor": (torch.ones(2), "Tensor [2]"),
@@ -350,9 +337,3 @@ def test_a_message_prints_a_large_value_by_its_type_and_size(package, kind):
     with pytest.raises(TypeError) as raised:
         calls[package]()
     assert str(raised.value).endswith(f", got {text}")
-
-
-def test_a_number_beyond_the_range_of_floats_is_a_value_error():
-    with pytest.raises(ValueError, match="clock must be within the range of floats"):
-        check_number("clock", 10**400, 0)
-    assert check_number("clock", 3) == 3.0

@@ -77,25 +77,6 @@ def test_each_sequence_has_the_text_of_its_own_call(batch_size, sizes):
     assert texts[0] != alone(PROMPTS[0][0], **PROMPTS[0][1] | {"seed": 6})
 
 
-def test_a_cancelled_sequence_ends_and_the_others_go_on():
-    async def decode():
-        async with queue_of() as queue:
-            leaves = queue.submit([4, 5], max_new_tokens=100, seed=1)
-            stays = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
-            never = queue.submit([4], max_new_tokens=5, seed=1)
-            never.cancelled = True
-            count = 0
-            async for step in leaves:
-                count += len(step.tokens)
-                leaves.cancelled = True
-            return count, await tokens_of(stays), [step async for step in never]
-
-    count, stays, never = run(decode())
-    assert count < 100
-    assert stays == alone(PROMPTS[0][0], **PROMPTS[0][1])
-    assert [(step.tokens, step.finished) for step in never] == [([], "cancelled")]
-
-
 def test_the_last_step_says_why_a_sequence_ended(monkeypatch):
     text = alone([4, 5], max_new_tokens=9, seed=2)
     monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[6])

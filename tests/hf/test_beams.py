@@ -141,17 +141,6 @@ def test_tokens_of_equal_scores_are_chosen_as_by_model_generate():
     assert_same(search(model, inputs, None, kwargs), want)
 
 
-def test_a_good_drafter_saves_forwards():
-    """The model itself drafts all steps but those that its end-of-sequence tokens decide."""
-    model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
-    kwargs = settings(3, max_new_tokens=16)
-    assert search(model, inputs, None, kwargs).stats.rounds == 16
-    out = search(model, inputs, model, kwargs, gamma=4)
-    assert out.stats.rounds == 1 + 3
-    assert out.stats.acceptance_histogram == {0: 1, 4: 3}
-    assert (out.stats.drafter, out.stats.tree, out.stats.cache) == ("model", "6 beams", "spec")
-
-
 def test_drafted_beams_do_not_end():
     """The model itself, with as many beams, drafts all beams of the target."""
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 5))
@@ -205,27 +194,12 @@ class _Pauses(BenefitGuard):
         return None
 
 
-@pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
-def test_a_draft_model_may_be_unlike_the_target(kind):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
-    want = model.generate(**inputs, **settings(2))
-    got = search(model, inputs, hf_models.unlike(kind), settings(2), gamma=4)
-    assert_same(got, want)
-
-
 def test_drafts_end_where_the_context_of_the_draft_model_does():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
     drafter = hf_models.unlike("short context")  # of 20 tokens
     got = search(model, inputs, drafter, settings(2), gamma=4, num_assistant_beams=2)
     # The longer text has 13 tokens after the round of the prompt, then 18, then 21.
     assert got.stats.gammas == [0, 2 * 4, 2 * 2, *[0] * 6]
-
-
-def test_a_search_ends_with_the_context_of_the_target():
-    model, inputs = hf_models.unlike("short context"), hf_models.prompts((9, 12))
-    got = search(model, inputs, None, settings(2))
-    assert got.sequences.shape[1] == 20
-    assert "stopped at the model's context length" in got.stats.notes
 
 
 REFUSED = [

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from specdec_hf import from_candidate_generator, generate
-from specdec_hf.drafters.models import candidate_generator
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -55,7 +54,7 @@ class Table(CandidateGenerator):
 
 def test_greedy_text_by_an_assistant_is_that_of_plain_generation():
     drafter = from_candidate_generator(assisted(hf_models.perturbed("llama")))
-    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"))
+    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12)
     assert stats.accepted > 0
     assert stats.drafter == "candidate_generator"
 
@@ -134,29 +133,7 @@ def test_random_numbers_are_seeded_by_sequence_and_leave_torchs_alone():
     assert alone[0].tolist() == both[1, 5:].tolist()
 
 
-@pytest.mark.slow
-def test_random_drafts_count_as_deterministic_without_loss():
-    assert joint_p_value(from_candidate_generator(Table), "block", texts=800) > SIGNIFICANCE
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_scores_are_a_distribution_where_drafts_are_drawn_from_them(do_sample):
-    model, prompt = hf_models.build("llama", 1, vocab_size=4), torch.zeros(1, 1).long()
-    made = assisted(model, do_sample)(prompt)
-    assert candidate_generator._draws_from_candidate_logits(made) == do_sample
-
-
 @pytest.mark.full
 def test_drafts_of_a_sampling_assistant_are_verified_with_its_scores():
     drafter = from_candidate_generator(assisted(hf_models.build("llama", 1, vocab_size=4), True))
     assert joint_p_value(drafter, texts=300, gamma=2) > SIGNIFICANCE
-    rows = drafter._scores(drafter._generators[0], torch.zeros(1, 2, 4), 2)
-    assert rows.tolist() == [[0.0] * 4] * 2
-
-
-@pytest.mark.full
-def test_scores_of_a_greedy_assistant_are_no_distribution(monkeypatch):
-    """Negative control: they are used after all, and the text is biased."""
-    drafter = from_candidate_generator(assisted(hf_models.build("llama", 1, vocab_size=4)))
-    monkeypatch.setattr(candidate_generator, "_draws_from_candidate_logits", lambda made: True)
-    assert joint_p_value(drafter, texts=300, gamma=2) < SIGNIFICANCE

@@ -6,25 +6,21 @@ import torch
 from specdec_hf import (
     HorizontalCascade,
     ModelDrafter,
-    TrieTree,
     VerticalCascade,
     generate,
 )
-from specdec_hf.drafters import checks
 from specdec_hf.drafters.context import DraftContext, History
 from specdec_hf.drafters.models.cascade import level_context
 from specdec_hf.drafters.resolve import resolve_drafter
 from support import hf_models
-from support.device_reads import spied_reads
 from support.drafter_proof import (
     VOCAB,
     assert_greedy_identical,
-    assert_independent_of_batch,
     joint_p_value,
     target,
 )
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.providers import SIGNIFICANCE, chi_square
+from support.providers import SIGNIFICANCE
 
 from specdec_kernels import Verdict, sample
 
@@ -37,10 +33,6 @@ def small(model):
     return hf_models.with_noise(model, 0.6)
 
 
-def vertical(model):
-    return VerticalCascade(middle(model), small(model), 2)
-
-
 def nested(model):
     """Cascades within cascades."""
     bottom = HorizontalCascade([small(model), ModelDrafter(model)], [1])
@@ -51,81 +43,12 @@ def nested(model):
 def test_text_of_nested_cascades_is_that_of_the_target_alone():
     model = hf_models.tiny("llama")
     drafter = nested(model)
-    assert assert_greedy_identical(lambda: drafter, model).accepted > 0
+    assert assert_greedy_identical(lambda: drafter, model, 10).accepted > 0
     inputs = hf_models.prompts((9, 4, 12))
-    sampled = {"max_new_tokens": 16, "do_sample": True, "rule": "match", "seed": 3, "guard": False}
+    sampled = {"max_new_tokens": 10, "do_sample": True, "rule": "match", "seed": 3, "guard": False}
     out = generate(model, **inputs, **sampled, drafter=drafter, return_dict_in_generate=True)
     assert torch.equal(out.sequences, generate(model, **inputs, **sampled, drafter=None))
     assert out.stats.accepted > 0
-
-
-def test_a_round_of_the_draft_model_reads_its_drafts_and_its_outcome_once(monkeypatch):
-    model, reads = hf_models.tiny("llama"), []
-    cascade = vertical(model)
-    original = cascade._round
-
-    def spied_round(history, most, seeds):
-        with spied_reads((checks, "read_draft")) as (_, others):
-            outcome = original(history, most, seeds)
-        reads.append((others.count("cpu"), 2 if most.any() else 1))
-        return outcome
-
-    monkeypatch.setattr(cascade, "_round", spied_round)
-    generate(model, **hf_models.prompts((9, 4)), max_new_tokens=8, drafter=cascade, guard=False)
-    assert {count for count, _ in reads} == {1, 2}
-    assert all(count == expected for count, expected in reads)
-
-
-@pytest.mark.slow
-def test_sampled_texts_of_nested_cascades_have_the_targets_distribution():
-    assert joint_p_value(nested(target()[0]), "block", texts=1500) > SIGNIFICANCE
-
-
-@pytest.mark.slow
-def test_in_a_tree_with_others_the_text_is_that_of_plain_generation():
-    model = hf_models.tiny("llama")
-    assert_greedy_identical(lambda: [vertical(model), "prompt_lookup"], model, tree=TrieTree(1, 4))
-
-
-def drafted_texts(cascade, count, gamma=3):
-    """Drafts [count, gamma] and their reported rows, under seeds of their own."""
-    model, _ = target()
-    context = DraftContext(
-        model, "token", 1.0, 0, 1.0, 0.0, torch.arange(count), count, 64, 16, self_check=False
-    )
-    cascade.start(context)
-    history = History(np.tile([1, 2, 1], (count, 1)), np.full(count, 3), np.ones(count, dtype=bool))
-    with torch.inference_mode():
-        return cascade.propose(history, gamma)
-
-
-def exact_rows(model, tokens):
-    """The model's logits of each drafted token."""
-    begin = torch.tensor([[1, 2, 1]]).expand(len(tokens), -1)
-    with torch.no_grad():
-        return model(torch.cat([begin, tokens], dim=1)).logits[:, 2:-1]
-
-
-def joint_p_value_of_drafts(cascade, count):
-    """Drafts of a vertical cascade against its draft model alone."""
-    draft = drafted_texts(cascade, count)
-    assert draft.counts.tolist() == [3] * count
-    texts = torch.cartesian_prod(*[torch.arange(VOCAB)] * 3)
-    rows = exact_rows(cascade.model, texts).double().log_softmax(dim=-1)
-    expected = rows.gather(2, texts[..., None])[..., 0].sum(dim=1).exp()
-    codes = (draft.tokens * VOCAB ** torch.arange(2, -1, -1)).sum(dim=1)
-    return chi_square(codes, expected)
-
-
-@pytest.mark.slow
-def test_drafts_of_a_vertical_cascade_follow_the_draft_model_and_so_say_their_rows():
-    model, _ = target()
-    cascade = VerticalCascade(middle(model), hf_models.build("llama", 5, vocab_size=VOCAB), 2)
-    assert joint_p_value_of_drafts(cascade, 2000) > SIGNIFICANCE
-    draft = drafted_texts(cascade, 64)
-    rows = exact_rows(cascade.model, draft.tokens)
-    assert torch.allclose(draft.distribution.logits, rows, atol=1e-5)
-    assert torch.allclose(draft.distribution.logsumexp.float(), rows.logsumexp(-1), atol=1e-5)
 
 
 class SamplesTheMiddle(VerticalCascade):
@@ -148,14 +71,12 @@ class SharesItsNoise(VerticalCascade):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", [SamplesTheMiddle, SharesItsNoise])
-def test_a_wrong_vertical_cascade_is_rejected(wrong):
-    """Negative controls, each with a third of the texts."""
+@pytest.mark.parametrize("kind", [VerticalCascade, SamplesTheMiddle, SharesItsNoise])
+def test_a_vertical_cascade_is_exact_and_wrong_ones_are_rejected(kind):
     model, _ = target()
     below = hf_models.build("llama", 5, vocab_size=VOCAB)
-    if wrong is SamplesTheMiddle:
-        assert joint_p_value_of_drafts(wrong(middle(model), below, 2), 1000) < SIGNIFICANCE
-    assert joint_p_value(wrong(middle(model), below, 2), "token", texts=800) < SIGNIFICANCE
+    p_value = joint_p_value(kind(middle(model), below, 2), "token", texts=500)
+    assert (p_value < SIGNIFICANCE) == (kind is not VerticalCascade)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -179,30 +100,6 @@ def test_noise_of_a_round_is_drawn_once(rule):
                 context.asks += 1
             second.asks += 1
     assert len(set(seen)) == len(seen) == 3 * 2 * 3 * 3
-
-
-def test_no_two_verifications_by_draft_models_share_their_noise(monkeypatch):
-    """After a rejection, a later round drafts at the same positions again."""
-    seen, verify = [], VerticalCascade._verify
-
-    def spied(cascade, logits, ids, distribution, seeds, positions):
-        seen.append((seeds.item(), positions.item()))
-        return verify(cascade, logits, ids, distribution, seeds, positions)
-
-    monkeypatch.setattr(VerticalCascade, "_verify", spied)
-    model = target()[0]
-    out = generate(
-        model, torch.tensor([[1, 2, 1]]), drafter=nested(model), rule="block", gamma=6, seed=0,
-        do_sample=True, max_new_tokens=40, guard=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert out.stats.accepted < out.stats.drafted
-    assert len(set(seen)) == len(seen) > 40
-
-
-@pytest.mark.slow
-def test_a_text_by_nested_cascades_does_not_depend_on_its_batch():
-    model = target()[0]
-    assert_independent_of_batch(lambda: nested(model), model, rule="block", gamma=5)
 
 
 def test_a_deep_nesting_has_noise_for_every_round():

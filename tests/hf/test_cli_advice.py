@@ -4,10 +4,7 @@ import re
 
 import pytest
 from specdec_hf.cli.advice import COMPILE, COMPILE_FROM, compile_hint, in_options, verdict
-from specdec_hf.cli.bench_configs import settings_of
-from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.compare import Turn
-from specdec_hf.cli.run import make_decoder
 from specdec_hf.compiled.call import CompileStats
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.streaming import Step
@@ -71,10 +68,6 @@ def test_the_verdict_compares_tokens_a_second_of_answers_of_other_lengths():
     assert verdict([turn]).startswith("speculation: 4.00 times as fast as model.generate")
 
 
-def test_plain_decoding_has_no_verdict():
-    assert verdict([made_up(drafter="none")]) == ""
-
-
 def test_compile_is_named_where_it_would_have_served():
     model = hf_models.build("llama")
     assert compile_hint([made_up(rounds=COMPILE_FROM)], model) == f"hint: {COMPILE}"
@@ -93,13 +86,6 @@ def test_notes_name_the_options_of_the_command_line():
     assert in_options(WAITED).endswith("; --guard off drafts from the second round")
 
 
-@pytest.mark.parametrize(("mode", "guard"), [("auto", None), ("on", True), ("off", False)])
-def test_the_guard_reaches_the_loop(mode, guard):
-    assert make_decoder(Settings(guard=mode), "prompt_lookup").options.guard is guard
-    (chosen,) = settings_of(Settings(guard=mode), ["prompt_lookup"], [], None)
-    assert chosen.guard == mode
-
-
 def test_generate_ends_with_the_verdict(folder):  # noqa: F811
     result = invoke(
         "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 8, "--drafter",
@@ -108,14 +94,3 @@ def test_generate_ends_with_the_verdict(folder):  # noqa: F811
     assert result.exit_code == 0, result.output
     line = result.output.splitlines()[-1]
     assert re.fullmatch(r"speculation: .* times as fast as model.generate, .* a round.*", line)
-
-
-def test_demo_says_how_to_have_the_same(folder, monkeypatch):  # noqa: F811
-    taken = []
-    monkeypatch.setattr("specdec_hf.cli.app.run", lambda *args, **kwargs: taken.append(args[1]))
-    for option, ending in (("--compile", " --compile"), ("--no-compile", "")):
-        result = invoke("demo", option, "--prompt", "Hi")
-        assert result.exit_code == 0, result.output
-        line = f"the same for a text of your own: generate --prompt TEXT{ending}"
-        assert result.output.splitlines() == [line]
-    assert [settings.compile for settings in taken] == [True, False]

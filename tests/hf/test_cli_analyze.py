@@ -1,10 +1,7 @@
 """The command `analyze`: its tables, its files, and one line for each wrong input."""
 
-import importlib.util
 import itertools
 import json
-import os
-import re
 
 import pytest
 from specdec_hf import PromptLookupDrafter
@@ -15,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.build  # a tool of the laboratory
 
 PROMPTS = (
     '{"question_id": 7, "category": "x", "turns": ["Say yes yes yes no no, yes yes yes no"]}\n'
@@ -95,17 +92,6 @@ def test_figures_and_page_are_written(analysed):
     assert "not asked" not in page
 
 
-def test_greedy_alone_has_no_lenience(folder, tmp_path):  # noqa: F811
-    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
-    result = invoke(
-        "analyze", "--model", folder, "--prompts", tmp_path / "prompts.jsonl", "--limit", 1,
-        "--temperature", 0, "--max-new-tokens", 4, "--gamma", 2,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert not says(result, "Table 5")
-    assert not says(result, "wrote")
-
-
 @pytest.fixture
 def analyze(folder, tmp_path):  # noqa: F811
     """Runs the command with some drafters; its result and its report."""
@@ -138,14 +124,13 @@ def test_drafters_that_read_hidden_states_are_measured(folder, analyze, tmp_path
         assert one["calls"]["2"][0]["drafted"] > 0
 
 
-@pytest.mark.parametrize("begin", [0, 10])
-def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypatch, begin):
-    """It fails once, in the warm-up or later, and is not asked again."""
+def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypatch):
+    """It fails once and is not asked again."""
     asked = itertools.count()
     propose = PromptLookupDrafter.propose
 
     def fails(self, history, gamma):
-        if next(asked) == begin:
+        if next(asked) == 10:
             raise RuntimeError("lost the table")
         return propose(self, history, gamma)
 
@@ -156,30 +141,3 @@ def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypat
     assert says(result, "Table 4: expected against measured")
     assert [m["drafter"] for m in report["measured"]] == ["layers:1", "layers:1"]
     assert report["failed"] == {"prompt_lookup": "lost the table"}
-
-
-def test_drafters_that_all_fail_get_one_line(analyze, monkeypatch):
-    monkeypatch.setattr(PromptLookupDrafter, "propose", lambda *_: 1 / 0)
-    result, report = analyze("prompt_lookup")
-    assert result.exit_code == 1
-    assert result.output == "error: --drafter prompt_lookup: division by zero\n"
-    assert report is None
-
-
-def test_a_missing_matplotlib_is_told_before_a_model_is_loaded(monkeypatch, tmp_path):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
-    )
-    line = one_line_error("analyze", "--output", tmp_path / "pictures")
-    # Where the sources are not installed, no metadata says which version.
-    assert re.search(
-        r"--output needs matplotlib: pip install ('matplotlib>=[\d.]+'|matplotlib)$", line
-    )
-    assert not (tmp_path / "pictures").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
-    line = one_line_error("analyze", "--output", tmp_path)
-    assert f"--output: cannot write {tmp_path}: Permission denied" in line

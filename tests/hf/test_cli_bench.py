@@ -1,24 +1,20 @@
 """The command ``bench`` measures what it names, on every prompt, and writes it twice."""
 
-import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf.cli import bench_configs, bench_figures, bench_runs, bench_tables
+from specdec_hf.cli import bench_configs, bench_figures, bench_runs
 from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
-from specdec_hf.cli.checks import Settings
-from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
-from specdec_hf.cli.terminal import Terminal
 from specdec_hf.decode.generate import SpeculativeDecoder
-from specdec_hf.drafters.context import History
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+pytestmark = pytest.mark.build
 
 LINES = "".join(
     json.dumps({"question_id": n, "category": category, "turns": [f"Say {n} one two one"]}) + "\n"
@@ -33,7 +29,6 @@ def questions(tmp_path):
     return path
 
 
-@pytest.mark.slow
 def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # noqa: F811
     report, markdown = tmp_path / "out.json", tmp_path / "out.md"
     result = invoke(
@@ -69,7 +64,6 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
     assert "2 of 2" in text
 
 
-@pytest.mark.slow
 def test_ragged_batches_are_compared_greedily_and_sampled(folder, questions, tmp_path):  # noqa: F811
     report = tmp_path / "out.json"
     result = invoke(
@@ -88,31 +82,6 @@ def test_ragged_batches_are_compared_greedily_and_sampled(folder, questions, tmp
         assert [answer["prompts"] for answer in row["answers"]] == [["0", "2"], ["1", "3"]]
         assert (row["identical"], other["identical"], row["categories"]) == (2, None, {})
         assert all(1 <= len(text) <= 5 for a in row["answers"] for text in a["texts"])
-
-
-@pytest.mark.slow
-def test_texts_of_one_width_are_compared_with_each_other(folder, questions, tmp_path):  # noqa: F811
-    report = tmp_path / "out.json"
-    result = invoke(
-        "bench", "--questions", questions, "--limit", 1, "--model", folder, "--max-new-tokens", 6,
-        "--drafter", "layers:1", "--dtype", "bfloat16", "--fixed-width", 8, "--runs", 1, "--json",
-        report,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    ((_, peer, *rows),) = [one["rows"] for one in json.loads(report.read_text())["results"]]
-    assert peer["name"] == "prompt lookup, Transformers"
-    assert [row["name"] for row in rows] == ["plain, specdec, width 8", "layers:1, width 8"]
-    assert [row["identical"] for row in rows] == [2, 2]
-
-
-def test_each_drafter_is_measured_with_the_schedule_that_it_has_by_default():
-    names, asked = ["auto", "prompt_lookup", "lookahead"], ["heuristic", "optimal"]
-    chosen = [bench_configs.settings_of(Settings(), names, some, None) for some in ((), asked)]
-    schedules = [[one.num_assistant_tokens_schedule for one in each] for each in chosen]
-    assert schedules[0] == ["optimal", "constant", "constant"]
-    assert schedules[1] == ["optimal", "heuristic", "optimal", "optimal"]
-    (chains,) = bench_configs.settings_of(Settings(fixed_width=8), ["auto"], (), None)
-    assert chains.num_assistant_tokens_schedule == "constant"
 
 
 def test_texts_must_equal_those_of_the_reference(monkeypatch):
@@ -167,46 +136,6 @@ def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):
     assert (rows[0].ratio, rows[0].texts) == (1.0, 4)
 
 
-def test_a_category_below_the_limit_is_flagged(monkeypatch):
-    def slow_in_b(name, call, first):
-        return 1.1 if name != PLAIN and (call - 1) // 3 % 2 else 1.0
-
-    rows, _ = measured(monkeypatch, slow_in_b)
-    assert rows[1].slow_categories == ["b"]
-
-
-def test_numbers_and_names_are_whole_in_eighty_columns(monkeypatch):
-    """In a pipe too, and the names where they are longer than a line."""
-    long = "eagle3:/a/folder/of names/that/is/long, " + ", ".join(["guard off"] * 5)
-    rows, _ = measured(monkeypatch, lambda *_: 1.0, ("peer", long))
-    names = [f"category {number}" for number in range(8)]
-    figures = dict(
-        tokens_per_second=1234.56, ratio=11.42, interval=(10.98, 11.88), median_ratio=11.83,
-        tokens_per_round=12.29, alpha=0.88, theorem=11.44, efficiency=0.98, loop_share=0.015,
-        identical=480, texts=480, categories=dict.fromkeys(names, 0.91),
-    )  # fmt: skip
-    rows[1:] = [replace(row, **figures) for row in rows[1:]]
-    shown = io.StringIO()
-    monkeypatch.setattr(bench_tables, "console", Terminal(file=shown, width=80))
-    bench_tables.print_report("a title " * 30, rows, ["a remark " * 30])
-    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
-    assert [line for line in lines if len(line) > 80] == [long] * 2
-    assert sum("|" in line or "│" in line for line in lines) == 0
-    header = next(line for line in lines if "tau" in line)
-    assert tuple(header.split()) == ("tokens/s", "ratio", "90", "%", *bench_tables.COLUMNS[4:])
-    row = ["1234.6", "11.42", "10.98-11.88", "11.83", "12.29", "0.88", "11.44", "0.98", "1.5%"]
-    assert lines[lines.index(long) + 1].split() == [*row, "480/480"]
-    flagged = " ".join(lines[lines.index(long, lines.index(long) + 1) + 1 :])
-    assert all(f"{name} 0.91 !" in " ".join(flagged.split()) for name in names)
-
-
-def test_a_machine_that_favours_who_comes_first_is_flagged(monkeypatch):
-    """The ratio itself stays right, because both come first as often."""
-    rows, _ = measured(monkeypatch, lambda name, call, first: 1.0 if first else 1.3)
-    assert rows[1].ratio == pytest.approx(1)
-    assert "depends on which of a pair comes first, 0.59 times" in rows[1].notes[0]
-
-
 @pytest.mark.parametrize(("side", "word"), [("fast", "it"), (PLAIN, "plain generation")])
 def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch, side, word):
     rows, _ = measured(monkeypatch, lambda name, call, _: 9.0 if (name, call) == (side, 1) else 1.0)
@@ -214,46 +143,6 @@ def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch, side, word):
         f"unfair: the first answer of {word} took 9.0 times the seconds of the same later"
     ]
     assert rows[1].ratio == 1  # by the median
-
-
-def test_the_interval_is_as_wide_as_the_batches_differ(monkeypatch):
-    rows, _ = measured(
-        monkeypatch,
-        lambda name, call, _: 1.0 if name == PLAIN else 0.5 + (call - 1) // 3 / 10,
-        batches=8,
-    )
-    low, high = rows[1].interval
-    assert low < rows[1].ratio < high
-    assert 0.05 < high - low < 0.6
-
-
-def test_the_runs_of_an_answer_are_united():
-    seconds, texts = [9.0, 1.0, 4.0, 2.0], [[[1]], [[1]], [[1]], [[7]]]
-    notes = [["b"], [], ["a"], []]
-    runs = zip(seconds, texts, notes, strict=True)
-    answers = [Answer(["p"], "c", text, s, [s], rounds=1, notes=note) for s, text, note in runs]
-    united = bench_runs._of_runs(answers, [[1]])
-    assert united.seconds_of_runs == seconds
-    assert united.seconds == 3
-    assert united.texts == [[7]]
-    assert not united.identical
-    assert united.notes == ["a", "b"]
-
-
-def test_a_peer_that_fails_is_left_out_and_a_config_of_ours_is_not(monkeypatch):
-    def generate(model, config, inputs, arguments):
-        if config.name == "x":
-            raise ValueError("no such cache\nat all")
-
-    monkeypatch.setattr(bench_runs, "_generate", generate)
-    batch, arguments = Batch(["p"], "", {"input_ids": torch.ones(1, 2)}), {"max_new_tokens": 2}
-    loaded = SimpleNamespace(model=None)
-    monkeypatch.setattr(bench_runs, "_answer", lambda *_: Answer(["p"], "", [[1]], 1.0, [1.0]))
-    peers = [Config(PLAIN), Config("x", peer=True), Config("fine")]
-    _, left_out = bench_runs.run_configs(loaded, peers, [batch], arguments, 1, str)
-    assert left_out == {"x": "ValueError: no such cache"}
-    with pytest.raises(ValueError, match="no such cache"):
-        bench_runs.run_configs(loaded, [Config(PLAIN), Config("x")], [batch], arguments, 1, str)
 
 
 def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(questions, tmp_path, monkeypatch):
@@ -278,7 +167,6 @@ def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(questions, tmp_pa
     assert "--drafter: cannot read b: No such file" in one_line_error(*asked)
 
 
-@pytest.mark.slow
 def test_a_synthetic_model_is_labelled_and_accepts_as_often_as_asked(tmp_path):
     report, markdown = tmp_path / "out.json", tmp_path / "out.md"
     result = invoke(
@@ -296,21 +184,3 @@ def test_a_synthetic_model_is_labelled_and_accepts_as_often_as_asked(tmp_path):
     assert half["alpha"] == pytest.approx(0.5, abs=0.2)
     for words in (result.output, markdown.read_text(), content["title"], half["name"]):
         assert "SYNTHETIC" in words
-
-
-def test_a_synthetic_drafter_is_right_as_often_as_asked():
-    drafter = SyntheticDrafter(0.8, 10)
-    history = History(np.array([[3, 9]] * 500), np.full(500, 2), np.full(500, True))
-    right = drafter.propose(history, 3).tokens == torch.tensor([0, 1, 2])
-    assert right.float().mean() == pytest.approx(0.8, abs=0.03)
-
-
-def test_a_prompt_beyond_the_context_is_refused_before_weights_are_read(
-    folder,  # noqa: F811
-    questions,
-    monkeypatch,
-):
-    monkeypatch.delattr("specdec_hf.cli.load.load_model")
-    questions.write_text(LINES + json.dumps({"question_id": 9, "turns": ["word " * 90]}))
-    line = one_line_error("bench", "--questions", questions, "--model", folder)
-    assert "prompt 9 has 468 tokens, but the model's context is 256" in line

@@ -1,7 +1,5 @@
 """The command ``chat``: several turns, whose cache is kept where that is exact."""
 
-import io
-
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
@@ -10,7 +8,6 @@ from specdec_hf.cli.chat import Conversation
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.run import encode
-from specdec_hf.cli.terminal import Terminal
 from specdec_hf.cli.trace import PieceStream
 from support import cli_models, hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
@@ -67,6 +64,7 @@ def test_chat_answers_every_line_of_standard_input(folder):  # noqa: F811
     lines = [line for line in result.output.splitlines() if line.startswith("> ")]
     assert lines == ["> Say :smile:", "> /help", "> Again [bold]", "> /reset", "> Once more"]
     assert result.output.count("4 tokens, ") == 3
+    assert "; cut at --max-new-tokens 4" in result.output
     assert "/reset forgets the conversation" in result.output
 
 
@@ -98,30 +96,6 @@ def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatc
     assert said[5] == tokenizer.decode(expected[inputs["input_ids"].shape[1] :])
 
 
-@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
-def test_words_are_not_broken_at_the_edge_of_a_terminal(conversation, monkeypatch, terminal):
-    shown = Terminal(file=io.StringIO(), force_terminal=terminal, width=20, color_system=None)
-    monkeypatch.setattr(chat, "console", shown)
-    monkeypatch.setattr(
-        PieceStream, "feed", lambda self, step: [("some ", "plain"), ("words ", "plain")]
-    )
-    steps = len(conversation.answer("Say it").steps)
-    text = shown.file.getvalue()
-    assert text.split() == ["some", "words"] * steps
-    assert (max(map(len, text.splitlines())) <= 20) is terminal
-
-
-def test_an_interruption_leaves_where_no_terminal_asks(conversation, monkeypatch):
-    monkeypatch.setattr(PieceStream, "feed", mock_interruption)
-    monkeypatch.setattr(chat, "read_messages", lambda interactive: iter(["Go on"]))
-    with pytest.raises(KeyboardInterrupt):
-        chat._talk(conversation, interactive=False)
-
-
-def mock_interruption(pieces, step):
-    raise KeyboardInterrupt
-
-
 def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
     start = ("chat", "--model", folder, "--max-new-tokens", 2)
     for text, first in (("/foo", "/foo"), ("/reset it", "/reset"), ("/", "/")):
@@ -134,19 +108,6 @@ def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
     assert "2 tokens, " in result.output
 
 
-def test_an_answer_that_is_cut_says_so(folder, tmp_path):  # noqa: F811
-    result = invoke("chat", "--model", folder, "--max-new-tokens", 3, input="Hi\n")
-    assert "; cut at --max-new-tokens 3" in result.output
-    result = invoke(
-        "generate", "--model", folder, "--max-new-tokens", 500, "--prompt", "Hi", "--no-compare"
-    )
-    assert says(result, "; cut at the model's context")
-
-
-def test_chat_without_input_ends(folder):  # noqa: F811
-    assert invoke("chat", "--model", folder, input="").exit_code == 0
-
-
 def test_chat_goes_on_after_a_message_that_is_too_long(folder):  # noqa: F811
     start = ("chat", "--model", folder, "--max-new-tokens", 2)
     result = invoke(*start, input=f"{'word ' * 90}\nHi\n")
@@ -155,9 +116,3 @@ def test_chat_goes_on_after_a_message_that_is_too_long(folder):  # noqa: F811
     assert result.output.count("2 tokens, ") == 1
     result = invoke(*start, input=f"Hi\n{'word ' * 90}\n")
     assert result.exit_code == 1, result.output
-
-
-def test_chat_refuses_binary_input(folder):  # noqa: F811
-    result = invoke("chat", "--model", folder, input=b"\xff\xfe\n")
-    assert result.exit_code == 2
-    assert result.output.splitlines()[-1] == "error: standard input is not UTF-8 text"

@@ -28,8 +28,11 @@ def bfloat16(tmp_path_factory):
         ("generate", ["--prompt", "Hi", "--max-new-tokens", 2]),
         ("chat", ["--max-new-tokens", 2]),
         ("check", []),
-        ("analyze", ["--prompts", "FILE", "--max-new-tokens", 2, "--gamma", 1]),
-        ("bench", ["--questions", "FILE", "--drafter", "none", "--runs", 1]),
+        pytest.param(
+            "bench",
+            ["--questions", "FILE", "--drafter", "none", "--runs", 1],
+            marks=pytest.mark.build,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from specdec_hf import SpeculativeDecoder
-from specdec_hf.cli import compare, weights
+from specdec_hf.cli import compare
 from specdec_hf.cli.prompts import read_prompts
-from specdec_hf.cli.weights import MissingModelError, load_embedded, load_folder
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -42,11 +41,6 @@ def test_prompt_files_may_hold_any_character(folder, tmp_path):  # noqa: F811
     assert "[/x]" in result.output
 
 
-def test_missing_model_gets_one_line(monkeypatch):
-    monkeypatch.setattr("specdec_hf.cli.sources.EMBEDDED_PACKAGE", "no_such_package")
-    assert "SmolLM2-135M-Instruct (Q4_1) not found" in one_line_error("generate", "--prompt", "a")
-
-
 def test_a_broken_model_folder_gets_one_line(tmp_path):
     def line():
         return one_line_error("generate", "--prompt", "a", "--model", tmp_path)
@@ -60,28 +54,6 @@ def test_a_broken_model_folder_gets_one_line(tmp_path):
     (tmp_path / "config.json").unlink()
     (tmp_path / "x.gguf").write_text("")
     assert "config.json is missing; name the GGUF file in it" in line()
-
-
-def test_a_damaged_model_gets_one_line(tmp_path):
-    write_folder(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"\x10" * 64)
-    with pytest.raises(MissingModelError, match="cannot load a model from"):
-        load_folder(tmp_path)
-    assert "cannot load a model" in one_line_error("generate", "--prompt", "a", "--model", tmp_path)
-
-
-def test_a_damaged_converted_model_is_converted_again(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
-    made = tmp_path / f"{weights.embedded_gguf().stem}-{weights.CONVERSION}"
-    made.mkdir()
-    (made / "config.json").write_text("{oops")
-    good = hf_models.tiny("llama")
-    monkeypatch.setattr(weights, "_convert", lambda gguf, to, say: good.save_pretrained(to))
-    seen = []
-    with pytest.raises(MissingModelError, match="cannot load a tokenizer"):
-        load_embedded(progress=seen.append)
-    assert any(text.startswith("converting") for text in seen)
-    assert (made / "model.safetensors").is_file()
 
 
 @pytest.fixture
@@ -102,34 +74,6 @@ def test_a_later_failure_keeps_the_earlier_answers(folder, two_turns, tmp_path):
     report = json.loads(out.read_text())
     assert len(report["prompts"][0]["turns"]) == report["summary"]["answers"] == 1
     assert "but the model's context is 256" in report["error"]
-
-
-def test_an_interruption_is_one_line_and_keeps_the_earlier_answers(
-    folder,  # noqa: F811
-    two_turns,
-    tmp_path,
-    monkeypatch,
-    capfd,
-):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("specdec_hf.cli.interrupt.State.told", False)
-    out = tmp_path / "out.json"
-    arguments = ("generate", "--model", folder, "--prompts", two_turns, "--max-new-tokens", 2)
-    # The second turn of the prompt is encoded after its first has been answered.
-    monkeypatch.setattr("specdec_hf.cli.run.check_prompts", lambda *_: None)
-    monkeypatch.setattr("specdec_hf.cli.run.print_summary", interrupted)
-    calls = iter([compare.run_turn] * 2 + [interrupted])
-
-    def run_turn(*args, **kwargs):
-        return next(calls)(*args, **kwargs)
-
-    monkeypatch.setattr(compare, "run_turn", run_turn)
-    result = invoke(*arguments, "--json", out)
-    assert result.exit_code == 130, result.output
-    assert capfd.readouterr().err == "error: interrupted\n"
-    assert json.loads(out.read_text())["error"] == "interrupted"
 
 
 def test_a_disk_that_is_full_gets_one_line(folder):  # noqa: F811

@@ -9,9 +9,8 @@ import time
 import pytest
 from support.cli_models import environment, folder  # noqa: F401
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.build  # it starts processes
 
-OTHER_MOMENTS = ("_ssl", "_C.so", "answer")
 COMMAND = [sys.executable, "-m", "specdec_hf"]
 
 
@@ -32,10 +31,7 @@ def modules_of(process):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="moments are read from /proc")
-@pytest.mark.parametrize(
-    "moment",
-    ["libtorch_cpu", "answers", *(pytest.param(m, marks=pytest.mark.full) for m in OTHER_MOMENTS)],
-)
+@pytest.mark.parametrize("moment", ["libtorch_cpu", "_ssl", "_C.so", "answer", "answers"])
 def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
     """While options are read, torch is imported, a model is loaded, and answers are printed."""
     process = begin(
@@ -73,7 +69,6 @@ with interrupt.in_one_line():
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
-@pytest.mark.full  # it starts processes
 def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
     process = begin("generate", "--model", folder, "--prompt", "abc", "--max-new-tokens", 8)
     assert process.stdout

@@ -12,7 +12,7 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 SMALL = ("--tokens", 900, "--length", 24, "--rows", 8, "--steps", 12, "--batch-size", 4)
 
 
-@pytest.mark.slow
+@pytest.mark.build
 def test_train_writes_a_head_that_drafts(folder, tmp_path):  # noqa: F811
     output = tmp_path / "head"
     result = invoke("train", "--model", folder, "--output", output, "--dtype", "float32", *SMALL)
@@ -35,7 +35,7 @@ def test_train_writes_a_head_that_drafts(folder, tmp_path):  # noqa: F811
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.slow
+@pytest.mark.build
 def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
     texts, prompts = tmp_path / "a.txt", tmp_path / "prompts.jsonl"
     texts.write_text("one two three " * 80)
@@ -68,24 +68,6 @@ def test_what_does_not_fit_the_model_is_refused_before_texts_are_written(
     assert result.exit_code == 2, result.output
     assert f"error: {message}" in result.output.splitlines()[-1]
     assert not (tmp_path / "work" / "texts.jsonl").exists()
-
-
-def test_too_few_prompts_are_refused_before_the_model_is_loaded(folder, tmp_path):  # noqa: F811
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"turns": ["hey you"]}\n' * 8)
-    given = ("train", "--model", folder, "--output", tmp_path / "head", "--prompts", prompts)
-    assert "the prompts must be at least 20, because the text of a 20th is" in one_line_error(
-        *given
-    )
-    assert not (tmp_path / "head" / "work").exists()
-
-
-def test_a_folder_begun_with_other_settings_gets_one_line(folder, tmp_path):  # noqa: F811
-    (tmp_path / "work").mkdir()
-    begun = {"settings": {"head": "medusa"}, "seconds": {}, "complete": False, "curves": {}}
-    (tmp_path / "work" / "run.json").write_text(json.dumps(begun))
-    line = one_line_error("train", "--model", folder, "--output", tmp_path, *SMALL)
-    assert "was begun with head = medusa, got eagle3" in line
 
 
 def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811

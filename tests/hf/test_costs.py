@@ -50,13 +50,6 @@ def test_a_draft_models_first_round_says_nothing_about_others():
     assert costs.round(4) == pytest.approx(1.9)
 
 
-def test_drafts_that_are_made_at_once_cost_one_step():
-    for at_once, steps in ((True, 1), (False, 4)):
-        costs = Costs(relative_cost=1.0, drafts_at_once=at_once)
-        costs.observe(0, 0, 0.0, 1.0)
-        assert costs.round(4) == pytest.approx(UNKNOWN_RATIO + steps)
-
-
 def test_drafts_that_are_made_at_once_cost_the_same_at_other_lengths():
     for at_once, seconds in ((True, (0.4, 0.4, 0.4)), (False, (0.1, 0.4, 0.8))):
         costs = Costs()

@@ -232,7 +232,7 @@ def test_the_statistics_say_whether_the_rule_is_lossless():
     drafter = always([[1, 2]] * 3)
     drafter.rules = (*LOSSLESS_RULES, "typical")
     for rule in drafter.rules[:-1]:
-        sampled = {**SAMPLED, "do_sample": rule != "greedy"}
+        sampled = {**SAMPLED, "do_sample": rule != "greedy", "max_new_tokens": 3}
         assert run(model, inputs, drafter=drafter, rule=rule, **sampled).stats.lossless
     assert not run(model, inputs, drafter=drafter, rule="typical", **SAMPLED).stats.lossless
     tree = run(model, inputs, drafter=hf_models.perturbed("llama"), tree=(2, 1), **SAMPLED)

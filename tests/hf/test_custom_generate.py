@@ -142,6 +142,7 @@ def test_the_tables_name_every_argument_of_model_generate():
     )
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("entry", ["generate", *ENTRIES])
 @pytest.mark.parametrize("name", PLAIN)
 def test_an_argument_changes_the_text_as_in_plain_generation(name, entry, hub):
@@ -227,6 +228,7 @@ def test_a_saved_model_with_the_folder_generates_speculatively(family, hub, tmp_
         untrusted.generate(ids, **inputs, **NEW, drafter="prompt_lookup")
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("entry", ["generate", *ENTRIES])
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_stop_strings_end_the_text_as_in_plain_generation(family, entry, hub):

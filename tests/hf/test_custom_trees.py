@@ -89,11 +89,6 @@ def test_a_wrong_tree_is_refused_with_the_name_of_the_drafter(case, merged):
         call(drafter, **tree)
 
 
-def test_a_depth_that_is_no_number_is_named():
-    with pytest.raises(TypeError, match=r"depth of Proposes\.propose must be an integer, got '2'"):
-        call(Proposes(TreeDraft(TOKENS, PARENTS, "2")))
-
-
 @pytest.mark.parametrize(
     ("rows", "draft_rows"),
     [(ROWS, None), (ROWS._replace(threshold=torch.zeros(1, 1)), torch.zeros_like(TOKENS)),
@@ -107,6 +102,7 @@ def test_a_misshapen_distribution_leaves_a_note_and_no_drafts(rows, draft_rows):
     assert note.startswith("round 2: drafter made up (Proposes) gave a distribution that is not [B")
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("depth", [1, 2, 9])
 @pytest.mark.parametrize("tree", [None, TrieTree(depth=2)], ids=["alone", "merged"])
 def test_integers_of_a_tree_may_be_of_any_type_and_its_depth_is_a_bound(tree, depth):

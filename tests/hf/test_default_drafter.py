@@ -3,12 +3,10 @@
 import inspect
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from specdec_hf import AutoDrafter, SpeculativeDecoder, SuffixAutomatonDrafter, generate
-from specdec_hf.cache.fit import coarse_arithmetic
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS, DEFAULT_DRAFTERS
 from specdec_hf.decode.session import Options
 from specdec_hf.decode.streaming import run_stream
@@ -57,6 +55,7 @@ def test_the_default_of_every_entry_is_auto(model):
     assert hooked.stats.drafter == streamed.stats.drafter == AUTO
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=["alone", "ragged"])
 @pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_text_is_that_of_plain_decoding(model, lengths, how):
@@ -65,13 +64,6 @@ def test_the_text_is_that_of_plain_decoding(model, lengths, how):
     assert out.stats.accepted > 0
     assert out.stats.notes == []
     assert out.sequences.tolist() == plain.sequences.tolist()
-
-
-def test_a_rule_that_spends_its_noise_on_drafts_gives_other_text(model):
-    """Negative control of the sampled case above."""
-    out = run(model, LENGTHS[1], **SAMPLED, drafter="suffix_automaton", rule="token")
-    plain = run(model, LENGTHS[1], **SAMPLED, drafter=None)
-    assert out.sequences.tolist() != plain.sequences.tolist()
 
 
 TREES_REFUSED = {
@@ -88,11 +80,9 @@ TREES_REFUSED = {
 }
 
 
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=["alone", "ragged"])
 @pytest.mark.parametrize("case", TREES_REFUSED)
-def test_calls_that_refuse_trees_get_chains(model, lengths, case):
-    options = {**GREEDY, **TREES_REFUSED[case]}
+def test_calls_that_refuse_trees_get_chains(model, case):
+    lengths, options = LENGTHS[1], {**GREEDY, **TREES_REFUSED[case], "max_new_tokens": 8}
     with pytest.raises(ValueError) as refused:
         run(model, lengths, **options, drafter=AutoDrafter())
     out = run(model, lengths, **options)
@@ -132,9 +122,9 @@ def test_traced_calls_get_chains(model):
     assert len(traced) == out.stats.rounds
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=["alone", "ragged"])
-def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model, lengths):
+def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model):
     """So the guard may pause them, as it may trees."""
+    lengths = LENGTHS[1]
     out = run(model, lengths, **SAMPLED, cache="aligned")
     plain = run(model, lengths, **SAMPLED, cache="aligned", drafter=None, rule="match")
     assert (out.stats.drafter, out.stats.rule) == ("suffix_automaton", "match")
@@ -144,9 +134,9 @@ def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model, l
     assert out.sequences.tolist() == plain.sequences.tolist()
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=["alone", "ragged"])
 @pytest.mark.parametrize("name", ["t5", "BloomForCausalLM"])
-def test_models_that_take_no_trees_get_chains(name, lengths):
+def test_models_that_take_no_trees_get_chains(name):
+    lengths = LENGTHS[1]
     if name == "t5":
         model, inputs = encoder_models.tiny(name), encoder_models.texts(lengths)
     else:
@@ -194,29 +184,6 @@ def test_without_the_native_module_that_copies_need_text_is_decoded_plainly(mode
     assert choice_in(out.stats.notes)[0].startswith(NOTHING)
 
 
-def test_one_decoder_chooses_for_each_call(model):
-    decoder = SpeculativeDecoder(guard=False)
-    kwargs = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
-    found = []
-    for target in (model, build("MambaForCausalLM"), model):
-        inputs = hf_models.prompts((9,), vocab_size=11)
-        found.append(target.generate(**inputs, **kwargs, custom_generate=decoder).stats.drafter)
-    assert found == [AUTO, "none", AUTO]
-
-
-def test_what_plain_decoding_refuses_is_refused(model):
-    for options, message in (
-        ({"num_assistant_tokens_schedule": "x"}, "num_assistant_tokens_schedule must be one of"),
-        ({"rule": "x"}, "rule must be 'auto'"),
-        ({"cache": "x"}, "cache must be 'auto'"),
-        ({"rule": "target_only", "cache": "aligned"}, "rule must be 'auto'"),
-        ({"num_assistant_beams": 2}, "num_assistant_beams must be None without num_beams"),
-    ):
-        for drafter in (AUTO, None):
-            with pytest.raises(ValueError, match=message):
-                run(model, **options, drafter=drafter)
-
-
 def test_the_tree_is_sized_by_schedule_optimal_and_chains_are_not(model):
     def lengths_chosen(**options):
         rounds = run(model, **GREEDY, **options).stats.round_log[1:]
@@ -227,9 +194,8 @@ def test_the_tree_is_sized_by_schedule_optimal_and_chains_are_not(model):
     assert not any(lengths_chosen(cache="aligned"))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_leaves_one_note_that_names_fixed_width(dtype):
-    model = hf_models.build("llama", vocab_size=11).to(dtype)
+def test_half_precision_leaves_one_note_that_names_fixed_width():
+    model = hf_models.build("llama", vocab_size=11).to(torch.bfloat16)
 
     def notes(**options):
         found = run(model, **GREEDY, **options, max_new_tokens=4).stats.notes
@@ -237,31 +203,13 @@ def test_half_precision_leaves_one_note_that_names_fixed_width(dtype):
 
     for options in ({}, {"cache": "aligned"}):
         (note,) = notes(**options)
-        assert str(dtype).removeprefix("torch.") in note
+        assert "bfloat16" in note
         assert "fixed_width" in note
     assert not notes(drafter=None)
     assert not notes(fixed_width=4)
 
 
-def test_autocast_and_tf32_are_as_coarse(monkeypatch):
-    def arithmetic(device):
-        model = SimpleNamespace(dtype=torch.float32, device=torch.device(device))
-        return coarse_arithmetic(model)
-
-    assert not arithmetic("cpu")
-    assert not arithmetic("cuda")
-    with torch.autocast("cpu", torch.bfloat16):
-        assert arithmetic("cpu") == "bfloat16"
-        assert not arithmetic("cuda")
-    matmul = SimpleNamespace(fp32_precision="tf32")
-    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
-    assert arithmetic("cuda") == "TF32"
-    assert not arithmetic("cpu")
-
-
-@pytest.mark.parametrize(
-    "chains", [("--gamma", 3), ("--fixed-width", 6), ("--rule", "token"), (SCHEDULE, "heuristic")]
-)
+@pytest.mark.parametrize("chains", [("--gamma", 3), (SCHEDULE, "heuristic")])
 def test_options_that_trees_refuse_let_the_default_drafter_draft_chains(folder, tmp_path, chains):  # noqa: F811
     path = tmp_path / "out.json"
     result = invoke(
@@ -274,5 +222,5 @@ def test_options_that_trees_refuse_let_the_default_drafter_draft_chains(folder, 
     assert report["summary"]["drafter"] == "suffix_automaton"
     chosen = chains[1] if chains[0] == "--gamma" else CLI_NUM_ASSISTANT_TOKENS
     assert report["num_assistant_tokens"] == chosen
-    if chains[0] in ("--fixed-width", "--rule", SCHEDULE):
+    if chains[0] == SCHEDULE:
         assert says(result, chains[0].strip("-").replace("-", "_"))

@@ -12,6 +12,8 @@ from support import hf_models
 
 from specdec_kernels.analysis import walltime_factor
 
+pytestmark = pytest.mark.build
+
 STEP, DRAFT, VERIFY, HOST, GAMMA = 0.1, 0.04, 0.15, 0.01, 4  # seconds of each, and drafts
 BOUND = walltime_factor(1.0, GAMMA, DRAFT / GAMMA / STEP, VERIFY / STEP)
 

@@ -15,13 +15,19 @@ from bench.tiny_models.build import build
 from bench.tiny_models.inputs import own_inputs
 
 LENGTHS = (7, 4)
-WITH_DRAFTS = (
+# Of the others each repeats one of these, or is slow.
+KINDS = (
+    "M2M100ForConditionalGeneration", "UMT5ForConditionalGeneration",
+    "T5GemmaForConditionalGeneration", "VisionEncoderDecoderModel",
+    "Speech2TextForConditionalGeneration",
+)  # fmt: skip
+OTHERS = (
     "MBartForConditionalGeneration", "PegasusForConditionalGeneration", "MarianMTModel",
-    "M2M100ForConditionalGeneration", "LEDForConditionalGeneration", "UMT5ForConditionalGeneration",
+    "LEDForConditionalGeneration",
     "LongT5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration",
-    "T5GemmaForConditionalGeneration", "EncoderDecoderModel", "UdopForConditionalGeneration",
-    "SeamlessM4TForTextToText", "VisionEncoderDecoderModel", "Pix2StructForConditionalGeneration",
-    "Speech2TextForConditionalGeneration", "MoonshineForConditionalGeneration",
+    "EncoderDecoderModel", "UdopForConditionalGeneration",
+    "SeamlessM4TForTextToText", "Pix2StructForConditionalGeneration",
+    "MoonshineForConditionalGeneration",
     "MoonshineStreamingForConditionalGeneration",
 )  # fmt: skip
 # Their decoders take one token at a time from a cache.
@@ -40,7 +46,9 @@ def outcomes(name, lengths):
 @pytest.mark.slow
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("lengths", [LENGTHS[:1], LENGTHS], ids=str)
-@pytest.mark.parametrize("name", WITH_DRAFTS)
+@pytest.mark.parametrize(
+    "name", [*KINDS, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+)
 def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, lengths):
     found = outcomes(name, lengths)
     assert found.pop("tree") == "refused"
@@ -67,7 +75,7 @@ class Pads(LogitsProcessor):
 @pytest.mark.parametrize(
     "name",
     ["M2M100ForConditionalGeneration",
-     pytest.param("SeamlessM4TForTextToText", marks=pytest.mark.slow)],
+     pytest.param("SeamlessM4TForTextToText", marks=pytest.mark.full)],
 )  # fmt: skip
 def test_positions_after_padding_in_the_text_are_those_of_plain_generation(name):
     model, inputs = build(name), compare.prompts(LENGTHS)

@@ -39,6 +39,7 @@ REFUSED = {
     ),
     "list": ({"input_ids": [[1, 2]]}, "input_ids must be a torch.Tensor, got list"),
     "name": ({"temprature": 1.0}, "temprature"),
+    "type": ({"max_new_tokens": "5"}, "max_new_tokens must be an integer, got '5'"),
 }
 
 

@@ -17,7 +17,7 @@ def target():
 
 def drafts_of(target, drafter):
     """Of each round of a greedy call, the text and the drafted tokens."""
-    rounds = rounds_of(target, drafter, (9,), max_new_tokens=14, gamma=3)[1]
+    rounds = rounds_of(target, drafter, (9,), max_new_tokens=10, gamma=3)[1]
     return [(texts[0], draft.tokens[0].tolist()) for texts, draft in rounds]
 
 

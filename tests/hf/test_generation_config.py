@@ -196,6 +196,7 @@ def test_processors_of_the_prompt_serve_all_sequences_of_a_prompt():
         assert not set(row[12:]) & set(inputs["input_ids"][b // 2].tolist())
 
 
+@pytest.mark.covering(test=1)
 @entries
 @pytest.mark.parametrize("where", ["call", "config", "model"])
 def test_the_growing_cache_of_plain_generation_may_be_asked_for(where, entry):
@@ -217,6 +218,7 @@ def test_the_growing_cache_of_plain_generation_may_be_asked_for(where, entry):
             generate(model, **inputs, **NEW, cache_implementation=name)
 
 
+@pytest.mark.covering(test=1)
 @entries
 @pytest.mark.parametrize("mask", [[[1] * 6], [[1, 1, 0, 1, 1, 0]]])
 def test_a_model_whose_own_config_switches_the_cache_off_runs_with_a_note(mask, entry):

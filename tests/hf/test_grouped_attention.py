@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from specdec_hf.compiled import attention
@@ -50,48 +48,6 @@ def test_it_is_transformers_own(rows, size, dtype, additive):
         assert ours.is_contiguous()
         tolerance = 1e-6 if dtype == torch.float32 else 2e-2
         assert torch.allclose(ours.float(), own.float(), atol=tolerance)
-
-
-@pytest.mark.parametrize("other", ["no mask", "heads", "position_bias", "softcap"])
-def test_what_it_does_not_serve_goes_to_transformers(other):
-    query, key, value, mask = inputs(2, 4, heads=GROUPS * KEYS if other == "heads" else 1)
-    mask = None if other == "no mask" else mask
-    options = {"softcap": 1.0} if other == "softcap" else {}
-    if other == "position_bias":
-        options = {"position_bias": torch.randn(2, GROUPS * KEYS, 4, SLOTS)}
-    if other == "softcap":
-        with pytest.raises(ValueError, match="softcap"):
-            attention.attend(Module(), query, key, value, mask, **options)
-        return
-    got = attention.attend(Module(), query, key, value, mask, **options)[0]
-    own = sdpa_attention_forward(Module(), query, key, value, mask, **options)[0]
-    assert torch.equal(got, own)
-
-
-@pytest.fixture
-def layer():
-    return hf_models.build("llama").model.layers[0].self_attn
-
-
-def test_grouped_heads_of_a_twin_alone_attend_so(layer):
-    module, config = copy.copy(layer), layer.config
-    attention.share_reads(module)
-    assert module.config._attn_implementation == attention.NAME
-    assert layer.config is config
-    assert config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize("other", ["ungrouped", "eager", "own functions"])
-def test_other_heads_attend_as_before(other, layer, monkeypatch):
-    config = layer.config
-    if other == "ungrouped":
-        layer.num_key_value_groups = 1
-    elif other == "eager":
-        config._attn_implementation_internal = "eager"
-    else:
-        monkeypatch.setitem(attention.AttentionInterface._global_mapping, "sdpa", print)
-    attention.share_reads(layer)
-    assert layer.config is config
 
 
 def test_a_compiled_forward_attends_so(monkeypatch):

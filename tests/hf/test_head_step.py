@@ -10,8 +10,6 @@ from specdec_hf.compiled.packed_linear import PackedLinear
 from specdec_hf.drafters.heads import compiled_step
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
-from specdec_hf.heads.cache import HeadCache
-from specdec_hf.heads.step import Eagle3Step
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
@@ -41,12 +39,13 @@ def only_the_head(monkeypatch):
     monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
 
 
+@pytest.mark.build
 @pytest.mark.parametrize(
     ("kind", "lengths", "graphs"),
     [
         (Eagle3Drafter, (236,), 2),  # at the end of the context
-        pytest.param(Eagle3ChainDrafter, (9,), 2, marks=pytest.mark.full),
-        pytest.param(Eagle3Drafter, (9, 4, 12), 4, marks=pytest.mark.full),
+        (Eagle3ChainDrafter, (9,), 2),
+        (Eagle3Drafter, (9, 4, 12), 4),
     ],
 )
 def test_drafts_are_those_of_eager_steps_in_few_graphs(
@@ -70,28 +69,6 @@ def test_drafts_are_those_of_eager_steps_in_few_graphs(
         assert fast.stats.to_dict()["compiled"]["drafts"][0]["graphs"] == drafts.graphs
     gc.collect()
     assert set(packed_linear._packed) <= packed  # a copy of the head went with its drafter
-
-
-def inputs_of(head, batch_size=2, pairs=3):
-    return compiled_step._inputs(Eagle3Step(head), batch_size, pairs)
-
-
-def test_all_products_of_a_step_are_packed(head):
-    packed = compiled_step.CompiledStep(head).packed
-    layers = [m for m in packed.modules() if isinstance(m, PackedLinear)]
-    assert len(layers) == 6  # fc, four of the layer, and the output matrix
-    assert not any(type(m) is torch.nn.Linear for m in packed.modules())
-    with torch.inference_mode():
-        got, want = packed(**inputs_of(head)), Eagle3Step(head)(**inputs_of(head))
-        assert torch.equal(want[1], head.logits(want[0]))
-    for x, y in zip(got, want, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
-
-
-def test_a_step_never_sees_all_slots(head):
-    """Where it did, a graph would be made again."""
-    keys, values = HeadCache(head.config, 1, head.fc.weight, capacity=8).buffers(8)
-    assert keys.shape[2] == values.shape[2] > 8
 
 
 def eagerly(step, **inputs):
@@ -152,45 +129,30 @@ def test_without_graphs_a_head_drafts_on_packed_weights_that_are_right(
     assert (out.stats.accepted == eager.stats.accepted) == check
 
 
-def test_a_step_that_cannot_be_compiled_is_packed_and_not_tried_again(target, head, monkeypatch):
+@pytest.mark.parametrize(("steps", "notes"), [(0, "torch.compile raised"), (4, "raised Runt")])
+def test_a_head_whose_graph_fails_drafts_on_packed_weights(target, head, monkeypatch, steps, notes):
+    """In a round or at once, where it is not tried again."""
     only_the_head(monkeypatch)
-    eager, tries = decode(target, drafter=Eagle3Drafter(head)), []
-
-    def failing(layer, **inputs):
-        tries.append(1)
-        raise RuntimeError("no C++ compiler")
-
-    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: failing)
-    drafter = Eagle3Drafter(head)
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="Eagle3Step runs eagerly: torch.compile raised"):
-            fast = decode(target, drafter=drafter, compile=True)
-        assert torch.equal(fast.sequences, eager.sequences)
-        assert "no C++ compiler" in fast.stats.compiled.drafts[0].eager
-        assert any("head runs eagerly" in note for note in fast.stats.notes)
-    assert len(tries) == 1
-
-
-def test_a_graph_that_fails_in_a_round_hands_over_to_the_packed_step(target, head, monkeypatch):
-    only_the_head(monkeypatch)
-    calls = []
+    eager, calls = decode(target, drafter=Eagle3Drafter(head)), []
 
     def failing(layer, **inputs):
         calls.append(1)
-        if len(calls) > 4:
+        if len(calls) > steps:
             raise RuntimeError("broken")
         return layer(**inputs)
 
     monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: failing)
-    with pytest.warns(UserWarning, match="a compiled forward raised RuntimeError: broken"):
-        fast = decode(target, drafter=Eagle3Drafter(head), compile=True)
-    eager = decode(target, drafter=Eagle3Drafter(head))
-    assert torch.equal(fast.sequences, eager.sequences)
-    assert fast.stats.accepted == eager.stats.accepted
-    assert any("RuntimeError: broken" in note for note in fast.stats.notes)
+    drafter = Eagle3Drafter(head)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=notes):
+            fast = decode(target, drafter=drafter, compile=True)
+        assert torch.equal(fast.sequences, eager.sequences)
+        assert fast.stats.accepted == eager.stats.accepted
+        assert any("RuntimeError: broken" in note for note in fast.stats.notes)
+    assert steps or len(calls) == 1
 
 
-@pytest.mark.parametrize("part", ["target", "head"])
+@pytest.mark.parametrize("part", [pytest.param("target", marks=pytest.mark.full), "head"])
 def test_a_changed_weight_is_packed_again(part, monkeypatch):
     only_the_head(monkeypatch)
     monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: eagerly)

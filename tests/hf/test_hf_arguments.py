@@ -56,10 +56,6 @@ def test_logits_processors_see_the_prefix_of_one_sequence(case, lengths, drafter
     proposer = hf_models.drafter_for("llama", drafter)
     got = generate(model, **inputs, do_sample=False, drafter=proposer, **kwargs)
     assert got.tolist() == expected.tolist()
-    hooked = model.generate(
-        **inputs, do_sample=False, custom_generate=SpeculativeDecoder(proposer), **kwargs
-    )
-    assert hooked.tolist() == expected.tolist()
 
 
 def test_rule_match_with_processors_equals_plain_sampling():

@@ -6,8 +6,6 @@ import weakref
 import pytest
 import torch
 from specdec_hf import EagleTree, LayersDrafter, TrieTree, generate
-from specdec_hf.cli.bench_peers import LeftOutError, make_peer
-from specdec_hf.cli.load import Loaded
 from support import encoder_models, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -17,15 +15,13 @@ GREEDY = {"max_new_tokens": 12, "do_sample": False}
 @pytest.mark.parametrize(
     "options",
     [
-        {"drafter": "layers:1"},
         {"drafter": "layers:1", "cache": "dynamic"},
         {"drafter": "layers:1", "tree": (2, 1)},
         {"drafter": "layers:1", "tree": EagleTree(2, 3, 5)},
         {"drafter": ["layers:1", "prompt_lookup"], "tree": TrieTree(2, 3, 5)},
         {"drafter": LayersDrafter(1)},
-        {"drafter": LayersDrafter(1), "tree": (2, 1)},
     ],
-    ids=["name", "dynamic", "tree", "eagle", "trie", "drafter", "drafter-tree"],
+    ids=["dynamic", "tree", "eagle", "trie", "drafter"],
 )
 def test_the_first_layers_draft_chains_and_trees(options):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((7,))
@@ -93,12 +89,3 @@ def test_a_weight_with_other_memory_makes_another_draft_model():
 def test_what_makes_no_draft_model_is_refused(make, text, message):
     with pytest.raises(ValueError, match=message):
         generate(make(), **hf_models.prompts((5,)), drafter=text, max_new_tokens=2)
-
-
-def test_bench_compares_with_assisted_generation_by_the_same_draft_model():
-    model = hf_models.tiny("llama")
-    for drafters in ([LayersDrafter(1)], ["auto", None, draft_model(model)]):
-        peer = make_peer("assisted", Loaded(model, None, drafters, "tiny"), None)
-        assert peer.arguments["assistant_model"] is draft_model(model)
-    with pytest.raises(LeftOutError, match="needs a --drafter that is a model"):
-        make_peer("assisted", Loaded(model, None, ["prompt_lookup"], "tiny"), None)

@@ -1,6 +1,5 @@
 """Layouts of trees: shapes, refusals, and that Sequoia's tree is the best of its size."""
 
-import json
 import math
 import random
 import re
@@ -12,13 +11,12 @@ from specdec_hf import (
     EagleTree,
     TreeSpec,
     TrieTree,
-    generate,
     load_acceptance,
     save_acceptance,
 )
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lookup, lookup_several
-from specdec_hf.trees.layouts import Forest, as_layout
+from specdec_hf.trees.layouts import as_layout
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
@@ -61,19 +59,6 @@ def test_shapes_follow_their_definition():
     assert hash(tree) == hash(TreeSpec.branching((3, 2, 1)))
 
 
-def test_copies_side_by_side_keep_their_numbers_when_cut():
-    forest = Forest(TreeSpec.branching((2, 1, 2)), 3)
-    assert forest.spec.size == 3 * 8
-    for n, parent in enumerate(forest.spec.parents):
-        mine = forest.tree.parents[forest.numbers[n]]
-        if mine < 0:
-            assert parent == -1
-        else:
-            assert (forest.owners[parent], forest.numbers[parent]) == (forest.owners[n], mine)
-    assert Forest(forest.tree.cut(2), 3).spec == forest.spec.cut(2)
-    assert sorted(forest.numbers[:6]) == [0, 0, 0, 1, 1, 1]
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
 def test_sequoia_is_the_best_tree(size):
     rnd = random.Random(size)
@@ -92,14 +77,6 @@ def test_sequoia_is_the_best_tree(size):
                 if tree.depth <= (depth or size) and max(tree.ranks) < (branching or size)
             )
             assert expected_length(made, acceptance) == pytest.approx(best, abs=1e-12)
-
-
-def test_sequoia_of_a_sure_draft_is_a_chain():
-    assert TreeSpec.sequoia([1.0, 0.5], 40) == TreeSpec.chain(40)
-    assert TreeSpec.sequoia([0.0, 0.0], 5) == TreeSpec.chain(1)
-    wide = TreeSpec.sequoia([0.1, 0.1, 0.1, 0.1], 4)
-    assert wide.depth == 1
-    assert TreeSpec.sequoia([0.6, 0.3, 0.2, 0.1], 256, 12).size == 256
 
 
 def test_medusa_keeps_the_most_accurate_paths():
@@ -177,27 +154,6 @@ def test_acceptance_files_round_trip_or_name_their_fault(tmp_path):
             load_acceptance(path)
     with pytest.raises(ValueError, match="cannot read acceptance file"):
         load_acceptance(tmp_path / "missing.json")
-
-
-def test_measured_acceptance_makes_a_tree(tmp_path):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    out = generate(
-        model, **inputs, drafter=hf_models.perturbed("llama", 0.1), tree=(3, 2), seed=1,
-        max_new_tokens=40, do_sample=True, guard=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    measured = out.stats.acceptance_by_trial
-    assert len(measured) == 3
-    assert measured[0] > 0.3
-    save_acceptance(tmp_path / "a.json", measured)
-    tree = TreeSpec.sequoia(load_acceptance(tmp_path / "a.json"), 8)
-    assert expected_length(tree, measured) >= expected_length(TreeSpec.chain(8), measured)
-    written = json.loads(json.dumps(out.stats.to_dict()))
-    assert written["acceptance_by_trial"] == measured
-    assert len(written["trials"]) == 3
-    # A child is tried only where its siblings before it were rejected.
-    total = out.stats.together
-    assert total.trials[1] <= total.trials[0] - total.accepted_trials[0]
-    assert sum(total.accepted_trials.values()) >= total.accepted
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")

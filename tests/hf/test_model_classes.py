@@ -1,8 +1,6 @@
 """Model classes of all families of behaviour: the loop's text equals plain generation.
 
-The first three tests assert what Transformers asserts of its own assisted generation: greedy text
-with a draft model and with prompt lookup equals plain greedy text, and sampling with a draft model
-runs. `python -m bench.model_table` compares every class of Transformers.
+`python -m bench.model_table` compares every class of Transformers.
 """
 
 import functools
@@ -10,7 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from specdec_hf import SpeculativeDecoder, generate
 from support.hf_models import one_thread, with_noise  # noqa: F401  # the first is autouse
@@ -24,6 +21,11 @@ from bench.tiny_models.inputs import own_inputs
 NEW = 10
 BATCH = (7, 4)
 QUICK = {"GemmaForCausalLM", "GPTNeoForCausalLM"}
+KINDS = {
+    "Gemma4ForCausalLM", "BloomForCausalLM", "FalconForCausalLM", "OPTForCausalLM",
+    "BartForCausalLM", "DeepseekV3ForCausalLM", "MambaForCausalLM", "XLNetLMHeadModel",
+    "BltForCausalLM", "Kosmos2_5ForConditionalGeneration", "OpenAIGPTLMHeadModel",
+}  # fmt: skip
 # They keep a state that several tokens at once change otherwise, or a cache that cannot be rolled
 # back, or take no window of several tokens. tests/hf/test_state_cache.py has states that fit.
 WITHOUT_DRAFTS = (
@@ -57,9 +59,14 @@ FIELDS = {
 }
 
 
-classes = pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ON_TEXT]
-)
+def marked(name):
+    """`make test` runs a class of each kind of positions, attention and cache."""
+    if name in QUICK:
+        return name
+    return pytest.param(name, marks=pytest.mark.slow if name in KINDS else pytest.mark.full)
+
+
+classes = pytest.mark.parametrize("name", [marked(name) for name in ON_TEXT])
 ways = pytest.mark.parametrize("way", ["generate", "custom_generate"])
 
 
@@ -104,38 +111,9 @@ def test_assisted_decoding_matches_greedy_search(name, way):
             assert got.tolist() == expected.tolist(), (lengths, type(drafter).__name__)
 
 
-@pytest.mark.full
-@ways
-@classes
-def test_prompt_lookup_decoding_matches_greedy_search(name, way):
-    for lengths in (BATCH[:1], BATCH):
-        got = through(way, model_of(name), compare.prompts(lengths), drafter="prompt_lookup")
-        assert got.tolist() == expected_of(name, lengths).tolist(), lengths
-
-
-@pytest.mark.full
-@ways
-@classes
-def test_assisted_decoding_sample(name, way):
-    model, inputs, drafter = model_of(name), compare.prompts(BATCH), draft_of(name)
-    torch.manual_seed(0)
-    columns = inputs["input_ids"].shape[1]
-    got = through(way, model, inputs, drafter=drafter, do_sample=True)
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    assert got.shape == (len(BATCH), columns + NEW)
-    assert torch.equal(got[:, :columns], inputs["input_ids"])
-    assert 0 <= int(got.min()) <= int(got.max()) < vocabulary
-    if way == "generate":
-        settings = {"do_sample": True, "rule": "match", "seed": 3}
-        plain = through(way, model, inputs, drafter=None, **settings)
-        drafted = through(way, model, inputs, drafter=drafter, **settings)
-        assert drafted.tolist() == plain.tolist()
-
-
-@pytest.mark.slow
 @pytest.mark.covering(test=1)
 @ways
-@pytest.mark.parametrize("name", ALSO_ON_TEXT)
+@pytest.mark.parametrize("name", [marked(name) for name in ALSO_ON_TEXT])
 def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, way):
     for lengths in (BATCH[:1], BATCH):
         inputs, expected = compare.prompts(lengths), expected_of(name, lengths)
@@ -143,10 +121,9 @@ def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, wa
         assert got.tolist() == expected.tolist(), lengths
 
 
-@pytest.mark.slow
 @pytest.mark.covering(test=1)
 @ways
-@pytest.mark.parametrize("name", [*WITHOUT_DRAFTS, *ALONE])
+@pytest.mark.parametrize("name", [marked(name) for name in (*WITHOUT_DRAFTS, *ALONE)])
 def test_a_model_whose_drafts_fit_no_cache_runs_without_them_and_refuses_them_by_name(name, way):
     model = model_of(name)
     for lengths in (BATCH[:1], BATCH):
@@ -177,7 +154,7 @@ def test_at_the_last_position_text_equals_plain_generation_or_its_stop_is_named(
     assert (reason, stopped) == (("length", False) if more else ("context", True))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_fits_no_cache_is_equal_or_refused_by_name(name):
     model = model_of(name)

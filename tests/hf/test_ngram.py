@@ -10,7 +10,6 @@ import torch
 from specdec_hf import generate
 from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.model_free.ngram import NgramDrafter
-from specdec_hf.drafters.model_free.ngram_counts import NgramCounts
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from specdec_hf.drafters.model_free.random import RandomDrafter
 from support import hf_models
@@ -55,15 +54,6 @@ def test_a_table_counts_as_brute_force_does(min_count, tmp_path):
             assert as_dict(table.followers(context)) == expected, context
         assert as_dict(table.followers((1, 2, 3))) == {}
         assert as_dict(table.followers((9,))) == {}
-
-
-def test_a_growing_text_is_counted_once():
-    text = np.random.default_rng(4).integers(0, 4, 50)
-    growing = NgramCounts(2, 0)
-    for end in (1, 2, 10, 10, 50):
-        growing.extend(text[:end])
-    for context in [(), (0,), (3,), (1, 2), (3, 3), (7,)]:
-        assert as_dict(growing.followers(context)) == counted([text], context)
 
 
 def contexts(rule, batch_size=1, seeds=(0,)):

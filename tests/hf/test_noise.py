@@ -289,11 +289,11 @@ def test_no_draft_of_a_call_is_drawn_with_noise_of_another(name, draws):
     make, rule, kwargs = DRAFTERS[name]
     out = generate(
         hf_models.tiny("llama"), **hf_models.prompts((9, 1, 5)), drafter=make(), rule=rule,
-        do_sample=True, top_k=0, seed=[1, 2, 3], max_new_tokens=24, guard=False,
+        do_sample=True, top_k=0, seed=[1, 2, 3], max_new_tokens=16, guard=False,
         return_dict_in_generate=True, **kwargs,
     )  # fmt: skip
     assert out.stats.accepted < out.stats.drafted
-    assert len(set(draws)) == len(draws) >= out.stats.drafted > 100
+    assert len(set(draws)) == len(draws) >= out.stats.drafted > 60
 
 
 def test_a_pause_that_depends_on_drafts_draws_with_other_noise(draws):

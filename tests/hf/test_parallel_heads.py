@@ -14,7 +14,6 @@ from specdec_hf import (
 )
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.medusa import MedusaHeads
-from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.parallel_files import load_medusa, save_medusa
 from specdec_hf.heads.training.unrolled import unroll
 from support import hf_models, published_heads
@@ -92,15 +91,6 @@ def test_training_unrolls_what_is_drafted(kind, target):
     assert (unrolled[0] - unrolled[1]).abs().max() > 1e-2
 
 
-def test_a_tree_deeper_than_the_heads_are_many_is_refused(target):
-    head = parallel_heads(MedusaHeads, target)
-    with pytest.raises(ValueError, match="tree must be at most 3 deep, got 4"):
-        MedusaDrafter(head, TreeSpec.chain(4))
-    with pytest.raises(TypeError, match="tree must be None or a TreeSpec, got 4"):
-        MedusaDrafter(head, 4)
-    assert MedusaDrafter(head).depth == 3
-
-
 def drafted_tokens(target, head, rule):
     """How many drafts were accepted of a sampled call, and which are less likely than typical."""
     decoder = SpeculativeDecoder(drafter=MedusaDrafter(head), rule=rule, guard=False, seed=3)
@@ -161,15 +151,3 @@ def test_published_medusa_heads_draft_and_are_written_back(blocks, own, target, 
     made = load_file(tmp_path / "made" / MEDUSA_WEIGHTS)
     assert made.keys() == tensors.keys()
     assert all(torch.equal(x, tensors[name]) for name, x in made.items())
-
-
-@KINDS
-def test_training_begins_at_what_the_target_would_say_next(kind, target):
-    final = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
-    head = kind(ParallelConfig.for_target(target, 67, 3, 1))
-    head.begin_as(target)
-    head.borrow(target)
-    states = head.states(final)
-    assert states.shape == (2, 5, 3, 32)
-    for k in range(3):
-        torch.testing.assert_close(head.logits(states[..., k, :], k), target.lm_head(final))

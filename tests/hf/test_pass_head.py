@@ -5,16 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from specdec_hf import PassHeadDrafter, SpecCache, TrieTree, generate
+from specdec_hf import PassHeadDrafter, SpecCache, TrieTree
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.heads.pass_head import PassConfig, PassHead
 from specdec_hf.heads.training.unrolled import acceptance_of, loss_of, unroll
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
-from support.heads import pass_folder, pass_head, rounds_of, text_batch
+from support.heads import pass_head, rounds_of, text_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from transformers import OPTConfig, OPTForCausalLM
 
 pytestmark = pytest.mark.slow
 
@@ -124,52 +122,6 @@ def test_in_a_tree_it_drafts_one_of_the_chains(target):
     assert not drafter.reads_prompt
 
 
-def test_what_does_not_go_is_refused_by_name(target, tmp_path):
-    drafter, inputs = PassHeadDrafter(pass_folder(target, tmp_path)), hf_models.prompts((9,))
-    for message, arguments in (
-        ("drafter pass_head needs cache='spec', got 'aligned'", {"cache": "aligned"}),
-        ("compile must be False with a drafter that makes the target's fo", {"compile": True}),
-        ("fixed_width must be None with a drafter that makes the target's", {"fixed_width": 8}),
-        (
-            "output_hidden_states must be False with a drafter that makes th",
-            {"output_hidden_states": True, "return_dict_in_generate": True},
-        ),
-        ("must be a draft model, a list of them, or one that drafts several", {"tree": (2, 1)}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            generate(target, **inputs, drafter=drafter, **arguments)
-
-
-def test_models_that_take_no_such_embeddings_are_refused_by_name(target):
-    head = pass_head(target)
-
-    class WithoutEmbeddings(type(target)):
-        def forward(self, input_ids=None, attention_mask=None, position_ids=None,
-                    past_key_values=None, use_cache=None, logits_to_keep=0, **kwargs):  # fmt: skip
-            return super().forward(
-                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
-                past_key_values=past_key_values, use_cache=use_cache, logits_to_keep=logits_to_keep,
-            )  # fmt: skip
-
-    model = hf_models.build("llama")
-    model.__class__ = WithoutEmbeddings
-    message = "whose forward takes inputs_embeds, got WithoutEmbeddings"
-    with pytest.raises(ValueError, match=message):
-        generate(model, **hf_models.prompts((9,)), drafter=PassHeadDrafter(head))
-    with pytest.raises(ValueError, match=message):
-        PassConfig.for_target(model, 3)
-    narrow = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=67, hidden_size=32, word_embed_proj_dim=16, ffn_dim=48, num_hidden_layers=1,
-            num_attention_heads=4, max_position_embeddings=64, pad_token_id=0,
-        )
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="as wide as its hidden states, 32, got 16 of OPTForCaus"):
-        PassConfig.for_target(narrow, 3)
-    with pytest.raises(ValueError, match="num_embeddings must be at least 1, got 0"):
-        PassConfig.for_target(target, 0)
-
-
 def cut_batch(target, texts, cuts):
     """A batch of two texts, the second of which is shorter."""
     parts = [text_batch(target, (), text) for text in texts]
@@ -229,14 +181,3 @@ def test_the_labels_are_the_targets_probabilities_at_the_drafted_places(target):
     total.backward()
     assert float(head.embeddings.grad.abs().min(dim=1).values.max()) > 0
     assert all(weight.grad is None and weight.requires_grad for weight in target.parameters())
-
-
-def test_a_copy_of_a_trained_head_does_not_copy_the_target(target, monkeypatch):
-    head = pass_head(target)
-    drafter = PassHeadDrafter(head)
-    monkeypatch.setattr(
-        type(target), "__deepcopy__", lambda *_: pytest.fail("a copy"), raising=False
-    )
-    out = generate(target, **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=4)
-    assert out.shape == (1, 13)
-    assert isinstance(head, PassHead)

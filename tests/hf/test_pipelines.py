@@ -53,6 +53,7 @@ def test_batches_give_the_text_of_plain_generation(pipe, arguments, size):
     assert [one["generated_text"] for (one,) in got] == [one["generated_text"] for one in expected]
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.slow
 def test_forms_of_the_result(pipe, arguments):
     options = arguments(drafter="prompt_lookup")
@@ -68,6 +69,7 @@ def test_forms_of_the_result(pipe, arguments):
         assert {k: got[0][k] for k in expected[0]} == expected[0]
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.slow
 def test_a_chat_is_answered(pipe, arguments):
     options = arguments(drafter="prompt_lookup")
@@ -76,6 +78,7 @@ def test_a_chat_is_answered(pipe, arguments):
     assert pipe([CHAT, CHAT], **GREEDY, **options, batch_size=2) == pipe([CHAT, CHAT], **GREEDY)
 
 
+@pytest.mark.covering(test=1)
 def test_a_seed_repeats_the_samples_of_a_pipeline(pipe, arguments):
     """Sampling is the pipeline's default."""
     options = arguments(drafter="prompt_lookup", rule="match", seed=3)
@@ -102,14 +105,6 @@ def test_the_assistant_of_a_pipeline_drafts(model, arguments):
     assert calls
 
 
-def test_a_decoder_may_be_given_to_the_pipeline_itself(model):
-    tokenizer = cli_models.tokenizer()
-    decoder = SpeculativeDecoder("prompt_lookup")
-    made = pipeline("text-generation", model=model, tokenizer=tokenizer, custom_generate=decoder)
-    plain = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    assert made(PROMPTS, **GREEDY) == plain(PROMPTS, **GREEDY)
-
-
 def test_a_stop_sequence_needs_the_folder_or_a_decoder_that_has_it(pipe, arguments):
     others = [t for t in range(END + 1) if not pipe.tokenizer.decode(t).isalnum()]
     letters = {**GREEDY, "suppress_tokens": others}
@@ -124,10 +119,3 @@ def test_a_stop_sequence_needs_the_folder_or_a_decoder_that_has_it(pipe, argumen
         pipe("abc", **letters, stop_sequence=text[5], **options)
     decoder = SpeculativeDecoder("prompt_lookup", tokenizer=pipe.tokenizer, stop_strings=text[5])
     assert pipe("abc", **letters, custom_generate=decoder) == expected
-
-
-def test_a_saved_model_with_the_folder_serves_a_pipeline(tmp_path, pipe, arguments):
-    saved = cli_models.write_folder(tmp_path / "model")
-    shutil.copytree(HUB / "custom_generate", saved / "custom_generate")
-    loaded = pipeline("text-generation", model=str(saved), trust_remote_code=True)
-    assert loaded("abc abc", **GREEDY, drafter="prompt_lookup") == pipe("abc abc", **GREEDY)

@@ -37,20 +37,6 @@ def test_a_single_sequence_proves_nothing_for_a_batch(monkeypatch):
     assert checked == [1, 3]
 
 
-def test_hooks_of_the_caller_do_not_see_the_check():
-    model = hf_models.build("llama")
-    inputs = embedded(model, 2)
-    calls = []
-    hook = model.register_forward_hook(lambda *_: calls.append(1))
-    try:
-        generate(model, **inputs, drafter=None, self_check=False)
-        unchecked = len(calls)
-        generate(model, **inputs, drafter=None)
-    finally:
-        hook.remove()
-    assert len(calls) == 2 * unchecked
-
-
 def test_a_model_whose_trees_fit_no_cache_is_refused_them_after_a_prefill(monkeypatch):
     reason = "its logits differ in a tree"
 

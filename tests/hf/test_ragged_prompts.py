@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.cache import model_call, ragged_prompts, spec_cache
+from specdec_hf.cache import ragged_prompts
 from support import hf_models
 from support.heads import head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.recorded_ops import run_layers_as_they_are
 
 RAGGED, ALIKE = (9, 200, 5), (60, 64, 50)
 SETTINGS = {"max_new_tokens": 12, "do_sample": False}
@@ -55,27 +54,3 @@ def test_hidden_states_are_those_of_prompts_read_together(tmp_path, monkeypatch)
     assert first.shape == other.shape
     for b, length in enumerate(RAGGED):
         assert torch.allclose(first[b, -length:], other[b, -length:], atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("length", [64, 100])
-def test_long_prompts_are_read_by_the_model_itself(forwards, monkeypatch, length):
-    run_layers_as_they_are(monkeypatch)
-    model, _ = forwards
-    inputs, settings = hf_models.prompts((length,)), {**SETTINGS, "max_new_tokens": 4}
-    plain = model.generate(**inputs, **settings)
-    model._forward_pre_hooks.clear()  # a model with hooks is not compiled
-    model._forward_pre_hooks_with_kwargs.clear()
-    masks, run = [], model_call.run_model
-
-    def spied(model, cache, tokens, given, keep):
-        if cache.compiled is not None and not cache.runs_compiled(tokens.shape[1]):
-            masks.append((tokens.shape[1], given["attention_mask"]))
-        return run(model, cache, tokens, given, keep)
-
-    monkeypatch.setattr(spec_cache, "run_model", spied)
-    settings |= {"drafter": None, "compile": True, "return_dict_in_generate": True}
-    out = generate(model, **inputs, **settings)
-    assert torch.equal(out.sequences, plain)
-    assert out.stats.compiled.eager == ""
-    assert masks == ([(100, None)] if length > 64 else [])

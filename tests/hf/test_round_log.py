@@ -1,20 +1,15 @@
 """`SpecStats.round_log`: its counts and times are those of the statistics."""
 
 import json
-import time
 from statistics import fmean
 
 import numpy as np
 import pytest
 from hf.test_generate import NEW, RAGGED, run
-from specdec_hf import Drafter, TrieTree, generate
-from specdec_hf.cache import spec_cache
-from specdec_hf.decode import commit, tree_round
-from specdec_hf.drafters.trees import trie
+from specdec_hf import Drafter, PromptLookupDrafter, TrieTree, generate
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from transformers import LlamaModel
 
 CALLS = {
     "plain": {"drafter": None},
@@ -150,36 +145,28 @@ def test_the_benefit_is_that_of_the_sequences_that_go_on():
     assert stats.benefit == pytest.approx(fmean(tokens) * 0.5 / 0.75)
 
 
-PLACES = {  # phase -> what is part of it, and runs in every round with a tree
-    "draft": (trie.TrieDrafter, "propose"),
-    "target": (LlamaModel, "forward"),
-    "verification": (tree_round, "verify_tree"),
-    "cache": (spec_cache.SpecCache, "_move_cursor"),
-    "host": (commit, "_cut"),
-}
+class Slow(PromptLookupDrafter):
+    """Takes a hundred seconds of a clock for each draft."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def propose(self, history, gamma):
+        self.clock.now += 100
+        return super().propose(history, gamma)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", PLACES)
-def test_seconds_are_counted_to_the_phase_that_took_them(monkeypatch, phase):
-    owner, name = PLACES[phase]
-    original = getattr(owner, name)
-
-    def slow(*args, **kwargs):
-        time.sleep(0.1)
-        return original(*args, **kwargs)
-
-    model = hf_models.tiny("llama")
-    settings = {"drafter": "prompt_lookup", "tree": TrieTree(), "guard": False, "do_sample": False}
-    settings |= {"max_new_tokens": 12, "return_dict_in_generate": True}
-    generate(model, **hf_models.prompts((9,)), **settings)
-    monkeypatch.setattr(owner, name, slow)
-    began = time.perf_counter()
-    stats = generate(model, **hf_models.prompts((9,)), **settings).stats
+@pytest.mark.parametrize("phase", ["draft", "target"])
+def test_seconds_are_counted_to_the_phase_that_took_them(phase):
+    clock, model = Clock(), hf_models.build("llama")
+    if phase == "target":
+        model.model.register_forward_hook(lambda *_: setattr(clock, "now", clock.now + 100))
+    drafter = Slow(clock) if phase == "draft" else "prompt_lookup"
+    stats = run(model, hf_models.prompts((9,)), drafter=drafter, clock=clock).stats
     split = stats.time_split
-    assert max(split, key=split.get) == phase
-    assert split[phase] > 0.1
-    assert sum(split.values()) < time.perf_counter() - began
+    assert split[phase] >= 100
+    assert sum(split.values()) - split[phase] < 100
 
 
 def test_a_sequence_without_drafts_has_no_token_statistics():

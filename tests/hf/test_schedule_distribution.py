@@ -74,6 +74,7 @@ def realized(toy, name, **kwargs):
     return testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs)
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("confidence", [False, True])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -8,6 +8,8 @@ from specdec_hf.schedules.base import Outcome, ScheduleContext, TokenStats
 from specdec_hf.schedules.budget import best_prefixes
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 
+pytestmark = pytest.mark.quick
+
 MOST = np.array([100])
 
 

@@ -1,6 +1,5 @@
 """The server of examples/server.py, asked by a real client over the loopback interface."""
 
-import asyncio
 import importlib.util
 import json
 import threading
@@ -157,7 +156,11 @@ def test_a_batch_of_waiting_requests_gives_each_the_text_that_it_has_alone(serve
 
 @pytest.mark.parametrize(
     ("path", "heard"),
-    [("/generate_stream", True), ("/generate_stream", False), ("/generate", True)],
+    [
+        ("/generate_stream", True),
+        pytest.param("/generate_stream", False, marks=pytest.mark.full),
+        pytest.param("/generate", True, marks=pytest.mark.full),
+    ],
 )
 def test_a_client_that_leaves_ends_its_sequence_alone(server, path, heard, monkeypatch):
     """Negative control: where the server does not hear of it, the text goes on to its end."""
@@ -191,40 +194,6 @@ def test_a_client_that_leaves_ends_its_sequence_alone(server, path, heard, monke
     assert (max(decoder.new.values()) < 200) == heard
 
 
-def test_a_client_that_leaves_before_its_batch_begins_is_not_decoded(server):
-    client, decoder = server
-    decoder.gate.clear()
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(client.post, "/generate", json=body("first", max_new_tokens=2, seed=1))
-        until(lambda: decoder.sizes == [1])
-        with client.stream("POST", "/generate_stream", json=body("leaves", max_new_tokens=9)):
-            until(lambda: len(decoder.submitted) == 2)
-        until(lambda: decoder.submitted[1].cancelled)
-        decoder.gate.set()
-        first.result(SECONDS)
-    assert client.post("/generate", json=body("next", max_new_tokens=2)).status_code == 200
-    assert decoder.sizes == [1, 1]
-
-
-def test_a_server_that_ends_does_not_decode_its_batch_to_the_end(application):
-    app, decoder = application
-    decoder.gate.clear()
-    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
-
-    async def begin_and_end():
-        async with app.router.lifespan_context(app):
-            asked = body("abc", max_new_tokens=150, seed=1, temperature=2.0)
-            request = asyncio.create_task(client.post("/generate", json=asked))
-            await asyncio.to_thread(until, lambda: decoder.sizes)
-            asyncio.get_running_loop().call_soon(decoder.gate.set)  # where the end waits
-        assert not decoder.running
-        return (await request).json()
-
-    answer = asyncio.run(asyncio.wait_for(begin_and_end(), SECONDS))
-    assert answer["details"] == {"finish_reason": "cancelled", "seed": 1}
-    assert max(decoder.new.values()) < 150
-
-
 def test_the_end_of_a_text_has_a_reason(server, monkeypatch):
     client, _ = server
     ids = alone("abc", max_new_tokens=10, seed=4)[1]
@@ -249,30 +218,22 @@ GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions
 REFUSED = [  # path, body, what the one line of the answer names
     (GENERATE, '{"inputs": "a", "parameters": {"max_tokens": 3}}', "max_tokens"),
     (GENERATE, '{"inputs": "a", "parameters": {"temperature": -1.0}}', "temperature"),
-    (GENERATE, '{"inputs": "a", "parameters": {"temperature": 1e999}}', "temperature: "),
     (GENERATE, '{"inputs": "a", "parameters": {"temperature": 1e39}}', "temperature must be fini"),
-    (GENERATE, '{"inputs": "a", "parameters": {"top_p": 0}}', "top_p"),
     (GENERATE, '{"inputs": "a", "parameters": {"top_p": 1e-46}}', "top_p must be in (0, 1] in flo"),
-    (GENERATE, '{"inputs": "a", "parameters": {"top_p": NaN}}', "parameters.top_p"),
     (GENERATE, '{"inputs": "a", "parameters": {"top_k": "\\ud800"}}', "parameters.top_k"),
     (GENERATE, '{"inputs": "a", "parameters": {"seed": 9223372036854775808}}', "seed"),
     (GENERATE, '{"inputs": "a", "parameters": {"max_new_tokens": 300}}', "must be at most 255"),
     (GENERATE, '{"inputs": ""}', "inputs must have 1 to 192 tokens, got 0"),
     (GENERATE, '{"inputs": "a", "stream": true}', "stream"),
     (GENERATE, '{"inputs": "\\ud800"}', "inputs cannot be encoded"),
-    (GENERATE, '{"inputs": "a", "\\ud800\\n": 1}', "body: Input should be a valid string"),
     (GENERATE, "NaN", "body: Input should be a valid dictionary"),
     (f"{GENERATE}_stream", '{"inputs": "\\ud800"}', "inputs cannot be encoded"),
     (f"{GENERATE}_stream", f'{{"inputs": "{"a" * 200}"}}', "must have 1 to 192 tokens, got 200"),
-    (COMPLETE, '{"prompt": "a", "temperature": -1e999}', "temperature"),
     (COMPLETE, '{"prompt": ""}', "prompt must have 1 to 192 tokens, got 0"),
-    (COMPLETE, '{"prompt": "a", "max_tokens": 0}', "max_tokens"),
     (COMPLETE, '{"prompt": "a", "max_tokens": 1' + 300 * "0" + "}", "max_tokens must"),
     (COMPLETE, '{"prompt": "a", "stop": 3}', "stop"),
-    (COMPLETE, '{"prompt": "a", "stop": [""]}', "stop"),
     (COMPLETE, '{"prompt": "a", "n": 2}', "n: Extra inputs are not permitted"),
     (CHAT, '{"messages": []}', "messages"),
-    (CHAT, '{"messages": [{"role": "user"}]}', "messages.0.content"),
     (CHAT, '{"messages": [{"role": "a", "content": "\\udfff"}]}', "messages"),
 ]  # fmt: skip
 NO_JSON = [b"", b"{", b"\xff", b'{"inputs": "\xff"}', b"[" * 9999, b"1" * 5000]
@@ -312,6 +273,7 @@ def openai(client, path, asked):
     return text, choices[-1]["finish_reason"], chunks[-1]
 
 
+@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("path", [COMPLETE, CHAT])
 def test_the_routes_of_openai_answer_with_the_text_of_the_seed(server, path, streams):
@@ -331,12 +293,12 @@ def test_the_routes_of_openai_answer_with_the_text_of_the_seed(server, path, str
         assert last["usage"] == usage
 
 
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("streams", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_text_ends_before_a_stop_string(server, streams):
     client, decoder = server
     asked = {"prompt": "the cat sat", "max_tokens": 30, "seed": 5, "stream": streams}
     whole = openai(client, COMPLETE, asked)[0]
-    for start in range(5, 15):  # rounds end within some of them
+    for start in (5, 6, 8):  # rounds end within some of them
         middle = whole[start : start + 3]
         stopped = openai(client, COMPLETE, asked | {"stop": ["never there", middle]})
         assert stopped[:2] == (whole[: whole.index(middle)], "stop")

@@ -46,17 +46,6 @@ def run(target):
     return drafter.chosen, out
 
 
-@pytest.mark.parametrize("trained", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_head_is_found_for_copies_of_its_target(trained, dtype, target, head, monkeypatch):
-    """Their weights are read once."""
-    shipped.record_target(head, copy.deepcopy(target).to(trained))
-    copied = copy.deepcopy(target).to(dtype)
-    assert shipped.head_for(copied) == head
-    monkeypatch.setattr(shipped, "_digest", None)
-    assert shipped.head_for(copied) == head
-
-
 @torch.no_grad()
 def one_number(target):
     target.model.layers[1].mlp.down_proj.weight[3, 5] *= 1.01
@@ -67,11 +56,9 @@ def one_number(target):
     [
         one_number,
         lambda target: target.lm_head.weight.copy_(target.lm_head.weight.flip(0)),
-        lambda target: setattr(target.lm_head.weight, "data", target.lm_head.weight * 2),
-        lambda target: setattr(target.model, "adapter", torch.nn.Parameter(torch.ones(2))),
         lambda target: target.to("meta"),
     ],
-    ids=["number", "order of rows", "memory", "parameter", "not in memory"],
+    ids=["number", "order of rows", "not in memory"],
 )
 def test_a_target_of_other_weights_is_not_served(change, target, head):
     assert shipped.head_for(target) == head
@@ -80,49 +67,12 @@ def test_a_target_of_other_weights_is_not_served(change, target, head):
     assert shipped.head_for(target) is None
 
 
-@pytest.mark.parametrize("sizes", [{"vocab_size": 13}, {"vocab_size": 11, "layers": 1}], ids=str)
-def test_no_weights_are_read_of_a_target_of_other_sizes(sizes, trained_head, monkeypatch):
-    monkeypatch.setattr(shipped, "digest_of", None)
-    assert shipped.find_head(hf_models.build("llama", **sizes)) == (None, None)
-
-
 def test_a_head_beside_the_target_comes_first(target, head, tmp_path):
     target.config._name_or_path = str(tmp_path)
     beside = tmp_path / shipped.HEAD_FOLDER
     assert shipped.head_for(target) == head
     save_head(heads.head_for(target), beside)
     assert shipped.head_for(target) == beside
-
-
-def without_fields(*names):
-    def change(folder):
-        config = json.loads((folder / "config.json").read_text())
-        kept = {name: value for name, value in config.items() if name not in names}
-        (folder / "config.json").write_text(json.dumps(kept))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: (folder / "config.json").write_text("{"), r"tiny.config\.json"),
-        (without_fields(shipped.TARGET), r"tiny.config\.json must hold target_digest, got None"),
-        (without_fields("vocab_size"), r"config\.json of a head must hold vocab_size"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "tiny holds no head"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"0" * 20), "tiny.model"),
-    ],
-    ids=["no JSON", "no target", "no sizes", "no weights", "damaged weights"],
-)
-def test_a_damaged_head_is_refused_by_name(damage, message, target, head):
-    damage(head)
-    with pytest.raises(ValueError, match=message):
-        run(target)
-
-
-def test_a_target_without_numbers_cannot_be_recorded(target, head):
-    with pytest.raises(ValueError, match="weights of LlamaForCausalLM must be plain tensors"):
-        shipped.record_target(head, target.to("meta"))
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
@@ -264,25 +214,7 @@ def test_the_check_leaves_no_trace_and_is_made_once_for_the_same_weights(
     assert shipped.find_head(close).folder is None
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "Expecting property name"),
-        ("[]", "list indices"),
-        (
-            '{"tokens": [1, 11], "answer": 2}',
-            r"tokens\[1\] must be an integer in \[0, 10\], got 11",
-        ),
-        ('{"tokens": [1, 2], "answer": 3}', r"answer must be an integer in \[2, 2\], got 3"),
-    ],
-)
-def test_a_damaged_sample_is_refused_by_name(content, message, target, trained_head):
-    one_number(target)
-    (trained_head / agreement.SAMPLE).write_text(content)
-    with pytest.raises(ValueError, match=rf"cannot read a head's .*sample\.json: .*{message}"):
-        shipped.find_head(target)
-
-
+@pytest.mark.full  # of the model's own sizes
 @pytest.mark.model
 def test_the_embedded_model_has_a_head():
     model = hf_models.smollm()[0]

@@ -1,14 +1,12 @@
 """Draft steps of an EAGLE-3 head that are replayed; recorded ops take the place of CUDA graphs."""
 
-import functools
-
 import pytest
 import torch
 from specdec_hf.cache.widths import BUCKETS
 from specdec_hf.compiled import recordings
 from specdec_hf.compiled.borrow import WarmUpCall
 from specdec_hf.compiled.call import CompileStats
-from specdec_hf.drafters.heads import compiled_step, head_draft
+from specdec_hf.drafters.heads import compiled_step
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
 from specdec_hf.heads.cache import HeadCache
@@ -38,7 +36,11 @@ def head(target):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lengths"), [(Eagle3Drafter, (9, 4, 12)), (Eagle3ChainDrafter, (9,))]
+    ("kind", "lengths"),
+    [
+        (Eagle3Drafter, (9, 4)),
+        pytest.param(Eagle3ChainDrafter, (9,), marks=pytest.mark.full),
+    ],
 )
 def test_drafts_are_those_without_graphs(target, head, kind, lengths):
     eager, drafter = decode(target, lengths, drafter=kind(head)), kind(head)
@@ -52,17 +54,6 @@ def test_drafts_are_those_without_graphs(target, head, kind, lengths):
         assert made.replayed > 0
         graphs.append(made.cuda_graphs)
     assert graphs[0] == graphs[1] <= len(BUCKETS)
-
-
-def test_buffers_that_grow_get_graphs_of_their_own(target, head, monkeypatch):
-    monkeypatch.setattr(head_draft, "HeadCache", functools.partial(HeadCache, capacity=20))
-    drafter, long = Eagle3Drafter(head), {"max_new_tokens": 30}
-    for settings in ({}, long, {}):
-        eager = decode(target, drafter=Eagle3Drafter(head), **settings)
-        out = decode(target, drafter=drafter, compile=True, **settings)
-        assert torch.equal(out.sequences, eager.sequences)
-        assert out.stats.accepted == eager.stats.accepted
-        assert out.stats.compiled.drafts[0].replayed > 0
 
 
 def test_one_call_at_a_time_has_the_buffers(head):
@@ -91,7 +82,7 @@ def test_weights_that_move_end_the_graphs(head, moved):
     assert made > 0
 
 
-@pytest.mark.parametrize("left_out", ["embeddings", "hidden", "starts", "mask", "cosines"])
+@pytest.mark.parametrize("left_out", ["embeddings", "mask"])
 def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch, left_out):
     """Negative controls: an input keeps the value of the recording."""
     names = ("embeddings", "hidden", "places", "starts", "mask", "cosines", "sines")
@@ -112,21 +103,3 @@ def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch
     drafter = Eagle3Drafter(head)
     out = decode(target, drafter=drafter, compile=True)
     assert torch.equal(out.sequences, decode(target, drafter=Eagle3Drafter(head)).sequences)
-
-
-def test_a_step_that_reads_is_not_recorded(target, head, monkeypatch):
-    forward = compiled_step.Eagle3Step.forward
-
-    def reading(self, **inputs):
-        int(inputs["starts"].max())
-        return forward(self, **inputs)
-
-    eager = decode(target, drafter=Eagle3Drafter(head))
-    monkeypatch.setattr(compiled_step.Eagle3Step, "forward", reading)
-    out = decode(target, drafter=Eagle3Drafter(head), compile=True)
-    assert torch.equal(out.sequences, eager.sequences)
-    assert out.stats.accepted == eager.stats.accepted
-    (made,) = out.stats.compiled.drafts
-    assert "cannot be recorded" in made.without_cuda_graphs
-    assert (made.eager, made.replayed) == ("", 0)
-    assert any("Eagle3Step runs without CUDA graphs" in note for note in out.stats.notes)

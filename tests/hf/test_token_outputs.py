@@ -87,15 +87,6 @@ def test_a_sequence_that_ended_goes_on_with_padding(cache):
         assert_close(got, want, inputs["attention_mask"])
 
 
-def test_processors_change_scores_and_not_logits():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    kwargs = settings(no_repeat_ngram_size=2, repetition_penalty=1.2)
-    want = model.generate(**inputs, **kwargs)
-    got = decode("custom_generate", model, inputs, hf_models.perturbed("llama"), **kwargs)
-    assert_close(got, want, inputs["attention_mask"])
-    assert not torch.equal(got.scores[3], got.logits[3])
-
-
 @pytest.mark.parametrize("rule", ["token", "match"])
 def test_sampled_scores_are_those_of_the_filters(rule):
     """Plain sampling cannot be told to draw the same text, so its warpers run over the logits."""

@@ -3,23 +3,11 @@
 import numpy as np
 from hf.test_generate import NEW, run
 from specdec_hf import Candidates, TokenRecyclingDrafter, TreeSpec
-from specdec_hf.drafters.trees.host_tree import ROOT, HostTree
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of
 
 WIDE = TreeSpec.branching((3, 2, 1))
-
-
-def test_paths_of_a_tree_share_their_common_prefix():
-    tree = HostTree(limit=3)
-    assert tree.path([5, 6, 7, 8]) == [0, 1, 2]
-    assert tree.path([5, 9]) == [0, 3]
-    assert tree.child(ROOT, 6) == 4
-    assert tree.child(2, 8) is None
-    assert tree.tokens == [5, 6, 7, 9, 6]
-    assert tree.parents == [ROOT, 0, 1, 0, ROOT]
-    assert tree.depths == [1, 2, 3, 2, 1]
 
 
 class Context:

@@ -6,9 +6,6 @@ import pytest
 from hf.test_generate import NEW, RAGGED, EndsWith, run
 from hf.test_hf_arguments import PROCESSED
 from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, generate
-from specdec_hf.decode import rounds
-from specdec_hf.decode.begin import begin
-from specdec_hf.hf_arguments.prepare import prepare_call
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.hf_trees import drafters
@@ -18,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("new_tokens", [1, 2, 3, 7])
-@pytest.mark.parametrize("kind", ["branching", "two models", "eagle", "trie of models"])
+@pytest.mark.parametrize("new_tokens", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["branching", "eagle", "trie of models"])
 def test_max_new_tokens_is_exact(kind, new_tokens):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
     drafter, tree = drafters("gemma2")[kind]
@@ -31,12 +28,12 @@ def test_max_new_tokens_is_exact(kind, new_tokens):
     assert all(one.drafted == 0 for one in got.stats.sequences) == (new_tokens <= 2)
 
 
-@pytest.mark.parametrize("kind", ["branching", "two models", "eagle", "trie of all"])
+@pytest.mark.parametrize("kind", ["two models", "trie of all"])
 def test_end_of_sequence_inside_a_tree_ends_the_text(kind):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
     drafter, tree = drafters("gemma2")[kind]
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
-    for at in (2, 5, 9):
+    for at in (2, 5):
         ends = [int(free[0, at]), int(free[-1, at + 4])]
         kwargs = {"max_new_tokens": NEW, "eos_token_id": ends, "pad_token_id": hf_models.PAD}
         expected = model.generate(**inputs, do_sample=False, **kwargs)
@@ -74,14 +71,9 @@ def test_the_context_ends_generation(kind):
 def test_a_drafter_unlike_the_target_changes_nothing(kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
     drafter = hf_models.unlike(kind)
-    expected = model.generate(**inputs, max_new_tokens=40, do_sample=False)
-    for one, tree in (
-        (drafter, None),
-        (drafter, (2, 2)),
-        ([drafter, model], (2, 2)),
-        (drafter, EagleTree(3, 3)),
-    ):
-        got = run(model, inputs, drafter=one, tree=tree, max_new_tokens=40)
+    expected = model.generate(**inputs, max_new_tokens=24, do_sample=False)
+    for one, tree in ((drafter, (2, 2)), (drafter, EagleTree(3, 3))):
+        got = run(model, inputs, drafter=one, tree=tree, max_new_tokens=24)
         assert got.sequences.tolist() == expected.tolist()
         assert got.stats.accepted > 0 or kind != "bfloat16"
         if kind == "short context" and one is drafter:
@@ -93,7 +85,7 @@ def test_a_drafter_unlike_the_target_changes_nothing(kind):
 @pytest.mark.parametrize("kind", ["branching", "trie of all"])
 def test_logits_processors_see_the_path_to_each_node(case, kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    kwargs = {"max_new_tokens": NEW, "pad_token_id": hf_models.PAD, **PROCESSED[case]}
+    kwargs = {"max_new_tokens": 12, "pad_token_id": hf_models.PAD, **PROCESSED[case]}
     expected = model.generate(**inputs, do_sample=False, **kwargs)
     drafter, tree = drafters("llama")[kind]
     got = run(model, inputs, drafter=drafter, tree=tree, **kwargs)
@@ -110,7 +102,9 @@ def test_a_grammar_never_sees_a_forbidden_path():
             raise KeyError(f"no state after {generated}")
         return [(int(ids[-1]) + 1) % 67, (int(ids[-1]) + 2) % 67]
 
-    kwargs = {"do_sample": True, "prefix_allowed_tokens_fn": allowed, "seed": 3}
+    kwargs = {
+        "do_sample": True, "prefix_allowed_tokens_fn": allowed, "seed": 3, "max_new_tokens": 12,
+    }  # fmt: skip
     plain = run(model, inputs, **kwargs)
     got = run(
         model, inputs, drafter=model, tree=(8, 4), rule="target_only", **kwargs
@@ -119,7 +113,7 @@ def test_a_grammar_never_sees_a_forbidden_path():
 
 
 def test_the_returned_cache_continues_in_plain_generate():
-    for name in ("llama", "gemma2"):
+    for name in ("gemma2",):
         model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
         whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
         drafter, tree = drafters(name)["two models"]
@@ -138,31 +132,6 @@ def test_the_returned_cache_continues_in_plain_generate():
             past_key_values=first.past_key_values, max_new_tokens=NEW - 7, do_sample=False,
         )  # fmt: skip
         assert rest.tolist() == whole.tolist()
-
-
-def test_lengths_count_committed_tokens():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    for kind in ("branching", "two models", "eagle"):
-        drafter, tree = drafters("llama")[kind]
-        decoder = SpeculativeDecoder(drafter, tree=tree, guard=False)
-        call = prepare_call(model, **inputs, max_new_tokens=NEW, do_sample=False)
-        session = begin(model, call, decoder.options)
-        while not session.done:
-            before = session.history.lengths.copy()
-            steps = rounds.step(session)
-            assert (session.cache.lengths == session.history.lengths - 1).all()
-            grown = session.history.lengths - before
-            assert [len(s.tokens) for s in steps] == grown[grown > 0].tolist()
-            if session.stats.rounds == 1:  # it reads the prompt and drafts nothing
-                continue
-            inner = session.drafter
-            caches = [inner._draft] if kind == "eagle" else inner._drafts
-            for draft in caches:
-                assert (draft.cache.lengths < session.history.lengths)[session.history.active].all()
-            # Committed tokens that were fed stay in the cache: it lacks one or two tokens.
-            missing = (session.history.lengths - caches[0].cache.lengths)[session.history.active]
-            if kind != "two models" and len(missing):
-                assert missing.max() <= 2
 
 
 def test_a_call_makes_one_forward_of_the_target_a_round():
@@ -197,7 +166,7 @@ def test_streams_and_custom_generate_equal_generate():
 
 def test_a_perfect_drafter_is_always_accepted():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    for rule in ("greedy", "match", "multi_draft_wor", "multi_draft", "traversal"):
+    for rule in ("greedy", "multi_draft_wor", "traversal"):
         out = run(
             model, inputs, drafter=model, tree=(2, 1, 1), do_sample=rule != "greedy", seed=2,
             rule=rule, temperature=0.8, top_k=0, max_new_tokens=25,
@@ -208,7 +177,7 @@ def test_a_perfect_drafter_is_always_accepted():
         assert out.stats.draft_acceptance_rate == pytest.approx(0.5, abs=0.06)
 
 
-@pytest.mark.parametrize(("rule", "most"), [("traversal", 2), ("multi_draft", 4)])
+@pytest.mark.parametrize(("rule", "most"), [("traversal", 2), ("multi_draft", 4), ("k_seq", 4)])
 def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them(rule, most):
     """Siblings of a small vocabulary are often equal; only traversal keeps their children apart."""
     model, drafter = (hf_models.build("llama", seed=s, vocab_size=5) for s in (0, 1))

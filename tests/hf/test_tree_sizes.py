@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from specdec_hf import Drafter, History, TrieTree
-from specdec_hf.drafters.trees.node_budget import NodeBudget
-from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_hf.schedules.base import ScheduleContext
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import OptimalSchedule
-from support import hf_models
 
 DEPTH, NODES, DRAFT = 5, 32, 0.004
 MACHINES = {
@@ -108,37 +102,3 @@ def test_nodes_that_padding_would_take_are_taken():
         costs.observe(DEPTH, nodes, DRAFT, seconds)
     taken = schedule.nodes(DEPTH, values_of(0.7))
     assert 1 + taken in (8, 16)
-
-
-def test_ended_sequences_have_no_say_and_those_without_drafts_do():
-    """Through the drafter, which knows both."""
-    asked = []
-
-    def nodes(depth, values):
-        asked.append(values)
-        return values.shape[1]
-
-    drafter = TrieDrafter([Chains()], TrieTree(1, 3, 4))
-    context = SimpleNamespace(
-        model=hf_models.tiny("llama"),
-        batch_size=3,
-        rule="greedy",
-        nodes=nodes,
-        note=print,
-    )
-    drafter._context, drafter._budget = context, NodeBudget([0], 3)
-    drafter._sources[0].context = context
-    tokens, lengths = np.zeros((3, 8), dtype=np.int64), np.array([4, 4, 4])
-    history = History(tokens, lengths, np.array([True, False, True]))
-    drafter.propose(history, np.array([3, 0, 3]))
-    (values,) = asked
-    assert values.shape == (2, 3)
-    assert values[0].all()
-    assert not values[1].any()
-
-
-class Chains(Drafter):
-    """Drafts for the first sequence alone."""
-
-    def propose(self, history, gamma):
-        return [[5, 6, 7], [], []]

@@ -15,31 +15,22 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma2"])
-def test_greedy_equals_model_generate(name, lengths, kind):
-    model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
-    drafter, tree = drafters(name)[kind]
-    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    got = run(model, inputs, drafter=drafter, tree=tree)
-    torch.testing.assert_close(got.sequences, expected, rtol=0, atol=0)
-    assert got.stats.rule == "greedy"
-    if "lookup" not in kind:
-        assert got.stats.accepted > 0, "a drafter that is never right proves little"
-
-
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_rules_without_acceptance_uniforms_equal_plain_sampling(name, kind):
-    """Rules match and target_only draw the target's token whatever the tree is."""
+def test_rules_without_acceptance_uniforms_equal_plain_decoding(name, kind):
+    """Greedy, match and target_only take the target's token whatever the tree is."""
     model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
     drafter, tree = drafters(name)[kind]
-    for rule, alone in (("match", "match"), ("target_only", "token")):
-        plain = run(model, inputs, rule=alone, **SAMPLED)
-        got = run(model, inputs, drafter=drafter, tree=tree, rule=rule, **SAMPLED)
-        torch.testing.assert_close(got.sequences, plain.sequences, rtol=0, atol=0)
+    for rule, settings in (
+        ("greedy", {"do_sample": False, "max_new_tokens": 12}),
+        ("match", {**SAMPLED, "max_new_tokens": 8}),
+        ("target_only", {**SAMPLED, "max_new_tokens": 8}),
+    ):
+        plain = run(model, inputs, rule="token" if rule == "target_only" else rule, **settings)
+        got = run(model, inputs, drafter=drafter, tree=tree, rule=rule, **settings)
+        assert got.sequences.tolist() == plain.sequences.tolist()
         torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
+        if rule == "greedy" and "lookup" not in kind:
+            assert got.stats.accepted > 0, "a drafter that is never right proves little"
 
 
 @pytest.mark.covering(test=1)
@@ -57,9 +48,9 @@ def test_traversal_of_a_chain_is_rule_block(name, lengths):
 
 SAMPLED_RULES = [
     ("branching", "multi_draft_wor"),
-    ("branching", "top_k_plus_one"),
-    ("branching", "k_seq"),
-    ("branching", "traversal"),
+    pytest.param("branching", "top_k_plus_one", marks=pytest.mark.full),
+    pytest.param("branching", "k_seq", marks=pytest.mark.full),
+    pytest.param("branching", "traversal", marks=pytest.mark.full),
     ("two models", "traversal"),
     ("trie of models", "multi_draft"),
 ]
@@ -69,7 +60,7 @@ SAMPLED_RULES = [
 def test_a_sequence_does_not_depend_on_its_batch(kind, rule):
     drafter, tree = drafters("llama")[kind]
     stats = assert_independent_of_batch(
-        lambda: drafter, hf_models.tiny("llama"), NEW, **{**SAMPLED, "rule": rule, "tree": tree}
+        lambda: drafter, hf_models.tiny("llama"), 12, **{**SAMPLED, "rule": rule, "tree": tree}
     )
     assert stats.rule == rule
     assert stats.accepted > 0
@@ -91,22 +82,28 @@ def test_a_sequence_does_not_depend_on_others_beyond_the_drafters_context(tree, 
     assert together.stats.sequences[1].drafted == got.stats.sequences[0].drafted > 0
 
 
-# Rules target_only and match give the text of plain sampling itself, as tested above.
+# Rules target_only and match give the text of plain sampling itself, as tested above. The rules
+# differ in their ops, whose distributions are exact, and share the loop.
 DISTRIBUTION_CASES = [
     ((3, 2), "multi_draft_wor", 3.0),  # near 1, children of another temperature could go unseen
-    ((2, 2), "multi_draft", 1.3),
-    ((3, 2), "top_k_plus_one", 0.4),
-    ((2, 2), "k_seq", 1.3),
-    ((2, 2), "traversal", 1.3),
     ("two", "traversal", 1.3),
+    *(
+        pytest.param(*case, marks=pytest.mark.full)
+        for case in (
+            ((2, 2), "multi_draft", 1.3),
+            ((3, 2), "top_k_plus_one", 0.4),
+            ((2, 2), "k_seq", 1.3),
+            ((2, 2), "traversal", 1.3),
+        )
+    ),
 ]
 
 
-def text_p_value(tree, rule, temperature=1.3):
+def text_p_value(tree, rule, temperature=1.3, texts=1000):
     small = [hf_models.build("llama", vocab_size=VOCAB, seed=seed) for seed in (1, 2)]
     drafter, layout = (small, (2, 1)) if tree == "two" else (small[0], tree)
     return joint_p_value(
-        drafter, rule, texts=1500, temperature=temperature, top_k=3, gamma=None, tree=layout
+        drafter, rule, texts=texts, temperature=temperature, top_k=3, gamma=None, tree=layout
     )
 
 
@@ -115,7 +112,7 @@ def test_the_distribution_of_the_text_is_the_targets(tree, rule, temperature):
     assert text_p_value(tree, rule, temperature) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("rule", ["multi_draft", "traversal"])
+@pytest.mark.parametrize("rule", ["traversal", pytest.param("multi_draft", marks=pytest.mark.full)])
 def test_noise_that_depends_on_the_position_alone_is_detected(rule, monkeypatch):
     """Negative control: siblings share their noise, and the next round draws with it again."""
 
@@ -141,7 +138,7 @@ def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
     inputs["input_ids"][1] = inputs["input_ids"][0]
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    for rule in ("multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal"):
+    for rule in ("multi_draft_wor", "traversal"):
         mixed = run(
             model, inputs, drafter=hf_models.perturbed("llama"), tree=(3, 2), do_sample=True,
             seed=5, temperature=[0.0, 0.7], top_k=[0, 20], rule=rule,

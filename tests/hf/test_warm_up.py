@@ -94,6 +94,7 @@ def assert_warm(call, graphs):
     assert packed == []
 
 
+@pytest.mark.build
 def test_the_second_call_after_a_long_prompt_makes_no_graphs(traced_only):
     """The prompt is read eagerly, with hidden states, for which Transformers changes the model."""
     model = build("llama", layers=1)
@@ -122,7 +123,7 @@ def test_what_transformers_notes_on_a_model_does_not_count_as_a_change(name, mon
     assert_warm(compiled_call(model, 9), graphs=0)
 
 
-@pytest.mark.full  # the next test is about calls whose layers are not traced
+@pytest.mark.build
 @pytest.mark.slow
 def test_the_calls_after_warm_up_make_no_graphs(traced_only):
     """Four for the target: for one token and for several, of a sequence and of a batch."""

@@ -137,11 +137,6 @@ def test_the_building_reports_its_progress_and_can_be_ended():
         Corpus(np.arange(9), progress=stop)
 
 
-def test_suffixes_of_another_length_are_named():
-    with pytest.raises(ValueError, match=r"suffixes must be \[n\] = \[5\], got \[4\]"):
-        Corpus(np.arange(5), np.arange(4, dtype=np.int32))
-
-
 def test_tokens_that_are_not_aligned_are_copied():
     tokens = np.arange(9, dtype=np.int32)
     unaligned = np.frombuffer(b"x" + tokens.tobytes(), np.int32, offset=1)

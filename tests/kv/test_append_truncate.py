@@ -31,16 +31,12 @@ CASES = {
 }
 
 
-def _named(op):
-    return [pytest.param(n, c, id=f"{n}-{c}") for n, c in kv_cases.each(CASES[op])]
-
-
-@pytest.mark.parametrize(("ops", "case"), _named("kv_append_"), indirect=["ops"])
+@pytest.mark.parametrize(("ops", "case"), kv_cases.each(CASES["kv_append_"]), indirect=["ops"])
 def test_append_leaves_the_bytes_of_the_reference(ops, case):
     check(ops("kv_append_"), case)
 
 
-@pytest.mark.parametrize(("ops", "case"), _named("kv_truncate_"), indirect=["ops"])
+@pytest.mark.parametrize(("ops", "case"), kv_cases.each(CASES["kv_truncate_"]), indirect=["ops"])
 def test_truncate_leaves_the_bytes_of_the_reference(ops, case):
     check(ops("kv_truncate_"), case)
 

@@ -27,9 +27,7 @@ from specdec_kernels.testing import Case
 
 MOVES = [op for op in CACHE_OPS if op not in ("kv_append_", "kv_truncate_")]
 CASES = [*(c for op in MOVES for c in testing.cases(op)), *kv_path_cases.move_cases()]
-
-
-NAMED = [pytest.param(n, c, id=f"{n}-{c.op}{c}") for n, c in kv_cases.each(CASES)]
+NAMED = kv_cases.each(CASES, of="{provider}-{op}{case}")
 FAST = pytest.mark.parametrize("ops", [n for n in PROVIDERS if n != "triton"], indirect=True)
 
 

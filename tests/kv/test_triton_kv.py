@@ -87,7 +87,10 @@ def test_a_captured_graph_writes_the_same_table_that_is_copied_otherwise():
             assert a[1:] == b[1:]
 
 
-@pytest.mark.parametrize(("block", "blocks"), [(16, 1), (16, 3), (4, 40)])
+@pytest.mark.parametrize(
+    ("block", "blocks"),
+    [(16, 3), *(pytest.param(*x, marks=pytest.mark.full) for x in ((16, 1), (4, 40)))],
+)
 def test_programs_stride_over_words_beyond_the_grid(block, blocks, monkeypatch):
     monkeypatch.setattr(kv_table, "BLOCK", block)
     monkeypatch.setattr(kv_table, "MAX_BLOCKS", blocks)

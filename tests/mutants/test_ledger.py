@@ -65,11 +65,13 @@ def test_every_name_occurs_once():
     assert [name for name, n in Counter(one.name for one in LEDGER).items() if n > 1] == []
 
 
+@pytest.mark.slow
 def test_a_fault_that_its_tests_find_is_killed(tree):
     assert tree.outcome(mutant()) == (KILLED, "test_half.py::test_of_four")
     assert (tree.root / "half.py").read_text() == SOURCE
 
 
+@pytest.mark.slow
 def test_a_fault_that_one_of_its_tests_does_not_find_survives(tree):
     state, which = tree.outcome(
         mutant(killed_by=["test_half.py::test_of_four", "test_half.py::test_of_zero"])
@@ -77,6 +79,7 @@ def test_a_fault_that_one_of_its_tests_does_not_find_survives(tree):
     assert (state, which) == (SURVIVED, "test_half.py::test_of_zero passed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

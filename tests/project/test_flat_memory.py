@@ -52,7 +52,7 @@ print(json.dumps(growth))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.build  # takes seconds
 @pytest.mark.parametrize("calls", [10_000, pytest.param(100_000, marks=pytest.mark.full)])
 def test_the_resident_set_is_flat_over_many_calls_of_every_op(calls):
     """With strings in the schemas it grew by 52 bytes for each string of a verifier's call."""

@@ -12,7 +12,7 @@ import pytest
 import specdec_kernels as sk
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.build,  # a process that loads torch
     pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork"),
 ]
 

@@ -10,8 +10,7 @@ import specdec_kernels
 from specdec_kernels import _library, reference
 from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.draft import DraftArguments
-from specdec_kernels.arguments.sample import SampleArguments, SamplingArguments
+from specdec_kernels.arguments.sample import SampleArguments
 from specdec_kernels.arguments.tree import TreeArguments
 
 RECORDS = {"sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments}
@@ -24,19 +23,6 @@ def schema(op):
 @pytest.mark.parametrize("op", RECORDS)
 def test_a_record_of_arguments_has_the_names_of_the_schema(op):
     assert list(RECORDS[op]._fields) == [a.name for a in schema(op).arguments]
-
-
-@pytest.mark.parametrize("op", RECORDS)
-def test_a_record_hands_on_its_sampling_parameters_by_name(op):
-    arguments = RECORDS[op](**{name: name for name in RECORDS[op]._fields})
-    assert arguments.sampling == SamplingArguments(*SamplingArguments._fields)
-
-
-@pytest.mark.parametrize("op", ["verify_chain", "verify_tree"])
-def test_a_record_hands_on_its_draft_by_name(op):
-    arguments = RECORDS[op](**{name: name for name in RECORDS[op]._fields})
-    names = ["draft", *(f"draft_{name}" for name in DraftArguments._fields[1:])]
-    assert list(arguments.draft_arguments) == names
 
 
 NOT_OPS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}

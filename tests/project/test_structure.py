@@ -207,11 +207,6 @@ def test_one_file_of_the_plugin_names_what_it_uses_of_vllm():
             assert not {n for n in imports(path) if n.split(".")[0] == "vllm"}
 
 
-def test_every_folder_of_the_loop_has_its_place():
-    folders = {path.parent.name for path in LOOP_FOLDER.glob("*/__init__.py")}
-    assert folders == {*LOOP, "cli"}
-
-
 def test_the_documents_list_the_folders_of_the_loop():
     text = (ROOT / "docs/design/loop.md").read_text()
     rows = re.findall(r"^\| `([\w/]+)/` \| [^|]+ \| ([^|]*)\|$", text, re.MULTILINE)
@@ -219,6 +214,7 @@ def test_the_documents_list_the_folders_of_the_loop():
     packages = LOOP_FOLDER.glob("*/**/__init__.py")
     assert listed.keys() == {path.parent.relative_to(LOOP_FOLDER).as_posix() for path in packages}
     assert {folder: listed[folder] for folder in LOOP} == LOOP
+    assert {folder for folder in listed if "/" not in folder} == {*LOOP, "cli"}
 
 
 def test_the_loop_does_not_know_the_drafters_of_heads():
@@ -232,11 +228,6 @@ def test_no_module_imports_in_a_circle():
     graph = import_graph()
     assert graph["specdec_kernels"] >= {"specdec_kernels._library"}
     assert not circles(graph)
-
-
-def test_the_search_for_circles_finds_one():
-    graph = {"a": {"b", "d"}, "b": {"c"}, "c": {"b"}, "d": set()}
-    assert circles(graph) == [["b", "c", "b"]]
 
 
 # Files.
@@ -274,11 +265,7 @@ def test_an_op_has_the_same_file_name_in_every_language(op):
     for part, paths in files_of(where).items():
         found = [p for p in paths if (ROOT / p).exists()]
         assert found, f"{op} ({where}) has none of {paths} in {part}"
-
-
-@pytest.mark.parametrize("op", _library.OPS)
-def test_the_binding_of_an_op_registers_it_in_its_own_file(op):
-    paths = [ROOT / p for p in files_of(_library.OPS[op])["torch"]]
-    (text,) = [p.read_text() for p in paths if p.exists()]
-    assert re.search(rf"\b{op}\b", text)
-    assert "m.def(" in text
+        if part == "torch":
+            (text,) = [(ROOT / p).read_text() for p in found]
+            assert re.search(rf"\b{op}\b", text)
+            assert "m.def(" in text

@@ -11,7 +11,6 @@ import pytest
 from support.providers import assert_outputs_close, assert_outputs_equal
 
 import specdec_kernels
-from specdec_kernels import testing
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +20,7 @@ from specdec_kernels import testing
 out = {
     (case.op, case.id): [t.float() if t.dtype == torch.bfloat16 else t for t in
               testing.providers(case.op)["cpp"](*case.args())]
-    for op in OPS for case in testing.cases(op, heavy=True)
+    for op in OPS for case in testing.cases(op, heavy=HEAVY)
 }
 pickle.dump((specdec_kernels.cpu_capability(), out), sys.stdout.buffer)
 """
@@ -29,21 +28,19 @@ OPS = ("sample", "verify_chain", "verify_tree", "expand_tree")
 LEVELS = ["plain", "avx2", "avx512"]
 
 
-@pytest.fixture(scope="module")
-def results():
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.full)])
+def results(request):
+    """With or without the largest cases: the outputs of each instruction set, by op and case."""
     found = {}
     for level in LEVELS:
         env = {**os.environ, "SPECDEC_CPU_CAPABILITY": level, "TRITON_INTERPRET": "0"}
         done = subprocess.run(
-            [sys.executable, "-c", f"OPS = {OPS}\n{CODE}"], env=env, capture_output=True, check=True
-        )
+            [sys.executable, "-c", f"OPS, HEAVY = {OPS}, {request.param}\n{CODE}"],
+            env=env, capture_output=True, check=True,
+        )  # fmt: skip
         capability, outputs = pickle.loads(done.stdout)
         found[capability] = outputs
     return found
-
-
-def cases():
-    return [case for op in OPS for case in testing.cases(op, heavy=True)]
 
 
 def test_every_set_up_to_the_widest_can_be_asked_for(results):
@@ -53,13 +50,12 @@ def test_every_set_up_to_the_widest_can_be_asked_for(results):
 
 def test_plain_agrees_with_the_widest(results):
     widest = results[specdec_kernels.cpu_capability()]
-    for case in cases():
-        assert_outputs_close(case.op, results["plain"][case.op, case.id], widest[case.op, case.id])
+    for at, outputs in widest.items():
+        assert_outputs_close(at[0], results["plain"][at], outputs)
 
 
 def test_avx2_and_avx512_agree_bit_for_bit(results):
     if "avx512" not in results:
         pytest.skip("this processor has no AVX-512")
-    for case in cases():
-        at = (case.op, case.id)
-        assert_outputs_equal(case.op, results["avx2"][at], results["avx512"][at])
+    for at, outputs in results["avx2"].items():
+        assert_outputs_equal(at[0], outputs, results["avx512"][at])

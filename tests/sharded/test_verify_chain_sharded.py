@@ -11,23 +11,26 @@ from specdec_kernels.testing.chain import chain_case
 
 EXACT = ("greedy", "match")
 SETTINGS = [
-    (rule, filters)
-    for rule in SHARDED_RULES
-    for filters in ("off", "warm", "scalar", "tensor", "topk", "topp", "minp")
-    if rule != "greedy" or filters == "off"  # it reads no parameter
+    ("greedy", "off"),
+    *(("token", filters) for filters in ("off", "topk", "tensor")),
+    *(("block", filters) for filters in ("off", "topp", "minp")),
+    *(("match", filters) for filters in ("scalar", "tensor")),
 ]
 # Vocabulary, ranks, and where the shards start: uneven, of one token, not in the order of ranks,
 # and empty where two start at once.
 SPLITS = ((131, 3, (0, 130, 1)), (29, 4, (25, 2, 0, 2)))
 NOT_SERVED = {"probs", "typical", "lenient", "synthetic", "mapped", "wide", "narrow"}
-# The large ones are worked on a few sequences at a time.
+# What no random case below has. The large ones are worked on a few sequences at a time.
+EDGES = {"B0", "g0", "V1", "bf16", "f16", "sampled", "sparse", "limits"}
 SERVED = [
-    c for c in testing.cases("verify_chain", heavy=True) if not NOT_SERVED & {*c.id.split("-")}
+    pytest.param(c, marks=[pytest.mark.full] * (c.heavy or not EDGES & words), id=c.id)
+    for c in testing.cases("verify_chain", heavy=True)
+    if not NOT_SERVED & (words := {*c.id.split("-")})
 ]
 cpp = provider("verify_chain", "cpp")
 
 
-@pytest.mark.parametrize("case", SERVED, ids=str)
+@pytest.mark.parametrize("case", SERVED)
 def test_each_case_of_the_op_has_the_verdict_of_the_op(ranks, case):
     args = case.args()
     assert_outputs_close("verify_chain", sharded_provider(ranks, 3)(*args), cpp(*args))
@@ -50,11 +53,11 @@ def test_a_thousand_random_cases_equal_the_unsharded_op(ranks, rule, filters):
     assert differing <= (0 if rule in EXACT else 1)
 
 
-@pytest.mark.parametrize("rule", SHARDED_RULES)
+@pytest.mark.parametrize("rule", ["token", "match"])
 def test_the_bits_do_not_depend_on_the_number_of_ranks(ranks, rule):
     case = chain_case(200, 3, 131, rule=rule, filters="tensor")
     want = sharded_provider(ranks, 1)(*case.args())
-    for size, starts in ((2, None), (2, (1, 0)), (3, (0, 100, 101)), (4, (0, 9, 9, 131))):
+    for size, starts in ((2, (1, 0)), (4, (0, 9, 9, 131))):
         assert_outputs_equal(
             "verify_chain", sharded_provider(ranks, size, starts)(*case.args()), want
         )
@@ -66,45 +69,33 @@ def test_the_bits_do_not_depend_on_the_number_of_ranks(ranks, rule):
 def test_ranks_without_entries_change_no_bit(ranks, rule, draft):
     for layout in ("dense", "ragged"):
         case = chain_case(
-            60, 3, 29, rule=rule, draft=draft, filters="tensor", layout=layout, limits=True
+            30, 3, 29, rule=rule, draft=draft, filters="tensor", layout=layout, limits=True
         )
         args = case.args()
         want = sharded_provider(ranks, 2)(*args)
         assert_outputs_close("verify_chain", want, cpp(*args))
-        for starts in ((0, 0, 15), (15, 29, 0), (0, 29, 15, 15), (29, 29, 0, 29)):
+        for starts in ((15, 29, 0), (0, 29, 15, 15)):
             got = sharded_provider(ranks, len(starts), starts)(*args)
             assert_outputs_equal("verify_chain", got, want)
 
 
-@pytest.mark.parametrize(
-    ("rule", "draft"),
-    [
-        ("token", "sampled"),
-        ("block", "none"),
-        pytest.param("token", "sparse", marks=pytest.mark.full),
-        pytest.param("block", "full", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize(("rule", "draft"), [("token", "sampled")])
 def test_the_emitted_tokens_have_the_targets_distribution(ranks, rule, draft):
     """Every tuple of drafts and every cell of the uniforms, with the vocabulary on three ranks."""
     filters = {"temperature": 0.8, "top_k": 2, "top_p": 0.95}
-    of_draft = {"temperature": 1.2, "top_k": 2} if draft == "sampled" else None
+    of_draft = {"temperature": 1.2, "top_k": 2}
     toy = ToyChain(draft=draft, rule=rule, seed=3, target_filters=filters, draft_filters=of_draft)
     assert_target_distribution(toy.realized(sharded_provider(ranks, 3)), toy)
-
-
-def exchanged(ranks, vocab, **options):
-    args = chain_case(8, 3, vocab, **options).args()
-    counted = ranks.run(4, count_bytes, args)
-    assert len(set(counted)) == 1
-    return counted[0]
 
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("filters", ["off", "tensor"])
 @pytest.mark.parametrize("rule", SHARDED_RULES)
 def test_exchanged_bytes_do_not_depend_on_the_vocabulary(ranks, rule, filters):
-    small = exchanged(ranks, 40, rule=rule, filters=filters)
-    assert exchanged(ranks, 4000, rule=rule, filters=filters) == small
+    small, large = (
+        ranks.run(4, count_bytes, chain_case(8, 3, vocab, rule=rule, filters=filters).args())
+        for vocab in (40, 4000)
+    )
+    assert large == small == [small[0]] * 4
     logits = 32 * 4000 * 4 // 4  # what a rank hands out to gather the logits of 32 rows
-    assert small[1] < logits
+    assert small[0][1] < logits

@@ -28,7 +28,7 @@ def test_agrees_with_the_reference_in_every_order_of_threads(simt, case, order):
     assert_outputs_equal(OP, got, testing.providers(OP)["reference"](*case.args()))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_more_sequences_than_the_grid_holds(simt):
     """A grid has at most 65536 blocks."""
     n = 65_538

@@ -53,6 +53,7 @@ def test_a_sequence_larger_than_the_grid(append, truncate):
     check(truncate, kv_cases.truncate("wide", [(1, 900, 65)], [900, 880], [0, 7], half))
 
 
+@pytest.mark.full
 def test_more_sequences_than_the_grid_holds(append, truncate):
     """The z dimension of a grid ends at 65535."""
     n = 65_540

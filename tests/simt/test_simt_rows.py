@@ -88,6 +88,7 @@ def test_all_groups_share_the_row_to_draw_from(simt, gamma, acceptance, order):
     assert_outputs_equal("verify_chain", got, want)
 
 
+@pytest.mark.full
 def test_a_draft_has_one_logprob_however_it_is_tested(simt):
     """By itself, or from its entry alone. One in a thousand differs if one of them rounds again."""
     case = chain_case(2000, 1, 67, kind="probs", acceptance=0.95)

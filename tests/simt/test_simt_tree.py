@@ -45,7 +45,17 @@ def test_agrees_with_the_cpu_kernels(simt, case):
     assert_outputs_close("verify_tree", outputs(simt, args), want)
 
 
-@pytest.mark.parametrize("case", SMALL[::2] + LARGE, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(c, marks=[] if i % 3 else pytest.mark.full) for i, c in enumerate(SMALL)),
+        *(
+            pytest.param(c, marks=[] if i in (1, 2) else pytest.mark.full)
+            for i, c in enumerate(LARGE)
+        ),
+    ],
+    ids=str,
+)
 def test_every_group_size_and_device_gives_the_same_bits(simt, case):
     args = case.args()
     want = outputs(simt, args, group=1)
@@ -72,9 +82,13 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
     assert_outputs_equal("verify_tree", outputs(simt, args, group=2, fill=fill), want)
 
 
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("n", [1, 31, 32, 33, 700])
-@pytest.mark.parametrize("rule", ["target_only", "multi_draft_wor", "traversal"])
+@pytest.mark.parametrize(
+    ("rule", "n"),
+    [
+        *(("target_only", 1), ("multi_draft_wor", 31), ("traversal", 32), ("traversal", 33)),
+        *(("multi_draft_wor", 700), pytest.param("traversal", 700, marks=pytest.mark.full)),
+    ],
+)
 def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
     case = tree_case(1, n, 23, rule=rule, rows="shared", draft="sparse", acceptance=0.3)
     args = case.args()

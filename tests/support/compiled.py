@@ -13,8 +13,10 @@ def assert_one_graph(
     function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], backend: str = "aot_eager"
 ) -> None:
     """One graph serves the arguments of all calls, and gives what the function gives."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # noqa: PLC0415  # slow
+
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
     frames = []
     for args in calls:

@@ -12,6 +12,7 @@ import itertools
 import random
 import zlib
 
+import pytest
 import torch
 from support import simt_kv
 from support.kv_buffers import (
@@ -45,10 +46,25 @@ SLOW_IN_INTERPRETER = (
 )
 
 
-def each(cases):
-    """(provider, case) pairs; Triton's interpreter gets those that it finishes in seconds."""
+# `make test` leaves these to `make test-all`.
+FULL = {
+    "triton": ("every", "size-", "65-caches", "D1", "D3", "D65", "scales"),
+    "cuda": ("256-caches", "600-caches"),
+}
+
+
+def each(cases, of="{provider}-{case}"):
+    """(provider, case) parameters, named by `of`.
+
+    Triton's interpreter gets those that it finishes in seconds.
+    """
     return [
-        (n, c)
+        pytest.param(
+            n,
+            c,
+            id=of.format(provider=n, op=c.op, case=c),
+            marks=[pytest.mark.full] if c.id.startswith(FULL.get(n, ())) else [],
+        )
         for n in PROVIDERS
         for c in cases
         if n != "triton" or not c.id.startswith(SLOW_IN_INTERPRETER)

@@ -41,19 +41,25 @@ ALL_PROVIDERS = ["reference", *KERNEL_PROVIDERS]
 # Triton's interpreter takes 0.05 to 1 s for each row.
 FAST_PROVIDERS = ["reference", "cpp", *SHIM_PROVIDERS]
 
-# For tests that enumerate a toy model, which takes the reference up to a second each.
-ENUMERATED_PROVIDERS = [pytest.param("reference", marks=pytest.mark.slow), "cpp", *SHIM_PROVIDERS]
+# For tests that enumerate a toy model, which takes the reference up to a second each. `make test`
+# compares the emulator with C++ in tests/simt, and leaves its enumerations to `make test-all`.
+ENUMERATED_PROVIDERS = [
+    pytest.param("reference", marks=pytest.mark.slow),
+    "cpp",
+    *(pytest.param(name, marks=pytest.mark.full) for name in SHIM_PROVIDERS),
+]
 
 
 def enumerated(forms, some):
-    """(provider, *form): all forms for C++, in `make test` only some for the slower providers."""
+    """(provider, *form): all forms for C++, in `make test` only some of them for the reference."""
+    every = {"cpp": forms, "reference": some}
     return [
         pytest.param(
             name,
             *(form if isinstance(form, tuple) else (form,)),
             marks=[
                 *([pytest.mark.slow] if name == "reference" else []),
-                *([pytest.mark.full] if name != "cpp" and form not in some else []),
+                *([pytest.mark.full] if name in SHIM_PROVIDERS or form not in every[name] else []),
             ],
         )
         for name in ("cpp", "reference", *SHIM_PROVIDERS)

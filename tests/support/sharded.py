@@ -16,7 +16,6 @@ from specdec_kernels import SampledDraft, SparseDraft
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.sharded import (
     distribution,
-    match,
     verify_chain,
     verify_chain_sharded,
 )
@@ -126,12 +125,7 @@ def waits_of_host(group, args):
 PLACES = {
     "pack_maxima": (verify_chain, "pack_maxima"),
     "masses": (distribution.RowStats, "masses"),
-    "probs": (distribution.RowStats, "probs"),
-    "choose": (match, "sample"),
-    "find_sequences": (verify_chain, "find_sequences"),
     "draft_on_shard": (verify_chain, "draft_on_shard"),
-    "_measure": (verify_chain, "_measure"),
-    "_verdict": (verify_chain, "_verdict"),
 }
 
 

@@ -74,7 +74,10 @@ TINY = {
     "sampled": dict(tree=[-1, -1], draft="sampled", draft_filters=dict(temperature=0.6, top_k=2)),
 }
 # Settings whose parts the others have too.
-IN_ALL = ("312", "22", "V5", "equal", "bf16", "probs-filtered", "missing", "sampled")
+IN_ALL = (
+    *("312", "22", "V4-zeros", "V5", "equal", "bf16", "probs-filtered", "missing", "sampled"),
+    *("three-of-two-drafters", "max-depth"),
+)
 CASES = [
     pytest.param(r, s, id=f"{r}-{s}", marks=[pytest.mark.full] if s in IN_ALL else [])
     for s, (rules, _) in LOSSLESS.items()
@@ -93,10 +96,10 @@ OF_REFERENCE = {"target_only": "21", "traversal": "21", "k_seq": "21-V2"}
 
 
 def slower():
-    """(provider, rule, setting): one setting of each rule in `make test`."""
+    """(provider, rule, setting): one setting of each rule for the reference in `make test`."""
     for name in ("reference", *SHIM_PROVIDERS):
         for rule in EVERY_RULE:
-            in_test = OF_REFERENCE.get(rule, "3-V4") if name == "reference" else "21-V2"
+            in_test = OF_REFERENCE.get(rule, "3-V4") if name == "reference" else None
             for setting in ("21-V2", "sampled") if rule == "k_seq" else TINY:
                 marks = [] if setting == in_test else [pytest.mark.full]
                 yield pytest.param(name, rule, setting, marks=marks)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from specdec_vllm.parameters import Parameters, filtered, min_p_first
 from specdec_vllm.tensors import (
     dense_drafts,
@@ -39,13 +38,6 @@ def parameters(number, **given):
     )
 
 
-def run(copies, draft_form, rule="token", seed=0, **given):
-    rows, drafts, q, indptr, counts = batch(copies, seed)
-    ids = dense_drafts(drafts, counts.cumsum(0) - counts, counts, max(COUNTS))
-    draft = probabilities(q, (len(counts), max(COUNTS))) if draft_form == "probs" else None
-    return verify(rows, ids, draft, indptr, parameters(len(counts), **given), Acceptance(rule))
-
-
 def test_drafts_of_a_flat_vector_become_columns():
     starts, lengths = torch.tensor([0, 2, 2]), torch.tensor([2, 0, 3])
     dense = dense_drafts(torch.tensor([5, 6, 7, 8, 9]).int(), starts, lengths, 3)
@@ -64,35 +56,6 @@ def test_a_row_without_drafts_gets_the_token_of_plain_sampling(rule):
     verified = verify(rows, empty, None, indptr, given, Acceptance(rule))
     assert verified[:, 0].tolist() == sample_rows(rows, given, rule).tolist()
     assert (verified[:, 1:] == -1).all()
-
-
-@pytest.mark.parametrize("draft_form", ["probs", "one-hot"])
-@pytest.mark.parametrize("rule", ["token", "block", "match"])
-def test_first_tokens_follow_the_target_and_no_other_distribution(draft_form, rule):
-    copies = 4000
-    temperature = torch.tensor([0.7, 1.0, 1.3, 0.9])
-    top_k = torch.tensor([0, 4, 6, 0])
-    tokens = run(
-        copies, draft_form, rule, temperature=temperature.repeat(copies), top_k=top_k.repeat(copies)
-    )
-    rows, _, _, indptr, _ = batch()
-    for b in range(len(COUNTS)):
-        seen = torch.bincount(tokens[b :: len(COUNTS), 0].long(), minlength=V)
-        logits = rows[indptr[b]]
-        if top_k[b]:
-            logits = logits.masked_fill(logits < logits.topk(top_k[b])[0][-1], -torch.inf)
-        expected = (logits / temperature[b]).softmax(-1).double() * copies
-        assert p_value(seen, expected) > 1e-4
-        # The negative control: temperatures that belong to the request before.
-        wrong = (logits / temperature[b - 1]).softmax(-1).double() * copies
-        assert p_value(seen, wrong) < 1e-4
-
-
-def p_value(seen, expected):
-    possible = expected > 0
-    assert not seen[~possible].any()
-    expected = expected[possible] / expected.sum() * seen.sum()
-    return chisquare(seen[possible].numpy(), expected.numpy()).pvalue
 
 
 def test_probabilities_are_read_as_the_op_reads_them():

@@ -75,12 +75,6 @@ def test_drafts_of_no_whole_number_a_request_remain_those_of_vllm_with_one_warni
     ]
 
 
-def test_drafts_do_not_depend_on_the_batch():
-    (together, _), _ = draw("token", range(40))
-    (others, _), _ = draw("token", [30, 4, 17])
-    assert others.tolist() == together[[30, 4, 17]].tolist()
-
-
 def test_greedy_requests_of_a_batch_draft_their_argmax():
     temperature = torch.zeros(40)
     temperature[::2] = 1.0
