@@ -171,9 +171,13 @@ def test_a_model_that_cannot_be_compiled_says_why(change, reason):
     "change",
     [
         lambda model: setattr(model, "lm_head", torch.nn.Linear(32, 67, bias=False)),
+        lambda model: model.resize_token_embeddings(80),
+        lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0),
         lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+        lambda model: model.set_attn_implementation("eager"),
+        lambda model: model.model.layers.insert(1, model.model.layers[1]),
     ],
-    ids=["head", "config"],
+    ids=["head", "embeddings", "attribute", "config", "attention", "layers"],
 )
 def test_a_changed_model_gets_a_new_forward(change, as_they_are):
     model = build("llama")

@@ -66,8 +66,9 @@ def test_the_copy_dies_with_its_target(tmp_path):
     [
         lambda target: target.to(torch.bfloat16),
         lambda target: target.lm_head.weight.copy_(target.lm_head.weight.flip(0)),
+        lambda target: setattr(target.lm_head.weight, "data", target.lm_head.weight.flip(0)),
     ],
-    ids=["converted", "changed in place"],
+    ids=["converted", "changed in place", "given other memory"],
 )
 def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
     target = hf_models.build("llama", layers=3)

@@ -56,9 +56,11 @@ def one_number(target):
     [
         one_number,
         lambda target: target.lm_head.weight.copy_(target.lm_head.weight.flip(0)),
+        lambda target: setattr(target.lm_head.weight, "data", target.lm_head.weight * 2),
+        lambda target: setattr(target.model, "adapter", torch.nn.Parameter(torch.ones(2))),
         lambda target: target.to("meta"),
     ],
-    ids=["number", "order of rows", "not in memory"],
+    ids=["number", "order of rows", "memory", "parameter", "not in memory"],
 )
 def test_a_target_of_other_weights_is_not_served(change, target, head):
     assert shipped.head_for(target) == head
