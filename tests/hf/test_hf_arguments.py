@@ -250,7 +250,10 @@ def test_refused_inputs_are_named():
         ({"input_ids": one.float()}, "input_ids must be int32 or int64"),
         ({"input_ids": one + 96}, r"input_ids must be in \[0, 67\), got ids from 97 to 97"),
         ({"input_ids": one, "attention_mask": one[:, 1:]}, "attention_mask must have the shape"),
-        ({"input_ids": one, "attention_mask": one * 0}, "sequence 0 of input_ids is empty"),
+        (
+            {"input_ids": one.repeat(2, 1), "attention_mask": torch.tensor([[1] * 4, [0] * 4])},
+            "sequence 1 of input_ids is empty",
+        ),
         ({"input_ids": one.expand(1, 4).repeat(1, 64)}, "has 256 tokens, but the model's context"),
         ({"input_ids": one.repeat(2, 1), "streamer": Recorder()}, "streamer needs batch size 1"),
     ]
