@@ -314,6 +314,7 @@ FAULTY = [
 ]
 
 
+@pytest.mark.covering(test=3)
 @pytest.mark.parametrize("rule", ["token", "greedy", "match"])
 @pytest.mark.parametrize("row", FAULTY, ids=["zero", "nan", "negative", "inf"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)

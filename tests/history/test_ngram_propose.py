@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.drafters.context import History
-from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
+from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lookup
 from support.compiled import assert_one_graph
 from support.providers import ALL_PROVIDERS, assert_outputs_equal, provider, provider_cases
 
 import specdec_kernels as sk
+from specdec_kernels import testing
 from specdec_kernels.testing.history import ngram_case
 
 OP = "ngram_propose"
 # (number of ids, longest text): all texts of the providers that are fast, and of the others.
-ALL, FEW = (2, 8), (2, 5)
+ALL, FEW = (3, 7), (2, 5)
 SETTINGS = [(5, 4, 2), (1, 1, 1), (9, 3, 1), (2, 2, 2), (3, 2**62, 3)]  # gamma, max and min n-gram
 
 
@@ -83,6 +84,19 @@ def test_every_text_gets_the_draft_of_the_definition(name, setting):
     check_every_text(provider(OP, name), *(ALL if name in ("reference", "cpp") else FEW), setting)
 
 
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_every_text_gets_the_draft_of_the_drafter(setting):
+    def drafted(history, lengths, gamma, *ngrams):
+        tokens = np.full((len(history), gamma), -1)
+        for b, (row, n) in enumerate(zip(history.numpy(), lengths.tolist(), strict=True)):
+            found = lookup(row[:n], gamma, *ngrams)
+            tokens[b, : len(found)] = found
+        tokens = torch.from_numpy(tokens)
+        return tokens, (tokens >= 0).sum(-1).int()
+
+    check_every_text(drafted, *ALL, setting)
+
+
 # Negative controls: each is wrong in one way.
 
 
@@ -110,6 +124,10 @@ def changed(choose=max, *, wraps=True, overlaps=True, columns=False):
         return tokens, counts
 
     return op
+
+
+def test_the_unchanged_op_of_the_negative_controls_is_right():
+    check_every_text(changed(), *ALL, SETTINGS[0])
 
 
 @pytest.mark.parametrize(
@@ -208,6 +226,15 @@ def test_place_in_the_batch_layout_dtype_and_threads_change_nothing(name):
     assert_outputs_equal(OP, shared, [t[8:].expand(3, *t.shape[1:]) for t in want])
 
 
+def test_many_sequences_are_shared_among_threads():
+    case = ngram_case(70, 1000, 6, ids=9)
+    torch.set_num_threads(1)
+    want = run("cpp", *case.args())
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        assert_outputs_equal(OP, run("cpp", *case.args()), want)
+
+
 @pytest.mark.parametrize("name", [n for n in ALL_PROVIDERS if n != "reference"])
 def test_addresses_beyond_2_to_the_31_elements(name):
     """Two rows that lie so far apart; the memory between them is never touched."""
@@ -233,6 +260,14 @@ def test_the_drafts_are_those_of_prompt_lookup():
     assert 5 < int((counts > 0).sum()) < 40
 
 
+def test_the_defaults_are_those_of_prompt_lookup():
+    drafter = PromptLookupDrafter()
+    history, lengths, gamma, *_ = ngram_case(20, 30, 5, ids=3).args()
+    same = {"max_ngram": drafter.max_ngram, "min_ngram": drafter.min_ngram}
+    want = sk.ngram_propose(history, lengths, gamma=gamma, **same)
+    assert_outputs_equal(OP, sk.ngram_propose(history, lengths, gamma=gamma), want)
+
+
 def a_round(history, lengths, target, gamma):
     drafted = sk.ngram_propose(history, lengths, gamma=gamma)
     verdict = sk.verify_chain(
@@ -249,3 +284,8 @@ def test_a_draft_and_its_verification_compile_as_one_graph_for_all_sizes():
         target = torch.randn(b, gamma + 1, 61, generator=torch.Generator().manual_seed(b))
         calls.append((history, lengths, target, gamma))
     assert_one_graph(a_round, calls)
+
+
+def test_the_cases_find_matches_and_miss_some():
+    drafted = torch.cat([run("cpp", *case.args())[1] > 0 for case in testing.cases(OP)])
+    assert 15 < int(drafted.sum()) < len(drafted) - 10
