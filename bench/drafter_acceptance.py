@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from specdec_hf import (
+    Draft,
     DraftContext,
     Drafter,
     History,
     PromptLookupDrafter,
     SuffixAutomatonDrafter,
-    TreeDrafter,
     TrieTree,
     generate,
 )
@@ -71,10 +71,10 @@ class Counts:
         return 1 + self.accepted / self.rounds
 
 
-def drafters(gamma: int = GAMMA) -> dict[str, Drafter | TreeDrafter]:
+def drafters(gamma: int = GAMMA) -> dict[str, Drafter]:
     """The drafters that are compared, prompt lookup first."""
 
-    def tree(chains: int, *given: Drafter) -> TreeDrafter:
+    def tree(chains: int, *given: Drafter) -> Drafter:
         return TrieDrafter(given, TrieTree(chains, gamma))
 
     return {
@@ -87,7 +87,7 @@ def drafters(gamma: int = GAMMA) -> dict[str, Drafter | TreeDrafter]:
     }
 
 
-def replay(drafter: Drafter | TreeDrafter, text: Text, model: Any, gamma: int = GAMMA) -> Counts:
+def replay(drafter: Drafter, text: Text, model: Any, gamma: int = GAMMA) -> Counts:
     """Count the rounds that the loop would make, and what they would accept."""
     tokens, counts = np.array([text.tokens]), Counts()
     drafter.start(
@@ -112,22 +112,16 @@ def replay(drafter: Drafter | TreeDrafter, text: Text, model: Any, gamma: int = 
 
 
 def _agreeing(
-    drafter: Drafter | TreeDrafter, history: History, wanted: int, rest: NDArray[np.int64]
+    drafter: Drafter, history: History, wanted: int, rest: NDArray[np.int64]
 ) -> tuple[int, int]:
     """How many drafts agree with the text from the root down, and how many there are."""
     if wanted == 0:
         return 0, 0
-    if isinstance(drafter, TreeDrafter):
-        tree = drafter.propose(history, np.array([wanted]))
-        if tree is None:
-            return 0, 0
-        nodes, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
-    else:
-        draft = drafter.propose(history, wanted)
-        if draft is None:
-            return 0, 0
-        nodes = draft.tokens[0].tolist()
-        parents = list(range(-1, len(nodes) - 1))
+    draft: Draft | None = drafter.propose(history, np.array([wanted]))
+    if draft is None:
+        return 0, 0
+    nodes = draft.tokens[0].tolist()
+    parents = range(-1, len(nodes) - 1) if draft.parents is None else draft.parents[0].tolist()
     at, depth = -1, 0
     for n, (token, parent) in enumerate(zip(nodes, parents, strict=True)):
         if parent == at and depth < len(rest) and token == rest[depth]:

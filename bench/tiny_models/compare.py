@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from specdec_hf import SpeculativeDecoder, TrieTree, generate
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.drafter import Draft, Drafter
@@ -44,7 +45,8 @@ class OracleDrafter(Drafter):
     def start(self, context: Any) -> None:
         self.starts = None
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        gamma = int(limits.max())
         if self.starts is None:
             self.starts = history.lengths - 1
         tokens = np.full((len(history.lengths), gamma), -1, dtype=np.int64)

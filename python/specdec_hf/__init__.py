@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specdec_hf.decode.streaming import Step
     from specdec_hf.decode.warm_up import warm_up
     from specdec_hf.drafters.context import Candidates, DraftContext, History
-    from specdec_hf.drafters.drafter import Draft, Drafter
+    from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
     from specdec_hf.drafters.heads.blockwise import BlockwiseDrafter
     from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
     from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from specdec_hf.drafters.models.remote import RemoteDrafter, serve_drafter
     from specdec_hf.drafters.models.text import TextDrafter
     from specdec_hf.drafters.models.vertical_cascade import VerticalCascade
-    from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
     from specdec_hf.drafters.trees.auto import AutoDrafter
     from specdec_hf.drafters.trees.lookahead import LookaheadDrafter
     from specdec_hf.drafters.trees.token_recycling import TokenRecyclingDrafter
@@ -66,6 +65,7 @@ __all__ = [
     "Candidates",
     "Draft",
     "DraftContext",
+    "DraftOutcome",
     "Drafter",
     "DrafterCheck",
     "Eagle3ChainDrafter",
@@ -103,9 +103,6 @@ __all__ = [
     "SuffixAutomatonDrafter",
     "TextDrafter",
     "TokenRecyclingDrafter",
-    "TreeDraft",
-    "TreeDrafter",
-    "TreeOutcome",
     "TreeSpec",
     "TrieTree",
     "VerticalCascade",
@@ -132,8 +129,7 @@ _MODULES = {
     "decode.streaming": ("Step",),
     "decode.warm_up": ("warm_up",),
     "drafters.context": ("Candidates", "DraftContext", "History"),
-    "drafters.drafter": ("Draft", "Drafter"),
-    "drafters.tree_drafter": ("TreeDraft", "TreeDrafter", "TreeOutcome"),
+    "drafters.drafter": ("Draft", "DraftOutcome", "Drafter"),
     "drafters.heads.blockwise": ("BlockwiseDrafter",),
     "drafters.heads.eagle3": ("Eagle3Drafter",),
     "drafters.heads.eagle3_chain": ("Eagle3ChainDrafter",),

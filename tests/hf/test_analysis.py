@@ -106,7 +106,7 @@ class Peeking(Drafter):
     def __init__(self):
         self.seen, self.observed = [], []
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
         length = int(history.lengths[0])
         self.seen.append(history.tokens[0, length:].tolist())
         return [[int(history.tokens[0, length])]]

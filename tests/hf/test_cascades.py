@@ -119,8 +119,8 @@ class DrawsItsOwn(ModelDrafter):
 
     noise = "independent"
 
-    def propose(self, history, gamma):
-        draft = super().propose(history, gamma)
+    def propose(self, history, limits):
+        draft = super().propose(history, limits)
         self._context.asked_for_noise = False
         return draft
 

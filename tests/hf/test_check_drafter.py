@@ -58,8 +58,8 @@ class HotterThanReported(ModelDrafter):
 class MostLikelyAsDrawn(ModelDrafter):
     """Takes the most likely token and reports the whole distribution."""
 
-    def propose(self, history, gamma):
-        draft = super().propose(history, gamma)
+    def propose(self, history, limits):
+        draft = super().propose(history, limits)
         if draft.distribution is not None:
             draft.tokens = draft.distribution.logits.argmax(dim=-1)
         return draft
@@ -68,8 +68,8 @@ class MostLikelyAsDrawn(ModelDrafter):
 class DropsTheUnlikely(ModelDrafter):
     """Ends a draft before a token that was drawn with a small probability."""
 
-    def propose(self, history, gamma):
-        draft = super().propose(history, gamma)
+    def propose(self, history, limits):
+        draft = super().propose(history, limits)
         rows = draft.distribution
         if rows is not None:
             drawn = rows.logits.gather(-1, draft.tokens[..., None])[..., 0].double()
@@ -86,7 +86,7 @@ class KnowsTheUniforms(Drafter):
     def start(self, context):
         self.context = context
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
         lengths = torch.from_numpy(history.lengths.copy())
         uniforms = acceptance_uniforms(self.context.seeds, lengths, 1)
         logits = self.context.model(torch.from_numpy(history.tokens[:, : lengths[0]].copy())).logits

@@ -129,10 +129,10 @@ def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypat
     asked = itertools.count()
     propose = PromptLookupDrafter.propose
 
-    def fails(self, history, gamma):
+    def fails(self, history, limits):
         if next(asked) == 10:
             raise RuntimeError("lost the table")
-        return propose(self, history, gamma)
+        return propose(self, history, limits)
 
     monkeypatch.setattr(PromptLookupDrafter, "propose", fails)
     result, report = analyze("prompt_lookup", "layers:1")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.cli import checks
+from specdec_hf.drafters.drafter import RULES_OF_DETERMINISTIC_TREES
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
 from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.models.model import ModelDrafter
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.drafters.trees import tree_model
 from support import hf_models
 from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
@@ -223,7 +223,7 @@ def test_a_model_of_more_than_text_has_no_first_layers_to_draft_with(tmp_path):
 
 def test_the_tables_of_the_command_line_are_those_of_the_loop():
     assert set(checks.CHAIN_RULES) == set(PromptLookupDrafter.rules) == set(ModelDrafter.rules)
-    assert set(checks.COPY_TREE_RULES) == set(TreeDrafter.rules)
+    assert set(checks.COPY_TREE_RULES) == set(RULES_OF_DETERMINISTIC_TREES)
     assert set(checks.MODEL_TREE_RULES) == set(tree_model.RULES_OF_ONE_MODEL)
 
 

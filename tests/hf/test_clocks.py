@@ -145,7 +145,7 @@ def test_no_plain_round_measures_what_is_expected_anyway():
 class FindsNothing(Drafter):
     name = "finds_nothing"
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
         return None
 
 

@@ -24,7 +24,8 @@ class Proposes(Drafter):
     def __init__(self, function):
         self.function = function
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         return self.function(history, gamma)
 
 
@@ -74,18 +75,19 @@ def test_a_drafter_cannot_write_to_seeds_parameters_or_lengths(tree):
             context.seeds.zero_()
             context.temperature.fill_(0.1)
 
-        def propose(self, history, gamma):
+        def propose(self, history, limits):
+            gamma = int(limits.max())
             return np.full((len(RAGGED), gamma), 1)
 
-        def commit(self, lengths, accepted):
-            lengths[:] = accepted[:] = -7
+        def commit(self, outcome):
+            outcome.lengths[:] = outcome.accepted[:] = -7
 
     class Reads(Drafter):
-        def propose(self, history, gamma):
+        def propose(self, history, limits):
             return None
 
-        def commit(self, lengths, accepted):
-            assert (lengths > 0).all()
+        def commit(self, outcome):
+            assert (outcome.lengths > 0).all()
 
     kwargs = {**SAMPLED, "temperature": [0.7] * 3, "rule": "match"}
     plain = run(model, inputs, **kwargs)
@@ -147,7 +149,7 @@ def test_lists_of_different_lengths_draft_as_much_as_they_hold():
 def rows(**other):
     """A draft whose distribution has other rows or statistics."""
     zeros = SampledDraft(torch.zeros(1, 2, 67), torch.zeros(1, 2), torch.zeros(1, 2), 1.0)
-    return Draft([[1, 2]], zeros._replace(**other))
+    return Draft([[1, 2]], distribution=zeros._replace(**other))
 
 
 WRONG = {  # what propose returns for one sequence and gamma = 5, and the message
@@ -169,7 +171,7 @@ WRONG = {  # what propose returns for one sequence and gamma = 5, and the messag
         "counts as integers on the host, got a tensor on meta",
     ),
     "tensor as distribution": (
-        Draft([[1, 2]], torch.zeros(1, 2, 67)),
+        Draft([[1, 2]], distribution=torch.zeros(1, 2, 67)),
         TypeError,
         "distribution that is None or a SampledDraft, got Tensor",
     ),
@@ -204,7 +206,9 @@ NOTED = {  # what propose returns for RAGGED, and the note
     "large counts": (Draft([[1, 2]] * 3, counts=[2, 3, 2]), "counts outside [0, gamma]"),
     "misshapen counts": (Draft([[1, 2]] * 3, counts=[2, 2]), "counts that are not [B]"),
     "misshapen distribution": (
-        Draft([[1, 2]] * 3, SampledDraft(NAN[:, :1], NAN[:, :1, 0], NAN[:, :1, 0], 1.0)),
+        Draft(
+            [[1, 2]] * 3, distribution=SampledDraft(NAN[:, :1], NAN[:, :1, 0], NAN[:, :1, 0], 1.0)
+        ),
         "gave a distribution that is not [B, gamma, V]",
     ),
 }
@@ -242,7 +246,9 @@ def test_the_statistics_say_whether_the_rule_is_lossless():
 
 def test_a_distribution_that_is_not_finite_leaves_a_note():
     model, inputs, _ = plain_text()
-    broken = always(Draft([[1, 2]] * 3, SampledDraft(NAN, NAN[..., 0], NAN[..., 0], 1.0)))
+    broken = always(
+        Draft([[1, 2]] * 3, distribution=SampledDraft(NAN, NAN[..., 0], NAN[..., 0], 1.0))
+    )
     broken.noise = "independent"
     got = run(model, inputs, drafter=broken, rule="token", **SAMPLED)
     [note] = got.stats.notes
@@ -257,8 +263,8 @@ def test_ids_that_only_the_verification_sees_leave_a_note(monkeypatch):
     def unread(drafter, proposed, history, gamma, context):
         return Draft(torch.full((3, 1), 10**6), counts=np.ones(3, dtype=np.int64))
 
-    monkeypatch.setattr("specdec_hf.drafters.checks.read_draft", unread)
-    got = run(model, inputs, drafter=always(None))
+    monkeypatch.setattr("specdec_hf.drafters.checks.read_chain", unread)
+    got = run(model, inputs, drafter=always([[1]] * 3))
     assert got.sequences.tolist() == expected
     assert got.stats.notes == [
         "round 2: drafter made up (Proposes) drafted ids outside the vocabulary; "
@@ -288,7 +294,7 @@ def test_a_distribution_that_leaves_no_residual_leaves_a_note():
     wrong = q._replace(logsumexp=q.logsumexp - np.log(2.0))
     sampled = {"do_sample": True, "seed": 5, "rule": "token", "top_k": 0}
     for given, count in ((q, 0), (wrong, 1)):
-        drafter = always(Draft([[1, 2]] * 3, given))
+        drafter = always(Draft([[1, 2]] * 3, distribution=given))
         drafter.noise = "independent"
         got = run(model, inputs, drafter=drafter, **sampled)
         notes = [note for note in got.stats.notes if "the residual is empty" in note]
@@ -335,7 +341,7 @@ def test_an_exception_frees_the_drafter(method, tree):
     class Breaks(Drafter):
         broken = True
 
-        def propose(self, history, gamma):
+        def propose(self, history, limits):
             return None
 
     works = getattr(Breaks, method)

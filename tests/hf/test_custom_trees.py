@@ -3,10 +3,10 @@
 import pytest
 import torch
 from specdec_hf import (
+    Draft,
     DraftContext,
+    Drafter,
     PromptLookupDrafter,
-    TreeDraft,
-    TreeDrafter,
     TrieTree,
     generate,
 )
@@ -20,7 +20,7 @@ TOKENS, PARENTS = torch.tensor([[3, 4, 5]]), torch.tensor([[-1, -1, 0]])
 ROWS = SampledDraft(torch.zeros(1, 2, VOCAB), torch.full((1, 2), 4.2), torch.zeros(1, 2), 1.0)
 
 
-class Proposes(TreeDrafter):
+class Proposes(Drafter):
     """Proposes the same in every round."""
 
     name = "made up"
@@ -41,14 +41,23 @@ def call(drafter, **kwargs):
 
 
 def tree_of(tokens=TOKENS, parents=PARENTS, **more):
-    return TreeDraft(tokens, parents, 2, **more)
+    return Draft(tokens, parents, depth=2, **more)
 
 
 DOUBLE = tree_of(
     TOKENS[:, :2], PARENTS[:, :2], distribution=ROWS._replace(logits=ROWS.logits.double())
 )
 WRONG = {
-    "a list": ([[1]], TypeError, "None or a TreeDraft, got list"),
+    "a string": (
+        "1",
+        TypeError,
+        "its tokens as a tensor, array or list, got str",
+    ),
+    "too many nodes": (
+        tree_of(TOKENS.repeat(1, 2), PARENTS.repeat(1, 2)),
+        ValueError,
+        "at most size=3 nodes, got 6",
+    ),
     "float tokens": (tree_of(TOKENS * 1.0), TypeError, "tokens as a tensor of integers, got to"),
     "flat tokens": (tree_of(TOKENS[0]), ValueError, r"tokens \[1, N\], got \[3\]"),
     "listed parents": (
@@ -96,28 +105,28 @@ def test_a_wrong_tree_is_refused_with_the_name_of_the_drafter(case, merged):
     ids=["rows for two of three nodes", "one threshold for two rows", "one row without a batch"],
 )  # fmt: skip
 def test_a_misshapen_distribution_leaves_a_note_and_no_drafts(rows, draft_rows):
-    got = call(Proposes(TreeDraft(TOKENS, PARENTS, 2, rows, draft_rows)))
+    got = call(Proposes(tree_of(distribution=rows, draft_rows=draft_rows)))
     assert got.sequences.tolist() == call(None).sequences.tolist()
     [note] = got.stats.notes
     assert note.startswith("round 2: drafter made up (Proposes) gave a distribution that is not [B")
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("depth", [1, 2, 9])
+@pytest.mark.parametrize("depth", [None, 1, 2, 9])
 @pytest.mark.parametrize("tree", [None, TrieTree(depth=2)], ids=["alone", "merged"])
 def test_integers_of_a_tree_may_be_of_any_type_and_its_depth_is_a_bound(tree, depth):
     """A tree that is said to be less deep than it is loses drafts and no text."""
-    made = TreeDraft(TOKENS.to(torch.int16), PARENTS.to(torch.int16), depth)
+    made = Draft(TOKENS.to(torch.int16), PARENTS.to(torch.int16), depth=depth)
     drafter = Proposes(made) if tree is None else [Proposes(made)]
     assert call(drafter, tree=tree).sequences.tolist() == call(None).sequences.tolist()
 
 
 def test_a_tree_without_nodes_is_a_round_without_drafts():
-    drafter = Proposes(TreeDraft(TOKENS[:, :0], PARENTS[:, :0], 0))
+    drafter = Proposes(Draft(TOKENS[:, :0], PARENTS[:, :0]))
     assert call(drafter).sequences.tolist() == call(None).sequences.tolist()
 
 
-class Drawn(TreeDrafter):
+class Drawn(Drafter):
     """Two children of the root, drawn from one row at the positions that a function gives."""
 
     rules = ("multi_draft", "target_only")
@@ -135,9 +144,8 @@ class Drawn(TreeDrafter):
         positions = self.positions(self.context, history.lengths)
         drawn = sample(rows, seeds=seeds, positions=positions.flatten())
         rows, sums, thresholds = rows[None], drawn.logsumexp[None], drawn.threshold[None]
-        return TreeDraft(
-            drawn.tokens[None], torch.full((1, 2), -1), 1, SampledDraft(rows, sums, thresholds, 1.0)
-        )
+        distribution = SampledDraft(rows, sums, thresholds, 1.0)
+        return Draft(drawn.tokens[None], torch.full((1, 2), -1), distribution, depth=1)
 
 
 def of_the_round(context, lengths):
@@ -168,21 +176,55 @@ class Several(PromptLookupDrafter):
         super().__init__()
         self.value = value
 
-    def propose_several(self, history, gamma, count):
+    def propose(self, history, limits):
         return self.value
 
 
+TOO_MANY = r"up to 2 proposals of up to 2 tokens for each of 1 sequences, got tokens"
+
+
 @pytest.mark.parametrize(
-    ("value", "error", "message"),
+    ("value", "count", "error", "message"),
     [
-        ([[[1]]], TypeError, "tokens as a tensor of integers, got list"),
-        (torch.ones(1, 1, 1), TypeError, "tokens as a tensor of integers, got torch.float32"),
-        (TOKENS, ValueError, r"tokens \[1, 0..2, 0..2\], got \[1, 3\]"),
-        (TOKENS[None], ValueError, r"tokens \[1, 0..2, 0..2\], got \[1, 1, 3\]"),
-        (TOKENS.view(1, 3, 1), ValueError, r"tokens \[1, 0..2, 0..2\], got \[1, 3, 1\]"),
+        ([[1, 2]], 2, TypeError, "tokens as a tensor of integers, got list"),
+        (torch.ones(1, 2), 2, TypeError, "tokens as a tensor of integers, got torch.float32"),
+        (TOKENS, 2, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=2"),
+        (TOKENS[None], 2, ValueError, rf"{TOO_MANY} \[1, 1, 3\] with num_proposals=2"),
+        (TOKENS.repeat(1, 2), 2, ValueError, rf"{TOO_MANY} \[1, 6\] with num_proposals=2"),
+        (TOKENS, 3, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=3"),
     ],
-    ids=["list", "floats", "one chain", "too long", "too many"],
+    ids=["list", "floats", "odd", "one more dimension", "too long", "too many"],
 )
-def test_several_chains_are_checked_too(value, error, message):
-    with pytest.raises(error, match=rf"^Several\.propose_several must return {message}"):
-        call(Several(value), tree=TrieTree(sequences=2, depth=2))
+def test_several_proposals_are_checked_too(value, count, error, message):
+    with pytest.raises(error, match=rf"^Several\.propose must return {message}"):
+        call(Several(Draft(value, num_proposals=count)), tree=TrieTree(sequences=2, depth=2))
+
+
+def test_proposals_that_nobody_asked_for_are_refused():
+    two = Draft(TOKENS[:, :2], num_proposals=2)
+    with pytest.raises(ValueError, match=r"^Several\.propose must return up to 1 proposals"):
+        call(Several(two))
+
+
+def test_a_chain_of_a_drafter_of_trees_is_a_tree_with_one_path():
+    chain = call(Proposes([[3]]))
+    assert chain.sequences.tolist() == call(None).sequences.tolist()
+    assert chain.stats.drafted > 0
+    right = call(None).sequences[0]
+
+    class Right(Proposes):
+        def propose(self, history, limits):
+            length = int(history.lengths[0])
+            return [right[length : length + int(limits[0])].tolist()]
+
+    got = call(Right(None))
+    assert got.sequences[0].tolist() == right.tolist()
+    assert got.stats.accepted == got.stats.drafted > 3
+
+
+def test_parents_need_a_drafter_that_says_how_large_its_trees_are():
+    class Sizeless(Proposes):
+        size, depth = 0, 0
+
+    with pytest.raises(ValueError, match=r"^Sizeless\.propose must return a chain"):
+        call(Sizeless(tree_of()))

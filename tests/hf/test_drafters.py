@@ -110,7 +110,8 @@ class Useless(PromptLookupDrafter):
         super().__init__()
         self.clock = clock
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         self.clock.now += 30.0
         return Draft(torch.full((len(history.lengths), gamma), 1))
 

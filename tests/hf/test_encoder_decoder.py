@@ -233,8 +233,8 @@ def test_drafters_copy_from_what_the_encoder_read(kind):
     drafts = []
 
     class Seen(kind):
-        def propose(self, history, gamma):
-            draft = super().propose(history, gamma)
+        def propose(self, history, limits):
+            draft = super().propose(history, limits)
             drafts.append(draft)
             return draft
 
@@ -260,7 +260,7 @@ def test_a_drafter_learns_what_the_encoder_read():
             self.read = context.encoder.texts(encoder_models.VOCAB)
             self.known = context.encoder.texts(50)
 
-        def propose(self, history, gamma):
+        def propose(self, history, limits):
             return None
 
     drafter = Reader()

@@ -7,8 +7,9 @@ import inspect
 import pkgutil
 
 import pytest
-from specdec_hf import Drafter, TreeDrafter, TrieTree, drafters, generate
+from specdec_hf import Drafter, TrieTree, drafters, generate
 from specdec_hf.drafters.context import reads_draft
+from specdec_hf.drafters.drafter import rules_of
 from specdec_hf.drafters.registry import DRAFTERS
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.drafters.trees.trie import TrieDrafter
@@ -43,7 +44,7 @@ def test_every_class_of_drafters_is_in_the_table(tmp_path):
     for module in pkgutil.walk_packages(drafters.__path__, "specdec_hf.drafters."):
         held = vars(importlib.import_module(module.name)).values()
         classes = [one for one in held if inspect.isclass(one) and not inspect.isabstract(one)]
-        expected |= {one for one in classes if issubclass(one, Drafter | TreeDrafter)}
+        expected |= {one for one in classes if issubclass(one, Drafter)}
     model = hf_models.tiny("llama")
     made = [resolved(name, model, tmp_path) for name in drafter_cases.ALL]
     used = {base for one in made for part in parts_of(one) for base in type(part).__mro__}
@@ -55,9 +56,9 @@ def test_every_case_is_proved_by_what_its_rule_reads(tmp_path):
     drawn, one_hot = set(), set()
     for name in drafter_cases.ALL:
         drafter = resolved(name, hf_models.tiny("llama"), tmp_path)
-        if isinstance(drafter, Drafter):
+        if not drafter.size:
             (drawn if drafter.draws else one_hot).add(name)
-        elif reads_draft(drafter.rules[0]):
+        elif reads_draft(rules_of(drafter)[0]):
             drawn.add(name)
     assert drawn == {*drafter_cases.DRAWN, *drafter_cases.DRAWN_ALIKE}
     assert one_hot == {*drafter_cases.DETERMINISTIC}
@@ -91,7 +92,7 @@ def test_the_text_is_that_of_plain_decoding(name, tmp_path):
     )
     assert greedy.sequences.tolist() == plain_text("greedy")
     assert 0 < greedy.stats.accepted < greedy.stats.drafted
-    own_tree = isinstance(drafter, TreeDrafter)
+    own_tree = drafter.size > 0
     rule, plain = ("target_only", "token") if own_tree else ("match", "match")
     sampled = generate(model, **inputs, **SAMPLED, rule=rule, drafter=drafter, guard=False)
     assert sampled.tolist() == plain_text(plain)
@@ -137,7 +138,7 @@ MONTE_CARLO = pytest.mark.parametrize(
 def test_sampled_text_keeps_its_joint_distribution(name, tmp_path):
     """The first four tokens of 1,000 texts, against the exact probabilities of all 256."""
     drafter = resolved(name, target()[0], tmp_path)
-    gamma = {"gamma": None} if isinstance(drafter, TreeDrafter) else {}
+    gamma = {"gamma": None} if drafter.size > 0 else {}
     assert joint_p_value(drafter, "auto", texts=1000, **gamma) > SIGNIFICANCE
 
 
@@ -153,5 +154,5 @@ def test_a_wrong_distribution_is_rejected(name, tmp_path):
         wrong = TrieDrafter(parts, layout)
     else:
         wrong = with_wrong_distribution(resolve_drafter(made, layout, model))
-    gamma = {"gamma": None} if isinstance(wrong, TreeDrafter) else {}
+    gamma = {"gamma": None} if wrong.size else {}
     assert joint_p_value(wrong, "auto", texts=400, **gamma) < SIGNIFICANCE

@@ -188,7 +188,8 @@ def test_drafts_of_the_wrong_shape_are_refused(tree):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
 
     class TooMany(Drafter):
-        def propose(self, history, gamma):
+        def propose(self, history, limits):
+            gamma = int(limits.max())
             return Draft(torch.zeros(1, gamma + 1, dtype=torch.int64))
 
     with pytest.raises(ValueError, match=r"TooMany.propose must return tokens \[1, 0..5\], got"):

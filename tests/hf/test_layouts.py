@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lo
 from specdec_hf.trees.layouts import as_layout
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import chains_of, history_of, propose
 from support.sources import ROOT
 
 PAGE = ROOT / "docs" / "loop.md"
@@ -178,12 +180,12 @@ def test_several_lookups_begin_with_the_single_one():
         more += len(found) > 1
     assert more > 100
     history = History(np.array([[1, 2, 3, 1, 2, 4, 1, 2]]), np.array([8]), np.array([True]))
-    drafted = PromptLookupDrafter(3, 1).propose_several(history, 2, 3)
-    assert drafted.tolist() == [[[4, 1], [3, 1], [-1, -1]]]
-    assert (
-        PromptLookupDrafter().propose_several(
-            History(np.array([[1, 2]]), np.array([2]), np.array([True])), 2, 2
-        )
-        is None
-    )
-    assert drafted.dtype == torch.int64
+    context = SimpleNamespace(encoder=None, num_proposals=3)
+    drafter = PromptLookupDrafter(3, 1)
+    drafter.start(context)
+    drafted = propose(drafter, history, 2)
+    assert chains_of(drafted) == [[[4, 1], [3, 1], [-1, -1]]]
+    drafter = PromptLookupDrafter()
+    drafter.start(context)
+    assert propose(drafter, history_of([1, 2]), 2) is None
+    assert drafted.tokens.dtype == torch.int64

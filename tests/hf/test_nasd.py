@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from specdec_hf import Candidates, NasdDrafter
+from specdec_hf import Candidates, DraftOutcome, NasdDrafter
 from specdec_hf.drafters.model_free.ngram_counts import NgramCounts
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.histories import history_of
+from support.histories import chains_of, history_of, propose
 
 
 def slow_ranking(additions, text, longest, shortest):
@@ -40,10 +40,11 @@ def test_counts_equal_their_definition(longest, shortest):
 
 class Context:
     batch_size = 2
+    num_proposals = 1
 
 
 def proposed(drafter, history, gamma=4):
-    draft = drafter.propose(history, gamma)
+    draft = propose(drafter, history, gamma)
     if draft is None:
         return None
     return [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
@@ -64,7 +65,7 @@ def test_a_round_teaches_the_tokens_after_what_was_committed():
     tokens = np.array([[1, 2, 3, 1], [6, -1, -1, -1]])
     parents = np.array([[-1, 0, 1, 2]] * 2)
     drafter.observe(history_of(*prompts), Candidates(tokens, parents, ids))
-    drafter.commit(np.array([4, 2]), np.array([1, 0]))
+    drafter.commit(DraftOutcome.of_chain(np.array([4, 2]), np.array([1, 0]), tokens[:, 1:]))
     # Draft 2 was accepted and 8 is the recovered token, so the row of draft 3 teaches nothing.
     history = history_of([*prompts[0], 2, 8], [*prompts[1], 6])
     assert proposed(drafter, history, 1) == [[], [6]]
@@ -74,8 +75,9 @@ def test_a_round_teaches_the_tokens_after_what_was_committed():
     assert counts.ranking([2, 3]) == [1]
     assert counts.ranking([2, 8]) == []
     assert drafter._counts[1].ranking([5, 6]) == [6, 4]
-    several = drafter.propose_several(history_of([*prompts[0], 2, 8, 1, 2], prompts[1]), 3, 2)
-    assert several[0].tolist() == [[8, 1, 2], [3, 1, 2]]
+    drafter._num_proposals = 2
+    draft = propose(drafter, history_of([*prompts[0], 2, 8, 1, 2], prompts[1]), 3)
+    assert chains_of(draft)[0] == [[8, 1, 2], [3, 1, 2]]
 
 
 def test_rounds_without_drafts_teach_as_well():

@@ -15,7 +15,7 @@ from specdec_hf.drafters.model_free.random import RandomDrafter
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.histories import history_of
+from support.histories import history_of, propose
 from support.providers import chi_square_of_counts
 
 VOCAB = hf_models.VOCAB
@@ -65,7 +65,7 @@ def contexts(rule, batch_size=1, seeds=(0,)):
 def shares(drafter, text, draws=4000):
     """How often each token is drafted first, over many seeds."""
     drafter.start(contexts("token", draws, range(draws)))
-    draft = drafter.propose(history_of(*[text] * draws), 1)
+    draft = propose(drafter, history_of(*[text] * draws), 1)
     return np.bincount(draft.tokens[:, 0].numpy(), minlength=VOCAB), draft
 
 
@@ -92,14 +92,14 @@ def test_random_drafts_are_uniform_at_every_temperature():
     context = contexts("greedy")
     context.temperature = 0.0
     drafter.start(context)
-    tokens = drafter.propose(history_of([1, 2]), 8).tokens
+    tokens = propose(drafter, history_of([1, 2]), 8).tokens
     assert len(set(tokens[0].tolist())) > 4
 
 
 def test_a_context_that_was_never_met_drafts_nothing():
     drafter = NgramDrafter(order=2)
     drafter.start(contexts("greedy", 2, (0, 1)))
-    draft = drafter.propose(history_of([1, 2, 1], [1, 2, 3]), 4)
+    draft = propose(drafter, history_of([1, 2, 1], [1, 2, 3]), 4)
     assert draft.counts.tolist() == [4, 0]
     assert draft.tokens[0].tolist() == [2, 1, 2, 1]
 

@@ -23,7 +23,11 @@ from specdec_hf import (
     VerticalCascade,
     generate,
 )
+from specdec_hf.decode import drafted
+from specdec_hf.drafters import checks
+from specdec_hf.drafters.models import cascade, vertical_cascade
 from specdec_hf.drafters.row_sampler import RowSampler
+from specdec_hf.drafters.trees import chain_source
 from support import hf_models
 from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -73,7 +77,8 @@ class Markov(Drafter):
             return torch.from_numpy(lengths + i)
         return torch.randint(2**62, (len(lengths),), generator=self.generator)
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         tokens, rows, drawn = torch.from_numpy(history.last(1)), [], []
         for i in range(gamma):
             rows.append(self.row(history, i, tokens[:, -1]))
@@ -90,7 +95,7 @@ class Markov(Drafter):
             for name in ("logsumexp", "threshold")
         )
         distribution = SampledDraft(torch.stack(rows, dim=1), sums, thresholds, 1.0)
-        return Draft(tokens[:, 1:], distribution)
+        return Draft(tokens[:, 1:], distribution=distribution)
 
 
 class Remembers(Markov):
@@ -110,8 +115,8 @@ class Remembers(Markov):
             rows[known, tokens[known, at[known]].clamp(min=0)] += 2.5
         return rows
 
-    def propose(self, history, gamma):
-        draft = super().propose(history, gamma)
+    def propose(self, history, limits):
+        draft = super().propose(history, limits)
         self.rejected = history.lengths.copy(), draft.tokens
         return draft
 
@@ -165,7 +170,8 @@ class AsksOnce(Markov):
 class Deterministic(Drafter):
     """Drafts the same tokens in every round, with no distribution."""
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         return Draft(torch.arange(gamma).expand(len(history.lengths), -1) % VOCAB)
 
 
@@ -254,10 +260,17 @@ def test_chains_of_a_trie_share_no_noise():
 @pytest.fixture
 def draws(monkeypatch):
     """(seed, position) of every draw for a sequence that can use drafts, cut ones included."""
-    seen, sample_rows = [], RowSampler.sample
+    seen, sample_rows, limits_of = [], RowSampler.sample, {}
+
+    def asking(drafter, history, limits, context):
+        limits_of[id(context)] = limits
+        return checks.ask(drafter, history, limits, context)
+
+    for module in (drafted, cascade, vertical_cascade, chain_source):
+        monkeypatch.setattr(module, "ask", asking)
 
     def spied(sampler, logits, positions, **kwargs):
-        asked = np.broadcast_to(sampler.context.limits, len(positions)) > 0
+        asked = limits_of[id(sampler.context)] > 0
         for b in np.flatnonzero(asked):
             at = [(int(sampler.seeds[b]), position) for position in positions[b].tolist()]
             seen.extend(one for one in at if one[1])  # 0 where rows are measured and not drawn from

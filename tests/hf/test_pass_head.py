@@ -13,6 +13,7 @@ from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.heads import pass_head, rounds_of, text_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import propose
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +95,7 @@ def test_the_cache_is_as_it_was_before_a_draft(lengths, target):
         before, past = cache.lengths.copy(), cache.cursor.past
         if drafts:
             history = History(tokens, lengths, np.ones(len(lengths), dtype=bool))
-            assert drafter.propose(history, 4).tokens.shape == (len(lengths), 4)
+            assert propose(drafter, history, 4).tokens.shape == (len(lengths), 4)
         assert cache.lengths.tolist() == before.tolist() == (lengths - 1).tolist()
         assert cache.cursor.past == past
         pending = ids[:, max(lengths) - 1 : max(lengths)]

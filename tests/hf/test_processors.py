@@ -14,7 +14,8 @@ class Scattered(Drafter):
 
     name = "scattered"
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         last = history.last(1)[:, 0]
         tokens = torch.from_numpy(last)[:, None] + torch.arange(1, gamma + 1)
         tokens = tokens % hf_models.VOCAB

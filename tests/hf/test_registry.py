@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Candidates, Drafter, LayersDrafter, TreeDraft, TreeDrafter, generate
+from specdec_hf import Candidates, Draft, Drafter, LayersDrafter, generate
 from specdec_hf.drafters.registry import DRAFTERS, class_of, entry_of, usage
 from support import hf_models
 
@@ -16,13 +16,11 @@ RAGGED = (9, 5, 12)
 def test_every_entry_names_its_class(name):
     entry = DRAFTERS[name]
     made = class_of(name)
-    assert issubclass(made, TreeDrafter if entry.own_tree else Drafter)
+    assert issubclass(made, Drafter)
     assert made.name == name
-    for ability in ("draws", "reports_confidence", "several", "makes_forward"):
-        assert getattr(made, ability, False) == getattr(entry, ability), ability
+    assert entry.capabilities().items() <= {n: getattr(made, n) for n in dir(made)}.items()
     assert entry.is_model == issubclass(made, LayersDrafter)
-    own_forward = issubclass(made, Drafter) and made.forward is not Drafter.forward
-    assert entry.makes_forward or not own_forward
+    assert entry.makes_forward or made.forward is Drafter.forward
     assert entry.summary
     assert entry_of(usage(name).replace("[", "").replace("]", "")) is entry
 
@@ -71,11 +69,12 @@ class Observer:
 class Chains(Observer, Drafter):
     """The target's own next token may be among them: they are simply counted up."""
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         return (history.last(1) + np.arange(1, gamma + 1)) % 64
 
 
-class Trees(Observer, TreeDrafter):
+class Trees(Observer, Drafter):
     name = "pairs"
     size, depth = 4, 2
 
@@ -85,7 +84,7 @@ class Trees(Observer, TreeDrafter):
         parents = torch.tensor([-1, -1, 0, 1])
         tokens[torch.from_numpy(limits < 1)] = -1
         tokens[torch.from_numpy(limits < 2), 2:] = -1
-        return TreeDraft(tokens, parents.expand_as(tokens), 2)
+        return Draft(tokens, parents.expand_as(tokens), depth=2)
 
 
 @pytest.mark.parametrize("made", [Chains, Trees])

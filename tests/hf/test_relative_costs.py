@@ -109,7 +109,7 @@ class Stated(Drafter):
     def start(self, context):
         self.relative_cost, self.drafts_at_once, self.reads_prompt = self.costs
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
         return None
 
 

@@ -3,29 +3,34 @@
 import numpy as np
 import pytest
 from hf.test_cli import folder, invoke, one_line_error  # noqa: F401
-from hf.test_suffix_automaton_drafter import CORPUS
+from hf.test_suffix_automaton_drafter import CORPUS, Context, SeveralProposals
 from specdec_hf import RestDrafter, SuffixAutomatonDrafter, generate
 from specdec_host import Corpus
 from support import hf_models
 from support.drafter_proof import VOCAB
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.histories import history_of
+from support.histories import chains_of, counts_of, history_of, propose
 
 
 def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
     corpus = Corpus(np.array([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 5, 8, 2, 3, 7]))
     drafter = RestDrafter(corpus)
     history = history_of([6, 1, 2, 3], [6, 3])
-    draft = drafter.propose(history, 2)
+    drafter.start(Context())
+    draft = propose(drafter, history, 2)
     assert draft.tokens.tolist() == [[5, 8], [-1, -1]]
-    assert draft.counts.tolist() == [2, 0]
+    assert counts_of(draft) == [2, 0]
     assert draft.confidence[0].tolist() == pytest.approx([2 / (3 + 2 / 3), 1 / (2 + 2 / 4)])
-    chains = drafter.propose_several(history, 2, 3)
-    assert chains[0].tolist() == [[5, 8], [4, 9], [5, 9]]
+    drafter.start(SeveralProposals())
+    chains = chains_of(propose(drafter, history, 2))
+    assert chains[0] == [[5, 8], [4, 9], [5, 9]]
     drafter = RestDrafter(corpus, min_match=1, max_match=2)
-    chains = drafter.propose_several(history, 1, 3)
-    assert chains.tolist() == [[[5], [4], [7]]] * 2
-    assert RestDrafter(corpus, min_match=4).propose(history, 2) is None
+    drafter.start(SeveralProposals())
+    chains = chains_of(propose(drafter, history, 1))
+    assert chains == [[[5], [4], [7]]] * 2
+    drafter = RestDrafter(corpus, min_match=4)
+    drafter.start(Context())
+    assert propose(drafter, history, 2) is None
 
 
 @pytest.mark.parametrize("made", [RestDrafter, SuffixAutomatonDrafter])

@@ -76,7 +76,8 @@ class Foresees(Drafter):
         self.texts = [row[begin:].tolist() for row, begin in zip(longer, begins, strict=True)]
         self.asked = []
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         self.asked.append((gamma, history.lengths.copy(), history.active.copy()))
         return [text[n : n + gamma] for text, n in zip(self.texts, history.lengths, strict=True)]
 
@@ -152,9 +153,9 @@ class Slow(PromptLookupDrafter):
         super().__init__()
         self.clock = clock
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
         self.clock.now += 100
-        return super().propose(history, gamma)
+        return super().propose(history, limits)
 
 
 @pytest.mark.parametrize("phase", ["draft", "target"])

@@ -143,8 +143,8 @@ class Confident(PromptLookupDrafter):
     def confidence(shape):
         return np.tile(0.8 ** np.arange(1, shape[1] + 1), (shape[0], 1))
 
-    def propose(self, history, gamma):
-        draft = super().propose(history, gamma)
+    def propose(self, history, limits):
+        draft = super().propose(history, limits)
         if draft is not None:
             draft.confidence = self.confidence(draft.tokens.shape)
         return draft
@@ -203,12 +203,12 @@ class Whole(Drafter):
         context.goes_on = None
         self.inner.start(context)
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
         self.inner._context.goes_on = None
-        return self.inner.propose(history, gamma)
+        return self.inner.propose(history, limits)
 
-    def commit(self, lengths, accepted):
-        self.inner.commit(lengths, accepted)
+    def commit(self, outcome):
+        self.inner.commit(outcome)
 
 
 class WholeAndConfident(Whole):
@@ -216,8 +216,8 @@ class WholeAndConfident(Whole):
 
     reports_confidence = True
 
-    def propose(self, history, gamma):
-        draft = super().propose(history, gamma)
+    def propose(self, history, limits):
+        draft = super().propose(history, limits)
         draft.confidence = (draft.tokens % 2).numpy().astype(np.float32)
         return draft
 

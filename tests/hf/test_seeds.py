@@ -240,11 +240,8 @@ class SlowLookup(PromptLookupDrafter):
         self.clock.now += 0.0 if found is None else self.seconds
         return found
 
-    def propose(self, history, gamma):
-        return self.timed(super().propose(history, gamma))
-
-    def propose_several(self, history, gamma, count):
-        return self.timed(super().propose_several(history, gamma, count))
+    def propose(self, history, limits):
+        return self.timed(super().propose(history, limits))
 
 
 def slow_and_fast(inputs, guard, **kwargs):
@@ -304,11 +301,11 @@ def test_a_wait_that_changes_the_text_leaves_a_note():
 class LateForOnes(ModelDrafter):
     """Drafts nothing in the second round for prompts that begin with token 1."""
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
         late = (history.tokens[:, 0] == 1) & (history.lengths < 5)
-        draft = None if late.all() else super().propose(history, gamma)
+        draft = None if late.all() else super().propose(history, limits)
         if draft is not None:
-            draft.counts = np.where(late, 0, gamma)
+            draft.counts = np.where(late, 0, draft.counts)
         return draft
 
 

@@ -204,8 +204,8 @@ class Compared(Drafter):
         drafter.start(self.context)
         return drafter
 
-    def propose(self, history, gamma):
-        draft, other = (one.propose(history, gamma) for one in (self.kept, self.started()))
+    def propose(self, history, limits):
+        draft, other = (one.propose(history, limits) for one in (self.kept, self.started()))
         for b, length in enumerate(history.lengths):
             ids, others = (
                 [] if one is None else one.tokens[b, : one.counts[b]].tolist()

@@ -157,7 +157,7 @@ def test_a_state_without_roll_back_gives_them_too(lengths):
 
 def test_a_drafter_that_makes_the_targets_forward_is_refused_with_hidden_states():
     class Forwards(Drafter):
-        def propose(self, history, gamma):
+        def propose(self, history, limits):
             return None
 
         def forward(self, tokens, starts, keep):

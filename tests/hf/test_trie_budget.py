@@ -9,23 +9,29 @@ import pytest
 import torch
 from specdec_hf import (
     Candidates,
+    Draft,
+    DraftContext,
     Drafter,
     History,
     LookaheadDrafter,
     TokenRecyclingDrafter,
-    TreeDraft,
-    TreeDrafter,
     TrieTree,
     generate,
 )
-from specdec_hf.drafters.trees.chain_source import TreeSource, agreement
+from specdec_hf.drafters.trees.chain_source import ChainSource, agreement
 from specdec_hf.drafters.trees.node_budget import EXPLORE_EVERY, NodeBudget
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 RAGGED = (9, 5, 12)
 NEW = 24
-ON_HOST = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
+
+
+def context_of(model):
+    return DraftContext(model, "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(1), 1, 40, 8)
+
+
+ON_HOST = context_of(SimpleNamespace(device=torch.device("cpu")))
 
 
 def test_agreement_counts_the_common_beginning():
@@ -98,17 +104,18 @@ class Known(Drafter):
         self.texts, self.shift = texts, shift
         self.accepted = 0
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         return [
             ((text[n : n + gamma] + self.shift) % hf_models.VOCAB).tolist()
             for text, n in zip(self.texts, history.lengths, strict=True)
         ]
 
-    def commit(self, lengths, accepted):
-        self.accepted += int(accepted.sum())
+    def commit(self, outcome):
+        self.accepted += int(outcome.accepted.sum())
 
 
-class KnownTree(TreeDrafter):
+class KnownTree(Drafter):
     """The same as a tree of its own: a wrong child of the root, and the known text."""
 
     name = "known_tree"
@@ -126,13 +133,14 @@ class KnownTree(TreeDrafter):
                 tokens[b, 0] = (right[0] + 1) % hf_models.VOCAB
                 tokens[b, 1 : 1 + len(right)] = right
         parents = torch.tensor([-1, -1, 1, 2]).expand(len(limits), -1)
-        return TreeDraft(torch.from_numpy(tokens), parents, 3, carried=torch.tensor(tokens[:, :1]))
+        carried = torch.tensor(tokens[:, :1])
+        return Draft(torch.from_numpy(tokens), parents, depth=3, carried=carried)
 
-    def commit(self, lengths, outcome):
-        if outcome is not None:
-            self.paths.append(outcome.path.copy())
-            assert ((outcome.tokens >= 0) == (outcome.path >= 0)).all()
-            assert outcome.carried.shape == (len(lengths), 1)
+    def commit(self, outcome):
+        self.paths.append(outcome.path.copy())
+        assert ((outcome.tokens >= 0) == (outcome.path >= 0)).all()
+        assert ((outcome.path >= 0).sum(axis=1) == outcome.accepted).all()
+        assert outcome.carried.shape in ((len(outcome.lengths), 0), (len(outcome.lengths), 1))
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +196,7 @@ def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
     class Elsewhere(KnownTree):
         def propose(self, history, limits):
             made = super().propose(history, limits)
-            return TreeDraft(made.tokens.to("meta"), made.parents, 3)
+            return Draft(made.tokens.to("meta"), made.parents)
 
     with pytest.raises(ValueError, match=r"Elsewhere\.propose must return tokens on the host"):
         generate(model, **inputs, **settings, drafter=[Elsewhere(texts)], tree=TrieTree())
@@ -197,8 +205,8 @@ def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
 @pytest.mark.parametrize("drafter", [LookaheadDrafter(), TokenRecyclingDrafter()])
 def test_drafters_of_host_trees_can_be_merged_beside_a_target_on_a_device(known, drafter):
     target = SimpleNamespace(device=torch.device("meta"), config=known[0].config)
-    source = TreeSource(drafter)
-    source.start(SimpleNamespace(model=target, batch_size=1))
+    source = ChainSource(drafter, 1)
+    source.start(context_of(target), 0)
     history = History(np.array([[1, 2, 1, 2, 1]]), np.array([5]), np.array([True]))
     assert source.propose(history, np.array([3])).tokens[0, 0, 0] >= 0
 
@@ -213,14 +221,15 @@ class Listener(KnownTree):
     def observe(self, history, candidates):
         self.seen.append(candidates)
 
-    def commit(self, lengths, outcome):
+    def commit(self, outcome):
         self.outcomes.append(outcome)
 
 
 def test_candidates_come_in_the_rows_of_the_drafters_own_tree():
     listener = Listener([np.arange(10)])
-    source = TreeSource(listener)
-    source.start(ON_HOST)
+    listener.candidates = 1
+    source = ChainSource(listener, 1)
+    source.start(ON_HOST, 0)
     history = History(np.arange(5)[None], np.array([5]), np.array([True]))
     source.propose(history, np.array([3]))  # 6, and 5, 6, 7 below one another
     # The merged tree has another drafter's 5, 9 and 8, lacks the leaf 7, and has an absent node.
@@ -247,9 +256,11 @@ def test_a_round_without_a_tree_has_no_outcome(known):
         model, **inputs, **{**settings, "max_new_tokens": 1}, drafter=[listener], tree=TrieTree()
     )
     assert torch.equal(out, plain[:, : out.shape[1]])
-    assert listener.outcomes == [None]
-    source = TreeSource(listener)
-    source.start(ON_HOST)
+    (nothing,) = listener.outcomes
+    assert nothing.accepted.tolist() == [0] * len(RAGGED)
+    assert nothing.path.size == nothing.carried.size == 0
+    source = ChainSource(listener, 1)
+    source.start(ON_HOST, 0)
     history = History(np.zeros((1, 5), dtype=np.int64), np.array([5]), np.array([True]))
     nothing = np.full((1, 1, 1), -1)
     shown = Candidates(np.array([[4]]), np.array([[-1]]), np.array([[[3]]]))
@@ -258,9 +269,9 @@ def test_a_round_without_a_tree_has_no_outcome(known):
     for _ in range(2):
         source.observe(history, shown)
         source.commit(np.array([5]), nothing, nothing[:, 0])
-    assert listener.outcomes[1] is not None
-    assert listener.outcomes[2] is None
-    assert listener.seen[-1] is shown
+    assert listener.outcomes[1].carried.shape == (1, 1)
+    assert listener.outcomes[2].carried.size == 0
+    assert listener.seen[-1].ids.tolist() == shown.ids.tolist()
 
 
 def test_drawn_tokens_are_never_left_out_for_their_value():

@@ -12,8 +12,9 @@ import math
 from typing import Any
 
 import torch
-from specdec_hf import Draft, DraftContext, History, TreeDraft, TreeDrafter, generate
+from specdec_hf import Draft, DraftContext, History, generate
 from specdec_hf.drafters.context import reads_draft
+from specdec_hf.drafters.drafter import rules_of
 from support import hf_models
 from support.providers import chi_square
 
@@ -167,7 +168,7 @@ def with_twin(drafter: Any, twin: Any) -> Any:
             super().start(context)
             twin.start(dataclasses.replace(context, seeds=context.seeds + 1000))
 
-        def propose(self, history: History, limits: Any) -> Draft | TreeDraft | None:
+        def propose(self, history: History, limits: Any) -> Draft | None:
             drafts = [super().propose(history, limits), twin.propose(history, limits)]
             ours, others = (None if draft is None else draft.tokens.tolist() for draft in drafts)
             assert ours == others
@@ -198,9 +199,9 @@ def with_wrong_distribution(drafter: Any) -> Any:
         noise = "independent"
         draws, several = True, False
 
-        def propose(self, history: History, limits: Any) -> Draft | TreeDraft | None:
-            draft: Draft | TreeDraft | None = super().propose(history, limits)
-            if isinstance(draft, TreeDraft):
+        def propose(self, history: History, limits: Any) -> Draft | None:
+            draft: Draft | None = super().propose(history, limits)
+            if draft is not None and draft.parents is not None:
                 draft.distribution = _rising((len(draft.tokens), 1))
                 draft.draft_rows = torch.zeros_like(draft.tokens, dtype=torch.int32)
             elif draft is not None:
@@ -208,7 +209,7 @@ def with_wrong_distribution(drafter: Any) -> Any:
             return draft
 
     drafter.__class__ = WrongDistribution
-    if isinstance(drafter, TreeDrafter) and not reads_draft(drafter.rules[0]):
+    if drafter.size and not reads_draft(rules_of(drafter)[0]):
         drafter.rules = ("multi_draft",)
     return drafter
 

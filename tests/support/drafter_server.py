@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from specdec_hf import Draft, DraftContext, Drafter, History, ModelDrafter, serve_drafter
@@ -15,7 +17,7 @@ class Fails(Drafter):
     def start(self, context: DraftContext) -> None:
         context.note("it will fail")
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: Any) -> Draft | None:
         raise KeyError("no table")
 
 

@@ -18,7 +18,8 @@ class Repeats(Drafter):
 
     name = "repeats"
 
-    def propose(self, history, gamma):
+    def propose(self, history, limits):
+        gamma = int(limits.max())
         tokens = torch.from_numpy(history.last(3))[:, :gamma]
         tokens[::2, 1:2] = -1
         return Draft(tokens)

@@ -26,7 +26,7 @@ from specdec_hf.decode.streaming import run_stream
 from specdec_hf.decode.tracing import TracedRound
 from specdec_hf.drafters.checks import ask
 from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
 from specdec_kernels import SampledDraft
 
 REPLAY_RULE = "token"
@@ -128,12 +128,13 @@ def replay(
     for i, logits in enumerate(text.logits):
         index = text.begin + i
         history = _history(text, index)
-        draft = ask(drafter, history, 1, context)
+        draft = ask(drafter, history, np.array([1]), context)
         p = target_probs(logits[None], sampling)[0]
         yield Position(index, p, _q(draft, len(p)), logits, draft)
         if drafter.candidates:
             drafter.observe(history, _candidates(drafter.candidates, history, logits))
-        drafter.commit(np.array([index]), np.array([0]))
+        none = np.zeros((1, 0), dtype=np.int64)
+        drafter.commit(DraftOutcome.of_chain(np.array([index]), np.array([0]), none))
         begin = index - 1 if i else 0  # the first round reads the prompt
         for kept in states:
             new = {layer: x[:, begin:index] for layer, x in hidden.items()}

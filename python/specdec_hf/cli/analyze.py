@@ -252,18 +252,18 @@ def _tell(failed: Mapping[str, str]) -> NoReturn:
 def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
     """The drafters by name, each of which drafts chains."""
     from specdec_hf.analysis.replay import REPLAY_RULE
-    from specdec_hf.drafters.drafter import Drafter
+    from specdec_hf.drafters.drafter import rules_of
     from specdec_hf.drafters.resolve import resolve_drafter
 
     given = loaded.drafter if isinstance(loaded.drafter, list) else [loaded.drafter]
     drafters = {}
     for name, one in zip(names, given, strict=True):
         drafter = resolve_drafter(one, None, loaded.model)
-        assert isinstance(drafter, Drafter)
-        if REPLAY_RULE not in drafter.rules:
+        assert drafter is not None
+        if REPLAY_RULE not in rules_of(drafter):
             fail(
                 f"--drafter {name} cannot be analyzed: rule {REPLAY_RULE} cannot verify its "
-                f"drafts, only {', '.join(drafter.rules)} can"
+                f"drafts, only {', '.join(rules_of(drafter))} can"
             )
         drafters[name] = drafter
     return drafters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import History
 from specdec_hf.drafters.drafter import Draft, Drafter
@@ -24,7 +25,8 @@ class SyntheticDrafter(Drafter):
         self.vocab_size = vocab_size
         self._random = np.random.default_rng(0)
 
-    def propose(self, history: History, gamma: int) -> Draft:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft:
+        gamma = int(limits.max())
         tokens = history.last(1) + np.arange(1, gamma + 1)
         tokens += self._random.random(tokens.shape) >= self.alpha
         counts = np.full(len(tokens), gamma)

@@ -184,21 +184,22 @@ class BeamSearch:
     @torch.inference_mode()
     def run_round(self) -> None:
         """One forward of the target, and the steps that its logits allow."""
-        phases = Phases(self.options.clock, getattr(self.target.cache, "watch", None))
+        phases = Phases(self.options.clock, self.target.cache)
         reads_prompt = self.tree.size == 0
         drafted = None
-        gamma = 0 if reads_prompt else self._draft_length()
-        if gamma:
-            assert self.drafter is not None
-            drafted = draft_beams(
-                self.drafter, self.text, self.tree, self.beams.running_scores,
-                width=self.width, gamma=gamma, eos=self.call.eos,
-            )  # fmt: skip
-        phases.end("draft")
-        logits = self._forward(drafted)
-        phases.end("target")
-        steps = self._make_steps(logits, drafted)
-        phases.end("verification")
+        with phases("draft"):
+            gamma = 0 if reads_prompt else self._draft_length()
+            if gamma:
+                assert self.drafter is not None
+                drafted = draft_beams(
+                    self.drafter, self.text, self.tree, self.beams.running_scores,
+                    width=self.width, gamma=gamma, eos=self.call.eos,
+                )  # fmt: skip
+        with phases("target"):
+            logits = self._forward(drafted)
+        with phases("verification"):
+            steps = self._make_steps(logits, drafted)
+        phases.stop()
         batch_size = len(self.text.lengths)
         nodes = 0 if drafted is None else drafted.tokens.shape[1]
         for one in self.stats.sequences:
@@ -210,9 +211,9 @@ class BeamSearch:
             accepted=[steps - 1] * batch_size,
             emitted=[steps] * batch_size,
         )
-        self.stats.record_round(nodes, record)
         outcome = Outcome(np.array([gamma]), np.array([steps - 1]), np.array([steps <= gamma]))
         self.length_policy.learn(record, outcome, nodes, reads_prompt=reads_prompt)
+        self.stats.record_round(nodes, record)
 
     def _draft_length(self) -> int:
         """gamma of this round; 0 drafts nothing."""

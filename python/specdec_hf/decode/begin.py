@@ -30,10 +30,9 @@ from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options, Ses
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.drafters.context import DraftContext, reads_draft
-from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.drafters.drafter import Drafter, rules_of
 from specdec_hf.drafters.lease import Lease
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.schedules.base import Schedule, ScheduleContext
@@ -111,7 +110,7 @@ class _Plan:
     model: Any
     call: Call
     options: Options
-    drafter: Drafter | TreeDrafter | None
+    drafter: Drafter | None
     rule: str
     started: float
     lengths: Lengths
@@ -121,6 +120,11 @@ class _Plan:
     draft_size: int
     seeds: list[int]
     notes: list[str]
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts are verified as trees."""
+        return self.drafter is not None and self.drafter.size > 0
 
     @property
     def max_length(self) -> int:
@@ -138,8 +142,7 @@ def _plan(model: Any, call: Call, options: Options) -> _Plan:
     options, notes = choose_drafter(model, call, options)
     drafter = resolve_drafter(options.drafter, options.tree, model)
     check_options(call, options, drafter)
-    rules = LOSSLESS_RULES if drafter is None else drafter.rules
-    rule = resolve_rule(options.rule, call.do_sample, rules)
+    rule = resolve_rule(options.rule, call.do_sample, rules_of(drafter))
     lengths, budgets = token_budgets(model, call)
     costs = costs_of(model, given, rule, lengths)
     if drafter is not None:
@@ -196,12 +199,12 @@ def _begin_schedule(
     model: Any,
     call: Call,
     options: Options,
-    drafter: Drafter | TreeDrafter | None,
+    drafter: Drafter | None,
     costs: Costs,
 ) -> tuple[Schedule, int]:
     """The schedule, started, and the most drafted tokens of a sequence in one round."""
-    drafts_tree = isinstance(drafter, TreeDrafter)
-    if isinstance(drafter, TreeDrafter):
+    drafts_tree = drafter is not None and drafter.size > 0
+    if drafter is not None and drafter.size:
         length, size = drafter.depth, drafter.size
     else:
         number = options.num_assistant_tokens
@@ -217,7 +220,7 @@ def _begin_schedule(
 def _make_cache(plan: _Plan) -> tuple[RollbackCache, torch.Tensor | None, list[str]]:
     """The cache, the logits of the model's own prefill if it made one, and notes."""
     model, call, options = plan.model, plan.call, plan.options
-    drafts_tree = isinstance(plan.drafter, TreeDrafter)
+    drafts_tree = plan.drafts_trees
     kind = "spec" if drafts_tree else options.cache
     longest = int(plan.lengths.max())
     capacity = min(plan.max_length, longest + SLOTS_AHEAD) + plan.draft_size + 1
@@ -241,7 +244,7 @@ def _make_cache(plan: _Plan) -> tuple[RollbackCache, torch.Tensor | None, list[s
 def _statistics(plan: _Plan, cache: RollbackCache, notes: list[str]) -> SpecStats:
     options, drafter, rule = plan.options, plan.drafter, plan.rule
     tree = "" if options.tree is None else str(options.tree)
-    if not tree and isinstance(drafter, TreeDrafter):
+    if not tree and drafter is not None and drafter.size:
         tree = f"that of {drafter.name}"
     return SpecStats(
         sequences=[SequenceStats(prompt_tokens=int(n)) for n in plan.lengths],
@@ -261,9 +264,13 @@ def _choose_forwards(plan: _Plan, cache: RollbackCache, stats: SpecStats, lease:
     if options.fixed_width is not None:
         fix_width(model, cache, options.fixed_width)
     if options.compile:
-        tree = isinstance(plan.drafter, TreeDrafter)
         stats.compiled = use_compiled(
-            model, cache, tree=tree, check=options.self_check, note=stats.note, borrower=lease
+            model,
+            cache,
+            tree=plan.drafts_trees,
+            check=options.self_check,
+            note=stats.note,
+            borrower=lease,
         )
         if stats.compiled.eager:
             stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")

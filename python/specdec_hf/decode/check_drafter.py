@@ -25,9 +25,8 @@ from specdec_hf.arguments import check_integer
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.decode.generate import generate
 from specdec_hf.drafters.context import History, reads_draft
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.drafter import Draft, Drafter, rules_of
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_hf.trees.layouts import as_layout
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES, SampledDraft
@@ -141,7 +140,7 @@ def check_drafter(
     }
     check = DrafterCheck(resolved.name)
     check.findings.append(_check_greedy(drafter, model, prompt, options))
-    lossless = [rule for rule in resolved.rules if rule in LOSSLESS_RULES + LOSSLESS_TREE_RULES]
+    lossless = [rule for rule in rules_of(resolved) if rule in LOSSLESS_RULES + LOSSLESS_TREE_RULES]
     for rule in lossless if rules is None else rules:
         for temperature in TEMPERATURES if rule != "greedy" else ():
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
@@ -189,10 +188,11 @@ class _Run:
 
     def __init__(
         self, drafter: Any, model: Any, prompt: torch.Tensor, options: dict[str, Any],
-        resolved: Drafter | TreeDrafter,
+        resolved: Drafter,
     ) -> None:  # fmt: skip
         self.model, self.prompt, self.options = model, prompt, options
-        self.drafter = resolved if isinstance(resolved, Drafter) else drafter
+        self.trees = resolved.size > 0
+        self.drafter = drafter if self.trees else resolved
         self.drafts: list[NDArray[np.float64]] = []
         self.notes: list[str] = []
         self.text = np.empty(0)
@@ -200,7 +200,7 @@ class _Run:
 
     def generate(self, samples: int, seed: int) -> None:
         """Generate the texts."""
-        if isinstance(self.drafter, Drafter) and reads_draft(self.options["rule"]):
+        if not self.trees and reads_draft(self.options["rule"]):
             with _recorded(self.drafter, self.record):
                 self._generate(samples, seed)
         else:
@@ -262,12 +262,13 @@ def _recorded(
     """Hand the drafts of a drafter to ``record`` too; everything else about it stays as it is."""
     propose = drafter.propose
 
-    def recorded(history: History, gamma: int) -> Draft | None:
-        draft = propose(history, gamma)
+    def recorded(history: History, limits: NDArray[np.int64]) -> Any:
+        draft = propose(history, limits)
         if isinstance(draft, Draft):
             counts = draft.counts
             given = np.full(len(history.lengths), draft.tokens.shape[1])
-            known = Draft(draft.tokens, draft.distribution, given if counts is None else counts)
+            counts = given if counts is None else counts
+            known = Draft(draft.tokens, distribution=draft.distribution, counts=counts)
             record(known, history.active)
         return draft
 

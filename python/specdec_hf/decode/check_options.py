@@ -6,19 +6,17 @@ from specdec_hf.cache.choose import check_kind
 from specdec_hf.decode.session import Options
 from specdec_hf.drafters.checks import describe
 from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.call import Call
 
 
-def check_options(call: Call, options: Options, drafter: Drafter | TreeDrafter | None) -> None:
+def check_options(call: Call, options: Options, drafter: Drafter | None) -> None:
     """Raises ValueError for options that do not go together, by name."""
     if options.num_assistant_beams is not None:
         raise ValueError(
             f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
         )
-    forwards = isinstance(drafter, Drafter) and (
-        drafter.makes_forward or type(drafter).forward is not Drafter.forward
-    )
+    forwards = drafter is not None and drafter.makes_forward
+    trees = drafter is not None and drafter.size > 0
     if "hidden_states" in call.outputs and forwards:
         raise ValueError(
             "output_hidden_states must be False with a drafter that makes the target's forward "
@@ -31,16 +29,16 @@ def check_options(call: Call, options: Options, drafter: Drafter | TreeDrafter |
         )
     check_kind(options.cache)
     if options.fixed_width is not None:
-        _check_fixed_width(options, drafter, forwards=forwards)
-    if isinstance(drafter, TreeDrafter):
+        _check_fixed_width(options, drafter, forwards=forwards, trees=trees)
+    if trees:
         _check_tree_options(options)
 
 
 def _check_fixed_width(
-    options: Options, drafter: Drafter | TreeDrafter | None, *, forwards: bool
+    options: Options, drafter: Drafter | None, *, forwards: bool, trees: bool
 ) -> None:
     width = options.fixed_width
-    if isinstance(drafter, TreeDrafter):
+    if trees:
         raise ValueError(
             f"fixed_width must be None with tree, got {width}: the nodes of a tree lie in other "
             "slots than the text, and the sums of attention then round otherwise"

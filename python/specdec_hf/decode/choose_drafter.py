@@ -17,9 +17,9 @@ from specdec_hf.decode.check_options import check_options
 from specdec_hf.decode.draft_length import check_schedule
 from specdec_hf.decode.rules import resolve_rule
 from specdec_hf.decode.session import Options
+from specdec_hf.drafters.drafter import rules_of
 from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
 from specdec_hf.drafters.registry import AUTO
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.drafters.trees.auto import AutoDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.schedules.registry import make_schedule
@@ -93,14 +93,14 @@ def _with_chains(call: Call, options: Options) -> Options:
 def _served(model: Any, call: Call, options: Options) -> Options:
     """The same options; ValueError where the call or the model refuses their drafter."""
     drafter = options.drafter
-    resolve_rule(options.rule, call.do_sample, drafter.rules)
+    resolve_rule(options.rule, call.do_sample, rules_of(drafter))
     check_schedule(make_schedule(options.num_assistant_tokens_schedule or "constant"), drafter)
     check_options(call, options, drafter)
     choose_kind(
         model,
         len(call.mask),
         options.cache,
-        tree=isinstance(drafter, TreeDrafter),
+        tree=drafter.size > 0,
         self_check=options.self_check,
         prompt=Prompt(call.prompt_ids, call.mask),
         encoded=call.encoded,

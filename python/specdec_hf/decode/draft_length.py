@@ -18,7 +18,6 @@ from specdec_hf.drafters.checks import IGNORED, describe
 from specdec_hf.drafters.context import DraftContext, reads_draft
 from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.token_stats import stats_of_draft
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.constant import ConstantSchedule
@@ -28,7 +27,7 @@ from specdec_hf.schedules.registry import make_schedule, tree_schedules
 
 
 def begin_schedule(
-    given: str | Schedule, drafter: Drafter | TreeDrafter | None, context: ScheduleContext
+    given: str | Schedule, drafter: Drafter | None, context: ScheduleContext
 ) -> Schedule:
     """The schedule of a call, started.
 
@@ -44,9 +43,9 @@ def begin_schedule(
     return schedule
 
 
-def check_schedule(schedule: Schedule, drafter: Drafter | TreeDrafter) -> None:
+def check_schedule(schedule: Schedule, drafter: Drafter) -> None:
     """Raises ValueError for a schedule that does not fit the drafter."""
-    if isinstance(drafter, TreeDrafter):
+    if drafter.size:
         if not schedule.trees:
             raise ValueError(
                 "num_assistant_tokens_schedule must be "
@@ -78,7 +77,7 @@ class DraftLengthPolicy:
         schedule: Schedule,
         costs: Costs,
         guard: bool | BenefitGuard | None,
-        drafter: Drafter | TreeDrafter | None,
+        drafter: Drafter | None,
         *,
         model: Any,
         rule: str,
@@ -190,39 +189,40 @@ class DraftLengthPolicy:
         *,
         reads_prompt: bool,
         recorded: bool = False,
-    ) -> None:
-        """Learn from a round.
+    ) -> dict[str, Any]:
+        """Learn from a round; returns what the schedule records of it.
 
         Args:
-            record: its counts and times; the schedule adds what it records.
+            record: its counts and times so far.
             outcome: of its drafts.
             width: drafted tokens that the target's forward read for each sequence.
             reads_prompt: whether the round read the prompt too.
             recorded: whether CUDA graphs were recorded in the round, whose times then say nothing.
         """
         if self.drafter is None:
-            return
+            return {}
         rest = record.target + record.after_target
         if reads_prompt:
             if self.costs.measured:
                 self.costs.prefill += rest
-            return
+            return {}
         self._in_vain += bool(self._limits.any()) and width == 0
         depth, seconds, in_vain = int(outcome.drafted.max()), record.seconds, record.draft
-        record.schedule = self.schedule.record()
+        written = self.schedule.record()
         unknown = recorded and self.costs.measured
         if not unknown:
             self.costs.observe(depth, width, record.draft, rest)
         self.schedule.observe(outcome)
         if self.guard is None or unknown:
-            return
+            return written
         if isinstance(self.costs, ExpectedCosts):
             seconds, in_vain = self.costs.seconds(depth, width), 0.0
         emitted = [n for n in record.emitted if n]
         tokens = sum(emitted) / max(len(emitted), 1)
         note = self.guard.observe(width, tokens, seconds, in_vain)
         if note is not None:
-            self.stats.notes.append(f"round {self.stats.rounds}: {note}")
+            self.stats.notes.append(f"round {self.stats.rounds + 1}: {note}")
+        return written
 
     def finish(self) -> None:
         """Report what was measured, and keep it for the next call."""

@@ -90,7 +90,7 @@ def generate(
             head; chains or plain decoding answer calls that refuse trees, and ``stats.drafter`` and
             a note say so, see docs/loop.md#the-default-drafter. None for plain decoding, a name of
             `specdec_hf.drafters.registry` such as "prompt_lookup", a causal LM of the same
-            vocabulary, a `Drafter`, or a `TreeDrafter`, which drafts trees of its own; with
+            vocabulary, or a `Drafter`, which may draft trees of its own; with
             ``tree`` also a list of them, and without it a list of draft models from large to small,
             as in `VerticalCascade`.
         num_assistant_tokens: tokens to draft per round; ``gamma`` and ``num_speculative_tokens``

@@ -2,174 +2,171 @@
 
 Terms:
 
-- pending token: the last committed token of a sequence. The target's next forward reads it, and its
+- last token: the last committed token of a sequence. The target's next forward reads it, and its
   key and value are then cached.
-- round: one forward of the target over the pending token and the drafts of every sequence. It emits
+- round: one forward of the target over the last token and the drafts of every sequence. It emits
   the accepted drafts, then the recovered token after a rejection or else the bonus token.
-- chain: drafts that follow one another; see chain_round.py. Tree: drafts with several continuations
-  of one prefix; see tree_round.py. They differ in how a round drafts, lays out the forward and
-  verifies. Everything else, the commit above all, is the same code for both.
+- chain: drafts that follow one another. Tree: drafts with several continuations of one prefix.
+  `Drafted` knows them apart; everything else, the commit above all, is the same for both.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.hidden_states import take_hidden_states
-from specdec_hf.decode.chain_round import ChainRound
-from specdec_hf.decode.commit import DraftCounts, HostVerdict, commit, read_verdict
+from specdec_hf.decode.commit import DraftCounts, commit, read_verdict
+from specdec_hf.decode.drafted import Drafted
 from specdec_hf.decode.phases import Phases
 from specdec_hf.decode.processors import process_ended, process_logits
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
 from specdec_hf.decode.tracing import TracedRound
-from specdec_hf.decode.tree_round import TreeRound
 from specdec_hf.drafters.context import Candidates
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.schedules.base import Outcome
-from specdec_kernels import Tree, TreeVerdict, Verdict
-
-
-class Round(Protocol):
-    """The parts of a round in which chains and trees differ.
-
-    `step` calls the methods once each, in this order.
-    """
-
-    def draft(self, limits: NDArray[np.int64]) -> None:
-        """Draft up to ``limits[b]`` tokens deep for each sequence. Not called without drafts."""
-        ...
-
-    def forward(self) -> torch.Tensor:
-        """The target's logits [B, N+1, V] of the pending token and the N drafts."""
-        ...
-
-    def layout(self) -> Tree:
-        """The drafts as a tree, for the logits processors."""
-        ...
-
-    def verify(self, logits: torch.Tensor) -> tuple[Verdict | TreeVerdict, list[torch.Tensor]]:
-        """The op's verdict, and what else the host must read."""
-        ...
-
-    def count(self, verdict: HostVerdict) -> DraftCounts:
-        """How much was drafted for each sequence."""
-        ...
-
-    def rows(self, verdict: HostVerdict) -> NDArray[np.int64]:
-        """[B, n], the row of logits that each emitted token was chosen from."""
-        ...
-
-    def inform_drafter(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> None:
-        """Tell the drafter which drafts each sequence kept."""
-        ...
+from specdec_kernels import Tree
 
 
 @torch.inference_mode()
 def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
-    s = session
-    phases, active = Phases(s.clock, getattr(s.cache, "watch", None)), s.history.active.copy()
-    reads_prompt = s.first_round
-    graphs = s.stats.cuda_graphs
-    this: Round = TreeRound(s) if isinstance(s.drafter, TreeDrafter) else ChainRound(s)
-    limits = draft_limits(s)
-    if limits.any():
-        this.draft(limits)
-    phases.end("draft")
-
-    logits, s.first_logits = s.first_logits, None
-    if logits is None:
-        logits = this.forward()
-    phases.end("target")
-
-    raw = logits
-    if any(s.call.processors):
-        logits = process_logits(s, logits, this.layout())
-    verdict, extra = this.verify(logits)
-    observed = [] if s.drafter is None else _observed(s.drafter.candidates, this.layout(), logits)
-    read = read_verdict(verdict, *extra, *observed)
-    phases.end_if_real("verification")
-    if observed:
-        _inform_of_candidates(s, read.extra[-len(observed) :])
-    counts, lengths = this.count(read), s.history.lengths.copy()
-    behind = s.padding_fed
-    steps, kept = commit(s, read, counts)
-    phases.end_if_real("host")
-    this.inform_drafter(read, kept)
-    phases.end_if_real("draft")
-    new = s.history.lengths - lengths
-    kept_states = (s.context and s.context.kept_states) or []
-    hidden = take_hidden_states(s.cache) if kept_states or s.outputs is not None else {}
-    for states in kept_states:
-        rows = this.rows(read)
-        chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
-        states.record(hidden, lengths, chosen, raw.shape[1])
-    if s.outputs is not None:
-        if s.cache.kind == "plain":
-            # Every sequence has a row of every round, also where it had ended.
-            logits, new = process_ended(s, logits, 1 - new, behind), np.ones_like(new)
-        s.outputs.record(raw, logits, hidden, this.rows(read), new)
-
-    phases.end("host" if phases.real else "verification")
-    drafted = logits.shape[1] - 1
-    record = RoundRecord(
-        began=phases.began - s.started,
-        **phases.seconds,
-        drafted=np.where(active, counts.drafted, 0).tolist(),
-        accepted=kept.tolist(),
-        emitted=(s.history.lengths - lengths).tolist(),
-    )
-    s.stats.record_round(drafted, record)
-    undecided = s.history.lengths - lengths <= kept  # the text ended before the next decision
-    outcome = Outcome(
-        drafted=np.where(active, counts.depths, 0),
-        accepted=kept,
-        rejected=(counts.tried > kept) & active & ~undecided,
-    )
-    recorded = s.stats.cuda_graphs != graphs
-    s.length_policy.learn(record, outcome, drafted, reads_prompt=reads_prompt, recorded=recorded)
-    phases.end_if_real("host")
-    record.host = phases.seconds["host"]
-    if s.trace is not None:
-        assert isinstance(this, ChainRound)
-        s.trace(
+    phases = Phases(session.clock, session.cache)
+    before, drafted = _Before(session), Drafted(session)
+    with phases("draft"):
+        limits = draft_limits(session)
+        if limits.any():
+            drafted.propose(limits)
+    with phases("target"):
+        raw, session.first_logits = session.first_logits, None
+        if raw is None:
+            raw = drafted.forward()
+    with phases("verification"):
+        logits = raw
+        if any(session.call.processors):
+            logits = process_logits(session, raw, drafted.layout)
+        verdict, extra = drafted.verify(logits)
+        observed = _observed(session, drafted, logits)
+        read = read_verdict(verdict, *extra, *observed)
+    with phases("host"):
+        if observed:
+            _inform_of_candidates(session, read.extra[-len(observed) :])
+        counts = drafted.count(read)
+        steps, kept = commit(session, read, counts)
+    with phases("draft"):
+        if session.drafter is not None:
+            session.drafter.commit(drafted.outcome(read, kept))
+    with phases("host"):
+        _record_rows(session, before, drafted.rows(read), raw, logits)
+        _record_round(session, before, phases, counts, kept, width=raw.shape[1] - 1)
+    if session.trace is not None:
+        draft = drafted.draft
+        session.trace(
             TracedRound(
-                s.rule, s.seeds, this.lengths, logits, this.draft_token_ids, this.distribution,
-                verdict.accept_probs, steps,
+                session.rule, session.seeds, drafted.lengths, logits, drafted.tokens,
+                None if draft is None else draft.distribution, verdict.accept_probs, steps,
             )
         )  # fmt: skip
     return steps
 
 
-def _observed(count: int, drafts: Tree, logits: torch.Tensor) -> list[torch.Tensor]:
-    """The integers that `Candidates` is made of, on the device; empty for ``count`` 0."""
-    if count == 0:
-        return []
-    ids = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
-    return [drafts.tokens, drafts.parents, ids.flatten(1)]
+class _Before:
+    """The part of a session that a round changes and its record needs, as it was before."""
 
-
-def _inform_of_candidates(session: Session, read: list[NDArray[np.int64]]) -> None:
-    """Hand the drafter what `_observed` gave, once it is on the host."""
-    s, (drafts, parents, ids) = session, read
-    assert s.drafter is not None
-    tokens = np.concatenate([s.history.last(1), drafts], axis=1)
-    above = np.concatenate([np.full_like(tokens[:, :1], -1), parents + 1], axis=1)
-    candidates = Candidates(tokens, above, ids.reshape(*tokens.shape, -1))
-    s.drafter.observe(s.history.shown(), candidates)
+    def __init__(self, session: Session) -> None:
+        self.active = session.history.active.copy()
+        self.lengths = session.history.lengths.copy()
+        self.padding_fed = session.padding_fed
+        self.first_round = session.first_round
+        self.cuda_graphs = session.stats.cuda_graphs
 
 
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep to draft for each sequence; 0 everywhere in a round without drafts."""
-    s = session
-    if s.drafter is None or s.first_round:
-        return np.zeros_like(s.budgets)
+    if session.drafter is None or session.first_round:
+        return np.zeros_like(session.budgets)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
-    most = np.where(s.history.active, s.budgets - s.new_tokens - 1, 0)
-    return s.length_policy.limits(most)
+    most = np.where(session.history.active, session.budgets - session.new_tokens - 1, 0)
+    return session.length_policy.limits(most)
+
+
+def _observed(session: Session, drafted: Drafted, logits: torch.Tensor) -> list[torch.Tensor]:
+    """The integers that `Candidates` is made of, on the device; empty where nobody asks."""
+    count = 0 if session.drafter is None else session.drafter.candidates
+    if count == 0:
+        return []
+    ids = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
+    layout: Tree = drafted.layout
+    return [layout.tokens, layout.parents, ids.flatten(1)]
+
+
+def _inform_of_candidates(session: Session, read: list[NDArray[np.int64]]) -> None:
+    """Hand the drafter what `_observed` gave, once it is on the host."""
+    drafts, parents, ids = read
+    assert session.drafter is not None
+    tokens = np.concatenate([session.history.last(1), drafts], axis=1)
+    above = np.concatenate([np.full_like(tokens[:, :1], -1), parents + 1], axis=1)
+    candidates = Candidates(tokens, above, ids.reshape(*tokens.shape, -1))
+    session.drafter.observe(session.history.shown(), candidates)
+
+
+def _record_rows(
+    session: Session,
+    before: _Before,
+    rows: NDArray[np.int64],
+    raw: torch.Tensor,
+    logits: torch.Tensor,
+) -> None:
+    """Keep what drafters and the caller want of the rows [B, n] of the committed tokens."""
+    new = session.history.lengths - before.lengths
+    kept_states = (session.context and session.context.kept_states) or []
+    outputs = session.outputs
+    hidden = take_hidden_states(session.cache) if kept_states or outputs is not None else {}
+    for states in kept_states:
+        chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
+        states.record(hidden, before.lengths, chosen, raw.shape[1])
+    if outputs is None:
+        return
+    if session.cache.kind == "plain":
+        # Every sequence has a row of every round, also where it had ended.
+        logits = process_ended(session, logits, 1 - new, before.padding_fed)
+        new = np.ones_like(new)
+    outputs.record(raw, logits, hidden, rows, new)
+
+
+def _record_round(
+    session: Session,
+    before: _Before,
+    phases: Phases,
+    counts: DraftCounts,
+    kept: NDArray[np.int64],
+    *,
+    width: int,
+) -> None:
+    """Let the schedule and the guard learn from a round, and record it."""
+    emitted = session.history.lengths - before.lengths
+    undecided = emitted <= kept  # the text ended before the next decision
+    outcome = Outcome(
+        drafted=np.where(before.active, counts.depths, 0),
+        accepted=kept,
+        rejected=(counts.tried > kept) & before.active & ~undecided,
+    )
+    phases.stop()
+    made: dict[str, Any] = {
+        "began": phases.began - session.started,
+        "drafted": np.where(before.active, counts.drafted, 0).tolist(),
+        "accepted": kept.tolist(),
+        "emitted": emitted.tolist(),
+    }
+    schedule = session.length_policy.learn(
+        RoundRecord(**made, **phases.seconds), outcome, width,
+        reads_prompt=before.first_round,
+        recorded=session.stats.cuda_graphs != before.cuda_graphs,
+    )  # fmt: skip
+    if phases.real:
+        phases.stop()
+    session.stats.record_round(width, RoundRecord(**made, **phases.seconds, schedule=schedule))

@@ -26,7 +26,6 @@ from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.lease import Lease
 from specdec_hf.drafters.registry import AUTO
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -78,7 +77,7 @@ class Session:
     call: Call
     rule: str
     cache: RollbackCache
-    drafter: Drafter | TreeDrafter | None
+    drafter: Drafter | None
     context: DraftContext | None
     length_policy: DraftLengthPolicy
     history: CommittedTokens
@@ -98,6 +97,11 @@ class Session:
     def new_tokens(self) -> NDArray[np.int64]:
         """[B], how many tokens each sequence has beyond its prompt."""
         return self.history.lengths - self.prompt_lengths
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts are verified as trees."""
+        return self.drafter is not None and self.drafter.size > 0
 
     @property
     def first_round(self) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of the chains and trees that drafters return.
+"""Checks of the drafts that drafters return.
 
 A fault of the program, such as tokens of a wrong type, raises and names the drafter. A fault that
 can come and go with the text leaves a note in the statistics, and the drafts count as absent: text
@@ -8,7 +8,7 @@ is never lost to a bad draft.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeGuard, overload
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer, check_integers
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
-from specdec_hf.drafters.drafter import Draft, Drafter, DrafterBase
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_kernels import SampledDraft
 
 IGNORED = "those drafts count as absent"
@@ -30,90 +29,44 @@ def describe(drafter: Any) -> str:
     return f"drafter {drafter.name} ({type(drafter).__name__})"
 
 
-@overload
 def ask(
-    drafter: Drafter, history: History, limits: NDArray[np.int64] | int, context: DraftContext
-) -> Draft | None: ...
-@overload
-def ask(
-    drafter: TreeDrafter, history: History, limits: NDArray[np.int64] | int, context: DraftContext
-) -> TreeDraft | None: ...
-def ask(
-    drafter: Drafter | TreeDrafter,
-    history: History,
-    limits: NDArray[np.int64] | int,
-    context: DraftContext,
-) -> Draft | TreeDraft | None:
+    drafter: Drafter, history: History, limits: NDArray[np.int64], context: DraftContext
+) -> Draft | None:
     """A drafter's proposal of one round, checked; None where it drafts nothing.
 
     Args:
         drafter: asked once.
-        history: argument of ``propose``.
-        limits: how many tokens, or levels of a tree, each sequence can use, or [B] of them; gamma
-            is the largest.
+        history, limits: arguments of `Drafter.propose`.
         context: the one that the drafter was started with.
+
+    Returns:
+        A draft whose counts are known where it is a chain. A chain of a drafter of trees becomes a
+        tree.
 
     Raises:
         TypeError: not a draft, or one that holds something of a wrong type.
         ValueError: tokens of a wrong shape, a tensor on a wrong device, or a distribution that may
             have been drawn from with noise that other rounds use.
     """
-    gamma = _begin_proposal(history, limits, context)
-    draft: Draft | TreeDraft | None
-    if isinstance(drafter, TreeDrafter):
-        assert context.limits is not None
-        draft = _read_tree(
-            drafter, drafter.propose(history, context.limits.copy()), history, context
-        )
+    context.asked_for_noise = False
+    proposed: Any = drafter.propose(history, limits.copy())
+    if proposed is None:
+        return None
+    proposed = proposed if isinstance(proposed, Draft) else Draft(proposed)
+    if proposed.parents is not None:
+        draft = _read_tree(drafter, proposed, history, context)
+    elif proposed.num_proposals != 1:
+        draft = _read_proposals(drafter, proposed, history, int(limits.max()), context)
     else:
-        draft = read_draft(drafter, drafter.propose(history, gamma), history, gamma, context)
+        draft = read_chain(drafter, proposed, history, int(limits.max()), context)
+        if draft is not None and drafter.size:
+            draft = _as_tree(draft, limits)
     if draft is not None and draft.distribution is not None:
         _check_noise(drafter, context)
     return draft
 
 
-def ask_several(
-    drafter: Drafter, history: History, limits: NDArray[np.int64], context: DraftContext, count: int
-) -> torch.Tensor | None:
-    """Up to ``count`` chains [B, K, L] of each sequence, checked; arguments as in `ask`.
-
-    Raises:
-        TypeError: what it returns is no tensor of integers.
-        ValueError: a tensor of a wrong shape or on a wrong device.
-    """
-    gamma = _begin_proposal(history, limits, context)
-    chains: Any = drafter.propose_several(history, gamma, count)
-    if chains is None:
-        return None
-    name, batch_size = f"{type(drafter).__name__}.propose_several", len(history.lengths)
-    _check_tensor(name, "tokens", chains, context)
-    shape = list(chains.shape)
-    if len(shape) != 3 or shape[0] != batch_size or shape[1] > count or shape[2] > gamma:
-        raise ValueError(
-            f"{name} must return tokens [{batch_size}, 0..{count}, 0..{gamma}], got {shape}"
-        )
-    return chains.to(torch.int64) if chains.numel() else None
-
-
-def _begin_proposal(
-    history: History, limits: NDArray[np.int64] | int, context: DraftContext
-) -> int:
-    context.asked_for_noise = False
-    context.limits = np.broadcast_to(limits, history.lengths.shape)
-    return int(np.max(limits))
-
-
-def usable_lengths(context: DraftContext, history: History, gamma: int) -> NDArray[np.int64]:
-    """[B], how many of ``gamma`` tokens each sequence can use; 0 for those that have ended.
-
-    A drafter whose first tokens depend on how many it is asked for must go by them, because gamma
-    is the largest of the batch.
-    """
-    most = gamma if context.limits is None else np.minimum(context.limits, gamma)
-    return np.where(history.active, most, 0)
-
-
-def _check_noise(drafter: DrafterBase, context: DraftContext) -> None:
+def _check_noise(drafter: Drafter, context: DraftContext) -> None:
     if drafter.noise not in ("context", "independent"):
         raise ValueError(
             f"{type(drafter).__name__}.noise must be 'context' or 'independent', "
@@ -147,27 +100,25 @@ def check_temperature(drafter: Any, distribution: SampledDraft, expected: Any, o
         )
 
 
-def read_draft(
-    drafter: Drafter, proposed: Any, history: History, gamma: int, context: DraftContext
+def read_chain(
+    drafter: Drafter, draft: Draft, history: History, gamma: int, context: DraftContext
 ) -> Draft | None:
-    """Check a drafter's proposal, so that the loop meets valid counts only; None for no drafts.
+    """Check a drafted chain, so that the loop meets valid counts only; None for no drafts.
 
     Args:
         drafter: named in messages and notes.
-        proposed: a `Draft`, or its tokens alone. Tokens are a tensor or array [B, up to gamma], or
-            a list of one list per sequence; lists may differ in length.
-        history, gamma: that it was given.
+        draft: its tokens are a tensor or array [B, up to gamma], or a list of one list for each
+            sequence; lists may differ in length.
+        history: that it was given.
+        gamma: the largest of the limits that it was given.
         context: names the target, and takes remarks for the statistics.
 
     Raises:
-        TypeError: not a draft, or one that holds something of a wrong type.
+        TypeError: something of a wrong type.
         ValueError: tokens of a wrong shape, or a tensor on a wrong device.
     """
-    if proposed is None:
-        return None
     model, note = context.model, context.note
     name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
-    draft = proposed if isinstance(proposed, Draft) else Draft(proposed)
     tokens = _read_tokens(name, draft.tokens, batch_size, gamma)
     size = tokens.shape[1]
     counts = np.full(batch_size, size)
@@ -193,49 +144,100 @@ def read_draft(
     if not counts.any():
         return None
     confidence = _read_confidence(name, draft.confidence, (batch_size, size))
-    return Draft(tokens, draft.distribution, counts, confidence)
+    return Draft(tokens, distribution=draft.distribution, counts=counts, confidence=confidence)
+
+
+def _read_proposals(
+    drafter: Drafter, draft: Draft, history: History, gamma: int, context: DraftContext
+) -> Draft | None:
+    """Check K chains of each sequence, without a distribution."""
+    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    count = check_integer(f"num_proposals of {name}", draft.num_proposals, 1)
+    _check_tensor(name, "tokens", draft.tokens, context)
+    shape = list(draft.tokens.shape)
+    if (
+        count > context.num_proposals
+        or len(shape) != 2
+        or shape[0] != batch_size
+        or shape[1] % count
+        or shape[1] > count * gamma
+    ):
+        raise ValueError(
+            f"{name} must return up to {context.num_proposals} proposals of up to {gamma} tokens "
+            f"for each of {batch_size} sequences, got tokens {shape} with num_proposals={count}"
+        )
+    if draft.distribution is not None:
+        raise ValueError(f"{name} must return several proposals without a distribution, got one")
+    if shape[1] == 0:
+        return None
+    return Draft(draft.tokens.to(torch.int64), num_proposals=count)
+
+
+def _as_tree(draft: Draft, limits: NDArray[np.int64]) -> Draft:
+    """A checked chain as a tree with one path."""
+    tokens = cut_chains(draft, limits)
+    size = tokens.shape[1]
+    parents = torch.arange(-1, size - 1, device=tokens.device).expand(len(tokens), -1)
+    return replace(draft, tokens=tokens, parents=parents, depth=size, counts=None, confidence=None)
+
+
+def cut_chains(draft: Draft, counts: NDArray[np.int64] | None = None) -> torch.Tensor:
+    """The tokens [B, N] of a checked chain, -1 after the end of each, ``counts[b]`` at most."""
+    assert draft.counts is not None
+    tokens, size = draft.tokens, draft.tokens.shape[1]
+    counts = draft.counts if counts is None else np.minimum(draft.counts, counts)
+    if (counts >= size).all():
+        return tokens
+    bounds = torch.from_numpy(counts).to(tokens.device, non_blocking=True)
+    return tokens.masked_fill(torch.arange(size, device=tokens.device) >= bounds[:, None], -1)
 
 
 def _read_tree(
-    drafter: TreeDrafter, proposed: Any, history: History, context: DraftContext
-) -> TreeDraft | None:
-    """Check a drafter's tree; None for no drafts. The op finds ids and parents out of range."""
-    if proposed is None:
-        return None
+    drafter: Drafter, draft: Draft, history: History, context: DraftContext
+) -> Draft | None:
+    """Check a drafted tree; None for no drafts. The op finds ids and parents out of range."""
     name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
-    if not isinstance(proposed, TreeDraft):
-        raise TypeError(f"{name} must return None or a TreeDraft, got {type(proposed).__name__}")
-    _check_tensor(name, "tokens", proposed.tokens, context)
-    if proposed.tokens.ndim != 2 or len(proposed.tokens) != batch_size:
-        got = list(proposed.tokens.shape)
+    if not drafter.size:
+        raise ValueError(
+            f"{name} must return a chain, without parents: a drafter of trees sets size and depth"
+        )
+    _check_tensor(name, "tokens", draft.tokens, context)
+    if draft.tokens.ndim != 2 or len(draft.tokens) != batch_size:
+        got = list(draft.tokens.shape)
         raise ValueError(f"{name} must return tokens [{batch_size}, N], got {got}")
-    shape = (batch_size, size) = tuple(proposed.tokens.shape)
+    shape = (batch_size, size) = tuple(draft.tokens.shape)
+    if size > drafter.size:
+        raise ValueError(f"{name} must return at most size={drafter.size} nodes, got {size}")
     for field in ("parents", "draft_rows", "scores"):
-        value = getattr(proposed, field)
-        if value is None and field != "parents":
+        value = getattr(draft, field)
+        if value is None:
             continue
         _check_tensor(name, field, value, context, integers=field != "scores")
         if value.shape != shape:
             raise ValueError(f"{name} must return {field} {list(shape)}, got {list(value.shape)}")
-    if (carried := proposed.carried) is not None:
+    if (carried := draft.carried) is not None:
         _check_tensor(name, "carried", carried, context)
         if carried.ndim != 2 or len(carried) != batch_size:
             raise ValueError(
                 f"{name} must return carried [{batch_size}, E], got {list(carried.shape)}"
             )
-    check_integer(f"depth of {name}", proposed.depth, 0)
-    rows = size if proposed.draft_rows is None else None
+    depth = min(size, drafter.depth)
+    if draft.depth is not None:
+        depth = min(size, check_integer(f"depth of {name}", draft.depth, 0))
+    rows = size if draft.draft_rows is None else None
     device = context.model.device
-    if not _check_distribution(name, proposed.distribution, batch_size, rows, device):
+    if not _check_distribution(name, draft.distribution, batch_size, rows, device):
         context.note(f"{describe(drafter)} gave a distribution that is not [B, M, V]; {IGNORED}")
         return None
     if size == 0:
         return None
-    draft_rows = proposed.draft_rows
+    draft_rows, parents = draft.draft_rows, draft.parents
+    assert parents is not None
     return replace(
-        proposed,
-        tokens=proposed.tokens.to(torch.int64),
-        parents=proposed.parents.to(torch.int64),
+        draft,
+        tokens=draft.tokens.to(torch.int64),
+        parents=parents.to(torch.int64),
+        depth=depth,
         draft_rows=None if draft_rows is None else draft_rows.to(torch.int32),
     )
 

@@ -78,9 +78,9 @@ class DraftContext:
             token statistics, which cost a read from the device each.
         nodes: `Schedule.nodes`, for trees on the host whose drafts no rule reads; set after
             `start`. None takes all nodes.
+        num_proposals: how many chains of each sequence a drafter with `Drafter.several` may draft.
         first_draft_index: index of this drafter's first draft in the round. Only the loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
-        limits: [B], how many of the round's gamma tokens each sequence can use; None means all.
         kept_states: what `keep_states` keeps; None where the loop records none.
     """
 
@@ -103,9 +103,9 @@ class DraftContext:
     cache: Any = None
     goes_on: Callable[[int, TokenStats], NDArray[np.bool_]] | None = None
     nodes: Callable[[int, NDArray[np.float64]], int] | None = None
+    num_proposals: int = 1
     first_draft_index: int = 0
     asked_for_noise: bool = False
-    limits: NDArray[np.int64] | None = None
     kept_states: list[CommittedStates] | None = None
 
     def report_compiled(self, name: str, stats: CompileStats) -> None:
@@ -145,7 +145,7 @@ class DraftContext:
 
         They give noise of the round, and under rule match that of the token's position; see
         docs/rules.md#noise. A drafter that returns a distribution calls this in every round, or
-        declares `DrafterBase.noise`.
+        declares `Drafter.noise`.
 
         Args:
             lengths: [B] int64, `History.lengths` of the round.
@@ -181,7 +181,8 @@ class Candidates:
     """The target's most likely next tokens after every token that a round fed to it, on the host.
 
     Row 0 belongs to the pending token, and row n + 1 to draft n. In a `TrieTree` that holds for
-    tree drafters, and other drafters' tokens follow; a chain drafter finds its rows by `path`.
+    drafters of trees, and other drafters' tokens follow; a drafter of chains finds its rows by
+    `path`.
 
     Attributes:
         tokens: [B, N+1] int64, the pending token and the drafts; -1 is an absent draft.

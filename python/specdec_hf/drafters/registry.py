@@ -8,11 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from specdec_hf.drafters.drafter import Drafter
-    from specdec_hf.drafters.tree_drafter import TreeDrafter
+from typing import Any
 
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 FILE = "FILE"  # the value of drafters that read a file
@@ -21,7 +17,7 @@ FOLDER = "FOLDER"  # of drafters that read a folder
 
 @dataclass(frozen=True)
 class Entry:
-    """A drafter that has a name; its module is called the same.
+    """A drafter that has a name; its module is called the same, and its class reads this entry.
 
     Attributes:
         folder: of this package, where the module is.
@@ -30,10 +26,9 @@ class Entry:
         value: what the text after a colon is, such as FILE in ``ngram:FILE``; empty where the
             drafter takes none.
         needs_value: whether there must be such a text.
-        own_tree: whether it is a `TreeDrafter`, which drafts trees of its own.
+        own_tree: whether it drafts trees of its own.
         is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
-        makes_forward: as in `Drafter`.
-        draws, reports_confidence, several: as in `Drafter`.
+        draws, reports_confidence, several, makes_forward: as in `Drafter`.
     """
 
     folder: str
@@ -47,6 +42,11 @@ class Entry:
     draws: bool = False
     reports_confidence: bool = False
     several: bool = False
+
+    def capabilities(self) -> dict[str, bool]:
+        """Attributes of the class."""
+        names = ("draws", "reports_confidence", "several", "makes_forward")
+        return {name: getattr(self, name) for name in names}
 
 
 DRAFTERS: dict[str, Entry] = {
@@ -241,8 +241,8 @@ def class_of(name: str) -> Any:
     return getattr(module, entry.class_name)
 
 
-def make_drafter(text: str) -> Drafter | TreeDrafter | None:
-    """The drafter that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
+def make_drafter(text: str) -> Any:
+    """The `Drafter` that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
 
     Raises:
         ValueError: a text that does not suit the drafter.
@@ -251,5 +251,4 @@ def make_drafter(text: str) -> Drafter | TreeDrafter | None:
     entry = entry_of(text)
     if entry is None:
         return None
-    drafter: Drafter | TreeDrafter = class_of(text.partition(":")[0]).from_text(value_of(text))
-    return drafter
+    return class_of(text.partition(":")[0]).from_text(value_of(text))

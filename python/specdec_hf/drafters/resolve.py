@@ -14,7 +14,6 @@ from specdec_hf.drafters.models.layers import LayersDrafter
 from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.drafters.models.vertical_cascade import VerticalCascade
 from specdec_hf.drafters.registry import DRAFTERS, make_drafter, usages
-from specdec_hf.drafters.tree_drafter import TreeDrafter
 from specdec_hf.drafters.trees.eagle import EagleDrafter
 from specdec_hf.drafters.trees.tree_model import TreeModelDrafter
 from specdec_hf.drafters.trees.trie import TrieDrafter
@@ -33,7 +32,7 @@ def _named(drafter: Any) -> str:
     """A drafter in a message: by its name, and a model by its type, since its repr is long."""
     if isinstance(drafter, list | tuple):
         return f"[{', '.join(map(_named, drafter))}]"
-    if isinstance(drafter, Drafter | TreeDrafter):
+    if isinstance(drafter, Drafter):
         return drafter.name
     return type(drafter).__name__ if isinstance(drafter, torch.nn.Module) else repr(drafter)
 
@@ -41,14 +40,12 @@ def _named(drafter: Any) -> str:
 def check_drafter_types(drafter: Any) -> None:
     """Raises TypeError for an argument ``drafter`` that neither is a drafter nor lists some."""
     for one in drafter if isinstance(drafter, list | tuple) else [drafter]:
-        fits = one is None or isinstance(one, str | Drafter | TreeDrafter) or is_language_model(one)
+        fits = one is None or isinstance(one, str | Drafter) or is_language_model(one)
         if not fits:
             raise TypeError(f"{_RULE}, got {_named(one)}")
 
 
-def resolve_drafter(
-    drafter: Any, layout: Layout | None, model: Any
-) -> Drafter | TreeDrafter | None:
+def resolve_drafter(drafter: Any, layout: Layout | None, model: Any) -> Drafter | None:
     """The drafter of a call; None for plain decoding.
 
     Args:
@@ -73,7 +70,7 @@ def _cascade(drafters: Sequence[Any], target: Any) -> Drafter:
     """Draft models from large to small, each of which drafts for the one before it."""
     models = drafters[:-1]
     last = _one_drafter(drafters[-1], target) if drafters else None
-    if not models or not all(map(is_language_model, models)) or not isinstance(last, Drafter):
+    if not models or not all(map(is_language_model, models)) or last is None or last.size:
         raise ValueError(
             f"{_RULE}, got {_named(drafters)}; several drafters need tree, unless they are draft "
             "models from large to small, the last of which may be a Drafter"
@@ -83,10 +80,10 @@ def _cascade(drafters: Sequence[Any], target: Any) -> Drafter:
     return last
 
 
-def _one_drafter(drafter: Any, target: Any) -> Drafter | TreeDrafter | None:
+def _one_drafter(drafter: Any, target: Any) -> Drafter | None:
     if isinstance(drafter, LayersDrafter):
         drafter.draft_for(target)
-    if drafter is None or isinstance(drafter, Drafter | TreeDrafter):
+    if drafter is None or isinstance(drafter, Drafter):
         return drafter
     check_drafter_types(drafter)
     if not isinstance(drafter, str):
@@ -99,7 +96,7 @@ def _one_drafter(drafter: Any, target: Any) -> Drafter | TreeDrafter | None:
     return _one_drafter(made, target)
 
 
-def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> TreeDrafter:
+def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
     given = list(drafter) if isinstance(drafter, list | tuple) else [drafter]
     resolved = [made for one in given if (made := _one_drafter(one, target)) is not None]
     if not resolved or len(resolved) < len(given):
@@ -108,7 +105,7 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> TreeDrafter:
         return TrieDrafter(resolved, layout)
     drafters = []
     for one in resolved:
-        if isinstance(one, TreeDrafter):
+        if one.size:
             raise ValueError(
                 f"tree must be a TrieTree or None with drafter {one.name}, which drafts trees of "
                 f"its own, got {layout}"
@@ -133,7 +130,7 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> TreeDrafter:
     )
 
 
-def parts_of(drafter: Drafter | TreeDrafter | None) -> list[Drafter | TreeDrafter]:
+def parts_of(drafter: Drafter | None) -> list[Drafter]:
     """The drafters that keep a state of the call: the caller's, and what was made of them."""
     if drafter is None:
         return []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import History
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.drafter import Draft
 from specdec_hf.drafters.heads.parallel_draft import ParallelDrafter
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.parallel_files import load_blockwise
 
 
-class BlockwiseDrafter(ParallelDrafter[BlockwiseHeads], Drafter):
+class BlockwiseDrafter(ParallelDrafter[BlockwiseHeads], entry="blockwise"):
     """Trained heads, each of which drafts its most likely token.
 
     Args:
@@ -24,11 +26,10 @@ class BlockwiseDrafter(ParallelDrafter[BlockwiseHeads], Drafter):
     Source: Stern et al. 2018, arXiv 1811.03115.
     """
 
-    name = "blockwise"
     kind, load = BlockwiseHeads, staticmethod(load_blockwise)
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        counts = self._draft.room(history, gamma)
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        counts = self._draft.room(history, limits)
         gamma = int(counts.max())
         if gamma < 1:
             return None

@@ -14,7 +14,7 @@ from specdec_hf.heads.files import load_head
 from specdec_hf.trees.layouts import EagleTree
 
 
-class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter):
+class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter, entry="eagle3"):
     """A trained head that reads the target's hidden states; see `specdec_hf.heads.eagle3`.
 
     Args:
@@ -29,7 +29,6 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter):
     Source: EAGLE-3, arXiv 2503.01840.
     """
 
-    name = "eagle3"
     kind, load = Eagle3Head, staticmethod(load_head)
 
     def __init__(

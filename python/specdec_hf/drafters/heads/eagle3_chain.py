@@ -10,7 +10,7 @@ from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.files import load_head
 
 
-class Eagle3ChainDrafter(HeadDrafter[Eagle3Head], ModelDrafter):
+class Eagle3ChainDrafter(HeadDrafter[Eagle3Head], ModelDrafter, entry="eagle3_chain"):
     """A trained head that drafts token by token, each with the distribution it was drawn from.
 
     Args:
@@ -23,7 +23,6 @@ class Eagle3ChainDrafter(HeadDrafter[Eagle3Head], ModelDrafter):
     Source: EAGLE-3, arXiv 2503.01840.
     """
 
-    name = "eagle3_chain"
     rolls_back = False
     kind, load = Eagle3Head, staticmethod(load_head)
     model = None  # that of the call

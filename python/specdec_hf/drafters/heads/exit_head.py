@@ -9,7 +9,7 @@ from specdec_hf.drafters.models.own_layers import OwnLayersDrafter
 from specdec_hf.heads.exit import ExitHead, load_exit
 
 
-class ExitHeadDrafter(HeadDrafter[ExitHead], OwnLayersDrafter):
+class ExitHeadDrafter(HeadDrafter[ExitHead], OwnLayersDrafter, entry="exit_head"):
     """As `EarlyExitDrafter`, with a trained norm and projection before the final norm.
 
     Args:
@@ -20,7 +20,6 @@ class ExitHeadDrafter(HeadDrafter[ExitHead], OwnLayersDrafter):
         ValueError: a folder whose head cannot be read, by name of what is wrong.
     """
 
-    name = "exit_head"
     kind, load = ExitHead, staticmethod(load_exit)
     start = OwnLayersDrafter.start
 

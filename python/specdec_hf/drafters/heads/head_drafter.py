@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 from specdec_hf.drafters.context import DraftContext
-from specdec_hf.drafters.drafter import DrafterBase
+from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.heads.placed import H, PlacedHead
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class HeadDrafter(DrafterBase, Generic[H]):
-    """Base class beside that of chain or tree drafters; override `draft_with`.
+class HeadDrafter(Drafter, Generic[H]):
+    """Base class of drafters with a head; override `draft_with` and `propose`.
 
     Args:
         head: one of `kind`, or the folder of one. It is not changed. A `PlacedHead` shares its copy

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import shown
 from specdec_hf.drafters.context import History
+from specdec_hf.drafters.drafter import RULES_OF_DETERMINISTIC_TREES, Draft
 from specdec_hf.drafters.heads.parallel_draft import ParallelDrafter
 from specdec_hf.drafters.tensors import mask_below_limits
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel_files import load_medusa
 from specdec_hf.trees.layouts import TreeSpec
@@ -23,7 +23,7 @@ _ACCURACIES = ((0.5, 0.12, 0.06, 0.04), (0.3, 0.1, 0.05), (0.2, 0.08), (0.15,), 
 DEFAULT_TREE = TreeSpec.medusa(_RANKS, 12, _ACCURACIES)
 
 
-class MedusaDrafter(ParallelDrafter[MedusaHeads], TreeDrafter):
+class MedusaDrafter(ParallelDrafter[MedusaHeads], entry="medusa"):
     """Trained heads, each of which offers its most likely tokens at one depth of a fixed tree.
 
     Rule typical, which must be asked for, is that of the source and lossy; the other rules are not.
@@ -40,8 +40,7 @@ class MedusaDrafter(ParallelDrafter[MedusaHeads], TreeDrafter):
     Source: Cai et al. 2024, arXiv 2401.10774.
     """
 
-    name = "medusa"
-    rules = (*TreeDrafter.rules, "typical")
+    rules = (*RULES_OF_DETERMINISTIC_TREES, "typical")
     kind, load = MedusaHeads, staticmethod(load_medusa)
 
     def __init__(self, head: MedusaHeads | str | Path, tree: TreeSpec | None = None) -> None:
@@ -54,7 +53,7 @@ class MedusaDrafter(ParallelDrafter[MedusaHeads], TreeDrafter):
             raise ValueError(f"tree must be at most {heads} deep, got {self.tree.depth}")
         self.size, self.depth = self.tree.size, self.tree.depth
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         limits = self._draft.room(history, limits)
         depth = min(self.depth, int(limits.max()))
         if depth < 1:
@@ -70,4 +69,4 @@ class MedusaDrafter(ParallelDrafter[MedusaHeads], TreeDrafter):
         below = torch.from_numpy(depths)[None].to(states.device, non_blocking=True)
         tokens = mask_below_limits(torch.cat(levels, dim=1), below, limits)
         parents = torch.tensor(spec.parents).to(states.device, non_blocking=True)
-        return TreeDraft(tokens, parents.expand(len(tokens), -1), depth)
+        return Draft(tokens, parents.expand(len(tokens), -1), depth=depth)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec_hf.cache.forward import forward_embeddings
 from specdec_hf.cache.protocol import Lengths
@@ -57,7 +59,7 @@ class LookAheadDraft(OwnCacheDraft):
         return next(self._rows)[:, None]
 
 
-class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter):
+class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter, entry="pass_head"):
     """The target's next token, and a guess of the following ones at look-ahead embeddings.
 
     The first draft is drawn from the target's own distribution, so that it is accepted but for
@@ -74,7 +76,6 @@ class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter):
     Source: Monea et al. 2023, "PaSS", arXiv 2311.13581.
     """
 
-    name = "pass_head"
     kind, load = PassHead, staticmethod(load_pass)
     drafts_at_once = True
 
@@ -84,7 +85,7 @@ class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter):
         self._context = context
         return LookAheadDraft(context, head)
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         own: Any = self._draft
-        own.size = min(gamma, own.most)
-        return super().propose(history, own.size)
+        own.size = min(int(limits.max()), own.most)
+        return super().propose(history, np.minimum(limits, own.most))

@@ -26,9 +26,6 @@ class CopyingDrafter(Drafter):
         corpus: a text that it copies from; None for none.
     """
 
-    several = True
-    reports_confidence = True
-
     def __init__(self, corpus: Corpus | None) -> None:
         self.corpus = corpus
         self._note: str | None = None  # of the tokenizer, until it is checked
@@ -54,7 +51,7 @@ class CopyingDrafter(Drafter):
         Raises:
             ValueError: a corpus for another vocabulary.
         """
-        self._text = CopiedText(context)
+        self._text, self._num_proposals = CopiedText(context), context.num_proposals
         self.check_config(context.model.config)
         if self._note is not None:
             context.note(f"{describe(self)}: {self._note}")
@@ -63,27 +60,18 @@ class CopyingDrafter(Drafter):
         if self.corpus is not None:
             self._note = check_fingerprint("corpus", self.corpus.fingerprint, tokenizer)
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        several, confidence = self._propose(history, gamma, 1)
-        tokens = several[:, 0]
-        counts = (tokens >= 0).sum(axis=1)
-        if not counts.any():
-            return None
-        return Draft(torch.from_numpy(tokens), counts=counts, confidence=confidence)
-
-    def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
-        """[B, count, gamma], different chains of every sequence, best first, then -1."""
-        tokens, _ = self._propose(history, gamma, count)
-        return torch.from_numpy(tokens) if (tokens >= 0).any() else None
-
-    def _propose(
-        self, history: History, gamma: int, count: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens [B, count, gamma], and the confidence [B, gamma] of the first chains."""
-        batch_size = len(history.lengths)
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        """Different chains of every sequence."""
+        batch_size, count, gamma = len(history.lengths), self._num_proposals, int(limits.max())
         tokens = np.full((batch_size, count, gamma), -1, dtype=np.int64)
         confidence = np.zeros((batch_size, gamma), dtype=np.float32)
-        for b in np.flatnonzero(history.active):
-            proposal = self.copy(int(b), self._text.of(history, int(b)), gamma, count)
+        for b in np.flatnonzero(history.active).tolist():
+            proposal = self.copy(b, self._text.of(history, b), gamma, count)
             tokens[b], confidence[b] = proposal.tokens, proposal.confidence[0]
-        return tokens, confidence
+        if (tokens < 0).all():
+            return None
+        return Draft(
+            torch.from_numpy(tokens).flatten(1),
+            confidence=confidence if count == 1 else None,
+            num_proposals=count,
+        )

@@ -16,7 +16,7 @@ from specdec_hf.drafters.model_free.ngram_counts import NgramCounts
 from specdec_hf.trees.checks import MAX_NODES
 
 
-class NasdDrafter(Drafter):
+class NasdDrafter(Drafter, entry="nasd"):
     """Drafts the most counted token after the longest known ending, again and again.
 
     Each sequence has counts of its own. Every committed token is counted after the endings of
@@ -37,9 +37,6 @@ class NasdDrafter(Drafter):
     ``top_k`` 0 or 1, arXiv 2404.08698.
     """
 
-    name = "nasd"
-    several = True
-
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2, top_k: int = 3) -> None:
         self.max_ngram = check_integer("max_ngram", max_ngram, 1, MAX_NODES)
         self.min_ngram = check_integer("min_ngram", min_ngram, 1, MAX_NODES)
@@ -51,28 +48,25 @@ class NasdDrafter(Drafter):
 
     def start(self, context: DraftContext) -> None:
         """Begin without counts."""
+        self._num_proposals = context.num_proposals
         self._counts = [
             NgramCounts(self.max_ngram, self.min_ngram) for _ in range(context.batch_size)
         ]
         self._observed: tuple[NDArray[np.int64], Candidates] | None = None
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        chains = self._propose(history, gamma, 1)
-        return None if chains is None else Draft(chains[:, 0])
-
-    def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
-        """[B, count, gamma], chains that differ in their first token, best first, then -1."""
-        return self._propose(history, gamma, count)
-
-    def _propose(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        """Chains that differ in their first token."""
         self._count(history)
+        count, gamma = self._num_proposals, int(limits.max())
         chains = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
         for b in np.flatnonzero(history.active).tolist():
             ending = self._ending(history.tokens[b], int(history.lengths[b]))
             for k, token in enumerate(self._counts[b].ranking(ending)[:count]):
                 follow = self._counts[b].continuation([*ending, token], gamma - 1)
                 chains[b, k, : len(follow) + 1] = [token, *follow]
-        return torch.from_numpy(chains) if (chains >= 0).any() else None
+        if (chains < 0).all():
+            return None
+        return Draft(torch.from_numpy(chains).flatten(1), num_proposals=count)
 
     def observe(self, history: History, candidates: Candidates) -> None:
         self._count(history)

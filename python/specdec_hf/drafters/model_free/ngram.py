@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class NgramDrafter(RowDrafter):
+class NgramDrafter(RowDrafter, entry="ngram"):
     """Draws the next token as often as it followed the last tokens before.
 
     The counts are those of a table and, with ``learn``, of the sequence itself. The longest context
@@ -41,8 +41,6 @@ class NgramDrafter(RowDrafter):
 
     Source: Leviathan et al. 2023, section 3.6.
     """
-
-    name = "ngram"
 
     def __init__(
         self,
@@ -99,11 +97,11 @@ class NgramDrafter(RowDrafter):
             NgramCounts(self.order - 1, self.min_context) for _ in range(context.batch_size)
         ]
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         if self.learn:
             for b in np.flatnonzero(history.active):
                 self._learnt[b].extend(history.tokens[b, : history.lengths[b]])
-        return super().propose(history, gamma)
+        return super().propose(history, limits)
 
     def row(self, b: int, text: NDArray[np.int64]) -> NDArray[np.float32] | None:
         sources: list[NgramTable | NgramCounts] = [] if self.table is None else [self.table]

@@ -15,7 +15,7 @@ from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.model_free.copied_text import CopiedText
 
 
-class PromptLookupDrafter(Drafter):
+class PromptLookupDrafter(Drafter, entry="prompt_lookup"):
     """Copies the tokens that followed the latest of the longest matches of a sequence's ending.
 
     It runs on the host, where the loop holds all tokens, and treats every sequence by itself. With
@@ -33,8 +33,6 @@ class PromptLookupDrafter(Drafter):
     Source: prompt lookup decoding (Saxena, 2023).
     """
 
-    name = "prompt_lookup"
-    several = True
     rolls_back = True
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
@@ -45,27 +43,20 @@ class PromptLookupDrafter(Drafter):
         self._text = CopiedText()
 
     def start(self, context: DraftContext) -> None:
-        self._text = CopiedText(context)
+        self._text, self._num_proposals = CopiedText(context), context.num_proposals
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        tokens = np.full((len(history.lengths), gamma), -1, dtype=np.int64)
-        counts = np.zeros(len(history.lengths), dtype=np.int64)
-        for b in np.flatnonzero(history.active).tolist():
-            found = lookup(self._text.of(history, b), gamma, self.max_ngram, self.min_ngram)
-            tokens[b, : len(found)] = found
-            counts[b] = len(found)
-        return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
-
-    def propose_several(self, history: History, gamma: int, count: int) -> torch.Tensor | None:
-        """[B, count, gamma], different continuations of every sequence, best first, then -1."""
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        """Different continuations of every sequence."""
+        count, gamma = self._num_proposals, int(limits.max())
         tokens = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
         for b in np.flatnonzero(history.active).tolist():
             text = self._text.of(history, b)
-            for k, found in enumerate(
-                lookup_several(text, gamma, count, self.max_ngram, self.min_ngram)
-            ):
-                tokens[b, k] = found
-        return torch.from_numpy(tokens) if (tokens >= 0).any() else None
+            found = lookup_several(text, gamma, count, self.max_ngram, self.min_ngram)
+            for k, continuation in enumerate(found):
+                tokens[b, k] = continuation
+        if (tokens < 0).all():
+            return None
+        return Draft(torch.from_numpy(tokens).flatten(1), num_proposals=count)
 
 
 def lookup(

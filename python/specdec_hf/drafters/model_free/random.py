@@ -9,7 +9,7 @@ from specdec_hf.drafters.context import DraftContext
 from specdec_hf.drafters.model_free.row_drafter import RowDrafter
 
 
-class RandomDrafter(RowDrafter):
+class RandomDrafter(RowDrafter, entry="random"):
     """Draws every token of the vocabulary with the same probability.
 
     The target accepts one draft in V on average (V tokens in the vocabulary). It shows what
@@ -18,7 +18,6 @@ class RandomDrafter(RowDrafter):
     Source: Leviathan et al. 2023, section 3.6.
     """
 
-    name = "random"
     rolls_back = True
 
     def start(self, context: DraftContext) -> None:

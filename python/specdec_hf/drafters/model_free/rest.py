@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class RestDrafter(CopyingDrafter):
+class RestDrafter(CopyingDrafter, entry="rest"):
     """Copies what most often followed the longest end of a sequence in a datastore.
 
     The matches are found by binary search in the datastore's suffix array. Of their continuations
@@ -35,8 +35,6 @@ class RestDrafter(CopyingDrafter):
 
     Source: REST (arXiv 2311.08252).
     """
-
-    name = "rest"
 
     def __init__(
         self,

@@ -39,8 +39,8 @@ class RowDrafter(Drafter):
         choice sees the text only, so it does not bias what is drawn.
         """
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        batch_size = len(history.lengths)
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        batch_size, gamma = len(history.lengths), int(limits.max())
         texts = [history.tokens[b, :n] for b, n in enumerate(history.lengths)]
         counts = np.zeros(batch_size, dtype=np.int64)
         goes_on = history.active.copy()
@@ -84,4 +84,4 @@ class RowDrafter(Drafter):
             thresholds[:, :size].to(target),
             self.context.temperature,
         )
-        return Draft(drafted.to(target), distribution, counts)
+        return Draft(drafted.to(target), distribution=distribution, counts=counts)

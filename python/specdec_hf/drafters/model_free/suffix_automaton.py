@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class SuffixAutomatonDrafter(CopyingDrafter):
+class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
     """Copies what most often followed the longest end of a sequence that occurred before.
 
     `specdec_host.SuffixAutomaton` says which continuation is taken. Each sequence of the batch has
@@ -37,8 +37,6 @@ class SuffixAutomatonDrafter(CopyingDrafter):
 
     Source: SAM Decoding (arXiv 2411.10666).
     """
-
-    name = "suffix_automaton"
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from transformers.generation.candidate_generator import (
 from specdec_hf.arguments import shown
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafters.tensors import one_hot_logits
 from specdec_kernels import SampledDraft
 
@@ -108,8 +108,9 @@ class CandidateGeneratorDrafter(Drafter):
         self._drafted = np.zeros(context.batch_size, dtype=np.int64)
         self._accepted = self._drafted.copy()
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         batch_size, device = len(history.lengths), self._context.model.device
+        gamma = int(limits.max())
         tokens = torch.full((batch_size, gamma), -1, dtype=torch.int64, device=device)
         counts = np.zeros(batch_size, dtype=np.int64)
         scores: list[torch.Tensor | None] = [None] * batch_size
@@ -134,10 +135,10 @@ class CandidateGeneratorDrafter(Drafter):
         if size == 0:
             return None
         tokens = tokens[:, :size]
-        return Draft(tokens, self._distribution(tokens, scores), counts)
+        return Draft(tokens, distribution=self._distribution(tokens, scores), counts=counts)
 
-    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        self._accepted = accepted.copy()
+    def commit(self, outcome: DraftOutcome) -> None:
+        self._accepted = outcome.accepted.copy()
 
     def _generator(self, b: int, input_ids: torch.Tensor) -> Any:
         """The generator of a sequence."""

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integers
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.drafters.checks import ask, check_temperature, usable_lengths
+from specdec_hf.drafters.checks import ask, check_temperature
 from specdec_hf.drafters.context import (
     MAX_DRAFTS_PER_ROUND,
     Candidates,
     DraftContext,
     History,
 )
-from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
+from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
 from specdec_hf.drafters.tensors import one_hot_logits
 from specdec_hf.hf_arguments.language_model import is_language_model
 from specdec_kernels import SampledDraft
@@ -173,11 +173,10 @@ class HorizontalCascade(Cascade):
         if not self.drafts_at_once:  # each step is one drafter's
             self.relative_cost = max(drafter.relative_cost for drafter in self.drafters)
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        batch_size = len(history.lengths)
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        batch_size, gamma = len(history.lengths), int(limits.max())
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
-        limits = usable_lengths(self._context, history, gamma)
         for context in self._contexts:
             context.begin(history)
         parts: list[tuple[NDArray[np.int64], NDArray[np.int64], SampledDraft | None]] = []
@@ -207,11 +206,11 @@ class HorizontalCascade(Cascade):
             return Draft(together, counts=counts)
         target = self._context.model
         joined = _joined(together, parts, self._context.temperature, target)
-        return Draft(together.to(target.device), joined, counts)
+        return Draft(together.to(target.device), distribution=joined, counts=counts)
 
-    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
+    def commit(self, outcome: DraftOutcome) -> None:
         for drafter in self.drafters:
-            drafter.commit(lengths, accepted)
+            drafter.commit(outcome)
 
 
 def _as_drafter(one: Any) -> Drafter:

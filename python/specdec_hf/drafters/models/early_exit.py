@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class EarlyExitDrafter(OwnLayersDrafter):
+class EarlyExitDrafter(OwnLayersDrafter, entry="early_exit"):
     """The target after its first layers; the verification runs the others, so none runs twice.
 
     It needs cache "spec" and a model with a plain list of layers, such as Llama, Qwen and GPT-2.
@@ -26,8 +26,6 @@ class EarlyExitDrafter(OwnLayersDrafter):
 
     Source: Elhoushi et al. 2024, "LayerSkip", arXiv 2404.16710.
     """
-
-    name = "early_exit"
 
     def __init__(self, layers: int) -> None:
         self.layers = check_integer("layers", layers, 1)

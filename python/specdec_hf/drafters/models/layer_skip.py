@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class LayerSkipDrafter(OwnLayersDrafter):
+class LayerSkipDrafter(OwnLayersDrafter, entry="layer_skip"):
     """The target without a run of layers.
 
     The layers before that run see each token once, as with `EarlyExitDrafter`. Those after it run
@@ -30,8 +30,6 @@ class LayerSkipDrafter(OwnLayersDrafter):
 
     Source: Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168.
     """
-
-    name = "layer_skip"
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last = check_integer("first", first, 1), check_integer("last", last)

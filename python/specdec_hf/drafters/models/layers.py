@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _made: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
 
-class LayersDrafter(ModelDrafter):
+class LayersDrafter(ModelDrafter, entry="layers"):
     """The target's first layers, its final norm and its head, as a model with a cache of its own.
 
     It drafts what `EarlyExitDrafter` drafts. The verification runs its layers again, but any cache
@@ -32,8 +32,6 @@ class LayersDrafter(ModelDrafter):
         TypeError: ``layers`` is no integer.
         ValueError: ``layers`` is below 1, and, when a call starts, a target without as many.
     """
-
-    name = "layers"
 
     def __init__(self, layers: int) -> None:
         self.layers = check_integer("layers", layers, 1)

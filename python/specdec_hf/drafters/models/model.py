@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import shown
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
-from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
+from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
 from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.drafters.token_stats import token_stats
 from specdec_hf.hf_arguments.language_model import check_language_model
@@ -52,9 +52,9 @@ class ModelDrafter(Drafter):
         self._draft = DraftModel(self.model, context, self.cache_kind)
         self.relative_cost = self._draft.relative_cost
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         draft, lengths = self._draft, history.lengths
-        counts = draft.room(history, gamma)
+        counts = draft.room(history, limits)
         gamma = int(counts.max())
         if gamma < 1:
             return None
@@ -101,7 +101,7 @@ class ModelDrafter(Drafter):
             torch.stack(thresholds, dim=1).to(target),
             self._context.temperature,
         )
-        return Draft(tokens, distribution, counts)
+        return Draft(tokens, distribution=distribution, counts=counts)
 
-    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        self._draft.truncate(lengths + accepted)
+    def commit(self, outcome: DraftOutcome) -> None:
+        self._draft.truncate(outcome.lengths + outcome.accepted)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.drafters.context import DraftContext, History
@@ -51,7 +54,7 @@ class OwnCacheDrafter(ModelDrafter):
             kind = getattr(context.cache, "kind", None)
             raise ValueError(f"drafter {self.name} needs cache='spec', got {kind!r}")
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         own: Any = self._draft
         cache = own.target_cache
         if cache.later_inputs is not None:
@@ -60,6 +63,6 @@ class OwnCacheDrafter(ModelDrafter):
             )
             return None
         before = cache.lengths.copy()
-        draft = super().propose(history, gamma)
+        draft = super().propose(history, limits)
         cache.truncate(before)
         return draft

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.protocol import Lengths
 from specdec_hf.cache.split_model import SplitModel, check_split
 from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.drafter import Draft
+from specdec_hf.drafters.drafter import Draft, DraftOutcome
 from specdec_hf.drafters.models.own_cache import OwnCacheDraft, OwnCacheDrafter
 
 
@@ -76,13 +77,13 @@ class OwnLayersDrafter(OwnCacheDrafter):
         self._draft = OwnLayers(context, split)
         self.relative_cost = split.first_share
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         if self._context.cache.hidden_states is not None:
             self._context.note(
                 f"drafter {self.name} drafts nothing where the call returns hidden states"
             )
             return None
-        return super().propose(history, gamma)
+        return super().propose(history, limits)
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor | None:
         own: Any = self._draft
@@ -97,6 +98,6 @@ class OwnLayersDrafter(OwnCacheDrafter):
         logits: torch.Tensor = own.split.second(own.target_cache, known, starts, keep)
         return logits
 
-    def commit(self, lengths: NDArray[Any], accepted: NDArray[Any]) -> None:
+    def commit(self, outcome: DraftOutcome) -> None:
         own: Any = self._draft
         own.hidden = []

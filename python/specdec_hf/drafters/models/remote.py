@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.protocol import num_parameters
-from specdec_hf.drafters.checks import usable_lengths
 from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.hf_arguments.language_model import RULE, is_language_model
 from specdec_kernels import SampledDraft
 
-_ATTRIBUTES = ("rules", "noise", "draws", "candidates", "reports_confidence")
+_ATTRIBUTES = (
+    "rules", "size", "depth", "noise", "draws", "several", "candidates", "reports_confidence",
+)  # fmt: skip
 _COSTS = ("relative_cost", "drafts_at_once", "reads_prompt")  # of a call
 
 
@@ -79,38 +80,35 @@ class RemoteDrafter(Drafter):
         self._context = context
         fields = (
             "rule", "temperature", "top_k", "top_p", "min_p", "seeds", "batch_size", "max_length",
-            "max_draft", "self_check", "first_draft_index",
+            "max_draft", "self_check", "num_proposals", "first_draft_index",
         )  # fmt: skip
         values = {name: _on_host(getattr(context, name)) for name in fields}
         size = num_parameters(context.model)
         values |= {"config": context.model.config, "size": size}
         vars(self).update(self._ask("start", values))
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        shown = (history.tokens.copy(), history.lengths.copy(), history.active.copy())
-        limits = usable_lengths(self._context, history, gamma)
-        asked, given = self._ask("propose", (*shown, limits, gamma))
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        asked, fields = self._ask("propose", (_shown(history), limits.copy()))
         self._context.asked_for_noise |= asked
-        if given is None:
+        if fields is None:
             return None
-        tokens, rows, counts, extra = given
-        if rows is None:
-            return Draft(tokens, counts=counts, **extra)
-        device = self._context.model.device
-        logits, sums, thresholds, temperature = rows
+        draft, device = Draft(**fields), self._context.model.device
+        if draft.distribution is None:
+            return draft
+        logits, sums, thresholds, temperature = draft.distribution
         if temperature is None:
             temperature = self._context.temperature
-        distribution = SampledDraft(
+        draft.tokens = draft.tokens.to(device)
+        draft.distribution = SampledDraft(
             logits.to(device), sums.to(device), thresholds.to(device), temperature
         )
-        return Draft(tokens.to(device), distribution, counts, **extra)
+        return draft
 
     def observe(self, history: History, candidates: Candidates) -> None:
-        shown = (history.tokens.copy(), history.lengths.copy(), history.active.copy())
-        self._ask("observe", (shown, candidates))
+        self._ask("observe", (_shown(history), candidates))
 
-    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        self._ask("commit", (lengths.copy(), accepted.copy()))
+    def commit(self, outcome: DraftOutcome) -> None:
+        self._ask("commit", outcome)
 
     def close(self) -> None:
         """Let `serve_drafter` return there."""
@@ -189,31 +187,34 @@ class _Server:
         self.notes.append(text)
 
     def propose(self, value: tuple[Any, ...]) -> tuple[bool, Any]:
-        *shown, self.context.limits, gamma = value
+        shown, limits = value
         self.context.asked_for_noise = False
-        draft = self.drafter.propose(History(*shown), gamma)
+        draft = self.drafter.propose(History(*shown), limits)
         asked = self.context.asked_for_noise
         if draft is None:
             return asked, None
         draft = draft if isinstance(draft, Draft) else Draft(draft)
-        rows = draft.distribution
-        sent = None
-        if rows is not None:
+        fields = {name: _on_host(value) for name, value in vars(draft).items()}
+        if (rows := draft.distribution) is not None:
             own = rows.temperature is self.context.temperature
-            sent = (*map(_on_host, rows[:3]), None if own else _on_host(rows.temperature))
-        confidence = getattr(draft, "confidence", None)
-        extra = {} if confidence is None else {"confidence": confidence}
-        return asked, (_on_host(draft.tokens), sent, draft.counts, extra)
+            temperature = None if own else _on_host(rows.temperature)
+            fields["distribution"] = (*map(_on_host, rows[:3]), temperature)
+        return asked, fields
 
     def observe(self, value: tuple[Any, Candidates]) -> None:
         shown, candidates = value
         self.drafter.observe(History(*shown), candidates)
 
-    def commit(self, value: tuple[NDArray[np.int64], NDArray[np.int64]]) -> None:
-        self.drafter.commit(*value)
+    def commit(self, outcome: DraftOutcome) -> None:
+        self.drafter.commit(outcome)
 
     def close(self, _: None) -> None:
         """Do nothing, because `serve_drafter` returns after this message."""
+
+
+def _shown(history: History) -> tuple[NDArray[Any], ...]:
+    """A history as it is sent."""
+    return history.tokens.copy(), history.lengths.copy(), history.active.copy()
 
 
 def _on_host(value: Any) -> Any:

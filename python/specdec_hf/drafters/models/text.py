@@ -84,8 +84,8 @@ class TextDrafter(Drafter):
         # The draft model's tokens that its cache holds.
         self._fed: list[list[int]] = [[] for _ in range(size)]
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
-        active = history.active.copy()
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        active, gamma = history.active.copy(), int(limits.max())
         for b in np.flatnonzero(active).tolist():
             self._texts[b].extend(history.tokens[b, : history.lengths[b]].tolist())
             active[b] = not self._texts[b].unfinished

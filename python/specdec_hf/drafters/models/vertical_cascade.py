@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.drafters.checks import ask, usable_lengths
+from specdec_hf.drafters.checks import ask
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
-from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft
+from specdec_hf.drafters.drafter import RULES_OF_DRAWN_DRAFTS, Draft, DraftOutcome
 from specdec_hf.drafters.models.cascade import (
     Cascade,
     check_rolls_back,
@@ -86,9 +86,9 @@ class VerticalCascade(Cascade):
         self._seeds = context.seeds.cpu()
         self.drafters[0].start(self._inner)
 
-    def propose(self, history: History, gamma: int) -> Draft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         draft, batch_size = self._draft, len(history.lengths)
-        limits = draft.room(history, usable_lengths(self._context, history, gamma))
+        limits = draft.room(history, limits)
         gamma = int(limits.max())
         if gamma < 1:
             return None
@@ -115,7 +115,7 @@ class VerticalCascade(Cascade):
             # The last of the added tokens is pending: no cache holds it.
             kept = np.minimum(accepted, np.maximum(added - 1, 0))
             draft.truncate(shown.lengths + np.maximum(added - 1, 0))
-            self.drafters[0].commit(shown.lengths, kept)
+            self.drafters[0].commit(DraftOutcome.of_chain(shown.lengths, kept, emitted))
         self._context.asked_for_noise = True
         if rows is None or not counts.any():
             return None
@@ -130,11 +130,11 @@ class VerticalCascade(Cascade):
             rows.to(target), drawn.logsumexp.to(target), drawn.threshold.to(target),
             self._context.temperature,
         )  # fmt: skip
-        return Draft(tokens.to(target), distribution, counts)
+        return Draft(tokens.to(target), distribution=distribution, counts=counts)
 
-    def commit(self, lengths: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
-        self._draft.truncate(lengths + accepted)
-        self.drafters[0].commit(lengths, accepted)
+    def commit(self, outcome: DraftOutcome) -> None:
+        self._draft.truncate(outcome.lengths + outcome.accepted)
+        self.drafters[0].commit(outcome)
 
     def _round(
         self, history: History, most: NDArray[np.int64], seeds: torch.Tensor

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
 from specdec_hf.drafters.heads.placed import PlacedHead
 from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
 from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.drafters.trees.trie import TrieDrafter
 from specdec_hf.heads.eagle3 import Eagle3Head
 from specdec_hf.heads.files import load_head
@@ -41,7 +40,7 @@ _Key = tuple[Path, tuple[tuple[str, int, int], ...]]
 _heads: WeakKeyDictionary[Any, tuple[_Key, PlacedHead[Eagle3Head]]] = WeakKeyDictionary()
 
 
-class AutoDrafter(TreeDrafter):
+class AutoDrafter(Drafter, entry="auto"):
     """Copied text, and the drafts of the target's head where there is one, in one tree.
 
     Its drafts are deterministic, so that under every rule of it the text is the one that the target
@@ -59,7 +58,6 @@ class AutoDrafter(TreeDrafter):
         ValueError: when a call starts, a head there that cannot be read or does not fit.
     """
 
-    name = "auto"
     size, depth = NODES, DEPTH
 
     def __init__(self, *, head: bool = True) -> None:
@@ -73,7 +71,7 @@ class AutoDrafter(TreeDrafter):
 
     def start(self, context: DraftContext) -> None:
         """Choose by the target, and begin a new call."""
-        drafters: list[Drafter | TreeDrafter] = [*self._copying]
+        drafters: list[Drafter] = [*self._copying]
         head, found = self._find(context.model)
         if found.note is not None:
             context.note(found.note)
@@ -87,14 +85,14 @@ class AutoDrafter(TreeDrafter):
         alone = context.batch_size == 1
         self.expected_benefit = BENEFIT_OF_HEAD if shipped and alone else None
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         return self._merged.propose(history, limits)
 
     def observe(self, history: History, candidates: Candidates) -> None:
         self._merged.observe(history, candidates)
 
-    def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
-        self._merged.commit(lengths, outcome)
+    def commit(self, outcome: DraftOutcome) -> None:
+        self._merged.commit(outcome)
 
     def has_head(self, model: Any) -> bool:
         """Whether a head drafts for a target, beside which it is placed.

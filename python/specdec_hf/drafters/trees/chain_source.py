@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.checks import OUTSIDE, ask, ask_several, describe
+from specdec_hf.drafters.checks import OUTSIDE, ask, cut_chains, describe
 from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
+from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
 from specdec_kernels import SampledDraft
 
 
@@ -34,86 +34,56 @@ class Chains:
 
 
 class ChainSource:
-    """A drafter of chains.
+    """A drafter of chains, or of trees on the host without distributions, whose leaves end chains.
 
     Args:
-        drafter: it drafts ``count`` chains if it has `Drafter.several`, else one.
-        count: most chains of a sequence in one round.
+        drafter: it drafts ``num_proposals`` chains if it has `Drafter.several`, else one.
+        num_proposals: most chains of a sequence in one round.
+
+    Attributes:
+        count: most chains of it.
     """
 
-    def __init__(self, drafter: Drafter, count: int) -> None:
+    def __init__(self, drafter: Drafter, num_proposals: int) -> None:
         self.drafter = drafter
-        self.count = count if drafter.several else 1
+        self._num_proposals = num_proposals if drafter.several else 1
+        self.count = drafter.size or self._num_proposals
 
-    def start(self, context: DraftContext) -> None:
-        self.context = context
-        self.drafter.start(context)
+    def start(self, context: DraftContext, first_draft_index: int) -> None:
+        """Begin a call; chains of one round must not share their noise."""
+        self.context = dataclasses.replace(
+            context, num_proposals=self._num_proposals, first_draft_index=first_draft_index
+        )
+        self._tree: Draft | None = None  # of the round that was not committed yet
+        if context.rule == "target_only":
+            # This rule accepts whichever child equals the target's own draw, so the most likely
+            # tokens are the best drafts and nothing need be drawn.
+            self.context.temperature = 0.0
+        self.drafter.start(self.context)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
         """Ask the drafter; chains may be longer than the limits [B] of their sequences."""
-        if self.drafter.several:
-            chains = ask_several(self.drafter, history, limits, self.context, self.count)
-            return None if chains is None else Chains(chains)
         draft = ask(self.drafter, history, limits, self.context)
+        self._tree = None if draft is None or draft.parents is None else draft
         if draft is None:
             return None
-        assert draft.counts is not None
-        tokens = draft.tokens
-        bounds = torch.from_numpy(draft.counts).to(tokens.device, non_blocking=True)
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        tokens = tokens.masked_fill(columns >= bounds[:, None], -1)
-        return Chains(tokens[:, None], draft.distribution)
+        if draft.parents is not None:
+            return self._of_tree(draft, draft.parents)
+        if draft.num_proposals > 1:
+            return Chains(draft.tokens.unflatten(1, (draft.num_proposals, -1)))
+        return Chains(cut_chains(draft)[:, None], draft.distribution)
 
-    def observe(self, history: History, candidates: Candidates) -> None:
-        self.drafter.observe(history, candidates)
-
-    def commit(
-        self, lengths: NDArray[np.int64], chains: NDArray[np.int64], committed: NDArray[np.int64]
-    ) -> None:
-        """Tell the drafter how much of its first chain was committed.
-
-        Args:
-            lengths: [B] tokens of each sequence when it drafted.
-            chains: [B, K, L], its chains as they were verified.
-            committed: [B, D], the committed path, then -1.
-        """
-        if (chains < -1).any():  # the tree ends there as it does at -1
-            self.context.note(f"{describe(self.drafter)} {OUTSIDE}")
-        self.drafter.commit(lengths.copy(), agreement(chains, committed)[:, 0])
-
-
-class TreeSource:
-    """A drafter of trees of its own, without distributions: each leaf ends a chain.
-
-    Args:
-        drafter: its trees are on the host.
-    """
-
-    def __init__(self, drafter: TreeDrafter) -> None:
-        self.drafter = drafter
-        self.count = drafter.size
-
-    def start(self, context: DraftContext) -> None:
-        self.context = context
-        self._draft: TreeDraft | None = None  # of the round that was not committed yet
-        self.drafter.start(context)
-
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
-        """Ask the drafter; raises ValueError for a tree with a distribution or on a device."""
-        self._draft = draft = ask(self.drafter, history, limits, self.context)
-        if draft is None:
-            return None
+    def _of_tree(self, draft: Draft, parents: torch.Tensor) -> Chains | None:
         name = type(self.drafter).__name__
         if draft.distribution is not None:
             raise ValueError(f"{name}.propose must return no distribution with TrieTree, got one")
-        if draft.tokens.device.type != "cpu" or draft.parents.device.type != "cpu":
+        if draft.tokens.device.type != "cpu" or parents.device.type != "cpu":
             raise ValueError(
                 f"{name}.propose must return tokens and parents on the host with TrieTree, "
-                f"got {draft.tokens.device} and {draft.parents.device}"
+                f"got {draft.tokens.device} and {parents.device}"
             )
         leaves = [
-            _leaf_nodes(tokens, parents)
-            for tokens, parents in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
+            _leaf_nodes(*rows) for rows in zip(draft.tokens.tolist(), parents.tolist(), strict=True)
         ]
         most = max(map(len, leaves))
         if most == 0:
@@ -128,19 +98,32 @@ class TreeSource:
         return Chains(torch.from_numpy(chains), values=values)
 
     def observe(self, history: History, candidates: Candidates) -> None:
-        """Tell the drafter of a round's candidates, in the rows of its own tree."""
-        if self._draft is not None:
-            candidates = _renumber(candidates, self._draft)
+        """Tell the drafter of a round's candidates, in the rows of its own tree if it has one."""
+        candidates = candidates.first(self.drafter.candidates)
+        if self._tree is not None:
+            candidates = _renumber(candidates, self._tree)
         self.drafter.observe(history, candidates)
 
     def commit(
         self, lengths: NDArray[np.int64], chains: NDArray[np.int64], committed: NDArray[np.int64]
     ) -> None:
-        """Tell the drafter which path of its own tree was committed; see `ChainSource.commit`."""
-        (draft, self._draft), outcome = (self._draft, None), None
-        if draft is not None:
-            outcome = _outcome(draft, committed)
-        self.drafter.commit(lengths.copy(), outcome)
+        """Tell the drafter how much of its first chain, or which path of its tree, was committed.
+
+        Args:
+            lengths: [B] tokens of each sequence when it drafted.
+            chains: [B, K, L], its chains as they were verified.
+            committed: [B, D], the committed path, then -1.
+        """
+        if not self.drafter.size and (chains < -1).any():  # the tree ends there as it does at -1
+            self.context.note(f"{describe(self.drafter)} {OUTSIDE}")
+        (tree, self._tree), lengths = (self._tree, None), lengths.copy()
+        if tree is not None:
+            outcome = _outcome_of_tree(tree, lengths, committed)
+        else:
+            chain = chains[:, 0, :0] if self.drafter.size else chains[:, 0]
+            accepted = agreement(chain[:, None], committed)[:, 0]
+            outcome = DraftOutcome.of_chain(lengths, accepted, chain)
+        self.drafter.commit(outcome)
 
 
 def agreement(chains: NDArray[np.int64], committed: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -178,8 +161,11 @@ def _at(values: torch.Tensor, nodes: NDArray[np.int64]) -> NDArray[Any]:
     return np.take_along_axis(values.numpy(), taken, axis=1).reshape(nodes.shape)
 
 
-def _outcome(draft: TreeDraft, committed: NDArray[np.int64]) -> TreeOutcome:
+def _outcome_of_tree(
+    draft: Draft, lengths: NDArray[np.int64], committed: NDArray[np.int64]
+) -> DraftOutcome:
     """The committed path in the numbers of a drafter's own tree."""
+    assert draft.parents is not None
     path = np.full_like(committed, -1)
     tokens, parents = draft.tokens.numpy(), draft.parents.numpy()
     for b in range(len(committed)):
@@ -190,14 +176,16 @@ def _outcome(draft: TreeDraft, committed: NDArray[np.int64]) -> TreeOutcome:
                 break
             path[b, depth] = node = int(children[0])
     carried = path[:, :0] if draft.carried is None else draft.carried.numpy()
-    return TreeOutcome(path, np.where(path >= 0, committed, -1), carried)
+    kept = path >= 0
+    return DraftOutcome(lengths, kept.sum(axis=1), path, np.where(kept, committed, -1), carried)
 
 
-def _renumber(candidates: Candidates, draft: TreeDraft) -> Candidates:
+def _renumber(candidates: Candidates, draft: Draft) -> Candidates:
     """Candidates of a merged tree, with node n of one drafter's own tree in row n + 1.
 
     The row of a node that the merged tree lacks is absent. Rows of other tokens follow.
     """
+    assert draft.parents is not None
     batch_size, rows = candidates.tokens.shape
     nodes = draft.tokens.shape[1]
     order = np.full((batch_size, nodes + rows), -1)  # the merged tree's row that each row shows

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from specdec_hf.cache.protocol import Lengths
 from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.drafters.tensors import mask_below_limits
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.trees.layouts import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
 
@@ -43,12 +43,8 @@ class Expandable(Protocol):
         """Learn which of the nodes that were fed are committed."""
         ...
 
-    def truncate(self, lengths: Lengths) -> None:
-        """Learn how many tokens are committed after a round without a tree."""
-        ...
 
-
-class GrowingTreeDrafter(TreeDrafter):
+class GrowingTreeDrafter(Drafter):
     """Each level expands the most likely paths so far; the most likely candidates are proposed.
 
     The device decides which nodes those are, and the host learns it together with the verdict. On
@@ -75,7 +71,7 @@ class GrowingTreeDrafter(TreeDrafter):
         self._context = dataclasses.replace(context, max_draft=most)
         return self._context
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         draft, lengths, width = self._draft, history.lengths, self.layout.width
         limits = draft.room(history, np.minimum(limits, self.depth))
         levels = int(limits.max())
@@ -127,10 +123,10 @@ class GrowingTreeDrafter(TreeDrafter):
         carried = torch.cat(fed, dim=1).gather(1, best.nodes.clamp(min=0))
         carried = carried.masked_fill(best.nodes < 0, -1)
         device = self._context.model.device
-        return TreeDraft(
+        return Draft(
             best.tokens.to(device),
             best.parents.to(device),
-            levels,
+            depth=levels,
             carried=carried.to(device),
             scores=all_scores.gather(1, best.nodes.clamp(min=0)).to(device),
         )
@@ -157,12 +153,9 @@ class GrowingTreeDrafter(TreeDrafter):
             goes_on &= paths.amax(dim=1) > so_far.topk(self.size, dim=1).values[:, -1]
         return goes_on.numpy()
 
-    def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
-        if outcome is None:
-            self._draft.truncate(lengths)
-            return
+    def commit(self, outcome: DraftOutcome) -> None:
         fed = np.take_along_axis(outcome.carried, np.maximum(outcome.path, 0), axis=1)
-        self._draft.keep(lengths, np.where(outcome.path >= 0, fed, -1))
+        self._draft.keep(outcome.lengths, np.where(outcome.path >= 0, fed, -1))
 
 
 class EagleDrafter(GrowingTreeDrafter):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from specdec_hf.drafters.tree_drafter import TreeDraft
+from specdec_hf.drafters.drafter import Draft
 
 ROOT = -1
 
@@ -57,7 +57,7 @@ class HostTree:
         return nodes
 
 
-def as_draft(trees: Sequence[HostTree]) -> TreeDraft | None:
+def as_draft(trees: Sequence[HostTree]) -> Draft | None:
     """The trees of all sequences, deterministic drafts; None if none has a node."""
     size = max(len(tree.tokens) for tree in trees)
     if size == 0:
@@ -67,8 +67,5 @@ def as_draft(trees: Sequence[HostTree]) -> TreeDraft | None:
     for b, tree in enumerate(trees):
         tokens[b, : len(tree.tokens)] = tree.tokens
         parents[b, : len(tree.parents)] = tree.parents
-    return TreeDraft(
-        torch.from_numpy(tokens),
-        torch.from_numpy(parents),
-        max(max(tree.depths, default=0) for tree in trees),
-    )
+    depth = max(max(tree.depths, default=0) for tree in trees)
+    return Draft(torch.from_numpy(tokens), torch.from_numpy(parents), depth=depth)

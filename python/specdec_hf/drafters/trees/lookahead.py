@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer
 from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.trees.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.trees.checks import MAX_NODES
 
@@ -104,7 +104,7 @@ class Window:
         return ngrams[::-1]
 
 
-class LookaheadDrafter(TreeDrafter):
+class LookaheadDrafter(Drafter, entry="lookahead"):
     """Drafts the window and the pool's n-grams after the pending token, as one tree.
 
     Each sequence has a window and a pool of its own, and a call begins with new ones. N-grams of
@@ -125,7 +125,6 @@ class LookaheadDrafter(TreeDrafter):
     Source: Fu et al. 2024, arXiv 2402.02057.
     """
 
-    name = "lookahead"
     candidates = 1
 
     def __init__(
@@ -160,7 +159,7 @@ class LookaheadDrafter(TreeDrafter):
         self._ends: list[list[int] | None] = [None] * context.batch_size
         self._read = np.zeros(context.batch_size, dtype=np.int64)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         trees = [HostTree(int(limit)) for limit in limits]
         for b in np.flatnonzero(history.active).tolist():
             text = history.tokens[b, : history.lengths[b]].tolist()

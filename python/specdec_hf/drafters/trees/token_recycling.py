@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter
+from specdec_hf.drafters.drafter import Draft, Drafter
 from specdec_hf.drafters.trees.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.trees.checks import MAX_NODES
 from specdec_hf.trees.layouts import TreeSpec
@@ -21,7 +21,7 @@ from specdec_hf.trees.layouts import TreeSpec
 DEFAULT_TREE = TreeSpec((-1, -1, -1, -1, -1, 0, 0, 1, 2, 5), (0, 1, 2, 3, 4, 0, 1, 0, 0, 0))
 
 
-class TokenRecyclingDrafter(TreeDrafter):
+class TokenRecyclingDrafter(Drafter, entry="token_recycling"):
     """Fills a tree of fixed shape from the adjacency matrix, breadth first.
 
     A node of rank r holds token r of its parent's row; a row that is unknown or too short leaves
@@ -43,7 +43,6 @@ class TokenRecyclingDrafter(TreeDrafter):
     Source: Luo et al. 2024, arXiv 2408.08696.
     """
 
-    name = "token_recycling"
     candidates = 8
 
     def __init__(
@@ -74,7 +73,7 @@ class TokenRecyclingDrafter(TreeDrafter):
         self._rows = [known.copy() for _ in range(context.batch_size)]
         self._has_prompt = False
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         self._read_prompt(history)
         trees = [HostTree(int(limit)) for limit in limits]
         for b in np.flatnonzero(history.active).tolist():

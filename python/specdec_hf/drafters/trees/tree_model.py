@@ -10,9 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.context import DraftContext, History, reads_draft
+from specdec_hf.drafters.drafter import (
+    RULES_OF_DETERMINISTIC_TREES,
+    Draft,
+    Drafter,
+    DraftOutcome,
+)
 from specdec_hf.drafters.models.draft_model import DraftModel
 from specdec_hf.drafters.tensors import concat_distributions, mask_below_limits
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
 from specdec_hf.drafters.trees.children import MAX_WIDTH, Children, draw_children
 from specdec_hf.trees.checks import MAX_NODES
 from specdec_hf.trees.layouts import Forest, TreeSpec
@@ -20,7 +25,7 @@ from specdec_kernels import TREE_RULES_READING_DRAFT
 
 # Rule "auto" is multi_draft_wor, and the other rules that read the draft precede those that do not.
 RULES_OF_ONE_MODEL: tuple[str, ...] = tuple(
-    dict.fromkeys(("multi_draft_wor", *TREE_RULES_READING_DRAFT, *TreeDrafter.rules))
+    dict.fromkeys(("multi_draft_wor", *TREE_RULES_READING_DRAFT, *RULES_OF_DETERMINISTIC_TREES))
 )
 # Siblings of several models have several distributions, for which these rules are not defined.
 RULES_OF_ONE_DISTRIBUTION = ("top_k_plus_one", "k_seq")
@@ -29,7 +34,7 @@ RULES_OF_SEVERAL_MODELS = tuple(
 )
 
 
-class TreeModelDrafter(TreeDrafter):
+class TreeModelDrafter(Drafter):
     """Each draft model drafts a whole tree, level by level, with one forward a level.
 
     How children are drawn follows the acceptance rule; see children.py. The trees of several models
@@ -73,7 +78,7 @@ class TreeModelDrafter(TreeDrafter):
         fed = _feeding_order(self.forest.tree)
         self._fed = [np.where(owners == copy, fed[numbers], -1) for copy in range(len(self.models))]
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         batch_size, depth = len(limits), min(self.depth, int(limits.max()))
         spec = self.forest.spec.cut(depth)
         target = self._context.model.device
@@ -102,7 +107,7 @@ class TreeModelDrafter(TreeDrafter):
         if not levels:
             return None
         parents = torch.from_numpy(np.array(spec.parents)).to(target, non_blocking=True)
-        proposed = TreeDraft(tokens, parents.expand(batch_size, -1), depth)
+        proposed = Draft(tokens, parents.expand(batch_size, -1), depth=depth)
         if reads_draft(self._context.rule):
             parts = [x.distribution for x in levels if x.distribution is not None]
             proposed.distribution = concat_distributions(parts, self._context.temperature, target)
@@ -110,12 +115,9 @@ class TreeModelDrafter(TreeDrafter):
             proposed.draft_rows = rows.expand(batch_size, -1)
         return proposed
 
-    def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
+    def commit(self, outcome: DraftOutcome) -> None:
         for draft, fed in zip(self._drafts, self._fed, strict=True):
-            if outcome is None:
-                draft.truncate(lengths)
-            else:
-                draft.keep(lengths, np.where(outcome.path >= 0, fed[outcome.path], -1))
+            draft.keep(outcome.lengths, np.where(outcome.path >= 0, fed[outcome.path], -1))
 
 
 def draft_tree(

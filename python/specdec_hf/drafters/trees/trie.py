@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,16 +18,20 @@ from specdec_hf.drafters.context import (
     History,
     reads_draft,
 )
-from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.drafters.drafter import (
+    RULES_OF_DETERMINISTIC_TREES,
+    Draft,
+    Drafter,
+    DraftOutcome,
+)
 from specdec_hf.drafters.tensors import concat_distributions
-from specdec_hf.drafters.tree_drafter import TreeDraft, TreeDrafter, TreeOutcome
-from specdec_hf.drafters.trees.chain_source import ChainSource, TreeSource, agreement
+from specdec_hf.drafters.trees.chain_source import ChainSource, agreement
 from specdec_hf.drafters.trees.node_budget import NodeBudget
 from specdec_hf.trees.layouts import TrieTree
 from specdec_kernels import SampledDraft, build_trie
 
 
-class TrieDrafter(TreeDrafter):
+class TrieDrafter(Drafter):
     """Merges the chains of several drafters into one tree.
 
     Chains share the nodes of their common prefix, which is then verified once. Only rules that read
@@ -44,49 +47,35 @@ class TrieDrafter(TreeDrafter):
 
     Args:
         drafters: those with `Drafter.several` draft several chains, each other drafter one. The
-            leaves of a `TreeDrafter` end one chain each.
+            leaves of a tree end one chain each.
         layout: number of chains and tokens.
     """
 
-    def __init__(self, drafters: Sequence[Drafter | TreeDrafter], layout: TrieTree) -> None:
+    def __init__(self, drafters: Sequence[Drafter], layout: TrieTree) -> None:
         self.drafters = list(drafters)
         self.layout = layout
         self.name = ", ".join(drafter.name for drafter in drafters)
         self.depth = layout.depth
-        self._sources = [
-            ChainSource(drafter, layout.sequences)
-            if isinstance(drafter, Drafter)
-            else TreeSource(drafter)
-            for drafter in drafters
-        ]
+        self._sources = [ChainSource(drafter, layout.sequences) for drafter in drafters]
         self._ranks = [rank for source in self._sources for rank in range(source.count)]
         all_nodes = len(self._ranks) * layout.depth
         self.size = all_nodes if layout.size is None else min(layout.size, all_nodes)
         self.candidates = max(drafter.candidates for drafter in drafters)
-        drawn = ("multi_draft", "traversal")
-        chains = [drafter for drafter in drafters if isinstance(drafter, Drafter)]
-        if len(chains) == len(drafters) and all(drafter.draws for drafter in chains):
-            self.rules = (*drawn, *TreeDrafter.rules)
-        elif len(chains) == len(drafters) and not any(drafter.several for drafter in chains):
-            self.rules = (*TreeDrafter.rules, *drawn)
+        self.rules, drawn = RULES_OF_DETERMINISTIC_TREES, ("multi_draft", "traversal")
+        if all(drafter.draws and not drafter.size for drafter in drafters):
+            self.rules = (*drawn, *self.rules)
+        elif not any(drafter.several or drafter.size for drafter in drafters):
+            self.rules = (*self.rules, *drawn)
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call with every drafter."""
         self._context = context
-        self._contexts = []
         self._budget = NodeBudget(self._ranks, context.batch_size)
         for k, source in enumerate(self._sources):
-            # Chains of one round must not share their noise.
-            mine = dataclasses.replace(context, first_draft_index=k * MAX_DRAFTS_PER_ROUND)
-            self._contexts.append(mine)
-            if context.rule == "target_only":
-                # This rule accepts whichever child equals the target's own draw, so the most likely
-                # tokens are the best drafts and nothing need be drawn.
-                mine.temperature = 0.0
-            source.start(mine)
+            source.start(context, k * MAX_DRAFTS_PER_ROUND)
         self.add_up_costs(self.drafters)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> TreeDraft | None:
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         limits = np.minimum(limits, self.depth)
         answers = [source.propose(history, limits) for source in self._sources]
         self._context.asked_for_noise = True  # `ask` has checked each drafter's noise
@@ -124,10 +113,10 @@ class TrieDrafter(TreeDrafter):
         size = int(trie.num_nodes.max()) if on_host else self.size
         if size == 0:
             return None
-        proposed = TreeDraft(
+        proposed = Draft(
             trie.tokens[:, :size].to(target, non_blocking=True),
             trie.parents[:, :size].to(target, non_blocking=True),
-            depth,
+            depth=depth,
             carried=chains.flatten(1).to(target, non_blocking=True),
         )
         distributions = [None if answer is None else answer.distribution for answer in answers]
@@ -151,9 +140,7 @@ class TrieDrafter(TreeDrafter):
         ends = np.cumsum([0, *(source.count for source in self._sources)]).tolist()
         return [slice(first, last) for first, last in pairwise(ends)]
 
-    def _check_distribution(
-        self, drafter: Drafter | TreeDrafter, distribution: SampledDraft | None
-    ) -> None:
+    def _check_distribution(self, drafter: Drafter, distribution: SampledDraft | None) -> None:
         """The rows of all drafters become one draft, which has one temperature and vocabulary."""
         name, context = type(drafter).__name__, self._context
         if distribution is None:
@@ -165,18 +152,17 @@ class TrieDrafter(TreeDrafter):
 
     def observe(self, history: History, candidates: Candidates) -> None:
         for source in self._sources:
-            if count := source.drafter.candidates:
-                source.observe(history, candidates.first(count))
+            if source.drafter.candidates:
+                source.observe(history, candidates)
 
-    def commit(self, lengths: NDArray[np.int64], outcome: TreeOutcome | None) -> None:
-        chains = np.full((len(lengths), len(self._ranks), 1), -1)
-        committed = chains[:, 0]
-        if outcome is not None:
-            chains = outcome.carried.reshape(len(lengths), len(self._ranks), -1)
-            committed = outcome.tokens
-            self._budget.observe(chains, agreement(chains, committed))
+    def commit(self, outcome: DraftOutcome) -> None:
+        batch_size = len(outcome.lengths)
+        chains = np.full((batch_size, len(self._ranks), 1), -1)
+        if outcome.carried.size:
+            chains = outcome.carried.reshape(*chains.shape[:2], -1)
+            self._budget.observe(chains, agreement(chains, outcome.tokens))
         for source, chain_range in zip(self._sources, self._chain_ranges(), strict=True):
-            source.commit(lengths, chains[:, chain_range], committed)
+            source.commit(outcome.lengths, chains[:, chain_range], outcome.tokens)
 
 
 def _draft_rows(

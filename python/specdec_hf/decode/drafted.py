@@ -1,0 +1,228 @@
+"""What a round drafts and how the target verifies it: the only place that knows chains from trees.
+
+A chain is a draft without parents. It is verified with `verify_chain`, and a tree, whose root is
+the last committed token, with `verify_tree`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.cache.forward import forward_tree, forward_window
+from specdec_hf.cache.protocol import vocab_size_of
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.decode.commit import DraftCounts, HostVerdict
+from specdec_hf.decode.session import Session
+from specdec_hf.drafters.checks import ask, cut_chains
+from specdec_hf.drafters.drafter import Draft, DraftOutcome
+from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree
+
+# These rules try siblings that hold the same token one after the other. For the other rules such
+# siblings are one child.
+RULES_TRYING_EQUAL_SIBLINGS = ("multi_draft", "k_seq", "traversal")
+
+
+class Drafted:
+    """The draft of one round; without `propose` it is empty.
+
+    Attributes:
+        lengths: [B], committed tokens of each sequence when the round began.
+        counts: [B], tokens of each chain that are verified.
+        tokens: [B, N] int64 on the target's device, -1 for absent drafts.
+        draft: what the drafter proposed, checked; None where it drafted nothing.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.lengths = session.history.lengths.copy()
+        self.counts = np.zeros_like(self.lengths)
+        size, device = (len(self.lengths), 0), session.model.device
+        self.tokens = torch.empty(size, dtype=torch.int64, device=device)
+        self.draft: Draft | None = None
+
+    def propose(self, limits: NDArray[np.int64]) -> None:
+        """Ask the drafter for up to ``limits[b]`` tokens, or levels of a tree."""
+        session = self.session
+        assert session.drafter is not None
+        assert session.context is not None
+        draft = ask(session.drafter, session.history.shown(), limits, session.context)
+        if draft is None:
+            return
+        tokens = draft.tokens
+        if draft.parents is None:
+            # What a sequence drafts must not depend on how many drafts the others of its batch may
+            # have.
+            self.counts = session.length_policy.kept(draft, session.context)
+            tokens = self._cut_at_padding(cut_chains(draft, self.counts))
+        self.tokens, self.draft = tokens.to(session.model.device, non_blocking=True), draft
+
+    def _cut_at_padding(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Chains end at a token of padding where the decoder takes positions from it."""
+        encoded = self.session.call.encoded
+        if encoded is None or encoded.padding_id is None:
+            return tokens
+        # Whether a token is drafted depends on those before it, and not on itself.
+        last = torch.from_numpy(self.session.history.last(1)).to(tokens.device, non_blocking=True)
+        before = torch.cat([last, tokens[:, :-1]], dim=1) == encoded.padding_id
+        return tokens.masked_fill(before.cumsum(dim=1) > 0, -1)
+
+    def forward(self) -> torch.Tensor:
+        """The target's logits [B, N+1, V] after the last committed token and after each draft."""
+        # The cache lacks the last committed token of every sequence, and at first the prompt.
+        session, cache = self.session, self.session.cache
+        missing = int((self.lengths - cache.lengths).max())
+        last = session.history.last(missing)
+        if cache.kind == "plain":
+            # Its state goes on where a sequence has ended, as that of plain generation does.
+            last[:, -1] = np.where(session.padding_fed > 0, session.call.pad, last[:, -1])
+        tokens = torch.from_numpy(last).to(session.model.device, non_blocking=True)
+        size = self.tokens.shape[1]
+        if size:
+            drafts = self.tokens.clamp(0, vocab_size_of(session.model) - 1)
+            tokens = torch.cat([tokens, drafts], dim=1)
+        if self.draft is not None and self.draft.parents is not None:
+            assert missing == 1, "a tree's mask is made for a root and its nodes only"
+            assert isinstance(cache, SpecCache)
+            return forward_tree(session.model, cache, tokens, self.lengths - 1, self.layout.parents)
+        starts = self.lengths - missing
+        if session.drafter is not None and session.drafter.makes_forward:
+            logits = session.drafter.forward(tokens, starts, size + 1)
+            if logits is not None:
+                return logits
+        return forward_window(session.model, cache, tokens, starts, keep=size + 1)
+
+    @cached_property
+    def layout(self) -> Tree:
+        """The draft as a tree on the target's device."""
+        if self.draft is not None and self.draft.parents is not None:
+            return Tree(self.tokens, self.draft.parents.to(self.tokens.device, non_blocking=True))
+        above = torch.arange(-1, self.tokens.shape[1] - 1, device=self.tokens.device)
+        return Tree(self.tokens, above.expand_as(self.tokens))
+
+    def verify(self, logits: torch.Tensor) -> tuple[Verdict | TreeVerdict, list[torch.Tensor]]:
+        """The op's verdict, and what else the host must read."""
+        session, draft = self.session, self.draft
+        positions = torch.from_numpy(self.lengths).to(session.model.device, non_blocking=True)
+        distribution = None if draft is None else draft.distribution
+        if not session.drafts_trees:
+            verdict: Verdict | TreeVerdict = verify_chain(
+                logits,
+                self.tokens,
+                distribution,
+                rule=cast(Rule, session.rule),
+                **session.call.sampling.to_dict(),
+                seeds=session.seeds,
+                positions=positions,
+                with_accept_probs=session.trace is not None,
+            )
+            extra: list[torch.Tensor] = []
+        else:
+            tree = self.layout
+            # Rules that draw from a distribution all draw from the target's where there is no tree.
+            plain = draft is None and session.rule not in ("greedy", "match")
+            verdict = verify_tree(
+                logits,
+                tree,
+                distribution,
+                rule=cast(TreeRule, "target_only" if plain else session.rule),
+                draft_rows=None if draft is None else draft.draft_rows,
+                **session.call.sampling.to_dict(),
+                seeds=session.seeds,
+                positions=positions,
+                max_depth=0 if draft is None else draft.depth,
+            )
+            extra = [verdict.path, tree.tokens, tree.parents]
+            if draft is not None:
+                assert isinstance(session.cache, SpecCache)
+                session.cache.compact(positions, verdict.path)
+        carried = None if draft is None else draft.carried
+        return verdict, extra if carried is None else [*extra, carried.to(session.model.device)]
+
+    def count(self, verdict: HostVerdict) -> DraftCounts:
+        """How much was drafted for each sequence."""
+        if not self.session.drafts_trees:
+            return DraftCounts(self.counts, self.counts, self.counts)
+        path, tokens, parents = verdict.extra[:3]
+        drafted = np.zeros(len(path), dtype=np.int64)
+        depths, tried = drafted.copy(), drafted.copy()
+        for b in np.flatnonzero(self.session.history.active).tolist():
+            nodes, above = tokens[b].tolist(), parents[b].tolist()
+            children, drafted[b], depths[b] = _children(nodes, above)
+            accepted = int(verdict.num_accepted[b])
+            taken = path[b, :accepted].tolist()
+            tried[b] = accepted + self._count_trials(b, taken, nodes, above, children)
+        return DraftCounts(drafted, depths, tried)
+
+    def _count_trials(
+        self,
+        b: int,
+        path: list[int],
+        tokens: list[int],
+        parents: list[int],
+        children: dict[int, list[int]],
+    ) -> bool:
+        """Count the trials of the verification along a path.
+
+        Returns:
+            Whether the last node of the path has children, all of which were then rejected.
+        """
+        stats, rule = self.session.stats.sequences[b], self.session.rule
+        tries_equal = rule in RULES_TRYING_EQUAL_SIBLINGS
+        members = [-1]  # siblings with the token that was accepted last; the rule sees one node
+        for above, node in zip([-1, *path], [*path, None], strict=True):
+            if rule == "traversal":
+                # Traversal keeps the subtrees of equal siblings apart, except where it is greedy.
+                members = [above if node is None else parents[node]]
+            siblings = sorted(n for m in members for n in children.get(m, ()))
+            listed = [tokens[n] for n in siblings]
+            if node is None:
+                stats.record_trials(len(listed if tries_equal else set(listed)), None)
+                return len(siblings) > 0
+            token = tokens[node]
+            trial = (
+                siblings.index(node) if tries_equal else list(dict.fromkeys(listed)).index(token)
+            )
+            stats.record_trials(trial + 1, trial)
+            members = [n for n in siblings if tokens[n] == token]
+        return False
+
+    def rows(self, verdict: HostVerdict) -> NDArray[np.int64]:
+        """[B, n], the row of logits that each emitted token was chosen from."""
+        if not self.session.drafts_trees:
+            return np.broadcast_to(np.arange(verdict.tokens.shape[1]), verdict.tokens.shape)
+        # The root's row comes first, then those of the nodes.
+        path = verdict.extra[0]
+        return np.concatenate([np.zeros((len(path), 1), np.int64), path + 1], axis=1)
+
+    def outcome(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> DraftOutcome:
+        """What became of the draft, of which ``kept[b]`` tokens were committed."""
+        # The drafter may write to what it is given.
+        lengths, kept, extra = self.lengths.copy(), kept.copy(), list(verdict.extra)
+        if self.session.drafts_trees:
+            path, tokens = extra[:2]
+            del extra[:3]
+            keeps = np.arange(path.shape[1]) < kept[:, None]
+            path = np.where(keeps, path, -1)
+            taken = np.take_along_axis(tokens, np.maximum(path, 0), axis=1)
+            taken = np.where(keeps, taken, -1)
+        else:
+            chain = DraftOutcome.of_chain(lengths, kept, verdict.tokens[:, :-1])
+            path, taken = chain.path, chain.tokens
+        carried = path[:, :0] if self.draft is None or self.draft.carried is None else extra[0]
+        return DraftOutcome(lengths, kept, path, taken, carried)
+
+
+def _children(tokens: list[int], parents: list[int]) -> tuple[dict[int, list[int]], int, int]:
+    """The children of each present node, the number of present nodes, and their largest depth."""
+    depths = {-1: 0}
+    children: dict[int, list[int]] = {}
+    for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token >= 0 and parent in depths:
+            depths[n] = depths[parent] + 1
+            children.setdefault(parent, []).append(n)
+    return children, len(depths) - 1, max(depths.values())
