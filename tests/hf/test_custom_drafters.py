@@ -94,6 +94,7 @@ def test_a_drafter_cannot_write_to_seeds_parameters_or_lengths(tree):
     drafters = Writes() if tree is None else [Writes(), Reads()]
     got = run(model, inputs, drafter=drafters, tree=tree, **kwargs)
     assert got.sequences.tolist() == plain.sequences.tolist()
+    assert min(min(record.accepted) for record in got.stats.round_log) >= 0
 
 
 FORMS = {
