@@ -25,7 +25,7 @@ def choose_cache(
     model: Any,
     batch_size: int,
     capacity: int,
-    kind: str = "auto",
+    kind: str | ChosenKind = "auto",
     *,
     drafts: bool = True,
     tree: bool = False,
@@ -43,7 +43,7 @@ def choose_cache(
         capacity: slots to allocate at first.
         kind: "auto", "spec", "aligned" or "dynamic". "auto" takes the first of them that fits,
             "snapshot" for models that keep a state, or the model's own cache without roll back
-            where nothing is drafted.
+            where nothing is drafted. Or what `choose_kind` has chosen.
         drafts: whether tokens will have to be forgotten.
         tree: whether trees of drafts will be fed, which only "spec" can.
         self_check: False trusts what is known of the model without running it.
@@ -52,10 +52,12 @@ def choose_cache(
     Raises:
         ValueError: an unknown kind, or no cache fits; the message names class, cache and reason.
     """
-    chosen = choose_kind(
-        model, batch_size, kind, drafts=drafts, tree=tree, self_check=self_check, prompt=prompt,
-        has_inputs=bool(inputs), encoded=encoded,
-    )  # fmt: skip
+    chosen = kind
+    if isinstance(chosen, str):
+        chosen = choose_kind(
+            model, batch_size, chosen, drafts=drafts, tree=tree, self_check=self_check,
+            prompt=prompt, has_inputs=bool(inputs), encoded=encoded,
+        )  # fmt: skip
     cache = make_cache(
         model, batch_size, capacity, chosen.kind, prompt=prompt, inputs=inputs, past=past,
         encoded=encoded,

@@ -14,7 +14,7 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
 )
 
-from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.choose import ChosenKind, choose_cache
 from specdec_hf.cache.copies import own_tensors
 from specdec_hf.cache.encoded import decoder_cache, is_encoder_decoder
 from specdec_hf.cache.make import kind_reason
@@ -25,7 +25,12 @@ from specdec_hf.cache.spec_cache import SpecCache
 
 
 def import_cache(
-    model: Any, past: Any, prompt: Prompt, capacity: int, kind: str = "auto", **options: Any
+    model: Any,
+    past: Any,
+    prompt: Prompt,
+    capacity: int,
+    kind: str | ChosenKind = "auto",
+    **options: Any,
 ) -> tuple[RollbackCache, list[str]]:
     """A copy of the caller's ``past_key_values`` as a cache of the loop; theirs is not changed.
 

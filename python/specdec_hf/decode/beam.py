@@ -27,17 +27,11 @@ from specdec_hf.decode.beam_options import check_beam_options, draft_model_of, d
 from specdec_hf.decode.beam_rows import Rows, drafted_below, log_prob_rows
 from specdec_hf.decode.beam_scores import Beams
 from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
-from specdec_hf.decode.begin import (
-    SLOTS_AHEAD,
-    committed_prompts,
-    costs_of,
-    rounding_notes,
-    token_budgets,
-)
-from specdec_hf.decode.choose_drafter import choose_drafter
+from specdec_hf.decode.begin import SLOTS_AHEAD, committed_prompts
 from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.output import SpecOutput
 from specdec_hf.decode.phases import Phases
+from specdec_hf.decode.plan import costs_of, plain_beams, rounding_notes, token_budgets
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Options
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
@@ -62,7 +56,7 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
         RuntimeError: logits that hold no distribution.
     """
     check_beam_options(call, options)
-    options, notes = choose_drafter(model, call, options)
+    options, notes = plain_beams(call, options)
     call = replace(call, notes=[*call.notes, *notes])
     if options.drafter is None and options.cache == "auto":
         try:

@@ -1,0 +1,364 @@
+"""The plan of a call: everything that is decided before anything of it runs.
+
+Where no drafter is named, "auto", a tree of everything that the library can draft for the model
+comes first. Where the call or the model refuses trees, the suffix automaton drafts chains, and
+where it refuses drafts, plain decoding answers. So "auto" raises only where plain decoding does
+too. Each candidate is planned whole, and the first plan that stands is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.arguments import did_you_mean
+from specdec_hf.cache.choose import ChosenKind, check_kind, choose_kind
+from specdec_hf.cache.fit import coarse_arithmetic
+from specdec_hf.cache.plain import Prompt
+from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
+from specdec_hf.decode.draft_length import begin_schedule
+from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options
+from specdec_hf.drafters.checks import describe
+from specdec_hf.drafters.context import reads_draft
+from specdec_hf.drafters.drafter import Drafter, rules_of
+from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
+from specdec_hf.drafters.registry import AUTO
+from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafters.trees.auto import AutoDrafter
+from specdec_hf.hf_arguments.call import Call
+from specdec_hf.hf_arguments.sampling import sequence_seeds
+from specdec_hf.schedules.base import Schedule, ScheduleContext
+from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts
+from specdec_hf.schedules.registry import make_schedule
+
+
+@dataclass
+class Plan:
+    """What is known of a call before anything runs.
+
+    Attributes:
+        options: without "auto".
+        started: when the call began, by the clock of the options.
+        lengths: [B], tokens of each prompt.
+        budgets: [B], most new tokens of each sequence.
+        seeds: of each sequence.
+        schedule: started.
+        costs: those that the schedule reads.
+        draft_size: most drafted tokens of a sequence in one round.
+        chosen: the kind of the cache; None where the model's own prefill decides it.
+        notes: on these choices.
+    """
+
+    model: Any
+    call: Call
+    options: Options
+    drafter: Drafter | None
+    rule: str
+    started: float
+    lengths: Lengths
+    budgets: NDArray[np.int64]
+    seeds: list[int]
+    schedule: Schedule
+    costs: Costs
+    draft_size: int
+    chosen: ChosenKind | None
+    notes: list[str]
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts are verified as trees."""
+        return self.drafter is not None and self.drafter.size > 0
+
+    @property
+    def max_length(self) -> int:
+        """No sequence will hold more tokens."""
+        return int((self.lengths + self.budgets).max())
+
+    def seed_tensor(self) -> torch.Tensor:
+        """[B] int64 on the target's device."""
+        return torch.tensor(self.seeds, dtype=torch.int64, device=self.model.device)
+
+
+def make_plan(model: Any, call: Call, options: Options) -> Plan:
+    """The plan of a call without beams.
+
+    The choice of the drafter depends on the call and the model alone.
+
+    Raises:
+        TypeError: a drafter or seed of a wrong type.
+        ValueError: prompt longer than the context, drafter that does not fit, bad option.
+    """
+    planner = _Planner(model, call, options)
+    if options.drafter != AUTO or options.tree is not None:  # only drafters serve ``tree``
+        return planner.plan(options)
+    reason = _why_nothing_is_drafted(call)
+    if reason is None:
+        try:
+            return planner.plan(*_with_usable_head(model, _with_tree(options)), cache=options.cache)
+        except (ValueError, ImportError) as error:  # the native module of the suffix automaton
+            reason = str(error)
+        try:
+            chains = _with_chains(call, options)
+            drafts = f"drafts chains with {chains.drafter.name}"
+            if chains.rule != options.rule:
+                drafts += f" and rule {chains.rule!r}"
+            return planner.plan(chains, [f"drafter {AUTO!r} {drafts}: {reason}"])
+        except (ValueError, ImportError) as error:
+            reason = str(error)
+    return planner.plan(*_without_drafts(options, reason))
+
+
+def plain_beams(call: Call, options: Options) -> tuple[Options, list[str]]:
+    """The options of a beam search without "auto", and notes."""
+    assert call.beams is not None
+    if options.drafter != AUTO or options.tree is not None:
+        return options, []
+    return _without_drafts(options, f"num_beams={call.beams.num_beams} needs a draft model")
+
+
+def _without_drafts(options: Options, reason: str) -> tuple[Options, list[str]]:
+    return replace(options, drafter=None), [f"drafter {AUTO!r} drafts nothing: {reason}"]
+
+
+def _why_nothing_is_drafted(call: Call) -> str | None:
+    if call.prefill is None:
+        return None
+    names = ", ".join(call.prefill.names)
+    return f"whether drafts fit {names} is known after the prompt only; name a drafter to try"
+
+
+def _with_tree(options: Options) -> Options:
+    schedule = options.num_assistant_tokens_schedule or "optimal"
+    return replace(options, drafter=AutoDrafter(), num_assistant_tokens_schedule=schedule)
+
+
+def _with_usable_head(model: Any, options: Options) -> tuple[Options, list[str]]:
+    """The same trees of copied text alone, and a note, where the model's head cannot be used."""
+    try:
+        options.drafter.has_head(model)
+    except ValueError as error:
+        note = f"drafter {AUTO!r} drafts without the model's head: {error}"
+        return replace(options, drafter=AutoDrafter(head=False)), [note]
+    return options, []
+
+
+def _with_chains(call: Call, options: Options) -> Options:
+    """Rule match leaves the text to the seed alone, so that the benefit guard may pause drafting.
+
+    Copied tokens are accepted as often under it as under token.
+    """
+    sampled = options.rule == "auto" and call.do_sample
+    return replace(
+        options, drafter=SuffixAutomatonDrafter(), rule="match" if sampled else options.rule
+    )
+
+
+class _Planner:
+    """What all candidates of a call share, and the plan of each."""
+
+    def __init__(self, model: Any, call: Call, options: Options) -> None:
+        self.model, self.call, self.given = model, call, options
+        self.started = options.clock()
+        self.lengths, self.budgets = token_budgets(model, call)
+        self.seeds: list[int] | None = None
+
+    def plan(self, options: Options, notes: Sequence[str] = (), cache: str | None = None) -> Plan:
+        """The plan with a drafter.
+
+        Args:
+            options: without "auto".
+            notes: on the choice of the drafter.
+            cache: the kind that trees are to have, "spec" where it is not given.
+
+        Raises:
+            ValueError, ImportError: the call or the model refuses it.
+        """
+        model, call, lengths = self.model, self.call, self.lengths
+        drafter = resolve_drafter(options.drafter, options.tree, model)
+        trees = drafter is not None and drafter.size > 0
+        rule = resolve_rule(options.rule, call.do_sample, rules_of(drafter))
+        costs = costs_of(model, self.given, rule, lengths)
+        schedule, draft_size = _begin_schedule(model, call, options, drafter, costs)
+        _check_options(call, options, drafter)
+        chosen = None
+        if call.prefill is None:
+            chosen = choose_kind(
+                model,
+                len(call.mask),
+                (cache or "spec") if trees else options.cache,
+                drafts=drafter is not None,
+                tree=trees,
+                self_check=options.self_check,
+                prompt=Prompt(call.prompt_ids, call.mask),
+                encoded=call.encoded,
+            )
+        if self.seeds is None:
+            self.seeds = sequence_seeds(
+                options.seed,
+                len(call.mask),
+                do_sample=call.do_sample,
+                num_return_sequences=call.num_return_sequences,
+            )
+        rounding = [] if drafter is None else rounding_notes(model, options, rule, costs)
+        return Plan(
+            model, call, options, drafter, rule, self.started, lengths, self.budgets, self.seeds,
+            schedule, costs, draft_size, chosen, [*notes, *rounding],
+        )  # fmt: skip
+
+
+def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str]) -> str:
+    """The acceptance rule of a call.
+
+    Args:
+        rule: what the caller asked for. "auto" is greedy without sampling, else the first rule
+            that the drafter supports.
+        do_sample: whether the call samples.
+        supported: the lossless rules that the drafter's drafts can be verified with, best first.
+
+    Raises:
+        ValueError: another rule, or greedy verification of sampled text, which is not lossless.
+    """
+    if rule == "auto":
+        return supported[0] if do_sample else "greedy"
+    if rule not in supported:
+        raise ValueError(
+            f"rule must be 'auto', {', '.join(map(repr, supported))} with this drafter, "
+            f"got {rule!r}{did_you_mean(rule, supported)}"
+        )
+    if rule == "greedy" and do_sample:
+        raise ValueError(
+            "rule='greedy' needs do_sample=False: it would not keep the target's distribution"
+        )
+    return rule
+
+
+def _check_options(call: Call, options: Options, drafter: Drafter | None) -> None:
+    """Raises ValueError for options that do not go together, by name."""
+    if options.num_assistant_beams is not None:
+        raise ValueError(
+            f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
+        )
+    forwards = drafter is not None and drafter.makes_forward
+    trees = drafter is not None and drafter.size > 0
+    if "hidden_states" in call.outputs and forwards:
+        raise ValueError(
+            "output_hidden_states must be False with a drafter that makes the target's forward "
+            f"itself, got {describe(drafter)}"
+        )
+    if options.compile and forwards:
+        raise ValueError(
+            "compile must be False with a drafter that makes the target's forward itself, "
+            f"got True with {describe(drafter)}"
+        )
+    check_kind(options.cache)
+    if options.fixed_width is not None:
+        _check_fixed_width(options, drafter, forwards=forwards, trees=trees)
+    if trees:
+        _check_tree_options(options)
+
+
+def _check_fixed_width(
+    options: Options, drafter: Drafter | None, *, forwards: bool, trees: bool
+) -> None:
+    width = options.fixed_width
+    if trees:
+        raise ValueError(
+            f"fixed_width must be None with tree, got {width}: the nodes of a tree lie in other "
+            "slots than the text, and the sums of attention then round otherwise"
+        )
+    if forwards:
+        raise ValueError(
+            "fixed_width must be None with a drafter that makes the target's forward itself, "
+            f"got {width} with {describe(drafter)}"
+        )
+    if options.cache not in ("auto", "spec"):
+        raise ValueError(f"cache must be 'auto' or 'spec' with fixed_width, got {options.cache!r}")
+
+
+def _check_tree_options(options: Options) -> None:
+    if options.num_assistant_tokens is not None:
+        raise ValueError(
+            "num_assistant_tokens must not be given with a drafter of trees, which says what is "
+            f"drafted, got {options.num_assistant_tokens}"
+        )
+    if options.trace is not None:
+        raise ValueError("trace must be None with tree: only rounds of chains are traced")
+    if options.cache not in ("auto", "spec"):
+        raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
+
+
+def costs_of(model: Any, options: Options, rule: str, lengths: Lengths) -> Costs:
+    """The costs that decide how much a call drafts.
+
+    In arithmetic coarser than float32 the text depends on how much is drafted, so there a clock
+    decides only for callers who ask for it. Where the rule reads the draft distribution the guard
+    never waits by itself, and its notes may come from a clock.
+
+    Args:
+        options: those of the caller, with the defaults that he left.
+        lengths: [B], tokens of each prompt.
+    """
+    schedule = make_schedule(options.num_assistant_tokens_schedule or "constant")
+    asked_for = options.guard or schedule.reads_clock
+    exact = coarse_arithmetic(model) is None or options.fixed_width is not None
+    if exact or asked_for or reads_draft(rule):
+        return Costs()
+    share = 1.0 if model.device.type == "cpu" else SHARE_ON_DEVICE
+    return ExpectedCosts(len(lengths), share, int(lengths.max()))
+
+
+def rounding_notes(
+    model: Any, options: Options, rule: str, costs: Costs, *, beams: bool = False
+) -> list[str]:
+    """A note where drafts may change the text, because wider forwards round otherwise."""
+    dtype = coarse_arithmetic(model)
+    if dtype is None or options.fixed_width is not None or reads_draft(rule):
+        return []
+    timing = ", and depend on timing" if costs.measured else ""
+    remedy = "" if beams else "; fixed_width prevents it"
+    return [
+        f"in {dtype} a forward of several tokens rounds unlike one of one token, so near ties may "
+        f"fall otherwise than in plain decoding{timing}{remedy}"
+    ]
+
+
+def _begin_schedule(
+    model: Any,
+    call: Call,
+    options: Options,
+    drafter: Drafter | None,
+    costs: Costs,
+) -> tuple[Schedule, int]:
+    """The schedule, started, and the most drafted tokens of a sequence in one round."""
+    drafts_tree = drafter is not None and drafter.size > 0
+    if drafter is not None and drafter.size:
+        length, size = drafter.depth, drafter.size
+    else:
+        number = options.num_assistant_tokens
+        length = size = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
+    schedule = begin_schedule(
+        options.num_assistant_tokens_schedule or "constant",
+        drafter,
+        ScheduleContext(len(call.mask), length, vocab_size_of(model), drafts_tree, costs),
+    )
+    return schedule, size if drafts_tree else max(size, schedule.max_draft)
+
+
+def token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:
+    """[B] prompt lengths, and [B] the most new tokens of each sequence."""
+    lengths = call.mask.sum(axis=1).astype(np.int64)
+    budgets = np.full(len(lengths), call.max_new_tokens, dtype=np.int64)
+    context = context_length(model)
+    if context is None:
+        return lengths, budgets
+    if lengths.max() >= context:
+        raise ValueError(
+            f"prompt of sequence {int(lengths.argmax())} has {int(lengths.max())} tokens, "
+            f"but the model's context is {context}"
+        )
+    return lengths, np.minimum(budgets, context - lengths)
