@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.analysis.efficiency import predict
-from specdec_hf.cli.bench_configs import drafts_on_host
 from specdec_hf.drafters.trees import auto
 from specdec_hf.drafters.trees.auto import AutoDrafter
 from specdec_hf.heads import shipped
 from specdec_hf.heads.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
+from specdec_hf.lab.bench.configs import drafts_on_host
+from specdec_hf.lab.bench.efficiency import predict
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.costs import MonotoneCost
 from support import hf_models

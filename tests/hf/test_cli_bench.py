@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf.cli import bench_configs, bench_figures, bench_runs
-from specdec_hf.cli.bench_runs import PLAIN, Answer, Batch, Config
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.drafters.model_free.ngram_table import NgramTable
+from specdec_hf.lab.bench import configs as bench_configs
+from specdec_hf.lab.bench import runs as bench_runs
+from specdec_hf.lab.bench import summary
+from specdec_hf.lab.bench.runs import PLAIN, Answer, Batch, Config
 from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -123,7 +125,7 @@ def measured(monkeypatch, seconds, configs=("fast",), batches=4, runs=3):
     loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
     pairs, left_out = bench_runs.run_configs(loaded, every, prompts, arguments, runs, str)
     assert not left_out
-    return bench_figures.rows_of(every, pairs, None, sampled=False), calls
+    return summary.rows_of(every, pairs, None, sampled=False), calls
 
 
 def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):

@@ -172,7 +172,7 @@ def test_wrong_options_get_one_line_before_a_model_is_loaded(arguments, message)
 )
 @pytest.mark.usefixtures("no_weights")
 def test_wrong_options_of_other_commands_get_one_line(tmp_path, monkeypatch, words, message):
-    monkeypatch.delattr("specdec_hf.cli.bench_synthetic.load_synthetic")
+    monkeypatch.delattr("specdec_hf.lab.bench.synthetic.load_synthetic")
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"turns": ["a"]}\n' * 5)
     assert message in one_line_error(*words.replace("QUESTIONS", str(questions)).split())

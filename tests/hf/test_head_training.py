@@ -9,16 +9,16 @@ from specdec_hf import generate
 from specdec_hf.heads.agreement import read_sample
 from specdec_hf.heads.files import load_head
 from specdec_hf.heads.shipped import TARGET, digest_of
-from specdec_hf.heads.training.chat import ChatFormat
-from specdec_hf.heads.training.pipeline import Pipeline, Progress, TrainingSettings
-from specdec_hf.heads.training.sampling import converse
-from specdec_hf.heads.training.texts import (
+from specdec_hf.lab.training.chat import ChatFormat
+from specdec_hf.lab.training.conversations import converse
+from specdec_hf.lab.training.pipeline import Pipeline, Progress, TrainingSettings
+from specdec_hf.lab.training.texts import (
     append_conversations,
     cut_texts,
     is_held_out,
     read_conversations,
 )
-from specdec_hf.heads.training.unrolled import Batch, soft_cross_entropy
+from specdec_hf.lab.training.unrolled import Batch, soft_cross_entropy
 from support import hf_models
 from support.cli_models import END, tokenizer
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -266,8 +266,8 @@ def bounded(target, monkeypatch):
     """Runs for so many minutes of a clock."""
 
     def run(folder, clock, minutes, steps, **data):
-        for module in ("pipeline", "loop"):
-            monkeypatch.setattr(f"specdec_hf.heads.training.{module}.time", clock)
+        for module in ("pipeline", "train"):
+            monkeypatch.setattr(f"specdec_hf.lab.training.{module}.time", clock)
         settings = dataclasses.replace(SMALL, steps=steps, tokens=900 if data else 10**9)
         pipeline = Pipeline(target, tokenizer(), folder, settings, clock, minutes=minutes)
         return pipeline, pipeline.run(**data)

@@ -13,7 +13,7 @@ from specdec_hf.drafters.trees.auto import BENEFIT_OF_HEAD, AutoDrafter
 from specdec_hf.heads import agreement, shipped
 from specdec_hf.heads.agreement import Sample, agreement_of
 from specdec_hf.heads.files import load_head, save_head
-from specdec_hf.heads.training.unrolled import loss_of
+from specdec_hf.lab.training.unrolled import loss_of
 from support import heads, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT

@@ -133,7 +133,7 @@ OPS = {
 }
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis",)
-# Folder of specdec_hf -> the folders that it may import. `cli` may import all.
+# Folder of specdec_hf -> the folders that it may import. `lab` and `cli` may import all.
 BELOW_DRAFTERS = {"cache", "compiled", "heads", "hf_arguments", "schedules", "trees"}
 LOOP = {
     "schedules": set(),
@@ -144,7 +144,6 @@ LOOP = {
     "heads": {"cache"},
     "drafters": BELOW_DRAFTERS,
     "decode": BELOW_DRAFTERS - {"heads"} | {"drafters"},
-    "analysis": {"cache", "decode", "drafters", "schedules"},
 }
 
 
@@ -214,7 +213,21 @@ def test_the_documents_list_the_folders_of_the_loop():
     packages = LOOP_FOLDER.glob("*/**/__init__.py")
     assert listed.keys() == {path.parent.relative_to(LOOP_FOLDER).as_posix() for path in packages}
     assert {folder: listed[folder] for folder in LOOP} == LOOP
-    assert {folder for folder in listed if "/" not in folder} == {*LOOP, "cli"}
+    assert {folder for folder in listed if "/" not in folder} == {*LOOP, "lab", "cli"}
+
+
+def test_the_loop_knows_neither_the_laboratory_nor_the_command_line():
+    for module, path in MODULES.items():
+        part = module.split(".")[1:2]
+        if module.startswith("specdec_hf") and part not in (["lab"], ["cli"], ["__main__"]):
+            wrong = {n for n in imports(path) if re.match(r"specdec_hf\.(lab|cli)\b", n)}
+            assert not wrong, f"{relative(path)} imports {wrong}"
+
+
+def test_of_the_command_line_only_the_list_of_commands_knows_the_laboratory():
+    for path in (LOOP_FOLDER / "cli").rglob("*.py"):
+        wrong = {n for n in imports(path) if n.startswith("specdec_hf.lab")}
+        assert not wrong or path.name == "app.py", f"{relative(path)} imports {wrong}"
 
 
 def test_the_loop_does_not_know_the_drafters_of_heads():

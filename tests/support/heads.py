@@ -17,7 +17,7 @@ from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.parallel_files import save_blockwise, save_medusa
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
-from specdec_hf.heads.training.unrolled import Batch, unroll
+from specdec_hf.lab.training.unrolled import Batch, unroll
 from support import hf_models
 
 

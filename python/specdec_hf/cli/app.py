@@ -16,9 +16,6 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from specdec_hf.cli import interrupt, options
-from specdec_hf.cli.analyze import analyze_command
-from specdec_hf.cli.bench import bench
-from specdec_hf.cli.bench_synthetic import bench_synthetic
 from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
 from specdec_hf.cli.checks import Settings, check, check_limit, check_text
@@ -43,7 +40,10 @@ from specdec_hf.cli.terminal import (
     fail,
     prepare_streams,
 )
-from specdec_hf.cli.train import train_command
+from specdec_hf.lab.analysis.command import analyze_command
+from specdec_hf.lab.bench.command import bench
+from specdec_hf.lab.bench.synthetic import bench_synthetic
+from specdec_hf.lab.training.command import train_command
 from specdec_hf.requirements import explain
 
 Command = TypeVar("Command", bound=Callable[..., None])

@@ -6,15 +6,12 @@ Accepted drafts and recovered tokens have colours, or marks around them where th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.text import Text
 
 from specdec_hf.cli.terminal import Terminal, visible
 from specdec_hf.decode.streaming import Kind, Step, text_pieces
-
-if TYPE_CHECKING:
-    from specdec_hf.analysis.explain import Explained
 
 Shown = Kind | Literal["rejected"]
 STYLES: dict[Shown, str] = {
@@ -56,15 +53,6 @@ def render(
     text = Text()
     for piece, kind in text_pieces(tokenizer, tokens, kinds):
         text.append_text(styled(piece, kind, marks or {}))
-    return text
-
-
-def render_round(tokens: Iterable[Explained], marks: Marks | None = None) -> Text:
-    """One round on one line, each token by itself, the rejected draft included."""
-    text = Text()
-    for token in tokens:
-        piece = token.text.replace("\n", "↵")
-        text.append_text(styled(piece, token.kind, marks or {}))
     return text
 
 

@@ -1,5 +1,5 @@
-"""Trained drafters: small modules that read the target's hidden states, and how they are trained.
+"""Trained drafters: small modules that read the target's hidden states.
 
-A head has a file with its module, in this package; a file with its drafter, in drafters/heads; and
-a file with its loss, in heads/training. What heads share is in the other files.
+A head has a file with its module, in this package, and a file with its drafter, in drafters/heads;
+lab/training trains it. What heads share is in the other files.
 """

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from specdec_hf.arguments import check_integer, check_integers
 from specdec_hf.cache.own_logits import PASSING
 from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.heads.eagle3 import Eagle3Head
-from specdec_hf.heads.training.unrolled import Batch, acceptance_of
 
 SAMPLE = "sample.json"
 # A round of one draft gives 1 + share tokens for a forward of two tokens, about 1.1 to 1.2 forwards
@@ -76,7 +76,6 @@ def agreement_of(head: Eagle3Head, model: Any, sample: Sample) -> float | None:
         None where the target gives no hidden states.
     """
     ids = torch.tensor([list(sample.tokens)], device=model.device)
-    ends = torch.tensor([[ids.shape[1]], [sample.answer]], device=model.device)
     try:
         with undisturbed(model):
             out = model.get_decoder()(ids, output_hidden_states=True, use_cache=False)
@@ -85,11 +84,18 @@ def agreement_of(head: Eagle3Head, model: Any, sample: Sample) -> float | None:
             embeddings = model.get_input_embeddings()(ids)
         head = head.to(model.device, torch.float32)
         head.borrow(model)
-        batch = Batch(ids, embeddings.float(), features.float(), out.last_hidden_state, *ends)
-        output = model.get_output_embeddings().weight
-        equal, _, places = acceptance_of(head, batch, 1, output)
+        hidden = head.fuse(features[:, :-1].float())
+        places = torch.arange(hidden.shape[1], device=model.device)[None]
+        q, k, v = head.midlayer.project(embeddings[:, 1:].float(), hidden, head.turns(places))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        logits = head.logits(head.midlayer.finish(hidden, attended))
+        first = sample.answer - 2  # the pair there drafts the first token of the answer
+        drafts = head.tokens[logits[:, first:].argmax(dim=-1)]
+        final = out.last_hidden_state[:, first + 1 :]
+        output = model.get_output_embeddings().weight.to(final.dtype)
+        choices = functional.linear(final, output).argmax(dim=-1)
     except PASSING:
         raise
     except Exception:  # raised inside a model that was not made for such a call
         return None
-    return float(equal / places)
+    return float((drafts == choices).float().mean())

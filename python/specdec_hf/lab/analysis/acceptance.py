@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_hf.analysis.replay import Position
+from specdec_hf.lab.analysis.replay import Position
 from specdec_kernels.analysis import LENIENCES, acceptance_rate, clustered_mean
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from specdec_hf.cli.bench_runs import Config
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, embedded_gguf
 from specdec_hf.drafters.models.layers import LayersDrafter
 from specdec_hf.drafters.models.model import ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.lab.bench.runs import Config
 
 MODELS = (ModelDrafter, LayersDrafter)  # of the target's vocabulary
 
@@ -31,7 +31,7 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
     """The config of one ``--peer``.
 
     Args:
-        name: one of `specdec_hf.cli.bench.PEERS`.
+        name: one of `specdec_hf.lab.bench.command.PEERS`.
         loaded: the target and the drafters.
         source: where the target came from.
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.analysis.efficiency import predict
-from specdec_hf.cli.bench_runs import PLAIN, Answer, Config, Pair
+from specdec_hf.lab.bench.efficiency import predict
+from specdec_hf.lab.bench.runs import PLAIN, Answer, Config, Pair
 from specdec_hf.schedules.costs import MonotoneCost
 
 SLOWEST_CATEGORY = 0.97  # a ratio below it is flagged

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec_hf.cli import options
-from specdec_hf.cli.bench import BatchSizes, Dtypes, Markdown, Runs, check_outputs, once
-from specdec_hf.cli.bench_measure import Results
 from specdec_hf.cli.checks import DTYPES, Settings, check, check_choice
 from specdec_hf.cli.run import progress_bar
 from specdec_hf.cli.terminal import fail
+from specdec_hf.lab.bench.command import BatchSizes, Dtypes, Markdown, Runs, check_outputs, once
+from specdec_hf.lab.bench.results import Results
 from specdec_hf.schedules.base import LONGEST_DRAFT
 
 if TYPE_CHECKING:
-    from specdec_hf.cli.bench_runs import Batch, Config
     from specdec_hf.cli.load import Loaded
+    from specdec_hf.lab.bench.runs import Batch, Config
 
 # Sizes of Llama 3: hidden states, feed-forward layer, layers, attention heads, key-value heads.
 SHAPES = {
@@ -152,9 +152,9 @@ def synthetic_configs(
     loaded: Loaded, rates: list[float], gamma: int, *, compiled: bool
 ) -> list[Config]:
     """Plain generation, and a drafter for each acceptance rate."""
-    from specdec_hf.cli.bench_runs import PLAIN, Config
-    from specdec_hf.cli.synthetic_drafter import SyntheticDrafter
     from specdec_hf.decode.generate import SpeculativeDecoder
+    from specdec_hf.lab.bench.runs import PLAIN, Config
+    from specdec_hf.lab.bench.synthetic_drafter import SyntheticDrafter
 
     vocabulary = loaded.model.config.vocab_size
     drafters = {f"{LABEL}, alpha {rate:g}": SyntheticDrafter(rate, vocabulary) for rate in rates}
@@ -171,7 +171,7 @@ def _batches(loaded: Loaded, size: int, count: int, longest: int) -> list[Batch]
     """Ragged batches: prompts from half of ``longest`` tokens on, padded on the left."""
     import torch
 
-    from specdec_hf.cli.bench_runs import Batch
+    from specdec_hf.lab.bench.runs import Batch
 
     batches = []
     device, generator = loaded.model.device, torch.Generator().manual_seed(0)

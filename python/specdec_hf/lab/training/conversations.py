@@ -16,7 +16,7 @@ import torch
 
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.heads.training.chat import ChatFormat
+from specdec_hf.lab.training.chat import ChatFormat
 from specdec_kernels import sample
 
 # Sampling parameters (temperature, top-p) of the user's turns, and of the answers in turn: drafts

@@ -15,10 +15,10 @@ from transformers import get_cosine_schedule_with_warmup
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from specdec_hf.heads.base import Head
-from specdec_hf.heads.training.checkpoint import load_checkpoint, save_checkpoint
-from specdec_hf.heads.training.sampling import Conversation
-from specdec_hf.heads.training.states import StoredStates
-from specdec_hf.heads.training.unrolled import Batch, acceptance_of, loss_of
+from specdec_hf.lab.training.checkpoint import load_checkpoint, save_checkpoint
+from specdec_hf.lab.training.conversations import Conversation
+from specdec_hf.lab.training.states import StoredStates
+from specdec_hf.lab.training.unrolled import Batch, acceptance_of, loss_of
 
 WARM_UP = 0.04  # share of the steps
 CLIP = 1.0

@@ -11,7 +11,7 @@ from specdec_hf.cli.advice import in_options
 from specdec_hf.cli.terminal import console, visible
 
 if TYPE_CHECKING:
-    from specdec_hf.cli.bench_figures import Row
+    from specdec_hf.lab.bench.summary import Row
 
 WIDTH, GAP = 80, "  "
 COLUMNS = (

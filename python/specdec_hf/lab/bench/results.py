@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_hf.cli.bench_tables import markdown_text, print_report
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.report import collect_info, write_json
 from specdec_hf.cli.run import progress
 from specdec_hf.cli.terminal import console, visible
+from specdec_hf.lab.bench.tables import markdown_text, print_report
 
 if TYPE_CHECKING:
-    from specdec_hf.cli.bench_figures import Row
-    from specdec_hf.cli.bench_runs import Batch, Config
     from specdec_hf.cli.load import Loaded
     from specdec_hf.decode.statistics import SpecStats
+    from specdec_hf.lab.bench.runs import Batch, Config
+    from specdec_hf.lab.bench.summary import Row
     from specdec_hf.schedules.costs import MonotoneCost
 
 MOST_WIDTHS = 8  # of the cost curve
@@ -84,8 +84,8 @@ def _measure(
     loaded: Loaded, configs: list[Config], batches: list[Batch], settings: Settings, runs: int
 ) -> tuple[str, dict[str, Any], list[Row]]:
     """Title, report for JSON, and rows of one dtype, batch size and temperature."""
-    from specdec_hf.cli.bench_figures import rows_of
-    from specdec_hf.cli.bench_runs import run_configs
+    from specdec_hf.lab.bench.runs import run_configs
+    from specdec_hf.lab.bench.summary import rows_of
 
     sampling = {name: settings.sampling[name] for name in ("temperature", "top_p", "top_k")}
     size = len(batches[0].prompts)
@@ -141,7 +141,7 @@ def _forward_costs(
     The curve of the bare model is in units of its forward of one token. What that takes is known
     from the rounds of plain decoding, which met the noise that the others met.
     """
-    from specdec_hf.analysis.efficiency import forward_costs, round_costs
+    from specdec_hf.lab.bench.efficiency import forward_costs, round_costs
 
     waits = loaded.model.device.type == "cpu"
     if in_rounds:

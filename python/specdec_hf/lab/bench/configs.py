@@ -17,8 +17,8 @@ from specdec_hf.drafters.registry import AUTO, DRAFTERS, value_of
 from specdec_hf.schedules.registry import tree_schedules
 
 if TYPE_CHECKING:
-    from specdec_hf.cli.bench_runs import Batch, Config
     from specdec_hf.cli.load import Loaded
+    from specdec_hf.lab.bench.runs import Batch, Config
 
 MERGED = "+"
 
@@ -82,9 +82,9 @@ def make_configs(
     chosen: Sequence[Settings], loaded: Loaded, peers: Sequence[str], source: Source
 ) -> tuple[list[Config], dict[str, str]]:
     """The plain config, the peers, and those of the drafters; and why a peer is left out."""
-    from specdec_hf.cli.bench_peers import LeftOutError, make_peer
-    from specdec_hf.cli.bench_runs import PLAIN, Config
     from specdec_hf.decode.generate import SpeculativeDecoder
+    from specdec_hf.lab.bench.peers import LeftOutError, make_peer
+    from specdec_hf.lab.bench.runs import PLAIN, Config
 
     configs, left_out = [Config(PLAIN)], {}
     for name in peers:
@@ -154,7 +154,7 @@ def in_batches(loaded: Loaded, prompts: list[Prompt], size: int) -> list[Batch]:
 
     The prompts that do not fill a last batch are left out.
     """
-    from specdec_hf.cli.bench_runs import Batch
+    from specdec_hf.lab.bench.runs import Batch
 
     if size > 1:
         prompts = _categories_in_turns(prompts)

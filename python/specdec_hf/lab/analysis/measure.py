@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec_hf.analysis.acceptance import MeasuredAcceptance
-from specdec_hf.analysis.explain import Explainer
-from specdec_hf.analysis.replay import REPLAY_RULE, Position, Text, replay, write_text
-from specdec_hf.analysis.residual import Ablated, Experiment, ablate_residual, draw_experiment
-from specdec_hf.analysis.speed import Speed, compare_speed
 from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
+from specdec_hf.lab.analysis.explain import Explainer
+from specdec_hf.lab.analysis.replay import REPLAY_RULE, Position, Text, replay, write_text
+from specdec_hf.lab.analysis.residual import Ablated, Experiment, ablate_residual, draw_experiment
+from specdec_hf.lab.analysis.speed import Speed, compare_speed
 
 Advance = Callable[[int], None]
 

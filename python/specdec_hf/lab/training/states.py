@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.heads.training.sampling import Conversation
+from specdec_hf.lab.training.conversations import Conversation
 
 TOKENS_AT_ONCE = 4096  # of one forward, padding included
 

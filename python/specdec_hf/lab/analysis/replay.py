@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_hf.analysis.distributions import draft_probs, target_probs
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.committed_states import CommittedStates
 from specdec_hf.cache.forward import forward_window
@@ -27,6 +26,7 @@ from specdec_hf.decode.tracing import TracedRound
 from specdec_hf.drafters.checks import ask
 from specdec_hf.drafters.context import Candidates, DraftContext, History
 from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
+from specdec_hf.lab.analysis.distributions import draft_probs, target_probs
 from specdec_kernels import SampledDraft
 
 REPLAY_RULE = "token"

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_hf.cli import options
-from specdec_hf.cli.bench_configs import (
-    MERGED,
-    first_of_each_category,
-    in_batches,
-    make_configs,
-    settings_of,
-)
-from specdec_hf.cli.bench_measure import Results
 from specdec_hf.cli.checks import DTYPES, Settings, Sources, check, check_choice, check_limit
 from specdec_hf.cli.files import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress_bar
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafters.registry import DRAFTERS
+from specdec_hf.lab.bench.configs import (
+    MERGED,
+    first_of_each_category,
+    in_batches,
+    make_configs,
+    settings_of,
+)
+from specdec_hf.lab.bench.results import Results
 
 if TYPE_CHECKING:
-    from specdec_hf.cli.bench_runs import Config
     from specdec_hf.cli.load import Loaded
+    from specdec_hf.lab.bench.runs import Config
 
 ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
 CHAINS = [name for name in ALL if not DRAFTERS[name].own_tree]

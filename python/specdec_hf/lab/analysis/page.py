@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from specdec_hf.analysis.explain import Explained
-from specdec_hf.cli.page_style import SCRIPT, STYLE
 from specdec_hf.cli.terminal import visible
+from specdec_hf.lab.analysis.explain import Explained
+from specdec_hf.lab.analysis.page_style import SCRIPT, STYLE
 
 MEANINGS = {
     "accepted": "drafted and accepted",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_hf.analysis.replay import Position
+from specdec_hf.lab.analysis.replay import Position
 from specdec_kernels import SampledDraft, sample, verify_chain
 from specdec_kernels.analysis import accepted_mass
 

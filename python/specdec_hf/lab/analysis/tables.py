@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from specdec_hf.cli.terminal import console, visible
 
 if TYPE_CHECKING:
-    from specdec_hf.analysis.measure import Ablation, DrafterAnalysis
     from specdec_hf.cli.load import Loaded
+    from specdec_hf.lab.analysis.measure import Ablation, DrafterAnalysis
 
 Found = Mapping[float, Sequence["DrafterAnalysis"]]
 SHOWN_ROUNDS = 12  # of the first answer of each drafter
@@ -67,12 +68,13 @@ def print_report(loaded: Loaded, found: Found) -> None:
 
 
 def _print_rounds(one: DrafterAnalysis, temperature: float) -> None:
-    from specdec_hf.cli.trace import legend, marks_of, render_round
+    from specdec_hf.cli.trace import legend, marks_of, styled
 
     marks, rounds = marks_of(console), one.answers[0].rounds
     _head(f"Figure 1: rounds of the first answer, {one.name}, temperature {temperature:g}")
     for number, said in enumerate(rounds[:SHOWN_ROUNDS], start=1):
-        line = render_round(said, marks)
+        pieces = (styled(token.text.replace("\n", "↵"), token.kind, marks) for token in said)
+        line = Text().join(pieces)
         console.print(f"{number:3} ", line, sep="", style="" if marks else None)
     if len(rounds) > SHOWN_ROUNDS:
         more = len(rounds) - SHOWN_ROUNDS

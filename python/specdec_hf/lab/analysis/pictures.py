@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdec_hf.analysis import figures
-from specdec_hf.analysis.measure import DrafterAnalysis
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
-from specdec_hf.cli.page import Answer, render_page
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
 from specdec_hf.decode.statistics import SpecStats
+from specdec_hf.lab.analysis import figures
+from specdec_hf.lab.analysis.measure import DrafterAnalysis
+from specdec_hf.lab.analysis.page import Answer, render_page
 
 
 def write_pictures(

@@ -30,7 +30,7 @@ from specdec_hf.cli.sources import EMBEDDED_NAME, Source, find_model
 from specdec_hf.cli.terminal import bar, console, errors, fail, visible
 
 if TYPE_CHECKING:
-    from specdec_hf.heads.training.pipeline import TrainingSettings
+    from specdec_hf.lab.training.pipeline import TrainingSettings
 
 HEADS = ("eagle3", "medusa", "blockwise", "exit_head", "pass_head")
 LICENCE = "Apache-2.0"  # of the embedded model
@@ -143,7 +143,7 @@ def train_command(
     source = find_model("--model", model)
     turns = [one.turns[0] for one in read_prompts(prompts)] if prompts is not None else []
     read = [_read_text(file) for file in texts or ()]
-    from specdec_hf.heads.training.pipeline import TrainingSettings
+    from specdec_hf.lab.training.pipeline import TrainingSettings
 
     settings = TrainingSettings(
         head=head, tokens=tokens, length=length, turn_length=max(1, length // 4), rows=rows,
@@ -175,9 +175,9 @@ def _run(
 
     from specdec_hf.cli.load import find_device, read_config
     from specdec_hf.cli.weights import load_model, load_tokenizer
-    from specdec_hf.heads.training.pipeline import Pipeline, check_begun
-    from specdec_hf.heads.training.report import collect_report, write_report
-    from specdec_hf.heads.training.texts import check_prompts
+    from specdec_hf.lab.training.model_card import collect_report, write_report
+    from specdec_hf.lab.training.pipeline import Pipeline, check_begun
+    from specdec_hf.lab.training.texts import check_prompts
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -258,7 +258,7 @@ def _print(output: Path, report: dict[str, Any], *, picture: bool) -> None:
 @contextmanager
 def _progress() -> Iterator[Any]:
     """The bar of each stage, on standard error where that is a terminal; else a line for each."""
-    from specdec_hf.heads.training.pipeline import Progress as Told
+    from specdec_hf.lab.training.pipeline import Progress as Told
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     note = TextColumn("{task.fields[note]}", markup=False)

@@ -17,13 +17,12 @@ from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.heads.agreement import Sample
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.shipped import record_target
-from specdec_hf.heads.training.chat import ChatFormat
-from specdec_hf.heads.training.kinds import KINDS
-from specdec_hf.heads.training.loop import Collator, Curves, Recipe, Texts, train
-from specdec_hf.heads.training.origin import check_origin, origin_of
-from specdec_hf.heads.training.sampling import Conversation, converse
-from specdec_hf.heads.training.states import StoredStates
-from specdec_hf.heads.training.texts import (
+from specdec_hf.lab.training.chat import ChatFormat
+from specdec_hf.lab.training.conversations import Conversation, converse
+from specdec_hf.lab.training.kinds import KINDS
+from specdec_hf.lab.training.origin import check_origin, origin_of
+from specdec_hf.lab.training.states import StoredStates
+from specdec_hf.lab.training.texts import (
     HELD_OUT,
     append_conversations,
     check_held_out,
@@ -34,6 +33,7 @@ from specdec_hf.heads.training.texts import (
     is_held_out,
     read_conversations,
 )
+from specdec_hf.lab.training.train import Collator, Curves, Recipe, Texts, train
 
 WORK = "work"  # folder of what the stages leave behind
 RUN = "run.json"  # in it: settings, times and measurements

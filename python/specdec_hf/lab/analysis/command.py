@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from specdec_hf.cli import analysis_report, interrupt, options
+from specdec_hf.cli import interrupt, options
 from specdec_hf.cli.checks import (
     NEUTRAL,
     Settings,
@@ -34,14 +34,15 @@ from specdec_hf.cli.run import (
     progress_bar,
 )
 from specdec_hf.cli.terminal import FAILED, fail
+from specdec_hf.lab.analysis.tables import print_report, to_dict
 from specdec_hf.requirements import install_command
 from specdec_hf.schedules.base import LONGEST_DRAFT
 
 if TYPE_CHECKING:
-    from specdec_hf.analysis.measure import DrafterAnalysis, Measurement
-    from specdec_hf.analysis.replay import Text
     from specdec_hf.cli.load import Loaded
     from specdec_hf.drafters.drafter import Drafter
+    from specdec_hf.lab.analysis.measure import DrafterAnalysis, Measurement
+    from specdec_hf.lab.analysis.replay import Text
 
 DRAWS = 10_000  # of the ablation's experiment
 ABLATIONS = ("residual",)
@@ -207,9 +208,9 @@ def analyze(
             bar.update(task, completed=total)
 
     last = found[temperatures[-1]]
-    analysis_report.print_report(loaded, found)
+    print_report(loaded, found)
     if output is not None and last:
-        from specdec_hf.cli.pictures import write_pictures
+        from specdec_hf.lab.analysis.pictures import write_pictures
 
         write_pictures(output, loaded, prompts, settings, last, plain)
     content = {
@@ -217,7 +218,7 @@ def analyze(
         **asdict(settings),
         "num_assistant_tokens": list(gammas),
         "device": str(loaded.model.device),
-        **analysis_report.to_dict(found),
+        **to_dict(found),
         "failed": failed,
     }
     write_json(json_file, content)
@@ -251,9 +252,9 @@ def _tell(failed: Mapping[str, str]) -> NoReturn:
 
 def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
     """The drafters by name, each of which drafts chains."""
-    from specdec_hf.analysis.replay import REPLAY_RULE
     from specdec_hf.drafters.drafter import rules_of
     from specdec_hf.drafters.resolve import resolve_drafter
+    from specdec_hf.lab.analysis.replay import REPLAY_RULE
 
     given = loaded.drafter if isinstance(loaded.drafter, list) else [loaded.drafter]
     drafters = {}
@@ -277,7 +278,7 @@ def _measurement(
     temperature: float,
     max_new_tokens: int,
 ) -> Measurement:
-    from specdec_hf.analysis.measure import Measurement
+    from specdec_hf.lab.analysis.measure import Measurement
 
     chats = [
         [*begin_chat(settings), {"role": "user", "content": prompt.turns[0]}] for prompt in prompts

@@ -1,0 +1,1 @@
+"""Drafters, schedules and peers in turns with plain generation; see docs/benchmarks.md."""
