@@ -11,11 +11,10 @@ from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafters.drafter import Drafter
 from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
-from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.lab.analysis.explain import Explainer
-from specdec_hf.lab.analysis.replay import replay, write_text
+from specdec_hf.lab.analysis.measure import compare_speed
+from specdec_hf.lab.analysis.replay import MeasuredAcceptance, replay, write_text
 from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
-from specdec_hf.lab.analysis.speed import compare_speed
 from support import cli_models, hf_models
 from support.heads import expected_logits, head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here

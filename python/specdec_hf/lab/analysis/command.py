@@ -210,7 +210,7 @@ def analyze(
     last = found[temperatures[-1]]
     print_report(loaded, found)
     if output is not None and last:
-        from specdec_hf.lab.analysis.pictures import write_pictures
+        from specdec_hf.lab.analysis.figures import write_pictures
 
         write_pictures(output, loaded, prompts, settings, last, plain)
     content = {

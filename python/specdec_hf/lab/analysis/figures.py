@@ -1,6 +1,6 @@
 """Figures 2 to 5 of Leviathan et al. 2023, with what was measured here drawn into them.
 
-Importing this module imports matplotlib.
+Importing this module imports torch and matplotlib.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,14 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from specdec_hf.cli.checks import Settings
+from specdec_hf.cli.load import Loaded
+from specdec_hf.cli.prompts import Prompt
+from specdec_hf.cli.terminal import console, visible
 from specdec_hf.decode.round_record import RoundRecord
+from specdec_hf.decode.statistics import SpecStats
+from specdec_hf.lab.analysis.measure import DrafterAnalysis
+from specdec_hf.lab.analysis.page import Answer, render_page
 from specdec_kernels.analysis import (
     expected_tokens,
     operations_factor,
@@ -53,6 +61,60 @@ class Measured:
     cost: float
     tokens: float
     speed: float
+
+
+def write_pictures(
+    output: Path,
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    found: Sequence[DrafterAnalysis],
+    plain: Sequence[SpecStats],
+) -> None:
+    """Write Figures 2 to 5 and the page of tokens, and say where.
+
+    Args:
+        output: folder, made where it is missing.
+        loaded: names the model.
+        prompts, settings: what was asked.
+        found: what was measured of each drafter at the temperature of ``settings``.
+        plain: statistics of each prompt without drafts.
+    """
+    marks = [
+        Measured(one.name, s.alpha, s.gamma, s.cost, s.measured_tokens, s.measured)
+        for one in found
+        for s in one.speeds
+    ]
+    rows = [
+        (f"{one.name}, γ = {gamma}", calls[0].round_log)
+        for one in found
+        for gamma, calls in sorted(one.calls.items(), reverse=True)
+    ]
+    drawn = {
+        "figure-2.svg": draw_expected_tokens(marks),
+        "figure-3.svg": draw_optimal_gamma(marks),
+        "figure-4.svg": draw_speed_and_operations(marks),
+        "figure-5.svg": draw_timeline([*rows, ("plain", plain[0].round_log)]),
+    }
+    output.mkdir(exist_ok=True)
+    for name, figure in drawn.items():
+        figure.savefig(output / name, metadata={"Date": None})
+    answers = [
+        Answer(f"{one.name}: {prompt}", prompt.turns[0], answer.rounds)
+        for one in found
+        for prompt, answer in zip(prompts, one.answers, strict=True)
+    ]
+    header = {
+        "model": loaded.title,
+        "dtype": loaded.dtype,
+        "drafters": ", ".join(one.name for one in found),
+        **{name.replace("_", "-"): f"{value:g}" for name, value in settings.sampling.items()},
+        "seed of the first prompt": str(settings.seed),
+    }
+    page = output / "figure-1.html"
+    page.write_text(render_page("How each token came about", header, answers), encoding="utf-8")
+    names = ", ".join(["figure-1.html", *drawn])
+    console.print(visible(f"wrote {names} to {output}"), style="dim")
 
 
 def draw_expected_tokens(measured: Sequence[Measured] = ()) -> Figure:
