@@ -7,7 +7,7 @@ import time
 
 import pytest
 from rich.text import Text
-from specdec_hf.cli.word_wrap import WordWrap
+from specdec_hf.cli.chat import WordWrap
 from support.cli_models import folder  # noqa: F401
 
 pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
@@ -25,7 +25,7 @@ with interrupt.in_one_line():
     app.main()
 """
 MESSAGES = """
-from specdec_hf.cli.messages import read_messages
+from specdec_hf.cli.chat import read_messages
 for text in read_messages(True):
     print("message", repr(text))
 """

@@ -19,8 +19,7 @@ from specdec_hf.cli import interrupt, options
 from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
 from specdec_hf.cli.checks import Settings, check, check_limit, check_text
-from specdec_hf.cli.files import check_json
-from specdec_hf.cli.fit import check_fits
+from specdec_hf.cli.paths import check_json
 from specdec_hf.cli.prompts import (
     SHIPPED_PROMPTS,
     STANDARD_INPUT,
@@ -30,7 +29,7 @@ from specdec_hf.cli.prompts import (
     read_standard_input,
 )
 from specdec_hf.cli.report import collect_info, drafter_table, schedule_table, write_json
-from specdec_hf.cli.run import run
+from specdec_hf.cli.run import load_models, progress_bar, run
 from specdec_hf.cli.terminal import (
     FAILED,
     INTERRUPTED,
@@ -39,6 +38,7 @@ from specdec_hf.cli.terminal import (
     console,
     fail,
     prepare_streams,
+    visible,
 )
 from specdec_hf.lab.analysis.command import analyze_command
 from specdec_hf.lab.bench.command import bench
@@ -240,7 +240,17 @@ def check_command(
     Differences are those of logits, in units of their standard deviation.
     """
     settings = Settings(model=model, dtype=dtype, device=device)
-    check_fits(settings, check(settings))
+    sources = check(settings)
+    with progress_bar() as say:
+        loaded = load_models(settings, sources, say)
+        from specdec_hf.cache.check_model import check_model  # noqa: PLC0415
+
+        say("comparing")
+        result = check_model(loaded.model)
+    console.print(visible(f"{loaded.title}, {loaded.dtype}, {loaded.model.device}"), style="bold")
+    console.print(visible(str(result)), soft_wrap=True)
+    if all(fit.reason for fit in result.fits.values()):
+        fail(f"no cache fits {loaded.title}", FAILED)
 
 
 app.command("bench")(no_traceback(bench))

@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specdec_hf.cli import options
-from specdec_hf.cli.files import check_output, check_readable
+from specdec_hf.cli.paths import check_output, check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import bar, console, fail
 

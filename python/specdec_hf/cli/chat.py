@@ -9,14 +9,20 @@ reasoning, make the model read the conversation again.
 from __future__ import annotations
 
 import functools
+import re
+import select
 import sys
 import time
+from collections.abc import Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.text import Text
 
 from specdec_hf.cli import interrupt
 from specdec_hf.cli.advice import compile_hint, print_advice
-from specdec_hf.cli.checks import Settings, Sources
-from specdec_hf.cli.messages import read_messages, refused
+from specdec_hf.cli.checks import Settings, Sources, check_text
 from specdec_hf.cli.run import (
     begin_chat,
     encode,
@@ -34,6 +40,14 @@ if TYPE_CHECKING:
     from specdec_hf.decode.streaming import Step
 
 HELP = "/reset forgets the conversation, Ctrl-C stops an answer, and /exit or Ctrl-D ends the chat."
+PROMPT = "> "
+COMMANDS = ("/help", "/reset", "/exit")
+# A path such as /etc/hosts at the beginning of a message is none.
+_COMMAND = re.compile(r"/\w*(?!\S)")
+PASTE_SECONDS = 0.05  # within which the lines of a paste follow one another
+TAB = 8
+# Chinese and Japanese have no blanks between words: a line may end after each of their characters.
+_PARTS = re.compile(r"\n|[^\S\n]+|[⺀-￿]|[^\s⺀-￿]+")
 
 
 class Conversation:
@@ -60,7 +74,6 @@ class Conversation:
         """
         from specdec_hf.cli.compare import Turn
         from specdec_hf.cli.trace import PieceStream, marks_of, styled
-        from specdec_hf.cli.word_wrap import WordWrap
         from specdec_hf.decode.streaming import run_stream
 
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -172,3 +185,120 @@ def _greet(loaded: Loaded, interactive: bool) -> None:
     title = f"{loaded.title}, {loaded.dtype}, {loaded.model.device}"
     console.print(visible(f"{title}. {HELP}" if interactive else title), style="dim")
     console.print(legend(marks_of(console)))
+
+
+def read_messages(interactive: bool) -> Iterator[str]:
+    """The user's messages that are not blank, and the commands but ``/exit``, which ends them."""
+    bracketed = interactive and sys.stdout.isatty() and _reads_brackets()
+    while True:
+        try:
+            line = _typed(bracketed) if interactive else _next_line()
+        except EOFError:
+            if interactive:
+                console.print()
+            return
+        except UnicodeDecodeError:
+            fail("standard input is not UTF-8 text")
+        text = line.strip()
+        if text == "/exit":
+            return
+        if text:
+            check_text("the message", text)
+            if not interactive:
+                console.print(visible(f"{PROMPT}{text}"), style="bold", soft_wrap=True)
+            yield text
+
+
+def refused(text: str) -> bool:
+    """Whether a message begins like a command and is none, which is told in one line."""
+    found = _COMMAND.match(text)
+    if found is None or text in COMMANDS:
+        return False
+    errors.print(f"error: commands are {', '.join(COMMANDS)}, alone in a message, got {found[0]}")
+    return True
+
+
+def _reads_brackets() -> bool:
+    """Let `input` edit lines; whether it takes a paste of several lines as one text.
+
+    Terminals put a paste in brackets for programs that ask for it, as GNU readline does.
+    """
+    try:
+        import readline  # it changes the terminal
+    except ImportError:  # Windows
+        return False
+    return _brackets(readline)
+
+
+def _brackets(readline: ModuleType) -> bool:
+    if "libedit" in (readline.__doc__ or ""):
+        return False
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    return True
+
+
+def _typed(bracketed: bool) -> str:
+    text = input(PROMPT)
+    while not bracketed and sys.platform != "win32":
+        if not select.select([sys.stdin], [], [], PASTE_SECONDS)[0]:
+            break
+        text += f"\n{input()}"
+    return text
+
+
+def _next_line() -> str:
+    line = b"" if sys.stdin is None else sys.stdin.buffer.readline()
+    if not line:
+        raise EOFError
+    return line.decode("utf-8-sig")
+
+
+class WordWrap:
+    """Breaks lines of a text that comes in pieces; a word is held back until it is complete.
+
+    Args:
+        width: of a line in cells; None breaks none, and holds nothing back.
+    """
+
+    def __init__(self, width: int | None) -> None:
+        self.width = width
+        self._column = 0
+        self._gap, self._word = Text(), Text()
+
+    def feed(self, piece: Text) -> Text:
+        """What can be printed once the text goes on with this piece."""
+        if self.width is None:
+            return piece
+        ready = Text()
+        for part in _PARTS.finditer(piece.plain):
+            text = piece[part.start() : part.end()]
+            if text.plain == "\n":
+                ready.append_text(self.rest()).append("\n")
+                self._column = 0
+            elif text.plain.isspace():
+                ready.append_text(self._end_of_word())
+                self._gap.append_text(text)
+            else:
+                if text.plain >= "⺀":
+                    ready.append_text(self._end_of_word())
+                self._word.append_text(text)
+        return ready
+
+    def rest(self) -> Text:
+        """What was held back, at the end of the text or of a line."""
+        ready = self._end_of_word().append_text(self._gap)
+        self._gap = Text()
+        return ready
+
+    def _end_of_word(self) -> Text:
+        if not self._word:
+            return Text()
+        assert self.width is not None
+        gap, word = self._gap, self._word
+        self._gap, self._word = Text(), Text()
+        size = cell_len(word.plain)
+        column = self._column + cell_len(gap.plain) + (TAB - 1) * gap.plain.count("\t")
+        if self._column and column + size > self.width:
+            gap, column = Text("\n"), 0
+        self._column = (column + size) % self.width if size > self.width else column + size
+        return gap.append_text(word)

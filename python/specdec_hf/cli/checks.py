@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hf.arguments import did_you_mean
-from specdec_hf.cli.files import check_readable
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
+from specdec_hf.cli.paths import check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafters.registry import AUTO, DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of

@@ -22,7 +22,7 @@ from specdec_hf.cli.checks import (
     has_own_tree,
     makes_forward,
 )
-from specdec_hf.cli.files import check_folder, check_json
+from specdec_hf.cli.paths import check_folder, check_json
 from specdec_hf.cli.prompts import SHIPPED_PROMPTS, Prompt, read_prompts
 from specdec_hf.cli.report import collect_info, write_json
 from specdec_hf.cli.run import (

@@ -13,7 +13,7 @@ import typer
 
 from specdec_hf.cli import options
 from specdec_hf.cli.checks import DTYPES, Settings, Sources, check, check_choice, check_limit
-from specdec_hf.cli.files import check_output
+from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress_bar
 from specdec_hf.cli.terminal import fail

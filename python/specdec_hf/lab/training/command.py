@@ -24,7 +24,7 @@ from rich.progress import (
 
 from specdec_hf.cli import options
 from specdec_hf.cli.checks import DEVICE, DTYPES, check_choice
-from specdec_hf.cli.files import check_folder, check_readable
+from specdec_hf.cli.paths import check_folder, check_readable
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.sources import EMBEDDED_NAME, Source, find_model
 from specdec_hf.cli.terminal import bar, console, errors, fail, visible
