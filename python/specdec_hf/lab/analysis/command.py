@@ -1,6 +1,6 @@
 """The command ``analyze``: the paper's tables and figures, measured with the user's models."""
 
-# ruff: noqa: PLC0415  # torch and matplotlib load at first use; see app.py
+# ruff: noqa: PLC0415  # torch and matplotlib load at first use; see cli/app.py
 from __future__ import annotations
 
 import functools

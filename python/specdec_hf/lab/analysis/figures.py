@@ -1,6 +1,7 @@
 """Figures 2 to 5 of Leviathan et al. 2023, with what was measured here drawn into them.
 
-Importing this module imports torch and matplotlib.
+`write_pictures` writes them, and the page of tokens beside them. Importing this module
+imports torch and matplotlib.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of the command ``analyze``, in the terminal and as JSON."""
 
-# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+# ruff: noqa: PLC0415  # torch loads at first use; see cli/app.py
 from __future__ import annotations
 
 import math

@@ -1,6 +1,6 @@
 """The command ``bench``: drafters, schedules and peers against plain generation on prompts."""
 
-# torch loads at first use; see app.py
+# torch loads at first use; see cli/app.py
 from __future__ import annotations
 
 import functools

@@ -1,6 +1,6 @@
 """The configs of the command ``bench``: drafters with their schedules, and batches of prompts."""
 
-# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+# ruff: noqa: PLC0415  # torch loads at first use; see cli/app.py
 from __future__ import annotations
 
 import os

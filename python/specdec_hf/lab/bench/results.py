@@ -3,7 +3,7 @@
 It is shared by the commands ``bench`` and ``bench-synthetic``.
 """
 
-# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+# ruff: noqa: PLC0415  # torch loads at first use; see cli/app.py
 from __future__ import annotations
 
 import platform

@@ -4,7 +4,7 @@ Nothing of it tells how a real model and drafter fare: it tells what the loop ma
 rate at the sizes of a real model, where no weights are at hand.
 """
 
-# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+# ruff: noqa: PLC0415  # torch loads at first use; see cli/app.py
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated

@@ -1,6 +1,6 @@
 """The command ``train``: a head that drafts for a model, from texts of the model itself."""
 
-# ruff: noqa: PLC0415  # torch and Transformers load at first use; see app.py
+# ruff: noqa: PLC0415  # torch and Transformers load at first use; see cli/app.py
 from __future__ import annotations
 
 import importlib.util

@@ -18,7 +18,7 @@ from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
 from specdec_kernels import sample
 
-_TURN = "\N{INVERTED QUESTION MARK}TURN\N{INVERTED QUESTION MARK}"  # no template changes it
+PLACEHOLDER = "\N{INVERTED QUESTION MARK}TURN\N{INVERTED QUESTION MARK}"  # no template changes it
 # Sampling parameters (temperature, top-p) of the user's turns, and of the answers in turn: drafts
 # are to be good in greedy texts and in sampled ones.
 TURN = (1.0, 0.95)
@@ -59,9 +59,9 @@ class ChatFormat:
                 )
             return cls((first,), (), frozenset(ends))
         text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": _TURN}], tokenize=False, add_generation_prompt=True
+            [{"role": "user", "content": PLACEHOLDER}], tokenize=False, add_generation_prompt=True
         )
-        before, turn, between = text.partition(_TURN)
+        before, turn, between = text.partition(PLACEHOLDER)
         if not turn:
             raise ValueError("the chat template must write the user's words as they are")
         encoded = [
