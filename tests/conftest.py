@@ -73,6 +73,8 @@ def _markers(item):
     for value in parameters.values():
         if isinstance(value, str) and value in PROVIDERS:
             yield PROVIDERS[value]
+        if room == "kv" and value == "cuda":
+            yield "build"  # of an emulator for these ops alone
         if isinstance(value, str) and value in TOY_MODELS:
             yield "slow"
         if getattr(value, "heavy", False):

@@ -162,6 +162,7 @@ def test_a_bad_probability_beyond_the_target_is_found_when_the_draft_is_rejected
         assert (got[0].tolist(), int(got[1]), int(got[2])) == ([[5, -1]], 0, DRAFT)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("value", [NAN, INF, -0.25], ids=str)
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_invalid_probability_of_a_drafted_token_is_not_accepted(name, value):

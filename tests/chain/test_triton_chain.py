@@ -95,6 +95,7 @@ def test_uniforms_are_those_of_the_specification(stream):
     assert out.tolist() == want
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(
     ("position", "tile", "index"),
     [(3, 0, None), (23, 494, 3499), (5, 412, 3048)],

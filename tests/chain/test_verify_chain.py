@@ -19,6 +19,7 @@ from specdec_kernels import reference, testing
 from specdec_kernels.arguments.chain import ChainArguments
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("name", "case"), provider_cases("verify_chain"))
 def test_agrees_with_the_specification(name, case):
     got, want = provider("verify_chain", name)(*case.args()), reference.verify_chain(*case.args())
@@ -137,6 +138,7 @@ def test_a_uniform_that_equals_a_cumulative_probability_takes_the_token_after_it
     assert got[0].tolist() == [[2]]
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("rule", ["token", "block", "lenient", "typical", "greedy", "match"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_minus_one_ends_the_drafts_and_samples_the_target_not_the_residual(name, rule):

@@ -149,6 +149,7 @@ def test_the_definition_rejects(wrong):
 # Larger texts, and what a result depends on.
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("name", "case"), provider_cases(OP))
 def test_agrees_with_the_reference(name, case):
     assert_outputs_equal(OP, run(name, *case.args()), run("reference", *case.args()))

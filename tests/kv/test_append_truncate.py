@@ -31,11 +31,13 @@ CASES = {
 }
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("ops", "case"), kv_cases.each(CASES["kv_append_"]), indirect=["ops"])
 def test_append_leaves_the_bytes_of_the_reference(ops, case):
     check(ops("kv_append_"), case)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("ops", "case"), kv_cases.each(CASES["kv_truncate_"]), indirect=["ops"])
 def test_truncate_leaves_the_bytes_of_the_reference(ops, case):
     check(ops("kv_truncate_"), case)

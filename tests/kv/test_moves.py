@@ -31,6 +31,7 @@ NAMED = kv_cases.each(CASES, of="{provider}-{op}{case}")
 FAST = pytest.mark.parametrize("ops", [n for n in PROVIDERS if n != "triton"], indirect=True)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("ops", "case"), NAMED, indirect=["ops"])
 def test_leaves_the_bytes_of_the_reference(ops, case):
     check(ops(case.op), case)

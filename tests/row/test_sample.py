@@ -28,6 +28,7 @@ from specdec_kernels import reference, testing
 STREAM = {"residual": 1, "draft": 2, "shared": 3}
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("name", "case"), provider_cases("sample"))
 def test_agrees_with_the_specification(name, case):
     assert_outputs_close(

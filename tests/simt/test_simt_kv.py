@@ -12,9 +12,12 @@ import torch
 from support import kv_cases, kv_path_cases, simt_kv
 from support.kv_buffers import check
 
-pytestmark = pytest.mark.skipif(
-    not simt_kv.available, reason="needs g++ and the sources of the CUDA kernels"
-)
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(
+        not simt_kv.available, reason="needs g++ and the sources of the CUDA kernels"
+    ),
+]
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def assert_agrees(simt, case, args):
     assert_outputs_close(case.op, got, testing.providers(case.op)["cpp"](*args))
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_loops_and_the_general_code_give_the_same_bits(simt, case):
     args = case.args()

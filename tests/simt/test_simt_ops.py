@@ -58,6 +58,7 @@ def outputs(simt, case, args=None, **sharing):
         return simt.op(case.op)(*(args or case.args()))
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)
 def test_agrees_with_the_cpu_kernels(simt, case):
     assert_outputs_close(

@@ -44,6 +44,7 @@ def test_a_group_that_read_its_ticket_long_ago_forgets_no_arrival(simt, before):
     assert simt.arrive(before, before, launch, 1) == (True, before)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("tiles", [1, 2, 256, 257, 512, 513, 1300])
 def test_every_tile_counts_however_many_a_thread_has(simt, tiles):
     """A thread loads two at once, which is enough for rows of 262,144 entries."""

@@ -38,6 +38,7 @@ def rows_written(simt, b):
     return round(2 * simt.last_written() / (b * ROW_BYTES)) / 2
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("rule", ["token", "lenient", "greedy"])
 def test_rows_after_a_rejection_are_not_read(simt, rule):
     b, gamma = 8, 5

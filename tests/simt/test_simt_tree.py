@@ -38,6 +38,7 @@ def outputs(simt, args, **sharing):
         return simt.op("verify_tree")(*args)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)
 def test_agrees_with_the_cpu_kernels(simt, case):
     args = case.args()

@@ -48,7 +48,10 @@ SLOW_IN_INTERPRETER = (
 
 # `make test` leaves these to `make test-all`.
 FULL = {
-    "triton": ("every", "size-", "65-caches", "D1", "D3", "D65", "scales"),
+    "triton": (
+        *("every", "size-", "65-caches", "D1", "D3", "D65", "scales"),
+        *("float", "int8-", "odd-", "padded-", "sliced-"),
+    ),
     "cuda": ("256-caches", "600-caches"),
 }
 

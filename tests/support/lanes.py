@@ -2,7 +2,8 @@
 
 `make test` runs so many that every pair of values occurs, `make quick` so many that every value
 does, and `make test-all` the whole product. `@pytest.mark.covering(test=3)` at a test asks for
-triples there.
+triples there. Triton's interpreter and the emulator of CUDA take most of the time, so of a test on
+either `make test` runs one combination; `@pytest.mark.covering(emulated=1)` asks for every value.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ LEFT_OUT = {
     "test": {"build", "full"},
     "quick": {"build", "full", "model", "simt", "slow", "triton"},
 }
+EMULATED = ("simt", "triton")
 
 
 def covering(rows: Sequence[Row], strength: int) -> set[int]:
@@ -55,15 +57,21 @@ def leave_out(items: Sequence[Any]) -> Iterator[tuple[Any, str]]:
             functions[item.nodeid.partition("[")[0]].append(item)
     for tests in functions.values():
         mark = tests[0].get_closest_marker("covering")
-        strengths = {"test": 2, "quick": 1, **(mark.kwargs if mark else {})}
+        strengths = {"test": 2, "quick": 1, "emulated": 0, **(mark.kwargs if mark else {})}
         remaining = tests
         for lane, marker in (("test", "full"), ("quick", "slow")):
-            remaining = [
-                t for t in remaining if not LEFT_OUT[lane] & {m.name for m in t.iter_markers()}
-            ]
-            kept = covering([_row(test) for test in remaining], strengths[lane])
-            yield from ((test, marker) for i, test in enumerate(remaining) if i not in kept)
-            remaining = [test for i, test in enumerate(remaining) if i in kept]
+            groups = defaultdict(list)
+            for test in remaining:
+                markers = {m.name for m in test.iter_markers()}
+                if not LEFT_OUT[lane] & markers:
+                    emulator = next((name for name in EMULATED if name in markers), None)
+                    groups[emulator].append(test)
+            remaining = []
+            for emulator, group in groups.items():
+                strength = strengths["emulated" if emulator else lane]
+                kept = covering([_row(test) for test in group], strength)
+                yield from ((test, marker) for i, test in enumerate(group) if i not in kept)
+                remaining += [test for i, test in enumerate(group) if i in kept]
 
 
 def _row(item: Any) -> Row:

@@ -85,6 +85,7 @@ def attend(hidden, positions, mask, weights):
     return hidden
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_over_a_tree_equals_attention_over_each_path(name, window):

@@ -31,6 +31,7 @@ def each(rules):
     return pytest.mark.parametrize(("name", "rule"), pairs)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("name", "case"), provider_cases("verify_tree"))
 def test_agrees_with_the_reference(name, case):
     got, want = provider("verify_tree", name)(*case.args()), reference.verify_tree(*case.args())
@@ -211,6 +212,7 @@ def star(rule, draft=None, **kw):
     return target, tokens, parents, draft, dict(rule=rule) | kw
 
 
+@pytest.mark.covering(emulated=1)
 @each(TREE_RULES)
 def test_limits_end_the_path(name, rule):
     op = provider("verify_tree", name)
@@ -270,6 +272,7 @@ def test_an_invalid_target_row_emits_nothing(name, rule):
         assert (int(got[2]), int(got[3]), got[1].max()) == (0, 1, -1)
 
 
+@pytest.mark.covering(emulated=1)
 @each(TREE_RULES_READING_DRAFT)
 def test_an_invalid_draft_row_ends_the_trials(name, rule):
     """The next token is drawn from the residual before that child, which is P here."""
