@@ -151,7 +151,7 @@ def ragged_rules(target, tokens, seeds, positions, target_indptr):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.build  # it traces
 def test_ragged_rules_compile_as_one_graph():
     torch._dynamo.reset()
     compiled = torch.compile(ragged_rules, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -103,6 +103,7 @@ def test_up_to_max_new_tokens_the_distribution_is_the_targets(name, rule, most):
     assert float(got.accepted[most + 1 :].sum()) == 0
 
 
+@pytest.mark.full
 @needs_triton
 @pytest.mark.parametrize(
     "limit", [dict(eos_token_ids=[EOS]), dict(max_new_tokens=1)], ids=["eos", "max_new_tokens"]

@@ -91,8 +91,8 @@ FORMS = {
 LOSSLESS = [(rule, form) for rule in ("token", "block") for form in FORMS]
 # For the providers that take long.
 SOME = [
-    *(("token", f) for f in ("logits", "probs-zeros", "sampled-both", "sparse", "narrow")),
-    *(("block", f) for f in ("logits", "one-hot", "mapped-probs", "sampled-both", "wide")),
+    *(("token", f) for f in ("logits", "probs-zeros", "sparse")),
+    *(("block", f) for f in ("logits", "one-hot", "mapped-probs", "sampled-both")),
 ]
 
 
@@ -240,6 +240,7 @@ MASSES = {
 IN_TEST = ("token-sampled", "lenient")
 
 
+@pytest.mark.full
 @needs_triton
 @pytest.mark.parametrize(
     "form", [pytest.param(f, marks=[] if f in IN_TEST else pytest.mark.full) for f in SMALL]

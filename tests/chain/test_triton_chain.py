@@ -123,6 +123,7 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
 # Random calls against the specification.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "batch", [pytest.param(i, marks=[] if i < 2 else pytest.mark.full) for i in range(8)]
 )
@@ -220,6 +221,7 @@ def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, m
         )
 
 
+@pytest.mark.full
 def test_entries_beside_a_row_are_never_read():
     """Unaligned rows inside wider tensors of NaN give the same bits as contiguous copies."""
     g = torch.Generator().manual_seed(6)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.providers import (
     ALL_PROVIDERS,
+    HEAVY_PROVIDERS,
     KERNEL_PROVIDERS,
     MAX_TIE_RATE,
     assert_close,
@@ -240,7 +241,7 @@ def test_a_sampled_draft_has_no_mass_below_its_threshold(name):
     assert (got[0].tolist(), int(got[2])) == ([[512, -1]], 0)
 
 
-@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+@pytest.mark.parametrize("name", HEAVY_PROVIDERS[1:])
 def test_scalar_parameters_equal_filled_vectors(name):
     target, drafts, q, *_ = testing.chain_case(2, 2, 131, filters="scalar").args()
     vectors = dict(
@@ -263,7 +264,12 @@ def ragged(target, draft, lengths):
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [(n, r) for n in KERNEL_PROVIDERS for r in ("token", "block", "match") if (n, r) not in SLOW],
+    [
+        pytest.param(n, r, marks=pytest.mark.full if n == "triton" else [])
+        for n in KERNEL_PROVIDERS
+        for r in ("token", "block", "match")
+        if (n, r) not in SLOW
+    ],
 )
 def test_ragged_equals_padded(name, rule):
     b, gamma = 6, 3

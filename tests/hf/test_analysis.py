@@ -228,7 +228,7 @@ def explained(drafter, prompt="ab ab ab ab", temperature=0.7, seed=1):
     return explainer.rounds, steps, rounds, tokenizer
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.7])
 def test_every_emitted_token_is_explained(temperature):
     rounds, steps, _, tokenizer = explained(ModelDrafter, temperature=temperature)
     assert all(token.kind != "rejected" for said in rounds for token in said)  # P equals Q

@@ -58,7 +58,13 @@ def timing_in(out):
     return [note for note in out.stats.notes if "timing" in note]
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(call, id=name, marks=[] if name in {"tree", "chains"} else pytest.mark.full)
+        for name, call in CALLS.items()
+    ],
+)
 def test_by_default_a_clock_decides_in_float32_alone(model, call):
     (gammas,) = drafted(model, torch.bfloat16, **call)
     assert any(gammas)
@@ -73,7 +79,13 @@ def test_no_clock_decides_in_float16_or_under_autocast_either(model):
     assert any(gammas)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=["schedule", "guard"])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        pytest.param(CHOICES[0], id="schedule", marks=pytest.mark.full),
+        pytest.param(CHOICES[1], id="guard"),
+    ],
+)
 def test_a_clock_decides_in_sixteen_bits_by_choice_and_a_note_says_so(model, choice):
     assert len(drafted(model, torch.bfloat16, **GREEDY, **choice)) > 1
     assert timing_in(run(model, torch.bfloat16, **GREEDY, **choice))

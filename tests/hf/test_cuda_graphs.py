@@ -46,7 +46,11 @@ def fast(model, lengths=(9,), **settings):
 
 @pytest.mark.parametrize(
     ("kind", "lengths"),
-    [("chain", (9,)), ("tree", (12, 4, 7)), ("sampled", (12, 4, 7))],
+    [
+        ("chain", (9,)),
+        ("tree", (12, 4, 7)),
+        pytest.param("sampled", (12, 4, 7), marks=pytest.mark.full),
+    ],
 )
 def test_the_text_is_that_without_graphs(llama, kind, lengths):
     settings = {

@@ -68,7 +68,7 @@ CASCADES = {
 }
 
 
-@pytest.mark.covering(test=1)
+@pytest.mark.covering(test=0)
 @pytest.mark.parametrize("cascade", CASCADES)
 @pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=str)
 def test_a_draft_model_with_a_sliding_window_forgets_several_drafts(lengths, cascade):

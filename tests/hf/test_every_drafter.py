@@ -98,7 +98,13 @@ def test_the_text_is_that_of_plain_decoding(name, tmp_path):
     assert sampled.tolist() == plain_text(plain)
 
 
-@pytest.mark.parametrize("name", drafter_cases.ALL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.full if n in drafter_cases.DRAWN_ALIKE else [])
+        for n in drafter_cases.ALL
+    ],
+)
 def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, tmp_path):
     model, _ = target()  # of so few tokens that sequences would learn from one another
     drafter = resolved(name, model, tmp_path)
@@ -122,8 +128,9 @@ def test_a_draft_without_a_distribution_follows_from_what_its_drafter_was_told(n
         assert drafter.rounds > 3
 
 
-# One of each way to draw. Drafts without a distribution are constants, as tested above.
-MECHANISMS = {"ngram", "eagle3_chain", "vertical cascade", "two models, tree", "merged, drawn"}
+# One of each way to draw. Drafts without a distribution are constants, as tested above; the
+# distribution of a cascade is proved in test_cascades.py.
+MECHANISMS = {"ngram", "eagle3_chain", "two models, tree", "merged, drawn"}
 MONTE_CARLO = pytest.mark.parametrize(
     "name",
     [

@@ -157,8 +157,8 @@ def whole(target, texts, tmp_path_factory):
         "eagle3",
         pytest.param("medusa", marks=pytest.mark.full),
         "blockwise",
-        "exit_head",
-        "pass_head",
+        pytest.param("exit_head", marks=pytest.mark.full),
+        pytest.param("pass_head", marks=pytest.mark.full),
     ],
 )
 def test_a_head_learns_texts_by_heart(name, texts, tmp_path):

@@ -24,7 +24,7 @@ QUICK = {"GemmaForCausalLM", "GPTNeoForCausalLM"}
 KINDS = {
     "Gemma4ForCausalLM", "BloomForCausalLM", "FalconForCausalLM", "OPTForCausalLM",
     "BartForCausalLM", "DeepseekV3ForCausalLM", "MambaForCausalLM", "XLNetLMHeadModel",
-    "BltForCausalLM", "Kosmos2_5ForConditionalGeneration", "OpenAIGPTLMHeadModel",
+    "Kosmos2_5ForConditionalGeneration", "OpenAIGPTLMHeadModel",
 }  # fmt: skip
 # They keep a state that several tokens at once change otherwise, or a cache that cannot be rolled
 # back, or take no window of several tokens. tests/hf/test_state_cache.py has states that fit.

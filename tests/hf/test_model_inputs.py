@@ -102,7 +102,6 @@ def wrong_positions(monkeypatch):
 
 # No cache takes drafts for padded batches of paligemma2.
 ONCE = [("llava", LENGTHS), ("qwen2_vl", LENGTHS), ("gemma3", LENGTHS), ("bert", LENGTHS)]
-ONCE += [("paligemma2", LENGTHS[:1])]
 CASES = [
     pytest.param(name, lengths, marks=[] if (name, lengths) in ONCE else pytest.mark.full)
     for name in MODELS

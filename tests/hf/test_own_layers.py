@@ -59,7 +59,7 @@ def counted_tokens(model):
         hook.remove()
 
 
-@pytest.mark.covering(test=1)
+@pytest.mark.covering(test=0)
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_no_layer_sees_a_token_twice(name, sampled):

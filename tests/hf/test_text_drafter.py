@@ -230,8 +230,10 @@ class Dictated(LogitsProcessor):
 
 @pytest.mark.parametrize(
     ("source", "goal", "state"),
-    [("bytes", "merges", True), ("characters", "more merges", False)],
-    ids=["state", "keys"],
+    [
+        pytest.param("bytes", "merges", True, id="state", marks=pytest.mark.full),
+        pytest.param("characters", "more merges", False, id="keys"),
+    ],
 )
 def test_what_a_cache_has_read_does_not_change_the_drafts(source, goal, state):
     """Drafts are rejected, and new text makes a tokenizer split older text in another way."""

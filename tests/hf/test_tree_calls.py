@@ -67,7 +67,10 @@ def test_the_context_ends_generation(kind):
     assert {one.stop_reason for one in got.stats.sequences} == {"context"}
 
 
-@pytest.mark.parametrize("kind", ["other architecture", "bfloat16", "short context"])
+@pytest.mark.parametrize(
+    "kind",
+    ["other architecture", pytest.param("bfloat16", marks=pytest.mark.full), "short context"],
+)
 def test_a_drafter_unlike_the_target_changes_nothing(kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
     drafter = hf_models.unlike(kind)

@@ -277,7 +277,7 @@ def a_round(history, lengths, target, gamma):
     return (*drafted, *verdict[:3])
 
 
-@pytest.mark.slow
+@pytest.mark.build  # it traces
 def test_a_draft_and_its_verification_compile_as_one_graph_for_all_sizes():
     calls = []
     for b, columns, gamma in ((3, 20, 4), (2, 33, 3), (5, 17, 6)):

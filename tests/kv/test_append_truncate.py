@@ -61,7 +61,7 @@ def _large_cases(batch, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full), 5])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_any_number_of_threads_leaves_the_same_bytes(threads, batch, layout):
     torch.set_num_threads(threads)

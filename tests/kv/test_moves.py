@@ -108,7 +108,7 @@ LARGE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LARGE, ids=lambda c: f"{c.op}{c}")
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full), 5])
 def test_any_number_of_threads_leaves_the_same_bytes(threads, case):
     torch.set_num_threads(threads)
     check(provider(case.op, "cpp"), case)
@@ -198,7 +198,7 @@ def _tree_round(cache, scale, paged, state, base, path, lengths, tables):
     return cache.sum() + scale.sum() + paged.sum() + state.sum(), *freed, status
 
 
-@pytest.mark.slow
+@pytest.mark.build  # it traces
 def test_a_tree_round_compiles_as_one_graph_and_writes_in_place():
     torch._dynamo.reset()
     compiled = torch.compile(_tree_round, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -42,6 +42,7 @@ def tree(tmp_path_factory):
     made.close()
 
 
+@pytest.mark.slow
 def test_every_fault_can_be_planted(tmp_path):
     (tmp_path / "one").mkdir()
     for one in LEDGER:
@@ -53,6 +54,7 @@ def test_every_fault_can_be_planted(tmp_path):
             compile(copy.read_text(), one.file, "exec")
 
 
+@pytest.mark.slow
 def test_the_tests_of_every_fault_exist():
     missing = [
         (one.name, test) for one in LEDGER for test in one.killed_by if not ledger.exists(test)
@@ -65,13 +67,13 @@ def test_every_name_occurs_once():
     assert [name for name, n in Counter(one.name for one in LEDGER).items() if n > 1] == []
 
 
-@pytest.mark.slow
+@pytest.mark.build
 def test_a_fault_that_its_tests_find_is_killed(tree):
     assert tree.outcome(mutant()) == (KILLED, "test_half.py::test_of_four")
     assert (tree.root / "half.py").read_text() == SOURCE
 
 
-@pytest.mark.slow
+@pytest.mark.build
 def test_a_fault_that_one_of_its_tests_does_not_find_survives(tree):
     state, which = tree.outcome(
         mutant(killed_by=["test_half.py::test_of_four", "test_half.py::test_of_zero"])
@@ -79,7 +81,7 @@ def test_a_fault_that_one_of_its_tests_does_not_find_survives(tree):
     assert (state, which) == (SURVIVED, "test_half.py::test_of_zero passed")
 
 
-@pytest.mark.slow
+@pytest.mark.build
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

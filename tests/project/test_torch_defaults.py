@@ -46,6 +46,7 @@ def test_ops_do_not_depend_on_them(op, default):
     assert_all_equal(got, want)
 
 
+@pytest.mark.slow
 @DEFAULTS
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("kind", OF_LOOP)

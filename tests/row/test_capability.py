@@ -12,7 +12,7 @@ from support.providers import assert_outputs_close, assert_outputs_equal
 
 import specdec_kernels
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full  # three processes that import everything
 
 CODE = """
 import pickle, sys, torch, specdec_kernels
@@ -28,7 +28,7 @@ OPS = ("sample", "verify_chain", "verify_tree", "expand_tree")
 LEVELS = ["plain", "avx2", "avx512"]
 
 
-@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[False, True])
 def results(request):
     """With or without the largest cases: the outputs of each instruction set, by op and case."""
     found = {}

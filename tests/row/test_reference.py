@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.providers import (
-    ALL_PROVIDERS,
+    HEAVY_PROVIDERS,
     assert_close,
     philox_uniforms,
     philox_words,
@@ -164,7 +164,7 @@ EXACT = {"token": (rational_token, sixteenths), "block": (rational_block, dyadic
 
 
 @pytest.mark.parametrize("rule", EXACT)
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", HEAVY_PROVIDERS)
 def test_a_rule_decides_as_exact_arithmetic_does_ties_included(name, rule):
     decide, draft_rows = EXACT[rule]
     rng = np.random.default_rng(6)

@@ -163,6 +163,7 @@ def test_neighbouring_seeds_and_positions_are_independent(vary, fixed):
     assert chi_square(got[0][1:] * v + got[0][:-1], equal_cells(v * v)) > SIGNIFICANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
 def test_chi_square_over_a_large_vocabulary(method):
     n, v = 6000, 50_257
@@ -216,6 +217,7 @@ def test_rare_words_are_as_frequent_as_expected_and_24_bits_would_not_tell_them_
     assert sum(off) >= len(off) - 1
 
 
+@pytest.mark.slow
 def test_tail_tokens_keep_their_mass_in_gumbel_sampling():
     """One dominant token against 32,767 whose logits are 15 lower: hits are Poisson."""
     n, v, gap = 8000, 32_768, 15.0

@@ -40,6 +40,11 @@ KERNEL_PROVIDERS += SHIM_PROVIDERS
 ALL_PROVIDERS = ["reference", *KERNEL_PROVIDERS]
 # Triton's interpreter takes 0.05 to 1 s for each row.
 FAST_PROVIDERS = ["reference", "cpp", *SHIM_PROVIDERS]
+# For tests that call an op so often that `make test` leaves both emulators out.
+HEAVY_PROVIDERS = [
+    pytest.param(name, marks=[] if name in {"reference", "cpp"} else pytest.mark.full)
+    for name in ALL_PROVIDERS
+]
 
 # For tests that enumerate a toy model, which takes the reference up to a second each. `make test`
 # compares the emulator with C++ in tests/simt, and leaves its enumerations to `make test-all`.
@@ -51,14 +56,15 @@ ENUMERATED_PROVIDERS = [
 
 
 def enumerated(forms, some):
-    """(provider, *form): all forms for C++, in `make test` only some of them for the reference."""
+    """(provider, *form): in `make test` all for C++ and some for the reference, in `make quick`
+    some for C++."""
     every = {"cpp": forms, "reference": some}
     return [
         pytest.param(
             name,
             *(form if isinstance(form, tuple) else (form,)),
             marks=[
-                *([pytest.mark.slow] if name == "reference" else []),
+                *([pytest.mark.slow] if name == "reference" or form not in some else []),
                 *([pytest.mark.full] if name in SHIM_PROVIDERS or form not in every[name] else []),
             ],
         )

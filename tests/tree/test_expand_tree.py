@@ -15,6 +15,8 @@ from specdec_kernels.testing.tree_layout import expand_case
 
 OP = "expand_tree"
 NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers(OP)]
+# The interpreter takes seconds for each of these tests.
+HEAVY = [pytest.param(n, marks=pytest.mark.full if n == "triton" else []) for n in NAMES]
 
 
 def run(name, *args):
@@ -38,7 +40,7 @@ def test_the_children_are_the_most_likely(name, case):
     check_expansion(args, run(name, *args))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", HEAVY)
 def test_random_frontiers(name):
     g = torch.Generator().manual_seed(2)
     for seed in range(4 if name == "triton" else 80):
@@ -76,7 +78,7 @@ def test_the_signs_of_zero_tie(name):
     assert tokens.tolist() == [[[1, 2, 3]]]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", HEAVY)
 def test_an_invalid_row_has_no_children_and_does_not_change_other_nodes(name):
     g = torch.Generator().manual_seed(1)
     good = torch.randn(4, 2, 90, generator=g)
@@ -132,7 +134,7 @@ def test_extreme_temperatures_and_logits(name):
         assert ((tokens == -1) == (scores == -torch.inf)).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", HEAVY)
 def test_place_in_the_batch_layout_and_threads_change_no_bit(name):
     b, f, v, k = (2, 2, 300, 5) if name == "triton" else (5, 4, 9000, 12)
     case = expand_case(b, f, v, k, temperature="tensor")
@@ -170,7 +172,7 @@ def grown(logits, scores, lengths, size, slots):
     return (*tree, *sk.tree_attention(tree.parents, lengths, slots=slots))
 
 
-@pytest.mark.slow
+@pytest.mark.build  # it traces
 def test_growing_a_tree_compiles_as_one_graph_for_all_sizes():
     calls = []
     for b, v, size in ((3, 40, 7), (2, 61, 9), (5, 33, 8)):

@@ -139,7 +139,7 @@ def tree_rules(target, tokens, parents, draft, seeds, positions):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.build  # it traces
 def test_rules_compile_as_one_graph_for_all_sizes():
     calls = []
     for b, n, v in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):

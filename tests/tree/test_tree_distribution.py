@@ -76,7 +76,7 @@ TINY = {
 # Settings whose parts the others have too.
 IN_ALL = (
     *("312", "22", "V4-zeros", "V5", "equal", "bf16", "probs-filtered", "missing", "sampled"),
-    *("three-of-two-drafters", "max-depth"),
+    *("ragged", "three-of-two-drafters", "max-depth"),
 )
 CASES = [
     pytest.param(r, s, id=f"{r}-{s}", marks=[pytest.mark.full] if s in IN_ALL else [])
@@ -131,7 +131,7 @@ def test_boundaries_of_another_verifier_do_not_change_the_distribution():
 
 
 @pytest.mark.parametrize("rule", RATIO)
-@pytest.mark.parametrize("name", ["reference", "cpp"])
+@pytest.mark.parametrize("name", [pytest.param("reference", marks=pytest.mark.full), "cpp"])
 def test_accept_probs_are_the_measured_probabilities(name, rule):
     tree = "22" if name == "cpp" else [-1, -1]
     setting = ToyTree(rule, tree=tree, kind="probs", seed=2)

@@ -223,7 +223,7 @@ def layout_of_a_round(tokens, parents, scores, sequences, lengths, size):
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.build  # it traces
 def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes():
     calls = []
     for b, m, k, length, size in ((3, 20, 4, 5, 9), (2, 33, 3, 6, 11), (5, 17, 6, 4, 8)):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.providers import (
     ALL_PROVIDERS,
+    HEAVY_PROVIDERS,
     assert_close,
     assert_outputs_close,
     assert_outputs_equal,
@@ -329,7 +330,8 @@ def test_traversal_draws_from_the_row_of_the_node_that_ends_the_path(name):
     assert (got[1].tolist(), int(got[3])) == ([[4600, -1]], 2)
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEAVY_PROVIDERS)
 def test_siblings_of_two_parents_and_two_distributions_are_kept_apart(name):
     """Equal tokens, drafts outside the target's vocabulary, draft rows shared by all parents."""
     op, want = provider("verify_tree", name), provider("verify_tree", "reference")
