@@ -89,7 +89,7 @@ test: $(SETUP)
 test-all: $(STAMP_ALL) browser
 	$(PYTEST) $(ARGS)
 
-# Builds, wheels, compilers, browsers and the tools of bench.
+# Builds, wheels, compilers, browsers, the emulator of the cache ops, the tools of bench and of the ledger.
 test-build: $(STAMP_ALL) browser
 	$(PYTEST) -m build $(ARGS)
 

@@ -168,7 +168,7 @@ def test_a_stopping_criterion_ends_a_beam():
     assert len({int((row >= 0).sum()) for row in want.beam_indices}) > 1
 
 
-@pytest.mark.parametrize("pause", [1, 3])
+@pytest.mark.parametrize("pause", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_a_draft_model_that_paused_catches_up(pause):
     model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9, 5))
     kwargs = settings(2, max_new_tokens=40)

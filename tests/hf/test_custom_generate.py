@@ -208,7 +208,7 @@ def test_a_folder_names_what_is_not_installed(hub):
         call("folder", model, {**inputs_of(model), **NEW}, hub)
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.full), "t5"])
 def test_a_saved_model_with_the_folder_generates_speculatively(family, hub, tmp_path):
     made, load, inputs = hf_models.tiny("llama"), AutoModelForCausalLM, hf_models.prompts((9, 5))
     if family == "t5":

@@ -23,6 +23,7 @@ def test_the_page_lists_each_named_drafter_with_its_exported_class(name):
     assert kind in specdec_hf.__all__
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_printed_drafters_run(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

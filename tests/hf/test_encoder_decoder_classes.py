@@ -56,6 +56,7 @@ def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, le
 
 
 @pytest.mark.slow
+@pytest.mark.covering(test=0)
 @pytest.mark.parametrize("name", WITHOUT_DRAFTS)
 def test_a_decoder_that_takes_one_token_at_a_time_refuses_drafts_by_name(name):
     found = outcomes(name, LENGTHS)

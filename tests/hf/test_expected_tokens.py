@@ -54,6 +54,7 @@ def indifferent(model):
     return model
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_tokens_of_the_loop_are_those_of_the_formula():
     target, drafter = (indifferent(hf_models.build("llama", seed=seed)) for seed in (0, 4))

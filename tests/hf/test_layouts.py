@@ -158,6 +158,7 @@ def test_acceptance_files_round_trip_or_name_their_fault(tmp_path):
         load_acceptance(tmp_path / "missing.json")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
 def test_the_printed_trees_run_and_leave_no_file(tmp_path, monkeypatch):
     (block,) = TREES.findall(PAGE.read_text())

@@ -74,7 +74,11 @@ def test_a_sequence_does_not_depend_on_its_batch(kind, rule):
 
 @pytest.mark.parametrize(
     ("tree", "rule"),
-    [(None, "block"), ((2, 2), "multi_draft_wor"), (TrieTree(depth=4), "traversal")],
+    [
+        pytest.param(None, "block", marks=pytest.mark.full),
+        ((2, 2), "multi_draft_wor"),
+        pytest.param(TrieTree(depth=4), "traversal", marks=pytest.mark.full),
+    ],
     ids=str,
 )
 def test_a_sequence_does_not_depend_on_others_beyond_the_drafters_context(tree, rule):

@@ -50,7 +50,7 @@ SLOW_IN_INTERPRETER = (
 FULL = {
     "triton": (
         *("every", "size-", "65-caches", "D1", "D3", "D65", "scales"),
-        *("float", "int8-", "odd-", "padded-", "sliced-"),
+        *("float", "int8-", "odd-", "padded-", "sliced-", "blocks-of-"),
     ),
     "cuda": ("256-caches", "600-caches"),
 }

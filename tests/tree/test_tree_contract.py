@@ -16,7 +16,15 @@ from specdec_kernels import testing
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
-PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in TREE_PAIRS]
+PAIRS = [
+    pytest.param(
+        n,
+        c,
+        id=f"{n}-{c}",
+        marks=pytest.mark.full if n == "triton" and "multi_draft_wor" in c.id else [],
+    )
+    for n, c in TREE_PAIRS
+]
 
 
 def padded(a, more):
