@@ -254,6 +254,7 @@ def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
     assert max(sizes) <= 3 * n * (gamma + 1) * launch.tiling(v).tiles
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("indptr", [[0, 2, 2], [0, 0, 3], [-5, 2, 99]], ids=str)
 @pytest.mark.parametrize("form", ["logits", "probs", "sampled", "sparse"])
 def test_a_ragged_draft_without_the_row_is_as_no_draft(indptr, form, monkeypatch):
