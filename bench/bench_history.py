@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec_hf.drafters.model_free.prompt_lookup import lookup
+from specdec_hf.drafters.copying import lookup
 
 from specdec_kernels import ngram_propose
 

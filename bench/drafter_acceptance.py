@@ -35,7 +35,7 @@ from specdec_hf import (
 )
 from specdec_hf.cli.prompts import SHIPPED_PROMPTS, Prompt, read_prompts
 from specdec_hf.cli.weights import load_embedded
-from specdec_hf.drafters.trees.trie import TrieDrafter
+from specdec_hf.drafters.merge import TrieDrafter
 
 GAMMA = 7
 BATCH = 6  # texts that are generated together

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from specdec_hf import SpeculativeDecoder, TrieTree, generate
-from specdec_hf.drafters.context import History
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter
 
 from bench.tiny_models.config import ORDINARY, PAD
 

@@ -2,7 +2,7 @@
 
 import pytest
 from specdec_hf import PromptLookupDrafter, SuffixAutomatonDrafter, TrieTree, generate
-from specdec_hf.drafters.trees.trie import TrieDrafter
+from specdec_hf.drafters.merge import TrieDrafter
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

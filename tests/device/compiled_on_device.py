@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton")
 
 from specdec_hf import generate
-from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
+from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from support.heads import head_for
 from support.hf_models import build, prompts, with_noise
 

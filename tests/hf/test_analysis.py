@@ -9,8 +9,8 @@ from specdec_hf import ModelDrafter, PromptLookupDrafter, SpeculativeDecoder
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
-from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
+from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter
 from specdec_hf.lab.analysis.explain import Explainer
 from specdec_hf.lab.analysis.measure import compare_speed
 from specdec_hf.lab.analysis.replay import MeasuredAcceptance, replay, write_text

@@ -6,10 +6,9 @@ import math
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.drafters.trees import auto
-from specdec_hf.drafters.trees.auto import AutoDrafter
-from specdec_hf.heads import shipped
-from specdec_hf.heads.files import save_head
+from specdec_hf.heads import auto, shipped
+from specdec_hf.heads.auto import AutoDrafter
+from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.lab.bench.configs import drafts_on_host
 from specdec_hf.lab.bench.efficiency import predict

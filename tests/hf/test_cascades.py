@@ -9,9 +9,9 @@ from specdec_hf import (
     VerticalCascade,
     generate,
 )
-from specdec_hf.drafters.context import DraftContext, History
-from specdec_hf.drafters.models.cascade import level_context
+from specdec_hf.drafters.cascade import level_context
 from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafting.context import DraftContext, History
 from support import hf_models
 from support.drafter_proof import (
     VOCAB,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec_hf import Drafter, ModelDrafter, TrieTree, check_drafter
-from specdec_hf.drafters.models.early_exit import EarlyExitDrafter
+from specdec_hf.drafters.own_layers import EarlyExitDrafter
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

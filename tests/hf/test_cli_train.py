@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from specdec_hf.heads.files import load_head
+from specdec_hf.heads.eagle3.files import load_head
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
 from support.heads import head_folder

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.cli import checks
-from specdec_hf.drafters.drafter import RULES_OF_DETERMINISTIC_TREES
-from specdec_hf.drafters.model_free.ngram_table import NgramTable
-from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter
-from specdec_hf.drafters.models.model import ModelDrafter
-from specdec_hf.drafters.trees import tree_model
+from specdec_hf.drafters import tree_model
+from specdec_hf.drafters.copying import PromptLookupDrafter
+from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.ngram_table import NgramTable
+from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES
 from support import hf_models
 from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -264,7 +264,7 @@ def test_ids_that_only_the_verification_sees_leave_a_note(monkeypatch):
     def unread(drafter, proposed, history, gamma, context):
         return Draft(torch.full((3, 1), 10**6), counts=np.ones(3, dtype=np.int64))
 
-    monkeypatch.setattr("specdec_hf.drafters.checks.read_chain", unread)
+    monkeypatch.setattr("specdec_hf.drafting.checks.read_chain", unread)
     got = run(model, inputs, drafter=always([[1]] * 3))
     assert got.sequences.tolist() == expected
     assert got.stats.notes == [

@@ -18,8 +18,8 @@ from specdec_hf import (
     VerticalCascade,
     check_drafter,
 )
-from specdec_hf.drafters.model_free.ngram import NgramDrafter
-from specdec_hf.drafters.model_free.ngram_table import NgramTable
+from specdec_hf.drafters.ngram import NgramDrafter
+from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_host import Corpus
 from support import hf_models
 from support.letters import letters

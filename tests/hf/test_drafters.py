@@ -15,8 +15,8 @@ from specdec_hf import (
     VerticalCascade,
     generate,
 )
-from specdec_hf.drafters.drafter import Draft
-from specdec_hf.drafters.model_free.prompt_lookup import lookup
+from specdec_hf.drafters.copying import lookup
+from specdec_hf.drafting.drafter import Draft
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import specdec_hf
 from specdec_hf import check_drafter
-from specdec_hf.drafters.registry import DRAFTERS
+from specdec_hf.drafting.registry import DRAFTERS
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT

@@ -8,8 +8,7 @@ from specdec_hf import (
     SpeculativeDecoder,
     generate,
 )
-from specdec_hf.drafters.model_free.prompt_lookup import lookup
-from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
+from specdec_hf.drafters.copying import SuffixAutomatonDrafter, lookup
 from support import encoder_models, hf_models
 from support.encoder_models import inputs_for, perturbed, texts, tiny
 from support.hf_models import one_thread  # noqa: F401  # autouse here

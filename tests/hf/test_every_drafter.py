@@ -7,12 +7,12 @@ import inspect
 import pkgutil
 
 import pytest
-from specdec_hf import Drafter, TrieTree, drafters, generate
-from specdec_hf.drafters.context import reads_draft
-from specdec_hf.drafters.drafter import rules_of
-from specdec_hf.drafters.registry import DRAFTERS
+from specdec_hf import Drafter, TrieTree, drafters, generate, heads
+from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
-from specdec_hf.drafters.trees.trie import TrieDrafter
+from specdec_hf.drafting.context import reads_draft
+from specdec_hf.drafting.drafter import rules_of
+from specdec_hf.drafting.registry import DRAFTERS
 from support import drafter_cases, hf_models
 from support.drafter_proof import (
     BATCHES,
@@ -40,8 +40,8 @@ def test_every_named_drafter_is_in_the_table():
 
 
 def test_every_class_of_drafters_is_in_the_table(tmp_path):
-    expected = set()
-    for module in pkgutil.walk_packages(drafters.__path__, "specdec_hf.drafters."):
+    expected, folders = set(), {one.__name__: one.__path__ for one in (drafters, heads)}
+    for module in (m for n, path in folders.items() for m in pkgutil.walk_packages(path, f"{n}.")):
         held = vars(importlib.import_module(module.name)).values()
         classes = [one for one in held if inspect.isclass(one) and not inspect.isabstract(one)]
         expected |= {one for one in classes if issubclass(one, Drafter)}

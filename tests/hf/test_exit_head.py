@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import EarlyExitDrafter, ExitHeadDrafter
-from specdec_hf.heads.exit import ExitConfig, ExitHead, load_exit
+from specdec_hf.heads.exit_head import ExitConfig, ExitHead, load_exit
 from specdec_hf.lab.training.unrolled import unroll
 from support import hf_models
 from support.heads import exit_folder, exit_head, rounds_of, text_batch

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from specdec_hf import NgramDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.drafters.fingerprint import fingerprint_of, same_vocabulary
-from specdec_hf.drafters.model_free.ngram_table import NgramTable
+from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_host import Corpus
 from support import cli_models, hf_models
 from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401

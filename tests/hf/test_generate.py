@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import TrieTree, generate
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafting.drafter import Draft, Drafter
 from support import hf_models
 from support.drafter_proof import assert_independent_of_batch
 from support.hf_models import one_thread  # noqa: F401  # autouse here

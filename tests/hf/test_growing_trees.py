@@ -3,8 +3,8 @@
 import pytest
 import torch
 from specdec_hf import EagleTree, generate
-from specdec_hf.drafters.models.draft_model import DraftModel
-from specdec_hf.drafters.trees.eagle import EagleDrafter, GrowingTreeDrafter
+from specdec_hf.drafters.growing_tree import EagleDrafter, GrowingTreeDrafter
+from specdec_hf.drafters.model import DraftModel
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

@@ -7,16 +7,10 @@ import pytest
 import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
-from specdec_hf.heads.blockwise import BlockwiseHeads
-from specdec_hf.heads.exit import load_exit, save_exit
-from specdec_hf.heads.files import load_head, save_head
-from specdec_hf.heads.medusa import MedusaHeads
-from specdec_hf.heads.parallel_files import (
-    load_blockwise,
-    load_medusa,
-    save_blockwise,
-    save_medusa,
-)
+from specdec_hf.heads.blockwise import BlockwiseHeads, load_blockwise, save_blockwise
+from specdec_hf.heads.eagle3.files import load_head, save_head
+from specdec_hf.heads.exit_head import load_exit, save_exit
+from specdec_hf.heads.medusa import MedusaHeads, load_medusa, save_medusa
 from specdec_hf.heads.pass_head import load_pass, save_pass
 from support import hf_models, published_heads
 from support.heads import exit_head, head_for, parallel_heads, pass_head

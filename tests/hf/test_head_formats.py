@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from specdec_hf import Eagle3Drafter, generate
-from specdec_hf.heads.config import HeadConfig
-from specdec_hf.heads.files import load_head, save_as_speculators, save_head
+from specdec_hf.heads.eagle3.config import HeadConfig
+from specdec_hf.heads.eagle3.files import load_head, save_as_speculators, save_head
 from support import hf_models, published_heads
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -29,7 +29,7 @@ def first_logits(target, folder, kind, monkeypatch):
     """Logits after a prompt, as the drafter of a folder computes them and as they must be."""
     prompt = hf_models.prompts((9,))["input_ids"]
     seen = []
-    logits = "specdec_hf.drafters.heads.head_draft.HeadDraft._logits"
+    logits = "specdec_hf.heads.eagle3.drafter.HeadDraft._logits"
     monkeypatch.setattr(logits, lambda self, x: seen.append(self.head.logits(x)) or seen[-1])
     out = generate(target, prompt, drafter=Eagle3Drafter(folder), max_new_tokens=3, guard=False)
     text = out[:, : prompt.shape[1] + 1]

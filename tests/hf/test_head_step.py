@@ -7,9 +7,8 @@ import torch
 from specdec_hf.compiled import forward, packed_linear
 from specdec_hf.compiled.call import CompileStats
 from specdec_hf.compiled.packed_linear import PackedLinear
-from specdec_hf.drafters.heads import compiled_step
-from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
-from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
+from specdec_hf.heads.eagle3 import step as compiled_step
+from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import decode, one_thread  # noqa: F401  # autouse here

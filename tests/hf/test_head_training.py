@@ -6,9 +6,8 @@ import json
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.heads.agreement import read_sample
-from specdec_hf.heads.files import load_head
-from specdec_hf.heads.shipped import TARGET, digest_of
+from specdec_hf.heads.eagle3.files import load_head
+from specdec_hf.heads.shipped import TARGET, digest_of, read_sample
 from specdec_hf.lab.training.conversations import ChatFormat, converse
 from specdec_hf.lab.training.pipeline import Pipeline, Progress, TrainingSettings
 from specdec_hf.lab.training.texts import (

@@ -15,9 +15,9 @@ from specdec_hf import (
     load_acceptance,
     save_acceptance,
 )
-from specdec_hf.drafters.context import History
-from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lookup, lookup_several
-from specdec_hf.trees.layouts import as_layout
+from specdec_hf.drafters.copying import PromptLookupDrafter, lookup, lookup_several
+from specdec_hf.drafting.context import History
+from specdec_hf.trees import as_layout
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import chains_of, history_of, propose

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from specdec_hf import Candidates, DraftOutcome, NasdDrafter
-from specdec_hf.drafters.model_free.ngram_counts import NgramCounts
+from specdec_hf.drafters.ngram_table import NgramCounts
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import chains_of, history_of, propose
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.drafters.context import DraftContext
-from specdec_hf.drafters.model_free.ngram import NgramDrafter
-from specdec_hf.drafters.model_free.ngram_table import NgramTable
-from specdec_hf.drafters.model_free.random import RandomDrafter
+from specdec_hf.drafters.ngram import NgramDrafter, RandomDrafter
+from specdec_hf.drafters.ngram_table import NgramTable
+from specdec_hf.drafting.context import DraftContext
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here

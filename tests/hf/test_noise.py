@@ -24,10 +24,9 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.decode import drafted
-from specdec_hf.drafters import checks
-from specdec_hf.drafters.models import cascade, vertical_cascade
-from specdec_hf.drafters.row_sampler import RowSampler
-from specdec_hf.drafters.trees import chain_source
+from specdec_hf.drafters import cascade, merge
+from specdec_hf.drafting import checks
+from specdec_hf.drafting.sampling import RowSampler
 from support import hf_models
 from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -266,7 +265,7 @@ def draws(monkeypatch):
         limits_of[id(context)] = limits
         return checks.ask(drafter, history, limits, context)
 
-    for module in (drafted, cascade, vertical_cascade, chain_source):
+    for module in (drafted, cascade, merge):
         monkeypatch.setattr(module, "ask", asking)
 
     def spied(sampler, logits, positions, **kwargs):

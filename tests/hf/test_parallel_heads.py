@@ -13,8 +13,7 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.heads.blockwise import BlockwiseHeads
-from specdec_hf.heads.medusa import MedusaHeads
-from specdec_hf.heads.parallel_files import load_medusa, save_medusa
+from specdec_hf.heads.medusa import MedusaHeads, load_medusa, save_medusa
 from specdec_hf.lab.training.unrolled import unroll
 from support import hf_models, published_heads
 from support.heads import parallel_heads, rounds_of, text_batch

@@ -7,7 +7,7 @@ import pytest
 import torch
 from specdec_hf import PassHeadDrafter, SpecCache, TrieTree
 from specdec_hf.cache.forward import forward_window
-from specdec_hf.drafters.context import DraftContext, History
+from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.lab.training.unrolled import acceptance_of, loss_of, unroll
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical

@@ -12,7 +12,7 @@ from specdec_hf.cli.weights import (
     load_embedded,
     load_folder,
 )
-from specdec_hf.drafters.models.layers import with_fewer_layers
+from specdec_hf.drafters.layers import with_fewer_layers
 from support import hf_models
 from support.cli_models import invoke, says
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import Candidates, Draft, Drafter, LayersDrafter, generate
-from specdec_hf.drafters.registry import DRAFTERS, class_of, entry_of, usage
+from specdec_hf.drafting.registry import DRAFTERS, class_of, entry_of, usage
 from support import hf_models
 
 RAGGED = (9, 5, 12)

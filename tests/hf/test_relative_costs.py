@@ -14,11 +14,11 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
-from specdec_hf.drafters.models import remote
-from specdec_hf.drafters.trees.trie import TrieDrafter
+from specdec_hf.drafters import remote
+from specdec_hf.drafters.merge import TrieDrafter
+from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.heads.blockwise import BlockwiseHeads
+from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.schedules.costs import Costs
 from support import hf_models

@@ -10,8 +10,8 @@ import pytest
 import torch
 from specdec_hf import Eagle3Drafter
 from specdec_hf.compiled.call import CompileStats
-from specdec_hf.drafters.trees.auto import AutoDrafter
-from specdec_hf.heads.files import save_head
+from specdec_hf.heads.auto import AutoDrafter
+from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from support import hf_models
 from support.heads import head_for

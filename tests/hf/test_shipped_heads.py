@@ -9,10 +9,10 @@ import pytest
 import torch
 from specdec_hf import generate
 from specdec_hf.cli.sources import EMBEDDED_NAME
-from specdec_hf.drafters.trees.auto import BENEFIT_OF_HEAD, AutoDrafter
-from specdec_hf.heads import agreement, shipped
-from specdec_hf.heads.agreement import Sample, agreement_of
-from specdec_hf.heads.files import load_head, save_head
+from specdec_hf.heads import shipped
+from specdec_hf.heads.auto import BENEFIT_OF_HEAD, AutoDrafter
+from specdec_hf.heads.eagle3.files import load_head, save_head
+from specdec_hf.heads.shipped import Sample, agreement_of
 from specdec_hf.lab.training.unrolled import loss_of
 from support import heads, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -166,7 +166,7 @@ def without_hidden_states(target, folder):
     "change",
     [
         without_hidden_states,
-        lambda target, folder: (folder / agreement.SAMPLE).unlink(),
+        lambda target, folder: (folder / shipped.SAMPLE).unlink(),
         lambda target, folder: target.to("meta"),
     ],
     ids=["no hidden states", "no sample", "no weights in memory"],

@@ -6,10 +6,9 @@ from specdec_hf.cache.widths import BUCKETS
 from specdec_hf.compiled import recordings
 from specdec_hf.compiled.borrow import WarmUpCall
 from specdec_hf.compiled.call import CompileStats
-from specdec_hf.drafters.heads import compiled_step
-from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
-from specdec_hf.drafters.heads.eagle3_chain import Eagle3ChainDrafter
-from specdec_hf.heads.cache import HeadCache
+from specdec_hf.heads.eagle3 import step as compiled_step
+from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
+from specdec_hf.heads.eagle3.head import HeadCache
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import decode, one_thread  # noqa: F401  # autouse here

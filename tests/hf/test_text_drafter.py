@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from specdec_hf import Drafter, TextDrafter, generate
-from specdec_hf.drafters.models.retokenize import Translation, Vocabulary, plain_end
+from specdec_hf.drafters.text import Translation, Vocabulary, plain_end
 from support import hf_models
 from support.cli_models import invoke
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -2,8 +2,7 @@
 
 import pytest
 from specdec_hf import EagleTree, TrieTree, generate
-from specdec_hf.drafters.heads.eagle3 import Eagle3Drafter
-from specdec_hf.drafters.heads.head_draft import HeadDraft
+from specdec_hf.heads.eagle3.drafter import Eagle3Drafter, HeadDraft
 from support import hf_models
 from support.heads import expected_logits, head_for
 

@@ -131,7 +131,7 @@ def test_noise_that_depends_on_the_position_alone_is_detected(rule, monkeypatch)
         self.draft.context.asked_for_noise = True
         return (self.start[:, None] + self.depth - 1).expand(-1, len(children))
 
-    monkeypatch.setattr("specdec_hf.drafters.trees.children._Level.noise_positions", shared)
+    monkeypatch.setattr("specdec_hf.drafters.tree_model._Level.noise_positions", shared)
     assert text_p_value((2, 2), rule) < SIGNIFICANCE
 
 

@@ -18,8 +18,8 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.drafters.trees.chain_source import ChainSource, agreement
-from specdec_hf.drafters.trees.node_budget import EXPLORE_EVERY, NodeBudget
+from specdec_hf.drafters.merge import ChainSource, agreement
+from specdec_hf.drafters.node_budget import EXPLORE_EVERY, NodeBudget
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

@@ -5,7 +5,7 @@ import torch
 from specdec_hf import Eagle3Drafter, generate, warm_up
 from specdec_hf.compiled import forward, packed_linear
 from specdec_hf.compiled.warm_ups import MOST_GRAPHS, WarmUps
-from specdec_hf.heads.files import save_head
+from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from support.heads import head_for
 from support.hf_models import build, one_thread, prompts  # noqa: F401  # one_thread is autouse here

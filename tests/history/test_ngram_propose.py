@@ -14,8 +14,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from specdec_hf.drafters.context import History
-from specdec_hf.drafters.model_free.prompt_lookup import PromptLookupDrafter, lookup
+from specdec_hf.drafters.copying import PromptLookupDrafter, lookup
+from specdec_hf.drafting.context import History
 from support.compiled import assert_one_graph
 from support.providers import ALL_PROVIDERS, assert_outputs_equal, provider, provider_cases
 

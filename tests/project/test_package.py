@@ -93,7 +93,7 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
         "specdec_kernels/py.typed",
         "specdec_kernels/triton/chain/verify_chain.py",
         "specdec_hf/__main__.py",
-        "specdec_hf/drafters/models/model.py",
+        "specdec_hf/drafters/model.py",
         PROMPTS,
         f"specdec_host/_host{EXTENSION_SUFFIXES[0]}",
         "specdec_host/_host.pyi",

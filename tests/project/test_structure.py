@@ -134,16 +134,16 @@ OPS = {
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis",)
 # Folder of specdec_hf -> the folders that it may import. `lab` and `cli` may import all.
-BELOW_DRAFTERS = {"cache", "compiled", "heads", "hf_arguments", "schedules", "trees"}
+BELOW_DRAFTERS = {"cache", "compiled", "drafting", "hf_arguments", "schedules"}
 LOOP = {
     "schedules": set(),
-    "trees": set(),
     "hf_arguments": {"cache", "schedules"},
     "cache": {"hf_arguments"},
     "compiled": {"cache"},
-    "heads": {"cache"},
+    "drafting": BELOW_DRAFTERS - {"drafting"},
     "drafters": BELOW_DRAFTERS,
-    "decode": BELOW_DRAFTERS - {"heads"} | {"drafters"},
+    "heads": BELOW_DRAFTERS | {"drafters"},
+    "decode": BELOW_DRAFTERS | {"drafters", "heads"},
 }
 
 
@@ -230,10 +230,11 @@ def test_of_the_command_line_only_the_list_of_commands_knows_the_laboratory():
         assert not wrong or path.name == "app.py", f"{relative(path)} imports {wrong}"
 
 
-def test_the_loop_does_not_know_the_drafters_of_heads():
+def test_the_loop_knows_heads_by_the_default_drafter_alone():
     for module, path in MODULES.items():
-        if module.startswith(("specdec_hf.decode", "specdec_hf.heads")):
-            wrong = {n for n in imports(path) if n.startswith("specdec_hf.drafters.heads")}
+        if module.startswith("specdec_hf.decode"):
+            of_heads = {n for n in imports(path) if n.startswith("specdec_hf.heads")}
+            wrong = {n for n in of_heads if not n.startswith("specdec_hf.heads.auto")}
             assert not wrong, f"{relative(path)} imports {wrong}"
 
 

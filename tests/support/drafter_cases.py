@@ -17,7 +17,7 @@ from specdec_hf import (
     TrieTree,
     from_candidate_generator,
 )
-from specdec_hf.drafters.model_free.random import RandomDrafter
+from specdec_hf.drafters.ngram import RandomDrafter
 from support import hf_models
 from support.drafter_proof import GAMMA
 from support.heads import blockwise_folder, exit_folder, head_folder, medusa_folder, pass_folder

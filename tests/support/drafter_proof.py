@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from specdec_hf import Draft, DraftContext, History, generate
-from specdec_hf.drafters.context import reads_draft
-from specdec_hf.drafters.drafter import rules_of
+from specdec_hf.drafting.context import reads_draft
+from specdec_hf.drafting.drafter import rules_of
 from support import hf_models
 from support.providers import chi_square
 

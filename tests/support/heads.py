@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from specdec_hf import generate
-from specdec_hf.heads.blockwise import BlockwiseHeads
-from specdec_hf.heads.config import HeadConfig
-from specdec_hf.heads.eagle3 import Eagle3Head
-from specdec_hf.heads.exit import ExitConfig, ExitHead, save_exit
-from specdec_hf.heads.files import save_head
-from specdec_hf.heads.medusa import MedusaHeads
+from specdec_hf.heads.blockwise import BlockwiseHeads, save_blockwise
+from specdec_hf.heads.eagle3.config import HeadConfig
+from specdec_hf.heads.eagle3.files import save_head
+from specdec_hf.heads.eagle3.head import Eagle3Head
+from specdec_hf.heads.exit_head import ExitConfig, ExitHead, save_exit
+from specdec_hf.heads.medusa import MedusaHeads, save_medusa
 from specdec_hf.heads.parallel import ParallelConfig
-from specdec_hf.heads.parallel_files import save_blockwise, save_medusa
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 from specdec_hf.lab.training.unrolled import Batch, unroll
 from support import hf_models

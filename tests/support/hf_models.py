@@ -10,7 +10,7 @@ import pytest
 import torch
 from specdec_hf import generate
 from specdec_hf.cli.weights import load_embedded
-from specdec_hf.drafters.models.layers import with_fewer_layers
+from specdec_hf.drafters.layers import with_fewer_layers
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,

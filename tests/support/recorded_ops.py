@@ -9,7 +9,7 @@ import pytest
 import torch
 from specdec_hf.cache import widths
 from specdec_hf.compiled import borrow, forward
-from specdec_hf.drafters.heads import compiled_step
+from specdec_hf.heads.eagle3 import step as compiled_step
 from support.device_reads import spied_reads
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode

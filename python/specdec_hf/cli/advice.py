@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdec_hf.cli.terminal import console
-from specdec_hf.drafters.registry import DRAFTERS
+from specdec_hf.drafting.registry import DRAFTERS
 
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn

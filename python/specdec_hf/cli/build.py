@@ -46,7 +46,7 @@ def build_ngram(
         fail(f"--min-count must be at least 1, got {min_count}")
     texts, tokenizer, vocab_size = read_texts(files, output, model)
     from specdec_hf.drafters.fingerprint import fingerprint_of
-    from specdec_hf.drafters.model_free.ngram_table import NgramTable
+    from specdec_hf.drafters.ngram_table import NgramTable
 
     table = NgramTable.build(
         texts, vocab_size, order, min_count, fingerprint=fingerprint_of(tokenizer)

@@ -14,10 +14,10 @@ from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.paths import check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafters.registry import AUTO, DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of
+from specdec_hf.drafting.registry import AUTO, DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of
 from specdec_hf.schedules.base import LONGEST_DRAFT
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
-from specdec_hf.trees.layouts import TrieTree, as_layout
+from specdec_hf.trees import TrieTree, as_layout
 
 # As in the drafters, whose import loads torch; a test compares them.
 CHAIN_RULES = ("token", "block", "match", "greedy")

@@ -25,8 +25,8 @@ from specdec_hf.cli.weights import (
     load_tokenizer,
 )
 from specdec_hf.drafters.fingerprint import same_vocabulary
-from specdec_hf.drafters.models.text import TextDrafter
-from specdec_hf.drafters.registry import AUTO, make_drafter
+from specdec_hf.drafters.text import TextDrafter
+from specdec_hf.drafting.registry import AUTO, make_drafter
 
 Say = Callable[[str], None]
 

@@ -9,7 +9,7 @@ import typer
 
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console
-from specdec_hf.drafters.registry import AUTO
+from specdec_hf.drafting.registry import AUTO
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
 
 CLI_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same

@@ -15,7 +15,7 @@ from rich.text import Text
 from specdec_hf.cli.advice import in_options
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
-from specdec_hf.drafters.registry import DRAFTERS, usage
+from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:

@@ -35,9 +35,8 @@ from specdec_hf.decode.plan import costs_of, plain_beams, rounding_notes, token_
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Options
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
-from specdec_hf.drafters.context import DraftContext
-from specdec_hf.drafters.models.draft_model import DraftModel
-from specdec_hf.drafters.models.model import ModelDrafter
+from specdec_hf.drafters.model import DraftModel, ModelDrafter
+from specdec_hf.drafting.context import DraftContext
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 

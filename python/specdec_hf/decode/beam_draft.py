@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from specdec_hf.decode.beam_tree import BeamTree, TreeModel
-from specdec_hf.drafters.context import History
+from specdec_hf.drafting.context import History
 
 
 class DraftedBeams(NamedTuple):

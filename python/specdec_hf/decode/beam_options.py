@@ -6,8 +6,8 @@ from typing import Any
 
 from specdec_hf.arguments import shown
 from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options
-from specdec_hf.drafters.models.layers import LayersDrafter
-from specdec_hf.drafters.models.model import ModelDrafter
+from specdec_hf.drafters.layers import LayersDrafter
+from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.hf_arguments.call import Call
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.drafters.context import History
+from specdec_hf.drafting.context import History
 
 Integers = NDArray[np.int64]
 

@@ -24,9 +24,9 @@ from specdec_hf.decode.prefill import prefill
 from specdec_hf.decode.session import Options, Session
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
-from specdec_hf.drafters.context import DraftContext
-from specdec_hf.drafters.lease import Lease
 from specdec_hf.drafters.resolve import parts_of
+from specdec_hf.drafting.context import DraftContext
+from specdec_hf.drafting.lease import Lease
 from specdec_hf.hf_arguments.call import Call
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 

@@ -24,11 +24,11 @@ from transformers import GenerationConfig
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.decode.generate import generate
-from specdec_hf.drafters.context import History, reads_draft
-from specdec_hf.drafters.drafter import Draft, Drafter, rules_of
 from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafting.context import History, reads_draft
+from specdec_hf.drafting.drafter import Draft, Drafter, rules_of
 from specdec_hf.hf_arguments.language_model import check_language_model
-from specdec_hf.trees.layouts import as_layout
+from specdec_hf.trees import as_layout
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES, SampledDraft
 
 BINS = 20

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specdec_hf.decode.criteria import ends_text
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step, step_kinds
-from specdec_hf.drafters.checks import IGNORED, OUTSIDE, describe
+from specdec_hf.drafting.checks import IGNORED, OUTSIDE, describe
 from specdec_kernels import Status, TreeVerdict, Verdict
 
 DRAFT_FAULTS = {

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.drafters.checks import IGNORED, describe
-from specdec_hf.drafters.context import DraftContext, reads_draft
-from specdec_hf.drafters.drafter import Draft, Drafter
-from specdec_hf.drafters.token_stats import stats_of_draft
+from specdec_hf.drafting.checks import IGNORED, describe
+from specdec_hf.drafting.context import DraftContext, reads_draft
+from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.constant import ConstantSchedule

@@ -18,8 +18,8 @@ from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
 from specdec_hf.decode.session import Session
-from specdec_hf.drafters.checks import ask, cut_chains
-from specdec_hf.drafters.drafter import Draft, DraftOutcome
+from specdec_hf.drafting.checks import ask, cut_chains
+from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree
 
 # These rules try siblings that hold the same token one after the other. For the other rules such

@@ -33,7 +33,7 @@ from specdec_hf.decode.rounds import step
 from specdec_hf.decode.session import Options, Session
 from specdec_hf.decode.streaming import Step, Streamer, put_step
 from specdec_hf.decode.tracing import Trace
-from specdec_hf.drafters.registry import AUTO
+from specdec_hf.drafting.registry import AUTO
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.caller import kept_arguments
 from specdec_hf.hf_arguments.custom_generate import call_from_hugging_face
@@ -42,7 +42,7 @@ from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_hf.hf_arguments.prepare import prepare_call
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-from specdec_hf.trees.layouts import as_layout
+from specdec_hf.trees import as_layout
 
 
 def generate(
@@ -89,7 +89,7 @@ def generate(
         drafter: "auto" for a tree of copied text and, where the model has one, the drafts of a
             head; chains or plain decoding answer calls that refuse trees, and ``stats.drafter`` and
             a note say so, see docs/loop.md#the-default-drafter. None for plain decoding, a name of
-            `specdec_hf.drafters.registry` such as "prompt_lookup", a causal LM of the same
+            `specdec_hf.drafting.registry` such as "prompt_lookup", a causal LM of the same
             vocabulary, or a `Drafter`, which may draft trees of its own; with
             ``tree`` also a list of them, and without it a list of draft models from large to small,
             as in `VerticalCascade`.

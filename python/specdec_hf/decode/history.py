@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.context import History
+from specdec_hf.drafting.context import History
 
 
 @dataclass(frozen=True, eq=False)

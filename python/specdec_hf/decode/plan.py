@@ -23,13 +23,13 @@ from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
 from specdec_hf.decode.draft_length import begin_schedule
 from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options
-from specdec_hf.drafters.checks import describe
-from specdec_hf.drafters.context import reads_draft
-from specdec_hf.drafters.drafter import Drafter, rules_of
-from specdec_hf.drafters.model_free.suffix_automaton import SuffixAutomatonDrafter
-from specdec_hf.drafters.registry import AUTO
+from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafters.trees.auto import AutoDrafter
+from specdec_hf.drafting.checks import describe
+from specdec_hf.drafting.context import reads_draft
+from specdec_hf.drafting.drafter import Drafter, rules_of
+from specdec_hf.drafting.registry import AUTO
+from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.schedules.base import Schedule, ScheduleContext

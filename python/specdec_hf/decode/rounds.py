@@ -27,7 +27,7 @@ from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.session import Session
 from specdec_hf.decode.streaming import Step
 from specdec_hf.decode.tracing import TracedRound
-from specdec_hf.drafters.context import Candidates
+from specdec_hf.drafting.context import Candidates
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree
 

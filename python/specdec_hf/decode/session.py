@@ -22,14 +22,14 @@ from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.decode.tracing import Trace
-from specdec_hf.drafters.context import DraftContext
-from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.lease import Lease
-from specdec_hf.drafters.registry import AUTO
+from specdec_hf.drafting.context import DraftContext
+from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.drafting.lease import Lease
+from specdec_hf.drafting.registry import AUTO
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-from specdec_hf.trees.layouts import Layout
+from specdec_hf.trees import Layout
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 

@@ -11,7 +11,7 @@ from specdec_hf.arguments import check_integers
 from specdec_hf.compiled.call import CompileStats
 from specdec_hf.decode.begin import begin
 from specdec_hf.decode.generate import SpeculativeDecoder
-from specdec_hf.drafters.registry import AUTO
+from specdec_hf.drafting.registry import AUTO
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_hf.hf_arguments.prepare import prepare_call
 

@@ -8,21 +8,20 @@ from typing import Any
 import torch
 
 from specdec_hf.arguments import did_you_mean, shown
-from specdec_hf.drafters.drafter import Drafter
-from specdec_hf.drafters.models.cascade import Cascade
-from specdec_hf.drafters.models.layers import LayersDrafter
-from specdec_hf.drafters.models.model import ModelDrafter
-from specdec_hf.drafters.models.vertical_cascade import VerticalCascade
-from specdec_hf.drafters.registry import DRAFTERS, make_drafter, usages
-from specdec_hf.drafters.trees.eagle import EagleDrafter
-from specdec_hf.drafters.trees.tree_model import TreeModelDrafter
-from specdec_hf.drafters.trees.trie import TrieDrafter
+from specdec_hf.drafters.cascade import Cascade, VerticalCascade
+from specdec_hf.drafters.growing_tree import EagleDrafter
+from specdec_hf.drafters.layers import LayersDrafter
+from specdec_hf.drafters.merge import TrieDrafter
+from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.tree_model import TreeModelDrafter
+from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.drafting.registry import DRAFTERS, make_drafter, usages
 from specdec_hf.hf_arguments.language_model import (
     RULE,
     check_language_model,
     is_language_model,
 )
-from specdec_hf.trees.layouts import EagleTree, Layout, TreeSpec, TrieTree
+from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree
 
 _COMPOSED = (TrieDrafter, Cascade)
 _RULE = f"drafter must be None, the name of a drafter, a Drafter or {RULE}"

@@ -1,5 +1,6 @@
 """Trained drafters: small modules that read the target's hidden states.
 
-A head has a file with its module, in this package, and a file with its drafter, in drafters/heads;
-lab/training trains it. What heads share is in the other files.
+Each kind has a file, or a folder, with its module, its files and its drafter. base.py, files.py,
+placed.py and parallel.py hold what kinds share; shipped.py finds the head of a target, and auto.py
+drafts with it. How heads are trained is in lab/training.
 """

@@ -5,12 +5,25 @@ Source: Stern et al. 2018, arXiv 1811.03115, section 6.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from specdec_hf.heads.parallel import ParallelConfig, ParallelHeads
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft
+from specdec_hf.heads.files import WEIGHTS, checked_size, read_config, read_weights
+from specdec_hf.heads.parallel import (
+    ParallelConfig,
+    ParallelDrafter,
+    ParallelHeads,
+    begin_vocabulary,
+    read_parallel_config,
+    write_parallel,
+)
 
 
 class BlockwiseHeads(ParallelHeads):
@@ -37,3 +50,48 @@ class BlockwiseHeads(ParallelHeads):
             self.hidden.reset_parameters()
             self.output.weight.zero_()
             self.output.bias.zero_()
+
+
+def save_blockwise(head: BlockwiseHeads, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write blockwise heads; see `save_medusa`."""
+    fields = {"num_heads": head.config.num_heads, "inner_size": head.config.inner}
+    write_parallel(head, folder, fields, dict(head.state_dict()), dtype, WEIGHTS)
+
+
+def load_blockwise(folder: str | Path) -> BlockwiseHeads:
+    """Blockwise heads from a folder; see `load_medusa`."""
+    folder = Path(folder)
+    given, tensors = read_config(folder), read_weights(folder, WEIGHTS)
+    size, heads, inner = (
+        checked_size(given, name) for name in ("hidden_size", "num_heads", "inner_size")
+    )
+    head = BlockwiseHeads(read_parallel_config(given, size, heads, inner, tensors))
+    expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
+    begin_vocabulary(head, tensors, expected, folder / WEIGHTS)
+    head.load_state_dict({name: tensors[name].float() for name in expected})
+    return head.eval()
+
+
+class BlockwiseDrafter(ParallelDrafter[BlockwiseHeads], entry="blockwise"):
+    """Trained heads, each of which drafts its most likely token.
+
+    Args:
+        head: `BlockwiseHeads`, or the folder of some. They are not changed.
+
+    Raises:
+        TypeError: no heads.
+        ValueError: a folder whose heads cannot be read, by name of what is wrong.
+
+    Source: Stern et al. 2018, arXiv 1811.03115.
+    """
+
+    kind, load = BlockwiseHeads, staticmethod(load_blockwise)
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        counts = self._draft.room(history, limits)
+        gamma = int(counts.max())
+        if gamma < 1:
+            return None
+        states = self._draft.states()
+        tokens = torch.cat([self._draft.top(states, k, 1) for k in range(gamma)], dim=1)
+        return Draft(tokens, counts=counts)

@@ -7,13 +7,19 @@ not know what the heads before it drafted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from specdec_hf.cache.protocol import vocab_size_of
+from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.heads.base import FinalStateConfig, Head
+from specdec_hf.heads.files import check_tensors, checked_size, draft_tokens, write_head
+from specdec_hf.heads.placed import HeadDrafter
 
 
 @dataclass(frozen=True)
@@ -65,3 +71,107 @@ class ParallelHeads(Head):
         return functional.linear(
             states, self.lm_head if self.lm_head.dim() == 2 else self.lm_head[k]
         )
+
+
+def read_parallel_config(
+    given: dict[str, Any],
+    size: int,
+    heads: int,
+    inner: int,
+    tensors: dict[str, torch.Tensor],
+    rows: int = 0,
+) -> ParallelConfig:
+    """The sizes of heads whose own output matrices have so many rows."""
+    if "d2t" in tensors:
+        return ParallelConfig(
+            size, heads, inner, checked_size(given, "vocab_size"), tensors["d2t"].numel()
+        )
+    vocab_size = checked_size(given, "vocab_size", rows, minimum=0)
+    if rows and rows != vocab_size:
+        raise ValueError(
+            f"output matrices of heads without d2t must have vocab_size = {vocab_size} rows, got "
+            f"{rows}"
+        )
+    return ParallelConfig(size, heads, inner, vocab_size, rows or vocab_size)
+
+
+def begin_vocabulary(
+    head: ParallelHeads,
+    tensors: dict[str, torch.Tensor],
+    expected: dict[str, list[int]],
+    path: Path,
+) -> None:
+    """Give heads their draft vocabulary, once the tensors are found to be as expected."""
+    if "d2t" in tensors:
+        expected = expected | {"d2t": [head.config.draft_vocab_size]}
+    check_tensors(tensors, expected, frozenset(), path, type(head).__name__)
+    if "d2t" in tensors:
+        head.tokens = draft_tokens(tensors["d2t"], head.config.vocab_size)
+
+
+def write_parallel(
+    head: ParallelHeads,
+    folder: Path,
+    fields: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    name: str,
+) -> None:
+    config = head.config
+    if 0 < config.draft_vocab_size != config.vocab_size:
+        tokens = head.tokens.cpu()
+        tensors["d2t"] = tokens - torch.arange(len(tokens))
+    sizes = {"hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size}
+    given = {"architectures": [type(head).__name__], **fields, **sizes}
+    write_head(folder, given, tensors, dtype, name)
+
+
+P = TypeVar("P", bound=ParallelHeads)
+
+
+class ParallelDraft:
+    """`ParallelHeads` over the final hidden state of the last token that the target has read.
+
+    Args:
+        head: in the target's dtype, on its device.
+        context: the call.
+    """
+
+    def __init__(self, head: ParallelHeads, context: DraftContext) -> None:
+        self.head = head
+        text = context.model.config.get_text_config(decoder=True)
+        self._states = context.keep_states((text.num_hidden_layers,))
+        # Where the heads share an output matrix, each of them reads it.
+        outputs = head.config.num_heads if head.lm_head.dim() == 2 else 1
+        self.relative_cost = head.share_of(context.model, outputs)
+
+    def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft.
+
+        None before it has states, which a prefill of the model's own does not give.
+        """
+        most = np.minimum(limits, self.head.config.num_heads)
+        return np.where(history.active & (self._states.counts > 0), most, 0)
+
+    def states(self) -> torch.Tensor:
+        """The states [B, K, H] that the output matrix reads; called once a round."""
+        states, counts = self._states.take()
+        last = torch.from_numpy(np.maximum(counts - 1, 0)).to(states.device, non_blocking=True)
+        final = states.gather(1, last[:, None, None].expand(-1, -1, states.shape[2]))[:, 0]
+        return self.head.states(final)
+
+    def top(self, states: torch.Tensor, k: int, width: int) -> torch.Tensor:
+        """[B, width], the target's ids of the most likely tokens of head k, then -1."""
+        logits = self.head.logits(states[:, k], k)
+        ids = logits.topk(min(width, logits.shape[-1]), dim=-1).indices
+        return functional.pad(self.head.tokens[ids], (0, width - ids.shape[1]), value=-1)
+
+
+class ParallelDrafter(HeadDrafter[P]):
+    """Base class of drafters with such heads beside that of chain or tree drafters."""
+
+    drafts_at_once = True
+    reads_prompt = False  # but for the state of its last token
+
+    def draft_with(self, head: P, context: DraftContext) -> ParallelDraft:
+        return ParallelDraft(head, context)

@@ -40,7 +40,7 @@ from specdec_hf.schedules.base import LONGEST_DRAFT
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
-    from specdec_hf.drafters.drafter import Drafter
+    from specdec_hf.drafting.drafter import Drafter
     from specdec_hf.lab.analysis.measure import DrafterAnalysis, Measurement
     from specdec_hf.lab.analysis.replay import Text
 
@@ -252,8 +252,8 @@ def _tell(failed: Mapping[str, str]) -> NoReturn:
 
 def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
     """The drafters by name, each of which drafts chains."""
-    from specdec_hf.drafters.drafter import rules_of
     from specdec_hf.drafters.resolve import resolve_drafter
+    from specdec_hf.drafting.drafter import rules_of
     from specdec_hf.lab.analysis.replay import REPLAY_RULE
 
     given = loaded.drafter if isinstance(loaded.drafter, list) else [loaded.drafter]

@@ -12,7 +12,7 @@ from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
-from specdec_hf.drafters.drafter import Drafter
+from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.lab.analysis.explain import Explainer
 from specdec_hf.lab.analysis.replay import (
     REPLAY_RULE,

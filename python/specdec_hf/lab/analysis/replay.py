@@ -24,9 +24,9 @@ from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
 from specdec_hf.decode.tracing import TracedRound
-from specdec_hf.drafters.checks import ask
-from specdec_hf.drafters.context import Candidates, DraftContext, History
-from specdec_hf.drafters.drafter import Draft, Drafter, DraftOutcome
+from specdec_hf.drafting.checks import ask
+from specdec_hf.drafting.context import Candidates, DraftContext, History
+from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.lab.analysis.distributions import draft_probs, target_probs
 from specdec_kernels import SampledDraft
 from specdec_kernels.analysis import LENIENCES, acceptance_rate, clustered_mean

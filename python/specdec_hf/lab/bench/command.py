@@ -17,7 +17,7 @@ from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress_bar
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafters.registry import DRAFTERS
+from specdec_hf.drafting.registry import DRAFTERS
 from specdec_hf.lab.bench.configs import (
     MERGED,
     first_of_each_category,

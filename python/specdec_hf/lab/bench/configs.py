@@ -13,7 +13,7 @@ from specdec_hf.cli.checks import Settings, chains_of_auto, has_own_tree
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
-from specdec_hf.drafters.registry import AUTO, DRAFTERS, value_of
+from specdec_hf.drafting.registry import AUTO, DRAFTERS, value_of
 from specdec_hf.schedules.registry import tree_schedules
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def make_configs(
 
 def drafts_on_host(name: str, drafter: Any, model: Any) -> bool:
     """Whether a drafter of this name computes nothing of a model when it drafts for one."""
-    from specdec_hf.drafters.trees.auto import AutoDrafter
+    from specdec_hf.heads.auto import AutoDrafter
 
     if name == AUTO:
         try:
@@ -135,7 +135,9 @@ def drafts_on_host(name: str, drafter: Any, model: Any) -> bool:
         except ValueError:  # calls draft without it
             return True
     entry = DRAFTERS.get(name.partition(":")[0])
-    return name == "none" or (entry is not None and entry.folder not in ("models", "heads"))
+    if entry is None:
+        return name == "none"
+    return not (entry.is_model or entry.makes_forward or entry.module.startswith("heads."))
 
 
 def first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:

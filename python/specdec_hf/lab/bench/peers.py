@@ -15,8 +15,8 @@ import torch
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, embedded_gguf
-from specdec_hf.drafters.models.layers import LayersDrafter
-from specdec_hf.drafters.models.model import ModelDrafter
+from specdec_hf.drafters.layers import LayersDrafter
+from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.lab.bench.runs import Config
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.context import History
-from specdec_hf.drafters.drafter import Draft, Drafter
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter
 
 
 class SyntheticDrafter(Drafter):

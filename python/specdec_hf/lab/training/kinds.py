@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec_hf.heads import files, parallel_files
+from specdec_hf.heads import blockwise, files, medusa
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.blockwise import BlockwiseHeads
-from specdec_hf.heads.config import HeadConfig
-from specdec_hf.heads.eagle3 import Eagle3Head
-from specdec_hf.heads.exit import ExitConfig, ExitHead, save_exit
+from specdec_hf.heads.eagle3.config import HeadConfig
+from specdec_hf.heads.eagle3.files import save_head
+from specdec_hf.heads.eagle3.head import Eagle3Head
+from specdec_hf.heads.exit_head import ExitConfig, ExitHead, save_exit
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
@@ -68,14 +69,14 @@ def _pass(model: Any, size: int, drafts: int, layer: int | None) -> Head:
 
 
 KINDS = {
-    "eagle3": Kind("EAGLE-3 head", "arXiv 2503.01840", _eagle3, files.save_head, files.WEIGHTS),
+    "eagle3": Kind("EAGLE-3 head", "arXiv 2503.01840", _eagle3, save_head, files.WEIGHTS),
     "medusa": Kind(
-        "Medusa heads", "arXiv 2401.10774", _medusa, parallel_files.save_medusa,
-        parallel_files.MEDUSA_WEIGHTS,
+        "Medusa heads", "arXiv 2401.10774", _medusa, medusa.save_medusa,
+        medusa.MEDUSA_WEIGHTS,
     ),
     "blockwise": Kind(
         "Heads of blockwise parallel decoding", "arXiv 1811.03115", _blockwise,
-        parallel_files.save_blockwise, files.WEIGHTS,
+        blockwise.save_blockwise, files.WEIGHTS,
     ),
     "exit_head": Kind(
         "Early-exit head", "arXiv 2404.16710", _exit, save_exit, files.WEIGHTS, single=True

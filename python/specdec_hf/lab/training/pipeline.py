@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.heads.agreement import Sample
 from specdec_hf.heads.base import Head
-from specdec_hf.heads.shipped import record_target
+from specdec_hf.heads.shipped import Sample, record_target
 from specdec_hf.lab.training.conversations import ChatFormat, Conversation, converse
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.states import StoredStates

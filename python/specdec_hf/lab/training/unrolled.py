@@ -20,8 +20,8 @@ import torch
 from torch.nn import functional
 
 from specdec_hf.heads.base import Head
-from specdec_hf.heads.eagle3 import Eagle3Head
-from specdec_hf.heads.exit import ExitHead
+from specdec_hf.heads.eagle3.head import Eagle3Head
+from specdec_hf.heads.exit_head import ExitHead
 from specdec_hf.heads.parallel import ParallelHeads
 from specdec_hf.heads.pass_head import PassHead
 

@@ -1,0 +1,182 @@
+"""Drafting a tree that grows along the most likely paths: EAGLE-2's expansion and re-ranking."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.cache.protocol import Lengths
+from specdec_hf.drafters.model import DraftModel
+from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
+from specdec_hf.drafting.sampling import mask_below_limits
+from specdec_hf.trees import EagleTree
+from specdec_kernels import expand_tree, rerank_tree
+
+
+class Expandable(Protocol):
+    """What drafts the nodes: the methods of a `DraftModel` that the expansion calls."""
+
+    device: torch.device
+
+    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft."""
+        ...
+
+    def catch_up(self, history: History) -> torch.Tensor:
+        """Logits [B, V] after each sequence's pending token."""
+        ...
+
+    def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
+        """Logits [B, m, V] of the next nodes."""
+        ...
+
+    def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's ids of tokens of these logits, -1 as it is."""
+        ...
+
+    def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
+        """Learn which of the nodes that were fed are committed."""
+        ...
+
+
+class GrowingTreeDrafter(Drafter):
+    """Each level expands the most likely paths so far; the most likely candidates are proposed.
+
+    The device decides which nodes those are, and the host learns it together with the verdict. On
+    a CPU no level is drafted from which no candidate can be proposed.
+    Override `start`, which sets ``_draft``.
+
+    Args:
+        layout: size of the tree.
+
+    Source: arXiv 2406.16858, section 4.
+    """
+
+    _draft: Expandable
+
+    def __init__(self, layout: EagleTree) -> None:
+        self.layout = layout
+        candidates = layout.width + (layout.depth - 1) * layout.width**2
+        self.size, self.depth = min(layout.size, candidates), layout.depth
+        self._most_fed = (layout.depth - 1) * layout.width
+
+    def _begin(self, context: DraftContext) -> DraftContext:
+        """The context of a draft whose cache has room for a tree."""
+        most = max(context.max_draft, self._most_fed)
+        self._context = dataclasses.replace(context, max_draft=most)
+        return self._context
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        draft, lengths, width = self._draft, history.lengths, self.layout.width
+        limits = draft.room(history, np.minimum(limits, self.depth))
+        levels = int(limits.max())
+        if levels < 1:
+            return None
+        grown = expand_tree(
+            draft.catch_up(history)[:, None],
+            torch.zeros((len(lengths), 1), dtype=torch.float32, device=draft.device),
+            width=width,
+        )
+        root = torch.full_like(grown.frontier, -1)  # [B, K]
+        tokens = [draft.target_tokens(grown.tokens).flatten(1)]
+        scores, parents = [grown.scores.flatten(1)], [root]
+        # A node is fed to the draft model when it is expanded. Nodes are numbered in that order.
+        fed = [root]  # number of each candidate among the nodes fed, -1 for those that were not
+        above: list[torch.Tensor] = []  # [B, K] for each level: numbers of the parents fed
+        frontier, first, came_from = grown.frontier, 0, root
+        for level in range(1, levels):
+            if (goes_on := self._goes_on(scores, frontier)) is not None:
+                limits = np.where(goes_on, limits, np.minimum(limits, level))
+            if not (limits > level).any():
+                levels = level
+                break
+            begin = (level - 1) * width
+            fed[-1] = fed[-1].scatter(
+                1, frontier, torch.arange(begin, begin + width, device=draft.device).expand_as(root)
+            )
+            above.append(came_from)
+            paths = scores[-1].gather(1, frontier)
+            logits = draft.feed(tokens[-1].gather(1, frontier), lengths, torch.cat(above, dim=1))
+            grown = expand_tree(logits, paths, width=width)
+            parents.append((first + frontier).repeat_interleave(width, dim=1))
+            first += tokens[-1].shape[1]
+            tokens.append(draft.target_tokens(grown.tokens).flatten(1))
+            scores.append(grown.scores.flatten(1))
+            fed.append(torch.full_like(tokens[-1], -1))
+            frontier, came_from = grown.frontier, begin + grown.frontier // width
+        candidates = torch.cat(tokens, dim=1)
+        depths = np.repeat(np.arange(1, levels + 1), [x.shape[1] for x in tokens])
+        depths_ = torch.from_numpy(depths)[None].to(draft.device, non_blocking=True)
+        candidates = mask_below_limits(candidates, depths_, limits)
+        all_scores = torch.cat(scores, dim=1)
+        best = rerank_tree(
+            candidates,
+            torch.cat(parents, dim=1),
+            all_scores,
+            size=min(self.size, candidates.shape[1]),
+        )
+        carried = torch.cat(fed, dim=1).gather(1, best.nodes.clamp(min=0))
+        carried = carried.masked_fill(best.nodes < 0, -1)
+        device = self._context.model.device
+        return Draft(
+            best.tokens.to(device),
+            best.parents.to(device),
+            depth=levels,
+            carried=carried.to(device),
+            scores=all_scores.gather(1, best.nodes.clamp(min=0)).to(device),
+        )
+
+    def _goes_on(
+        self, scores: list[torch.Tensor], frontier: torch.Tensor
+    ) -> NDArray[np.bool_] | None:
+        """[B], where a deeper level can give nodes and is worth a forward of the draft model.
+
+        Each sequence has its own answer, so that its tree is the same alone and in a batch. A node
+        is at most as likely as its parent, and of equally likely ones the less deep is proposed. On
+        a GPU the host would have to wait for the answer, so all levels are drafted (None).
+
+        Args:
+            scores: [B, n] of the candidates of each level so far.
+            frontier: [B, K], the candidates of the last level that the next one would expand.
+        """
+        so_far = torch.cat(scores, dim=1)
+        if so_far.device.type != "cpu":
+            return None
+        paths = scores[-1].gather(1, frontier)
+        goes_on = paths.exp().sum(dim=1) >= self.layout.least
+        if so_far.shape[1] >= self.size:
+            goes_on &= paths.amax(dim=1) > so_far.topk(self.size, dim=1).values[:, -1]
+        return goes_on.numpy()
+
+    def commit(self, outcome: DraftOutcome) -> None:
+        fed = np.take_along_axis(outcome.carried, np.maximum(outcome.path, 0), axis=1)
+        self._draft.keep(outcome.lengths, np.where(outcome.path >= 0, fed, -1))
+
+
+class EagleDrafter(GrowingTreeDrafter):
+    """A draft model whose trees grow so.
+
+    Args:
+        model: the draft model. Neither it nor its configs are changed.
+        layout: size of the tree.
+    """
+
+    name = "model"
+
+    def __init__(self, model: Any, layout: EagleTree) -> None:
+        super().__init__(layout)
+        self.model = model
+
+    def start(self, context: DraftContext) -> None:
+        """Check the vocabulary and make an empty cache.
+
+        Raises:
+            ValueError: a draft model that does not fit; see `DraftModel`.
+        """
+        draft = DraftModel(self.model, self._begin(context), "spec", tree=True)
+        self._draft, self.relative_cost = draft, draft.relative_cost

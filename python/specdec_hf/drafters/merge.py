@@ -1,0 +1,384 @@
+"""A prefix tree of several drafted chains: of several drafters, or several of one.
+
+`ChainSource` is one drafter among them: how it is asked and informed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.node_budget import NodeBudget
+from specdec_hf.drafting.checks import OUTSIDE, ask, check_temperature, cut_chains, describe
+from specdec_hf.drafting.context import (
+    MAX_DRAFTS_PER_ROUND,
+    Candidates,
+    DraftContext,
+    History,
+    reads_draft,
+)
+from specdec_hf.drafting.drafter import (
+    RULES_OF_DETERMINISTIC_TREES,
+    Draft,
+    Drafter,
+    DraftOutcome,
+)
+from specdec_hf.drafting.sampling import concat_distributions
+from specdec_hf.trees import TrieTree
+from specdec_kernels import SampledDraft, build_trie
+
+
+class TrieDrafter(Drafter):
+    """Merges the chains of several drafters into one tree.
+
+    Chains share the nodes of their common prefix, which is then verified once. Only rules that read
+    the draft distribution keep the chains apart: they try a token that was drawn twice two times
+    (SpecInfer). They are offered where no drafter drafts several chains or trees of its own, and
+    rule "auto" is one of them where all drafters draw their drafts from a distribution.
+
+    A tree of limited size takes the nodes that are most likely to be committed: by a head's own
+    probabilities, and by the acceptance measured so far for drafters that give none; see
+    `NodeBudget`. With schedule "optimal" it takes as many of them as are worth their time, where
+    the rule does not read the draft distribution. Drafts on a device are not cut so: they would
+    have to be read first.
+
+    Args:
+        drafters: those with `Drafter.several` draft several chains, each other drafter one. The
+            leaves of a tree end one chain each.
+        layout: number of chains and tokens.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], layout: TrieTree) -> None:
+        self.drafters = list(drafters)
+        self.layout = layout
+        self.name = ", ".join(drafter.name for drafter in drafters)
+        self.depth = layout.depth
+        self._sources = [ChainSource(drafter, layout.sequences) for drafter in drafters]
+        self._ranks = [rank for source in self._sources for rank in range(source.count)]
+        all_nodes = len(self._ranks) * layout.depth
+        self.size = all_nodes if layout.size is None else min(layout.size, all_nodes)
+        self.candidates = max(drafter.candidates for drafter in drafters)
+        self.rules, drawn = RULES_OF_DETERMINISTIC_TREES, ("multi_draft", "traversal")
+        if all(drafter.draws and not drafter.size for drafter in drafters):
+            self.rules = (*drawn, *self.rules)
+        elif not any(drafter.several or drafter.size for drafter in drafters):
+            self.rules = (*self.rules, *drawn)
+
+    def start(self, context: DraftContext) -> None:
+        """Begin a new call with every drafter."""
+        self._context = context
+        self._budget = NodeBudget(self._ranks, context.batch_size)
+        for k, source in enumerate(self._sources):
+            source.start(context, k * MAX_DRAFTS_PER_ROUND)
+        self.add_up_costs(self.drafters)
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        limits = np.minimum(limits, self.depth)
+        answers = [source.propose(history, limits) for source in self._sources]
+        self._context.asked_for_noise = True  # `ask` has checked each drafter's noise
+        given = [answer.tokens for answer in answers if answer is not None]
+        if not given:
+            return None
+        depth, target = int(limits.max()), self._context.model.device
+        on_host = all(chains.device.type == "cpu" for chains in given)
+        device = torch.device("cpu") if on_host else target
+        chains = torch.full((len(limits), len(self._ranks), depth), -1, device=device)
+        values = np.full(chains.shape, np.nan)  # where a drafter knows them
+        for answer, chain_range in zip(answers, self._chain_ranges(), strict=True):
+            if answer is not None:
+                drafted = answer.tokens[:, :, :depth]
+                first, (_, count, size) = chain_range.start, drafted.shape
+                chains[:, first : first + count, :size] = drafted.to(device)
+                if answer.values is not None:
+                    values[:, first : first + count, :size] = answer.values[:, :, :depth]
+        bounds = torch.from_numpy(limits.copy()).to(device, non_blocking=True)
+        too_deep = torch.arange(depth, device=device) >= bounds[:, None, None]
+        chains = chains.masked_fill(too_deep, -1)
+        merge = not reads_draft(self._context.rule)
+        if on_host and self.layout.size is not None:
+            nodes = None
+            if self._context.nodes is not None and merge:
+                nodes = functools.partial(self._nodes, depth, history.active)
+            cut = self._budget.cut(
+                chains.numpy(), self.size, merge=merge, values=values, least=self.layout.least,
+                nodes=nodes,
+            )  # fmt: skip
+            chains = torch.from_numpy(cut)
+        trie = build_trie(chains, size=self.size, merge=merge)
+        # The number of nodes is known where the trie is on the host. On a device it would take one
+        # more read, so the tree keeps its largest size there.
+        size = int(trie.num_nodes.max()) if on_host else self.size
+        if size == 0:
+            return None
+        proposed = Draft(
+            trie.tokens[:, :size].to(target, non_blocking=True),
+            trie.parents[:, :size].to(target, non_blocking=True),
+            depth=depth,
+            carried=chains.flatten(1).to(target, non_blocking=True),
+        )
+        distributions = [None if answer is None else answer.distribution for answer in answers]
+        if reads_draft(self._context.rule) and any(d is not None for d in distributions):
+            for drafter, answer in zip(self.drafters, answers, strict=True):
+                if answer is not None:
+                    self._check_distribution(drafter, answer.distribution)
+            parts = [part for part in distributions if part is not None]
+            proposed.distribution = concat_distributions(parts, self._context.temperature, target)
+            rows = _draft_rows(trie.nodes, self.size, distributions)
+            proposed.draft_rows = rows[:, :size].to(target, non_blocking=True)
+        return proposed
+
+    def _nodes(self, depth: int, active: NDArray[np.bool_], values: NDArray[np.float64]) -> int:
+        """`Schedule.nodes` for the values [B, N] of a round."""
+        assert self._context.nodes is not None
+        return self._context.nodes(depth, values[active])
+
+    def _chain_ranges(self) -> list[slice]:
+        """For each drafter, the range of its chains among those of all."""
+        ends = np.cumsum([0, *(source.count for source in self._sources)]).tolist()
+        return [slice(first, last) for first, last in pairwise(ends)]
+
+    def _check_distribution(self, drafter: Drafter, distribution: SampledDraft | None) -> None:
+        """The rows of all drafters become one draft, which has one temperature and vocabulary."""
+        name, context = type(drafter).__name__, self._context
+        if distribution is None:
+            raise ValueError(
+                f"{name}.propose must return a distribution under rule {context.rule!r} if another "
+                "drafter of the TrieTree does, got None"
+            )
+        check_temperature(drafter, distribution, context.temperature, "TrieTree")
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        for source in self._sources:
+            if source.drafter.candidates:
+                source.observe(history, candidates)
+
+    def commit(self, outcome: DraftOutcome) -> None:
+        batch_size = len(outcome.lengths)
+        chains = np.full((batch_size, len(self._ranks), 1), -1)
+        if outcome.carried.size:
+            chains = outcome.carried.reshape(*chains.shape[:2], -1)
+            self._budget.observe(chains, agreement(chains, outcome.tokens))
+        for source, chain_range in zip(self._sources, self._chain_ranges(), strict=True):
+            source.commit(outcome.lengths, chains[:, chain_range], outcome.tokens)
+
+
+def _draft_rows(
+    nodes: torch.Tensor, size: int, distributions: list[SampledDraft | None]
+) -> torch.Tensor:
+    """[B, size] int32, the row of each node's draft distribution in their concatenation.
+
+    Args:
+        nodes: [B, K, L], the node of each token of a trie whose chains share no nodes.
+        size: number of its nodes.
+        distributions: of each chain, None for one that drafted nothing.
+    """
+    rows = np.zeros(tuple(nodes.shape[1:]), dtype=np.int32)
+    first = 0
+    for k, distribution in enumerate(distributions):
+        if distribution is not None:
+            count = distribution.logits.shape[1]
+            rows[k] = first + np.minimum(np.arange(rows.shape[1]), count - 1)
+            first += count
+    flat = nodes.flatten(1).long()
+    values = torch.from_numpy(rows.flatten()).to(nodes.device, non_blocking=True).expand_as(flat)
+    out = torch.zeros((len(flat), size + 1), dtype=torch.int32, device=nodes.device)
+    return out.scatter(1, torch.where(flat < 0, size, flat), values)[:, :size]
+
+
+@dataclass
+class Chains:
+    """The chains of one drafter in one round.
+
+    Attributes:
+        tokens: [B, K, L] int64, -1 after the end of a chain.
+        distribution: that one chain was drawn from, or None.
+        values: [B, K, L], the probability that the drafter gives to each beginning of a chain, or
+            None where it gives none.
+    """
+
+    tokens: torch.Tensor
+    distribution: SampledDraft | None = None
+    values: NDArray[np.float64] | None = None
+
+
+class ChainSource:
+    """A drafter of chains, or of trees on the host without distributions, whose leaves end chains.
+
+    Args:
+        drafter: it drafts ``num_proposals`` chains if it has `Drafter.several`, else one.
+        num_proposals: most chains of a sequence in one round.
+
+    Attributes:
+        count: most chains of it.
+    """
+
+    def __init__(self, drafter: Drafter, num_proposals: int) -> None:
+        self.drafter = drafter
+        self._num_proposals = num_proposals if drafter.several else 1
+        self.count = drafter.size or self._num_proposals
+
+    def start(self, context: DraftContext, first_draft_index: int) -> None:
+        """Begin a call; chains of one round must not share their noise."""
+        self.context = dataclasses.replace(
+            context, num_proposals=self._num_proposals, first_draft_index=first_draft_index
+        )
+        self._tree: Draft | None = None  # of the round that was not committed yet
+        if context.rule == "target_only":
+            # This rule accepts whichever child equals the target's own draw, so the most likely
+            # tokens are the best drafts and nothing need be drawn.
+            self.context.temperature = 0.0
+        self.drafter.start(self.context)
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
+        """Ask the drafter; chains may be longer than the limits [B] of their sequences."""
+        draft = ask(self.drafter, history, limits, self.context)
+        self._tree = None if draft is None or draft.parents is None else draft
+        if draft is None:
+            return None
+        if draft.parents is not None:
+            return self._of_tree(draft, draft.parents)
+        if draft.num_proposals > 1:
+            return Chains(draft.tokens.unflatten(1, (draft.num_proposals, -1)))
+        return Chains(cut_chains(draft)[:, None], draft.distribution)
+
+    def _of_tree(self, draft: Draft, parents: torch.Tensor) -> Chains | None:
+        name = type(self.drafter).__name__
+        if draft.distribution is not None:
+            raise ValueError(f"{name}.propose must return no distribution with TrieTree, got one")
+        if draft.tokens.device.type != "cpu" or parents.device.type != "cpu":
+            raise ValueError(
+                f"{name}.propose must return tokens and parents on the host with TrieTree, "
+                f"got {draft.tokens.device} and {parents.device}"
+            )
+        leaves = [
+            _leaf_nodes(*rows) for rows in zip(draft.tokens.tolist(), parents.tolist(), strict=True)
+        ]
+        most = max(map(len, leaves))
+        if most == 0:
+            return None
+        depth = max(len(path) for paths in leaves for path in paths)
+        nodes = np.full((len(leaves), most, depth), -1)
+        for b, paths in enumerate(leaves):
+            for k, path in enumerate(paths):
+                nodes[b, k, : len(path)] = path
+        chains = np.where(nodes < 0, -1, _at(draft.tokens, nodes))
+        values = None if draft.scores is None else np.exp(_at(draft.scores.double(), nodes))
+        return Chains(torch.from_numpy(chains), values=values)
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        """Tell the drafter of a round's candidates, in the rows of its own tree if it has one."""
+        candidates = candidates.first(self.drafter.candidates)
+        if self._tree is not None:
+            candidates = _renumber(candidates, self._tree)
+        self.drafter.observe(history, candidates)
+
+    def commit(
+        self, lengths: NDArray[np.int64], chains: NDArray[np.int64], committed: NDArray[np.int64]
+    ) -> None:
+        """Tell the drafter how much of its first chain, or which path of its tree, was committed.
+
+        Args:
+            lengths: [B] tokens of each sequence when it drafted.
+            chains: [B, K, L], its chains as they were verified.
+            committed: [B, D], the committed path, then -1.
+        """
+        if not self.drafter.size and (chains < -1).any():  # the tree ends there as it does at -1
+            self.context.note(f"{describe(self.drafter)} {OUTSIDE}")
+        (tree, self._tree), lengths = (self._tree, None), lengths.copy()
+        if tree is not None:
+            outcome = _outcome_of_tree(tree, lengths, committed)
+        else:
+            chain = chains[:, 0, :0] if self.drafter.size else chains[:, 0]
+            accepted = agreement(chain[:, None], committed)[:, 0]
+            outcome = DraftOutcome.of_chain(lengths, accepted, chain)
+        self.drafter.commit(outcome)
+
+
+def agreement(chains: NDArray[np.int64], committed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[B, K], how many tokens of each chain [B, K, L] begin the committed path [B, D]."""
+    depth = min(chains.shape[2], committed.shape[1])
+    path = committed[:, None, :depth]
+    equal = (chains[:, :, :depth] == path) & (path >= 0)
+    lengths: NDArray[np.int64] = np.minimum.accumulate(equal, axis=2).sum(axis=2)
+    return lengths
+
+
+def _paths(
+    tokens: list[int], parents: list[int], labels: Sequence[int] | None = None
+) -> dict[int, tuple[int, ...]]:
+    """The tokens, or other labels, from the root, which is -1, to each present node of one tree."""
+    labels = tokens if labels is None else labels
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token >= 0 and parent in paths:
+            paths[n] = (*paths[parent], labels[n])
+    return paths
+
+
+def _leaf_nodes(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    """The nodes from the root to each leaf of one tree, leaves in the order of their numbers."""
+    paths = _paths(tokens, parents, range(len(tokens)))
+    inner = {parents[n] for n in paths if n >= 0}
+    return [path for n, path in paths.items() if n >= 0 and n not in inner]
+
+
+def _at(values: torch.Tensor, nodes: NDArray[np.int64]) -> NDArray[Any]:
+    """The values [B, N] of the nodes of each path [B, K, L]; anything where there is none."""
+    batch_size = len(nodes)
+    taken = np.maximum(nodes, 0).reshape(batch_size, -1)
+    return np.take_along_axis(values.numpy(), taken, axis=1).reshape(nodes.shape)
+
+
+def _outcome_of_tree(
+    draft: Draft, lengths: NDArray[np.int64], committed: NDArray[np.int64]
+) -> DraftOutcome:
+    """The committed path in the numbers of a drafter's own tree."""
+    assert draft.parents is not None
+    path = np.full_like(committed, -1)
+    tokens, parents = draft.tokens.numpy(), draft.parents.numpy()
+    for b in range(len(committed)):
+        node = -1
+        for depth, token in enumerate(committed[b].tolist()):
+            children = np.flatnonzero((parents[b] == node) & (tokens[b] == token))
+            if token < 0 or not len(children):
+                break
+            path[b, depth] = node = int(children[0])
+    carried = path[:, :0] if draft.carried is None else draft.carried.numpy()
+    kept = path >= 0
+    return DraftOutcome(lengths, kept.sum(axis=1), path, np.where(kept, committed, -1), carried)
+
+
+def _renumber(candidates: Candidates, draft: Draft) -> Candidates:
+    """Candidates of a merged tree, with node n of one drafter's own tree in row n + 1.
+
+    The row of a node that the merged tree lacks is absent. Rows of other tokens follow.
+    """
+    assert draft.parents is not None
+    batch_size, rows = candidates.tokens.shape
+    nodes = draft.tokens.shape[1]
+    order = np.full((batch_size, nodes + rows), -1)  # the merged tree's row that each row shows
+    places = np.tile(np.arange(rows) + nodes, (batch_size, 1))  # the reverse
+    for b in range(batch_size):
+        merged = _paths(candidates.tokens[b, 1:].tolist(), (candidates.parents[b, 1:] - 1).tolist())
+        row_of = {path: n + 1 for n, path in merged.items()}
+        for n, path in _paths(draft.tokens[b].tolist(), draft.parents[b].tolist()).items():
+            if (row := row_of.get(path)) is not None:
+                order[b, n + 1], places[b, row] = row, n + 1
+    order[:, nodes + 1 :] = np.where(places[:, 1:] > nodes, np.arange(1, rows), -1)
+    taken = np.maximum(order, 0)
+    tokens = np.take_along_axis(candidates.tokens, taken, axis=1)
+    above = np.take_along_axis(candidates.parents, taken, axis=1)
+    parents = np.take_along_axis(places, np.maximum(above, 0), axis=1)
+    return Candidates(
+        np.where(order < 0, -1, tokens),
+        np.where((order < 0) | (above < 0), -1, parents),
+        np.take_along_axis(candidates.ids, taken[:, :, None], axis=1),
+    )

@@ -1,0 +1,243 @@
+"""Drafting a chain with a smaller causal language model of the same vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.arguments import shown
+from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
+from specdec_hf.cache.forward import forward_tree, forward_window
+from specdec_hf.cache.protocol import Lengths, context_length, num_parameters, vocab_size_of
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.compiled.call import use_compiled
+from specdec_hf.drafting.context import DraftContext, History, reads_draft
+from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
+from specdec_hf.drafting.sampling import RowSampler, token_stats
+from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_kernels import SampledDraft
+
+
+class ModelDrafter(Drafter):
+    """Any causal LM; it may be on another device or in another dtype than the target.
+
+    A draft comes with exactly the distribution it was drawn from. After a fully accepted draft the
+    model's cache lacks the last drafted token, which the next round feeds first. A schedule that
+    reads token statistics is asked after each token, and drafting ends where no sequence goes on.
+
+    Args:
+        model: the draft model. Neither it nor its configs are changed.
+        cache: "auto", "spec", "aligned" or "dynamic", as in `generate`.
+    """
+
+    name = "model"
+    draws = True
+    rolls_back = True
+    rules = RULES_OF_DRAWN_DRAFTS
+
+    def __init__(self, model: Any, cache: str = "auto") -> None:
+        check_language_model("model", model)
+        if not isinstance(cache, str):
+            raise TypeError(f"cache must be a string, got {shown(cache)}")
+        self.model = model
+        self.cache_kind = cache
+
+    def start(self, context: DraftContext) -> None:
+        """Check the vocabulary and make an empty cache.
+
+        Raises:
+            ValueError: the two vocabularies differ in size.
+        """
+        self._context = context
+        self._draft = DraftModel(self.model, context, self.cache_kind)
+        self.relative_cost = self._draft.relative_cost
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        draft, lengths = self._draft, history.lengths
+        counts = draft.room(history, limits)
+        gamma = int(counts.max())
+        if gamma < 1:
+            return None
+        logits = draft.catch_up(history)
+        positions = torch.from_numpy(lengths.copy()).to(draft.device, non_blocking=True)
+        with_distribution = reads_draft(self._context.rule)
+        drawn: list[torch.Tensor] = []
+        logits_of, sums, thresholds = [], [], []
+        for i in range(gamma):
+            if i:
+                # A row of logits that is not finite draws -1. It is fed as token 0, and the
+                # verification takes it as "no draft from here on".
+                logits = forward_window(
+                    draft.model,
+                    draft.cache,
+                    drawn[-1].clamp(min=0)[:, None],
+                    lengths + i - 1,
+                    keep=1,
+                )[:, -1]
+            noise = self._context.noise_positions(positions, i)
+            sampled = draft.sampler.sample(logits[:, None], noise[:, None])
+            drawn.append(sampled.tokens[:, 0])
+            if with_distribution:
+                logits_of.append(logits)
+                sums.append(sampled.logsumexp[:, 0])
+                thresholds.append(sampled.threshold[:, 0])
+            if self._context.goes_on is not None:
+                ended = torch.from_numpy(counts <= i).to(draft.device, non_blocking=True)
+                stats = token_stats(
+                    logits[:, None], sampled.tokens.masked_fill(ended[:, None], -1),
+                    draft.sampler.sampling["temperature"], sampled.threshold,
+                )  # fmt: skip
+                goes_on = self._context.goes_on(i, stats[0])
+                counts = np.where(goes_on, counts, np.minimum(counts, i + 1))
+                if counts.max() == i + 1:
+                    break
+        tokens = torch.stack(drawn, dim=1)
+        if not with_distribution:
+            return Draft(tokens, counts=counts)
+        target = self._context.model.device
+        distribution = SampledDraft(
+            torch.stack(logits_of, dim=1).to(target),
+            torch.stack(sums, dim=1).to(target),
+            torch.stack(thresholds, dim=1).to(target),
+            self._context.temperature,
+        )
+        return Draft(tokens, distribution=distribution, counts=counts)
+
+    def commit(self, outcome: DraftOutcome) -> None:
+        self._draft.truncate(outcome.lengths + outcome.accepted)
+
+
+class DraftModel:
+    """Any causal LM of the target's vocabulary; it may be on another device or in another dtype.
+
+    It samples with the target's sampling parameters, so that its distribution is close to the one
+    that its drafts are verified with.
+
+    Args:
+        model: the draft model. Neither it nor its configs are changed.
+        context: the call it serves.
+        cache: "auto", "spec", "aligned" or "dynamic", as in `generate`; trees need "spec".
+        tree: whether `feed` will be called.
+        own_vocabulary: whether the model may have another vocabulary than the target.
+
+    Raises:
+        ValueError: the two vocabularies differ in size, or the cache cannot serve the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        context: DraftContext,
+        cache: str = "auto",
+        *,
+        tree: bool = False,
+        own_vocabulary: bool = False,
+    ) -> None:
+        ours = vocab_size_of(model)
+        theirs = vocab_size_of(context.model)
+        if ours != theirs and not own_vocabulary:
+            raise ValueError(
+                "drafter and model must share one vocabulary: "
+                f"drafter has {ours} tokens, model has {theirs}"
+            )
+        self.model = model
+        self.device: torch.device = model.device
+        self.context = context
+        self.cache, notes = choose_cache(
+            model,
+            context.batch_size,
+            min(context.max_length, 1024) + context.max_draft + 1,
+            cache,
+            tree=tree,
+            self_check=context.self_check,
+            encoded=self._encode(own_vocabulary),
+        )
+        for note in notes:
+            context.note(f"draft model {note}")
+        if context.compile:
+            made = use_compiled(
+                model, self.cache, tree=tree, check=context.self_check, note=context.note,
+                borrower=context.lease(),
+            )  # fmt: skip
+            context.report_compiled(f"draft model {type(model).__name__}", made)
+        self.sampler = RowSampler(context, self.device)
+        self._context_length = context_length(model)
+        self._nodes_fed = 0
+
+    def _encode(self, own_vocabulary: bool) -> Encoded | None:
+        """What this model's own encoder makes of the input of the target's."""
+        if not is_encoder_decoder(self.model):
+            return None
+        source = self.context.encoder
+        if source is None or (own_vocabulary and source.reads_text):
+            other = "" if source is None else " in its vocabulary"
+            raise ValueError(
+                f"drafter {type(self.model).__name__} has an encoder, and the call holds no input "
+                f"for it{other}: the model must be an encoder-decoder whose encoder runs in this "
+                "call and reads the same"
+            )
+        return source.encode(self.model)
+
+    @property
+    def relative_cost(self) -> float:
+        """Its parameters by those of the target: about the cost of a forward, by memory traffic."""
+        return num_parameters(self.model) / max(num_parameters(self.context.model), 1)
+
+    def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft within its context."""
+        most = np.where(history.active, limits, 0)
+        if self._context_length is None:
+            return most
+        return np.minimum(most, np.maximum(self._context_length - history.lengths, 0))
+
+    def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's ids of tokens of this model's logits: the same."""
+        return tokens
+
+    def catch_up(self, history: History) -> torch.Tensor:
+        """Feed the tokens that the cache lacks; logits [B, V] of each sequence's last token."""
+        lengths = history.lengths
+        # All sequences are fed as many tokens as the one that lacks most. Those that lack fewer
+        # write the same keys and values into the same slots again, and the batch has no padding.
+        missing = int((lengths - self.cache.lengths).max())
+        tokens = torch.from_numpy(history.last(missing)).to(self.device, non_blocking=True)
+        self._nodes_fed = 0
+        return forward_window(self.model, self.cache, tokens, lengths - missing, keep=1)[:, -1]
+
+    def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
+        """Feed the next nodes of a tree below each sequence's last token; their logits [B, m, V].
+
+        Args:
+            tokens: [B, m] int64; absent nodes (-1) are fed as token 0, and have no children.
+            lengths: [B] tokens of each sequence.
+            parents: [B, k] of all nodes fed so far in this round, the m new ones last.
+        """
+        self._nodes_fed = parents.shape[1]
+        cache = self.cache
+        assert isinstance(cache, SpecCache)
+        return forward_tree(self.model, cache, tokens.clamp(min=0), lengths - 1, parents)
+
+    def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
+        """Keep the committed path in the cache, down to its first node that was not fed.
+
+        Args:
+            lengths: [B] tokens of each sequence when it drafted.
+            path: [B, P], numbers of nodes in the order they were fed, -1 for others.
+        """
+        in_cache = np.minimum.accumulate((path >= 0) & (path < self._nodes_fed), axis=1)
+        if in_cache.any():
+            assert isinstance(self.cache, SpecCache)
+            self.cache.compact(
+                torch.from_numpy(lengths.copy()).to(self.device, non_blocking=True),
+                torch.from_numpy(np.where(in_cache, path, -1)).to(self.device, non_blocking=True),
+            )
+        self.truncate(lengths + in_cache.sum(axis=1))
+        self._nodes_fed = 0
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
+        self.cache.truncate(np.minimum(self.cache.lengths, lengths))

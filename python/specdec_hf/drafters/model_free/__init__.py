@@ -1,1 +1,0 @@
-"""Drafters without a model: they copy from texts, count n-grams, or draw at random."""

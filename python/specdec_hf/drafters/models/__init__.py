@@ -1,1 +1,0 @@
-"""Drafters of chains that run a model: a draft model, layers of the target, or a cascade."""

@@ -1,0 +1,238 @@
+"""Drafting with some layers of the target itself.
+
+The layers that draft and target share see each token once: their keys and values go into the
+target's own cache, and the verification goes on from the hidden states after them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.arguments import check_integer
+from specdec_hf.cache.protocol import Lengths, context_length
+from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.split_model import SplitModel, check_split
+from specdec_hf.drafters.model import DraftModel, ModelDrafter
+from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.drafter import Draft, DraftOutcome
+from specdec_hf.drafting.sampling import RowSampler
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class OwnCacheDraft(DraftModel):
+    """The target as its own draft model; override `catch_up` and `forward`.
+
+    Args:
+        context: the call.
+    """
+
+    def __init__(self, context: DraftContext) -> None:
+        self.model = context.model
+        self.device = context.model.device
+        self.context = context
+        self.target_cache: SpecCache = context.cache
+        self.cache: Any = self  # drafts are fed through `forward`
+        self.sampler = RowSampler(context, self.device)
+        self._context_length = context_length(self.model)
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Do nothing, because the loop truncates the target's cache."""
+
+
+class OwnCacheDrafter(ModelDrafter):
+    """Base class of drafters that run the target; `start` makes what they draft with.
+
+    What a draft writes into the cache lies beyond the committed tokens, where the verification
+    overwrites it.
+    """
+
+    rolls_back = False
+    makes_forward = True
+    reads_prompt = False  # the cache holds it
+    model = None  # that of the call
+
+    def _check_cache(self, context: DraftContext) -> None:
+        """Raise ValueError for a call whose cache drafts cannot be written to."""
+        if not isinstance(context.cache, SpecCache):
+            kind = getattr(context.cache, "kind", None)
+            raise ValueError(f"drafter {self.name} needs cache='spec', got {kind!r}")
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        own: Any = self._draft
+        cache = own.target_cache
+        if cache.later_inputs is not None:
+            self._context.note(
+                f"drafter {self.name} drafts nothing where the call has inputs other than text"
+            )
+            return None
+        before = cache.lengths.copy()
+        draft = super().propose(history, limits)
+        cache.truncate(before)
+        return draft
+
+
+class OwnLayers(OwnCacheDraft):
+    """A part of the target as a draft model over the target's cache.
+
+    Args:
+        context: the call.
+        split: the two parts of the target.
+    """
+
+    def __init__(self, context: DraftContext, split: SplitModel) -> None:
+        super().__init__(context)
+        self.split = split
+        self.hidden: list[torch.Tensor] = []
+
+    def catch_up(self, history: History) -> torch.Tensor:
+        self.hidden = []
+        pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
+        return self.forward(pending, history.lengths - 1, 1)[:, -1]
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        logits, hidden = self.split.first(self.target_cache, tokens, starts)
+        self.hidden.append(hidden)
+        return logits
+
+
+class OwnLayersDrafter(OwnCacheDrafter):
+    """Base class of drafters that are a part of the target; override `parts`."""
+
+    def parts(self, total: int) -> tuple[int, int]:
+        """For a model of ``total`` layers, how many the draft shares and where it resumes."""
+        raise NotImplementedError
+
+    def exit_of(self, model: Any) -> Any:
+        """A module between the draft's last layer and the final norm, or None.
+
+        Raises:
+            ValueError: a target that the module was not made for.
+        """
+        return None
+
+    def check_config(self, config: Any) -> None:
+        self.parts(config.get_text_config(decoder=True).num_hidden_layers)
+
+    def start(self, context: DraftContext) -> None:
+        """Take the target apart.
+
+        Raises:
+            ValueError: a cache or a model that this does not go with.
+        """
+        self._check_cache(context)
+        self._context = context
+        model = context.model
+        shared, resume = self.parts(model.config.get_text_config(decoder=True).num_hidden_layers)
+        split = SplitModel(model, shared, resume, self.exit_of(model))
+        if context.self_check:
+            check_split(model, split, shared, resume)
+        self._draft = OwnLayers(context, split)
+        self.relative_cost = split.first_share
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        if self._context.cache.hidden_states is not None:
+            self._context.note(
+                f"drafter {self.name} drafts nothing where the call returns hidden states"
+            )
+            return None
+        return super().propose(history, limits)
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor | None:
+        own: Any = self._draft
+        hidden, own.hidden = own.hidden, []
+        if not hidden:
+            return None
+        known = torch.cat(hidden, dim=1)[:, : tokens.shape[1]]
+        size = known.shape[1]
+        if size < tokens.shape[1]:
+            rest = own.split.shared(own.target_cache, tokens[:, size:], starts + size)
+            known = torch.cat([known, rest], dim=1)
+        logits: torch.Tensor = own.split.second(own.target_cache, known, starts, keep)
+        return logits
+
+    def commit(self, outcome: DraftOutcome) -> None:
+        own: Any = self._draft
+        own.hidden = []
+
+
+class EarlyExitDrafter(OwnLayersDrafter, entry="early_exit"):
+    """The target after its first layers; the verification runs the others, so none runs twice.
+
+    It needs cache "spec" and a model with a plain list of layers, such as Llama, Qwen and GPT-2.
+    Models that were trained to exit early accept more of its drafts.
+
+    Args:
+        layers: how many of the target's layers draft.
+
+    Raises:
+        TypeError: ``layers`` is no integer.
+        ValueError: ``layers`` is below 1, and, when a call starts, not below the target's number.
+
+    Source: Elhoushi et al. 2024, "LayerSkip", arXiv 2404.16710.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.layers = check_integer("layers", layers, 1)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Exits after N layers."""
+        if not (text.isdecimal() and len(text) < 5):
+            raise ValueError(f"drafter must be early_exit:N with a number of layers, got {text!r}")
+        return cls(int(text))
+
+    def parts(self, total: int) -> tuple[int, int]:
+        if self.layers >= total:
+            raise ValueError(
+                f"layers must be below the target's {total} with drafter early_exit, "
+                f"got {self.layers}"
+            )
+        return self.layers, total
+
+
+class LayerSkipDrafter(OwnLayersDrafter, entry="layer_skip"):
+    """The target without a run of layers.
+
+    The layers before that run see each token once, as with `EarlyExitDrafter`. Those after it run
+    again in the verification, because without the run before them they see other hidden states;
+    they then overwrite the keys and values of the drafts. Until then they attend to the target's
+    own keys and values of the committed text, so drafts need no cache of their own.
+
+    Args:
+        first, last: the layers that are left out, counted from 0; at least one layer comes before
+            them.
+
+    Raises:
+        TypeError: a number that is no integer.
+        ValueError: not 1 <= first <= last, and, when a call starts, layers that the target lacks.
+
+    Source: Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168.
+    """
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = check_integer("first", first, 1), check_integer("last", last)
+        if last < first:
+            raise ValueError(f"last must be at least first = {first}, got {last}")
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Skips layers A to B."""
+        found = re.fullmatch(r"(\d{1,4})-(\d{1,4})", text)
+        if found is None:
+            raise ValueError(f"drafter must be layer_skip:A-B with two layers, got {text!r}")
+        return cls(int(found[1]), int(found[2]))
+
+    def parts(self, total: int) -> tuple[int, int]:
+        if self.last >= total:
+            raise ValueError(
+                f"last must be below the target's {total} layers with drafter layer_skip, "
+                f"got {self.last}"
+            )
+        return self.first, self.last + 1

@@ -1,0 +1,353 @@
+"""Checks of the drafts that drafters return.
+
+A fault of the program, such as tokens of a wrong type, raises and names the drafter. A fault that
+can come and go with the text leaves a note in the statistics, and the drafts count as absent: text
+is never lost to a bad draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.arguments import check_integer, check_integers
+from specdec_hf.cache.protocol import vocab_size_of
+from specdec_hf.drafting.context import DraftContext, History, reads_draft
+from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_kernels import SampledDraft
+
+IGNORED = "those drafts count as absent"
+OUTSIDE = f"drafted ids outside the vocabulary; {IGNORED}"
+
+
+def describe(drafter: Any) -> str:
+    """A drafter in a note of the statistics."""
+    return f"drafter {drafter.name} ({type(drafter).__name__})"
+
+
+def ask(
+    drafter: Drafter, history: History, limits: NDArray[np.int64], context: DraftContext
+) -> Draft | None:
+    """A drafter's proposal of one round, checked; None where it drafts nothing.
+
+    Args:
+        drafter: asked once.
+        history, limits: arguments of `Drafter.propose`.
+        context: the one that the drafter was started with.
+
+    Returns:
+        A draft whose counts are known where it is a chain. A chain of a drafter of trees becomes a
+        tree.
+
+    Raises:
+        TypeError: not a draft, or one that holds something of a wrong type.
+        ValueError: tokens of a wrong shape, a tensor on a wrong device, or a distribution that may
+            have been drawn from with noise that other rounds use.
+    """
+    context.asked_for_noise = False
+    proposed: Any = drafter.propose(history, limits.copy())
+    if proposed is None:
+        return None
+    proposed = proposed if isinstance(proposed, Draft) else Draft(proposed)
+    if proposed.parents is not None:
+        draft = _read_tree(drafter, proposed, history, context)
+    elif proposed.num_proposals != 1:
+        draft = _read_proposals(drafter, proposed, history, int(limits.max()), context)
+    else:
+        draft = read_chain(drafter, proposed, history, int(limits.max()), context)
+        if draft is not None and drafter.size:
+            draft = _as_tree(draft, limits)
+    if draft is not None and draft.distribution is not None:
+        _check_noise(drafter, context)
+    return draft
+
+
+def _check_noise(drafter: Drafter, context: DraftContext) -> None:
+    if drafter.noise not in ("context", "independent"):
+        raise ValueError(
+            f"{type(drafter).__name__}.noise must be 'context' or 'independent', "
+            f"got {drafter.noise!r}"
+        )
+    if reads_draft(context.rule) and drafter.noise == "context" and not context.asked_for_noise:
+        raise ValueError(
+            f"{type(drafter).__name__}.propose must draw at positions from "
+            f"context.noise_positions(history.lengths, i) under rule {context.rule!r}, but did not "
+            "ask for them; a drafter whose random numbers are its own, none used twice, sets "
+            "noise = 'independent'"
+        )
+
+
+def check_vocab_size(name: str, vocab_size: int, config: Any) -> None:
+    """Raises ValueError for stored ids of a vocabulary of another size than the model's."""
+    expected = vocab_size_of(config)
+    if vocab_size != expected:
+        raise ValueError(
+            f"{name} must have the model's vocabulary of {expected} tokens, got {vocab_size}"
+        )
+
+
+def check_temperature(drafter: Any, distribution: SampledDraft, expected: Any, owner: str) -> None:
+    """Raises ValueError for a distribution that cannot be joined with others of a temperature."""
+    given = distribution.temperature
+    if given is not expected and (isinstance(given, torch.Tensor) or given != expected):
+        raise ValueError(
+            f"{type(drafter).__name__}.propose must return a distribution of context.temperature "
+            f"with {owner}, got {given!r}"
+        )
+
+
+def read_chain(
+    drafter: Drafter, draft: Draft, history: History, gamma: int, context: DraftContext
+) -> Draft | None:
+    """Check a drafted chain, so that the loop meets valid counts only; None for no drafts.
+
+    Args:
+        drafter: named in messages and notes.
+        draft: its tokens are a tensor or array [B, up to gamma], or a list of one list for each
+            sequence; lists may differ in length.
+        history: that it was given.
+        gamma: the largest of the limits that it was given.
+        context: names the target, and takes remarks for the statistics.
+
+    Raises:
+        TypeError: something of a wrong type.
+        ValueError: tokens of a wrong shape, or a tensor on a wrong device.
+    """
+    model, note = context.model, context.note
+    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    tokens = _read_tokens(name, draft.tokens, batch_size, gamma)
+    size = tokens.shape[1]
+    counts = np.full(batch_size, size)
+    if draft.counts is not None:
+        given = _read_counts(name, draft.counts)
+        if given.shape != (batch_size,):
+            note(f"{describe(drafter)} gave counts that are not [B]; {IGNORED}")
+            return None
+        counts = given.clip(0, size)
+        if (counts != given).any():
+            note(f"{describe(drafter)} gave counts outside [0, gamma], which are clipped")
+    if not _check_distribution(name, draft.distribution, batch_size, size, model.device):
+        note(f"{describe(drafter)} gave a distribution that is not [B, gamma, V]; {IGNORED}")
+        return None
+    if tokens.device.type == "cpu":
+        # On a device the verification finds these ends, and reports them in its status.
+        ids, drafted = tokens.numpy(), np.arange(size) < counts[:, None]
+        outside = (ids < -1) | (ids >= vocab_size_of(model))
+        if (outside & drafted)[history.active].any():
+            note(f"{describe(drafter)} {OUTSIDE}")
+        ended = ((ids == -1) | outside).cumsum(axis=1) > 0
+        counts = np.minimum(counts, (~ended).sum(axis=1))
+    if not counts.any():
+        return None
+    confidence = _read_confidence(name, draft.confidence, (batch_size, size))
+    return Draft(tokens, distribution=draft.distribution, counts=counts, confidence=confidence)
+
+
+def _read_proposals(
+    drafter: Drafter, draft: Draft, history: History, gamma: int, context: DraftContext
+) -> Draft | None:
+    """Check K chains of each sequence, without a distribution."""
+    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    count = check_integer(f"num_proposals of {name}", draft.num_proposals, 1)
+    _check_tensor(name, "tokens", draft.tokens, context)
+    shape = list(draft.tokens.shape)
+    if (
+        count > context.num_proposals
+        or len(shape) != 2
+        or shape[0] != batch_size
+        or shape[1] % count
+        or shape[1] > count * gamma
+    ):
+        raise ValueError(
+            f"{name} must return up to {context.num_proposals} proposals of up to {gamma} tokens "
+            f"for each of {batch_size} sequences, got tokens {shape} with num_proposals={count}"
+        )
+    if draft.distribution is not None:
+        raise ValueError(f"{name} must return several proposals without a distribution, got one")
+    if shape[1] == 0:
+        return None
+    return Draft(draft.tokens.to(torch.int64), num_proposals=count)
+
+
+def _as_tree(draft: Draft, limits: NDArray[np.int64]) -> Draft:
+    """A checked chain as a tree with one path."""
+    tokens = cut_chains(draft, limits)
+    size = tokens.shape[1]
+    parents = torch.arange(-1, size - 1, device=tokens.device).expand(len(tokens), -1)
+    return replace(draft, tokens=tokens, parents=parents, depth=size, counts=None, confidence=None)
+
+
+def cut_chains(draft: Draft, counts: NDArray[np.int64] | None = None) -> torch.Tensor:
+    """The tokens [B, N] of a checked chain, -1 after the end of each, ``counts[b]`` at most."""
+    assert draft.counts is not None
+    tokens, size = draft.tokens, draft.tokens.shape[1]
+    counts = draft.counts if counts is None else np.minimum(draft.counts, counts)
+    if (counts >= size).all():
+        return tokens
+    bounds = torch.from_numpy(counts).to(tokens.device, non_blocking=True)
+    return tokens.masked_fill(torch.arange(size, device=tokens.device) >= bounds[:, None], -1)
+
+
+def _read_tree(
+    drafter: Drafter, draft: Draft, history: History, context: DraftContext
+) -> Draft | None:
+    """Check a drafted tree; None for no drafts. The op finds ids and parents out of range."""
+    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    if not drafter.size:
+        raise ValueError(
+            f"{name} must return a chain, without parents: a drafter of trees sets size and depth"
+        )
+    _check_tensor(name, "tokens", draft.tokens, context)
+    if draft.tokens.ndim != 2 or len(draft.tokens) != batch_size:
+        got = list(draft.tokens.shape)
+        raise ValueError(f"{name} must return tokens [{batch_size}, N], got {got}")
+    shape = (batch_size, size) = tuple(draft.tokens.shape)
+    if size > drafter.size:
+        raise ValueError(f"{name} must return at most size={drafter.size} nodes, got {size}")
+    for field in ("parents", "draft_rows", "scores"):
+        value = getattr(draft, field)
+        if value is None:
+            continue
+        _check_tensor(name, field, value, context, integers=field != "scores")
+        if value.shape != shape:
+            raise ValueError(f"{name} must return {field} {list(shape)}, got {list(value.shape)}")
+    if (carried := draft.carried) is not None:
+        _check_tensor(name, "carried", carried, context)
+        if carried.ndim != 2 or len(carried) != batch_size:
+            raise ValueError(
+                f"{name} must return carried [{batch_size}, E], got {list(carried.shape)}"
+            )
+    depth = min(size, drafter.depth)
+    if draft.depth is not None:
+        depth = min(size, check_integer(f"depth of {name}", draft.depth, 0))
+    rows = size if draft.draft_rows is None else None
+    device = context.model.device
+    if not _check_distribution(name, draft.distribution, batch_size, rows, device):
+        context.note(f"{describe(drafter)} gave a distribution that is not [B, M, V]; {IGNORED}")
+        return None
+    if size == 0:
+        return None
+    draft_rows, parents = draft.draft_rows, draft.parents
+    assert parents is not None
+    return replace(
+        draft,
+        tokens=draft.tokens.to(torch.int64),
+        parents=parents.to(torch.int64),
+        depth=depth,
+        draft_rows=None if draft_rows is None else draft_rows.to(torch.int32),
+    )
+
+
+def _check_tensor(
+    name: str, field: str, value: Any, context: DraftContext, *, integers: bool = True
+) -> None:
+    """Raises unless it is a tensor of integers, or floats, on the host or the target's device."""
+    kind = "integers" if integers else "floats"
+    fits = _holds_integers(value) if integers else isinstance(value, torch.Tensor)
+    if not fits or (not integers and not value.is_floating_point()):
+        got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+        raise TypeError(f"{name} must return {field} as a tensor of {kind}, got {got}")
+    if value.device.type != "cpu" and value.device != context.model.device:
+        raise ValueError(
+            f"{name} must return {field} on the host or on the target's device "
+            f"{context.model.device}, got {value.device}"
+        )
+
+
+def _read_tokens(name: str, given: Any, batch_size: int, gamma: int) -> torch.Tensor:
+    """Drafted tokens [B, up to gamma] int64, -1 after the ends of short lists."""
+    tokens: Any = given
+    requirement = f"{name} must return tokens [{batch_size}, 0..{gamma}]"
+    if isinstance(given, list | tuple):
+        if len(given) != batch_size:
+            raise ValueError(f"{requirement}, got {len(given)} lists")
+        rows = [_read_row(f"{name} tokens[{b}]", row) for b, row in enumerate(given)]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    elif isinstance(given, np.ndarray) and given.dtype.kind in "iu":
+        tokens = torch.from_numpy(given.astype(np.int64))
+    elif not isinstance(given, np.ndarray | torch.Tensor):
+        raise TypeError(
+            f"{name} must return None, a Draft, or its tokens as a tensor, array or list, "
+            f"got {type(given).__name__}"
+        )
+    if not _holds_integers(tokens):
+        raise TypeError(f"{name} must return tokens of an integer type, got {tokens.dtype}")
+    if tokens.device.type == "meta":
+        raise ValueError(f"{name} must return tokens on a device that stores them, got meta")
+    shape = list(tokens.shape)
+    if len(shape) != 2 or shape[0] != batch_size or shape[1] > gamma:
+        raise ValueError(f"{requirement}, got {shape}")
+    return tokens.to(torch.int64)
+
+
+def _read_row(name: str, row: Any) -> torch.Tensor:
+    if isinstance(row, torch.Tensor) and row.ndim == 1 and _holds_integers(row):
+        return row.to(torch.int64)
+    # An id of more than 64 bits is out of range like any other beyond the vocabulary.
+    ids = [min(max(token, -2), 2**62) for token in check_integers(name, row)]
+    return torch.tensor(ids, dtype=torch.int64, device="cpu")
+
+
+def _holds_integers(tokens: Any) -> TypeGuard[torch.Tensor]:
+    if not isinstance(tokens, torch.Tensor):
+        return False
+    return not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+
+
+def _read_counts(name: str, given: Any) -> NDArray[np.int64]:
+    """Counts as an array of any shape."""
+    on_device = isinstance(given, torch.Tensor) and given.device.type != "cpu"
+    counts = None if on_device else np.asarray(given)
+    if counts is None or (counts.dtype.kind not in "iu" and counts.size):
+        kind = f"a tensor on {given.device}" if counts is None else f"{counts.dtype}"
+        raise TypeError(f"{name} must return counts as integers on the host, got {kind}")
+    return counts.astype(np.int64)
+
+
+def _read_confidence(name: str, given: Any, shape: tuple[int, int]) -> NDArray[np.float32] | None:
+    """Confidences within [0, 1], NaN as 0."""
+    if given is None:
+        return None
+    if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
+        got = given.dtype if isinstance(given, np.ndarray) else type(given).__name__
+        raise TypeError(f"{name} must return confidence as an array of floats, got {got}")
+    if given.shape != shape:
+        raise ValueError(f"{name} must return confidence {list(shape)}, got {list(given.shape)}")
+    return np.nan_to_num(given.astype(np.float32), nan=0.0).clip(0, 1)
+
+
+def _check_distribution(
+    name: str, distribution: Any, batch_size: int, rows: int | None, device: torch.device
+) -> bool:
+    """Whether the draft distribution has so many rows for each sequence, any number for None."""
+    if distribution is None:
+        return True
+    if not isinstance(distribution, SampledDraft):
+        raise TypeError(
+            f"{name} must return a distribution that is None or a SampledDraft, "
+            f"got {type(distribution).__name__}"
+        )
+    fits = True
+    for field in ("logits", "logsumexp", "threshold"):
+        value = getattr(distribution, field)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TypeError(f"{name} must return distribution.{field} as floats, got {got}")
+        if field == "logits" and value.dtype == torch.float64:
+            raise TypeError(
+                f"{name} must return distribution.logits of at most 32 bits, got float64"
+            )
+        if value.device != device:
+            raise ValueError(
+                f"{name} must return distribution.{field} on the target's device {device}, "
+                f"got {value.device}"
+            )
+        if rows is None:
+            rows = value.shape[1] if value.ndim > 1 else 0
+        fits = fits and value.shape[:2] == (batch_size, rows)
+        fits = fits and value.ndim == (3 if field == "logits" else 2)
+    return fits

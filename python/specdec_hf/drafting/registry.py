@@ -1,0 +1,253 @@
+"""The drafters that have a name, for ``generate(drafter=...)`` and the command line.
+
+This module does without torch, because the command line checks ``--drafter`` before it loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
+FILE = "FILE"  # the value of drafters that read a file
+FOLDER = "FOLDER"  # of drafters that read a folder
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A drafter that has a name; its class reads this entry.
+
+    Attributes:
+        module: where its class is, in this package.
+        class_name: the class, whose `from_text` makes the drafter.
+        summary: one line for users.
+        value: what the text after a colon is, such as FILE in ``ngram:FILE``; empty where the
+            drafter takes none.
+        needs_value: whether there must be such a text.
+        own_tree: whether it drafts trees of its own.
+        is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
+        draws, reports_confidence, several, makes_forward: as in `Drafter`.
+    """
+
+    module: str
+    class_name: str
+    summary: str
+    value: str = ""
+    needs_value: bool = False
+    own_tree: bool = False
+    is_model: bool = False
+    makes_forward: bool = False
+    draws: bool = False
+    reports_confidence: bool = False
+    several: bool = False
+
+    def capabilities(self) -> dict[str, bool]:
+        """Attributes of the class."""
+        names = ("draws", "reports_confidence", "several", "makes_forward")
+        return {name: getattr(self, name) for name in names}
+
+
+DRAFTERS: dict[str, Entry] = {
+    AUTO: Entry(
+        "heads.auto",
+        "AutoDrafter",
+        "copies from the text as prompt_lookup and suffix_automaton do, and drafts with the head "
+        "that lies in the model's folder specdec_head, or that is shipped for it; all in one tree",
+        own_tree=True,
+    ),
+    "prompt_lookup": Entry(
+        "drafters.copying",
+        "PromptLookupDrafter",
+        "copies what followed the last tokens where they occurred before",
+        several=True,
+    ),
+    "suffix_automaton": Entry(
+        "drafters.copying",
+        "SuffixAutomatonDrafter",
+        "copies what most often followed the longest end of the text that occurred before, there "
+        "or in the text that FILE was built from",
+        value=FILE,
+        reports_confidence=True,
+        several=True,
+    ),
+    "rest": Entry(
+        "drafters.copying",
+        "RestDrafter",
+        "copies what most often followed the end of the text in the text that FILE was built from",
+        value=FILE,
+        needs_value=True,
+        reports_confidence=True,
+        several=True,
+    ),
+    "ngram": Entry(
+        "drafters.ngram",
+        "NgramDrafter",
+        "n-gram model of the text so far, with n-grams of N tokens; or also of the text that FILE "
+        "was built from",
+        value="N|FILE",
+        draws=True,
+    ),
+    "random": Entry(
+        "drafters.ngram",
+        "RandomDrafter",
+        "draws tokens uniformly at random, a baseline",
+        draws=True,
+    ),
+    "nasd": Entry(
+        "drafters.nasd",
+        "NasdDrafter",
+        "counts n-grams of the text and of the target's most likely next tokens",
+        several=True,
+    ),
+    "layers": Entry(
+        "drafters.layers",
+        "LayersDrafter",
+        "the model's first N layers as a draft model with a cache of its own",
+        value="N",
+        needs_value=True,
+        is_model=True,
+        draws=True,
+    ),
+    "early_exit": Entry(
+        "drafters.own_layers",
+        "EarlyExitDrafter",
+        "the model's first N layers, which the verification does not run again",
+        value="N",
+        needs_value=True,
+        makes_forward=True,
+        draws=True,
+    ),
+    "layer_skip": Entry(
+        "drafters.own_layers",
+        "LayerSkipDrafter",
+        "the model without its layers A to B, counted from 0; those before A run once",
+        value="A-B",
+        needs_value=True,
+        makes_forward=True,
+        draws=True,
+    ),
+    "eagle3": Entry(
+        "heads.eagle3.drafter",
+        "Eagle3Drafter",
+        "trees of an EAGLE-3 head in a folder, which reads the model's hidden states",
+        value=FOLDER,
+        needs_value=True,
+        own_tree=True,
+    ),
+    "eagle3_chain": Entry(
+        "heads.eagle3.drafter",
+        "Eagle3ChainDrafter",
+        "chains of such a head",
+        value=FOLDER,
+        needs_value=True,
+        draws=True,
+    ),
+    "medusa": Entry(
+        "heads.medusa",
+        "MedusaDrafter",
+        "trees of Medusa heads in a folder",
+        value=FOLDER,
+        needs_value=True,
+        own_tree=True,
+    ),
+    "blockwise": Entry(
+        "heads.blockwise",
+        "BlockwiseDrafter",
+        "chains of the heads of blockwise parallel decoding in a folder",
+        value=FOLDER,
+        needs_value=True,
+    ),
+    "exit_head": Entry(
+        "heads.exit_head",
+        "ExitHeadDrafter",
+        "the model's first layers and a trained exit in a folder",
+        value=FOLDER,
+        needs_value=True,
+        makes_forward=True,
+        draws=True,
+    ),
+    "pass_head": Entry(
+        "heads.pass_head",
+        "PassHeadDrafter",
+        "the model itself at look-ahead embeddings in a folder, which follow the text",
+        value=FOLDER,
+        needs_value=True,
+        makes_forward=True,
+        draws=True,
+    ),
+    "token_recycling": Entry(
+        "drafters.token_recycling",
+        "TokenRecyclingDrafter",
+        "trees of the target's latest most likely next tokens after each token",
+        own_tree=True,
+    ),
+    "lookahead": Entry(
+        "drafters.lookahead",
+        "LookaheadDrafter",
+        "a window of W columns of guesses, and G of the N-grams that it has made",
+        value="W,N,G",
+        own_tree=True,
+    ),
+}
+
+
+def usage(name: str) -> str:
+    """A name with its text after the colon, such as ``ngram:FILE``."""
+    entry = DRAFTERS[name]
+    if not entry.value:
+        return name
+    return f"{name}:{entry.value}" if entry.needs_value else f"{name}[:{entry.value}]"
+
+
+def usages() -> str:
+    """All names with their texts, for messages."""
+    return ", ".join(map(usage, DRAFTERS))
+
+
+def entry_of(text: str) -> Entry | None:
+    """The entry that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
+
+    Raises:
+        ValueError: a text that the drafter does not take, or none where it needs one.
+    """
+    name, colon, value = text.partition(":")
+    entry = DRAFTERS.get(name)
+    if entry is None:
+        return None
+    if value and not entry.value:
+        raise ValueError(f"drafter {name!r} takes no value, got {text!r}")
+    if not value and (colon or entry.needs_value):
+        raise ValueError(f"drafter must be {usage(name)}, got {text!r}")
+    return entry
+
+
+def value_of(text: str) -> str:
+    """The text after the colon of ``NAME:TEXT``; where it may be a file, ~ is the home folder."""
+    name, _, value = text.partition(":")
+    entry = DRAFTERS.get(name)
+    return os.path.expanduser(value) if entry and _is_path(entry) else value
+
+
+def _is_path(entry: Entry) -> bool:
+    return FILE in entry.value or FOLDER in entry.value
+
+
+def class_of(name: str) -> Any:
+    """The class of the drafter ``name``, whose module is imported."""
+    entry = DRAFTERS[name]
+    return getattr(importlib.import_module(f"specdec_hf.{entry.module}"), entry.class_name)
+
+
+def make_drafter(text: str) -> Any:
+    """The `Drafter` that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
+
+    Raises:
+        ValueError: a text that does not suit the drafter.
+        OSError: a file that cannot be read.
+    """
+    entry = entry_of(text)
+    if entry is None:
+        return None
+    return class_of(text.partition(":")[0]).from_text(value_of(text))

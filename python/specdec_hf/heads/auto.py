@@ -1,0 +1,130 @@
+"""The drafter of a call whose user leaves the choice to the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.copying import PromptLookupDrafter, SuffixAutomatonDrafter
+from specdec_hf.drafters.merge import TrieDrafter
+from specdec_hf.drafting.context import Candidates, DraftContext, History
+from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
+from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
+from specdec_hf.heads.eagle3.files import load_head
+from specdec_hf.heads.eagle3.head import Eagle3Head
+from specdec_hf.heads.placed import PlacedHead
+from specdec_hf.heads.shipped import FoundHead, find_head, is_shipped
+from specdec_hf.trees import EagleTree, TrieTree
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CHAINS, DEPTH, NODES = 4, 6, 31
+# Below these a node, or a level of the head's tree, is expected to cost more time than it saves: an
+# estimate for compiled forwards on two CPU cores.
+HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=24, least=0.12)
+TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.02)
+# A shipped head is expected to give this benefit with the target that it serves, of other weights
+# too: only those that agree with it are served, and the guard soon goes by what it measures. In a
+# batch forwards of several tokens cost more, and nothing is expected.
+BENEFIT_OF_HEAD = 1.5
+
+# By target: its head, with the folder and files that it was read from. All calls draft with the
+# same copy, so that only the first one makes it, packs it and compiles it.
+_Key = tuple[Path, tuple[tuple[str, int, int], ...]]
+_heads: WeakKeyDictionary[Any, tuple[_Key, PlacedHead[Eagle3Head]]] = WeakKeyDictionary()
+
+
+class AutoDrafter(Drafter, entry="auto"):
+    """Copied text, and the drafts of the target's head where there is one, in one tree.
+
+    Its drafts are deterministic, so that under every rule of it the text is the one that the target
+    gives alone with the same seeds. Without a head the tree merges prompt lookup and the suffix
+    automaton. The head is an EAGLE-3 head, which `specdec_hf.heads.shipped` finds. It drafts for
+    targets on a CPU alone: elsewhere its trees are on the device, and cannot be merged.
+
+    Args:
+        head: whether the target's head drafts.
+
+    Attributes:
+        chosen: names of what was merged in the last call.
+
+    Raises:
+        ValueError: when a call starts, a head there that cannot be read or does not fit.
+    """
+
+    size, depth = NODES, DEPTH
+
+    def __init__(self, *, head: bool = True) -> None:
+        self.chosen = ""
+        self._takes_head = head
+        self._copying = [PromptLookupDrafter(), SuffixAutomatonDrafter()]
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        return cls()
+
+    def start(self, context: DraftContext) -> None:
+        """Choose by the target, and begin a new call."""
+        drafters: list[Drafter] = [*self._copying]
+        head, found = self._find(context.model)
+        if found.note is not None:
+            context.note(found.note)
+        if head is not None:
+            drafters.insert(0, Eagle3Drafter(head, HEAD_TREE))
+        self._merged = TrieDrafter(drafters, TREE)
+        self._merged.start(context)
+        self.chosen = self._merged.name
+        self.add_up_costs([self._merged])
+        shipped = found.folder is not None and is_shipped(found.folder)
+        alone = context.batch_size == 1
+        self.expected_benefit = BENEFIT_OF_HEAD if shipped and alone else None
+
+    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+        return self._merged.propose(history, limits)
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        self._merged.observe(history, candidates)
+
+    def commit(self, outcome: DraftOutcome) -> None:
+        self._merged.commit(outcome)
+
+    def has_head(self, model: Any) -> bool:
+        """Whether a head drafts for a target, beside which it is placed.
+
+        Raises:
+            ValueError: a head that cannot be read or does not fit the target.
+        """
+        head = self._head_of(model)
+        if head is not None:
+            head.on(model)
+        return head is not None
+
+    def _head_of(self, model: Any) -> PlacedHead[Eagle3Head] | None:
+        return self._find(model)[0]
+
+    def _find(self, model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
+        if not self._takes_head or model.device.type != "cpu":
+            return None, FoundHead()
+        try:
+            return _read(model)
+        except OSError as error:
+            raise ValueError(f"cannot read the head of the target: {error}") from error
+
+
+def _read(model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
+    """The head of a target, which is read where its files are not those of earlier calls."""
+    answer = find_head(model)
+    folder = answer.folder
+    if folder is None:
+        return None, answer
+    files = sorted((file.name, file.stat()) for file in folder.iterdir())
+    key = folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
+    found = _heads.get(model)
+    if found is None or found[0] != key:
+        found = _heads[model] = key, PlacedHead(folder, Eagle3Head, load_head)
+    return found[1], answer

@@ -1,0 +1,236 @@
+"""EAGLE-3 heads on disk: config.json and one safetensors file, in either of two layouts.
+
+The published one is that of the authors and of SpecForge, the other that of vLLM's library
+speculators, whose config.json is nested, whose decoder layer is called ``layers.0``, and whose file
+holds the embeddings and the output matrix of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec_hf.heads.eagle3.config import HeadConfig
+from specdec_hf.heads.eagle3.head import Eagle3Head
+from specdec_hf.heads.files import (
+    WEIGHTS,
+    check_tensors,
+    draft_tokens,
+    read_config,
+    read_weights,
+    write_head,
+)
+
+_LAYER, _OTHER_LAYER = "midlayer.", "layers.0."
+_OUTPUT, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
+# Published names whose weights are one matrix here -> that matrix.
+_FUSED = {
+    "midlayer.qkv_proj.weight": [f"midlayer.self_attn.{x}_proj.weight" for x in "qkv"],
+    "midlayer.gate_up_proj.weight": [f"midlayer.mlp.{x}_proj.weight" for x in ("gate", "up")],
+}
+_RENAMED = {
+    "midlayer.o_proj.weight": "midlayer.self_attn.o_proj.weight",
+    "midlayer.down_proj.weight": "midlayer.mlp.down_proj.weight",
+}
+TYPE = "speculators_model_type"
+VERSION = "0.9.0"
+SPECULATIVE_TOKENS = 3  # how many tokens vLLM drafts where its user says nothing
+_OUTER = (
+    "draft_vocab_size", "norm_before_residual", "target_hidden_size",
+    "eagle_aux_hidden_state_layer_ids",
+)  # fmt: skip
+_REFUSED = ("norm_before_fc", "fc_norm", "norm_output")
+
+
+def save_head(head: Eagle3Head, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a head; its output matrix and its embeddings only where these are its own.
+
+    Args:
+        head: any device and dtype.
+        folder: made where it is missing.
+        dtype: of the weights in the file.
+    """
+    write_head(folder, head.config.to_dict(), _tensors(head), dtype)
+
+
+def save_as_speculators(
+    head: Eagle3Head, folder: Path, model: Any, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a head with the target's embeddings and output matrix, in the layout of speculators.
+
+    Args:
+        head, folder, dtype: as above.
+        model: the target.
+
+    Raises:
+        ValueError: a target of other sizes.
+    """
+    tensors = _tensors(head)
+    if _OUTPUT not in tensors:
+        tensors[_OUTPUT] = head.output_of(model)
+    if _EMBEDDINGS not in tensors:
+        tensors[_EMBEDDINGS] = model.get_input_embeddings().weight
+    tensors = _renamed(tensors, _LAYER, _OTHER_LAYER)
+    write_head(folder, to_speculators(head.config.to_dict(), model.config), tensors, dtype)
+
+
+def _renamed(tensors: dict[str, torch.Tensor], layer: str, other: str) -> dict[str, torch.Tensor]:
+    """With another name of the decoder layer."""
+    return {
+        other + name[len(layer) :] if name.startswith(layer) else name: tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _renamed_too(name: str, tensors: Collection[str]) -> bool:
+    """Whether a tensor is there under both names of the decoder layer."""
+    return name.startswith(_LAYER) and _OTHER_LAYER + name[len(_LAYER) :] in tensors
+
+
+def _tensors(head: Eagle3Head) -> dict[str, torch.Tensor]:
+    """What a file holds, by the published names."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in head.state_dict().items():
+        if name in _FUSED:
+            sizes = _sizes(head.config)[name]
+            tensors |= dict(zip(_FUSED[name], weight.split(sizes), strict=True))
+        else:
+            tensors[_RENAMED.get(name, name)] = weight
+    if head.own_lm_head:
+        tensors[_OUTPUT] = head.lm_head
+    if head.embeddings is not None:
+        tensors[_EMBEDDINGS] = head.embeddings
+    tokens = head.tokens.cpu()
+    tensors["d2t"] = tokens - torch.arange(len(tokens))
+    tensors["t2d"] = _known(tokens, head.config)
+    return tensors
+
+
+def load_head(folder: str | Path) -> Eagle3Head:
+    """A head from a folder, in float32 on the host.
+
+    Raises:
+        ValueError: a folder without a head, a pickled one, or one whose config, names or shapes are
+            wrong, by name.
+    """
+    folder = Path(folder)
+    given = read_config(folder)
+    config = HeadConfig.from_dict(from_speculators(given) if is_speculators(given) else given)
+    read = read_weights(folder, WEIGHTS)
+    tensors = _renamed(read, _OTHER_LAYER, _LAYER)
+    if len(tensors) < len(read):
+        twice = sorted(name for name in read.keys() & tensors.keys() if _renamed_too(name, read))
+        raise ValueError(f"{folder / WEIGHTS} holds {', '.join(twice)} in two spellings")
+    with torch.random.fork_rng(devices=[]):  # the weights that replace these are no random ones
+        head = Eagle3Head(config)
+    optional = {"t2d"}
+    if config.target_hidden_size == config.layer.hidden_size:
+        optional |= {_OUTPUT, _EMBEDDINGS}  # the target's will do
+    if config.draft_vocab_size == config.vocab_size:
+        optional.add("d2t")
+    check_tensors(tensors, _expected(head), optional, folder / WEIGHTS, "EAGLE-3 head")
+    state = {}
+    for name in head.state_dict():
+        parts = _FUSED.get(name, [_RENAMED.get(name, name)])
+        state[name] = torch.cat([tensors[part].float() for part in parts])
+    head.load_state_dict(state)
+    if "d2t" in tensors:
+        head.tokens = draft_tokens(tensors["d2t"], config.vocab_size)
+    if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), _known(head.tokens, config)):
+        raise ValueError(f"t2d of {folder / WEIGHTS} must mark the tokens of d2t and no others")
+    if _OUTPUT in tensors:
+        head.lm_head, head.own_lm_head = tensors[_OUTPUT].float(), True
+    if _EMBEDDINGS in tensors:
+        head.embeddings = tensors[_EMBEDDINGS].float()
+    return head.eval()
+
+
+def _known(tokens: torch.Tensor, config: HeadConfig) -> torch.Tensor:
+    """[V] bool, which of the target's tokens the head can draft."""
+    known = torch.zeros(config.vocab_size, dtype=torch.bool)
+    known[tokens] = True
+    return known
+
+
+def _sizes(config: HeadConfig) -> dict[str, list[int]]:
+    """How many rows of a fused matrix each published one has."""
+    size = config.layer.intermediate_size
+    return dict(zip(_FUSED, (list(config.projected), [size, size]), strict=True))
+
+
+def _expected(head: Eagle3Head) -> dict[str, list[int]]:
+    """Published names and shapes; the last four may be missing."""
+    config, shapes = head.config, {}
+    for name, weight in head.state_dict().items():
+        if name in _FUSED:
+            for part, rows in zip(_FUSED[name], _sizes(config)[name], strict=True):
+                shapes[part] = [rows, *weight.shape[1:]]
+        else:
+            shapes[_RENAMED.get(name, name)] = list(weight.shape)
+    draft = config.draft_vocab_size
+    shapes[_OUTPUT] = [draft, config.layer.hidden_size]
+    shapes[_EMBEDDINGS] = [config.vocab_size, config.layer.hidden_size]
+    shapes["d2t"], shapes["t2d"] = [draft], [config.vocab_size]
+    return shapes
+
+
+def is_speculators(given: dict[str, Any]) -> bool:
+    """Whether a config.json has this layout."""
+    return TYPE in given
+
+
+def from_speculators(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the published layout.
+
+    Raises:
+        ValueError: another kind of head, or a field that is missing, by name.
+    """
+    if given[TYPE] != "eagle3":
+        raise ValueError(f"{TYPE} of a head must be eagle3, got {given[TYPE]!r}")
+    layer = given.get("transformer_layer_config")
+    if not isinstance(layer, dict):
+        raise ValueError("config.json of a head must hold transformer_layer_config")
+    if "norm_before_residual" not in given:  # the library and vLLM differ in its default
+        raise ValueError("config.json of a head must hold norm_before_residual")
+    return {**layer, **{name: given[name] for name in (*_OUTER, *_REFUSED) if name in given}}
+
+
+def to_speculators(published: dict[str, Any], verifier: Any) -> dict[str, Any]:
+    """The content of config.json.
+
+    Args:
+        published: that of the published layout.
+        verifier: the target's config; its name says where vLLM finds it.
+    """
+    outer = {name: published[name] for name in _OUTER if name in published}
+    inner = {
+        name: value
+        for name, value in published.items()
+        if name not in (*_OUTER, "architectures", "eagle_config")
+    }
+    proposal = {
+        "proposal_type": "greedy", "speculative_tokens": SPECULATIVE_TOKENS,
+        "accept_tolerance": 0.0, "verifier_accept_k": 1,
+    }  # fmt: skip
+    return {
+        "architectures": ["Eagle3Speculator"],
+        TYPE: "eagle3",
+        "speculators_version": VERSION,
+        **outer,
+        **dict.fromkeys(_REFUSED, False),
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": inner,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {
+                "name_or_path": verifier.name_or_path or None,
+                "architectures": list(verifier.architectures or []),
+            },
+        },
+    }
