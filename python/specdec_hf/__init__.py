@@ -10,15 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec_hf.api import SpeculativeDecoder, generate, warm_up
+    from specdec_hf.batch_queue import BatchQueue, QueuedSequence
     from specdec_hf.cache.check_model import ModelCheck, check_model
     from specdec_hf.cache.spec_cache import SpecCache
-    from specdec_hf.decode.batch_queue import BatchQueue, QueuedSequence
-    from specdec_hf.decode.check_drafter import DrafterCheck, check_drafter
-    from specdec_hf.decode.generate import SpeculativeDecoder, generate
+    from specdec_hf.check_drafter import DrafterCheck, check_drafter
     from specdec_hf.decode.output import SpecOutput
     from specdec_hf.decode.statistics import SequenceStats, SpecStats
     from specdec_hf.decode.streaming import Step
-    from specdec_hf.decode.warm_up import warm_up
     from specdec_hf.drafters.candidate_generator import from_candidate_generator
     from specdec_hf.drafters.cascade import HorizontalCascade, VerticalCascade
     from specdec_hf.drafters.copying import PromptLookupDrafter, RestDrafter, SuffixAutomatonDrafter
@@ -110,22 +109,23 @@ __all__ = [
 # Names are loaded at first use, so that the command line answers --help without importing torch and
 # transformers. No submodule may be called ``generate``: importing it would replace the function.
 _MODULES = {
+    "api": (
+        "SpeculativeDecoder",
+        "generate",
+        "warm_up",
+    ),
+    "batch_queue": (
+        "BatchQueue",
+        "QueuedSequence",
+    ),
     "cache.check_model": (
         "ModelCheck",
         "check_model",
     ),
     "cache.spec_cache": ("SpecCache",),
-    "decode.batch_queue": (
-        "BatchQueue",
-        "QueuedSequence",
-    ),
-    "decode.check_drafter": (
+    "check_drafter": (
         "DrafterCheck",
         "check_drafter",
-    ),
-    "decode.generate": (
-        "SpeculativeDecoder",
-        "generate",
     ),
     "decode.output": ("SpecOutput",),
     "decode.statistics": (
@@ -133,7 +133,6 @@ _MODULES = {
         "SpecStats",
     ),
     "decode.streaming": ("Step",),
-    "decode.warm_up": ("warm_up",),
     "drafters.candidate_generator": ("from_candidate_generator",),
     "drafters.cascade": (
         "HorizontalCascade",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf.decode.generate import SpeculativeDecoder
+from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.lab.bench import configs as bench_configs
 from specdec_hf.lab.bench import runs as bench_runs

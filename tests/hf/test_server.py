@@ -7,8 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from specdec_hf import QueuedSequence, SpeculativeDecoder, generate
-from specdec_hf.decode import batch_queue
+from specdec_hf import QueuedSequence, SpeculativeDecoder, batch_queue, generate
 from support import cli_models, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT

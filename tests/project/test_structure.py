@@ -144,6 +144,7 @@ LOOP = {
     "drafters": BELOW_DRAFTERS,
     "heads": BELOW_DRAFTERS | {"drafters"},
     "decode": BELOW_DRAFTERS | {"drafters", "heads"},
+    "beams": BELOW_DRAFTERS | {"decode", "drafters"},
 }
 
 

@@ -34,9 +34,9 @@ from specdec_hf.cli.run import (
 from specdec_hf.cli.terminal import FAILED, console, errors, fail, visible
 
 if TYPE_CHECKING:
+    from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.cli.compare import Turn
     from specdec_hf.cli.load import Loaded
-    from specdec_hf.decode.generate import SpeculativeDecoder
     from specdec_hf.decode.streaming import Step
 
 HELP = "/reset forgets the conversation, Ctrl-C stops an answer, and /exit or Ctrl-D ends the chat."

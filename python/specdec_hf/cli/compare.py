@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cache.protocol import context_length
-from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import Step, run_stream
 

@@ -27,9 +27,9 @@ from specdec_hf.cli.report import (
 from specdec_hf.cli.terminal import FAILED, INTERRUPTED, bar, console, errors, fail
 
 if TYPE_CHECKING:
+    from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.cli.compare import Turn
     from specdec_hf.cli.load import Loaded
-    from specdec_hf.decode.generate import SpeculativeDecoder
 
 
 def run(
@@ -106,7 +106,7 @@ def load_models(
 
 def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:
     """The decoder of checked settings and a loaded drafter."""
-    from specdec_hf.decode.generate import SpeculativeDecoder
+    from specdec_hf.api import SpeculativeDecoder
 
     return SpeculativeDecoder(
         drafter,

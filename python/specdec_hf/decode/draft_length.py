@@ -20,8 +20,8 @@ from specdec_hf.drafting.drafter import Draft, Drafter
 from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-from specdec_hf.schedules.constant import ConstantSchedule
 from specdec_hf.schedules.costs import Costs, ExpectedCosts
+from specdec_hf.schedules.heuristic import ConstantSchedule
 from specdec_hf.schedules.measurements import Measurements, recall, remember, what_drafts
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
 

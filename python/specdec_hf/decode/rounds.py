@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 from specdec_hf.cache.hidden_states import take_hidden_states
 from specdec_hf.decode.commit import DraftCounts, commit, read_verdict
 from specdec_hf.decode.drafted import Drafted
-from specdec_hf.decode.phases import Phases
 from specdec_hf.decode.processors import process_ended, process_logits
-from specdec_hf.decode.round_record import RoundRecord
+from specdec_hf.decode.round_record import Phases, RoundRecord
 from specdec_hf.decode.session import Session
-from specdec_hf.decode.streaming import Step
-from specdec_hf.decode.tracing import TracedRound
+from specdec_hf.decode.streaming import Step, TracedRound
 from specdec_hf.drafting.context import Candidates
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree

@@ -20,8 +20,8 @@ from specdec_hf.decode.arguments import check_option_types
 from specdec_hf.decode.draft_length import DraftLengthPolicy
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.statistics import SpecStats
+from specdec_hf.decode.streaming import Trace
 from specdec_hf.decode.token_outputs import TokenOutputs
-from specdec_hf.decode.tracing import Trace
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.lease import Lease

@@ -16,6 +16,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from specdec_hf.cache.protocol import Lengths
+from specdec_kernels import SampledDraft
+
 Kind = Literal["accepted", "recovered", "bonus", "plain"]
 
 
@@ -100,3 +103,32 @@ def text_pieces(tokenizer: Any, tokens: list[int], kinds: list[Kind]) -> list[tu
         pieces.append((text[len(done) :], kinds[end - 1]))
         done = text
     return [piece for piece in pieces if piece[0]]
+
+
+@dataclass(frozen=True, eq=False)
+class TracedRound:
+    """The rows, drafts and decisions of one round. Tensors are on the target's device.
+
+    Attributes:
+        rule: acceptance rule of the call.
+        seeds: [B] int64.
+        lengths: [B] committed tokens of each sequence before the round, the position of draft 0.
+        logits: [B, gamma+1, V], of the target, after the logits processors and before the sampling
+            parameters.
+        draft_token_ids: [B, gamma]; -1 where a sequence drafted less.
+        distribution: what the drafts were drawn from; None for deterministic drafts.
+        accept_probs: [B, gamma], as in `Verdict`.
+        steps: what the round appended to each active sequence.
+    """
+
+    rule: str
+    seeds: torch.Tensor
+    lengths: Lengths
+    logits: torch.Tensor
+    draft_token_ids: torch.Tensor
+    distribution: SampledDraft | None
+    accept_probs: torch.Tensor
+    steps: list[Step]
+
+
+Trace = Callable[[TracedRound], None]

@@ -7,6 +7,17 @@ import numpy as np
 from specdec_hf.arguments import check_integer
 from specdec_hf.schedules.base import LONGEST_DRAFT, Lengths, Outcome, Schedule, ScheduleContext
 
+
+class ConstantSchedule(Schedule):
+    """``num_assistant_tokens`` in every round."""
+
+    name = "constant"
+    trees = True
+
+    def lengths(self, most: Lengths) -> Lengths:
+        return np.minimum(self.context.num_assistant_tokens, most)
+
+
 LONGEST = 16
 
 

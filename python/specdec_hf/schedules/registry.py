@@ -31,7 +31,7 @@ class Entry:
 
 
 SCHEDULES: dict[str, Entry] = {
-    "constant": Entry("constant", "ConstantSchedule", "the same number in every round"),
+    "constant": Entry("heuristic", "ConstantSchedule", "the same number in every round"),
     "heuristic": Entry(
         "heuristic", "HeuristicSchedule", "two more after full acceptance, else one fewer"
     ),
@@ -45,7 +45,7 @@ SCHEDULES: dict[str, Entry] = {
         "confidence", "TunedConfidenceSchedule", "the same, with a threshold tuned as it runs"
     ),
     "specdec++": Entry(
-        "specdec_pp",
+        "confidence",
         "SpecDecPlusPlusSchedule",
         "stops where the predicted probability of a rejection exceeds h",
     ),

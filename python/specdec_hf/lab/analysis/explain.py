@@ -13,8 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specdec_hf.decode.streaming import Kind
-from specdec_hf.decode.tracing import TracedRound
+from specdec_hf.decode.streaming import Kind, TracedRound
 from specdec_hf.lab.analysis.distributions import draft_probs, target_probs
 from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 

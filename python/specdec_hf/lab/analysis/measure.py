@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec_hf.decode.generate import SpeculativeDecoder
+from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream

@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.committed_states import CommittedStates
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.hidden_states import HiddenStates, take_hidden_states
-from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.decode.streaming import run_stream
-from specdec_hf.decode.tracing import TracedRound
+from specdec_hf.decode.streaming import TracedRound, run_stream
 from specdec_hf.drafting.checks import ask
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome

@@ -82,7 +82,7 @@ def make_configs(
     chosen: Sequence[Settings], loaded: Loaded, peers: Sequence[str], source: Source
 ) -> tuple[list[Config], dict[str, str]]:
     """The plain config, the peers, and those of the drafters; and why a peer is left out."""
-    from specdec_hf.decode.generate import SpeculativeDecoder
+    from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.lab.bench.peers import LeftOutError, make_peer
     from specdec_hf.lab.bench.runs import PLAIN, Config
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.load import Loaded
-from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import run_stream
 

@@ -152,7 +152,7 @@ def synthetic_configs(
     loaded: Loaded, rates: list[float], gamma: int, *, compiled: bool
 ) -> list[Config]:
     """Plain generation, and a drafter for each acceptance rate."""
-    from specdec_hf.decode.generate import SpeculativeDecoder
+    from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.lab.bench.runs import PLAIN, Config
     from specdec_hf.lab.bench.synthetic_drafter import SyntheticDrafter
 

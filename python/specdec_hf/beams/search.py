@@ -18,27 +18,84 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdec_hf.arguments import shown
+from specdec_hf.beams.scores import Beams, Rows, drafted_below, log_prob_rows
+from specdec_hf.beams.tree import BeamTree, DraftedBeams, Integers, TreeModel, draft_beams
 from specdec_hf.cache.choose import choose_cache, choose_kind
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import context_length, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.decode.beam_draft import DraftedBeams, draft_beams
-from specdec_hf.decode.beam_options import check_beam_options, draft_model_of, draft_size
-from specdec_hf.decode.beam_rows import Rows, drafted_below, log_prob_rows
-from specdec_hf.decode.beam_scores import Beams
-from specdec_hf.decode.beam_tree import BeamTree, Integers, TreeModel
 from specdec_hf.decode.begin import SLOTS_AHEAD, committed_prompts
 from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.output import SpecOutput
-from specdec_hf.decode.phases import Phases
 from specdec_hf.decode.plan import costs_of, plain_beams, rounding_notes, token_budgets
-from specdec_hf.decode.round_record import RoundRecord
-from specdec_hf.decode.session import Options
+from specdec_hf.decode.round_record import Phases, RoundRecord
+from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
+from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
+from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.schedules.base import Outcome, ScheduleContext
+
+
+def check_beam_options(call: Call, options: Options) -> None:
+    """Raises ValueError for an argument that does not go together with ``num_beams``, by name."""
+    assert call.beams is not None
+    beams = f"with num_beams={call.beams.num_beams}"
+    allowed = {
+        "rule": ("auto", "greedy"),
+        "tree": (None,),
+        "cache": ("auto", "spec"),
+        "num_assistant_tokens_schedule": (None, "constant"),
+        "trace": (None,),
+        "compile": (False,),
+        "fixed_width": (None,),
+    }
+    for name, values in allowed.items():
+        value = getattr(options, name)
+        if value not in values:
+            listed = " or ".join(map(repr, values))
+            raise ValueError(f"{name} must be {listed} {beams}, got {shown(value)}")
+    if "hidden_states" in call.outputs:
+        raise ValueError(f"output_hidden_states must be False {beams}, whose rows are no sequences")
+    if call.past is not None:
+        raise ValueError(f"past_key_values must be None {beams}")
+    if call.prefill is not None:
+        raise ValueError(f"{', '.join(call.prefill.names)} cannot be given {beams}")
+
+
+def draft_model_of(model: Any, call: Call, options: Options) -> ModelDrafter | None:
+    """The draft model of a beam search, None for beams without drafts.
+
+    Raises:
+        TypeError: not a drafter.
+        ValueError: another drafter than a model, which has no beams.
+    """
+    assert call.beams is not None
+    drafter = resolve_drafter(options.drafter, None, model)
+    if drafter is None or type(drafter) is ModelDrafter or isinstance(drafter, LayersDrafter):
+        return drafter
+    raise ValueError(
+        f"drafter must be None or a draft model with num_beams={call.beams.num_beams}, "
+        f"got {drafter.name}"
+    )
+
+
+def draft_size(call: Call, options: Options) -> tuple[int, int]:
+    """Steps gamma of a draft, and its beam width u.
+
+    Raises:
+        ValueError: fewer beams than the target has.
+    """
+    assert call.beams is not None
+    width, number = options.num_assistant_beams, options.num_assistant_tokens
+    least = call.beams.num_beams
+    if width is not None and width < least:
+        raise ValueError(f"num_assistant_beams must be at least num_beams={least}, got {width}")
+    gamma = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
+    return gamma, 2 * least if width is None else width
 
 
 def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers
 from specdec_hf.cache.protocol import context_length, vocab_size_of
-from specdec_hf.decode.generate import SpeculativeDecoder
 from specdec_hf.decode.streaming import Step
 from specdec_hf.hf_arguments.sampling import make_sampling, sequence_seeds
 

@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
+from specdec_hf.api import generate
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.decode.generate import generate
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter, rules_of

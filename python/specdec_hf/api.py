@@ -1,38 +1,38 @@
-"""The decoding loop behind Hugging Face's argument names; one of its rounds is in rounds.py.
+"""The decoding loop behind Hugging Face's argument names.
 
 `generate` is the whole of it. `SpeculativeDecoder` is the same as an object, for
 ``model.generate(custom_generate=...)`` and for streaming step by step.
 
-This module is not ``specdec_hf/generate.py`` because importing a submodule of that name would put
-the module in the place of the lazily loaded function ``specdec_hf.generate``.
+This module is not called ``generate`` because importing a submodule of that name would put the
+module in the place of the lazily loaded function ``specdec_hf.generate``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import StopStringCriteria
 
-from specdec_hf.arguments import shown
+from specdec_hf.arguments import check_integers, shown
+from specdec_hf.beams.search import beam_search
 from specdec_hf.cache.encoded import is_encoder_decoder
+from specdec_hf.compiled.call import CompileStats
 from specdec_hf.decode.arguments import (
     check_stop_strings,
     check_streamer_type,
     resolve_num_assistant_tokens,
 )
 from specdec_hf.decode.assistant import with_assistant
-from specdec_hf.decode.beam import beam_search
 from specdec_hf.decode.begin import begin
 from specdec_hf.decode.output import SpecOutput, finish
 from specdec_hf.decode.own_generate import by_own_generate, plain_output
 from specdec_hf.decode.rounds import step
 from specdec_hf.decode.session import Options, Session
-from specdec_hf.decode.streaming import Step, Streamer, put_step
-from specdec_hf.decode.tracing import Trace
+from specdec_hf.decode.streaming import Step, Streamer, Trace, put_step
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.caller import kept_arguments
@@ -360,3 +360,59 @@ def _check_streamer(call: Call) -> None:
         raise ValueError(
             f"streamer needs batch size 1, got {batch_size}; use SpeculativeDecoder(...).stream"
         )
+
+
+def warm_up(
+    model: Any,
+    batch_sizes: Iterable[int] = (1,),
+    *,
+    drafter: Any = AUTO,
+    tree: Any = None,
+    **options: Any,
+) -> dict[int, CompileStats]:
+    """Make everything that compiled calls with a model need, before the first of them.
+
+    Weights are packed, graphs are made for the target and for the model or head that drafts, and
+    their logits are compared with eager ones. ``generate(model, ..., compile=True)`` of these batch
+    sizes and with the same options then makes no graphs and spends no seconds in a warm-up, until
+    the model is changed. On a CPU all batch sizes above 1 share their graphs. On CUDA devices those
+    of the last batch size are kept, see docs/compile.md#cuda-graphs.
+
+    Args:
+        model: causal LM, as in `generate`.
+        batch_sizes: numbers B of sequences that calls will have, those of ``num_return_sequences``
+            included.
+        drafter, tree, options: as in `SpeculativeDecoder`. They decide whether chains or trees are
+            verified, which need a comparison each. A drafter that reads a file and is given by its
+            name is packed in every call: give the object of the calls.
+
+    Returns:
+        What was made, by batch size; ``stats.compiled.eager`` says why such calls run eagerly,
+        empty where they do not.
+
+    Raises:
+        TypeError: an argument of a wrong type, by name.
+        ValueError: a number below 1, no batch size, or options that do not fit the model.
+        RuntimeError: a drafter that a call is using.
+
+    >>> from specdec_hf import generate, warm_up
+    >>> warm_up(model, batch_sizes=(1, 8))  # doctest: +SKIP
+    >>> generate(model, **inputs, compile=True)  # doctest: +SKIP
+    """
+    check_language_model("model", model)
+    sizes = check_integers("batch_sizes", batch_sizes, 1)
+    if not sizes:
+        raise ValueError("batch_sizes must have at least one number, got none")
+    decoder = SpeculativeDecoder(drafter, tree=tree, compile=True, **options)
+    made = {}
+    for size in sizes:
+        ids = torch.zeros(size, 2, dtype=torch.int64, device=model.device)
+        call = prepare_call(
+            model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False,
+            num_beams=1, num_return_sequences=1,
+        )  # fmt: skip
+        session = begin(model, call, decoder.options)
+        session.lease.release()
+        assert session.stats.compiled is not None
+        made[size] = session.stats.compiled
+    return made
