@@ -256,7 +256,10 @@ def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
 
 @pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("indptr", [[0, 2, 2], [0, 0, 3], [-5, 2, 99]], ids=str)
-@pytest.mark.parametrize("form", ["logits", "probs", "sampled", "sparse"])
+@pytest.mark.parametrize(
+    "form",
+    [*(pytest.param(f, marks=pytest.mark.full) for f in ("logits", "probs", "sparse")), "sampled"],
+)
 def test_a_ragged_draft_without_the_row_is_as_no_draft(indptr, form, monkeypatch):
     """target_indptr is data: whatever it holds, nothing outside the rows may be read."""
     g = torch.Generator().manual_seed(9)
