@@ -59,6 +59,8 @@ OF_LOOP = {
     "compile": [(None, "compile must be True or False, got None")],
     "fixed_width": [(True, "fixed_width must be an integer, got True")],
     "streamer": [(3, "streamer must be None or an object with put() and end(), got 3")],
+    "trace": [(3, "trace must be None or a function, got 3")],
+    "clock": [(3, "clock must be a function that gives seconds, got 3")],
 }
 LEAST = [
     (True, "least must be a number in [0, 1], got True"),
@@ -74,7 +76,6 @@ TABLE = {
         ],
         "inputs": [(3, "must be"), ("a", "must be")],
         "input_ids": [(3, "must be"), ("a", "must be")],
-        "clock": [(3, "clock must be a function that gives seconds, got 3")],
     },
     SpeculativeDecoder: {
         **OF_LOOP,
@@ -83,7 +84,6 @@ TABLE = {
             (3, "stop_strings must be a string or a list of them, got 3"),
             (["a", 3], "stop_strings must be a string or a list of them, got 3"),
         ],
-        "trace": [(3, "trace must be None or a function, got 3")],
     },
     TreeSpec: {
         "parents": [

@@ -10,10 +10,10 @@ from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.decode import rounds
 from specdec_hf.decode.begin import begin as begin_call
-from specdec_hf.decode.session import Options
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.hf_arguments.prepare import prepare_call
+from specdec_hf.options import Options
 from support import hf_models
 from support.device_reads import spied_reads
 from support.hf_models import one_thread  # noqa: F401  # autouse here

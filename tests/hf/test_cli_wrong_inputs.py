@@ -6,9 +6,11 @@ The first table is refused before torch does anything, the second before a weigh
 import numpy as np
 import pytest
 import torch
-from specdec_hf.cli import checks
+from specdec_hf import NgramDrafter, TrieTree
+from specdec_hf.cli import options
 from specdec_hf.drafters import tree_model
 from specdec_hf.drafters.copying import PromptLookupDrafter
+from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES
@@ -34,7 +36,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--temperature", "1", "--min-p", "2"], "--min-p must be in [0, 1], got 2.0"),
     (["--prompt", "a", "--top-k", "5"], "--top-k needs --temperature above 0"),
     (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be in [1, 2**31), got 0"),
-    (["--prompt", "a", "--gamma", "-1"], "--num-assistant-tokens must be in [0, 1024], got -1"),
+    (["--prompt", "a", "--gamma", "-1"], "--num-assistant-tokens must be an integer in [0, 1024]"),
     (["--prompt", "a", "--guard", "true"], "--guard must be one of auto, on, off, got 'true'"),
     (["--prompt", "a", SCHEDULE, "x"], f"{SCHEDULE} must be one of constant, heuristic,"),
     (["--prompt", "a", SCHEDULE, "egag:beta=2"], f"{SCHEDULE}: beta must be a number in [0, 1]"),
@@ -46,8 +48,8 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--json", "-"], "--json must name a file, got -"),
     (["--prompt", "a", "--json", "no/such/folder/x.json"], "folder no/such/folder does not exist"),
     (["--prompts", "README.md", "--json", "README.md"], "would overwrite the input file"),
-    (["--prompt", "a", "--rule", "best"], "--rule must be one of auto, token, block, match, greed"),
-    (["--prompt", "a", *LOOKUP, "--rule", "token", "--tree", "2"], "one of auto, target_only, ma"),
+    (["--prompt", "a", "--rule", "best"], "--rule must be one of auto, token, block, greedy, m"),
+    (["--prompt", "a", *LOOKUP, "--rule", "token", "--tree", "2"], "one of auto, greedy, match, "),
     (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "greedy needs --temperature 0"),
     (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1, got"),
     (["--prompt", "a", "--tree", "2,0"], "--tree must be an integer in [1, 1024], got 0"),
@@ -57,7 +59,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--rule", "target_only", "--gamma", "2"], "with --num-assistant-tokens"),
     (["--prompt", "a", "--tree", "2,2", "--drafter", "ngram"], "several chains, got --drafter ngr"),
     (["--prompt", "a", "--compile", "--drafter", "early_exit:5"], "--compile must not be given wi"),
-    (["--prompt", "a", "--fixed-width", "0"], "--fixed-width must be in [1, 2**31), got 0"),
+    (["--prompt", "a", "--fixed-width", "0"], "--fixed-width must be at least 1, got 0"),
     (["--prompt", "a", *LOOKUP, "--fixed-width", "8", "--tree", "2"], "must not be given with --t"),
     (["--prompt", "a", "--dtype", "int8"], "--dtype must be one of float32, bfloat16, float16, au"),
     (["--prompt", "a", "--device", "gpu"], "--device must be cpu, cuda, cuda:N or mps, got 'gpu'"),
@@ -221,10 +223,12 @@ def test_a_model_of_more_than_text_has_no_first_layers_to_draft_with(tmp_path):
     assert "drafter layers needs a model of text alone, got 'gemma3'" in one_line_error(*asked)
 
 
-def test_the_tables_of_the_command_line_are_those_of_the_loop():
-    assert set(checks.CHAIN_RULES) == set(PromptLookupDrafter.rules) == set(ModelDrafter.rules)
-    assert set(checks.COPY_TREE_RULES) == set(RULES_OF_DETERMINISTIC_TREES)
-    assert set(checks.MODEL_TREE_RULES) == set(tree_model.RULES_OF_ONE_MODEL)
+def test_the_rules_of_the_command_line_are_those_of_the_drafters():
+    assert set(options.CHAIN_RULES) == set(PromptLookupDrafter.rules) == set(ModelDrafter.rules)
+    assert set(options.COPY_TREE_RULES) == set(RULES_OF_DETERMINISTIC_TREES)
+    assert set(options.TREE_RULES) == set(tree_model.RULES_OF_ONE_MODEL)
+    drawn = TrieDrafter([NgramDrafter(), NgramDrafter()], TrieTree(2, 2))
+    assert set(options.TRIE_RULES) == set(drawn.rules)
 
 
 def test_help_and_version_succeed():

@@ -11,7 +11,7 @@ Source: Leviathan et al., arXiv 2211.17192, appendix A.4.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -30,13 +30,13 @@ from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.decode.output import SpecOutput
 from specdec_hf.decode.plan import costs_of, plain_beams, rounding_notes, token_budgets
 from specdec_hf.decode.round_record import Phases, RoundRecord
-from specdec_hf.decode.session import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.hf_arguments.call import Call
+from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 
 
@@ -44,20 +44,11 @@ def check_beam_options(call: Call, options: Options) -> None:
     """Raises ValueError for an argument that does not go together with ``num_beams``, by name."""
     assert call.beams is not None
     beams = f"with num_beams={call.beams.num_beams}"
-    allowed = {
-        "rule": ("auto", "greedy"),
-        "tree": (None,),
-        "cache": ("auto", "spec"),
-        "num_assistant_tokens_schedule": (None, "constant"),
-        "trace": (None,),
-        "compile": (False,),
-        "fixed_width": (None,),
-    }
-    for name, values in allowed.items():
-        value = getattr(options, name)
-        if value not in values:
-            listed = " or ".join(map(repr, values))
-            raise ValueError(f"{name} must be {listed} {beams}, got {shown(value)}")
+    for option in fields(Options):
+        allowed, value = option.metadata["with_beams"], getattr(options, option.name)
+        if allowed is not None and value not in allowed:
+            listed = " or ".join(map(repr, allowed))
+            raise ValueError(f"{option.name} must be {listed} {beams}, got {shown(value)}")
     if "hidden_states" in call.outputs:
         raise ValueError(f"output_hidden_states must be False {beams}, whose rows are no sequences")
     if call.past is not None:

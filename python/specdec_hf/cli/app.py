@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -18,7 +19,7 @@ from typer.core import TyperGroup
 from specdec_hf.cli import interrupt, options
 from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
-from specdec_hf.cli.checks import Settings, check, check_limit, check_text
+from specdec_hf.cli.checks import Settings, check, check_limit, check_text, takes_settings
 from specdec_hf.cli.paths import check_json
 from specdec_hf.cli.prompts import (
     SHIPPED_PROMPTS,
@@ -125,27 +126,12 @@ def root(
 
 @app.command("generate")
 @no_traceback
+@takes_settings()
 def generate_command(
+    *,
     prompt: options.PromptText = None,
     prompts: options.PromptFile = None,
-    system: options.System = None,
-    model: options.ModelName = "embedded",
-    drafter: options.Drafters = options.DEFAULT_DRAFTERS,  # type: ignore[assignment]
-    dtype: options.Dtype = "auto",
-    device: options.Device = None,
-    num_assistant_tokens: options.NumAssistantTokens = None,
-    tree: options.TreeShape = None,
-    num_assistant_tokens_schedule: options.Schedule = None,
-    max_new_tokens: options.MaxNewTokens = 128,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    rule: options.Rule = "auto",
-    guard: options.Guard = "auto",
-    compile: options.Compile = False,
-    fixed_width: options.FixedWidth = None,
+    settings: Settings,
     limit: options.Limit = None,
     compare: options.Compare = True,
     json_file: options.JsonFile = None,
@@ -156,47 +142,18 @@ def generate_command(
     """
     if prompt is None and prompts is None:
         fail("give either --prompt TEXT or --prompts FILE")
-    if prompt is not None and prompts is not None:
-        fail("give either --prompt TEXT or --prompts FILE, not both")
-    if prompt is not None:
-        check_text("--prompt", prompt)
-    settings = Settings.from_arguments(locals())
-    check_limit(limit)
-    check_json(json_file, prompts)
-    sources = check(settings)
-    chosen = _read_prompt(prompt) if prompt is not None else read_prompts(prompts or "")
-    run(chosen[:limit], settings, sources, compare=compare, json_file=json_file)
+    _answer(prompt, prompts, settings, limit, json_file, compare=compare)
 
 
 @app.command("chat")
 @no_traceback
-def chat_command(
-    system: options.System = None,
-    model: options.ModelName = "embedded",
-    drafter: options.Drafters = options.DEFAULT_DRAFTERS,  # type: ignore[assignment]
-    dtype: options.Dtype = "auto",
-    device: options.Device = None,
-    num_assistant_tokens: options.NumAssistantTokens = None,
-    tree: options.TreeShape = None,
-    num_assistant_tokens_schedule: options.Schedule = None,
-    max_new_tokens: options.MaxNewTokens = 512,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    rule: options.Rule = "auto",
-    guard: options.Guard = "auto",
-    compile: options.Compile = False,
-    fixed_width: options.FixedWidth = None,
-) -> None:
+@takes_settings(max_new_tokens=512)
+def chat_command(settings: Settings) -> None:
     """Talk to a model; answers are printed as they come.
 
     Drafted tokens are coloured, or marked where there is no colour. Ctrl-D ends.
     """
-    settings = Settings.from_arguments(locals())
-    sources = check(settings)
-    chat(settings, sources)
+    chat(settings, check(settings))
 
 
 @app.command("demo")
@@ -212,16 +169,30 @@ def demo_command(
     """Answer the shipped prompts greedily, with compiled forwards."""
     if prompt is None and prompts is None:
         prompts = str(SHIPPED_PROMPTS)
-    generate_command(
-        prompt,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        limit=limit,
-        compile=compile,
-        json_file=json_file,
-    )
+    settings = Settings(max_new_tokens=max_new_tokens, compile=compile)
+    _answer(prompt, prompts, settings, limit, json_file)
     options_taken = " --compile" if compile else ""
     console.print(f"the same for a text of your own: generate --prompt TEXT{options_taken}")
+
+
+def _answer(
+    prompt: str | None,
+    prompts: str | None,
+    settings: Settings,
+    limit: int | None,
+    json_file: Path | None,
+    *,
+    compare: bool = True,
+) -> None:
+    if prompt is not None and prompts is not None:
+        fail("give either --prompt TEXT or --prompts FILE, not both")
+    if prompt is not None:
+        check_text("--prompt", prompt)
+    check_limit(limit)
+    check_json(json_file, prompts)
+    sources = check(settings)
+    chosen = _read_prompt(prompt) if prompt is not None else read_prompts(prompts or "")
+    run(chosen[:limit], settings, sources, compare=compare, json_file=json_file)
 
 
 app.command("analyze")(no_traceback(analyze_command))

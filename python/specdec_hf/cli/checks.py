@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
 
 from specdec_hf.arguments import did_you_mean
-from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
+from specdec_hf.cli import options
+from specdec_hf.cli.options import (
+    CHAIN_RULES,
+    CLI_NUM_ASSISTANT_TOKENS,
+    COPY_TREE_RULES,
+    TREE_RULES,
+    TRIE_RULES,
+)
 from specdec_hf.cli.paths import check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import AUTO, DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of
-from specdec_hf.schedules.base import LONGEST_DRAFT
+from specdec_hf.options import COMMON, CommonOptions, resolve_num_assistant_tokens
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
 
-# As in the drafters, whose import loads torch; a test compares them.
-CHAIN_RULES = ("token", "block", "match", "greedy")
-COPY_TREE_RULES = ("target_only", "match", "greedy")
-MODEL_TREE_RULES = (
-    "multi_draft_wor", "multi_draft", "top_k_plus_one", "k_seq", "traversal", *COPY_TREE_RULES
-)  # fmt: skip
-TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
+Command = TypeVar("Command", bound=Callable[..., None])
+
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 GUARDS = {"auto": None, "on": True, "off": False}  # the argument guard of `generate`
 DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
@@ -36,37 +40,86 @@ TREE_CHAINS, TREE_NODES = 4, 15
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-@dataclass
-class Settings:
-    """The options of a command that uses a model; `check` completes them."""
+@dataclass(kw_only=True)
+class Settings(CommonOptions):
+    """The options of a command that uses a model; `check` completes them.
 
-    model: str = "embedded"
-    drafter: Sequence[str] = (AUTO,)
-    dtype: str = "auto"
-    device: str | None = None
-    system: str | None = None
-    num_assistant_tokens: int | None = None
-    tree: Any = None
-    num_assistant_tokens_schedule: str | None = None
-    max_new_tokens: int = 128
+    Those of the loop are in the words of the command line, and `check` makes their checks.
+    """
+
+    model: options.ModelName = "embedded"
+    dtype: options.Dtype = "auto"
+    device: options.Device = None
+    system: options.System = None
+    max_new_tokens: options.MaxNewTokens = 128
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
+    drafter: Sequence[str] = options.DEFAULT_DRAFTERS
+    num_assistant_tokens_schedule: str | None = None
     seed: int | None = None
-    rule: str = "auto"
-    guard: str = "auto"
-    compile: bool = False
-    fixed_width: int | None = None
-
-    @classmethod
-    def from_arguments(cls, arguments: dict[str, Any]) -> Settings:
-        """The settings among the arguments of a command, which bear the same names."""
-        names = {setting.name for setting in fields(cls)} - {"sampling"}
-        sampling = {name: arguments[name] for name in ("temperature", *NEUTRAL)}
-        return cls(**{name: arguments[name] for name in names}, sampling=sampling)
+    guard: str = "auto"  # type: ignore[assignment]  # a name of GUARDS
 
     @property
     def do_sample(self) -> bool:
         """Whether answers are sampled."""
         return bool(self.sampling["temperature"] > 0)
+
+
+_NAMES = re.compile(rf"\b({'|'.join(COMMON)})\b")
+_OWN_WORDS = ("drafter", "tree", "guard")  # whose values are others than those of `generate`
+# The types of the options whose fields are of others.
+_TYPES = {
+    "drafter": options.Drafters,
+    "tree": str | None,
+    "temperature": options.Temperature,
+    "top_k": options.TopK,
+    "top_p": options.TopP,
+    "min_p": options.MinP,
+}
+
+
+def takes_settings(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command one option for each setting in the place of its parameter ``settings``.
+
+    Args:
+        without: settings that the command has no option for.
+        defaults: those that are others than in `Settings`.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = [one for one in _settings(defaults) if one.name not in without]
+
+        @functools.wraps(command)
+        def wrapped(**arguments: Any) -> None:
+            given = {one.name: arguments.pop(one.name) for one in own}
+            sampling = {n: given.pop(n) for n in ("temperature", *NEUTRAL) if n in given}
+            command(settings=Settings(**given, sampling=sampling), **arguments)
+
+        parameters = {**inspect.signature(command, eval_str=True).parameters}
+        place = list(parameters).index("settings")
+        del parameters["settings"]
+        others = [one.replace(kind=one.KEYWORD_ONLY) for one in parameters.values()]
+        wrapped.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*others[:place], *own, *others[place:]]
+        )
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
+
+
+def _settings(defaults: dict[str, Any]) -> list[inspect.Parameter]:
+    """A parameter for each setting, those of the loop at the end."""
+    values = {setting.name: setting.default for setting in fields(Settings)} | defaults
+    del values["sampling"]
+    values |= {"temperature": 0.0, **dict.fromkeys(NEUTRAL)}
+    hints = {**get_type_hints(Settings, include_extras=True), **_TYPES}
+    found = []
+    for name in sorted(values, key=lambda name: name in COMMON):
+        hint = hints[name]
+        if get_origin(hint) is not Annotated:
+            hint = Annotated[hint, options.own(name)]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        found.append(inspect.Parameter(name, kind, default=values[name], annotation=hint))
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,12 +148,27 @@ def check(settings: Settings) -> Sources:
         fail(f"--device must be cpu, cuda, cuda:N or mps, got {settings.device!r}")
     if settings.system is not None:
         check_text("--system", settings.system)
+    _check_values(settings)
     _check_drafting(settings)
     _check_abilities(settings)
     _check_forwards(settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
+
+
+def _check_values(settings: Settings) -> None:
+    """Refuse what the loop itself would refuse, in its words."""
+    for name in filter(lambda name: name not in _OWN_WORDS, COMMON):
+        try:
+            COMMON[name].metadata["check"](name, getattr(settings, name))
+        except (TypeError, ValueError) as error:
+            _refuse(error)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    """End with an error of the loop, whose options then have the names of the command line."""
+    fail(_NAMES.sub(lambda name: f"--{name[0].replace('_', '-')}", str(error)))
 
 
 def _check_sampling(settings: Settings) -> None:
@@ -130,8 +198,6 @@ def _check_drafting(settings: Settings) -> None:
     drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1
     schedule = settings.num_assistant_tokens_schedule
     settings.tree = parse_branching(settings.tree)
-    if drafts is not None and not 0 <= drafts <= LONGEST_DRAFT:
-        fail(f"--num-assistant-tokens must be in [0, {LONGEST_DRAFT}], got {drafts}")
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
     own_tree = not several and has_own_tree(settings.drafter[0])
@@ -152,8 +218,10 @@ def _check_drafting(settings: Settings) -> None:
                 f"{option} must not be given with --drafter {settings.drafter[0]}, which drafts "
                 "its own"
             )
-    if drafts is not None and settings.tree is not None:
-        fail("--num-assistant-tokens must not be given with --tree, which says what is drafted")
+    try:
+        resolve_num_assistant_tokens(drafts, tree=settings.tree)
+    except ValueError as error:
+        _refuse(error)
     trees = several or settings.tree is not None or (own_tree and not _is_auto(settings))
     if schedule is not None:
         _check_schedule(schedule, trees=trees)
@@ -193,8 +261,6 @@ def _check_forwards(settings: Settings) -> None:
     """Refuse drafts whose forwards are not compiled, or cannot be of one width."""
     name, width = settings.drafter[0], settings.fixed_width
     several = len(settings.drafter) > 1
-    if width is not None and not 1 <= width < 2**31:
-        fail(f"--fixed-width must be in [1, 2**31), got {width}")
     for option, given in (("--compile", settings.compile), ("--fixed-width", width is not None)):
         if given and makes_forward(name) and not several:
             fail(
@@ -237,7 +303,7 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     elif isinstance(settings.tree, TrieTree):
         rules, which = TRIE_RULES, " with several --drafter"
     else:
-        rules, which = MODEL_TREE_RULES, " with --tree"
+        rules, which = TREE_RULES, " with --tree"
     check_choice("--rule", settings.rule, ("auto", *rules), which)
     if settings.rule == "greedy" and settings.do_sample:
         fail(
@@ -319,7 +385,7 @@ def parse_branching(tree: str | None) -> tuple[int, ...] | None:
     try:
         as_layout(branching)
     except (TypeError, ValueError) as error:
-        fail(f"--{error}")
+        _refuse(error)
     return branching
 
 

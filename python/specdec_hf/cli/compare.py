@@ -119,17 +119,16 @@ def run_turn(
     if not compare:
         return turn
     began = time.perf_counter()
-    options = decoder.options
-    fixed = options.fixed_width is not None
+    fixed = decoder.fixed_width is not None
     if settings["do_sample"] or fixed:
         # Without drafts all rules draw from the target alike; only match takes other noise.
         plain = SpeculativeDecoder(
             None,
             rule="match" if output.stats.rule == "match" else "auto",
-            cache=options.cache,
+            cache=decoder.cache,
             seed=turn.seed,
-            compile=options.compile and fixed,
-            fixed_width=options.fixed_width,
+            compile=decoder.compile and fixed,
+            fixed_width=decoder.fixed_width,
         )
         for step in plain.stream(model, **inputs, **settings):
             turn.baseline_tokens += step.tokens

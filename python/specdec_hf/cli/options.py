@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +12,19 @@ import typer
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console
 from specdec_hf.drafting.registry import AUTO
+from specdec_hf.options import COMMON
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
+
+_OPS = find_spec("specdec_kernels")
+assert _OPS is not None
+assert _OPS.origin is not None
+# The tables of the ops, without importing the ops, which loads torch.
+_RULES = runpy.run_path(str(Path(_OPS.origin).parent / "arguments" / "rules.py"))
+CHAIN_RULES: tuple[str, ...] = _RULES["LOSSLESS_RULES"]
+TREE_RULES: tuple[str, ...] = _RULES["LOSSLESS_TREE_RULES"]  # a draft model draws the tree
+COPY_TREE_RULES = tuple(r for r in TREE_RULES if r not in _RULES["TREE_RULES_READING_DRAFT"])
+# As in `TrieDrafter`: siblings are drawn independently, each from a distribution of its own.
+TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
 
 CLI_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
 
@@ -29,6 +43,46 @@ def drafter_option(text: str) -> Any:
     """``--drafter`` with a command's own help, where the value help lists those with a name."""
     return typer.Option(
         "--drafter", metavar="DRAFTER", callback=list_drafters, is_eager=True, help=text
+    )
+
+
+# What the command line adds to the text of an option of the loop, and what its values are called.
+_WORDS = {
+    "num_assistant_tokens": (
+        "N",
+        "{text}, with which auto drafts chains.  "
+        f"[default: {CLI_NUM_ASSISTANT_TOKENS}; auto chooses by itself]",
+    ),
+    "tree": ("N,N,..", "Draft a tree: children at each depth, such as 4,2,1."),
+    "num_assistant_tokens_schedule": (
+        "NAME",
+        f"{{text}}: {', '.join(SCHEDULES)}; with parameters, such as egag:gamma_max=8,beta=0.5. "
+        f"Trees take {' and '.join(tree_schedules())}.  "
+        "[default: optimal for auto, else constant]",
+    ),
+    "seed": ("N", "{text}.  [default: drawn and printed]"),
+    "rule": (
+        "RULE",
+        f"{{text}}: auto, {', '.join(CHAIN_RULES)}; with trees also "
+        f"{', '.join(rule for rule in TREE_RULES if rule not in CHAIN_RULES)}.",
+    ),
+    "guard": (
+        "MODE",
+        "on: drafts wait until plain decoding has paid for them, and pause where they are slower. "
+        "off: they begin in the second round. auto: on where that changes no text.",
+    ),
+}
+_FLAGS = {"num_assistant_tokens": ["--gamma"]}
+
+
+def own(name: str, *flags: str) -> Any:
+    """The option of an argument of the loop, with the first sentence of its text."""
+    text = COMMON[name].metadata["text"].partition(". ")[0]
+    metavar, words = _WORDS.get(name, ("N", "{text}."))
+    return typer.Option(
+        *(flags or (f"--{name.replace('_', '-')}", *_FLAGS.get(name, ()))),
+        metavar=metavar,
+        help=words.format(text=text[0].upper() + text[1:]),
     )
 
 
@@ -80,32 +134,9 @@ Device = Annotated[
         help="cpu, cuda, cuda:N or mps.  [default: cuda where there is one]",
     ),
 ]
-NumAssistantTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--num-assistant-tokens",
-        "--gamma",
-        metavar="N",
-        help="Tokens to draft per round, with which auto drafts chains.  "
-        f"[default: {CLI_NUM_ASSISTANT_TOKENS}; auto chooses by itself]",
-    ),
-]
-TreeShape = Annotated[
-    str | None,
-    typer.Option(
-        "--tree", metavar="N,N,..", help="Draft a tree: children at each depth, such as 4,2,1."
-    ),
-]
-Schedule = Annotated[
-    str | None,
-    typer.Option(
-        "--num-assistant-tokens-schedule",
-        metavar="NAME",
-        help=f"How much to draft: {', '.join(SCHEDULES)}; with parameters, such as "
-        f"egag:gamma_max=8,beta=0.5. Trees take {' and '.join(tree_schedules())}.  "
-        "[default: optimal for auto, else constant]",
-    ),
-]
+NumAssistantTokens = Annotated[int | None, own("num_assistant_tokens")]
+Compile = Annotated[bool, own("compile")]
+CompileOrNot = Annotated[bool, own("compile", "--compile/--no-compile")]
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", metavar="N", help="Most tokens of an answer.")
 ]
@@ -123,50 +154,6 @@ TopP = Annotated[
 MinP = Annotated[
     float | None,
     typer.Option("--min-p", metavar="X", help="Drop tokens below X times the most likely."),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="Seed of sampling.  [default: drawn and printed]"),
-]
-Rule = Annotated[
-    str,
-    typer.Option(
-        "--rule",
-        metavar="RULE",
-        help="Acceptance rule: auto, token, block, match, greedy; with trees also target_only, "
-        "multi_draft_wor, multi_draft, top_k_plus_one, k_seq, traversal.",
-    ),
-]
-Guard = Annotated[
-    str,
-    typer.Option(
-        "--guard",
-        metavar="MODE",
-        help="on: drafts wait until plain decoding has paid for them, and pause where they are "
-        "slower. off: they begin in the second round. auto: on where that changes no text.",
-    ),
-]
-Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile",
-        help="Run forwards on packed weights and compiled layers; the first one takes longer.",
-    ),
-]
-FixedWidth = Annotated[
-    int | None,
-    typer.Option(
-        "--fixed-width",
-        metavar="N",
-        help="Give every forward N tokens, so that speculation changes no text in bfloat16 either.",
-    ),
-]
-CompileOrNot = Annotated[
-    bool,
-    typer.Option(
-        "--compile/--no-compile",
-        help="Run forwards on packed weights and compiled layers; the first one takes longer.",
-    ),
 ]
 Limit = Annotated[
     int | None, typer.Option("--limit", metavar="N", help="Only the first N prompts.")

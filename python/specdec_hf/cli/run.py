@@ -25,6 +25,7 @@ from specdec_hf.cli.report import (
     write_json,
 )
 from specdec_hf.cli.terminal import FAILED, INTERRUPTED, bar, console, errors, fail
+from specdec_hf.options import COMMON
 
 if TYPE_CHECKING:
     from specdec_hf.api import SpeculativeDecoder
@@ -108,17 +109,8 @@ def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:
     """The decoder of checked settings and a loaded drafter."""
     from specdec_hf.api import SpeculativeDecoder
 
-    return SpeculativeDecoder(
-        drafter,
-        num_assistant_tokens=settings.num_assistant_tokens,
-        tree=settings.tree,
-        num_assistant_tokens_schedule=settings.num_assistant_tokens_schedule,
-        rule=settings.rule,
-        guard=GUARDS[settings.guard],
-        seed=settings.seed,
-        compile=settings.compile,
-        fixed_width=settings.fixed_width,
-    )
+    own = {name: getattr(settings, name) for name in COMMON}
+    return SpeculativeDecoder(**{**own, "drafter": drafter, "guard": GUARDS[settings.guard]})
 
 
 def generation_arguments(settings: Settings) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specdec_hf.arguments import shown
-from specdec_hf.decode.arguments import resolve_num_assistant_tokens
-from specdec_hf.decode.session import Options
 from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.hf_arguments.assistant import Assistant
 from specdec_hf.hf_arguments.language_model import is_language_model
+from specdec_hf.options import Options, resolve_num_assistant_tokens
 from specdec_hf.schedules.confidence import with_threshold
 
 

@@ -21,13 +21,14 @@ from specdec_hf.decode.draft_length import DraftLengthPolicy
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.plan import Plan, make_plan
 from specdec_hf.decode.prefill import prefill
-from specdec_hf.decode.session import Options, Session
+from specdec_hf.decode.session import Session
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.drafters.resolve import parts_of
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.hf_arguments.call import Call
+from specdec_hf.options import Options
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
 SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the cache has to grow

@@ -1,4 +1,4 @@
-"""The loop's own options, and the state of a call from round to round.
+"""The state of a call from round to round.
 
 The tokens of a call are stored once, in ``Session.history``, without padding. Only where Hugging
 Face's objects or the caller read them is the padding of ``input_ids`` put in front again.
@@ -6,7 +6,6 @@ Face's objects or the caller read them is the padding of ``input_ids`` put in fr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.protocol import Lengths, RollbackCache
-from specdec_hf.decode.arguments import check_option_types
 from specdec_hf.decode.draft_length import DraftLengthPolicy
 from specdec_hf.decode.history import CommittedTokens
 from specdec_hf.decode.statistics import SpecStats
@@ -25,36 +23,7 @@ from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.lease import Lease
-from specdec_hf.drafting.registry import AUTO
 from specdec_hf.hf_arguments.call import Call
-from specdec_hf.schedules.base import Schedule
-from specdec_hf.schedules.benefit_guard import BenefitGuard
-from specdec_hf.trees import Layout
-
-DEFAULT_NUM_ASSISTANT_TOKENS = 5
-
-
-@dataclass
-class Options:
-    """The loop's own arguments; see `generate`."""
-
-    drafter: Any = AUTO
-    num_assistant_tokens: int | None = None
-    num_assistant_tokens_schedule: str | Schedule | None = None
-    num_assistant_beams: int | None = None
-    rule: str = "auto"
-    tree: Layout | None = None
-    cache: str = "auto"
-    self_check: bool = True
-    seed: Any = None
-    guard: bool | BenefitGuard | None = None
-    compile: bool = False
-    fixed_width: int | None = None
-    clock: Callable[[], float] = time.perf_counter
-    trace: Trace | None = None
-
-    def __post_init__(self) -> None:
-        check_option_types(self)
 
 
 @dataclass

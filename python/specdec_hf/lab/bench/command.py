@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_hf.cli import options
-from specdec_hf.cli.checks import DTYPES, Settings, Sources, check, check_choice, check_limit
+from specdec_hf.cli.checks import (
+    DTYPES,
+    Settings,
+    Sources,
+    check,
+    check_choice,
+    check_limit,
+    takes_settings,
+)
 from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress_bar
@@ -110,22 +118,23 @@ Markdown = Annotated[
 ]
 
 
+@takes_settings(
+    without=(
+        "system", "dtype", "temperature", "top_k", "min_p", "seed",
+        "drafter", "tree", "rule", "num_assistant_tokens_schedule",
+    ),
+    max_new_tokens=64,
+)  # fmt: skip
 def bench(
+    *,
     questions: Questions,
-    model: options.ModelName = "embedded",
     drafter: Measured = (),  # type: ignore[assignment]
     schedule: Schedules = (),  # type: ignore[assignment]
     peer: Peers = (),  # type: ignore[assignment]
     dtype: Dtypes = (),  # type: ignore[assignment]
-    device: options.Device = None,
-    num_assistant_tokens: options.NumAssistantTokens = None,
     batch_size: BatchSizes = (),  # type: ignore[assignment]
     temperature: Temperatures = (),  # type: ignore[assignment]
-    top_p: options.TopP = None,
-    max_new_tokens: options.MaxNewTokens = 64,
-    guard: options.Guard = "auto",
-    compile: options.Compile = False,
-    fixed_width: options.FixedWidth = None,
+    settings: Settings,
     limit: PerCategory = None,
     runs: Runs = 3,
     json_file: options.JsonFile = None,
@@ -140,28 +149,25 @@ def bench(
     if runs < 1:
         fail(f"--runs must be at least 1, got {runs}")
     check_outputs([Path(questions)], json_file, markdown)
-    if num_assistant_tokens is not None and num_assistant_tokens < 1:
-        fail(f"--num-assistant-tokens must be at least 1, got {num_assistant_tokens}")
+    number = settings.num_assistant_tokens
+    if number is not None and number < 1:
+        fail(f"--num-assistant-tokens must be at least 1, got {number}")
     dtypes, peers = once(dtype, "auto"), once(peer, "prompt_lookup")
     for one in dtypes:
         check_choice("--dtype", one, DTYPES)
     for name in peers:
         check_choice("--peer", name, PEERS)
-    common = Settings(
-        model=model,
-        drafter=("none",),
-        device=device,
-        max_new_tokens=max_new_tokens,
-        compile=compile,
-        fixed_width=fixed_width,
-    )
-    samplings = samplings_of(once(temperature, 0.0), top_p)
-    default = [*ALL, f"prompt_lookup{MERGED}suffix_automaton"] if fixed_width is None else CHAINS
+    common = replace(settings, drafter=("none",), num_assistant_tokens=None, guard="auto")
+    samplings = samplings_of(once(temperature, 0.0), settings.sampling["top_p"])
+    default = CHAINS
+    if settings.fixed_width is None:
+        default = [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
     drafters = list(drafter) or default
     for sampling in samplings:  # each is completed
         plain = replace(common, sampling=sampling)
-        chosen = settings_of(replace(plain, guard=guard), drafters, schedule, num_assistant_tokens)
-        sources = [check(settings) for settings in (plain, *chosen)]
+        drafting = replace(plain, guard=settings.guard)
+        chosen = settings_of(drafting, drafters, schedule, number)
+        sources = [check(one) for one in (plain, *chosen)]
     prompts = first_of_each_category(read_prompts(questions), limit)
     sizes = once(batch_size, 1)
     for size in sizes:
@@ -169,12 +175,12 @@ def bench(
             fail(f"--batch-size must be in [1, {len(prompts)}], the prompts, got {size}")
     results = Results()
     for one in dtypes:
-        settings = [replace(common, dtype=one, sampling=sampling) for sampling in samplings]
-        loaded, configs, left_out = _load(settings[0], chosen, sources, peers, prompts)
+        plain_settings = [replace(common, dtype=one, sampling=sampling) for sampling in samplings]
+        loaded, configs, left_out = _load(plain_settings[0], chosen, sources, peers, prompts)
         for size in sizes:
             batches = in_batches(loaded, prompts, size)
-            for setting in settings:
-                results.measure(loaded, configs, batches, setting, runs, left_out)
+            for plain in plain_settings:
+                results.measure(loaded, configs, batches, plain, runs, left_out)
     results.write(json_file, markdown)
 
 

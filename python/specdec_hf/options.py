@@ -1,0 +1,323 @@
+"""The loop's own options, each declared once: name, type, default, text and check.
+
+`generate` and `SpeculativeDecoder` take `Options`. The command line takes `CommonOptions`, reads
+their texts and makes their checks. The list that docs/loop.md begins with is made of the texts.
+
+This module does without torch, because the command line reads it before it loads torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from specdec_hf.arguments import check_flag, check_integer, check_string, shown
+from specdec_hf.drafting.registry import AUTO
+from specdec_hf.schedules.base import LONGEST_DRAFT, Schedule
+from specdec_hf.schedules.benefit_guard import BenefitGuard
+from specdec_hf.trees import as_layout
+
+if TYPE_CHECKING:
+    from specdec_hf.decode.streaming import Streamer, Trace
+
+DEFAULT_NUM_ASSISTANT_TOKENS = 5
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def own(
+    check: Callable[[str, Any], Any], text: str, *, with_beams: tuple[Any, ...] | None = None
+) -> dict[str, Any]:
+    """The metadata of a field that is an option.
+
+    Args:
+        check: called with name and value; returns the value to keep, or raises an error by name.
+        text: for users. Its first sentence begins the help of the command line. An address such as
+            docs/loop.md#seeds becomes a link in the documents.
+        with_beams: the values that calls with ``num_beams`` take, None for all.
+    """
+    return {"check": check, "text": " ".join(text.split()), "with_beams": with_beams}
+
+
+def _keep(name: str, value: Any) -> Any:
+    return value
+
+
+def _or_none(check: Callable[..., Any], *limits: Any) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value, *limits)
+
+
+def _check_drafter(name: str, value: Any) -> Any:
+    from specdec_hf.drafters.resolve import check_drafter_types  # noqa: PLC0415  # loads torch
+
+    check_drafter_types(value)
+    return value
+
+
+def _check_schedule(name: str, value: Any) -> Any:
+    if not (value is None or isinstance(value, str | Schedule)):
+        raise TypeError(f"{name} must be a string or a Schedule, got {shown(value)}")
+    return value
+
+
+def _check_guard(name: str, value: Any) -> Any:
+    if not (value is None or isinstance(value, bool | np.bool_ | BenefitGuard)):
+        raise TypeError(f"{name} must be None, True, False or a BenefitGuard, got {shown(value)}")
+    return value
+
+
+def _check_clock(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{name} must be a function that gives seconds, got {shown(value)}")
+    return value
+
+
+def _check_trace(name: str, value: Any) -> Any:
+    if not (value is None or callable(value)):
+        raise TypeError(f"{name} must be None or a function, got {shown(value)}")
+    return value
+
+
+def _check_streamer(name: str, value: Any) -> Any:
+    methods = (getattr(value, method, None) for method in ("put", "end"))
+    if not (value is None or all(map(callable, methods))):
+        raise TypeError(
+            f"{name} must be None or an object with put() and end(), got {shown(value)}"
+        )
+    return value
+
+
+@dataclass
+class CommonOptions:
+    """The options that the command line has too; `specdec_hf.cli.checks.Settings` words them."""
+
+    drafter: Any = field(
+        default=AUTO,
+        metadata=own(
+            _check_drafter,
+            """what drafts. "auto" is a tree of copied text and, where the model has one, the drafts
+            of a head; see docs/loop.md#the-default-drafter. None is plain decoding. Else the name
+            of a drafter such as "prompt_lookup" or "ngram:2" (see docs/drafters.md), a causal LM of
+            the same vocabulary, or a `Drafter`, which may draft trees of its own.
+            With ``tree`` also a list of them; without it, a list of draft models from large to
+            small, the last of which may be any drafter that rolls back; see
+            docs/drafters.md#drafters-made-from-models.""",
+        ),
+    )
+    _: KW_ONLY
+    num_assistant_tokens: int | None = field(
+        default=None,
+        metadata=own(
+            _or_none(check_integer, 0, LONGEST_DRAFT),
+            f"""tokens to draft per round. ``gamma`` and ``num_speculative_tokens`` are aliases. Not
+            with ``tree``, which says what is drafted. None is the value of the generation config,
+            or {DEFAULT_NUM_ASSISTANT_TOKENS}.""",
+        ),
+    )
+    num_assistant_tokens_schedule: str | Schedule | None = field(
+        default=None,
+        metadata=own(
+            _check_schedule,
+            """how much to draft. A name, a name with parameters such as
+            "egag:gamma_max=8,beta=0.5", or a `Schedule`; see docs/loop.md#schedules. With trees
+            "constant" or "optimal". None is "optimal" for the tree of drafter "auto", else
+            "constant".""",
+            with_beams=(None, "constant"),
+        ),
+    )
+    rule: str = field(
+        default="auto",
+        metadata=own(
+            check_string,
+            """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
+            plain decoding with the same seed; with ``tree`` one of the lossless rules of
+            `specdec_kernels.verify_tree`; see docs/rules.md. "auto" is greedy without sampling.
+            With it, chains have block for the drafts of a model and token for others, and trees
+            what docs/loop.md#trees lists first.""",
+            with_beams=("auto", "greedy"),
+        ),
+    )
+    tree: Any = field(
+        default=None,
+        metadata=own(
+            lambda name, value: as_layout(value),
+            """the trees to draft, None for chains. A `TreeSpec` or a tuple of branchings, such as
+            (4, 2, 1), drafted by one or more draft models (prompt lookup fills as many nodes); an
+            `EagleTree`, drafted by one draft model; a `TrieTree`, by any drafters; see
+            docs/loop.md#trees. One forward of the target verifies the whole tree, which needs the
+            cache "spec".""",
+            with_beams=(None,),
+        ),
+    )
+    seed: Any = field(
+        default=None,
+        metadata=own(
+            _keep,  # the call knows how many seeds there may be
+            """seed of sampling. None draws one seed for each sequence of a sampled call from
+            torch's default generator (``torch.manual_seed``). An int is the seed of sequence 0,
+            from which those of the others are derived. A list, array or tensor of ints gives them
+            one by one. ``stats.seeds`` holds the seeds; with ``seed=stats.seeds`` the same call
+            gives the same text again. See docs/loop.md#seeds.""",
+        ),
+    )
+    guard: bool | BenefitGuard | None = field(
+        default=None,
+        metadata=own(
+            _check_guard,
+            """whether drafting waits or pauses, so that it loses at most about 3 % of the seconds
+            of plain decoding; see docs/loop.md#the-benefit-guard. None: yes where the text cannot
+            change by it (greedy, match, target_only), else the guard only adds a note to the
+            statistics; in bfloat16 and float16 by expected costs. True: always, by the clock; where
+            that changes the text, which then depends on timing, a note says so. False: never, and
+            drafting begins in the second round. A `BenefitGuard` has limits of your own.""",
+        ),
+    )
+    compile: bool = field(
+        default=False,
+        metadata=own(
+            check_flag,
+            """run forwards on packed weights and compiled layers; the first one takes longer.
+            `warm_up` runs it before the first call. A second copy of the weights of the model's
+            linear layers is kept as long as the model; see docs/compile.md. A model that cannot
+            be compiled runs eagerly, with a warning that says why.""",
+            with_beams=(False,),
+        ),
+    )
+    fixed_width: int | None = field(
+        default=None,
+        metadata=own(
+            _or_none(check_integer, 1),
+            """give every forward this many tokens a row, so that speculation changes no text in
+            bfloat16 and float16 either. Forwards of the prompt have this width too; see
+            docs/compile.md#fixed-width.""",
+            with_beams=(None,),
+        ),
+    )
+
+
+@dataclass(kw_only=True)
+class Options(CommonOptions):
+    """All options of the loop; see `generate`."""
+
+    gamma: int | None = field(
+        default=None, metadata=own(_keep, "alias of ``num_assistant_tokens``.")
+    )
+    num_speculative_tokens: int | None = field(
+        default=None, metadata=own(_keep, "alias of ``num_assistant_tokens``.")
+    )
+    num_assistant_beams: int | None = field(
+        default=None,
+        metadata=own(
+            _or_none(check_integer),
+            """with ``num_beams``, the beam width of the draft model, at least ``num_beams``. None
+            is twice ``num_beams``. See docs/loop.md#beam-search.""",
+        ),
+    )
+    cache: str = field(
+        default="auto",
+        metadata=own(
+            check_string,
+            """how keys and values are kept: "spec" (one static cache), "aligned" (one of
+            Transformers for the whole batch), "dynamic" (one for each sequence, one forward after
+            the other), or "auto": the first of them that fits the model, with a note in the
+            statistics where it is not "spec"; see docs/loop.md#caches.""",
+            with_beams=("auto", "spec"),
+        ),
+    )
+    self_check: bool = field(
+        default=True,
+        metadata=own(
+            check_flag,
+            """whether the first use of a cache with a model class and configuration compares the
+            model with itself through the cache on a few tokens; see `check_model`. False trusts the
+            model: where a cache does not fit it, the text is wrong without an error.""",
+        ),
+    )
+    streamer: Streamer | None = field(
+        default=None, metadata=own(_check_streamer, "Hugging Face streamer; one sequence only.")
+    )
+    trace: Trace | None = field(
+        default=None,
+        metadata=own(
+            _check_trace,
+            "called after every round with a `TracedRound`; not with ``tree``.",
+            with_beams=(None,),
+        ),
+    )
+    clock: Callable[[], float] = field(
+        default=time.perf_counter, metadata=own(_check_clock, "gives seconds; for tests.")
+    )
+
+    def __post_init__(self) -> None:
+        numbers = (self.num_assistant_tokens, *(getattr(self, name) for name in ALIASES))
+        self.num_assistant_tokens = resolve_num_assistant_tokens(*numbers, tree=self.tree)
+        for name in ALIASES:
+            setattr(self, name, None)
+        for option in fields(Options):
+            value = getattr(self, option.name)
+            setattr(self, option.name, option.metadata["check"](option.name, value))
+
+
+ALIASES = ("gamma", "num_speculative_tokens")
+COMMON = {option.name: option for option in fields(CommonOptions)}
+
+
+def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int | None:
+    """The value of the alias that was given, or None.
+
+    Raises:
+        TypeError: a value that is not an integer.
+        ValueError: two aliases disagree, the value is out of range, or a tree is given.
+    """
+    name = "num_assistant_tokens"
+    given = {COMMON[name].metadata["check"](name, value) for value in values} - {None}
+    if given and tree is not None:
+        raise ValueError(
+            f"{name} must not be given with tree, which says what is drafted, got {sorted(given)}"
+        )
+    if len(given) > 1:
+        raise ValueError(
+            f"{', '.join((name, *ALIASES[:-1]))} and {ALIASES[-1]} are the same argument, "
+            f"got {sorted(given)}"
+        )
+    return given.pop() if given else None
+
+
+def pop_options(arguments: dict[str, Any]) -> Options:
+    """The options among the keyword arguments of a function, which are removed there."""
+    names = arguments.keys() & {option.name for option in fields(Options)}
+    return Options(**{name: arguments.pop(name) for name in names})
+
+
+def takes_options(function: Function) -> Function:
+    """Names the options in the signature and the docstring of a function that pops them.
+
+    Its last parameter is ``**kwargs``, before which they are put, and "OPTIONS" is the line of the
+    docstring that they replace.
+    """
+    # Type checkers know the names from SpeculativeDecoder only: neither a ParamSpec nor an unpacked
+    # TypedDict can stand beside the arguments of model.generate, which nobody lists. What is set
+    # here is read by help(), by inspect.signature and by editors that ask the running interpreter.
+    *first, rest = inspect.signature(function).parameters.values()
+    own_parameters = inspect.signature(Options).parameters.values()
+    named = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own_parameters]
+    function.__signature__ = inspect.Signature([*first, *named, rest])  # type: ignore[attr-defined]
+    texts = [
+        textwrap.fill(
+            f"{option.name}: {option.metadata['text']}",
+            100,
+            initial_indent=" " * 8,
+            subsequent_indent=" " * 12,
+            break_on_hyphens=False,
+        )
+        for option in fields(Options)
+    ]
+    if function.__doc__:  # not with python -OO
+        function.__doc__ = function.__doc__.replace(" " * 8 + "OPTIONS", "\n".join(texts))
+    return function
