@@ -1,4 +1,4 @@
-"""Validation of arguments that are numbers, sequences of them, flags or strings.
+"""Validation of arguments that are numbers, sequences of them, or flags.
 
 A wrong type is a TypeError, a number outside its range a ValueError; a bool is not a number here.
 `specdec_host`, which needs no package of ours, has its own validation.
@@ -91,13 +91,6 @@ def check_flag(name: str, value: Any) -> bool:
     """The value, which must be True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {shown(value)}")
-    return value
-
-
-def check_string(name: str, value: Any) -> str:
-    """The value, which must be a string."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {shown(value)}")
     return value
 
 

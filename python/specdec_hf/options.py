@@ -13,11 +13,12 @@ import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from specdec_hf.arguments import check_flag, check_integer, check_string, shown
+from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.schedules.base import LONGEST_DRAFT, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -53,34 +54,19 @@ def _or_none(check: Callable[..., Any], *limits: Any) -> Callable[[str, Any], An
     return lambda name, value: None if value is None else check(name, value, *limits)
 
 
+def _must_be(rule: str, *types: Any) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, types):
+            raise TypeError(f"{name} must be {rule}, got {shown(value)}")
+        return value
+
+    return check
+
+
 def _check_drafter(name: str, value: Any) -> Any:
     from specdec_hf.drafters.resolve import check_drafter_types  # noqa: PLC0415  # loads torch
 
     check_drafter_types(value)
-    return value
-
-
-def _check_schedule(name: str, value: Any) -> Any:
-    if not (value is None or isinstance(value, str | Schedule)):
-        raise TypeError(f"{name} must be a string or a Schedule, got {shown(value)}")
-    return value
-
-
-def _check_guard(name: str, value: Any) -> Any:
-    if not (value is None or isinstance(value, bool | np.bool_ | BenefitGuard)):
-        raise TypeError(f"{name} must be None, True, False or a BenefitGuard, got {shown(value)}")
-    return value
-
-
-def _check_clock(name: str, value: Any) -> Any:
-    if not callable(value):
-        raise TypeError(f"{name} must be a function that gives seconds, got {shown(value)}")
-    return value
-
-
-def _check_trace(name: str, value: Any) -> Any:
-    if not (value is None or callable(value)):
-        raise TypeError(f"{name} must be None or a function, got {shown(value)}")
     return value
 
 
@@ -123,7 +109,7 @@ class CommonOptions:
     num_assistant_tokens_schedule: str | Schedule | None = field(
         default=None,
         metadata=own(
-            _check_schedule,
+            _must_be("a string or a Schedule", NoneType, str, Schedule),
             """how much to draft. A name, a name with parameters such as
             "egag:gamma_max=8,beta=0.5", or a `Schedule`; see docs/loop.md#schedules. With trees
             "constant" or "optimal". None is "optimal" for the tree of drafter "auto", else
@@ -134,7 +120,7 @@ class CommonOptions:
     rule: str = field(
         default="auto",
         metadata=own(
-            check_string,
+            _must_be("a string", str),
             """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
             plain decoding with the same seed; with ``tree`` one of the lossless rules of
             `specdec_kernels.verify_tree`; see docs/rules.md. "auto" is greedy without sampling.
@@ -169,7 +155,7 @@ class CommonOptions:
     guard: bool | BenefitGuard | None = field(
         default=None,
         metadata=own(
-            _check_guard,
+            _must_be("None, True, False or a BenefitGuard", NoneType, bool, np.bool_, BenefitGuard),
             """whether drafting waits or pauses, so that it loses at most about 3 % of the seconds
             of plain decoding; see docs/loop.md#the-benefit-guard. None: yes where the text cannot
             change by it (greedy, match, target_only), else the guard only adds a note to the
@@ -222,7 +208,7 @@ class Options(CommonOptions):
     cache: str = field(
         default="auto",
         metadata=own(
-            check_string,
+            _must_be("a string", str),
             """how keys and values are kept: "spec" (one static cache), "aligned" (one of
             Transformers for the whole batch), "dynamic" (one for each sequence, one forward after
             the other), or "auto": the first of them that fits the model, with a note in the
@@ -240,18 +226,25 @@ class Options(CommonOptions):
         ),
     )
     streamer: Streamer | None = field(
-        default=None, metadata=own(_check_streamer, "Hugging Face streamer; one sequence only.")
+        default=None,
+        metadata=own(
+            _check_streamer,
+            "Hugging Face streamer; one sequence only.",
+        ),
     )
     trace: Trace | None = field(
         default=None,
         metadata=own(
-            _check_trace,
+            _must_be("None or a function", NoneType, Callable),
             "called after every round with a `TracedRound`; not with ``tree``.",
             with_beams=(None,),
         ),
     )
     clock: Callable[[], float] = field(
-        default=time.perf_counter, metadata=own(_check_clock, "gives seconds; for tests.")
+        default=time.perf_counter,
+        metadata=own(
+            _must_be("a function that gives seconds", Callable), "gives seconds; for tests."
+        ),
     )
 
     def __post_init__(self) -> None:
