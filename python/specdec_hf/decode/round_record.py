@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -82,13 +81,18 @@ class Phases:
         self.began = self._last = clock()
         self._cached = self._cache_seconds()
 
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Count the seconds within to a phase, and what follows until the next one, too."""
+    def __call__(self, phase: str) -> Phases:
+        """For ``with``: count the seconds to a phase, until the next one begins."""
         if phase != self._phase and (self.real or self._phase != "verification"):
             self.stop()
             self._phase = phase
-        yield
+        return self
+
+    def __enter__(self) -> None:
+        """Do nothing: a generator would take as long as the clock."""
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing, as what follows belongs to the phase too."""
 
     def stop(self) -> None:
         """Count the seconds since the last time to the phase under way."""

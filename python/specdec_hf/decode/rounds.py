@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.hidden_states import take_hidden_states
-from specdec_hf.decode.commit import DraftCounts, commit, read_verdict
+from specdec_hf.decode.commit import DraftCounts, HostVerdict, commit, read_verdict
 from specdec_hf.decode.drafted import Drafted
 from specdec_hf.decode.processors import process_ended, process_logits
 from specdec_hf.decode.round_record import Phases, RoundRecord
@@ -59,7 +59,7 @@ def step(session: Session) -> list[Step]:
         if session.drafter is not None:
             session.drafter.commit(drafted.outcome(read, kept))
     with phases("host"):
-        _record_rows(session, before, drafted.rows(read), raw, logits)
+        _record_rows(session, before, drafted, read, raw, logits)
         _record_round(session, before, phases, counts, kept, width=raw.shape[1] - 1)
     if session.trace is not None:
         draft = drafted.draft
@@ -78,7 +78,7 @@ class _Before:
     def __init__(self, session: Session) -> None:
         self.active = session.history.active.copy()
         self.lengths = session.history.lengths.copy()
-        self.padding_fed = session.padding_fed
+        self.padding_fed = session.padding_fed if session.cache.kind == "plain" else None
         self.first_round = session.first_round
         self.cuda_graphs = session.stats.cuda_graphs
 
@@ -115,15 +115,18 @@ def _inform_of_candidates(session: Session, read: list[NDArray[np.int64]]) -> No
 def _record_rows(
     session: Session,
     before: _Before,
-    rows: NDArray[np.int64],
+    drafted: Drafted,
+    verdict: HostVerdict,
     raw: torch.Tensor,
     logits: torch.Tensor,
 ) -> None:
-    """Keep what drafters and the caller want of the rows [B, n] of the committed tokens."""
-    new = session.history.lengths - before.lengths
+    """Keep what drafters and the caller want of the rows of the committed tokens."""
     kept_states = (session.context and session.context.kept_states) or []
     outputs = session.outputs
-    hidden = take_hidden_states(session.cache) if kept_states or outputs is not None else {}
+    if not kept_states and outputs is None:
+        return
+    hidden, rows = take_hidden_states(session.cache), drafted.rows(verdict)
+    new = session.history.lengths - before.lengths
     for states in kept_states:
         chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
         states.record(hidden, before.lengths, chosen, raw.shape[1])
