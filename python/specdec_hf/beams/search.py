@@ -31,7 +31,6 @@ from specdec_hf.decode.output import SpecOutput
 from specdec_hf.decode.plan import costs_of, plain_beams, rounding_notes, token_budgets
 from specdec_hf.decode.round_record import Phases, RoundRecord
 from specdec_hf.decode.statistics import SequenceStats, SpecStats
-from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import DraftContext
@@ -66,7 +65,7 @@ def draft_model_of(model: Any, call: Call, options: Options) -> ModelDrafter | N
     """
     assert call.beams is not None
     drafter = resolve_drafter(options.drafter, None, model)
-    if drafter is None or type(drafter) is ModelDrafter or isinstance(drafter, LayersDrafter):
+    if drafter is None or isinstance(drafter, ModelDrafter):
         return drafter
     raise ValueError(
         f"drafter must be None or a draft model with num_beams={call.beams.num_beams}, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,39 +22,40 @@ from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_kernels import SampledDraft
 
 
-class ModelDrafter(Drafter):
-    """Any causal LM; it may be on another device or in another dtype than the target.
+class Stepper(Protocol):
+    """What draws a chain token by token: a draft model, layers of the target, or a head."""
 
-    A draft comes with exactly the distribution it was drawn from. After a fully accepted draft the
-    model's cache lacks the last drafted token, which the next round feeds first. A schedule that
-    reads token statistics is asked after each token, and drafting ends where no sequence goes on.
+    device: torch.device
+    sampler: RowSampler
 
-    Args:
-        model: the draft model. Neither it nor its configs are changed.
-        cache: "auto", "spec", "aligned" or "dynamic", as in `generate`.
+    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft."""
+        ...
+
+    def catch_up(self, history: History) -> torch.Tensor:
+        """Feed what it lacks of the text; logits [B, V] after each sequence's last token."""
+        ...
+
+    def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+        """Feed one token [B, 1] of each sequence at ``starts[b]``; logits [B, V] after it."""
+        ...
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Learn how many tokens of each sequence stay."""
+        ...
+
+
+class DrawingDrafter(Drafter):
+    """Base class of drafters that draw a chain from one row of logits after the other.
+
+    Override `start`, which sets ``_context`` and ``_draft``. A schedule that reads token statistics
+    is asked after each token, and drafting ends where no sequence goes on.
     """
 
-    name = "model"
     draws = True
-    rolls_back = True
     rules = RULES_OF_DRAWN_DRAFTS
-
-    def __init__(self, model: Any, cache: str = "auto") -> None:
-        check_language_model("model", model)
-        if not isinstance(cache, str):
-            raise TypeError(f"cache must be a string, got {shown(cache)}")
-        self.model = model
-        self.cache_kind = cache
-
-    def start(self, context: DraftContext) -> None:
-        """Check the vocabulary and make an empty cache.
-
-        Raises:
-            ValueError: the two vocabularies differ in size.
-        """
-        self._context = context
-        self._draft = DraftModel(self.model, context, self.cache_kind)
-        self.relative_cost = self._draft.relative_cost
+    _context: DraftContext
+    _draft: Stepper
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         draft, lengths = self._draft, history.lengths
@@ -71,13 +72,7 @@ class ModelDrafter(Drafter):
             if i:
                 # A row of logits that is not finite draws -1. It is fed as token 0, and the
                 # verification takes it as "no draft from here on".
-                logits = forward_window(
-                    draft.model,
-                    draft.cache,
-                    drawn[-1].clamp(min=0)[:, None],
-                    lengths + i - 1,
-                    keep=1,
-                )[:, -1]
+                logits = draft.extend(drawn[-1].clamp(min=0)[:, None], lengths + i - 1)
             noise = self._context.noise_positions(positions, i)
             sampled = draft.sampler.sample(logits[:, None], noise[:, None])
             drawn.append(sampled.tokens[:, 0])
@@ -109,6 +104,38 @@ class ModelDrafter(Drafter):
 
     def commit(self, outcome: DraftOutcome) -> None:
         self._draft.truncate(outcome.lengths + outcome.accepted)
+
+
+class ModelDrafter(DrawingDrafter):
+    """Any causal LM; it may be on another device or in another dtype than the target.
+
+    A draft comes with exactly the distribution it was drawn from. After a fully accepted draft the
+    model's cache lacks the last drafted token, which the next round feeds first.
+
+    Args:
+        model: the draft model. Neither it nor its configs are changed.
+        cache: "auto", "spec", "aligned" or "dynamic", as in `generate`.
+    """
+
+    name = "model"
+    rolls_back = True
+
+    def __init__(self, model: Any, cache: str = "auto") -> None:
+        check_language_model("model", model)
+        if not isinstance(cache, str):
+            raise TypeError(f"cache must be a string, got {shown(cache)}")
+        self.model = model
+        self.cache_kind = cache
+
+    def start(self, context: DraftContext) -> None:
+        """Check the vocabulary and make an empty cache.
+
+        Raises:
+            ValueError: the two vocabularies differ in size.
+        """
+        self._context = context
+        self._draft = DraftModel(self.model, context, self.cache_kind)
+        self.relative_cost = self._draft.relative_cost
 
 
 class DraftModel:
@@ -189,10 +216,7 @@ class DraftModel:
 
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft within its context."""
-        most = np.where(history.active, limits, 0)
-        if self._context_length is None:
-            return most
-        return np.minimum(most, np.maximum(self._context_length - history.lengths, 0))
+        return room_in(self._context_length, history, limits)
 
     def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """The target's ids of tokens of this model's logits: the same."""
@@ -207,6 +231,10 @@ class DraftModel:
         tokens = torch.from_numpy(history.last(missing)).to(self.device, non_blocking=True)
         self._nodes_fed = 0
         return forward_window(self.model, self.cache, tokens, lengths - missing, keep=1)[:, -1]
+
+    def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+        """Feed one token [B, 1] of each sequence at ``starts[b]``; logits [B, V] after it."""
+        return forward_window(self.model, self.cache, tokens, starts, keep=1)[:, -1]
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Feed the next nodes of a tree below each sequence's last token; their logits [B, m, V].
@@ -241,3 +269,13 @@ class DraftModel:
     def truncate(self, lengths: Lengths) -> None:
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.cache.truncate(np.minimum(self.cache.lengths, lengths))
+
+
+def room_in(
+    context_length: int | None, history: History, limits: NDArray[np.int64] | int
+) -> NDArray[np.int64]:
+    """[B], how many of ``limits`` tokens each sequence can draft within a model's context."""
+    most = np.where(history.active, limits, 0)
+    if context_length is None:
+        return most
+    return np.minimum(most, np.maximum(context_length - history.lengths, 0))

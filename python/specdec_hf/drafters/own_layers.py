@@ -17,7 +17,7 @@ from specdec_hf.arguments import check_integer
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.split_model import SplitModel, check_split
-from specdec_hf.drafters.model import DraftModel, ModelDrafter
+from specdec_hf.drafters.model import DrawingDrafter, room_in
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_hf.drafting.sampling import RowSampler
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class OwnCacheDraft(DraftModel):
-    """The target as its own draft model; override `catch_up` and `forward`.
+class OwnCacheDraft:
+    """The target as its own `Stepper`; override `catch_up` and `extend`.
 
     Args:
         context: the call.
@@ -35,28 +35,37 @@ class OwnCacheDraft(DraftModel):
 
     def __init__(self, context: DraftContext) -> None:
         self.model = context.model
-        self.device = context.model.device
+        self.device: torch.device = context.model.device
         self.context = context
         self.target_cache: SpecCache = context.cache
-        self.cache: Any = self  # drafts are fed through `forward`
         self.sampler = RowSampler(context, self.device)
         self._context_length = context_length(self.model)
+
+    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft within the context."""
+        return room_in(self._context_length, history, limits)
+
+    def catch_up(self, history: History) -> torch.Tensor:
+        """Logits [B, V] of each sequence's next token."""
+        raise NotImplementedError
+
+    def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+        """Logits [B, V] after one more token [B, 1]."""
+        raise NotImplementedError
 
     def truncate(self, lengths: Lengths) -> None:
         """Do nothing, because the loop truncates the target's cache."""
 
 
-class OwnCacheDrafter(ModelDrafter):
+class OwnCacheDrafter(DrawingDrafter):
     """Base class of drafters that run the target; `start` makes what they draft with.
 
     What a draft writes into the cache lies beyond the committed tokens, where the verification
     overwrites it.
     """
 
-    rolls_back = False
     makes_forward = True
     reads_prompt = False  # the cache holds it
-    model = None  # that of the call
 
     def _check_cache(self, context: DraftContext) -> None:
         """Raise ValueError for a call whose cache drafts cannot be written to."""
@@ -94,12 +103,12 @@ class OwnLayers(OwnCacheDraft):
     def catch_up(self, history: History) -> torch.Tensor:
         self.hidden = []
         pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
-        return self.forward(pending, history.lengths - 1, 1)[:, -1]
+        return self.extend(pending, history.lengths - 1)
 
-    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+    def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         logits, hidden = self.split.first(self.target_cache, tokens, starts)
         self.hidden.append(hidden)
-        return logits
+        return logits[:, -1]
 
 
 class OwnLayersDrafter(OwnCacheDrafter):

@@ -110,9 +110,7 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
                 f"its own, got {layout}"
             )
         drafters.append(one)
-    models = [
-        one.model for one in drafters if isinstance(one, ModelDrafter) and one.model is not None
-    ]
+    models = [one.model for one in drafters if isinstance(one, ModelDrafter)]
     if isinstance(layout, EagleTree):
         if len(models) != 1 or len(drafters) != 1:
             raise ValueError(

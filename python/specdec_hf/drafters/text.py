@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from specdec_hf.arguments import check_integer, shown
-from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter
@@ -127,10 +126,8 @@ class TextDrafter(Drafter):
             return None
         drawn = [draft.catch_up(history).argmax(dim=-1)]
         for i in range(1, steps):
-            logits = forward_window(
-                draft.model, draft.cache, drawn[-1][:, None], lengths + i - 1, keep=1
-            )
-            drawn.append(logits[:, -1].argmax(dim=-1))
+            logits = draft.extend(drawn[-1][:, None], lengths + i - 1)
+            drawn.append(logits.argmax(dim=-1))
         read: list[list[int]] = torch.stack(drawn, dim=1).tolist()
         self._fed = [[*ids, *more[:-1]] for ids, more in zip(texts, read, strict=True)]
         return [more[:count] for more, count in zip(read, counts.tolist(), strict=True)]

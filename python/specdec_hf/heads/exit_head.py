@@ -121,7 +121,7 @@ def load_exit(folder: str | Path) -> ExitHead:
     return load_own(folder, _SIZES, lambda *sizes: ExitHead(ExitConfig(*sizes)))
 
 
-class ExitHeadDrafter(HeadDrafter[ExitHead], OwnLayersDrafter, entry="exit_head"):
+class ExitHeadDrafter(OwnLayersDrafter, HeadDrafter[ExitHead], entry="exit_head"):
     """As `EarlyExitDrafter`, with a trained norm and projection before the final norm.
 
     Args:
@@ -133,7 +133,9 @@ class ExitHeadDrafter(HeadDrafter[ExitHead], OwnLayersDrafter, entry="exit_head"
     """
 
     kind, load = ExitHead, staticmethod(load_exit)
-    start = OwnLayersDrafter.start
+
+    def check_config(self, config: Any) -> None:
+        self._head.check_config(config)
 
     def parts(self, total: int) -> tuple[int, int]:
         return self._head.head.config.layer, total

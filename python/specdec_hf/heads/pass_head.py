@@ -200,9 +200,9 @@ class LookAheadDraft(OwnCacheDraft):
         self._rows = iter(logits.unbind(dim=1))
         return next(self._rows)
 
-    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Logits [B, 1, V] at the next look-ahead embedding, whichever token was drawn before."""
-        return next(self._rows)[:, None]
+    def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+        """Logits [B, V] at the next look-ahead embedding, whichever token was drawn before."""
+        return next(self._rows)
 
 
 class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter, entry="pass_head"):

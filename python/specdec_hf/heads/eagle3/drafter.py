@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.protocol import Lengths, context_length
 from specdec_hf.compiled.call import CompiledCall, CompileStats
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
-from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.model import DrawingDrafter, room_in
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.eagle3.files import load_head
@@ -85,11 +85,6 @@ class HeadDraft:
         self._context_length = context_length(context.model)
         self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
 
-    @property
-    def cache(self) -> Any:
-        """Itself: drafts of a chain are fed through `forward`."""
-        return self
-
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.
 
@@ -97,10 +92,7 @@ class HeadDraft:
         its context.
         """
         known = self.lengths + self._states.counts > 0
-        most = np.where(history.active & known, limits, 0)
-        if self._context_length is None:
-            return most
-        return np.minimum(most, np.maximum(self._context_length - history.lengths, 0))
+        return np.where(known, room_in(self._context_length, history, limits), 0)
 
     def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """The target's ids of draft tokens, where logits are those of the draft vocabulary."""
@@ -153,11 +145,11 @@ class HeadDraft:
         self._hidden = torch.cat([self._hidden, hidden], dim=1)
         return logits
 
-    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next token [B, 1] of a chain; its logits [B, 1, V]."""
+    def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+        """Feed the next token [B, 1] of a chain; its logits [B, V]."""
         fed = self._hidden.shape[1]
         chain = torch.arange(-1, fed - 1, device=self.device).expand(len(tokens), -1)
-        return self.feed(tokens, starts, chain)
+        return self.feed(tokens, starts, chain)[:, -1]
 
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
         """Do nothing: the pairs of committed drafts are fed again, with the target's features."""
@@ -259,7 +251,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter, entry="eagle3")
         return HeadDraft(head, self._begin(context))
 
 
-class Eagle3ChainDrafter(HeadDrafter[Eagle3Head], ModelDrafter, entry="eagle3_chain"):
+class Eagle3ChainDrafter(HeadDrafter[Eagle3Head], DrawingDrafter, entry="eagle3_chain"):
     """A trained head that drafts token by token, each with the distribution it was drawn from.
 
     Args:
@@ -272,9 +264,7 @@ class Eagle3ChainDrafter(HeadDrafter[Eagle3Head], ModelDrafter, entry="eagle3_ch
     Source: EAGLE-3, arXiv 2503.01840.
     """
 
-    rolls_back = False
     kind, load = Eagle3Head, staticmethod(load_head)
-    model = None  # that of the call
 
     def draft_with(self, head: Eagle3Head, context: DraftContext) -> HeadDraft:
         self._context = context
