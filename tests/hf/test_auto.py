@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def that_may_not_be_read(folder, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(auto.Path, "iterdir", refuse)
+    monkeypatch.setattr(Path, "iterdir", refuse)
 
 
 @pytest.mark.covering(test=1)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cache import widths
+from specdec_hf.cache.record import record_of
 from specdec_hf.compiled import borrow, recordings
-from specdec_hf.compiled import forward as compiled
 from specdec_hf.decode import begin
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
@@ -89,7 +89,7 @@ def few_slots(monkeypatch):
 
 
 def graphs_of(model):
-    return compiled._forwards[model].cuda_graphs
+    return record_of(model).compiled.cuda_graphs
 
 
 def test_buffers_that_grow_get_graphs_of_their_own(llama, monkeypatch):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from specdec_hf import TrieTree, check_model, generate
-from specdec_hf.cache import known_fits
 from specdec_hf.cache.plain import PlainCache
+from specdec_hf.cache.record import forget_fits
 from support import encoder_models
 from support.encoder_models import texts, tiny
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -107,12 +107,12 @@ def test_a_wrong_roll_back_is_found_by_the_check_and_changes_the_text(
         drafter = OracleDrafter(expected[:, 1:].numpy())
         return generate(tiny(name), **inputs, **CALL, drafter=drafter, **options)
 
-    known_fits.forget()
+    forget_fits()
     try:
         with pytest.raises(ValueError, match="cannot be used with drafts"):
             call()
     finally:
-        known_fits.forget()
+        forget_fits()
     try:
         text = call(self_check=False).sequences
     except RuntimeError:

@@ -4,7 +4,9 @@ import pytest
 import torch
 from specdec_hf import EagleTree
 from specdec_hf.cache import fixed_width, spec_cache
+from specdec_hf.cache.fit import Fit
 from specdec_hf.cache.hidden_states import keep_hidden_states, take_hidden_states
+from specdec_hf.cache.record import forget_fits
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.widths import Widths
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
@@ -109,9 +111,9 @@ class Unaligned(Widths):
 def test_the_check_of_a_width_finds_rows_that_depend_on_their_neighbours(monkeypatch, wrong):
     # Larger and more exact than the others, so that other kernels give other bits.
     model = build("llama", hidden_size=256, intermediate_size=512)
-    monkeypatch.setattr(fixed_width, "_checked", {})
+    forget_fits()
     decode(model, (9, 5, 7), fixed_width=8, max_new_tokens=2)
-    monkeypatch.setattr(fixed_width, "_checked", {})
+    forget_fits()
     monkeypatch.setattr(fixed_width, "Widths", wrong)
     with pytest.raises(ValueError, match="fixed_width=8 cannot be kept"):
         decode(model, (9, 5, 7), fixed_width=8, max_new_tokens=2)
@@ -119,10 +121,8 @@ def test_the_check_of_a_width_finds_rows_that_depend_on_their_neighbours(monkeyp
 
 def test_the_check_runs_once_for_a_width_and_a_batch_size(model, monkeypatch):
     ran = []
-    monkeypatch.setattr(fixed_width, "_checked", {})
-    monkeypatch.setattr(
-        fixed_width, "_rows_are_independent", lambda *args: ran.append(args[2]) or True
-    )
+    forget_fits()
+    monkeypatch.setattr(fixed_width, "_measure", lambda *args: ran.append(args[2]) or Fit())
     for lengths, width in (((9,), 8), ((7,), 8), ((9,), 4), ((9, 5), 8)):
         decode(model, lengths, fixed_width=width, max_new_tokens=1)
     assert ran == [8, 4, 8]

@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.cache import known_fits
 from specdec_hf.cache.later_inputs import LaterInputs
+from specdec_hf.cache.record import forget_fits
 from support import hf_models
 from support.hf_models import one_thread, with_noise  # noqa: F401  # the first is autouse
 
@@ -95,9 +95,9 @@ def wrong_positions(monkeypatch):
         return made
 
     monkeypatch.setattr(LaterInputs, "add_to", wrong)
-    known_fits.forget()
+    forget_fits()
     yield
-    known_fits.forget()
+    forget_fits()
 
 
 # No cache takes drafts for padded batches of paligemma2.
@@ -266,7 +266,7 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards():
     assert out.sequences.tolist() == model.generate(**made, **GREEDY).tolist()
     assert out.stats.cache == "dynamic"
     assert "runs with cache='dynamic'; cache='spec': logits of Llava" in out.stats.notes[0]
-    known_fits.forget()
+    forget_fits()
     assert generate(model, **made, **call, self_check=False).stats.cache == "spec"
 
 
@@ -274,7 +274,7 @@ def test_hooks_of_the_caller_do_not_see_the_comparison():
     model, calls = hf_models.build("llama"), []
     embeds = model.get_input_embeddings()(torch.arange(1, 9).expand(2, -1)).detach()
     model.register_forward_hook(lambda *_: calls.append(1))
-    known_fits.forget()
+    forget_fits()
     for self_check in (False, True):
         generate(model, inputs_embeds=embeds, max_new_tokens=3, drafter=None, self_check=self_check)
     assert len(calls) == 2 * 3

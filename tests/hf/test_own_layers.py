@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from specdec_hf import TrieTree, generate
-from specdec_hf.cache import split_model
+from specdec_hf.cache.record import forget_fits
 from specdec_hf.cache.split_model import SplitModel
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
@@ -94,10 +94,11 @@ def test_wrong_hidden_states_are_found_by_the_self_check(only_without_mask, monk
         return original(self, cache, hidden.roll(1, dims=1) if wrong else hidden, *rest)
 
     monkeypatch.setattr(SplitModel, "second", second)
-    monkeypatch.setattr(split_model, "_fits", {})
+    forget_fits()
     with pytest.raises(ValueError, match="cannot be run in two parts: its logits then differ by"):
         generate(model, **inputs, **arguments, drafter="early_exit:2")
     wrong = generate(model, **inputs, **arguments, drafter="early_exit:2", self_check=False)
+    forget_fits()
     # Without the self-check every forward has a mask.
     assert torch.equal(wrong, expected) == only_without_mask
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.cache import known_fits
 from specdec_hf.cache.fit import Fit
+from specdec_hf.cache.record import forget_fits
 from specdec_hf.decode import prefill
 from support import hf_models
 
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    known_fits.forget()
+    forget_fits()
     yield
-    known_fits.forget()
+    forget_fits()
 
 
 def embedded(model, rows):
@@ -24,13 +24,13 @@ def embedded(model, rows):
 
 def test_a_single_sequence_proves_nothing_for_a_batch(monkeypatch):
     checked = []
-    measure = prefill._difference
+    measure = prefill._compare
 
     def counted(model, cache, *args):
         checked.append(len(cache.lengths))
         return measure(model, cache, *args)
 
-    monkeypatch.setattr(prefill, "_difference", counted)
+    monkeypatch.setattr(prefill, "_compare", counted)
     model = hf_models.tiny("llama")
     for rows in (1, 1, 3, 3):
         generate(model, **embedded(model, rows), drafter="prompt_lookup")

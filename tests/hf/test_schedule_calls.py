@@ -1,11 +1,13 @@
 """Schedules in the loop: same text, same distribution, what they record, and what is refused."""
 
 import time
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 import torch
 from specdec_hf import BenefitGuard, Draft, Drafter, ModelDrafter, PromptLookupDrafter, generate
+from specdec_hf.cache.record import record_of
 from specdec_hf.schedules import measurements
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.registry import SCHEDULES
@@ -275,7 +277,9 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
     guard = BenefitGuard(max_loss=0.02)
 
     def plain(target=model, size=1):
-        return measurements.recall(target, drafter.model, (size, "", False, 1)).costs.plain
+        return measurements.recall(
+            record_of(target).measured, drafter.model, (size, "", False, 1)
+        ).costs.plain
 
     inputs = {**hf_models.prompts((9,)), "max_new_tokens": 12, "do_sample": False, "guard": guard}
     generate(model, **inputs, drafter=drafter, clock=lambda: time.perf_counter() * 9)
@@ -290,28 +294,28 @@ def test_measurements_are_an_average_and_a_copy():
     class Thing:
         pass
 
-    model, drafter = Thing(), Thing()
+    measured, drafter = WeakKeyDictionary(), Thing()
     costs = measurements.Costs()
     costs.observe(0, 0, 0.0, 1.0)
-    measurements.remember(model, drafter, 1, costs, 2.0)
-    measurements.remember(model, drafter, 1, costs, None)
-    measurements.remember(model, drafter, 1, costs, 1.0)
-    known = measurements.recall(model, drafter, 1)
+    measurements.remember(measured, drafter, 1, costs, 2.0)
+    measurements.remember(measured, drafter, 1, costs, None)
+    measurements.remember(measured, drafter, 1, costs, 1.0)
+    known = measurements.recall(measured, drafter, 1)
     assert (known.benefit, known.trusted, known.costs.plain) == (1.5, True, 1.0)
     known.costs.observe(0, 0, 0.0, 9.0)
-    assert measurements.recall(model, drafter, 1).costs.plain == 1.0
-    assert not measurements.recall(model, Draft, 1).trusted
+    assert measurements.recall(measured, drafter, 1).costs.plain == 1.0
+    assert not measurements.recall(measured, Draft, 1).trusted
 
 
 def test_one_unlucky_call_does_not_outweigh_what_was_expected():
     class Thing:
         pass
 
-    model, drafter = Thing(), Thing()
+    measured, drafter = WeakKeyDictionary(), Thing()
     trusted = []
     for _ in range(4):
-        measurements.remember(model, drafter, 1, measurements.Costs(), 0.8, 1.5)
-        trusted.append(measurements.recall(model, drafter, 1).trusted)
+        measurements.remember(measured, drafter, 1, measurements.Costs(), 0.8, 1.5)
+        trusted.append(measurements.recall(measured, drafter, 1).trusted)
     assert trusted == [True, True, True, False]
-    measurements.remember(model, drafter, 2, measurements.Costs(), 0.8)
-    assert not measurements.recall(model, drafter, 2).trusted
+    measurements.remember(measured, drafter, 2, measurements.Costs(), 0.8)
+    assert not measurements.recall(measured, drafter, 2).trusted

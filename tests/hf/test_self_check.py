@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from specdec_hf import check_model, generate
-from specdec_hf.cache import check_plan, known_fits, self_check
+from specdec_hf.cache import check_plan, self_check
+from specdec_hf.cache.fit import compare
 from specdec_hf.cache.plain import PlainCache
+from specdec_hf.cache.record import forget_fits
 from specdec_hf.cache.self_check import check_fit
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from support import hf_models
@@ -133,9 +135,9 @@ def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dt
 
 @pytest.fixture
 def forgetful():
-    known_fits.forget()
+    forget_fits()
     yield
-    known_fits.forget()
+    forget_fits()
 
 
 def late_positions(window):
@@ -211,8 +213,11 @@ def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
 @pytest.mark.parametrize("place", range(3))
 def test_a_row_that_is_no_number_is_a_difference(place):
     own = torch.arange(12.0).view(3, 4)
-    rows = [(0, i, row * math.nan if i == place else row) for i, row in enumerate(own)]
-    assert self_check.largest_difference(rows, [own]) == math.inf
+    rows = [row * math.nan if i == place else row for i, row in enumerate(own)]
+    for given in ((rows, own), ([torch.stack(rows)], [own])):
+        found = compare(*given, 1.0)
+        assert found.difference == math.inf
+        assert found.fault is not None
 
 
 @pytest.mark.parametrize("kinds", [1, 4])

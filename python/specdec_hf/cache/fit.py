@@ -1,7 +1,9 @@
-"""How far logits lie apart, and what that says about a cache."""
+"""Do two ways of running a model compute the same? Their logits are compared."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +17,52 @@ LEAST_TOLERANCE = 2e-4
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Whether a cache fits a model.
+class Comparison:
+    """How far rows of logits lie from those that they should be.
 
     Attributes:
-        difference: largest root mean square over the vocabulary of the difference of two rows of
-            logits, in units of the standard deviation of the model's own row; None if not measured.
+        difference: largest root mean square over the vocabulary of the difference of two rows, in
+            units of the standard deviation of the row that it should be; infinite where it is NaN.
         tolerance: the largest difference that rounding explains.
-        reason: why the cache does not fit, or None.
+    """
+
+    difference: float
+    tolerance: float
+
+    @property
+    def fault(self) -> str | None:
+        """The end of a message about a difference above the tolerance, or None."""
+        if self.difference <= self.tolerance:
+            return None
+        return (
+            f"by {self.difference:.2g} of their standard deviation, where rounding explains "
+            f"{self.tolerance:.2g}"
+        )
+
+
+def compare(
+    rows: Iterable[torch.Tensor], own: Iterable[torch.Tensor], tolerance: float
+) -> Comparison:
+    """Compare logits [..., V] with those that they should be, tensor by tensor."""
+    difference = 0.0
+    for got, want in zip(rows, own, strict=True):
+        row, wanted = got.float(), want.float()
+        apart = (row - wanted).square().mean(dim=-1).sqrt() / wanted.std(dim=-1)
+        # Equal rows may have no deviation to measure by.
+        largest = float(apart.masked_fill((row == wanted).all(dim=-1), 0).max())
+        # NaN is a difference too, and max() would drop it.
+        difference = math.inf if math.isnan(largest) else max(difference, largest)
+    return Comparison(difference, tolerance)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a cache, or another way of running a model, fits the model.
+
+    Attributes:
+        difference: as in `Comparison`; None if not measured.
+        tolerance: the largest difference that rounding explains.
+        reason: why it does not fit, or None.
         unchecked: why nothing could be measured, or None.
         remark: what the self-check does not cover, or None.
         omitted: the kinds of forwards without a mask that were compared, see `SpecCache`.
@@ -41,24 +81,12 @@ class Fit:
         return self.unchecked or (self.remark if self.difference is None else None)
 
 
-def distance(rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """`Fit.difference` of each row of logits [..., V]."""
-    return (rows - own).square().mean(dim=-1).sqrt() / own.std(dim=-1)
-
-
 def tolerance_of(model: Any) -> float:
     """The largest difference that rounding explains."""
     step = float(torch.finfo(_dtype_of_products(model)).eps)
     if model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         step = max(step, 2.0**-10)
     return max(LEAST_TOLERANCE, STEPS * step)
-
-
-def beyond_rounding(difference: float, tolerance: float) -> str:
-    """The end of a message about a difference above the tolerance."""
-    return (
-        f"by {difference:.2g} of their standard deviation, where rounding explains {tolerance:.2g}"
-    )
 
 
 def coarse_arithmetic(model: Any) -> str | None:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hf.cache.known_fits import configuration
+from specdec_hf.cache.fit import Fit, compare
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
+from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.cache.widths import Widths
 
 _PROMPT, _MOST = 6, 8  # tokens of the checked prompt, and at most how many follow
-_checked: dict[tuple[Any, ...], bool] = {}
 
 
 def fix_width(model: Any, cache: RollbackCache, width: int) -> None:
@@ -57,18 +57,20 @@ def check_fixed_width(model: Any, cache: SpecCache) -> None:
     if context is not None and context < _PROMPT + _MOST:
         return
     eager = cache.compiled is None
-    key = (*configuration(model), width, batch_size, eager, torch.get_num_threads())
-    if key not in _checked:
+    known = fits_of(model)
+    key = ("fixed width", width, batch_size, eager, torch.get_num_threads())
+    if key not in known:
         with undisturbed(model), torch.inference_mode():
-            _checked[key] = _rows_are_independent(model, cache, width)
-    if not _checked[key]:
+            known[key] = _measure(model, cache, width)
+    if known[key].reason is not None:
         raise ValueError(
             f"fixed_width={width} cannot be kept: on this machine the logits of a token of "
             f"{type(model).__name__} depend on its place in a forward, or on the tokens beside it"
         )
 
 
-def _rows_are_independent(model: Any, cache: SpecCache, width: int) -> bool:
+def _measure(model: Any, cache: SpecCache, width: int) -> Fit:
+    """Whether rows are independent of what they should be independent of."""
     batch_size, size = len(cache.lengths), min(width, _MOST)
     generator = torch.Generator("cpu").manual_seed(5)
     shape = (batch_size, _PROMPT + size)
@@ -80,7 +82,9 @@ def _rows_are_independent(model: Any, cache: SpecCache, width: int) -> bool:
         ([1] * min(size, 3) + [size - 3] * (size > 3), Widths(width)),
         ([size], Widths(width, spare_blocks=1)),
     ]
-    return all(torch.equal(whole, _logits(model, cache, ids, lengths, *way)) for way in ways)
+    rows = [_logits(model, cache, ids, lengths, *way) for way in ways]
+    found = compare(rows, [whole] * len(rows), 0.0)
+    return Fit(found.difference, found.tolerance, found.fault)
 
 
 def _logits(

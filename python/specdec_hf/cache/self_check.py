@@ -18,8 +18,7 @@ import torch
 
 from specdec_hf.cache.check_plan import CheckPlan, Row
 from specdec_hf.cache.encoded import Encoded
-from specdec_hf.cache.fit import Fit, beyond_rounding, coarse_arithmetic, distance, tolerance_of
-from specdec_hf.cache.known_fits import configuration, known
+from specdec_hf.cache.fit import Comparison, Fit, compare, tolerance_of
 from specdec_hf.cache.make import kind_reason, make_cache
 from specdec_hf.cache.own_logits import (
     PASSING,
@@ -29,11 +28,13 @@ from specdec_hf.cache.own_logits import (
     one_line,
     padded_prompt,
 )
+from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from specdec_hf.cache.undisturbed import changing, undisturbed
 
 # The loop itself names logits that are not finite.
 _NOT_FINITE = "the model's logits are not finite or all equal"
+DIFFERENT = "its logits differ from the model's own"
 _SEPARATE = ("dynamic", "none", "snapshot")  # caches that feed one sequence after the other
 
 
@@ -72,8 +73,9 @@ def check_fit(
         if kind == "aligned":
             num_sequences = 2  # even without padding
         encoded = encoded.select([b % encoded.batch_size for b in range(num_sequences)])
-    key = (*configuration(model), coarse_arithmetic(model), kind, padded, tree, names)
+    key = (kind, padded, tree, names)
     with changing:
+        known = fits_of(model)
         fit = known.get(key)
         if fit is None:
             with undisturbed(model), torch.inference_mode():
@@ -107,16 +109,13 @@ def _measure(model: Any, kind: str, plan: CheckPlan, encoded: Encoded | None) ->
     for b, position, row in rows:
         if row.shape != own[b][position].shape:
             return Fit(reason=f"its logits are {list(row.shape)}, not {list(own[b][0].shape)}")
-    difference = largest_difference(rows, own)
-    if not math.isfinite(difference) and not bool(
+    found = compare_rows(model, rows, own)
+    if not math.isfinite(found.difference) and not bool(
         logits_alone(model, plan.fed, encoded).isfinite().all()
     ):
         return Fit(remark=_NOT_FINITE)  # a rejected draft did that, not the cache
-    tolerance = tolerance_of(model)
-    reason = None
-    if difference > tolerance:
-        reason = f"its logits differ from the model's own {beyond_rounding(difference, tolerance)}"
-    return Fit(difference, tolerance, reason, remark=plan.remark, omitted=omitted)
+    reason = None if found.fault is None else f"{DIFFERENT} {found.fault}"
+    return Fit(found.difference, found.tolerance, reason, remark=plan.remark, omitted=omitted)
 
 
 def _own_logits(
@@ -154,11 +153,7 @@ def _rows_through_cache(
     return rows, frozenset(cache.omitted if isinstance(cache, SpecCache) else ())
 
 
-def largest_difference(rows: Sequence[Row], own: Sequence[torch.Tensor]) -> float:
-    """The largest distance of rows of logits from those of the texts ``own`` [n, V]."""
-    difference = 0.0
-    for b, position, row in rows:
-        apart = distance(row, own[b][position])
-        # NaN is a difference too, and max() would drop it.
-        difference = math.inf if bool(apart.isnan()) else max(difference, float(apart))
-    return difference
+def compare_rows(model: Any, rows: Sequence[Row], own: Sequence[torch.Tensor]) -> Comparison:
+    """Compare rows of logits with those of the texts ``own`` [n, V]."""
+    wanted = (own[b][position] for b, position, _ in rows)
+    return compare((row for *_, row in rows), wanted, tolerance_of(model))

@@ -15,18 +15,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specdec_hf.cache.fit import beyond_rounding, distance, tolerance_of
+from specdec_hf.cache.fit import Fit, compare, tolerance_of
 from specdec_hf.cache.forward import forward_embeddings, forward_window
-from specdec_hf.cache.known_fits import configuration
 from specdec_hf.cache.model_call import run_inputs
 from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.protocol import Lengths, num_parameters, vocab_size_of
+from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
 from specdec_hf.cache.undisturbed import undisturbed
 
 # Names of a model's list of layers and, where it has one, of its table of positions.
 _LAYERS, _POSITIONS = ("layers", "h"), "wpe"
-_fits: dict[tuple[Any, ...], float] = {}
 
 
 class _Tap(torch.nn.Module):
@@ -173,31 +172,28 @@ def check_split(model: Any, split: SplitModel, shared: int, resume: int) -> None
     Raises:
         ValueError: logits that differ by more than rounding, or parts that do not run.
     """
-    key = (*configuration(model), shared, resume)
-    if key not in _fits:
+    key, known = ("split", shared, resume), fits_of(model)
+    if key not in known:
         try:
             with undisturbed(model):
-                _fits[key] = _difference(model, split)
+                known[key] = _measure(model, split)
         except Exception as error:  # raised inside a model that was not made to be taken apart
             raise ValueError(
                 f"{type(model).__name__} cannot be run in two parts: {one_line(error)}"
             ) from error
-    tolerance = tolerance_of(model)
-    if not _fits[key] <= tolerance:
-        raise ValueError(
-            f"{type(model).__name__} cannot be run in two parts: its logits then differ "
-            f"{beyond_rounding(_fits[key], tolerance)}"
-        )
+    if known[key].reason is not None:
+        raise ValueError(f"{type(model).__name__} cannot be run in two parts: {known[key].reason}")
 
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def _difference(model: Any, split: SplitModel) -> float:
-    """The largest difference between logits of windows in two parts and in one."""
+def _measure(model: Any, split: SplitModel) -> Fit:
+    """Compare logits of windows in two parts and in one."""
     rows = [*_ragged_windows(model, split), *_windows_alone(model, split)]
-    apart = torch.stack([distance(got.float(), want.float()).max() for got, want in rows])
-    return float(apart.max())  # NaN too
+    found = compare([a for a, _ in rows], [b for _, b in rows], tolerance_of(model))
+    reason = None if found.fault is None else f"its logits then differ {found.fault}"
+    return Fit(found.difference, found.tolerance, reason)
 
 
 def _ragged_windows(model: Any, split: SplitModel) -> Rows:

@@ -8,7 +8,6 @@ it, and their logits are compared with those of the model itself.
 from __future__ import annotations
 
 import threading
-import weakref
 from functools import partial
 from typing import Any
 
@@ -16,9 +15,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from specdec_hf.cache.check_plan import CheckPlan
-from specdec_hf.cache.fit import beyond_rounding, tolerance_of
+from specdec_hf.cache.fit import tolerance_of
 from specdec_hf.cache.own_logits import logits_alone
-from specdec_hf.cache.self_check import largest_difference
+from specdec_hf.cache.record import record_of
+from specdec_hf.cache.self_check import DIFFERENT, compare_rows
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import SpecLayer
 from specdec_hf.cache.undisturbed import changing, undisturbed
@@ -36,7 +36,6 @@ from specdec_hf.compiled.twin import make_twin, structure_of, twin_reason
 from specdec_hf.compiled.warm_ups import WarmUps
 
 BACKEND = "inductor"  # of torch.compile
-_forwards: weakref.WeakKeyDictionary[Any, CompiledForward] = weakref.WeakKeyDictionary()
 
 
 class CompiledForward:
@@ -168,9 +167,10 @@ def compiled_forward(model: Any) -> CompiledForward:
         reason = twin_reason(model)
         if reason is not None:
             raise ValueError(reason)
-        made = _forwards.get(model)
+        record = record_of(model)
+        made: CompiledForward | None = record.compiled
         if made is None or made.made_for != structure_of(model):
-            made = _forwards[model] = CompiledForward(model)
+            made = record.compiled = CompiledForward(model)
     return made
 
 
@@ -187,10 +187,8 @@ def difference_in(cache: SpecCache, model: Any, plan: CheckPlan, check: bool) ->
     if not check:
         return None
     own = [logits_alone(model, text) for text in plan.texts]
-    difference, tolerance = largest_difference(rows, own), tolerance_of(model)
-    if difference <= tolerance:
-        return None
-    return f"its logits differ from the model's own {beyond_rounding(difference, tolerance)}"
+    fault = compare_rows(model, rows, own).fault
+    return None if fault is None else f"{DIFFERENT} {fault}"
 
 
 def graphs_made() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from specdec_hf.cache.fit import beyond_rounding, distance
+from specdec_hf.cache.fit import compare
 from specdec_hf.cache.own_logits import one_line
 from specdec_hf.compiled.recorder import Recorder
 
@@ -126,17 +126,11 @@ class Recordings:
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
                 raise TypeError(f"an input of the forward is a {type(leaf).__name__}")
-        own = function(leaves)[0].float()
+        own = function(leaves)[:1]
         made = Recording(self._recorder, function, leaves)
-        replayed = made(leaves)[0].float()
-        # Logits of padding may be all alike, and then have no deviation to measure by.
-        equal = (replayed == own).all(dim=-1)
-        difference = float(distance(replayed, own).masked_fill(equal, 0).max())
-        if not difference <= self._tolerance:
-            raise ValueError(
-                "logits of a replay differ from the forward's own "
-                + beyond_rounding(difference, self._tolerance)
-            )
+        fault = compare(made(leaves)[:1], own, self._tolerance).fault
+        if fault is not None:
+            raise ValueError(f"logits of a replay differ from the forward's own {fault}")
         return made
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.cache.record import record_of
 from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.drafting.checks import IGNORED, describe
@@ -113,7 +114,7 @@ class DraftLengthPolicy:
     def _earlier_measurements(self) -> Measurements:
         earlier = Measurements()
         if self.remembers:
-            earlier = recall(self.model, self.drafts, self.shape)
+            earlier = recall(record_of(self.model).measured, self.drafts, self.shape)
         if earlier.benefit is None and self.drafter is not None:
             earlier = replace(earlier, benefit=self.drafter.expected_benefit)
         return earlier
@@ -237,7 +238,8 @@ class DraftLengthPolicy:
             self._note_why_nothing_was_drafted()
         if self.remembers:
             expected = self.drafter.expected_benefit
-            remember(self.model, self.drafts, self.shape, self.costs, benefit, expected)
+            measured = record_of(self.model).measured
+            remember(measured, self.drafts, self.shape, self.costs, benefit, expected)
 
     def _note_why_nothing_was_drafted(self) -> None:
         rounds = self.stats.rounds

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_hf.cache.choose import rollback_kinds
-from specdec_hf.cache.fit import Fit, beyond_rounding, distance, tolerance_of
+from specdec_hf.cache.fit import Comparison, Fit, compare, tolerance_of
 from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import take_over
 from specdec_hf.cache.hidden_states import keep_hidden_states
-from specdec_hf.cache.known_fits import configuration, known
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
 from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.plain import PlainCache, Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, vocab_size_of
+from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.self_check import check_fit
 from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.hf_arguments.call import Call
@@ -160,27 +160,27 @@ def _taken_over(
         return cache
     # Windows of a single sequence are never ragged, so they prove nothing for a batch.
     names, batch = tuple(call.prefill.names), len(call.mask) > 1
-    key = (*configuration(model), kind, names, batch, bool(call.mask.all()))
+    key, known = ("prefill", kind, names, batch, bool(call.mask.all())), fits_of(model)
     if key not in known:
         try:
             with undisturbed(model):
-                difference = _difference(model, cache, past, later)
+                found = _compare(model, cache, past, later)
         except Exception as error:  # raised inside the model, which was not made for such inputs
             raise ValueError(
                 f"cache={kind!r}: {type(model).__name__} cannot use it: {one_line(error)}"
             ) from error
-        tolerance = tolerance_of(model)
-        if not difference <= tolerance:
+        if found.fault is not None:
             raise ValueError(
                 f"cache={kind!r}: logits of {type(model).__name__} differ from plain generation "
-                f"{beyond_rounding(difference, tolerance)}"
+                f"{found.fault}"
             )
-        known[key] = Fit(difference, tolerance)  # a fault may lie in the inputs of this call
+        # A fault may lie in the inputs of this call.
+        known[key] = Fit(found.difference, found.tolerance)
     return cache
 
 
-def _difference(model: Any, cache: RollbackCache, past: Any, later: LaterInputs) -> float:
-    """The largest difference of logits between ragged windows and plain forwards of probes.
+def _compare(model: Any, cache: RollbackCache, past: Any, later: LaterInputs) -> Comparison:
+    """Compare logits of ragged windows with those of plain forwards of probes.
 
     The cache of the loop is as before afterwards.
     """
@@ -196,12 +196,12 @@ def _difference(model: Any, cache: RollbackCache, past: Any, later: LaterInputs)
     forward_window(model, cache, probes[:, :2].contiguous(), lengths, keep=1)
     cache.truncate(lengths + kept)
     window = torch.stack([probes[b, k : k + 2] for b, k in enumerate(kept.tolist())])
-    got = forward_window(model, cache, window, lengths + kept, keep=2).float()
+    got = forward_window(model, cache, window, lengths + kept, keep=2)
     cache.truncate(lengths)
     plain = []
     for i in range(1, PROBES + 1):
         inputs = later.native(past, i, 1, probes[:, :i])
-        plain.append(model(**inputs, return_dict=True).logits[:, -1].float())
+        plain.append(model(**inputs, return_dict=True).logits[:, -1])
     rows = torch.stack(plain, dim=1)  # [B, PROBES, V]
     want = torch.stack([rows[b, k : k + 2] for b, k in enumerate(kept.tolist())])
-    return float(distance(got, want).max())
+    return compare([got], [want], tolerance_of(model))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.cache.record import record_of
 from specdec_hf.drafters.copying import PromptLookupDrafter, SuffixAutomatonDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafting.context import Candidates, DraftContext, History
@@ -32,11 +31,6 @@ TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.02)
 # too: only those that agree with it are served, and the guard soon goes by what it measures. In a
 # batch forwards of several tokens cost more, and nothing is expected.
 BENEFIT_OF_HEAD = 1.5
-
-# By target: its head, with the folder and files that it was read from. All calls draft with the
-# same copy, so that only the first one makes it, packs it and compiles it.
-_Key = tuple[Path, tuple[tuple[str, int, int], ...]]
-_heads: WeakKeyDictionary[Any, tuple[_Key, PlacedHead[Eagle3Head]]] = WeakKeyDictionary()
 
 
 class AutoDrafter(Drafter, entry="auto"):
@@ -124,7 +118,9 @@ def _read(model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
         return None, answer
     files = sorted((file.name, file.stat()) for file in folder.iterdir())
     key = folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
-    found = _heads.get(model)
-    if found is None or found[0] != key:
-        found = _heads[model] = key, PlacedHead(folder, Eagle3Head, load_head)
-    return found[1], answer
+    # All calls draft with the same copy, so that only the first one makes it, packs it and compiles
+    # it.
+    record = record_of(model)
+    if record.head is None or record.head[0] != key:
+        record.head = key, PlacedHead(folder, Eagle3Head, load_head)
+    return record.head[1], answer

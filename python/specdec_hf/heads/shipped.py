@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch.nn import functional
 
 from specdec_hf.arguments import check_integer, check_integers
 from specdec_hf.cache.own_logits import PASSING
+from specdec_hf.cache.record import record_of
 from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.heads.base import state_of
 from specdec_hf.heads.eagle3.files import load_head
@@ -113,12 +113,6 @@ SHIPPED = Path(__file__).parent / "shipped"  # a folder for each head
 TARGET, TARGET_NAME = "target_digest", "target_name"  # in config.json
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 
-# By model: the state of its weights, and their digest.
-_digests: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
-# By model: a head's folder, the digest of the model's weights, and how often the two agree.
-_Key = tuple[Path, str]
-_agreements: weakref.WeakKeyDictionary[Any, tuple[_Key, float | None]] = weakref.WeakKeyDictionary()
-
 
 class FoundHead(NamedTuple):
     """What was found for a target.
@@ -192,12 +186,13 @@ def _agreement(model: Any, folder: Path) -> float | None:
     if digest is None:
         return None
     key = folder, digest
-    known = _agreements.get(model)
+    record = record_of(model)
+    known = record.agreement
     if known is None or known[0] != key:
         head = load_head(folder)
         sample = read_sample(folder, head.config.vocab_size)
         agreement = None if sample is None else agreement_of(head, model, sample)
-        known = _agreements[model] = key, agreement
+        known = record.agreement = key, agreement
     return known[1]
 
 
@@ -254,10 +249,10 @@ def digest_of(model: Any) -> str | None:
     if not all(map(_is_plain, weights.values())):
         return None
     state = tuple((name, *state_of(weight)) for name, weight in weights.items())
-    known = _digests.get(model)
-    if known is None or known[0] != state:
-        known = _digests[model] = (state, _digest(weights))
-    return known[1]
+    record = record_of(model)
+    if record.digest is None or record.digest[0] != state:
+        record.digest = state, _digest(weights)
+    return record.digest[1]
 
 
 @torch.no_grad()

@@ -40,10 +40,9 @@ class Measurements:
         return self.benefit is not None and self.benefit >= TRUSTED_BENEFIT
 
 
-# By target, then by what drafts (a draft model, or a class), then by the shape of a round. Stored
+# Of a target: by what drafts (a draft model, or a class), then by the shape of a round. Stored
 # objects are replaced and never written to, because calls of other threads read them.
-_Shapes = dict[Hashable, Measurements]
-_seen: WeakKeyDictionary[Any, WeakKeyDictionary[Any, _Shapes]] = WeakKeyDictionary()
+Measured = WeakKeyDictionary[Any, dict[Hashable, Measurements]]
 
 
 def what_drafts(drafter: Any) -> Any:
@@ -52,20 +51,20 @@ def what_drafts(drafter: Any) -> Any:
     return model if isinstance(model, nn.Module) else type(drafter)
 
 
-def recall(model: Any, drafts: Any, shape: Hashable) -> Measurements:
+def recall(measured: Measured, drafts: Any, shape: Hashable) -> Measurements:
     """A copy of what earlier calls have measured.
 
     Args:
-        model: the target.
+        measured: of the target.
         drafts: from `what_drafts`.
         shape: of a round: batch size, tree, whether it is compiled, and its least width.
     """
-    found = _seen.get(model, {}).get(drafts, {}).get(shape)
+    found = measured.get(drafts, {}).get(shape)
     return Measurements() if found is None else copy.deepcopy(found)
 
 
 def remember(
-    model: Any,
+    measured: Measured,
     drafts: Any,
     shape: Hashable,
     costs: Costs,
@@ -77,7 +76,7 @@ def remember(
     ``expected`` is the benefit of the drafter's calls before the first one, of which a single
     unlucky text is not to be the measure.
     """
-    earlier = recall(model, drafts, shape).benefit
+    earlier = recall(measured, drafts, shape).benefit
     if earlier is None:
         earlier = expected
     if benefit is None:
@@ -85,6 +84,5 @@ def remember(
     elif earlier is not None:
         weight = WEIGHT_OF_A_CALL if expected is None else WEIGHT_BESIDE_EXPECTED
         benefit = earlier + weight * (benefit - earlier)
-    by_drafter = _seen.setdefault(model, WeakKeyDictionary())
-    by_shape = by_drafter.setdefault(drafts, {})
+    by_shape = measured.setdefault(drafts, {})
     by_shape[shape] = Measurements(copy.deepcopy(costs), benefit)

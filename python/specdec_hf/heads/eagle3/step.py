@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +18,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import pad
 
-from specdec_hf.cache.fit import beyond_rounding, distance, tolerance_of
+from specdec_hf.cache.fit import compare, tolerance_of
 from specdec_hf.cache.own_logits import one_line
+from specdec_hf.cache.record import record_of
 from specdec_hf.cache.widths import Widths, is_long, padded
 from specdec_hf.compiled import forward
 from specdec_hf.compiled.borrow import WarmUpCall
@@ -213,7 +213,6 @@ class StepGraphs(LentGraphs):
 
 PAIRS = (1, 5)  # of a sequence: each has a graph
 SLOTS = 12  # that the compared pairs see
-_steps: weakref.WeakKeyDictionary[Eagle3Head, CompiledStep] = weakref.WeakKeyDictionary()
 _graphs_of: Counter[LayerForward] = Counter()
 
 
@@ -352,9 +351,8 @@ def _difference(
                 kept[:, :, : 2 * SLOTS] = _inputs(own, batch_size, pairs, seed)[name]
         _, got = step(**inputs)
         _, want = own(**_inputs(own, batch_size, pairs, seed))
-        difference = float(distance(got.float(), want.float()).max())
-        if not difference <= tolerance:
-            return f"its logits differ from the head's own {beyond_rounding(difference, tolerance)}"
+        if fault := compare([got], [want], tolerance).fault:
+            return f"its logits differ from the head's own {fault}"
     return None
 
 
@@ -430,10 +428,11 @@ def packed_step(head: Eagle3Head, *, check: bool, note: Callable[[str], None]) -
 
 
 def _made_for(head: Eagle3Head) -> CompiledStep:
-    made = _steps.get(head)
-    if made is None:
+    record = record_of(head)
+    if record.compiled is None:
         with torch.inference_mode(False), torch.no_grad():
-            made = _steps[head] = CompiledStep(head)
+            record.compiled = CompiledStep(head)
+    made: CompiledStep = record.compiled
     return made
 
 
