@@ -7,7 +7,6 @@ from specdec_hf import EagleTree, SpecCache, TreeSpec, generate
 from specdec_hf.cache import spec_cache
 from specdec_hf.cache.check_plan import LARGEST_WINDOW
 from specdec_hf.cache.choose import choose_cache
-from specdec_hf.cache.forward import forward_window
 from specdec_hf.decode import rounds
 from specdec_hf.decode.begin import begin as begin_call
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
@@ -182,7 +181,7 @@ def test_a_spec_cache_of_a_left_padded_batch_continues(lengths, cache):
     whole = model.generate(ids, attention_mask=mask, **kwargs)
     past = SpecCache(model, 2, 16)
     with torch.inference_mode():
-        forward_window(model, past, ids[:, :8], np.array(lengths) - 9, keep=1)
+        past.forward(ids[:, :8], np.array(lengths) - 9, 1)
     got = generate(
         model, ids, attention_mask=mask, past_key_values=past, drafter="prompt_lookup",
         cache=cache, **kwargs,
@@ -219,9 +218,9 @@ def test_sequences_of_a_batch_equal_separate_forwards():
         lengths = np.array(RAGGED)
         cache = SpecCache(model, 3, 4)  # grows in both forwards
         with torch.inference_mode():
-            got = forward_window(model, cache, inputs["input_ids"], lengths - max(RAGGED), keep=1)
+            got = cache.forward(inputs["input_ids"], lengths - max(RAGGED), 1)
             more = torch.tensor([[1, 2, 3]] * 3)
-            got = forward_window(model, cache, more, lengths, keep=3)
+            got = cache.forward(more, lengths, 3)
             for b, length in enumerate(RAGGED):
                 alone = torch.cat([inputs["input_ids"][b, -length:], more[b]])[None]
                 expected = model(alone).logits[0, -3:]

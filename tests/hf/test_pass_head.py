@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import PassHeadDrafter, SpecCache, TrieTree
-from specdec_hf.cache.forward import forward_window
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.lab.training.unrolled import acceptance_of, loss_of, unroll
 from support import hf_models
@@ -70,7 +69,7 @@ def test_a_wrong_embedding_is_seen(target):
 def started(target, lengths, ids):
     """A cache that holds all tokens but the last of each sequence, and a drafter over it."""
     cache = SpecCache(target, len(lengths), 16)
-    forward_window(target, cache, ids[:, : max(lengths) - 1], lengths - max(lengths), keep=1)
+    cache.forward(ids[:, : max(lengths) - 1], lengths - max(lengths), 1)
     cache.truncate(lengths - 1)
     context = DraftContext(
         target, "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(len(lengths), dtype=torch.int64),
@@ -99,8 +98,8 @@ def test_the_cache_is_as_it_was_before_a_draft(lengths, target):
         assert cache.lengths.tolist() == before.tolist() == (lengths - 1).tolist()
         assert cache.cursor.past == past
         pending = ids[:, max(lengths) - 1 : max(lengths)]
-        rows.append(forward_window(target, cache, pending, lengths - 1, keep=1))
-        rows.append(forward_window(target, cache, ids[:, 20:23], lengths, keep=3))
+        rows.append(cache.forward(pending, lengths - 1, 1))
+        rows.append(cache.forward(ids[:, 20:23], lengths, 3))
     assert torch.equal(rows[0], rows[2])
     assert torch.equal(rows[1], rows[3])
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.drafting.context import History
@@ -48,7 +47,7 @@ class TreeModel:
         tokens = torch.from_numpy(text.last(missing)).to(self.model.device, non_blocking=True)
         starts = text.lengths - missing
         self.held = text.lengths.copy()
-        return forward_window(self.model, self.cache, tokens, starts, keep=1)
+        return self.cache.forward(tokens, starts, 1)
 
     def feed(self, text: History, tokens: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
         """Feed nodes below the root.
@@ -62,7 +61,7 @@ class TreeModel:
             Logits [B, m, V].
         """
         self.fed = parents.shape[1]
-        return forward_tree(self.model, self.cache, tokens, text.lengths - 1, parents)
+        return self.cache.forward_tree(tokens, text.lengths - 1, parents)
 
     def keep(self, lengths: Lengths, kept: Integers, shared: Integers) -> None:
         """Drop nodes, and let the shared text end deeper in the tree.

@@ -10,7 +10,6 @@ import torch
 
 from specdec_hf.arguments import is_integer
 from specdec_hf.cache.encoded import is_encoder_decoder
-from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.own_logits import SHORT
 from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
@@ -122,7 +121,7 @@ def _window_step(model: Any, tokens: torch.Tensor, starts: Lengths, ends: Length
 
     def step(cache: Any) -> Iterator[Row]:
         keep = min(tokens.shape[1], _DRAFTS + 1)
-        logits = forward_window(model, cache, tokens.to(model.device), starts, keep)
+        logits = cache.forward(tokens.to(model.device), starts, keep)
         last = starts + tokens.shape[1]
         for b in range(len(starts)):
             for position in range(int(last[b]) - keep, int(ends[b])):
@@ -139,7 +138,7 @@ def _tree_step(model: Any, tokens: torch.Tensor, roots: Lengths) -> Any:
         assert isinstance(cache, SpecCache)
         device = model.device
         parents = torch.tensor(_PARENTS, device=device).expand(len(roots), -1)
-        logits = forward_tree(model, cache, tokens.to(device), roots, parents)
+        logits = cache.forward_tree(tokens.to(device), roots, parents)
         for b in range(len(roots)):
             for depth, column in enumerate([0, *(1 + node for node in _PATH)]):
                 yield b, int(roots[b]) + depth, logits[b, column].float()

@@ -7,7 +7,9 @@ from collections.abc import Set
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
@@ -41,6 +43,14 @@ def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
         inputs = {**inputs, "logits_to_keep": keep}
     logits: torch.Tensor = model(use_cache=True, return_dict=True, **inputs).logits
     return logits[:, -keep:]
+
+
+def run_embeddings(
+    model: Any, cache: Any, embeddings: torch.Tensor, starts: NDArray[np.int64], keep: int
+) -> torch.Tensor:
+    """As `RollbackCache.forward` of a `SpecCache`, for tokens given as embeddings [B, n, H]."""
+    inputs = cache.window(starts, embeddings.shape[1])
+    return run_inputs(model, {"inputs_embeds": embeddings, **inputs}, keep)
 
 
 def model_inside(model: Any) -> Any:

@@ -145,7 +145,7 @@ class PlainCache:
         self._outputs = _state_of(outputs, past_key_values=self.cache)
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
+        """Feed the next tokens of every sequence, as in `RollbackCache`."""
         kept = np.minimum(self.lengths, np.maximum(starts, 0))
         if (starts > self.lengths).any():
             raise ValueError(

@@ -34,7 +34,17 @@ class RollbackCache(Protocol):
     def lengths(self) -> Lengths: ...
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence; see `forward_window`."""
+        """Run the model over the next tokens of every sequence and cache their keys and values.
+
+        Args:
+            tokens: [B, n] int64 on the model's device. The cache holds ``starts[b] + n`` tokens of
+                sequence ``b`` afterwards.
+            starts: [B] position of each sequence's first token; a negative one is left padding.
+            keep: how many rows of logits to return, counted from the end.
+
+        Returns:
+            Logits [B, keep, V].
+        """
         ...
 
     def truncate(self, lengths: Lengths) -> None:

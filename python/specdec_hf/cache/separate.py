@@ -29,7 +29,7 @@ class SeparateCache:
         return np.concatenate([cache.lengths for cache in self.caches])
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
+        """Feed the next tokens of every sequence, as in `RollbackCache`."""
         return torch.cat(
             [
                 cache.forward(tokens[b : b + 1], starts[b : b + 1], keep)

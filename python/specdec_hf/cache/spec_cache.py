@@ -214,7 +214,7 @@ class SpecCache(Cache):
         self._cursor.past = int(lengths.max())
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence; arguments and result as in `forward_window`."""
+        """Feed the next tokens of every sequence, as in `RollbackCache`."""
         size, widths = tokens.shape[1], self.widths
         if reads_alone(self, starts, size, keep):
             return read_alone(self, tokens, starts, keep)
@@ -233,7 +233,17 @@ class SpecCache(Cache):
     def forward_tree(
         self, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
     ) -> torch.Tensor:
-        """Feed a tree, or its last nodes; arguments and result as in `forward.forward_tree`."""
+        """Run the model over a tree, or over its last nodes, and cache their keys and values.
+
+        Args:
+            tokens: [B, n] int64: the last n tokens of [root, node 0, node 1, ...]. Tokens that are
+                left out must be in the cache already, which holds all afterwards, in this order.
+            roots: [B] position of each sequence's root.
+            parents: [B, N] of all nodes, -1 for children of the root.
+
+        Returns:
+            Logits [B, n, V].
+        """
         fed = tokens.shape[1]
         padding = 0 if self.widths is None else self.widths.of(fed) - fed
         inputs = self.tree_window(

@@ -16,8 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec_hf.cache.fit import Fit, compare, tolerance_of
-from specdec_hf.cache.forward import forward_embeddings, forward_window
-from specdec_hf.cache.model_call import run_inputs
+from specdec_hf.cache.model_call import run_embeddings, run_inputs
 from specdec_hf.cache.own_logits import one_line
 from specdec_hf.cache.protocol import Lengths, num_parameters, vocab_size_of
 from specdec_hf.cache.record import fits_of
@@ -125,7 +124,7 @@ class SplitModel:
 
         What the layers after the shared ones cached in the first part is written anew.
         """
-        return forward_embeddings(self._second, cache, hidden, starts, keep)
+        return run_embeddings(self._second, cache, hidden, starts, keep)
 
     def _view(self, layers: list[Any], types: list[str], *, continues: bool = False) -> Any:
         """The model with other layers; ``continues`` if its inputs are hidden states."""
@@ -201,20 +200,20 @@ def _ragged_windows(model: Any, split: SplitModel) -> Rows:
     tokens, lengths = _tokens(model, 2), np.array([3, 5])
     caches = [SpecCache(model, 2, 16) for _ in range(2)]
     for cache in caches:
-        forward_window(model, cache, tokens[:, :5], lengths - 5, keep=1)
+        cache.forward(tokens[:, :5], lengths - 5, 1)
     window = tokens[:, 5:8]
     hidden = [split.first(caches[0], window[:, i : i + 1], lengths + i)[1] for i in range(2)]
     hidden.append(split.shared(caches[0], window[:, 2:], lengths + 2))
     rows = [
         (
             split.second(caches[0], torch.cat(hidden, dim=1), lengths, 3),
-            forward_window(model, caches[1], window, lengths, keep=3),
+            caches[1].forward(window, lengths, 3),
         )
     ]
     # The next window reads what the two parts have cached.
     rows.append(
         tuple(  # type: ignore[arg-type]
-            forward_window(model, cache, tokens[:, 8:10], lengths + 3, keep=2) for cache in caches
+            cache.forward(tokens[:, 8:10], lengths + 3, 2) for cache in caches
         )
     )
     return rows
@@ -234,7 +233,7 @@ def _windows_alone(model: Any, split: SplitModel) -> Rows:
         rows.append(
             (
                 split.second(parts, hidden, starts, size),
-                forward_window(model, whole, window, starts, keep=size),
+                whole.forward(window, starts, size),
             )
         )
     return rows

@@ -53,7 +53,7 @@ class StateCache(PlainCache):
         self._again = self._ids[:, :0]  # tokens of ``lengths`` that the state lacks
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens; arguments and result as in `forward_window`.
+        """Feed the next tokens, as in `RollbackCache`.
 
         Tokens that the sequence holds already are not fed again.
         """

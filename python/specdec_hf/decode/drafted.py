@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.decode.commit import DraftCounts, HostVerdict
@@ -88,13 +87,13 @@ class Drafted:
         if self.draft is not None and self.draft.parents is not None:
             assert missing == 1, "a tree's mask is made for a root and its nodes only"
             assert isinstance(cache, SpecCache)
-            return forward_tree(session.model, cache, tokens, self.lengths - 1, self.layout.parents)
+            return cache.forward_tree(tokens, self.lengths - 1, self.layout.parents)
         starts = self.lengths - missing
         if session.drafter is not None and session.drafter.makes_forward:
             logits = session.drafter.forward(tokens, starts, size + 1)
             if logits is not None:
                 return logits
-        return forward_window(session.model, cache, tokens, starts, keep=size + 1)
+        return cache.forward(tokens, starts, size + 1)
 
     @cached_property
     def layout(self) -> Tree:

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import export_cache
 from specdec_hf.cache.hidden_states import take_hidden_states
 from specdec_hf.cache.protocol import context_length
@@ -113,7 +112,7 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
     tokens = np.full((len(behind), size), s.call.pad, dtype=np.int64)
     tokens[:, :1] = s.history.last(1)
     fed = torch.from_numpy(tokens).to(s.model.device)
-    logits = forward_window(s.model, s.cache, fed, s.history.lengths - 1, keep=size)
+    logits = s.cache.forward(fed, s.history.lengths - 1, size)
     s.cache.truncate(s.history.lengths)
     if s.outputs is not None:
         counts = np.minimum(behind, size)

@@ -17,7 +17,6 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_hf.cache.choose import rollback_kinds
 from specdec_hf.cache.fit import Comparison, Fit, compare, tolerance_of
-from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.handover import take_over
 from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.later_inputs import LaterInputs
@@ -193,10 +192,10 @@ def _compare(model: Any, cache: RollbackCache, past: Any, later: LaterInputs) ->
     probes = probes.to(model.device)
     # Every second sequence keeps one token more of the first window, as if a draft was accepted.
     kept: NDArray[np.int64] = np.arange(batch_size) % 2
-    forward_window(model, cache, probes[:, :2].contiguous(), lengths, keep=1)
+    cache.forward(probes[:, :2].contiguous(), lengths, 1)
     cache.truncate(lengths + kept)
     window = torch.stack([probes[b, k : k + 2] for b, k in enumerate(kept.tolist())])
-    got = forward_window(model, cache, window, lengths + kept, keep=2)
+    got = cache.forward(window, lengths + kept, 2)
     cache.truncate(lengths)
     plain = []
     for i in range(1, PROBES + 1):

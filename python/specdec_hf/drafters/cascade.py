@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.checks import ask, check_temperature
@@ -426,9 +425,7 @@ class VerticalCascade(Cascade):
         missing = int((history.lengths - draft.cache.lengths).max())
         window = torch.from_numpy(history.last(missing)).to(draft.device, non_blocking=True)
         window = torch.cat([window, ids.clamp(min=0)], dim=1)
-        logits = forward_window(
-            draft.model, draft.cache, window, history.lengths - missing, keep=ids.shape[1] + 1
-        )
+        logits = draft.cache.forward(window, history.lengths - missing, ids.shape[1] + 1)
         positions = torch.from_numpy(history.lengths).to(draft.device, non_blocking=True)
         verdict = self._verify(logits, ids, distribution, seeds, positions)
         outcome = torch.cat([verdict.tokens, verdict.num_accepted[:, None].long()], dim=1)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import shown
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
-from specdec_hf.cache.forward import forward_tree, forward_window
 from specdec_hf.cache.protocol import Lengths, context_length, num_parameters, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.compiled.call import use_compiled
@@ -230,11 +229,11 @@ class DraftModel:
         missing = int((lengths - self.cache.lengths).max())
         tokens = torch.from_numpy(history.last(missing)).to(self.device, non_blocking=True)
         self._nodes_fed = 0
-        return forward_window(self.model, self.cache, tokens, lengths - missing, keep=1)[:, -1]
+        return self.cache.forward(tokens, lengths - missing, 1)[:, -1]
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Feed one token [B, 1] of each sequence at ``starts[b]``; logits [B, V] after it."""
-        return forward_window(self.model, self.cache, tokens, starts, keep=1)[:, -1]
+        return self.cache.forward(tokens, starts, 1)[:, -1]
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Feed the next nodes of a tree below each sequence's last token; their logits [B, m, V].
@@ -247,7 +246,7 @@ class DraftModel:
         self._nodes_fed = parents.shape[1]
         cache = self.cache
         assert isinstance(cache, SpecCache)
-        return forward_tree(self.model, cache, tokens.clamp(min=0), lengths - 1, parents)
+        return cache.forward_tree(tokens.clamp(min=0), lengths - 1, parents)
 
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
         """Keep the committed path in the cache, down to its first node that was not fed.

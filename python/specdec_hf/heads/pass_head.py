@@ -23,8 +23,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.cache.forward import forward_embeddings
-from specdec_hf.cache.model_call import forward_arguments
+from specdec_hf.cache.model_call import forward_arguments, run_embeddings
 from specdec_hf.cache.protocol import Lengths, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
@@ -194,7 +193,7 @@ class LookAheadDraft(OwnCacheDraft):
         given = self.model.get_input_embeddings()(pending)
         own = self.head.embeddings[: self.size - 1].to(given).expand(len(given), -1, -1)
         fed = torch.cat([given, own], dim=1)
-        logits = forward_embeddings(
+        logits = run_embeddings(
             self.model, self.target_cache, fed, history.lengths - 1, keep=self.size
         )
         self._rows = iter(logits.unbind(dim=1))

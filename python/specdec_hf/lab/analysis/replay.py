@@ -19,7 +19,6 @@ from torch import Tensor
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cache.choose import choose_cache
 from specdec_hf.cache.committed_states import CommittedStates
-from specdec_hf.cache.forward import forward_window
 from specdec_hf.cache.hidden_states import HiddenStates, take_hidden_states
 from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.decode.streaming import TracedRound, run_stream
@@ -124,7 +123,7 @@ def replay(
     hidden: HiddenStates = {}
     if states:  # those of all positions by one forward
         read = torch.from_numpy(text.tokens[None, :-1]).to(model.device)
-        forward_window(model, cache, read, np.zeros(1, dtype=np.int64), keep=1)
+        cache.forward(read, np.zeros(1, dtype=np.int64), 1)
         hidden = take_hidden_states(cache)
     for i, logits in enumerate(text.logits):
         index = text.begin + i

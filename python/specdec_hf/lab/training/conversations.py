@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from specdec_hf.cache.choose import choose_cache
-from specdec_hf.cache.forward import forward_window
 from specdec_kernels import sample
 
 PLACEHOLDER = "\N{INVERTED QUESTION MARK}TURN\N{INVERTED QUESTION MARK}"  # no template changes it
@@ -137,7 +136,7 @@ def converse(
     device = model.device
     begin = torch.tensor([head], device=device).expand(batch_size, -1)
     if len(head) > 1:
-        forward_window(model, cache, begin[:, :-1], np.zeros(batch_size, dtype=np.int64), keep=1)
+        cache.forward(begin[:, :-1], np.zeros(batch_size, dtype=np.int64), 1)
     rows = [_Row() for _ in range(batch_size)]
     parameters = np.zeros((batch_size, 2), dtype=np.float32)
     written = 0
@@ -156,7 +155,7 @@ def converse(
     lengths = np.full(batch_size, len(head) - 1, dtype=np.int64)
     while any(row.number >= 0 for row in rows):
         fed = torch.tensor([[row.tokens[n]] for row, n in zip(rows, lengths, strict=True)])
-        logits = forward_window(model, cache, fed.to(device), lengths, keep=1)[:, -1]
+        logits = cache.forward(fed.to(device), lengths, 1)[:, -1]
         lengths = lengths + 1
         drawn = sample(
             logits,
