@@ -9,10 +9,6 @@ from specdec_hf.cache.check_model import check_model as check_model
 from specdec_hf.cache.spec_cache import SpecCache as SpecCache
 from specdec_hf.check_drafter import DrafterCheck as DrafterCheck
 from specdec_hf.check_drafter import check_drafter as check_drafter
-from specdec_hf.decode.output import SpecOutput as SpecOutput
-from specdec_hf.decode.statistics import SequenceStats as SequenceStats
-from specdec_hf.decode.statistics import SpecStats as SpecStats
-from specdec_hf.decode.streaming import Step as Step
 from specdec_hf.drafters.candidate_generator import (
     from_candidate_generator as from_candidate_generator,
 )
@@ -54,6 +50,10 @@ from specdec_hf.heads.medusa import MedusaDrafter as MedusaDrafter
 from specdec_hf.heads.medusa import MedusaHeads as MedusaHeads
 from specdec_hf.heads.pass_head import PassHead as PassHead
 from specdec_hf.heads.pass_head import PassHeadDrafter as PassHeadDrafter
+from specdec_hf.loop.output import SpecOutput as SpecOutput
+from specdec_hf.loop.statistics import SequenceStats as SequenceStats
+from specdec_hf.loop.statistics import SpecStats as SpecStats
+from specdec_hf.loop.streaming import Step as Step
 from specdec_hf.schedules.benefit_guard import BenefitGuard as BenefitGuard
 from specdec_hf.trees import EagleTree as EagleTree
 from specdec_hf.trees import TreeSpec as TreeSpec

@@ -20,13 +20,6 @@ from specdec_hf.arguments import check_integers, shown
 from specdec_hf.beams.search import beam_search
 from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.compiled.call import CompileStats
-from specdec_hf.decode.assistant import with_assistant
-from specdec_hf.decode.begin import begin
-from specdec_hf.decode.output import SpecOutput, finish
-from specdec_hf.decode.own_generate import by_own_generate, plain_output
-from specdec_hf.decode.rounds import step
-from specdec_hf.decode.session import Session
-from specdec_hf.decode.streaming import Step, Streamer, put_step
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.caller import kept_arguments
@@ -34,6 +27,13 @@ from specdec_hf.hf_arguments.custom_generate import call_from_hugging_face
 from specdec_hf.hf_arguments.inputs import has_own_generate, one_of
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_hf.hf_arguments.prepare import prepare_call
+from specdec_hf.loop.assistant import with_assistant
+from specdec_hf.loop.begin import begin
+from specdec_hf.loop.output import SpecOutput, finish
+from specdec_hf.loop.own_generate import by_own_generate, plain_output
+from specdec_hf.loop.rounds import step
+from specdec_hf.loop.session import Session
+from specdec_hf.loop.streaming import Step, Streamer, put_step
 from specdec_hf.options import Options, pop_options, takes_options
 
 

@@ -25,7 +25,7 @@ from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees import as_layout
 
 if TYPE_CHECKING:
-    from specdec_hf.decode.streaming import Streamer, Trace
+    from specdec_hf.loop.streaming import Streamer, Trace
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import ModelDrafter, PromptLookupDrafter, SpeculativeDecoder
-from specdec_hf.decode.round_record import RoundRecord
-from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter
 from specdec_hf.lab.analysis.explain import Explainer
 from specdec_hf.lab.analysis.measure import compare_speed
 from specdec_hf.lab.analysis.replay import MeasuredAcceptance, replay, write_text
 from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
+from specdec_hf.loop.round_record import RoundRecord
+from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.streaming import run_stream
 from support import cli_models, hf_models
 from support.heads import expected_logits, head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here

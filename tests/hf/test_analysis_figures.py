@@ -2,8 +2,8 @@
 
 import pytest
 from matplotlib.colors import to_hex
-from specdec_hf.decode.round_record import RoundRecord
 from specdec_hf.lab.analysis import figures
+from specdec_hf.loop.round_record import RoundRecord
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 MEASURED = [figures.Measured("small", 0.6, 3, 0.05, 2.1, 1.7)]

@@ -7,11 +7,11 @@ from specdec_hf import EagleTree, SpecCache, TreeSpec, generate
 from specdec_hf.cache import spec_cache
 from specdec_hf.cache.check_plan import LARGEST_WINDOW
 from specdec_hf.cache.choose import choose_cache
-from specdec_hf.decode import rounds
-from specdec_hf.decode.begin import begin as begin_call
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.hf_arguments.prepare import prepare_call
+from specdec_hf.loop import rounds
+from specdec_hf.loop.begin import begin as begin_call
 from specdec_hf.options import Options
 from support import hf_models
 from support.device_reads import spied_reads

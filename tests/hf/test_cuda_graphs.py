@@ -12,9 +12,9 @@ from specdec_hf import SpeculativeDecoder
 from specdec_hf.cache import widths
 from specdec_hf.cache.record import record_of
 from specdec_hf.compiled import borrow, recordings
-from specdec_hf.decode import begin
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
+from specdec_hf.loop import begin
 from support.heads import head_folder
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from specdec_hf import AutoDrafter, SpeculativeDecoder, SuffixAutomatonDrafter, generate
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS, DEFAULT_DRAFTERS
-from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafting.registry import AUTO
+from specdec_hf.loop.streaming import run_stream
 from specdec_hf.options import Options
 from support import encoder_models, hf_models
 from support.cli_models import folder, invoke, says  # noqa: F401

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from specdec_hf.decode.round_record import RoundRecord
-from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.lab.bench.efficiency import forward_costs, predict, round_costs
 from specdec_hf.lab.bench.runs import PLAIN, Answer, Config, Pair
 from specdec_hf.lab.bench.summary import rows_of
+from specdec_hf.loop.round_record import RoundRecord
+from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
 from support import hf_models
 

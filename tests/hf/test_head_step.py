@@ -35,7 +35,7 @@ def head(target):
 
 def only_the_head(monkeypatch):
     """Let the target's forwards run eagerly, whose graphs other tests are about."""
-    monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
+    monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
 
 
 @pytest.mark.build

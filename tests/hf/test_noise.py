@@ -23,10 +23,10 @@ from specdec_hf import (
     VerticalCascade,
     generate,
 )
-from specdec_hf.decode import drafted
 from specdec_hf.drafters import cascade, merge
 from specdec_hf.drafting import checks
 from specdec_hf.drafting.sampling import RowSampler
+from specdec_hf.loop import drafted
 from support import hf_models
 from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
 from support.hf_models import one_thread  # noqa: F401  # autouse here

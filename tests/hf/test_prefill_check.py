@@ -5,7 +5,7 @@ import torch
 from specdec_hf import generate
 from specdec_hf.cache.fit import Fit
 from specdec_hf.cache.record import forget_fits
-from specdec_hf.decode import prefill
+from specdec_hf.loop import prefill
 from support import hf_models
 
 

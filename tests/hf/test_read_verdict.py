@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specdec_hf.decode.commit import read_verdict
+from specdec_hf.loop.commit import read_verdict
 from support.device_reads import spied_reads
 
 from specdec_kernels import Verdict

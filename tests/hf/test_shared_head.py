@@ -43,7 +43,7 @@ def test_reading_the_head_draws_no_random_numbers(target):
 
 def test_the_second_call_compiles_no_head(target, monkeypatch):
     run_layers_as_they_are(monkeypatch)
-    monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
+    monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
     first, second = (run(target, compile=True).stats.compiled.drafts[0] for _ in range(2))
     assert first.seconds > 0
     assert second.seconds == 0

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def recorded(monkeypatch):
     """Of the head alone: the target's forwards run eagerly, whose graphs other tests are about."""
     record_ops(monkeypatch)
-    monkeypatch.setattr("specdec_hf.decode.begin.use_compiled", lambda *_, **__: CompileStats())
+    monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from specdec_hf.drafters.copying import PromptLookupDrafter, lookup
 from specdec_hf.drafting.context import History
 from support.compiled import assert_one_graph
+from support.histories import counts_of, propose
 from support.providers import ALL_PROVIDERS, assert_outputs_equal, provider, provider_cases
 
 import specdec_kernels as sk
@@ -252,12 +254,14 @@ def test_the_drafts_are_those_of_prompt_lookup():
     lengths = lengths.clamp(min=1)
     known = torch.where(torch.arange(30) < lengths[:, None], history, 0)
     given = History(known.numpy(), lengths.numpy(), np.ones(40, dtype=bool))
-    draft = PromptLookupDrafter(*ngrams).propose(given, gamma)
+    drafter = PromptLookupDrafter(*ngrams)
+    drafter.start(SimpleNamespace(encoder=None, num_proposals=1))
+    draft = propose(drafter, given, gamma)
     tokens, counts = sk.ngram_propose(
         history, lengths, gamma=gamma, max_ngram=ngrams[0], min_ngram=ngrams[1]
     )
     assert torch.equal(tokens, draft.tokens)
-    assert counts.tolist() == draft.counts.tolist()
+    assert counts.tolist() == counts_of(draft)
     assert 5 < int((counts > 0).sum()) < 40
 
 

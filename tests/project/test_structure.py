@@ -143,8 +143,8 @@ LOOP = {
     "drafting": BELOW_DRAFTERS - {"drafting"},
     "drafters": BELOW_DRAFTERS,
     "heads": BELOW_DRAFTERS | {"drafters"},
-    "decode": BELOW_DRAFTERS | {"drafters", "heads"},
-    "beams": BELOW_DRAFTERS | {"decode", "drafters"},
+    "loop": BELOW_DRAFTERS | {"drafters", "heads"},
+    "beams": BELOW_DRAFTERS | {"drafters", "loop"},
 }
 
 
@@ -233,7 +233,7 @@ def test_of_the_command_line_only_the_list_of_commands_knows_the_laboratory():
 
 def test_the_loop_knows_heads_by_the_default_drafter_alone():
     for module, path in MODULES.items():
-        if module.startswith("specdec_hf.decode"):
+        if module.startswith("specdec_hf.loop"):
             of_heads = {n for n in imports(path) if n.startswith("specdec_hf.heads")}
             wrong = {n for n in of_heads if not n.startswith("specdec_hf.heads.auto")}
             assert not wrong, f"{relative(path)} imports {wrong}"

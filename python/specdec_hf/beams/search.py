@@ -25,16 +25,16 @@ from specdec_hf.cache.choose import choose_cache, choose_kind
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import context_length, vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.decode.begin import SLOTS_AHEAD, committed_prompts
-from specdec_hf.decode.draft_length import DraftLengthPolicy, begin_schedule
-from specdec_hf.decode.output import SpecOutput
-from specdec_hf.decode.plan import costs_of, plain_beams, rounding_notes, token_budgets
-from specdec_hf.decode.round_record import Phases, RoundRecord
-from specdec_hf.decode.statistics import SequenceStats, SpecStats
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.hf_arguments.call import Call
+from specdec_hf.loop.begin import SLOTS_AHEAD, committed_prompts
+from specdec_hf.loop.draft_length import DraftLengthPolicy, begin_schedule
+from specdec_hf.loop.output import SpecOutput
+from specdec_hf.loop.plan import costs_of, plain_beams, rounding_notes, token_budgets
+from specdec_hf.loop.round_record import Phases, RoundRecord
+from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.cli.compare import Turn
     from specdec_hf.cli.load import Loaded
-    from specdec_hf.decode.streaming import Step
+    from specdec_hf.loop.streaming import Step
 
 HELP = "/reset forgets the conversation, Ctrl-C stops an answer, and /exit or Ctrl-D ends the chat."
 PROMPT = "> "
@@ -74,7 +74,7 @@ class Conversation:
         """
         from specdec_hf.cli.compare import Turn
         from specdec_hf.cli.trace import PieceStream, marks_of, styled
-        from specdec_hf.decode.streaming import run_stream
+        from specdec_hf.loop.streaming import run_stream
 
         messages = [*self.messages, {"role": "user", "content": text}]
         inputs = encode(self.loaded.tokenizer, messages, self.loaded.model.device)

@@ -11,8 +11,8 @@ import torch
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cache.protocol import context_length
-from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.decode.streaming import Step, run_stream
+from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.streaming import Step, run_stream
 
 SAME_TEXT = ("match", "target_only")  # sampled text is that of plain decoding with the same seed
 

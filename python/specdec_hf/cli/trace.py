@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich.text import Text
 
 from specdec_hf.cli.terminal import Terminal, visible
-from specdec_hf.decode.streaming import Kind, Step, text_pieces
+from specdec_hf.loop.streaming import Kind, Step, text_pieces
 
 Shown = Kind | Literal["rejected"]
 STYLES: dict[Shown, str] = {

@@ -2,7 +2,7 @@
 
 The loop feeds a model token ids, positions and a mask. A call that has more inputs is prefilled by
 the model's own methods, with exactly the arguments that ``model.generate`` would use; see
-decode/prefill.py.
+loop/prefill.py.
 """
 
 from __future__ import annotations

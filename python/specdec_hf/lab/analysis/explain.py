@@ -1,6 +1,6 @@
 """How each token came about: who drafted it, P, Q, the uniform, and what was decided.
 
-Kinds of tokens are those of `specdec_hf.decode.streaming`, and "rejected" for the draft at which a
+Kinds of tokens are those of `specdec_hf.loop.streaming`, and "rejected" for the draft at which a
 round stopped.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specdec_hf.decode.streaming import Kind, TracedRound
 from specdec_hf.lab.analysis.distributions import draft_probs, target_probs
+from specdec_hf.loop.streaming import Kind, TracedRound
 from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"

@@ -22,10 +22,10 @@ from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
-from specdec_hf.decode.round_record import RoundRecord
-from specdec_hf.decode.statistics import SpecStats
 from specdec_hf.lab.analysis.measure import DrafterAnalysis
 from specdec_hf.lab.analysis.page import Answer, render_page
+from specdec_hf.loop.round_record import RoundRecord
+from specdec_hf.loop.statistics import SpecStats
 from specdec_kernels.analysis import (
     expected_tokens,
     operations_factor,

@@ -9,9 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.decode.round_record import RoundRecord
-from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.decode.streaming import run_stream
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.lab.analysis.explain import Explainer
 from specdec_hf.lab.analysis.replay import (
@@ -23,6 +20,9 @@ from specdec_hf.lab.analysis.replay import (
     write_text,
 )
 from specdec_hf.lab.analysis.residual import Ablated, Experiment, ablate_residual, draw_experiment
+from specdec_hf.loop.round_record import RoundRecord
+from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.streaming import run_stream
 from specdec_kernels.analysis import expected_tokens, walltime_factor
 
 Advance = Callable[[int], None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from specdec_hf.decode.statistics import SpecStats
+from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
 from specdec_kernels.analysis import expected_tokens
 

@@ -22,9 +22,9 @@ from specdec_hf.cli.terminal import console, visible
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
-    from specdec_hf.decode.statistics import SpecStats
     from specdec_hf.lab.bench.runs import Batch, Config
     from specdec_hf.lab.bench.summary import Row
+    from specdec_hf.loop.statistics import SpecStats
     from specdec_hf.schedules.costs import MonotoneCost
 
 MOST_WIDTHS = 8  # of the cost curve

@@ -17,8 +17,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.load import Loaded
-from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.decode.streaming import run_stream
+from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.streaming import run_stream
 
 PLAIN = "plain, Transformers"
 WARM_UP_TOKENS = 8

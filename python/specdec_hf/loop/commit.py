@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.decode.criteria import ends_text
-from specdec_hf.decode.session import Session
-from specdec_hf.decode.streaming import Step, step_kinds
 from specdec_hf.drafting.checks import IGNORED, OUTSIDE, describe
+from specdec_hf.loop.criteria import ends_text
+from specdec_hf.loop.session import Session
+from specdec_hf.loop.streaming import Step, step_kinds
 from specdec_kernels import Status, TreeVerdict, Verdict
 
 DRAFT_FAULTS = {

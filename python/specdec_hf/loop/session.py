@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.protocol import Lengths, RollbackCache
-from specdec_hf.decode.draft_length import DraftLengthPolicy
-from specdec_hf.decode.history import CommittedTokens
-from specdec_hf.decode.statistics import SpecStats
-from specdec_hf.decode.streaming import Trace
-from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.hf_arguments.call import Call
+from specdec_hf.loop.draft_length import DraftLengthPolicy
+from specdec_hf.loop.history import CommittedTokens
+from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.streaming import Trace
+from specdec_hf.loop.token_outputs import TokenOutputs
 
 
 @dataclass

@@ -13,9 +13,9 @@ from transformers.utils.generic import ModelOutput
 from specdec_hf.cache.handover import export_cache
 from specdec_hf.cache.hidden_states import take_hidden_states
 from specdec_hf.cache.protocol import context_length
-from specdec_hf.decode.processors import process_ended
-from specdec_hf.decode.session import Session
 from specdec_hf.hf_arguments.call import Call
+from specdec_hf.loop.processors import process_ended
+from specdec_hf.loop.session import Session
 
 
 @dataclass

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.decode.commit import DraftCounts, HostVerdict
-from specdec_hf.decode.session import Session
 from specdec_hf.drafting.checks import ask, cut_chains
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
+from specdec_hf.loop.commit import DraftCounts, HostVerdict
+from specdec_hf.loop.session import Session
 from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree
 
 # These rules try siblings that hold the same token one after the other. For the other rules such

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.decode.session import Session
+from specdec_hf.loop.session import Session
 from specdec_kernels import Tree
 
 

@@ -21,7 +21,6 @@ from specdec_hf.cache.choose import ChosenKind, check_kind, choose_kind
 from specdec_hf.cache.fit import coarse_arithmetic
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
-from specdec_hf.decode.draft_length import begin_schedule
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import describe
@@ -31,6 +30,7 @@ from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
+from specdec_hf.loop.draft_length import begin_schedule
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.schedules.base import Schedule, ScheduleContext
 from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts

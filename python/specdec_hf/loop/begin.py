@@ -17,17 +17,17 @@ from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.compiled.call import use_compiled
-from specdec_hf.decode.draft_length import DraftLengthPolicy
-from specdec_hf.decode.history import CommittedTokens
-from specdec_hf.decode.plan import Plan, make_plan
-from specdec_hf.decode.prefill import prefill
-from specdec_hf.decode.session import Session
-from specdec_hf.decode.statistics import SequenceStats, SpecStats
-from specdec_hf.decode.token_outputs import TokenOutputs
 from specdec_hf.drafters.resolve import parts_of
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.hf_arguments.call import Call
+from specdec_hf.loop.draft_length import DraftLengthPolicy
+from specdec_hf.loop.history import CommittedTokens
+from specdec_hf.loop.plan import Plan, make_plan
+from specdec_hf.loop.prefill import prefill
+from specdec_hf.loop.session import Session
+from specdec_hf.loop.statistics import SequenceStats, SpecStats
+from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 

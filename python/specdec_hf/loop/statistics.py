@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec_hf.compiled.call import CompileStats
-from specdec_hf.decode.round_record import PHASES, RoundRecord
+from specdec_hf.loop.round_record import PHASES, RoundRecord
 
 
 @dataclass

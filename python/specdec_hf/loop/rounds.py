@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.hidden_states import take_hidden_states
-from specdec_hf.decode.commit import DraftCounts, HostVerdict, commit, read_verdict
-from specdec_hf.decode.drafted import Drafted
-from specdec_hf.decode.processors import process_ended, process_logits
-from specdec_hf.decode.round_record import Phases, RoundRecord
-from specdec_hf.decode.session import Session
-from specdec_hf.decode.streaming import Step, TracedRound
 from specdec_hf.drafting.context import Candidates
+from specdec_hf.loop.commit import DraftCounts, HostVerdict, commit, read_verdict
+from specdec_hf.loop.drafted import Drafted
+from specdec_hf.loop.processors import process_ended, process_logits
+from specdec_hf.loop.round_record import Phases, RoundRecord
+from specdec_hf.loop.session import Session
+from specdec_hf.loop.streaming import Step, TracedRound
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree
 
