@@ -8,3 +8,9 @@ turn: the draft tokens and seeds of one call; calls go through the turns of a co
     that acceptance is averaged over several drafts.
 byte floor: the bytes that no exact implementation can avoid reading (and, for a cache, writing).
 """
+
+import sys
+from pathlib import Path
+
+# The cases and the synthetic rows are those of the tests: `proofs`.
+sys.path.append(str(Path(__file__).parents[1] / "tests"))

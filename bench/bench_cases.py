@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import proofs
 import pytest
 
-from specdec_kernels import testing
-
 OPS = ("sample", "verify_chain", "verify_tree")
-CASES = [case for op in OPS for case in testing.cases(op, heavy=True)]
+CASES = [case for op in OPS for case in proofs.cases(op, heavy=True)]
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case}")
 def test_case(benchmark, case):
     args = case.args()
-    benchmark.pedantic(testing.providers(case.op)["cpp"], args, warmup_rounds=2, rounds=10)
+    benchmark.pedantic(proofs.providers(case.op)["cpp"], args, warmup_rounds=2, rounds=10)

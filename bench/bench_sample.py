@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from proofs import zipf_logits
 
 from bench import eager
 from specdec_kernels import sample
-from specdec_kernels.testing import zipf_logits
 
 FILTERS = {
     "plain": {},

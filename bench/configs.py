@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from proofs import noisy_draft, zipf_logits
 from torch import Tensor
 
 from bench import eager
-from specdec_kernels.testing import noisy_draft, zipf_logits
 
 # Name -> (temperature, top_k, top_p) of the target.
 FILTERS = {

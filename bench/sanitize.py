@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
+import proofs
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels import testing
 from specdec_kernels.arguments.rules import SCHEDULES
 
 # Rows of more than one tile are needed, but larger ones only cost time under the sanitizer.
@@ -22,9 +22,9 @@ SHARE = 3
 SCHEDULED = ("sample", "verify_chain", "verify_tree")
 
 
-def _chosen(op: str, turn: int) -> list[testing.Case]:
+def _chosen(op: str, turn: int) -> list[proofs.Case]:
     """The cases of an op that run under schedule number `turn`."""
-    cases = [c for c in testing.cases(op) if c.vocabulary <= MOST_ENTRIES]
+    cases = [c for c in proofs.cases(op) if c.vocabulary <= MOST_ENTRIES]
     small = [c for c in cases if c.vocabulary <= TILE]
     if op not in SCHEDULED:
         return small[::SHARE] if turn == 0 else []

@@ -17,11 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
+import proofs
 import torch
 import typer
 
 import specdec_kernels as sk
-from specdec_kernels import testing
 
 OPS = ("sample", "verify_chain", "verify_tree", "kv_append_")
 BATCHES = (1, 8, 32, 256)
@@ -30,7 +30,7 @@ SEEN = ("grid", "block", "registers per thread", "shared memory", "est. achieved
 
 def launch(op: str, device: str) -> None:
     """Call an op on its first case, and wait; raises if the device cannot run it."""
-    case = testing.cases(op)[0]
+    case = proofs.cases(op)[0]
     got = getattr(torch.ops.specdec_kernels, op).default(*case.args(device))
     outputs = got if isinstance(got, (list, tuple)) else [got]
     for tensor in outputs:

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from specdec_kernels._library import providers
+from specdec_kernels.ops.expand_tree import expand_tree
+from specdec_kernels.ops.kv import (
+    kv_append_,
+    kv_compact_,
+    kv_realign_,
+    kv_truncate_,
+    ring_truncate_,
+)
+from specdec_kernels.ops.ngram_propose import ngram_propose
+from specdec_kernels.ops.paged import paged_compact_, paged_truncate_
+from specdec_kernels.ops.sample import sample
+from specdec_kernels.ops.tree_layout import build_trie, rerank_tree, tree_attention
+from specdec_kernels.ops.verify_chain import verify_chain
+from specdec_kernels.ops.verify_tree import Tree, verify_tree
 
+_BATCH = 3
 # The cache ops have another kernel for more caches than fit one small table of pointers.
 _MANY_CACHES = 65
 
@@ -50,19 +69,39 @@ def warm_up(device: torch.device | str | None = None) -> None:
 
 
 def _launch(op: str, where: torch.device) -> None:
-    from specdec_kernels import testing  # noqa: PLC0415  # it needs this package
-
     try:
-        args = testing.cases(op)[0].args(where)
-        for given in (args, tuple(_many(a) for a in args)):
-            getattr(torch.ops.specdec_kernels, op).default(*given)
+        for number in (1, _MANY_CACHES):
+            _calls(where, number)[op]()
         torch.cuda.synchronize(where)
     except RuntimeError as error:
         raise RuntimeError(f"{op} does not run on {where}: {error}") from error
 
 
-def _many(value: object) -> object:
-    """A list of caches with each one repeated in memory of its own; other values as they are."""
-    if isinstance(value, list) and value and isinstance(value[0], Tensor):
-        return [t.clone() for t in value for _ in range(_MANY_CACHES)]
-    return value
+def _calls(where: torch.device, number: int) -> dict[str, Callable[[], object]]:
+    """A small call of each op; those of the cache ops have `number` caches."""
+    zeros = functools.partial(torch.zeros, dtype=torch.int64, device=where)
+    counts, ids = zeros(_BATCH), zeros(_BATCH, 4)
+    noise: dict[str, Any] = {"seeds": counts, "positions": counts}
+    rows = torch.zeros(_BATCH, 5, 1031, device=where)
+    tables, scores = ids.to(torch.int32), rows[:, 0, :4]
+
+    def caches() -> list[Tensor]:
+        return [torch.zeros(_BATCH, 2, 8, 12, device=where) for _ in range(number)]
+
+    return {
+        "sample": lambda: sample(rows[:, 0], **noise),
+        "verify_chain": lambda: verify_chain(rows, ids, rows[:, 1:], **noise),
+        "verify_tree": lambda: verify_tree(rows, Tree(ids, ids - 1), rule="greedy", **noise),
+        "kv_append_": lambda: kv_append_(caches(), caches(), counts),
+        "kv_truncate_": lambda: kv_truncate_(caches(), counts, counts, zero_fill=True),
+        "kv_compact_": lambda: kv_compact_(caches(), counts, ids),
+        "kv_realign_": lambda: kv_realign_(caches(), counts, counts, counts),
+        "ring_truncate_": lambda: ring_truncate_(caches(), counts, counts, 4, zero_fill=True),
+        "paged_compact_": lambda: paged_compact_(caches(), tables, counts, ids),
+        "paged_truncate_": lambda: paged_truncate_(tables, counts, counts, 4),
+        "tree_attention": lambda: tree_attention(ids - 1, counts, slots=8),
+        "rerank_tree": lambda: rerank_tree(ids, ids - 1, scores, size=3),
+        "build_trie": lambda: build_trie(ids[:, None], size=3),
+        "expand_tree": lambda: expand_tree(rows, rows[:, :, 0], width=4),
+        "ngram_propose": lambda: ngram_propose(ids, counts, gamma=4),
+    }

@@ -114,7 +114,6 @@ def tree_acceptance_bound(p: Tensor, q: Tensor, drafts: int, draw: str) -> Tenso
     """The most that a lossless rule can accept of siblings drawn in one way, [..., V] -> [...].
 
     It is `1 + min_S [p(S) - Pr(all drafts in S)]`, the probability that one of them is emitted.
-    For independent drafts see `specdec_kernels.testing.acceptance_bound`.
 
     Args:
         draw: `without_replacement` (Q must hold at least `drafts` tokens; takes time

@@ -7,12 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from proofs import acceptance_bound
 from scipy.special import bdtr, bdtrc
 from support.providers import SIGNIFICANCE, assert_close
 
 from specdec_kernels import analysis
 from specdec_kernels.analysis.acceptance import ROW_RULES
-from specdec_kernels.testing import acceptance_bound
 
 
 def normalized(weights):

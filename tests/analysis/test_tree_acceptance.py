@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from proofs import acceptance_bound, lineage
 from support.providers import assert_close
 from support.toy_chain import TOLERANCE
 from support.toy_tree import DRAWN, ToyTree, sibling_distribution
@@ -12,7 +13,6 @@ from support.toy_tree import DRAWN, ToyTree, sibling_distribution
 from specdec_kernels import analysis
 from specdec_kernels.analysis import tree_acceptance, tree_acceptance_bound
 from specdec_kernels.analysis.tree_acceptance import SIBLING_RULES
-from specdec_kernels.testing import acceptance_bound, lineage
 
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import proofs
 import pytest
 import torch
 import typer
@@ -23,7 +24,6 @@ from bench.configs import (
 from bench.peers import PEERS, Unsupported
 from bench.peers.base import importable
 from bench.workloads import WORKLOADS
-from specdec_kernels import testing
 
 pytestmark = pytest.mark.build
 
@@ -167,7 +167,7 @@ def test_the_command_writes_a_file_and_names_absent_peers(command, tmp_path):
 def test_the_program_for_the_sanitizer_calls_every_op():
     calls = sanitize.main("cpu")
     for op in sk.providers():
-        if cases := testing.cases(op):
+        if cases := proofs.cases(op):
             assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
     for turn in range(len(sanitize.FORCED)):
         wide = [c.id for c in sanitize._chosen("verify_chain", turn) if c.vocabulary > 4096]

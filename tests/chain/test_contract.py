@@ -6,6 +6,7 @@ import sys
 import textwrap
 from dataclasses import replace
 
+import proofs
 import pytest
 import torch
 import torch._dynamo.testing
@@ -28,7 +29,6 @@ from specdec_kernels import (
     SparseDraft,
     _library,
     reference,
-    testing,
 )
 from specdec_kernels import sample as public_sample
 from specdec_kernels import verify_chain as public_verify_chain
@@ -56,13 +56,13 @@ def kind(value):
 
 
 ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
-PURE = [c for op in ("sample", *ARGUMENTS) for c in testing.cases(op)]
+PURE = [c for op in ("sample", *ARGUMENTS) for c in proofs.cases(op)]
 
 
 def test_every_op_is_listed_and_has_cases_a_kernel_a_fake_and_a_reference():
     assert set(NAMES) == set(_library.OPS)
     for name in NAMES:
-        assert len(testing.cases(name)) >= 5, f"{name} has too few cases"
+        assert len(proofs.cases(name)) >= 5, f"{name} has too few cases"
         assert callable(getattr(reference, name)), f"{name} has no reference"
         for key in ("CPU", "Meta"):
             has = torch._C._dispatch_has_kernel_for_dispatch_key(f"specdec_kernels::{name}", key)
@@ -71,7 +71,7 @@ def test_every_op_is_listed_and_has_cases_a_kernel_a_fake_and_a_reference():
 
 @pytest.mark.slow
 def test_case_names_are_unique_and_a_case_gives_the_same_arguments_again():
-    assert len({(c.op, c.id) for c in testing.CASES}) == len(testing.CASES)
+    assert len({(c.op, c.id) for c in proofs.CASES}) == len(proofs.CASES)
     for case in PURE:
         again = replace(case, build=lambda g, case=case: case.build(g))
         for a, b in zip(case.args(), again.args(), strict=True):
@@ -81,7 +81,7 @@ def test_case_names_are_unique_and_a_case_gives_the_same_arguments_again():
 @pytest.mark.triton
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_triton_is_among_the_providers_where_it_is_installed():
-    assert all("triton" in testing.providers(op) for op in NAMES)
+    assert all("triton" in proofs.providers(op) for op in NAMES)
 
 
 def test_providers_are_named_for_every_op_and_device():
@@ -93,7 +93,7 @@ def test_providers_are_named_for_every_op_and_device():
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name):
     """One case of those whose arguments are of the same kinds."""
-    op, cases = getattr(torch.ops.specdec_kernels, name).default, testing.cases(name)
+    op, cases = getattr(torch.ops.specdec_kernels, name).default, proofs.cases(name)
     for case in {tuple(map(kind, c.args())): c for c in reversed(cases)}.values():
         print(case)  # for the report of a failure
         args = case.args()
@@ -164,7 +164,7 @@ def test_ragged_rules_compile_as_one_graph():
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_are_not_changed_and_a_second_call_gives_the_same(name):
     schema = getattr(torch.ops.specdec_kernels, name).default._schema
-    for case in testing.cases(name):
+    for case in proofs.cases(name):
         args, before = case.args(), case.args()
         first = run_case(case, args=args)
         for argument, a, b in zip(schema.arguments, args, before, strict=True):
@@ -180,7 +180,7 @@ def test_every_element_of_the_outputs_is_written(op, name):
     """New memory holds NaN and the largest integer, and no output has them."""
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
-    for case in testing.cases(op, rows=3 if name == "triton" else None):
+    for case in proofs.cases(op, rows=3 if name == "triton" else None):
         got = run_case(case, name)
         if op in ARGUMENTS:  # NaN where the rule decided without them
             want = getattr(reference, op)(*case.args())[-1]

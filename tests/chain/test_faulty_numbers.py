@@ -4,6 +4,7 @@ A uniform outside [0, 1) is a fault of the data of its sequence. A negative one 
 that P excludes, among them ids beyond the target's vocabulary. A probability of -0 is 0.
 """
 
+import proofs
 import pytest
 import torch
 from support.providers import (
@@ -16,7 +17,7 @@ from support.providers import (
     verify_tree,
 )
 
-from specdec_kernels import RULES, RULES_READING_DRAFT, TREE_RULES, Status, testing
+from specdec_kernels import RULES, RULES_READING_DRAFT, TREE_RULES, Status
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.rules import TREE_RULES_READING_DRAFT
 from specdec_kernels.arguments.tree import TreeArguments
@@ -75,7 +76,7 @@ def assert_faulty_sequences_emit_nothing(got, want, path=()):
 
 @pytest.mark.parametrize(("name", "rule"), pairs(RULES))
 def test_a_uniform_outside_the_unit_interval_emits_nothing(name, rule):
-    a = ChainArguments(*testing.chain_case(B, 3, 37, rule=rule).args())
+    a = ChainArguments(*proofs.chain_case(B, 3, 37, rule=rule).args())
     got, want = with_and_without_faults(provider("verify_chain", name), a, uniforms(4))
     assert_faulty_sequences_emit_nothing(got, want)
 
@@ -93,7 +94,7 @@ def test_every_uniform_of_a_long_chain_is_checked(name):
 
 @pytest.mark.parametrize(("name", "rule"), pairs(TREE_RULES))
 def test_a_uniform_outside_the_unit_interval_emits_no_path(name, rule):
-    a = TreeArguments(*testing.tree_case(B, 3, 37, rule=rule).args())
+    a = TreeArguments(*proofs.tree_case(B, 3, 37, rule=rule).args())
     got, want = with_and_without_faults(provider("verify_tree", name), a, uniforms(7))
     assert_faulty_sequences_emit_nothing(got[1:], want[1:], path=got[:1])
 
@@ -123,7 +124,7 @@ def test_a_negative_uniform_does_not_accept_an_id_beyond_the_vocabulary(name, ki
 @pytest.mark.parametrize("name", HEAVY_PROVIDERS)
 def test_a_uniform_of_minus_zero_is_zero(name):
     for rule in ("token", "block", "typical"):
-        a = ChainArguments(*testing.chain_case(3, 2, 37, rule=rule, kind="probs").args())
+        a = ChainArguments(*proofs.chain_case(3, 2, 37, rule=rule, kind="probs").args())
         op, zeros = provider("verify_chain", name), torch.zeros(3, 3, dtype=torch.float64)
         want = op(*a._replace(uniforms=zeros))
         assert not (want[2] & Status.BAD_PARAMETER).any()
@@ -165,7 +166,7 @@ FORMS = [
 def test_probabilities_of_minus_zero_are_zero(name, rule):
     short = name in ("triton", "reference")
     for form, filters in FORMS[:: 6 if short else 1]:
-        case = testing.chain_case(2 if short else 12, 2, 37, rule=rule, kind="probs", draft=form,
+        case = proofs.chain_case(2 if short else 12, 2, 37, rule=rule, kind="probs", draft=form,
                                   filters=filters)  # fmt: skip
         a = ChainArguments(*case.args())
         changed, tokens = zeroed(a, a.draft_token_ids)
@@ -177,7 +178,7 @@ def test_probabilities_of_minus_zero_are_zero(name, rule):
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_probabilities_of_minus_zero_are_zero_in_trees(name, rule):
     for form in ("full",) if name == "triton" else ("full", "sparse"):
-        case = testing.tree_case(2 if name == "triton" else 12, 4, 37, rule=rule, kind="probs",
+        case = proofs.tree_case(2 if name == "triton" else 12, 4, 37, rule=rule, kind="probs",
                                  draft=form, rows="shared")  # fmt: skip
         a = TreeArguments(*case.args())
         changed, tokens = zeroed(a, a.tree_tokens)

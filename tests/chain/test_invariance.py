@@ -3,6 +3,7 @@
 The place in the batch, its size, padding, neighbours and the number of threads change no bit.
 """
 
+import proofs
 import pytest
 import torch
 from support.providers import (
@@ -16,25 +17,25 @@ from support.providers import (
 )
 from support.tree_pairs import TREE_PAIRS
 
-from specdec_kernels import _library, testing
+from specdec_kernels import _library
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.tree import TreeArguments
 
 ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
 
 CHAINS = [
-    testing.chain_case(6, 3, 257),
-    testing.chain_case(6, 3, 257, draft="sampled", filters="tensor"),
-    testing.chain_case(6, 3, 131, torch.bfloat16, rule="match", filters="tensor"),
-    testing.chain_case(6, 3, 257, kind="probs", draft="none"),
-    testing.chain_case(6, 3, 257, rule="block", filters="tensor"),
-    testing.chain_case(6, 3, 257, rule="block", kind="probs"),
-    testing.chain_case(6, 3, 257, torch.bfloat16, rule="block", draft="sparse"),
-    testing.chain_case(6, 3, 257, rule="block", draft="mapped-sampled"),
-    testing.chain_case(6, 3, 257, draft="wide"),
-    testing.chain_case(6, 3, 257, rule="typical"),
-    testing.chain_case(6, 3, 257, rule="lenient", draft="sparse"),
-    testing.chain_case(6, 3, 257, rule="synthetic", filters="tensor"),
+    proofs.chain_case(6, 3, 257),
+    proofs.chain_case(6, 3, 257, draft="sampled", filters="tensor"),
+    proofs.chain_case(6, 3, 131, torch.bfloat16, rule="match", filters="tensor"),
+    proofs.chain_case(6, 3, 257, kind="probs", draft="none"),
+    proofs.chain_case(6, 3, 257, rule="block", filters="tensor"),
+    proofs.chain_case(6, 3, 257, rule="block", kind="probs"),
+    proofs.chain_case(6, 3, 257, torch.bfloat16, rule="block", draft="sparse"),
+    proofs.chain_case(6, 3, 257, rule="block", draft="mapped-sampled"),
+    proofs.chain_case(6, 3, 257, draft="wide"),
+    proofs.chain_case(6, 3, 257, rule="typical"),
+    proofs.chain_case(6, 3, 257, rule="lenient", draft="sparse"),
+    proofs.chain_case(6, 3, 257, rule="synthetic", filters="tensor"),
 ]
 CHAIN_PAIRS = [("cpp", c) for c in CHAINS] + [
     (n, c)
@@ -42,8 +43,8 @@ CHAIN_PAIRS = [("cpp", c) for c in CHAINS] + [
     if n != "cpp"
     for c in (
         CHAINS[0],
-        testing.chain_case(6, 3, 67, rule="match"),
-        testing.chain_case(6, 3, 67, rule="block"),
+        proofs.chain_case(6, 3, 67, rule="match"),
+        proofs.chain_case(6, 3, 67, rule="block"),
     )
 ]
 
@@ -130,25 +131,25 @@ def test_a_row_of_sample_does_not_depend_on_its_neighbours(name, method):
         assert_outputs_equal("sample", alone, [x[r : r + 1] for x in whole])
 
 
-THREADED = [c for c in testing.CASES if c.heavy or c.op in _library.CACHE_OPS] + [
-    testing.sample_case(1, 50_001, filters="scalar", noise="shared", method="gumbel"),
-    testing.sample_case(3, 50_001, filters="tensor"),
-    testing.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
-    testing.chain_case(1, 2, 50_001, kind="probs"),
-    testing.chain_case(1, 2, 50_001, rule="block", draft="sampled", filters="scalar"),
-    testing.chain_case(1, 2, 50_001, rule="block", kind="probs", draft="mapped"),
-    testing.chain_case(1, 2, 50_001, rule="typical", filters="topp"),
-    testing.chain_case(5, 2, 10_001, draft="sampled", layout="ragged"),
+THREADED = [c for c in proofs.CASES if c.heavy or c.op in _library.CACHE_OPS] + [
+    proofs.sample_case(1, 50_001, filters="scalar", noise="shared", method="gumbel"),
+    proofs.sample_case(3, 50_001, filters="tensor"),
+    proofs.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
+    proofs.chain_case(1, 2, 50_001, kind="probs"),
+    proofs.chain_case(1, 2, 50_001, rule="block", draft="sampled", filters="scalar"),
+    proofs.chain_case(1, 2, 50_001, rule="block", kind="probs", draft="mapped"),
+    proofs.chain_case(1, 2, 50_001, rule="typical", filters="topp"),
+    proofs.chain_case(5, 2, 10_001, draft="sampled", layout="ragged"),
     *(
-        testing.tree_case(1, 5, 50_001, rule=r, rows="shared", filters=f)
+        proofs.tree_case(1, 5, 50_001, rule=r, rows="shared", filters=f)
         for r, f in (
             ("multi_draft", "off"), ("multi_draft_wor", "scalar"), ("k_seq", "off"),
             ("traversal", "topp"), ("target_only", "off"), ("typical", "off"), ("match", "off"),
         )
     ),
-    testing.tree_case(5, 6, 10_001, rule="multi_draft_wor", rows="shared"),
-    testing.tree_case(1, 5, 50_001, rule="top_k_plus_one", kind="probs", rows="shared"),
-    testing.tree_case(1, 5, 50_001, draft="mapped", rows="flat"),
+    proofs.tree_case(5, 6, 10_001, rule="multi_draft_wor", rows="shared"),
+    proofs.tree_case(1, 5, 50_001, rule="top_k_plus_one", kind="probs", rows="shared"),
+    proofs.tree_case(1, 5, 50_001, draft="mapped", rows="flat"),
 ]  # fmt: skip
 
 

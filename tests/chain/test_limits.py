@@ -3,6 +3,7 @@
 Up to there they have the target's distribution, and nothing beyond it is read.
 """
 
+import proofs
 import pytest
 import torch
 from support.providers import (
@@ -17,7 +18,7 @@ from support.providers import (
 )
 from support.toy_chain import ToyChain, assert_joint_distribution
 
-from specdec_kernels import RULES, Status, reference, testing
+from specdec_kernels import RULES, Status, reference
 
 EOS = 1
 
@@ -64,7 +65,7 @@ def continued(toy, name, p, **limits):
 def realized(toy, name, p, **limits):
     like = continued(toy, "cpp", p, **limits) if name != "cpp" else None
     run = continued(toy, name, p, **limits)
-    return testing.enumerate_distribution(run, toy.draft_probs, p, steps=30, like=like)
+    return proofs.enumerate_distribution(run, toy.draft_probs, p, steps=30, like=like)
 
 
 FORMS = {
@@ -87,7 +88,7 @@ def test_up_to_the_first_end_of_sequence_the_distribution_is_the_targets(name, r
     toy = ToyChain(**FORMS[form], rule=rule)
     p = ending(toy.target_probs)
     got = realized(toy, name, p, eos_token_ids=[EOS, 77])
-    assert_joint_distribution(got, testing.joint_distribution(p))
+    assert_joint_distribution(got, proofs.joint_distribution(p))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_up_to_the_first_end_of_sequence_the_distribution_is_the_targets(name, r
 def test_up_to_max_new_tokens_the_distribution_is_the_targets(name, rule, most):
     toy = ToyChain(rule=rule)
     got = realized(toy, name, toy.target_probs, max_new_tokens=most)
-    assert_joint_distribution(got, testing.joint_distribution(toy.target_probs))
+    assert_joint_distribution(got, proofs.joint_distribution(toy.target_probs))
     assert float(got.accepted[most + 1 :].sum()) == 0
 
 
@@ -112,15 +113,15 @@ def test_under_a_limit_the_distribution_is_the_targets_in_triton(limit):
     toy = ToyChain(v=2, gamma=1)
     p = ending(toy.target_probs) if "eos_token_ids" in limit else toy.target_probs
     got = realized(toy, "triton", p, **limit)
-    assert_joint_distribution(got, testing.joint_distribution(p))
+    assert_joint_distribution(got, proofs.joint_distribution(p))
 
 
 def test_the_enumeration_rejects_an_end_of_sequence_that_is_ignored():
     toy = ToyChain()
     p = ending(toy.target_probs)
-    got = testing.enumerate_distribution(toy.verifier("cpp"), toy.draft_probs, p)
+    got = proofs.enumerate_distribution(toy.verifier("cpp"), toy.draft_probs, p)
     with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_joint_distribution(got, testing.joint_distribution(p))
+        assert_joint_distribution(got, proofs.joint_distribution(p))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -184,7 +185,7 @@ def test_nothing_is_read_where_nothing_may_be_emitted(name, rule):
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_limits_that_are_not_reached_change_no_bit(name, rule):
-    target, drafts, q = testing.chain_case(5, 3, 67, rule=rule).args()[:3]
+    target, drafts, q = proofs.chain_case(5, 3, 67, rule=rule).args()[:3]
     op = provider("verify_chain", name)
     want = verify(op, target, drafts, q, rule=rule)
     loose = dict(
@@ -197,7 +198,7 @@ def test_limits_that_are_not_reached_change_no_bit(name, rule):
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_a_cut_chain_equals_the_shorter_chain(name, rule):
     """With a cut after draft 1, outputs are those of gamma = 2 without the bonus token."""
-    target, drafts, q = testing.chain_case(40, 3, 67, rule=rule).args()[:3]
+    target, drafts, q = proofs.chain_case(40, 3, 67, rule=rule).args()[:3]
     op = provider("verify_chain", name)
     drafts[2] = drafts[3]
     drafts[drafts == 66] = 65
@@ -218,7 +219,7 @@ def test_a_cut_chain_equals_the_shorter_chain(name, rule):
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_optional_outputs_are_empty_unless_asked_for(name):
-    case = testing.chain_case(2, 2, 67, rule="block")
+    case = proofs.chain_case(2, 2, 67, rule="block")
     op = provider("verify_chain", name)
     args = case.args()[:3]
     whole = verify(op, *args, rule="block")

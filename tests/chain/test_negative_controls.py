@@ -1,5 +1,6 @@
 """What the enumeration of test_rules.py must reject."""
 
+import proofs
 import pytest
 import torch
 from support.providers import provider, verify
@@ -15,15 +16,13 @@ from support.toy_chain import (
     typical_masses,
 )
 
-from specdec_kernels import testing
-
 # The enumeration itself.
 
 
 def test_cell_boundaries_of_another_verifier_are_only_a_hint():
     """`like` is a verifier of other models here; the boundaries are measured all the same."""
     toy, other = ToyChain(gamma=1), ToyChain(gamma=1, seed=99)
-    realized = testing.enumerate_distribution(
+    realized = proofs.enumerate_distribution(
         toy.verifier("cpp"),
         toy.draft_probs,
         toy.target_probs,
@@ -48,7 +47,7 @@ def test_the_enumeration_rejects_a_cdf_that_ends_below_1(gamma, token, words, wi
         return tokens, accepted
 
     with pytest.raises(ValueError, match=words):
-        testing.enumerate_distribution(
+        proofs.enumerate_distribution(
             wrong, toy.draft_probs, toy.target_probs, like=right if with_like else None
         )
 
@@ -114,7 +113,7 @@ def test_the_enumeration_rejects(call, rule):
         # Ids of a wide draft may be out of range here, so status is not looked at.
         return verify(provider("verify_chain", "cpp"), uniforms=uniforms, **a)[:2]
 
-    realized = testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=24)
+    realized = proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=24)
     assert_wrong_distribution(realized, toy)
 
 
@@ -141,7 +140,7 @@ FORMULAS = {
     ),
     "synthetic as token": (
         dict(rule="synthetic", rates=RATES),
-        lambda toy: testing.joint_distribution(toy.target_probs),
+        lambda toy: proofs.joint_distribution(toy.target_probs),
     ),
 }
 

@@ -5,6 +5,7 @@ one is known to have done it, it is named.
 """
 
 import numpy as np
+import proofs
 import pytest
 import torch
 from support.providers import (
@@ -20,7 +21,7 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import Status, reference, testing
+from specdec_kernels import Status, reference
 
 TARGET, DRAFT = Status.TARGET_INVALID, Status.DRAFT_INVALID
 EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE
@@ -30,7 +31,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def batch(b=4, gamma=3, v=70, **kw):
-    return testing.chain_case(b, gamma, v, **kw).args()[:3]
+    return proofs.chain_case(b, gamma, v, **kw).args()[:3]
 
 
 @pytest.mark.parametrize("at", [0, 33, 69])
@@ -237,7 +238,7 @@ def test_a_parameter_out_of_range_stops_its_own_sequence_only(name, fault):
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_the_draft_distribution_is_that_of_the_dtype_sampled_from(name, dtype):
     """Elsewhere: drafts sampled from bfloat16 rows were verified against float32 ones."""
-    logits = testing.zipf_logits(6, 257, torch.Generator().manual_seed(4)).to(dtype)
+    logits = proofs.zipf_logits(6, 257, torch.Generator().manual_seed(4)).to(dtype)
     low = sample(provider("sample", name), logits, temperature=0.8, top_k=40)
     full = sample(provider("sample", name), logits.float(), temperature=0.8, top_k=40)
     # The CUDA kernels add four neighbours of float32 as floats, and eight of a 16-bit dtype.

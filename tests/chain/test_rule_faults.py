@@ -3,6 +3,7 @@
 They set a status; drafts accepted before stay accepted, and no id out of range is emitted.
 """
 
+import proofs
 import pytest
 import torch
 from support.providers import (
@@ -15,7 +16,7 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import RULES, RULES_READING_DRAFT, Status, reference, testing
+from specdec_kernels import RULES, RULES_READING_DRAFT, Status, reference
 from specdec_kernels.arguments.chain import ChainArguments
 
 TARGET, DRAFT = Status.TARGET_INVALID, Status.DRAFT_INVALID
@@ -111,7 +112,7 @@ def test_a_draft_column_out_of_range_is_never_an_index(name, column, rule):
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_draft_id_out_of_range_is_never_an_index(name, rule, form):
     """Elsewhere: id == V reads the next row, -1 reads the previous one."""
-    case = testing.chain_case(2, 2, 70, rule=rule, draft=form)
+    case = proofs.chain_case(2, 2, 70, rule=rule, draft=form)
     op = provider("verify_chain", name)
     for ids in (torch.int64, torch.int32):
         target, drafts, q, listed, columns = case.args()[:5]
@@ -260,7 +261,7 @@ def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
     """Random faults in every tensor of floats and ids; outputs equal the specification's."""
     g = torch.Generator().manual_seed(31)
     b, gamma, v = 60, 3, 37
-    case = testing.chain_case(b, gamma, v, rule=rule, kind=kind, draft=form, filters="off")
+    case = proofs.chain_case(b, gamma, v, rule=rule, kind=kind, draft=form, filters="off")
     args = ChainArguments(*case.args())
     odd = torch.tensor([NAN, INF, -INF, 20.0, -20.0, 1e-45])
     for x in (args.target, args.draft, args.draft_logsumexp, args.draft_threshold):
@@ -328,7 +329,7 @@ def test_parameters_of_each_sequence_are_the_ones_used(name, parameter, values, 
     """vLLM on the CPU: the vectors expanded to rows were uninitialised memory. Strided ones too."""
     dtypes = {"top_k": torch.int32, "max_new_tokens": torch.int64}
     values = torch.tensor(values, dtype=dtypes.get(parameter))
-    target, drafts, q = testing.chain_case(3, 2, 300, rule=rule).args()[:3]
+    target, drafts, q = proofs.chain_case(3, 2, 300, rule=rule).args()[:3]
     op = provider("verify_chain", name)
     wide = values.repeat_interleave(3)
     for given in (values, wide[::3]):

@@ -8,6 +8,7 @@ Lossless rules must give the target's distribution, lossy ones exactly that of t
 
 import functools
 
+import proofs
 import pytest
 import torch
 from scipy.special import bdtr, bdtrc
@@ -41,7 +42,7 @@ from support.toy_chain import (
     typical_masses,
 )
 
-from specdec_kernels import analysis, testing, verify_chain
+from specdec_kernels import analysis, verify_chain
 
 FORMS = {
     "logits": dict(),
@@ -143,7 +144,7 @@ def test_after_a_missing_or_invalid_draft_the_distribution_is_the_targets(name, 
         return run
 
     like = None if name == BOUNDARY_PROVIDER else run_by(BOUNDARY_PROVIDER)
-    realized = testing.enumerate_distribution(
+    realized = proofs.enumerate_distribution(
         run_by(name), toy.draft_probs, toy.target_probs, like=like
     )
     assert_target_distribution(realized, toy)
@@ -204,7 +205,7 @@ def test_the_papers_example_has_the_papers_accepted_length(rule, mean):
         op = provider("verify_chain", "cpp")
         return verify(op, p, drafts, q, rule=rule, uniforms=uniforms)[:2]
 
-    realized = testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
+    realized = proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
     assert_target_distribution(realized, toy)
     assert realized.mean_accepted == pytest.approx(mean, abs=TOLERANCE)
     exact = accepted_count_distribution(toy, rule)
@@ -276,7 +277,7 @@ def test_rule_match_accepts_as_often_as_its_formula():
 
 def test_the_formula_gives_the_targets_distribution_for_rule_token():
     toy = ToyChain(gamma=3)
-    want = testing.joint_distribution(toy.target_probs)
+    want = proofs.joint_distribution(toy.target_probs)
     assert_close(
         "realized", lossy_joint_distribution(toy, lenient_masses, lenience=1.0), want, atol=1e-12
     )
@@ -433,7 +434,7 @@ def test_accept_probs_are_where_the_decision_changes(name, rule):
     rates = RATES if rule == "synthetic" else None
     toy = ToyChain(v=4, gamma=2, rule=rule, lenience=lenience, rates=rates)
     op = provider("verify_chain", name)
-    drafts = testing.joint_distribution(toy.draft_probs).nonzero()
+    drafts = proofs.joint_distribution(toy.draft_probs).nonzero()
     args = toy.arguments(drafts, "cpp")
     n = len(drafts)
     for i in range(2):

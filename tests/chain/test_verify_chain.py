@@ -1,5 +1,6 @@
 """`verify_chain`: every provider against the specification, and cases with a known answer."""
 
+import proofs
 import pytest
 import torch
 from support.providers import (
@@ -16,7 +17,7 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 from specdec_kernels.arguments.chain import ChainArguments
 
 
@@ -32,7 +33,7 @@ def test_the_cases_hold_chains_that_are_rejected_at_once_late_and_never():
     accepted = torch.cat(
         [
             reference.verify_chain(*args)[1]
-            for args in (ChainArguments(*c.args()) for c in testing.cases("verify_chain"))
+            for args in (ChainArguments(*c.args()) for c in proofs.cases("verify_chain"))
             if args.draft_token_ids.shape[1] == 4
         ]
     )
@@ -66,7 +67,7 @@ MANY = [
 def test_agreement_with_the_specification_on_thousands_of_rows(rule, draft, kind, filters):
     """They may differ only where a uniform lies within rounding of a decision's boundary."""
     b, gamma = 60 if (filters, draft) != ("off", "full") else 200, 4
-    case = testing.chain_case(b, gamma, 257, rule=rule, kind=kind, draft=draft, filters=filters)
+    case = proofs.chain_case(b, gamma, 257, rule=rule, kind=kind, draft=draft, filters=filters)
     got, want = (provider("verify_chain", n)(*case.args()) for n in ("cpp", "reference"))
     differ = (got[0] != want[0]).any(-1) | (got[1] != want[1]) | (got[2] != want[2])
     assert int(differ.sum()) <= b * (gamma + 1) * MAX_TIE_RATE + 1
@@ -173,7 +174,7 @@ def test_match_emits_what_sampling_with_shared_noise_draws(name):
     """Whatever the drafts, emitted tokens are those of plain sampling at the same positions."""
     b, gamma, v = {"cpp": 200, "cuda": 40}.get(name, 2), 3, 67
     generator = torch.Generator().manual_seed(12)
-    target = testing.zipf_logits(b * (gamma + 1), v, generator).view(b, gamma + 1, v)
+    target = proofs.zipf_logits(b * (gamma + 1), v, generator).view(b, gamma + 1, v)
     seeds, positions = torch.arange(b) - 2, torch.arange(b) * 1000
     temperature = torch.rand(b, generator=generator) + 0.3
     temperature[1] = 0.0
@@ -209,7 +210,7 @@ SLOW = {("triton", rule) for rule in ("token", "typical", "lenient", "match")}
     ],
 )
 def test_sequences_of_temperature_zero_are_greedy_in_a_mixed_batch(name, rule):
-    case = testing.chain_case(6, 3, 67, rule=rule)
+    case = proofs.chain_case(6, 3, 67, rule=rule)
     target, drafts, q, *_ = case.args()
     temperature = torch.tensor([0.0, 1.0, 0.0, 0.7, 2.0, 0.0])
     op = provider("verify_chain", name)
@@ -222,7 +223,7 @@ def test_sequences_of_temperature_zero_are_greedy_in_a_mixed_batch(name, rule):
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_a_sampled_draft_of_temperature_zero_is_deterministic(name):
-    target, drafts, q, *_ = testing.chain_case(5, 3, 67, draft="none").args()
+    target, drafts, q, *_ = proofs.chain_case(5, 3, 67, draft="none").args()
     q = torch.zeros(5, 3, 67) if q is None else q
     sampled = (torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3), 0.0)
     op = provider("verify_chain", name)
@@ -243,7 +244,7 @@ def test_a_sampled_draft_has_no_mass_below_its_threshold(name):
 
 @pytest.mark.parametrize("name", HEAVY_PROVIDERS[1:])
 def test_scalar_parameters_equal_filled_vectors(name):
-    target, drafts, q, *_ = testing.chain_case(2, 2, 131, filters="scalar").args()
+    target, drafts, q, *_ = proofs.chain_case(2, 2, 131, filters="scalar").args()
     vectors = dict(
         temperature=torch.full((2,), 0.8),
         top_k=torch.full((2,), 9, dtype=torch.int32),
@@ -273,7 +274,7 @@ def ragged(target, draft, lengths):
 )
 def test_ragged_equals_padded(name, rule):
     b, gamma = 6, 3
-    target, drafts, q, *_ = testing.chain_case(b, gamma, 131, rule=rule).args()
+    target, drafts, q, *_ = proofs.chain_case(b, gamma, 131, rule=rule).args()
     lengths = torch.tensor([3, 0, 1, 2, 3, 1])
     drafts = torch.where(torch.arange(gamma) < lengths[:, None], drafts, -1)
     op = provider("verify_chain", name)
@@ -286,7 +287,7 @@ def test_ragged_equals_padded(name, rule):
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_drafts_beyond_a_ragged_sequence_are_not_read(name):
-    target, drafts, q, *_ = testing.chain_case(3, 2, 67, rule="greedy").args()
+    target, drafts, q, *_ = proofs.chain_case(3, 2, 67, rule="greedy").args()
     rows, _, target_indptr = ragged(target, q, torch.tensor([1, 0, 2]))
     op = provider("verify_chain", name)
     got = verify(op, rows, drafts, rule="greedy", target_indptr=target_indptr)

@@ -2,11 +2,12 @@
 
 from functools import partial
 
+import proofs
 import pytest
 import torch
 from support.providers import SIGNIFICANCE, chi_square
 
-from specdec_kernels import sample, testing, verify_chain
+from specdec_kernels import sample, verify_chain
 from specdec_kernels.compat import flashinfer, noise
 
 NAN = float("nan")
@@ -61,7 +62,7 @@ def test_samples_of_joint_filters_have_the_filtered_distribution(name):
     ids = SAMPLERS[name][0](ROW.expand(DRAWS, -1), seed=3, offset=0).long()
 
     def p_value(**filters):
-        probs = testing.filtered_distribution(ROW.log(), **filters)
+        probs = proofs.filtered_distribution(ROW.log(), **filters)
         return chi_square(ids, probs) if (probs[ids] > 0).all() else 0.0
 
     assert p_value(top_k=2) > SIGNIFICANCE > p_value(top_k=2, top_p=0.5)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
 from device.on_device import CASES, LARGE, on_device, schedule
 from support.providers import assert_outputs_close
 
 import specdec_kernels as sk
-from specdec_kernels import testing
 
 __all__ = ["schedule"]  # a fixture
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not sk.has_cuda_kernels(), reason="_C.so has no 
 
 @pytest.mark.parametrize("case", BRIEF, ids=str)
 def test_cuda_agrees_with_the_cpu_under_every_schedule(case, schedule):
-    want = testing.providers(case.op)["cpp"](*case.args())
+    want = proofs.providers(case.op)["cpp"](*case.args())
     for forced in (("auto", 0), ("lazy", 8), ("parallel", 8)):
         schedule(*forced)
         assert_outputs_close(case.op, on_device("cuda", case), want)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib
 
+import proofs
 import pytest
 import torch
 from support import kv_cases, kv_path_cases
 from support.kv_buffers import check, check_far_apart, same
 
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 from specdec_kernels._library import CACHE_OPS, OPS
 
 pytest.importorskip("triton")
@@ -23,7 +24,7 @@ def op(name):
 
 
 CASES = [
-    *(c for o in CACHE_OPS for c in testing.cases(o)),
+    *(c for o in CACHE_OPS for c in proofs.cases(o)),
     *kv_cases.append_cases(),
     *kv_cases.truncate_cases(),
     *kv_path_cases.move_cases(),

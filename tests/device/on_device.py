@@ -13,8 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import proofs
 import pytest
 import torch
+from proofs import chain_case, sample_case, tree_case
+from proofs.history import ngram_case
 from support.providers import (
     OUTPUTS,
     assert_close,
@@ -25,12 +28,9 @@ from support.providers import (
 )
 
 import specdec_kernels as sk
-from specdec_kernels import testing
 from specdec_kernels._library import OPS as OP_MODULES
 from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.testing import chain_case, sample_case, tree_case
-from specdec_kernels.testing.history import ngram_case
 
 OPS = ("sample", "verify_chain")
 WIDE = 131073  # 33 tiles, so that a row is split among several blocks
@@ -43,22 +43,22 @@ LARGE = [
     chain_case(3, 4, WIDE, torch.bfloat16, rule="block", filters="tensor"),
     chain_case(4, 3, WIDE, torch.bfloat16, draft="sampled", filters="scalar", layout="ragged"),
 ]
-CASES = [*(case for op in OPS for case in testing.cases(op, heavy=True)), *LARGE]
+CASES = [*(case for op in OPS for case in proofs.cases(op, heavy=True)), *LARGE]
 SOME = [*CASES[:: max(1, len(CASES) // 40)], *LARGE]
 VARIED = {
     op: [
-        *[c for c in testing.cases(op) if c.rows > 1][:4],
+        *[c for c in proofs.cases(op) if c.rows > 1][:4],
         *[c for c in LARGE if c.op == op],
     ]
     for op in OPS
 }
 TREES = [
-    *testing.cases("verify_tree", heavy=True),
+    *proofs.cases("verify_tree", heavy=True),
     *(tree_case(3, 8, WIDE, torch.bfloat16, rule=r, rows="shared")
       for r in ("multi_draft_wor", "top_k_plus_one", "traversal")),
 ]  # fmt: skip
 HISTORIES = [
-    *testing.cases("ngram_propose"),
+    *proofs.cases("ngram_propose"),
     ngram_case(40, 100_000, 5, ids=1000, lengths="full"),
     ngram_case(70_000, 9, 3),
 ]
@@ -207,7 +207,7 @@ def test_cuda_schedules_survive_token_ids_in_their_workspace(case, forced, sched
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_cpu(name, case):
-    want = testing.providers(case.op)["cpp"](*case.args())
+    want = proofs.providers(case.op)["cpp"](*case.args())
     assert_outputs_close(case.op, on_device(name, case), want)
 
 
@@ -215,7 +215,7 @@ def test_agrees_with_the_cpu(name, case):
 @pytest.mark.parametrize("case", TREES, ids=str)
 def test_cuda_trees_agree_with_the_cpu_for_every_group_size(case, schedule):
     want = on_device("cuda", case)
-    assert_outputs_close(case.op, want, testing.providers(case.op)["cpp"](*case.args()))
+    assert_outputs_close(case.op, want, proofs.providers(case.op)["cpp"](*case.args()))
     for group in (1, 7, 8):
         schedule("lazy", group)
         assert_bits_equal(case.op, on_device("cuda", case), want)

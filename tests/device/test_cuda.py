@@ -12,13 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import proofs
 import pytest
 import torch
 from support import kv_cases, kv_path_cases
 from support.kv_buffers import check, check_far_apart, same
 
 import specdec_kernels as sk
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 from specdec_kernels._library import CACHE_OPS
 
 HERE = Path(__file__).parent
@@ -33,7 +34,7 @@ truncate = torch.ops.specdec_kernels.kv_truncate_.default
 
 
 CASES = [
-    *(c for op in CACHE_OPS for c in testing.cases(op)),
+    *(c for op in CACHE_OPS for c in proofs.cases(op)),
     *kv_cases.append_cases(),
     *kv_cases.truncate_cases(),
     *kv_path_cases.move_cases(),

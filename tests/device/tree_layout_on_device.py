@@ -5,14 +5,14 @@ test_cuda.py and bench/gpu.sh run this file in a process of its own, as on_devic
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
+from proofs.tree_layout import attention_case, expand_case, rerank_case, trie_case
 from support.providers import assert_outputs_equal
 from support.tree_layout_oracles import check_expansion
 
 import specdec_kernels as sk
-from specdec_kernels import testing
-from specdec_kernels.testing.tree_layout import attention_case, expand_case, rerank_case, trie_case
 
 OPS = ("tree_attention", "rerank_tree", "build_trie", "expand_tree")
 LARGE = [
@@ -23,7 +23,7 @@ LARGE = [
     expand_case(8, 10, 128256, 10, torch.bfloat16),
     expand_case(2, 3, 128256, 64, rows="ties"),
 ]
-CASES = [*(c for op in OPS for c in testing.cases(op, heavy=True)), *LARGE]
+CASES = [*(c for op in OPS for c in proofs.cases(op, heavy=True)), *LARGE]
 
 
 def call(op, args):

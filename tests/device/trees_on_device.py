@@ -6,6 +6,7 @@ the CUDA kernels come first (`-k cuda`), then those of Triton's (`-k triton`) wi
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
 from device.on_device import (
@@ -17,13 +18,12 @@ from device.on_device import (
     implementation,
     replayed,
 )
+from proofs import tree_case
 from support.providers import assert_outputs_close
 
-from specdec_kernels import testing
 from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
-from specdec_kernels.testing import tree_case
 
 bf16 = torch.bfloat16
 LARGE = [
@@ -33,7 +33,7 @@ LARGE = [
     tree_case(3, 12, WIDE, bf16, "k_seq", rows="shared"),
     tree_case(4, 16, WIDE, bf16, "target_only", filters="scalar", layout="ragged"),
 ]
-SMALL = testing.cases("verify_tree", heavy=True)
+SMALL = proofs.cases("verify_tree", heavy=True)
 OF_RULES = [next(c for c in SMALL if c.id.count(rule) and c.rows > 1) for rule in TREE_RULES]
 AGREEING = {"cuda": [*SMALL, *LARGE], "triton": [*OF_RULES, *LARGE[:2]]}
 EACH = [pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in AGREEING[n]]
@@ -46,7 +46,7 @@ def on_device(name, case):
 
 @pytest.mark.parametrize(("name", "case"), EACH)
 def test_agrees_with_the_cpu(name, case):
-    want = testing.providers(case.op)["cpp"](*case.args())
+    want = proofs.providers(case.op)["cpp"](*case.args())
     assert_outputs_close(case.op, on_device(name, case), want)
 
 

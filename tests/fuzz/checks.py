@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import proofs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_kernels import Status, _library, testing
+from specdec_kernels import Status, _library
 
 BAD_PARAMETER, OUT_OF_RANGE = int(Status.BAD_PARAMETER), int(Status.DRAFT_OUT_OF_RANGE)
 ALL_BITS = sum(Status)
@@ -86,7 +87,7 @@ def copied(args):
 
 def compare_with_reference(op, args, outputs, copies):
     """Outputs and all memory of the arguments, also what surrounds the views."""
-    want = testing.providers(op)["reference"](*copies)
+    want = proofs.providers(op)["reference"](*copies)
     want = want if isinstance(want, (tuple, list)) else () if want is None else (want,)
     for i, (g, w) in enumerate(zip(outputs, want, strict=True)):
         assert g.dtype == w.dtype

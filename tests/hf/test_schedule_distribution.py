@@ -3,13 +3,12 @@ them is dropped. The enumeration is exact: every draft, every cell of the unifor
 """
 
 import numpy as np
+import proofs
 import pytest
 import torch
 from specdec_hf.schedules.base import ScheduleContext, TokenStats
 from specdec_hf.schedules.registry import make_schedule
 from support.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
-
-from specdec_kernels import testing
 
 V, GAMMA = 3, 3
 SCHEDULES = {
@@ -71,7 +70,7 @@ def realized(toy, name, **kwargs):
         ended = torch.arange(GAMMA) >= lengths[:, None]
         return verify(drafts.masked_fill(ended, -1), uniforms)
 
-    return testing.enumerate_distribution(run, toy.draft_probs, toy.target_probs)
+    return proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs)
 
 
 @pytest.mark.covering(test=1)

@@ -13,8 +13,10 @@ import itertools
 from types import SimpleNamespace
 
 import numpy as np
+import proofs
 import pytest
 import torch
+from proofs.history import ngram_case
 from specdec_hf.drafters.copying import PromptLookupDrafter, lookup
 from specdec_hf.drafting.context import History
 from support.compiled import assert_one_graph
@@ -22,8 +24,6 @@ from support.histories import counts_of, propose
 from support.providers import ALL_PROVIDERS, assert_outputs_equal, provider, provider_cases
 
 import specdec_kernels as sk
-from specdec_kernels import testing
-from specdec_kernels.testing.history import ngram_case
 
 OP = "ngram_propose"
 # (number of ids, longest text): all texts of the providers that are fast, and of the others.
@@ -292,5 +292,5 @@ def test_a_draft_and_its_verification_compile_as_one_graph_for_all_sizes():
 
 
 def test_the_cases_find_matches_and_miss_some():
-    drafted = torch.cat([run("cpp", *case.args())[1] > 0 for case in testing.cases(OP)])
+    drafted = torch.cat([run("cpp", *case.args())[1] > 0 for case in proofs.cases(OP)])
     assert 15 < int(drafted.sum()) < len(drafted) - 10

@@ -1,19 +1,18 @@
 """specdec_host gives the bits of the torch ops."""
 
 import numpy as np
+import proofs
 import pytest
 import specdec_host
 import torch
 from support.host_ops import arguments_of, call, check_equal_bits
 from support.providers import provider
 
-from specdec_kernels import testing
-
 OPS = ("sample", "verify_chain", "verify_tree")
 CASES = [
     pytest.param(case, id=f"{op}-{case}", marks=[pytest.mark.full] if case.heavy else [])
     for op in OPS
-    for case in testing.cases(op, heavy=True)
+    for case in proofs.cases(op, heavy=True)
 ]
 
 
@@ -29,8 +28,8 @@ def test_numpy_arrays_give_the_bits_of_the_torch_op(case):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_tensors_are_read_through_dlpack(dtype):
-    chain = testing.chain_case(3, 4, 67, dtype, draft="sampled", layout="sliced", filters="tensor")
-    tree = next(c for c in testing.cases("verify_tree") if "bf16" in c.id)
+    chain = proofs.chain_case(3, 4, 67, dtype, draft="sampled", layout="sliced", filters="tensor")
+    tree = next(c for c in proofs.cases("verify_tree") if "bf16" in c.id)
     for case in (chain, tree):
         args = case.args()
         check_equal_bits(call(case.op, args, lambda t: t), torch_op(case.op)(*args))
@@ -53,7 +52,7 @@ FAULTS = {
 @pytest.mark.parametrize("rule", ["token", "block", "match", "greedy", "typical", "lenient"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_the_data_set_the_same_status(fault, rule):
-    case = testing.chain_case(4, 3, 67, rule=rule, filters="tensor")
+    case = proofs.chain_case(4, 3, 67, rule=rule, filters="tensor")
     names = arguments_of("verify_chain")
     name, spoil = FAULTS[fault]
     args = case.args()
@@ -70,7 +69,7 @@ def test_the_number_of_threads_changes_no_bit():
     try:
         specdec_host.set_num_threads(3)
         for b in (1, 9):  # threads share one row, or each takes a sequence
-            case = testing.chain_case(b, 3, 20_000, filters="tensor", draft="sampled")
+            case = proofs.chain_case(b, 3, 20_000, filters="tensor", draft="sampled")
             args = case.args()
             check_equal_bits(call("verify_chain", args), torch_op("verify_chain")(*args))
     finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 
+import proofs
 import pytest
 import torch
 from support import kv_cases
@@ -19,15 +20,15 @@ from support.kv_buffers import check, check_far_apart
 from support.providers import provider
 
 import specdec_kernels as sk
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 
 append = torch.ops.specdec_kernels.kv_append_.default
 # Large enough for the CPU kernels to use several threads.
 LARGE = [(3, 900, 501, 64)] * 3 + [(1, 850, 490, 65)]
 BOUND = [n for n in kv_cases.PROVIDERS if n != "cuda"]  # those with checks of arguments
 CASES = {
-    "kv_append_": [*testing.cases("kv_append_"), *kv_cases.append_cases()],
-    "kv_truncate_": [*testing.cases("kv_truncate_"), *kv_cases.truncate_cases()],
+    "kv_append_": [*proofs.cases("kv_append_"), *kv_cases.append_cases()],
+    "kv_truncate_": [*proofs.cases("kv_truncate_"), *kv_cases.truncate_cases()],
 }
 
 

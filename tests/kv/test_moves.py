@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import proofs
 import pytest
 import torch
+from proofs import Case
 from support import kv_cases, kv_path_cases
 from support.kv_buffers import (
     DTYPES_AND_LAYOUTS,
@@ -21,12 +23,11 @@ from support.kv_cases import PROVIDERS
 from support.providers import provider
 
 import specdec_kernels as sk
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 from specdec_kernels._library import CACHE_OPS
-from specdec_kernels.testing import Case
 
 MOVES = [op for op in CACHE_OPS if op not in ("kv_append_", "kv_truncate_")]
-CASES = [*(c for op in MOVES for c in testing.cases(op)), *kv_path_cases.move_cases()]
+CASES = [*(c for op in MOVES for c in proofs.cases(op)), *kv_path_cases.move_cases()]
 NAMED = kv_cases.each(CASES, of="{provider}-{op}{case}")
 FAST = pytest.mark.parametrize("ops", [n for n in PROVIDERS if n != "triton"], indirect=True)
 

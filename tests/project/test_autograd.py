@@ -1,5 +1,6 @@
 """No op is differentiable, and autograd notices what the cache ops write in place."""
 
+import proofs
 import pytest
 import torch
 from support import kv_error_table
@@ -7,9 +8,9 @@ from support.kv_error_table import cache, i64
 from support.providers import tensors
 
 import specdec_kernels as sk
-from specdec_kernels import _library, testing
+from specdec_kernels import _library
 
-SMALLEST = {op: min(testing.cases(op), key=lambda c: c.rows * c.vocabulary) for op in _library.OPS}
+SMALLEST = {op: min(proofs.cases(op), key=lambda c: c.rows * c.vocabulary) for op in _library.OPS}
 
 
 @pytest.mark.parametrize("op", _library.OPS)

@@ -6,6 +6,7 @@ import random
 import re
 
 import numpy as np
+import proofs
 import pytest
 import torch
 from support import kv_error_table
@@ -14,7 +15,7 @@ from support.error_table import BUILD, DEVICES, TABLE, f64, i64, message_of
 from support.providers import provider
 
 import specdec_kernels
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 from specdec_kernels.arguments import chain, checks, draft, kv, rules, verification
 from specdec_kernels.arguments import sample as sample_arguments
 from specdec_kernels.arguments import tree as tree_arguments
@@ -23,7 +24,7 @@ from specdec_kernels.arguments.sample import SampleArguments
 from specdec_kernels.arguments.tree import TreeArguments
 
 # Where each row runs: "meta" is the fake kernel.
-WHERE = {op: [*testing.providers(op), "meta"] for op in BUILD}
+WHERE = {op: [*proofs.providers(op), "meta"] for op in BUILD}
 ARGUMENTS = {
     "sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments,
 }  # fmt: skip

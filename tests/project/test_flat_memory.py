@@ -17,14 +17,15 @@ import json, sys
 from pathlib import Path
 import torch
 from support.providers import tensors
-from specdec_kernels import _library, testing
+from specdec_kernels import _library
+import proofs
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 def smallest(op):
     # Optional tensors are converted as well, so take a case with as many tensors as possible.
-    every = [c.args() for c in testing.cases(op)]
+    every = [c.args() for c in proofs.cases(op)]
     return min((a for a in every if all(t.numel() for t in tensors(a))),
                key=lambda a: (-len(tensors(a)), sum(t.numel() for t in tensors(a))))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.sources import MODULES
+from support.sources import MODULES, ROOT
 
 import specdec_kernels
 
@@ -51,14 +51,15 @@ def test_everything_public_has_a_docstring(module):
     assert not undocumented(MODULES[module])
 
 
-WITH_EXAMPLES = sorted(m for m, path in MODULES.items() if ">>> " in path.read_text())
+PROOFS = {f"proofs.{path.stem}": path for path in (ROOT / "tests/proofs").glob("*.py")}
+WITH_EXAMPLES = {m: path for m, path in {**MODULES, **PROOFS}.items() if ">>> " in path.read_text()}
 
 
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
+@pytest.mark.parametrize("name", sorted(WITH_EXAMPLES))
 def test_examples_of_docstrings_run(name):
     result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
     assert result.failed == 0
-    assert result.attempted > 0 or "+SKIP" in MODULES[name].read_text()
+    assert result.attempted > 0 or "+SKIP" in WITH_EXAMPLES[name].read_text()
 
 
 CLASSES = [kind for kind in vars(specdec_kernels).values() if isinstance(kind, type)]

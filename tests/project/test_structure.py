@@ -120,7 +120,7 @@ FORBIDDEN = {  # folder -> what nothing in it may import
     "python/specdec_vllm": r"(specdec_hf|specdec_host|transformers|tests|bench)\b",
     "python/specdec_host": r"(torch|transformers|specdec_(hf|vllm|kernels)|tests|bench)\b",
 }
-# Part of specdec_kernels -> the parts that it may import. `testing` may import all.
+# Part of specdec_kernels -> the parts that it may import.
 OPS = {
     "_library": {"triton"},
     "arguments": set(),

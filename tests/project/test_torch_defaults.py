@@ -2,6 +2,7 @@
 
 import contextlib
 
+import proofs
 import pytest
 import torch
 from hf.test_generate import RAGGED, SAMPLED, run
@@ -11,7 +12,7 @@ from support.hf_trees import drafters
 from support.providers import assert_all_equal, run_case
 from transformers import StoppingCriteriaList
 
-from specdec_kernels import _library, testing
+from specdec_kernels import _library
 
 DEFAULTS = pytest.mark.parametrize("default", [torch.float64, "meta"], ids=str)
 OF_LOOP = {
@@ -38,7 +39,7 @@ def torch_default(value):
 @DEFAULTS
 @pytest.mark.parametrize("op", _library.OPS)
 def test_ops_do_not_depend_on_them(op, default):
-    case = testing.cases(op)[0]
+    case = proofs.cases(op)[0]
     want = run_case(case)
     args = case.args()
     with torch_default(default):

@@ -8,21 +8,22 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels import testing
+from specdec_kernels import _warm_up
 from specdec_kernels._library import CACHE_OPS, OPS
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Cases stay on the CPU, and torch.cuda says that there is a device and that it waits."""
+    """Inputs stay on the CPU, and torch.cuda says that there is a device and that it waits."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
-    args = testing.Case.args
-    monkeypatch.setattr(testing.Case, "args", lambda case, device: args(case))
+    calls = _warm_up._calls
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(_warm_up, "_calls", lambda where, number: calls(cpu, number))
     served = {op: {"cpu": "cpp", "cuda": "cuda"} for op in OPS}
-    monkeypatch.setattr("specdec_kernels._warm_up.providers", lambda: served)
+    monkeypatch.setattr(_warm_up, "providers", lambda: served)
     return waits
 
 
@@ -53,7 +54,7 @@ def test_every_op_runs_with_few_and_with_many_caches_and_is_waited_for(stand_in)
 
 def test_ops_without_a_provider_are_left_out(stand_in, monkeypatch):
     served = {"sample": {"cuda": "cuda"}, "tree_attention": {"cuda": "none"}}
-    monkeypatch.setattr("specdec_kernels._warm_up.providers", lambda: served)
+    monkeypatch.setattr(_warm_up, "providers", lambda: served)
     with Recorded() as recorded:
         sk.warm_up("cuda:1")
     assert {op for op, _ in recorded.calls} == {"sample"}

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.full  # three processes that import everything
 
 CODE = """
 import pickle, sys, torch, specdec_kernels
-from specdec_kernels import testing
+import proofs
 out = {
     (case.op, case.id): [t.float() if t.dtype == torch.bfloat16 else t for t in
-              testing.providers(case.op)["cpp"](*case.args())]
-    for op in OPS for case in testing.cases(op, heavy=HEAVY)
+              proofs.providers(case.op)["cpp"](*case.args())]
+    for op in OPS for case in proofs.cases(op, heavy=HEAVY)
 }
 pickle.dump((specdec_kernels.cpu_capability(), out), sys.stdout.buffer)
 """

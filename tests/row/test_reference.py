@@ -4,6 +4,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
+import proofs
 import pytest
 import torch
 from support.providers import (
@@ -15,7 +16,7 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 from specdec_kernels.reference.row import noise
 
 ONES = 0xFFFFFFFF
@@ -96,13 +97,13 @@ def test_filtering_by_a_threshold_follows_the_definition_of_each_filter(filters)
         logits[::9] = -torch.inf
         full = {**dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), **filters}
         got = reference.Distribution(logits.double(), **full)
-        assert_close("probs", got.probs, testing.filtered_distribution(logits, **full), atol=1e-14)
+        assert_close("probs", got.probs, proofs.filtered_distribution(logits, **full), atol=1e-14)
 
 
 @pytest.mark.parametrize("temperature", [-1.0, math.inf, math.nan])
 def test_filtered_distribution_refuses_a_temperature_out_of_range(temperature):
     with pytest.raises(ValueError, match=rf"^temperature must be finite .*, got {temperature}$"):
-        testing.filtered_distribution(torch.zeros(2), temperature=temperature)
+        proofs.filtered_distribution(torch.zeros(2), temperature=temperature)
 
 
 def rational_pick(weights, u):

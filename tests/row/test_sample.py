@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import proofs
 import pytest
 import torch
 from scipy.special import pdtr, pdtrc
@@ -23,7 +24,7 @@ from support.providers import (
 )
 
 import specdec_kernels
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 
 STREAM = {"residual": 1, "draft": 2, "shared": 3}
 
@@ -67,7 +68,7 @@ def test_agreement_with_the_specification_on_thousands_of_rows():
     """Draws may differ only where a uniform falls within rounding of a step of the CDF."""
     n, v = 1500, 257
     generator = torch.Generator().manual_seed(6)
-    logits = testing.zipf_logits(n, v, generator)
+    logits = proofs.zipf_logits(n, v, generator)
     filters = dict(
         temperature=0.3 + torch.rand(n, generator=generator),
         top_k=torch.randint(0, v, (n,), generator=generator, dtype=torch.int32),
@@ -89,7 +90,7 @@ def test_agreement_with_the_specification_on_thousands_of_rows():
 @pytest.mark.slow
 def test_gumbel_sampling_agrees_with_the_specification_on_thousands_of_rows():
     n, v = 1500, 40
-    logits = testing.zipf_logits(n, v, torch.Generator().manual_seed(7))
+    logits = proofs.zipf_logits(n, v, torch.Generator().manual_seed(7))
     got, want = (
         sample(provider("sample", name), logits, positions=torch.arange(n), noise="shared")
         for name in ("cpp", "reference")
@@ -105,7 +106,7 @@ def test_logsumexp_and_threshold_describe_the_distribution_that_was_drawn_from(n
     inner = (logits.double() / np.float32(0.7) - got[2][:, None]).exp()
     probs = torch.where(logits >= got[3][:, None], inner, 0.0)
     for row, x in zip(probs, logits, strict=True):
-        assert_close("probs", row, testing.filtered_distribution(x, **filters), atol=1e-6)
+        assert_close("probs", row, proofs.filtered_distribution(x, **filters), atol=1e-6)
     at = probs.gather(1, got[0][:, None])[:, 0]
     assert_close("logprob", got[1], at.log().float(), atol=1e-5)
 
@@ -167,7 +168,7 @@ def test_neighbouring_seeds_and_positions_are_independent(vary, fixed):
 @pytest.mark.parametrize("method", ["cdf", "gumbel"])
 def test_chi_square_over_a_large_vocabulary(method):
     n, v = 6000, 50_257
-    row = testing.zipf_logits(1, v, torch.Generator().manual_seed(3), exponent=1.1)[0]
+    row = proofs.zipf_logits(1, v, torch.Generator().manual_seed(3), exponent=1.1)[0]
     got = sample(provider("sample", "cpp"), row.expand(n, v), positions=torch.arange(n),
                  method=method, temperature=0.9)  # fmt: skip
     p = (row.double() / np.float32(0.9)).softmax(-1)

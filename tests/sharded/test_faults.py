@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from proofs.chain import chain_case
 from support.providers import (
     assert_outputs_close,
     provider,
@@ -27,7 +28,6 @@ from support.sharded import (
 
 from specdec_kernels import SampledDraft, SparseDraft, Status
 from specdec_kernels.sharded import SHARDED_RULES, verify_chain_sharded
-from specdec_kernels.testing.chain import chain_case
 
 cpp = provider("verify_chain", "cpp")
 NAN, INF = math.nan, math.inf

@@ -1,13 +1,13 @@
 """Verification over a sharded vocabulary gives the verdict of `verify_chain` over whole rows."""
 
+import proofs
 import pytest
+from proofs.chain import chain_case
 from support.providers import assert_outputs_close, assert_outputs_equal, provider
 from support.sharded import count_bytes, sharded_provider
 from support.toy_chain import ToyChain, assert_target_distribution
 
-from specdec_kernels import testing
 from specdec_kernels.sharded import SHARDED_RULES
-from specdec_kernels.testing.chain import chain_case
 
 EXACT = ("greedy", "match")
 SETTINGS = [
@@ -32,7 +32,7 @@ NOT_SERVED = {"probs", "typical", "lenient", "synthetic", "mapped", "wide", "nar
 EDGES = {"B0", "g0", "V1", "bf16", "f16", "sampled", "sparse", "limits"}
 SERVED = [
     pytest.param(c, marks=[pytest.mark.full] * (c.heavy or not EDGES & words), id=c.id)
-    for c in testing.cases("verify_chain", heavy=True)
+    for c in proofs.cases("verify_chain", heavy=True)
     if not NOT_SERVED & (words := {*c.id.split("-")})
 ]
 cpp = provider("verify_chain", "cpp")

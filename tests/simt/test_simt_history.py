@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
+from proofs.history import ngram_case
 from support import simt_ops
 from support.providers import assert_outputs_equal
 
-from specdec_kernels import testing
-from specdec_kernels.testing.history import ngram_case
-
 OP = "ngram_propose"
-CASES = [*testing.cases(OP), ngram_case(2, 9000, 300, ids=50, lengths="full")]
+CASES = [*proofs.cases(OP), ngram_case(2, 9000, 300, ids=50, lengths="full")]
 
 pytestmark = pytest.mark.skipif(
     not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
@@ -25,7 +24,7 @@ def test_agrees_with_the_reference_in_every_order_of_threads(simt, case, order):
     torch.use_deterministic_algorithms(True)
     with simt.sharing(order=order):
         got = simt.op(OP)(*case.args())
-    assert_outputs_equal(OP, got, testing.providers(OP)["reference"](*case.args()))
+    assert_outputs_equal(OP, got, proofs.providers(OP)["reference"](*case.args()))
 
 
 @pytest.mark.full

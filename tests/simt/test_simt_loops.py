@@ -7,13 +7,12 @@ the same bits, and the tokens of the C++ kernels.
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
+from proofs import chain_case, sample_case
 from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal
-
-from specdec_kernels import testing
-from specdec_kernels.testing import chain_case, sample_case
 
 pytestmark = pytest.mark.skipif(
     not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
@@ -57,7 +56,7 @@ def outputs(simt, case, args):
 
 def assert_agrees(simt, case, args):
     got = outputs(simt, case, args)
-    assert_outputs_close(case.op, got, testing.providers(case.op)["cpp"](*args))
+    assert_outputs_close(case.op, got, proofs.providers(case.op)["cpp"](*args))
 
 
 @pytest.mark.covering(emulated=1)
@@ -65,7 +64,7 @@ def assert_agrees(simt, case, args):
 def test_the_loops_and_the_general_code_give_the_same_bits(simt, case):
     args = case.args()
     want = outputs(simt, case, changed(args, lambda rows: moved(rows, 0)))
-    assert_outputs_close(case.op, want, testing.providers(case.op)["cpp"](*args))
+    assert_outputs_close(case.op, want, proofs.providers(case.op)["cpp"](*args))
     for offset in (1, 2, 5):
         got = outputs(simt, case, changed(args, lambda rows, n=offset: moved(rows, n)))
         assert_outputs_equal(case.op, got, want)

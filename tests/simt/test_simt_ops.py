@@ -11,20 +11,19 @@ tile: 512 entries of a row, which one warp takes (a warp tile).
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
+from proofs import chain_case, sample_case
 from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal
-
-from specdec_kernels import testing
-from specdec_kernels.testing import chain_case, sample_case
 
 pytestmark = pytest.mark.skipif(
     not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
 )
 
 OPS = ("sample", "verify_chain")
-CASES = [case for op in OPS for case in testing.cases(op, heavy=True)]
+CASES = [case for op in OPS for case in proofs.cases(op, heavy=True)]
 # More tiles than eight blocks take at once, an incomplete last tile, and rows at odd addresses.
 V = 40_001
 LARGE = [
@@ -48,7 +47,7 @@ LARGE = [
 SMALL = [
     case
     for op in OPS
-    for case in testing.cases(op, rows=6)
+    for case in proofs.cases(op, rows=6)
     if case.vocabulary in {67, 131} or (op == "sample" and case.vocabulary == 1031)
 ]
 
@@ -62,7 +61,7 @@ def outputs(simt, case, args=None, **sharing):
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)
 def test_agrees_with_the_cpu_kernels(simt, case):
     assert_outputs_close(
-        case.op, outputs(simt, case), testing.providers(case.op)["cpp"](*case.args())
+        case.op, outputs(simt, case), proofs.providers(case.op)["cpp"](*case.args())
     )
 
 
@@ -128,7 +127,7 @@ def test_a_row_of_equal_logits_does_not_overflow(simt, dtype):
             else a
             for a in case.args()
         ]
-        want = testing.providers(case.op)["cpp"](*args)
+        want = proofs.providers(case.op)["cpp"](*args)
         assert_outputs_close(case.op, outputs(simt, case, args), want)
 
 

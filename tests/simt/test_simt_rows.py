@@ -7,13 +7,12 @@ and all groups read that row alone.
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
+from proofs import chain_case
 from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal
-
-from specdec_kernels import testing
-from specdec_kernels.testing import chain_case
 
 pytestmark = pytest.mark.skipif(
     not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
@@ -27,9 +26,7 @@ PARALLEL = {"schedule": "parallel", "group": 2}
 def outputs(simt, case, **sharing):
     with simt.sharing(**sharing):
         got = simt.op("verify_chain")(*case.args())
-    assert_outputs_close(
-        "verify_chain", got, testing.providers("verify_chain")["cpp"](*case.args())
-    )
+    assert_outputs_close("verify_chain", got, proofs.providers("verify_chain")["cpp"](*case.args()))
     return got
 
 
@@ -127,7 +124,7 @@ def test_a_shared_row_that_is_not_valid_is_reported(simt, value, index):
         with simt.sharing("parallel", 1):
             got = simt.op("verify_chain")(*args)
         assert got[2][1] != 0
-        want = testing.providers("verify_chain")["cpp"](*args)
+        want = proofs.providers("verify_chain")["cpp"](*args)
         assert_outputs_close("verify_chain", got, want)
 
 

@@ -6,19 +6,18 @@ group size, every order of threads and any workspace. test_simt_ops.py has the t
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
+from proofs import tree_case
 from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal, verify_tree
-
-from specdec_kernels import testing
-from specdec_kernels.testing import tree_case
 
 pytestmark = pytest.mark.skipif(
     not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
 )
 
-CASES = testing.cases("verify_tree", heavy=True)
+CASES = proofs.cases("verify_tree", heavy=True)
 # Small enough for every order of threads.
 SMALL = [case for case in CASES if case.vocabulary <= 131]
 # More tiles than eight blocks take at once, an incomplete last tile, and rows at odd addresses.
@@ -42,7 +41,7 @@ def outputs(simt, args, **sharing):
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)
 def test_agrees_with_the_cpu_kernels(simt, case):
     args = case.args()
-    want = testing.providers("verify_tree")["cpp"](*args)
+    want = proofs.providers("verify_tree")["cpp"](*args)
     assert_outputs_close("verify_tree", outputs(simt, args), want)
 
 
@@ -93,7 +92,7 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
 def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
     case = tree_case(1, n, 23, rule=rule, rows="shared", draft="sparse", acceptance=0.3)
     args = case.args()
-    want = testing.providers("verify_tree")["cpp"](*args)
+    want = proofs.providers("verify_tree")["cpp"](*args)
     for group in GROUPS:
         assert_outputs_close("verify_tree", outputs(simt, args, group=group, order="seed-1"), want)
 

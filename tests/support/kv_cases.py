@@ -1,6 +1,6 @@
-"""Edge cases of the cache ops: `specdec_kernels.testing.Case`s with buffers around their tensors.
+"""Edge cases of the cache ops: `proofs.Case`s with buffers around their tensors.
 
-The cases of `specdec_kernels.testing` are small and serve every test of every op; these add all
+The cases of `proofs` are small and serve every test of every op; these add all
 dtypes and layouts, indices at and beyond the ends, and many caches. This file has the ops that take
 lengths or positions, kv_path_cases.py those that take a path or a block table.
 """
@@ -12,8 +12,11 @@ import itertools
 import random
 import zlib
 
+import proofs
 import pytest
 import torch
+from proofs import Case
+from proofs.kv import realign_case
 from support import simt_kv
 from support.kv_buffers import (
     DTYPES,
@@ -25,16 +28,13 @@ from support.kv_buffers import (
     integers,
 )
 
-from specdec_kernels import testing
 from specdec_kernels.arguments.checks import dtype_name
-from specdec_kernels.testing import Case
-from specdec_kernels.testing.kv import realign_case
 
 HALF = torch.float16
 PROVIDERS = [
     "cpp",
     *(["cuda"] if simt_kv.available else []),
-    *(["triton"] if "triton" in testing.providers("kv_append_") else []),
+    *(["triton"] if "triton" in proofs.providers("kv_append_") else []),
 ]
 # Around the limits of the tables of caches in csrc/cuda/kv.
 MANY_CACHES = (64, 65, 256, 257, 600)

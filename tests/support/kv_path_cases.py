@@ -7,6 +7,7 @@ import itertools
 import random
 
 import torch
+from proofs import Case
 from support.kv_buffers import (
     DTYPES,
     DTYPES_AND_LAYOUTS,
@@ -27,7 +28,6 @@ from support.kv_cases import (
 )
 
 from specdec_kernels.arguments.checks import dtype_name
-from specdec_kernels.testing import Case
 
 INT32_MAX = 2**31 - 1
 # (base, path) around a cache of nine slots: in place, broken, out of range, huge.

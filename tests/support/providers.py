@@ -9,12 +9,13 @@ the op's schema; `sample`, `verify` and `verify_tree` call it with those of the 
 from __future__ import annotations
 
 import numpy as np
+import proofs
 import pytest
 import torch
 from scipy.special import chdtrc
 from support import simt_ops, triton_interpreter
 
-from specdec_kernels import _library, testing
+from specdec_kernels import _library
 from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
 
 OUTPUTS = {
@@ -33,7 +34,7 @@ MAX_TIE_RATE = 2e-5
 SIGNIFICANCE = 1e-6  # a statistical test fails below this p-value; seeds are fixed
 
 SHIM_PROVIDERS = ["cuda"] if simt_ops.available else []
-KERNEL_PROVIDERS = [n for n in ("cpp", "triton") if n in testing.providers("verify_chain")]
+KERNEL_PROVIDERS = [n for n in ("cpp", "triton") if n in proofs.providers("verify_chain")]
 if "triton" in KERNEL_PROVIDERS:
     triton_interpreter.patch_once()
 KERNEL_PROVIDERS += SHIM_PROVIDERS
@@ -83,15 +84,15 @@ def needs_triton(test):
 
 def provider_cases(op):
     """(provider, case) pairs to compare with the specification: fewer rows for the interpreter."""
-    pairs = [("cpp", c) for c in testing.cases(op, heavy=True)]
-    if "triton" in testing.providers(op):
-        pairs += [("triton", c) for c in testing.cases(op, rows=6)]
+    pairs = [("cpp", c) for c in proofs.cases(op, heavy=True)]
+    if "triton" in proofs.providers(op):
+        pairs += [("triton", c) for c in proofs.cases(op, rows=6)]
     return [pytest.param(n, c, id=f"{n}-{c}") for n, c in pairs]
 
 
 def provider(op, name):
     """The function with which a provider implements an op."""
-    return simt_ops.library().op(op) if name == "cuda" else testing.providers(op)[name]
+    return simt_ops.library().op(op) if name == "cuda" else proofs.providers(op)[name]
 
 
 def assert_close(name, got, want, atol=0.0, rtol=0.0):

@@ -5,16 +5,15 @@ cell of the uniforms in which its decision is the same, and gives the exact join
 the emitted tokens. The asserts below compare that with the target's, or with a rule's formula.
 """
 
+import proofs
 import pytest
 import torch
 from support.providers import assert_close, provider, sample, verify
 
-from specdec_kernels import testing
-
 TOLERANCE = 1e-6
 RATES = torch.tensor([0.75, 0.3])  # `synthetic_rates` of rule synthetic
 # The slower providers are tried at the cell boundaries that this one has; see `like` in
-# specdec_kernels/testing/testing.py.
+# tests/proofs/proofs.py.
 BOUNDARY_PROVIDER = "cpp"
 
 
@@ -38,7 +37,7 @@ def distributions(logit_tables, **filters):
     """Float64 probabilities of each row of each table, after the filters."""
     return [
         torch.stack(
-            [testing.filtered_distribution(r, **filters) for r in t.reshape(-1, t.shape[-1])]
+            [proofs.filtered_distribution(r, **filters) for r in t.reshape(-1, t.shape[-1])]
         ).view(t.shape)
         for t in logit_tables
     ]
@@ -66,7 +65,7 @@ class ToyChain:
 
     All tables are over one vocabulary; tokens that the target or the draft lacks are impossible.
     target_probs, draft_probs: the distributions of both models after each prefix.
-    draft: the form in which the draft is given, as in `testing.chain_case`. same: the draft model
+    draft: the form in which the draft is given, as in `proofs.chain_case`. same: the draft model
     is the target. holes: some tokens are impossible. options: more keyword arguments of `verify`.
     """
 
@@ -162,7 +161,7 @@ class ToyChain:
         like = None
         if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER:
             like = self.verifier(BOUNDARY_PROVIDER, change)
-        return testing.enumerate_distribution(
+        return proofs.enumerate_distribution(
             self.verifier(name, change), self.draft_probs, self.target_probs, steps=steps, like=like
         )
 
@@ -175,7 +174,7 @@ def assert_joint_distribution(realized, want, tolerance=TOLERANCE):
 
 def assert_target_distribution(realized, toy, tolerance=TOLERANCE):
     """The emitted tokens of a toy chain or tree have the joint distribution of the target."""
-    assert_joint_distribution(realized, testing.joint_distribution(toy.target_probs), tolerance)
+    assert_joint_distribution(realized, proofs.joint_distribution(toy.target_probs), tolerance)
 
 
 def assert_wrong_distribution(realized, toy):
@@ -190,7 +189,7 @@ def assert_wrong_distribution(realized, toy):
 def accepted_count_distribution(toy, rule):
     """[gamma + 1] probabilities of each number of accepted drafts, for rules token and block."""
     counts = torch.zeros(toy.gamma + 1, dtype=torch.float64)
-    weights = testing.joint_distribution(toy.draft_probs)
+    weights = proofs.joint_distribution(toy.draft_probs)
     for drafts in weights.nonzero():
         x = tuple(drafts.tolist())
         p = [toy.target_probs[i][x[:i]] for i in range(len(x))]

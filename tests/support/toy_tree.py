@@ -7,12 +7,11 @@ the verifier emits the same tokens.
 
 import itertools
 
+import proofs
 import torch
+from proofs import lineage
 from support.providers import provider, sample, verify_tree
 from support.toy_chain import distributions, logit_tables
-
-from specdec_kernels import testing
-from specdec_kernels.testing import lineage
 
 BOUNDARY_PROVIDER = "cpp"  # other providers start from the cell boundaries of this one
 
@@ -125,7 +124,7 @@ class ToyTree:
             self.draft_probs = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]
                           for x in self.draft_probs]  # fmt: skip
         self.p, self.q = p, q
-        self.drafts, weights = testing.drawn_trees(self.parents, self.draw)
+        self.drafts, weights = proofs.drawn_trees(self.parents, self.draw)
         self.weights = weights / weights.sum()  # float32 probabilities do not add up to 1
 
     def draw(self, path, nodes):
@@ -202,7 +201,7 @@ class ToyTree:
             if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER
             else None
         )
-        return testing.enumerate_tree_distribution(
+        return proofs.enumerate_tree_distribution(
             self.verifier(name, change), self.parents, self.drafts, self.weights, self.target_probs,
             upward=self.rule == "traversal", steps=steps, like=like,
         )  # fmt: skip

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from proofs import tree_case
 from support.providers import KERNEL_PROVIDERS
 
 from specdec_kernels import TREE_RULES
-from specdec_kernels.testing import tree_case
 
 CASES = [
     *(tree_case(6, 7, 257, rule=r) for r in TREE_RULES),

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
 import torch._dynamo.testing
+from proofs.tree_layout import expand_case
 from support.compiled import assert_one_graph
 from support.providers import assert_all_equal, assert_close, provider
 from support.tree_layout_oracles import check_expansion
 
 import specdec_kernels as sk
-from specdec_kernels import testing
-from specdec_kernels.testing.tree_layout import expand_case
 
 OP = "expand_tree"
-NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers(OP)]
+NAMES = [n for n in ("reference", "cpp", "triton") if n in proofs.providers(OP)]
 # The interpreter takes seconds for each of these tests.
 HEAVY = [pytest.param(n, marks=pytest.mark.full if n == "triton" else []) for n in NAMES]
 
@@ -26,11 +26,11 @@ def run(name, *args):
 
 
 def pairs():
-    light = [c for c in testing.cases(OP) if c.vocabulary < 5000]
+    light = [c for c in proofs.cases(OP) if c.vocabulary < 5000]
     return [
         pytest.param(n, c, id=f"{n}-{c}")
         for n in NAMES
-        for c in (light if n == "triton" else testing.cases(OP, heavy=True))
+        for c in (light if n == "triton" else proofs.cases(OP, heavy=True))
     ]
 
 
@@ -128,7 +128,7 @@ def test_extreme_temperatures_and_logits(name):
     for t in (1e-38, 1e-3, 1e30):
         args = (rows, torch.tensor([[-2.0], [-1e38]]), 4, None, t)
         tokens, scores, _ = run(name, *args)
-        want = testing.providers(OP)["reference"](*args)
+        want = proofs.providers(OP)["reference"](*args)
         assert_close("tokens", tokens, want[0])
         assert_close("scores", scores, want[1], atol=1e-5, rtol=1e-5)
         assert ((tokens == -1) == (scores == -torch.inf)).all()

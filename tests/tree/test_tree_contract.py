@@ -4,6 +4,7 @@ It depends on those of its own rows that the rule needs, and not on padding, lay
 ids. tests/chain/test_invariance.py shows the same of the batch and the number of threads.
 """
 
+import proofs
 import pytest
 import torch
 import torch._dynamo.testing
@@ -12,7 +13,6 @@ from support.providers import KERNEL_PROVIDERS, assert_close, assert_outputs_equ
 from support.tree_pairs import RULES, TREE_PAIRS
 
 import specdec_kernels
-from specdec_kernels import testing
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
@@ -63,7 +63,7 @@ def test_layout_and_id_dtype_change_no_bit(name, case):
     op, a = provider("verify_tree", name), TreeArguments(*case.args())
     want = op(*a)
     views = {
-        k: testing.sliced(x)
+        k: proofs.sliced(x)
         for k, x in a._asdict().items()
         if torch.is_tensor(x) and x.dim() >= 2 and x.numel()
     }
@@ -93,7 +93,7 @@ def test_ragged_equals_padded(name, case):
 @pytest.mark.parametrize("rule", ["multi_draft", "k_seq", "top_k_plus_one", "traversal"])
 def test_siblings_may_share_a_draft_row(name, rule):
     op = provider("verify_tree", name)
-    a = TreeArguments(*testing.tree_case(6, 6, 67, rule=rule, rows="shared").args())
+    a = TreeArguments(*proofs.tree_case(6, 6, 67, rule=rule, rows="shared").args())
     each = torch.stack([a.draft[b, rows.long()] for b, rows in enumerate(a.draft_rows)])
     got, want = op(*a._replace(draft=each, draft_rows=None)), op(*a)
     for i in (0, 1, 2, 3):
@@ -118,7 +118,7 @@ def test_siblings_may_share_a_draft_row(name, rule):
 def test_rows_off_the_path_are_not_read(name, rule, filters):
     op = provider("verify_tree", name)
     b, n = (2, 5) if name == "triton" else (12, 9)
-    a = TreeArguments(*testing.tree_case(b, n, 67, rule=rule, filters=filters).args())
+    a = TreeArguments(*proofs.tree_case(b, n, 67, rule=rule, filters=filters).args())
     a = a._replace(with_accept_probs=True)
     want = op(*a)
     untouched = 0
@@ -178,7 +178,7 @@ def test_the_public_function_tells_the_parameters_of_typical_apart(epsilon, delt
 def test_all_outputs_are_written_for_invalid_rows(name, rule):
     torch.use_deterministic_algorithms(True)
     op = provider("verify_tree", name)
-    a = TreeArguments(*testing.tree_case(4, 4, 67, rule=rule).args())
+    a = TreeArguments(*proofs.tree_case(4, 4, 67, rule=rule).args())
     for i, value in enumerate((torch.nan, torch.inf, -torch.inf)):
         a.target[i] = value
     a.tree_tokens[3] = 999

@@ -5,8 +5,10 @@ up the weights of all cells of all drafts. Drafts are drawn in the way that each
 for; test_tree_negative_controls.py has the verifiers that this method rejects.
 """
 
+import proofs
 import pytest
 import torch
+from proofs import lineage
 from support.providers import (
     FAST_PROVIDERS,
     SHIM_PROVIDERS,
@@ -20,9 +22,6 @@ from support.providers import (
 )
 from support.toy_chain import TOLERANCE, assert_target_distribution
 from support.toy_tree import DRAWN, ToyTree
-
-from specdec_kernels import testing
-from specdec_kernels.testing import lineage
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +122,7 @@ def test_triton_emits_the_target_distribution_in_the_interpreter(rule):
 def test_boundaries_of_another_verifier_do_not_change_the_distribution():
     """Cell boundaries of a different verifier (`like`) are only a first guess."""
     setting, other = (ToyTree("multi_draft", tree="21", seed=s) for s in (0, 99))
-    realized = testing.enumerate_tree_distribution(
+    realized = proofs.enumerate_tree_distribution(
         setting.verifier("cpp"), setting.parents, setting.drafts, setting.weights,
         setting.target_probs, like=other.verifier("cpp"),
     )  # fmt: skip

@@ -10,18 +10,18 @@ trie: the tree of all prefixes of some sequences.
 
 from __future__ import annotations
 
+import proofs
 import pytest
 import torch
 import torch._dynamo.testing
+from proofs.tree_layout import random_parents
 from support.compiled import assert_one_graph
 from support.providers import assert_outputs_equal, provider
 from support.tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
 
 import specdec_kernels as sk
-from specdec_kernels import testing
-from specdec_kernels.testing.tree_layout import random_parents
 
-NAMES = [n for n in ("reference", "cpp", "triton") if n in testing.providers("tree_attention")]
+NAMES = [n for n in ("reference", "cpp", "triton") if n in proofs.providers("tree_attention")]
 
 
 def checked(op, name):
@@ -35,7 +35,7 @@ def agree(op):
     return [
         pytest.param(n, c, id=f"{n}-{c}")
         for n in NAMES
-        for c in testing.cases(op)
+        for c in proofs.cases(op)
         if n != "triton" or all(t.numel() < 200 for t in c.args() if torch.is_tensor(t))
     ]
 
@@ -170,7 +170,7 @@ def test_a_trie_has_the_prefixes_of_its_sequences(name, case):
     got = checked("build_trie", name)(sequences, size, merge)
     check_trie(sequences, size, merge, got)
     assert_outputs_equal(
-        "build_trie", got, testing.providers("build_trie")["reference"](*case.args())
+        "build_trie", got, proofs.providers("build_trie")["reference"](*case.args())
     )
 
 
@@ -197,7 +197,7 @@ def test_a_trie_has_room_for_every_token_by_default():
 @pytest.mark.parametrize("op", ["rerank_tree", "build_trie"])
 @pytest.mark.parametrize("name", NAMES)
 def test_place_in_the_batch_and_threads_change_nothing(name, op):
-    case = testing.cases(op)[0 if name == "triton" else -1]
+    case = proofs.cases(op)[0 if name == "triton" else -1]
     args, run = case.args(), checked(op, name)
     torch.set_num_threads(1)
     want = run(*args)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 
+import proofs
 import pytest
 import torch
 from support.check_sites import untripped
 from support.providers import provider
 
 import specdec_kernels as sk
-from specdec_kernels import testing
 from specdec_kernels.arguments import checks as _checks
 from specdec_kernels.arguments import history
 from specdec_kernels.arguments import tree_layout as checks
 
-WHERE = [n for n in ("reference", "cpp", "triton") if n in testing.providers("build_trie")]
+WHERE = [n for n in ("reference", "cpp", "triton") if n in proofs.providers("build_trie")]
 
 
 def i64(*shape):

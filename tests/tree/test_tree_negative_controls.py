@@ -3,11 +3,10 @@
 Verifiers with one wrong step are in the ledger of mutants.
 """
 
+import proofs
 import pytest
 from support.toy_chain import assert_target_distribution, assert_wrong_distribution
 from support.toy_tree import ToyTree
-
-from specdec_kernels import testing
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +24,7 @@ def test_a_cdf_that_ends_below_1_is_rejected(rule, with_like):
         return path, tokens
 
     with pytest.raises(ValueError, match="outside of the vocabulary"):
-        testing.enumerate_tree_distribution(
+        proofs.enumerate_tree_distribution(
             wrong, setting.parents, setting.drafts, setting.weights, setting.target_probs,
             upward=rule == "traversal", steps=26, like=right if with_like else None,
         )  # fmt: skip

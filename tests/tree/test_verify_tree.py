@@ -2,6 +2,7 @@
 
 import random
 
+import proofs
 import pytest
 import torch
 from support.providers import (
@@ -15,7 +16,7 @@ from support.providers import (
     verify_tree,
 )
 
-from specdec_kernels import reference, testing
+from specdec_kernels import reference
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
 from specdec_kernels.arguments.tree import TreeArguments
@@ -45,7 +46,7 @@ def test_the_cases_of_a_rule_accept_different_numbers_of_nodes(rule):
     accepted = torch.cat(
         [
             reference.verify_tree(*args)[2]
-            for args in (TreeArguments(*c.args()) for c in testing.cases("verify_tree"))
+            for args in (TreeArguments(*c.args()) for c in proofs.cases("verify_tree"))
             if args.rule_name == rule
         ]
     )
@@ -61,7 +62,7 @@ def random_case(r, rule):
     draft = r.choice([f for f in forms if f != "none"] if rule == "k_seq" else forms)
     # Filters take float32 logarithms of probabilities, in which ties may be lost.
     filters = ["off", "off", "warm"] if kind == "probs" else ["off", "scalar", "tensor", "minp"]
-    return testing.tree_case(
+    return proofs.tree_case(
         r.choice([1, 3]), r.choice([1, 5, 11]), r.choice([2, 23, 131]),
         r.choice([torch.float32, torch.bfloat16]), rule, kind=kind, draft=draft,
         rows=r.choice(["each", "shared", "flat"]), filters=r.choice(filters),
@@ -123,7 +124,7 @@ def test_a_chain_gives_the_bits_of_verify_chain(name, rule, tree_rule, given):
         forms = [f for f in FORMS if ratio and not (kind == "probs" and "sampled" in f)]
         if rule == "token" and tree_rule == "k_seq":
             forms.remove("none")
-        case = testing.chain_case(
+        case = proofs.chain_case(
             2, r.choice([1, 3]), r.choice([5, 131] + [4200] * (name in ("cpp", "cuda"))),
             r.choice([torch.float32, torch.bfloat16]), rule, kind=kind,
             draft=r.choice(forms or ["none"]),

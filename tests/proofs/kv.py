@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from proofs.case import Args, Case, sliced, spaced
 from specdec_kernels.arguments.checks import dtype_name
-from specdec_kernels.testing.case import Args, Case, sliced, spaced
 
 bf16, f16 = torch.bfloat16, torch.float16
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels.testing.distributions import joint_distribution
+from proofs.distributions import joint_distribution
 
 Verify = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from specdec_kernels.arguments.rules import METHODS, NOISES
-from specdec_kernels.testing.case import (
+from proofs.case import (
     SHORT,
     Args,
     Case,
@@ -17,6 +16,7 @@ from specdec_kernels.testing.case import (
     spaced,
     zipf_logits,
 )
+from specdec_kernels.arguments.rules import METHODS, NOISES
 
 bf16, f16 = torch.bfloat16, torch.float16
 

@@ -1,6 +1,6 @@
 """The exact distribution that a tree verifier realizes, measured over all its random inputs.
 
-`specdec_kernels.testing.enumeration` explains cells. A tree has too many uniforms to cut each of
+`proofs.enumeration` explains cells. A tree has too many uniforms to cut each of
 them for every outcome of the others, so cells are split in the order in which the rule itself
 compares its uniforms.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec_kernels.testing.drawn_trees import lineage
-from specdec_kernels.testing.enumeration import (
+from proofs.drawn_trees import lineage
+from proofs.enumeration import (
     LARGEST_UNIFORM,
     RealizedDistribution,
     bisect,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from specdec_kernels.testing.case import Args, Case, spaced, spread
+from proofs.case import Args, Case, spaced, spread
 
 i32, i64 = torch.int32, torch.int64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels.testing.case import SHORT, Args, Case, spread, zipf_logits
+from proofs.case import SHORT, Args, Case, spread, zipf_logits
 
 i32, i64 = torch.int32, torch.int64
 

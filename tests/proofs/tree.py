@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels.arguments.rules import KINDS, TREE_RULES, TREE_RULES_READING_DRAFT
-from specdec_kernels.testing.case import (
+from proofs.case import (
     SHORT,
     Args,
     Case,
@@ -21,7 +20,8 @@ from specdec_kernels.testing.case import (
     verify_id,
     zipf_logits,
 )
-from specdec_kernels.testing.chain import DraftInputs, make_draft, slice_draft, temperatures_of
+from proofs.chain import DraftInputs, make_draft, slice_draft, temperatures_of
+from specdec_kernels.arguments.rules import KINDS, TREE_RULES, TREE_RULES_READING_DRAFT
 
 i32, bf16, f16 = torch.int32, torch.bfloat16, torch.float16
 

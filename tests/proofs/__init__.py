@@ -1,4 +1,4 @@
-"""Cases and measurements that prove an op, for this project and for whoever adds an op.
+"""Cases and measurements that prove an op. CONTRIBUTING.md says how to add one.
 
 `CASES` is the one list of inputs, from a seed, for correctness, opcheck, compilation and
 benchmarks; `providers` finds the implementations that take them. `enumerate_distribution` and
@@ -15,21 +15,21 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import reference
-from specdec_kernels._library import OPS
-from specdec_kernels.testing import chain, history, kv, row, tree, tree_layout
-from specdec_kernels.testing.bounds import acceptance_bound
-from specdec_kernels.testing.case import Case, noisy_draft, sliced, zipf_logits
-from specdec_kernels.testing.chain import chain_case
-from specdec_kernels.testing.distributions import filtered_distribution, joint_distribution
-from specdec_kernels.testing.drawn_trees import drawn_trees, lineage
-from specdec_kernels.testing.enumeration import RealizedDistribution, enumerate_distribution
-from specdec_kernels.testing.row import sample_case
-from specdec_kernels.testing.tree import tree_case
-from specdec_kernels.testing.tree_enumeration import (
+from proofs import chain, history, kv, row, tree, tree_layout
+from proofs.bounds import acceptance_bound
+from proofs.case import Case, noisy_draft, sliced, zipf_logits
+from proofs.chain import chain_case
+from proofs.distributions import filtered_distribution, joint_distribution
+from proofs.drawn_trees import drawn_trees, lineage
+from proofs.enumeration import RealizedDistribution, enumerate_distribution
+from proofs.row import sample_case
+from proofs.tree import tree_case
+from proofs.tree_enumeration import (
     RealizedTreeDistribution,
     enumerate_tree_distribution,
 )
+from specdec_kernels import reference
+from specdec_kernels._library import OPS
 
 __all__ = [
     "CASES",

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from specdec_kernels.arguments.rules import KINDS, RULES, RULES_READING_DRAFT
-from specdec_kernels.reference import Distribution
-from specdec_kernels.testing.case import (
+from proofs.case import (
     SHORT,
     Args,
     Case,
@@ -24,6 +22,8 @@ from specdec_kernels.testing.case import (
     verify_id,
     zipf_logits,
 )
+from specdec_kernels.arguments.rules import KINDS, RULES, RULES_READING_DRAFT
+from specdec_kernels.reference import Distribution
 
 bf16, f16 = torch.bfloat16, torch.float16
 
