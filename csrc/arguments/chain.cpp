@@ -58,7 +58,14 @@ ChainParams ChainArguments::params(const ChainOutputs& out) {
   return p;
 }
 
-ChainOutputs verify_chain(
+ChainOutputs ChainArguments::run() {
+  check();
+  const ChainOutputs out = new_outputs();
+  launch(target, params(out), SPECDEC_LAUNCHERS(ChainParams, verify_chain));
+  return out;
+}
+
+ChainArguments chain_arguments(
     Tensor target, Tensor draft_token_ids, std::optional<Tensor> draft,
     std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
     std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
@@ -69,29 +76,25 @@ ChainOutputs verify_chain(
     std::optional<Tensor> uniforms, double lenience, double typical_epsilon, double typical_delta,
     std::optional<Tensor> synthetic_rates, std::optional<Tensor> eos_token_ids,
     std::optional<Tensor> max_new_tokens, bool with_logprobs, bool with_accept_probs) {
-  ChainArguments a{{target,
-                    draft_token_ids,
-                    {draft, draft_ids, draft_columns, draft_logsumexp, draft_threshold,
-                     draft_temperatures, draft_temperature},
-                    kind,
-                    rule,
-                    {temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p},
-                    seeds,
-                    positions,
-                    target_indptr,
-                    uniforms,
-                    typical_epsilon,
-                    typical_delta,
-                    eos_token_ids,
-                    max_new_tokens,
-                    with_logprobs,
-                    with_accept_probs},
-                   lenience,
-                   synthetic_rates};
-  a.check();
-  const ChainOutputs out = a.new_outputs();
-  launch(target, a.params(out), SPECDEC_LAUNCHERS(ChainParams, verify_chain));
-  return out;
+  return {{target,
+           draft_token_ids,
+           {draft, draft_ids, draft_columns, draft_logsumexp, draft_threshold, draft_temperatures,
+            draft_temperature},
+           kind,
+           rule,
+           {temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p},
+           seeds,
+           positions,
+           target_indptr,
+           uniforms,
+           typical_epsilon,
+           typical_delta,
+           eos_token_ids,
+           max_new_tokens,
+           with_logprobs,
+           with_accept_probs},
+          lenience,
+          synthetic_rates};
 }
 
 }  // namespace specdec

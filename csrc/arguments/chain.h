@@ -1,6 +1,5 @@
 #pragma once
-// The arguments of verify_chain by name and their validation, with the messages of
-// specdec_kernels/arguments/chain.py.
+// The arguments of verify_chain by name and their validation.
 #include <tuple>
 
 #include "arguments/verification.h"
@@ -19,6 +18,8 @@ struct ChainArguments : VerifyArguments {
   ChainOutputs new_outputs() const;
   // Pointers into these arguments, which become contiguous where kernels need it, and into `out`.
   ChainParams params(const ChainOutputs& out);
+  // The op.
+  ChainOutputs run();
 
  private:
   Rule checked_rule() const { return enum_of("rule", rule, Rule::kSynthetic); }
@@ -27,8 +28,8 @@ struct ChainArguments : VerifyArguments {
   void check_rule() const;
 };
 
-// The op: its arguments are in the order of its schema.
-ChainOutputs verify_chain(
+// In the order of the schema.
+ChainArguments chain_arguments(
     Tensor target, Tensor draft_token_ids, std::optional<Tensor> draft,
     std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
     std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,

@@ -1,12 +1,13 @@
 #pragma once
-// The checks that the validation of every op is made of, with the same messages as in
-// specdec_kernels/arguments/checks.py and sample.py.
+// The checks that the validation of every op is made of. There is no other validation: what is
+// written in Python, fake kernels too, calls this one (specdec_kernels/arguments/validation.py).
 #include <cmath>
 #include <initializer_list>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "arguments/tensor.h"
 #include "specdec/draft.h"
@@ -78,6 +79,17 @@ struct SamplingArguments {
 
   void check(int64_t n, const Tensor& of_tensor, const char* of) const;
   SamplingParams params();
+};
+
+// An op, and its validation alone. `arguments(...)` takes what the schema does and names it.
+template <auto arguments>
+struct Op;
+template <class Arguments, class... P, Arguments (*arguments)(P...)>
+struct Op<arguments> {
+  static decltype(std::declval<Arguments>().run()) run(P... p) {
+    return arguments(std::move(p)...).run();
+  }
+  static void validate(P... p) { arguments(std::move(p)...).check(); }
 };
 
 }  // namespace specdec

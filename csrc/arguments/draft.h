@@ -1,6 +1,5 @@
 #pragma once
-// The arguments of a verifier that describe the draft distribution Q, and their validation, with
-// the messages of specdec_kernels/arguments/draft.py.
+// The arguments of a verifier that describe the draft distribution Q, and their validation.
 #include <optional>
 #include <string>
 #include <vector>

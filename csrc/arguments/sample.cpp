@@ -58,18 +58,21 @@ SampleParams SampleArguments::params(const SampleOutputs& out) {
   return p;
 }
 
-SampleOutputs sample(Tensor logits, std::optional<Tensor> temperatures, double temperature,
-                     std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps,
-                     double top_p, std::optional<Tensor> min_ps, double min_p, Tensor seeds,
-                     Tensor positions, int64_t noise, int64_t method) {
-  SampleArguments a{
-      logits, {temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p},
-      seeds,  positions,
-      noise,  method};
-  a.check();
-  const SampleOutputs out = a.new_outputs();
-  launch(logits, a.params(out), SPECDEC_LAUNCHERS(SampleParams, sample));
+SampleOutputs SampleArguments::run() {
+  check();
+  const SampleOutputs out = new_outputs();
+  launch(logits, params(out), SPECDEC_LAUNCHERS(SampleParams, sample));
   return out;
+}
+
+SampleArguments sample_arguments(Tensor logits, std::optional<Tensor> temperatures,
+                                 double temperature, std::optional<Tensor> top_ks, int64_t top_k,
+                                 std::optional<Tensor> top_ps, double top_p,
+                                 std::optional<Tensor> min_ps, double min_p, Tensor seeds,
+                                 Tensor positions, int64_t noise, int64_t method) {
+  return {logits, {temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p},
+          seeds,  positions,
+          noise,  method};
 }
 
 }  // namespace specdec

@@ -1,6 +1,5 @@
 #pragma once
-// The arguments of sample by name and their validation, with the messages of
-// specdec_kernels/arguments/sample.py.
+// The arguments of sample by name and their validation.
 #include <tuple>
 
 #include "arguments/checks.h"
@@ -25,16 +24,19 @@ struct SampleArguments {
   SampleOutputs new_outputs() const;
   // Pointers into these arguments, which become contiguous where kernels need it, and into `out`.
   SampleParams params(const SampleOutputs& out);
+  // The op.
+  SampleOutputs run();
 
  private:
   Noise checked_noise() const { return enum_of("noise", noise, Noise::kShared); }
   Method checked_method() const { return enum_of("method", method, Method::kGumbel); }
 };
 
-// The op: its arguments are in the order of its schema.
-SampleOutputs sample(Tensor logits, std::optional<Tensor> temperatures, double temperature,
-                     std::optional<Tensor> top_ks, int64_t top_k, std::optional<Tensor> top_ps,
-                     double top_p, std::optional<Tensor> min_ps, double min_p, Tensor seeds,
-                     Tensor positions, int64_t noise, int64_t method);
+// In the order of the schema.
+SampleArguments sample_arguments(Tensor logits, std::optional<Tensor> temperatures,
+                                 double temperature, std::optional<Tensor> top_ks, int64_t top_k,
+                                 std::optional<Tensor> top_ps, double top_p,
+                                 std::optional<Tensor> min_ps, double min_p, Tensor seeds,
+                                 Tensor positions, int64_t noise, int64_t method);
 
 }  // namespace specdec

@@ -1,6 +1,5 @@
 #pragma once
-// The arguments that verify_chain and verify_tree share, and their validation, with the messages of
-// specdec_kernels/arguments/verification.py.
+// The arguments that verify_chain and verify_tree share, and their validation.
 #include <optional>
 
 #include "arguments/draft.h"
@@ -29,8 +28,7 @@ struct VerifyArguments {
   Kind checked_kind() const { return enum_of("kind", kind, Kind::kProbs); }
   int64_t batch() const { return drafted.size(0); }
   int64_t size() const { return drafted.size(1); }
-  // Each throws on the first fault, in the order of Python's checks: of two faults both report the
-  // same.
+  // Each throws on the first fault.
   void check_drafted(const Names& names) const;
   void check_target(const Names& names) const;
   void check_draws(const char* uniforms_shape, int64_t columns, bool rule_is_match) const;

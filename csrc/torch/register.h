@@ -2,10 +2,13 @@
 // Registration with PyTorch's dispatcher. Each file of csrc/torch/ops holds an op or a few: it
 // validates the arguments, allocates the outputs, fills in the parameters that kernels take,
 // launches the CPU or the CUDA kernel, and registers itself: the schema with
-// STABLE_TORCH_LIBRARY_FRAGMENT, the function with SPECDEC_IMPLEMENT. It takes tensors
-// by value, because the boxing of the stable ABI does. The fake kernels are under the public
-// functions in specdec_kernels/ops, and specdec_kernels/_library.py registers the Triton provider.
+// STABLE_TORCH_LIBRARY_FRAGMENT, the function with SPECDEC_IMPLEMENT, and its validation alone as
+// validate_<op>, for what is written in Python: the fake kernels under the public functions in
+// specdec_kernels/ops, and the Triton provider that specdec_kernels/_library.py registers.
+// A registered function takes tensors by value, because the boxing of the stable ABI does.
 #include <torch/csrc/stable/library.h>
+
+#include <type_traits>
 
 // The namespace in torch.ops; the tests compile the same files under another one.
 #ifndef SPECDEC_LIBRARY
@@ -26,8 +29,25 @@
 #define SPECDEC_IMPLEMENT(op) SPECDEC_IMPLEMENT_CPU(op)
 #endif
 
-// A function without tensors, from which no dispatch key could be read.
+// A function for tensors on any device, fake ones too, or without tensors.
 #define SPECDEC_IMPLEMENT_ANYWHERE(op)                                       \
   STABLE_TORCH_LIBRARY_IMPL(SPECDEC_LIBRARY, CompositeExplicitAutograd, m) { \
     m.impl(#op, TORCH_BOX(&op));                                             \
   }
+
+// The validation of an op by a function that takes its arguments by reference.
+#define SPECDEC_VALIDATE(op, function)                                         \
+  STABLE_TORCH_LIBRARY_IMPL(SPECDEC_LIBRARY, CompositeExplicitAutograd, m) {   \
+    m.impl("validate_" #op, TORCH_BOX((&::specdec::ByValue<function>::call))); \
+  }
+
+namespace specdec {
+
+template <auto function>
+struct ByValue;
+template <class Returned, class... P, Returned (*function)(P...)>
+struct ByValue<function> {
+  static void call(std::decay_t<P>... p) { function(p...); }
+};
+
+}  // namespace specdec

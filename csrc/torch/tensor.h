@@ -17,7 +17,8 @@ std::string dtype_name(ScalarType dtype);
 inline std::string dtype_name(const Tensor& t) { return dtype_name(t.scalar_type()); }
 inline std::string device_name(const Tensor& t) {
   if (t.is_cpu()) return "cpu";
-  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "other";
+  if (t.is_cuda()) return "cuda:" + std::to_string(t.get_device_index());
+  return t.device().type() == torch::headeronly::DeviceType::Meta ? "meta" : "other";
 }
 inline bool on_one_device(const Tensor& a, const Tensor& b) { return a.device() == b.device(); }
 

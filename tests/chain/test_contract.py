@@ -43,6 +43,7 @@ NAMES = sorted(
         if name.startswith("specdec_kernels::")
     }
     - HELPERS
+    - {f"validate_{op}" for op in _library.OPS}
 )
 
 

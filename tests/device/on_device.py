@@ -155,7 +155,7 @@ for case, args in zip(cases, inputs):
     on_device.write_ids()
     got = on_device.implementation("cuda", case.op)(*args)
     on_device.assert_bits_equal(case.op, got, on_device.implementation("cuda", case.op)(*args))
-    want = on_device.testing.providers(case.op)["cpp"](*case.args())
+    want = on_device.proofs.providers(case.op)["cpp"](*case.args())
     providers.assert_outputs_close(case.op, [t.cpu() for t in got], want)
 """
 

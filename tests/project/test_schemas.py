@@ -26,13 +26,21 @@ def test_a_record_of_arguments_has_the_names_of_the_schema(op):
 
 
 NOT_OPS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}
+VALIDATION = {f"validate_{op}" for op in _library.OPS}
 
 
 def test_the_table_of_ops_lists_every_op_of_the_library():
     schemas = torch._C._jit_get_all_schemas()
     native = {s.name.removeprefix("specdec_kernels::") for s in schemas
               if s.name.startswith("specdec_kernels::")}  # fmt: skip
-    assert native - NOT_OPS == set(_library.OPS)
+    assert native - NOT_OPS == set(_library.OPS) | VALIDATION
+
+
+@pytest.mark.parametrize("op", _library.OPS)
+def test_the_validation_of_an_op_takes_its_arguments(op):
+    mine, other = ([(a.name, str(a.type)) for a in schema(name).arguments]
+                   for name in (op, f"validate_{op}"))  # fmt: skip
+    assert mine == other
 
 
 @pytest.mark.parametrize("op", _library.OPS)

@@ -1,6 +1,6 @@
 #pragma once
 // Shared by the bindings of the cache ops: validation of a list of caches, and the list of KvTensor
-// that the kernels take. Messages are those of specdec_kernels/arguments/kv.py.
+// that the kernels take.
 #include <type_traits>
 #include <vector>
 

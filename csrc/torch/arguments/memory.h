@@ -1,6 +1,5 @@
 #pragma once
-// Where tensors that an op writes lie in memory, with the messages of
-// specdec_kernels/arguments/memory.py.
+// Where tensors that an op writes lie in memory.
 #include <cstdint>
 #include <vector>
 
@@ -21,7 +20,7 @@ using Extents = std::vector<Extent>;  // in the order of their addresses
 void check_not_expanded(const char* name, const Tensor& t);
 // The same for each tensor of a list. No two of them may begin at one address, and none may
 // begin inside one without gaps. Views with gaps may lie in each other's gaps; whether they do is
-// not checked.
+// not checked, nor is anything of tensors without memory, as fake kernels have them.
 Extents check_written(const char* name, const std::vector<Tensor>& tensors);
 // The tensors, with a copy in place of each whose memory may overlap that of a written one. So an
 // op reads all of its arguments before it writes.

@@ -6,7 +6,8 @@
 namespace specdec {
 namespace {
 
-void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor positions) {
+Extents check_append(const std::vector<Tensor>& caches, const std::vector<Tensor>& entries,
+                     const Tensor& positions) {
   const int64_t batch = check_batch("positions", positions);
   SPECDEC_CHECK(caches.size() == entries.size(), "entries must have one tensor for each of the ",
                 caches.size(), " caches, got ", entries.size());
@@ -21,17 +22,23 @@ void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor 
                   dtype_name(cache.scalar_type()), " like its cache, got ",
                   dtype_name(entry.scalar_type()));
   }
-  entries = read_first(entries, check_written("caches", caches));
+  return check_written("caches", caches);
+}
+
+void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor positions) {
+  entries = read_first(entries, check_append(caches, entries, positions));
   const std::vector<KvTensor> tensors = kv_tensors(caches, entries);
-  const KvAppendParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), batch,
+  const KvAppendParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), positions.size(0),
                             kv_vector<const int64_t>(positions)};
   launch(positions, p, SPECDEC_PLAIN_LAUNCHERS(KvAppendParams, kv_append));
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def("kv_append_(Tensor(a!)[] caches, Tensor[] entries, Tensor positions) -> ()");
+  m.def("validate_kv_append_(Tensor[] caches, Tensor[] entries, Tensor positions) -> ()");
 }
 SPECDEC_IMPLEMENT(kv_append_)
+SPECDEC_VALIDATE(kv_append_, check_append)
 
 }  // namespace
 }  // namespace specdec

@@ -7,17 +7,22 @@
 namespace specdec {
 namespace {
 
-void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tensor shifts,
-                 bool zero_fill) {
+void check_realign(const std::vector<Tensor>& caches, const Tensor& starts, const Tensor& lengths,
+                   const Tensor& shifts, bool /*zero_fill*/) {
   const int64_t batch = check_batch("starts", starts);
   check_vector("lengths", lengths, batch, ScalarType::Long, starts, "starts");
   check_vector("shifts", shifts, batch, ScalarType::Long, starts, "starts");
   check_caches("caches", caches, starts, "starts");
   check_written("caches", caches);
+}
+
+void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tensor shifts,
+                 bool zero_fill) {
+  check_realign(caches, starts, lengths, shifts, zero_fill);
   const std::vector<KvTensor> tensors = kv_tensors(caches);
   const KvRealignParams p = {tensors.data(),
                              static_cast<int64_t>(tensors.size()),
-                             batch,
+                             starts.size(0),
                              kv_vector<const int64_t>(starts),
                              kv_vector<const int64_t>(lengths),
                              kv_vector<const int64_t>(shifts),
@@ -29,8 +34,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
       "kv_realign_(Tensor(a!)[] caches, Tensor starts, Tensor lengths, Tensor shifts, "
       "bool zero_fill) -> ()");
+  m.def(
+      "validate_kv_realign_(Tensor[] caches, Tensor starts, Tensor lengths, Tensor shifts, "
+      "bool zero_fill) -> ()");
 }
 SPECDEC_IMPLEMENT(kv_realign_)
+SPECDEC_VALIDATE(kv_realign_, check_realign)
 
 }  // namespace
 }  // namespace specdec

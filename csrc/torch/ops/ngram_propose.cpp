@@ -6,9 +6,8 @@
 namespace specdec {
 namespace {
 
-// With the messages of specdec_kernels/arguments/history.py.
-void check(const Tensor& history, const Tensor& lengths, int64_t gamma, int64_t max_ngram,
-           int64_t min_ngram) {
+void check_ngram_propose(const Tensor& history, const Tensor& lengths, int64_t gamma,
+                         int64_t max_ngram, int64_t min_ngram) {
   SPECDEC_CHECK(history.dim() == 2, "history must be [B, L], got ", shape_of(history));
   check_ids("history", history);
   SPECDEC_CHECK(history.size(1) < int64_t{1} << 31,
@@ -24,7 +23,7 @@ void check(const Tensor& history, const Tensor& lengths, int64_t gamma, int64_t 
 
 std::tuple<Tensor, Tensor> ngram_propose(Tensor history, Tensor lengths, int64_t gamma,
                                          int64_t max_ngram, int64_t min_ngram) {
-  check(history, lengths, gamma, max_ngram, min_ngram);
+  check_ngram_propose(history, lengths, gamma, max_ngram, min_ngram);
   const int64_t batch = history.size(0);
   Tensor tokens = torch::stable::new_empty(history, {batch, gamma}),
          counts = torch::stable::new_empty(history, {batch}, ScalarType::Int);
@@ -42,8 +41,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
       "ngram_propose(Tensor history, Tensor lengths, SymInt gamma, int max_ngram, "
       "int min_ngram) -> (Tensor tokens, Tensor counts)");
+  m.def(
+      "validate_ngram_propose(Tensor history, Tensor lengths, int gamma, int max_ngram, "
+      "int min_ngram) -> ()");
 }
 SPECDEC_IMPLEMENT(ngram_propose)
+SPECDEC_VALIDATE(ngram_propose, check_ngram_propose)
 
 }  // namespace
 }  // namespace specdec

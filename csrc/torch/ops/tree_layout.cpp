@@ -23,8 +23,8 @@ void check_size(int64_t size) {
                 size);
 }
 
-std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_t slots,
-                                          int64_t window) {
+void check_tree_attention(const Tensor& parents, const Tensor& lengths, int64_t slots,
+                          int64_t window) {
   SPECDEC_CHECK(parents.dim() == 2, "parents must be [B, N], got ", shape_of(parents));
   check_ids("parents", parents);
   const int64_t batch = parents.size(0), nodes = parents.size(1);
@@ -33,7 +33,12 @@ std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_
   SPECDEC_CHECK(slots >= 0, "slots must be at least 0, got ", slots);
   SPECDEC_CHECK(window >= 0, "window must be at least 0 (0 sees every key), got ", window);
   check_entries("slots", "the mask", "[B, N+1, S]", {batch, nodes + 1, slots});
+}
 
+std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_t slots,
+                                          int64_t window) {
+  check_tree_attention(parents, lengths, slots, window);
+  const int64_t batch = parents.size(0), nodes = parents.size(1);
   Tensor mask = torch::stable::new_empty(parents, {batch, nodes + 1, slots}, ScalarType::Bool);
   Tensor positions = torch::stable::new_empty(parents, {batch, nodes + 1}, ScalarType::Long);
   lengths = dense(lengths);
@@ -49,11 +54,10 @@ std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_
   return {mask, positions};
 }
 
-std::tuple<Tensor, Tensor, Tensor> rerank_tree(Tensor tokens, Tensor parents, Tensor scores,
-                                               int64_t size) {
+void check_rerank_tree(const Tensor& tokens, const Tensor& parents, const Tensor& scores,
+                       int64_t size) {
   SPECDEC_CHECK(tokens.dim() == 2, "tokens must be [B, M], got ", shape_of(tokens));
   check_ids("tokens", tokens);
-  const int64_t batch = tokens.size(0), candidates = tokens.size(1);
   check_shape("parents", parents, tokens);
   check_ids("parents", parents);
   check_same_device("parents", parents, tokens, "tokens");
@@ -61,8 +65,13 @@ std::tuple<Tensor, Tensor, Tensor> rerank_tree(Tensor tokens, Tensor parents, Te
   check_float32("scores", scores);
   check_same_device("scores", scores, tokens, "tokens");
   check_size(size);
-  check_entries("size", "the tree", "[B, size]", {batch, size});
+  check_entries("size", "the tree", "[B, size]", {tokens.size(0), size});
+}
 
+std::tuple<Tensor, Tensor, Tensor> rerank_tree(Tensor tokens, Tensor parents, Tensor scores,
+                                               int64_t size) {
+  check_rerank_tree(tokens, parents, scores, size);
+  const int64_t batch = tokens.size(0), candidates = tokens.size(1);
   const auto output = [&](const Tensor& like) {
     return torch::stable::new_empty(like, {batch, size});
   };
@@ -82,14 +91,18 @@ std::tuple<Tensor, Tensor, Tensor> rerank_tree(Tensor tokens, Tensor parents, Te
   return {out_tokens, out_parents, nodes};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> build_trie(Tensor sequences, int64_t size, bool merge) {
+void check_build_trie(const Tensor& sequences, int64_t size, bool /*merge*/) {
   SPECDEC_CHECK(sequences.dim() == 3, "sequences must be [B, K, L], got ", shape_of(sequences));
   check_ids("sequences", sequences);
   check_size(size);
-  const int64_t batch = sequences.size(0), branches = sequences.size(1), length = sequences.size(2);
-  check_entries("size", "the tree", "[B, size]", {batch, size});
-  check_entries("sequences", "the nodes", "[B, K, L]", {batch, branches, length});
+  check_entries("size", "the tree", "[B, size]", {sequences.size(0), size});
+  check_entries("sequences", "the nodes", "[B, K, L]",
+                {sequences.size(0), sequences.size(1), sequences.size(2)});
+}
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> build_trie(Tensor sequences, int64_t size, bool merge) {
+  check_build_trie(sequences, size, merge);
+  const int64_t batch = sequences.size(0), branches = sequences.size(1), length = sequences.size(2);
   Tensor tokens = torch::stable::new_empty(sequences, {batch, size});
   const auto output = [&](std::initializer_list<int64_t> shape) {
     return torch::stable::new_empty(sequences, shape, ScalarType::Int);
@@ -114,16 +127,22 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def(
       "tree_attention(Tensor parents, Tensor lengths, SymInt slots, int window) -> "
       "(Tensor mask, Tensor positions)");
+  m.def("validate_tree_attention(Tensor parents, Tensor lengths, int slots, int window) -> ()");
   m.def(
       "rerank_tree(Tensor tokens, Tensor parents, Tensor scores, SymInt size) -> "
       "(Tensor tokens_out, Tensor parents_out, Tensor nodes)");
+  m.def("validate_rerank_tree(Tensor tokens, Tensor parents, Tensor scores, int size) -> ()");
   m.def(
       "build_trie(Tensor sequences, SymInt size, bool merge) -> "
       "(Tensor tokens, Tensor parents, Tensor nodes, Tensor num_nodes)");
+  m.def("validate_build_trie(Tensor sequences, int size, bool merge) -> ()");
 }
 SPECDEC_IMPLEMENT_CPU(tree_attention)
+SPECDEC_VALIDATE(tree_attention, check_tree_attention)
 SPECDEC_IMPLEMENT_CPU(rerank_tree)
+SPECDEC_VALIDATE(rerank_tree, check_rerank_tree)
 SPECDEC_IMPLEMENT_CPU(build_trie)
+SPECDEC_VALIDATE(build_trie, check_build_trie)
 
 }  // namespace
 }  // namespace specdec
