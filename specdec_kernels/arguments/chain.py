@@ -1,20 +1,15 @@
-"""The arguments of `specdec_kernels::verify_chain` by name, and their validation.
-
-csrc/arguments/chain.cpp validates the same with the same messages.
-"""
+"""The arguments of `specdec_kernels::verify_chain` by name."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import verification as verify
-from specdec_kernels.arguments.checks import check_vector, float32, require, shape
-from specdec_kernels.arguments.draft import DraftArguments, Sizes
+from specdec_kernels.arguments.draft import DraftArguments
 from specdec_kernels.arguments.rules import KINDS, RULES, RULES_READING_DRAFT, Kind, Rule
 from specdec_kernels.arguments.sample import SamplingArguments
+from specdec_kernels.arguments.verification import Outputs, new_outputs
 
 
 class ChainArguments(NamedTuple):
@@ -84,43 +79,9 @@ class ChainArguments(NamedTuple):
         v = self.target.shape[-1]
         return self.draft_arguments.id_limit(v) if self.reads_draft else v
 
-    def check(self) -> None:
-        """Raises RuntimeError naming the argument, the rule and the value."""
-        tokens = self.draft_token_ids
-        verify.check_drafted(self, RULES, "draft_token_ids", tokens, "[B, gamma]")
-        verify.check_target(self, "draft_token_ids", tokens, "gamma", "[R, V]")
-        self._check_draft()
-        b, gamma = tokens.shape
-        verify.check_draws(self, b, "[B, gamma+1]", gamma + 1)
-        lenience = float32(self.lenience)
-        require(0 < lenience <= 1, f"lenience must be in (0, 1], got {lenience:g}")
-        verify.check_typical(self)
-        require(
-            (self.synthetic_rates is not None) == (self.rule_name == "synthetic"),
-            "synthetic_rates must be given with rule synthetic and with no other",
-        )
-        if self.synthetic_rates is not None:
-            dev = self.target.device
-            check_vector(
-                "synthetic_rates", self.synthetic_rates, gamma, torch.float32, dev, "target"
-            )
-        verify.check_limits(self, b)
-
-    def _check_draft(self) -> None:
-        b, gamma = self.draft_token_ids.shape
-        each = (("B", b), ("gamma", gamma))
-        sizes: Sizes = each
-        if self.ragged_draft:
-            n = self.target.shape[0] - b
-            last = "D" if self.draft_ids is None else "K"
-            require(
-                n >= 0,
-                f"target must be [R, V] with R >= B = {b} when draft is [R-B, {last}], "
-                f"got {shape(self.target)}",
-            )
-            sizes = (("R-B", n),)
-        self.draft_arguments.check(self.target, b, sizes, each)
-
-    def new_outputs(self) -> verify.Outputs:
+    def new_outputs(self) -> Outputs:
         """Uninitialised outputs, in the order of the schema."""
-        return verify.new_outputs(self, self.draft_token_ids, self.draft_token_ids.shape[1] + 1)
+        drafted = self.draft_token_ids
+        return new_outputs(
+            drafted, drafted.shape[1] + 1, self.with_logprobs, self.with_accept_probs
+        )

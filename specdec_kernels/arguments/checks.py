@@ -1,27 +1,19 @@
-"""The checks that the validation of every op is made of.
+"""Checks of what no op validates: arguments of `compat` and `sharded`, and states.
 
-Fake kernels, the Triton provider and the reference validate their arguments in Python: those of
-`sample` in sample.py, of `verify_chain` in chain.py, of `verify_tree` in tree.py (with what both
-verifiers share in verification.py and draft.py), of the cache ops in kv.py and of the ops on tree
-layouts in tree_layout.py. The C++ bindings validate in csrc/arguments and csrc/torch/arguments, in
-the same order and with the same messages. The tables of bad inputs in tests/project/test_errors.py
-and tests/tree/test_tree_layout_errors.py keep both equal.
-
-Every check raises RuntimeError, and the message names the argument, the rule and the value.
+Ops are validated in C++, see validation.py. Every check here raises RuntimeError too, and the
+message names the argument, the rule and the value.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 IDS = (torch.int32, torch.int64)
-MAX_ENTRIES = 2**56
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -29,7 +21,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def float32(value: float) -> float:
-    """The float32 nearest to a scalar: the kernels compute with it, so it is what is checked."""
+    """The float32 nearest to a scalar, which the kernels compute with."""
     try:
         return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
@@ -43,23 +35,6 @@ def shape(t: Tensor) -> str:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise RuntimeError(message)
-
-
-def check_entries(name: str, what: str, dims: str, *sizes: int) -> None:
-    """What an op allocates must have so few entries that no index and no size in bytes overflows.
-
-    Expanded and empty tensors may have any sizes without holding memory.
-    """
-    require(
-        math.prod(max(n, 1) for n in sizes) < MAX_ENTRIES,
-        f"{name} must leave {what} {dims} with less than 2**56 entries, "
-        f"got [{', '.join(str(n) for n in sizes)}]",
-    )
-
-
-def check_number(name: str, value: int, names: Sequence[str]) -> None:
-    """The value must be the number of a name."""
-    require(0 <= value < len(names), f"{name} must be in [0, {len(names) - 1}], got {value}")
 
 
 def device_name(device: torch.device) -> str:
@@ -103,20 +78,3 @@ def check_matrix(
     """The tensor must be [*sizes] of one dtype; `dims` names the dimensions in the message."""
     require(t.shape == sizes, f"{name} must be {dims} = {list(sizes)}, got {shape(t)}")
     check_typed(name, t, dtype, device, of)
-
-
-def check_rows(name: str, t: Tensor) -> None:
-    """The last dimension must be a vocabulary that kernels can read: dtype, size, stride."""
-    require(
-        t.dtype in FLOATS,
-        f"{name} must be float32, bfloat16 or float16, got {dtype_name(t.dtype)}",
-    )
-    size = t.shape[-1]
-    require(
-        1 <= size < 2**31,
-        f"{name} must have a vocabulary of 1 to 2147483647 entries, got {shape(t)}",
-    )
-    require(
-        t.stride(-1) == 1 or size == 1,
-        f"{name} must have a contiguous last dimension, got stride {t.stride(-1)}",
-    )

@@ -1,4 +1,4 @@
-"""What autograd expects of an op that writes a tensor in place; PyTorch's own ops do the same.
+"""What an op that writes a tensor in place owes to autograd and to its other arguments.
 
 No op here is differentiable. A tensor that is written must not be a leaf that requires a gradient,
 for its gradient would belong to other values. Where autograd saved a tensor for a backward pass,
@@ -31,3 +31,12 @@ def raise_versions(tensors: Sequence[Tensor]) -> None:
         torch.autograd.graph.increment_version(tensors)
     except RuntimeError:  # outside of inference mode, inference tensors have no version to raise
         torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def read_first(tensors: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, with a copy in place of each that lies in the storage of a written one.
+
+    So an op reads all of its arguments before it writes.
+    """
+    storages = {t.untyped_storage()._cdata for t in written}
+    return [t.clone() if t.untyped_storage()._cdata in storages else t for t in tensors]

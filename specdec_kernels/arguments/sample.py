@@ -1,25 +1,12 @@
-"""The arguments of `specdec_kernels::sample` by name, and their validation.
-
-csrc/arguments/sample.cpp validates the same with the same messages.
-"""
+"""The arguments of `specdec_kernels::sample` by name."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import (
-    check_entries,
-    check_number,
-    check_rows,
-    check_vector,
-    float32,
-    require,
-    shape,
-)
 from specdec_kernels.arguments.rules import METHODS, NOISES, Method, Noise
 
 # The numbers of the noise streams in Philox's counter: csrc/include/specdec/noise.h.
@@ -45,36 +32,6 @@ class SamplingArguments(NamedTuple):
     def of(cls, arguments: Any) -> SamplingArguments:
         """Those among the arguments of an op, which have the same names there."""
         return cls(**{name: getattr(arguments, name) for name in cls._fields})
-
-    def check(self, n: int, device: torch.device, of: str) -> None:
-        """Raises RuntimeError naming the argument, the rule and the value.
-
-        A value of a tensor that is out of range is a fault of the data: it raises nothing, and the
-        op reports it as `Status.BAD_PARAMETER`.
-        """
-        temperature, top_p, min_p = map(float32, (self.temperature, self.top_p, self.min_p))
-        if self.temperatures is not None:
-            check_vector("temperature", self.temperatures, n, torch.float32, device, of)
-        else:
-            require(
-                math.isfinite(temperature) and temperature >= 0,
-                f"temperature must be finite and at least 0, got {temperature:g}",
-            )
-        if self.top_ks is not None:
-            check_vector("top_k", self.top_ks, n, torch.int32, device, of)
-        else:
-            require(
-                self.top_k >= 0,
-                f"top_k must be at least 0 (0 keeps every token), got {self.top_k}",
-            )
-        if self.top_ps is not None:
-            check_vector("top_p", self.top_ps, n, torch.float32, device, of)
-        else:
-            require(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p:g}")
-        if self.min_ps is not None:
-            check_vector("min_p", self.min_ps, n, torch.float32, device, of)
-        else:
-            require(0 <= min_p <= 1, f"min_p must be in [0, 1], got {min_p:g}")
 
 
 class SampleArguments(NamedTuple):
@@ -105,23 +62,6 @@ class SampleArguments(NamedTuple):
     @property
     def sampling(self) -> SamplingArguments:
         return SamplingArguments.of(self)
-
-    def check(self) -> None:
-        """Raises RuntimeError naming the argument, the rule and the value."""
-        logits = self.logits
-        require(logits.dim() == 2, f"logits must be [R, V], got {shape(logits)}")
-        check_rows("logits", logits)
-        check_entries("logits", "the outputs", "[R]", logits.shape[0])
-        n, dev = logits.shape[0], logits.device
-        self.sampling.check(n, dev, "logits")
-        check_vector("seeds", self.seeds, n, torch.int64, dev, "logits")
-        check_vector("positions", self.positions, n, torch.int64, dev, "logits")
-        check_number("noise", self.noise, NOISES)
-        check_number("method", self.method, METHODS)
-        require(
-            self.noise_name != "shared" or self.method_name == "gumbel",
-            "method must be gumbel when noise is shared, got cdf",
-        )
 
     def new_outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Uninitialised (tokens, logprobs, logsumexp, threshold, status)."""

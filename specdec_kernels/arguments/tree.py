@@ -1,24 +1,12 @@
-"""The arguments of `specdec_kernels::verify_tree` by name, and their validation.
-
-csrc/arguments/tree.cpp validates the same with the same messages.
-"""
+"""The arguments of `specdec_kernels::verify_tree` by name."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import verification as verify
-from specdec_kernels.arguments.checks import (
-    check_ids,
-    check_matrix,
-    check_same_device,
-    require,
-    shape,
-)
-from specdec_kernels.arguments.draft import DraftArguments, Sizes
+from specdec_kernels.arguments.draft import DraftArguments
 from specdec_kernels.arguments.rules import (
     KINDS,
     TREE_RULES,
@@ -27,6 +15,7 @@ from specdec_kernels.arguments.rules import (
     TreeRule,
 )
 from specdec_kernels.arguments.sample import SamplingArguments
+from specdec_kernels.arguments.verification import new_outputs
 
 
 class TreeOutputs(NamedTuple):
@@ -108,51 +97,12 @@ class TreeArguments(NamedTuple):
         v = self.target.shape[-1]
         return self.draft_arguments.id_limit(v) if self.reads_draft else v
 
-    def check(self) -> None:
-        """Raises RuntimeError naming the argument, the rule and the value."""
-        tokens, parents = self.tree_tokens, self.parents
-        verify.check_drafted(self, TREE_RULES, "tree tokens", tokens, "[B, N]")
-        b, n = tokens.shape
-        require(
-            parents.shape == tokens.shape,
-            f"tree parents must be [B, N] = [{b}, {n}], got {shape(parents)}",
-        )
-        check_ids("tree parents", parents)
-        verify.check_target(self, "tree tokens", tokens, "N", "[R, V]")
-        check_same_device("tree parents", parents, self.target.device, "target")
-        self._check_draft()
-        verify.check_draws(self, b, "[B, 2N+1]", 2 * n + 1)
-        verify.check_typical(self)
-        verify.check_limits(self, b)
-        require(
-            0 <= self.max_depth <= n,
-            f"max_depth must be in [0, N] = [0, {n}], got {self.max_depth}",
-        )
-
-    def _check_draft(self) -> None:
-        b, n = self.tree_tokens.shape
-        if self.draft_rows is not None:
-            dev = self.target.device
-            check_matrix(
-                "draft_rows", self.draft_rows, "[B, N]", (b, n), torch.int32, dev, "target"
-            )
-        require(
-            self.draft_rows is not None or not self.flat_draft,
-            "draft must be [B, N, D] unless draft_rows is given, got two dimensions",
-        )
-        require(
-            self.rule_name != "k_seq" or self.draft is not None,
-            "draft must be given when rule is k_seq, got None",
-        )
-        sizes: Sizes = (("B", b), ("N", n) if self.draft_rows is None else ("M", None))
-        statistics = sizes
-        if self.draft is not None and self.draft_rows is not None and self.draft.dim() in (2, 3):
-            m = self.draft.shape[-2]
-            sizes = (("M", None),) if self.flat_draft else sizes
-            statistics = (("M", m),) if self.flat_draft else (("B", b), ("M", m))
-        self.draft_arguments.check(self.target, b, sizes, statistics)
-
     def new_outputs(self) -> TreeOutputs:
         """Uninitialised outputs."""
         path = self.parents.new_empty((self.parents.shape[0], self.max_depth))
-        return TreeOutputs(path, *verify.new_outputs(self, self.tree_tokens, self.max_depth + 1))
+        return TreeOutputs(
+            path,
+            *new_outputs(
+                self.tree_tokens, self.max_depth + 1, self.with_logprobs, self.with_accept_probs
+            ),
+        )

@@ -24,7 +24,6 @@ from specdec_kernels.arguments.checks import (
     shape,
 )
 from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.arguments.memory import check_not_expanded
 from specdec_kernels.compat.noise import seeds_and_positions
 from specdec_kernels.compat.sampling import (
     Samples,
@@ -376,7 +375,12 @@ def _check_count(count: Tensor | None, name: str, batch: int, device: torch.devi
     require(count.shape == (batch,), f"{name} must be [{batch}], got {shape(count)}")
     require(count.dtype in _INTEGERS, f"{name} must hold integers, got {dtype_name(count.dtype)}")
     check_same_device(name, count, device, "target_probs")
-    check_not_expanded(name, count)
+    for d, (n, stride) in enumerate(zip(count.shape, count.stride(), strict=True)):
+        require(
+            stride != 0 or n <= 1 or count.numel() == 0,
+            f"{name} must not be expanded, because it is written in place, "
+            f"got stride 0 in dimension {d}",
+        )
 
 
 def _add(total: Tensor | None, count: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments import tree_layout as checks
 from specdec_kernels.arguments.conversion import Param
+from specdec_kernels.arguments.validation import register_fake
 
 
 class Expansion(NamedTuple):
@@ -74,11 +74,10 @@ def expand_tree(
     )
 
 
-@torch.library.register_fake("specdec_kernels::expand_tree")
+@register_fake("expand_tree")
 def _(
     logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
 ) -> tuple[Tensor, ...]:
-    checks.expand_tree(logits, scores, width, temperatures, temperature)
     b, f = logits.shape[:2]
     return (
         logits.new_empty((b, f, width), dtype=torch.int64),

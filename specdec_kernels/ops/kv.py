@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion, in_place
-from specdec_kernels.arguments import kv as checks
+from specdec_kernels.arguments.checks import IDS, check_same_device, dtype_name, shape
+from specdec_kernels.arguments.validation import register_fake
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
@@ -51,9 +52,9 @@ def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: T
     in_place.raise_versions(caches)
 
 
-@torch.library.register_fake("specdec_kernels::kv_append_")
+@register_fake("kv_append_")
 def _(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
-    checks.append(caches, entries, positions)
+    """Nothing is returned."""
 
 
 def kv_truncate_(
@@ -88,9 +89,9 @@ def kv_truncate_(
     in_place.raise_versions([*written, lengths])
 
 
-@torch.library.register_fake("specdec_kernels::kv_truncate_")
+@register_fake("kv_truncate_")
 def _(caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool) -> None:
-    checks.truncate(caches, lengths, new_lengths)
+    """Nothing is returned."""
 
 
 def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
@@ -125,9 +126,9 @@ def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     in_place.raise_versions(caches)
 
 
-@torch.library.register_fake("specdec_kernels::kv_compact_")
+@register_fake("kv_compact_")
 def _(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
-    checks.compact(caches, base, path)
+    """Nothing is returned."""
 
 
 def kv_realign_(
@@ -170,11 +171,11 @@ def kv_realign_(
     in_place.raise_versions(caches)
 
 
-@torch.library.register_fake("specdec_kernels::kv_realign_")
+@register_fake("kv_realign_")
 def _(
     caches: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor, zero_fill: bool
 ) -> None:
-    checks.realign(caches, starts, lengths, shifts)
+    """Nothing is returned."""
 
 
 def ring_truncate_(
@@ -227,11 +228,10 @@ def ring_truncate_(
     return status
 
 
-@torch.library.register_fake("specdec_kernels::ring_truncate_")
+@register_fake("ring_truncate_")
 def _(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int, zero_fill: bool
 ) -> Tensor:
-    checks.ring_truncate(caches, lengths, new_lengths, window)
     return lengths.new_empty(lengths.shape, dtype=torch.int32)
 
 
@@ -259,7 +259,28 @@ def state_select_(states: Sequence[Tensor], index: Tensor) -> None:
     conversion.require_tensor(index, "index")
     states = conversion.require_tensor_list(states, "states")
     in_place.check_leaves(states, "states")
-    checks.state_select(states, index)
+    _check_states(states, index)
     rows = [t.view(*t.shape[:2], math.prod(t.shape[2:]))[:, None] for t in states]
     base = torch.zeros(index.shape, dtype=torch.int64, device=index.device)
     kv_compact_(rows, base, index[:, None])
+
+
+def _check_states(states: Sequence[Tensor], index: Tensor) -> None:
+    """`state_select_` is no op of its own, so torch.compile traces these checks.
+
+    They build a message only where it is raised, for a traced message would cost every call.
+    """
+    if index.dim() != 1:
+        raise RuntimeError(f"index must be [B], got {shape(index)}")
+    if index.dtype not in IDS:
+        raise RuntimeError(f"index must be int32 or int64, got {dtype_name(index.dtype)}")
+    b = index.shape[0]
+    for i, t in enumerate(states):
+        if t.dim() < 2 or t.shape[0] != b:
+            raise RuntimeError(f"states[{i}] must be [B, S, ...] with B = {b}, got {shape(t)}")
+        if t.numel() > 0 and not t[0, 0].is_contiguous():
+            raise RuntimeError(
+                f"states[{i}] must have contiguous trailing dimensions, got {t.stride()}"
+            )
+        if t.device != index.device:
+            check_same_device(f"states[{i}]", t, index.device, "index")

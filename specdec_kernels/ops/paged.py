@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion, in_place
-from specdec_kernels.arguments import kv as checks
+from specdec_kernels.arguments.validation import register_fake
 
 
 class FreedBlocks(NamedTuple):
@@ -64,9 +64,9 @@ def paged_compact_(
     in_place.raise_versions(caches)
 
 
-@torch.library.register_fake("specdec_kernels::paged_compact_")
+@register_fake("paged_compact_")
 def _(caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor) -> None:
-    checks.paged_compact(caches, block_tables, base, path)
+    """Nothing is returned."""
 
 
 def paged_truncate_(
@@ -106,9 +106,8 @@ def paged_truncate_(
     return FreedBlocks(*freed)
 
 
-@torch.library.register_fake("specdec_kernels::paged_truncate_")
+@register_fake("paged_truncate_")
 def _(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
-    checks.paged_truncate(block_tables, lengths, new_lengths, block_size)
     return block_tables.new_empty(block_tables.shape), block_tables.new_empty(lengths.shape)

@@ -15,6 +15,7 @@ from specdec_kernels.arguments import conversion
 from specdec_kernels.arguments.conversion import Param
 from specdec_kernels.arguments.rules import METHODS, NOISES, Method, Noise
 from specdec_kernels.arguments.sample import SampleArguments
+from specdec_kernels.arguments.validation import register_fake
 
 
 class Sampled(NamedTuple):
@@ -100,8 +101,6 @@ def sample(
     )
 
 
-@torch.library.register_fake("specdec_kernels::sample")
+@register_fake("sample")
 def _(*args: Any) -> tuple[Tensor, ...]:
-    arguments = SampleArguments(*args)
-    arguments.check()
-    return arguments.new_outputs()
+    return SampleArguments(*args).new_outputs()

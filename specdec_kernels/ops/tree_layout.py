@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments import tree_layout as checks
+from specdec_kernels.arguments.validation import register_fake
 
 
 class TreeAttention(NamedTuple):
@@ -96,9 +96,8 @@ def tree_attention(
     )
 
 
-@torch.library.register_fake("specdec_kernels::tree_attention")
+@register_fake("tree_attention")
 def _(parents: Tensor, lengths: Tensor, slots: int, window: int) -> tuple[Tensor, ...]:
-    checks.tree_attention(parents, lengths, slots, window)
     b, n = parents.shape
     return (
         parents.new_empty((b, n + 1, slots), dtype=torch.bool),
@@ -135,9 +134,8 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -
     return RankedTree(*torch.ops.specdec_kernels.rerank_tree.default(tokens, parents, scores, size))
 
 
-@torch.library.register_fake("specdec_kernels::rerank_tree")
+@register_fake("rerank_tree")
 def _(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> tuple[Tensor, ...]:
-    checks.rerank_tree(tokens, parents, scores, size)
     b = tokens.shape[0]
     return tuple(t.new_empty((b, size)) for t in (tokens, parents, parents))
 
@@ -175,9 +173,8 @@ def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True
     return Trie(*torch.ops.specdec_kernels.build_trie.default(sequences, size, merge))
 
 
-@torch.library.register_fake("specdec_kernels::build_trie")
+@register_fake("build_trie")
 def _(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, ...]:
-    checks.build_trie(sequences, size)
     b = sequences.shape[0]
     return (
         sequences.new_empty((b, size)),

@@ -24,6 +24,7 @@ from specdec_kernels.arguments.draft_forms import (
 )
 from specdec_kernels.arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
 from specdec_kernels.arguments.tree import TreeArguments
+from specdec_kernels.arguments.validation import register_fake
 
 
 class Tree(NamedTuple):
@@ -208,8 +209,6 @@ def verify_tree(
     )
 
 
-@torch.library.register_fake("specdec_kernels::verify_tree")
+@register_fake("verify_tree")
 def _(*args: Any) -> tuple[Tensor, ...]:
-    arguments = TreeArguments(*args)
-    arguments.check()
-    return arguments.new_outputs()
+    return TreeArguments(*args).new_outputs()

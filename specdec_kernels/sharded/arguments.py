@@ -16,6 +16,7 @@ from specdec_kernels.arguments.checks import FLOATS, require
 from specdec_kernels.arguments.draft_forms import SampledDraft, SparseDraft, split_draft
 from specdec_kernels.arguments.rules import KINDS, RULES, Rule
 from specdec_kernels.arguments.sample import SamplingArguments
+from specdec_kernels.arguments.validation import validate
 
 SHARDED_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
 
@@ -54,7 +55,7 @@ def arguments_of(
             lenience=1.0, typical_epsilon=0.0, typical_delta=0.0, synthetic_rates=None,
             **sampling._asdict(), **others,
         )  # fmt: skip
-        a.check()
+        validate("verify_chain", a)
     if rows is not None and ids is None:
         width = target.shape[-1]
         require(

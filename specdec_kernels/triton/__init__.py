@@ -13,14 +13,19 @@ from typing import Any
 
 import torch
 
-__all__ = ["register"]
+from specdec_kernels.arguments.validation import validate
+
+__all__ = ["implementation", "register"]
 
 # Registered ops. A registration lasts as long as the object that made it.
 _libraries: dict[str, torch.library.Library] = {}
 
 
-def _import_on_call(op: str, module: str) -> Callable[..., Any]:
+def implementation(op: str, module: str) -> Callable[..., Any]:
+    """Function `op` of a module of this package, with the op's validation before it."""
+
     def call(*args: Any) -> Any:
+        validate(op, args)
         return getattr(importlib.import_module(f"{__name__}.{module}"), op)(*args)
 
     return call
@@ -34,5 +39,5 @@ def register(op: str, module: str, dispatch_key: str = "CUDA") -> None:
     if op in _libraries:
         return
     library = torch.library.Library("specdec_kernels", "IMPL")
-    library.impl(op, _import_on_call(op, module), dispatch_key)
+    library.impl(op, implementation(op, module), dispatch_key)
     _libraries[op] = library

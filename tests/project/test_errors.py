@@ -1,8 +1,11 @@
-"""Bad inputs raise, and every provider and the fake kernels raise the same message for each."""
+"""Bad inputs raise, and every provider and the fake kernels raise the same message for each.
 
+The reference is left out: it is a specification of valid arguments.
+"""
+
+import contextlib
 import functools
 import inspect
-import random
 import re
 
 import numpy as np
@@ -10,38 +13,31 @@ import proofs
 import pytest
 import torch
 from support import kv_error_table
-from support.check_sites import untripped
 from support.error_table import BUILD, DEVICES, TABLE, f64, i64, message_of
 from support.providers import provider
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import specdec_kernels
-from specdec_kernels import reference
-from specdec_kernels.arguments import chain, checks, draft, kv, rules, verification
-from specdec_kernels.arguments import sample as sample_arguments
-from specdec_kernels.arguments import tree as tree_arguments
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.sample import SampleArguments
-from specdec_kernels.arguments.tree import TreeArguments
+from specdec_kernels.arguments import checks, rules
 
-# Where each row runs: "meta" is the fake kernel.
-WHERE = {op: [*proofs.providers(op), "meta"] for op in BUILD}
-ARGUMENTS = {
-    "sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments,
-}  # fmt: skip
-MODULES = (checks, sample_arguments, verification, chain, draft, tree_arguments, kv)
+# Where each row runs: "meta" and "fake" are the fake kernel.
+WHERE = {
+    op: [*(name for name in proofs.providers(op) if name != "reference"), "meta", "fake"]
+    for op in BUILD
+}
 
 
-def on_meta(args):
-    """The arguments without values; a tensor that occurs twice does so again."""
+def without_values(args, device="meta"):
+    """The arguments as tensors without values; a tensor that occurs twice does so again."""
 
     @functools.cache
-    def as_meta(a):
-        return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
+    def empty(a):
+        return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=device)
 
     def moved(a):
         if isinstance(a, list):
             return [moved(x) for x in a]
-        return as_meta(a) if isinstance(a, torch.Tensor) else a
+        return empty(a) if isinstance(a, torch.Tensor) else a
 
     return tuple(moved(a) for a in args)
 
@@ -51,8 +47,12 @@ def test_names_the_argument_the_rule_and_the_value(op, where):
     wrong = []
     for bad, message in [row[1:] for row in TABLE if row[0] == op]:
         args = BUILD[op](**bad)
-        if where == "meta":
-            text = message_of(provider(op, "cpp"), on_meta(args))
+        if where in ("meta", "fake"):
+            if "must not overlap" in message:
+                continue  # nothing overlaps without memory
+            with FakeTensorMode() if where == "fake" else contextlib.nullcontext():
+                given = without_values(args, "cpu" if where == "fake" else "meta")
+            text = message_of(provider(op, "cpp"), given)
         else:
             text = message_of(provider(op, where), args)
         if not re.fullmatch(message, text):
@@ -60,33 +60,10 @@ def test_names_the_argument_the_rule_and_the_value(op, where):
     assert wrong == []
 
 
-def validate(op):
-    """The validation in Python, which fake kernels, Triton and the reference share."""
-    if op in ARGUMENTS:
-        return lambda *a: ARGUMENTS[op](*a).check()
-    return getattr(reference, op)
-
-
-def test_the_table_trips_every_check(monkeypatch):
-    """A check that several ops share needs a row of each of them."""
-    calls = [(op, lambda op=op, bad=bad: validate(op)(*BUILD[op](**bad))) for op, bad, _ in TABLE]
-    assert untripped(monkeypatch, MODULES, calls) == ([], [])
-
-
-@pytest.mark.parametrize("op", ["sample", "verify_chain", "verify_tree"])
-def test_all_providers_name_the_same_of_two_faults(op):
-    rows = [bad for name, bad, _ in TABLE if name == op]
-    pairs = [(a, b) for a in rows for b in rows if not a.keys() & b.keys()]
-    for a, b in random.Random(0).sample(pairs, 300):
-        args = BUILD[op](**a, **b)
-        real = message_of(provider(op, "cpp"), args)
-        assert real == message_of(validate(op), args), (a, b)
-
-
 @pytest.mark.parametrize(("op", "name", "given", "message"), DEVICES)
 def test_devices_are_checked(op, name, given, message):
     """One argument stays on the CPU, all the others are on another device."""
-    args = list(on_meta(BUILD[op](**given)))
+    args = list(without_values(BUILD[op](**given)))
     schema = getattr(torch.ops.specdec_kernels, op).default._schema
     at = {"top_p": "top_ps"}.get(name, name)
     at = [argument.name for argument in schema.arguments].index(at)
@@ -94,13 +71,12 @@ def test_devices_are_checked(op, name, given, message):
     text = message_of(provider(op, "cpp"), args)
     assert text.startswith(message), text
     assert text.endswith("meta, got cpu"), text
-    assert message_of(validate(op), args) == text
 
 
 def test_good_inputs_raise_nothing():
     for op, build in BUILD.items():
         provider(op, "cpp")(*build())
-        provider(op, "cpp")(*on_meta(build()))
+        provider(op, "cpp")(*without_values(build()))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +224,7 @@ def test_a_count_below_int32_is_out_of_range_and_not_wrapped():
 
 
 def test_devices_of_one_kind_are_told_apart():
-    """The checks of the fakes; two CUDA devices need not exist for their names."""
+    """In the checks of `compat`; two CUDA devices need not exist for their names."""
     meta = torch.zeros(1, 2, device="meta")
     with pytest.raises(RuntimeError, match="the device of logits, cuda:0, got cpu"):
         checks.check_same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")

@@ -7,7 +7,6 @@ benchmarks; `providers` finds the implementations that take them. `enumerate_dis
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from proofs.tree_enumeration import (
     RealizedTreeDistribution,
     enumerate_tree_distribution,
 )
-from specdec_kernels import reference
+from specdec_kernels import reference, triton
 from specdec_kernels._library import OPS
 
 __all__ = [
@@ -81,6 +80,5 @@ def providers(op: str) -> dict[str, Op]:
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-        module = importlib.import_module(f"specdec_kernels.triton.{OPS[op]}")
-        found["triton"] = getattr(module, op)
+        found["triton"] = triton.implementation(op, OPS[op])
     return found

@@ -8,14 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import history as checks
-
 
 def ngram_propose(
     history: Tensor, lengths: Tensor, gamma: int, max_ngram: int, min_ngram: int
 ) -> tuple[Tensor, Tensor]:
     """The tokens that followed the latest of the longest matches, and their number."""
-    checks.ngram_propose(history, lengths, gamma, max_ngram, min_ngram)
     b, columns = history.shape
     tokens = history.new_full((b, gamma), -1)
     counts = history.new_zeros((b,), dtype=torch.int32)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-from specdec_kernels.arguments.memory import read_first
+from specdec_kernels.arguments.in_place import read_first
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
@@ -20,7 +19,6 @@ def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: T
 
     Entries may lie in a cache: all are read before any is written.
     """
-    checks.append(caches, entries, positions)
     for cache, new in zip(caches, read_first(entries, caches), strict=True):
         for b in range(cache.shape[0]):
             for j in range(new.shape[2]):

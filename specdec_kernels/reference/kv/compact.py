@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-
 
 def path_moves(base: int, path: list[int], slots: int) -> Iterator[tuple[int, int]]:
     """(from, to) slots of each node of a path, up to the first entry that is no node."""
@@ -22,7 +20,6 @@ def path_moves(base: int, path: list[int], slots: int) -> Iterator[tuple[int, in
 
 
 def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
-    checks.compact(caches, base, path)
     for cache in caches:
         for b in range(cache.shape[0]):
             for source, to in path_moves(int(base[b]), path[b].tolist(), cache.shape[2]):
@@ -33,7 +30,6 @@ def paged_compact_(
     caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor
 ) -> None:
     """The same for caches [num_blocks, block_size, ...]; ends at the first missing block."""
-    checks.paged_compact(caches, block_tables, base, path)
     for cache in caches:
         num_blocks, size = cache.shape[:2]
         for b, table in enumerate(block_tables.tolist()):

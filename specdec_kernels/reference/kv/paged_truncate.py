@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-from specdec_kernels.arguments.memory import read_first
+from specdec_kernels.arguments.in_place import read_first
 
 
 def paged_truncate_(
@@ -16,7 +15,6 @@ def paged_truncate_(
 
     Returns the freed blocks of each sequence [B, M] int32, filled up with -1, and their number.
     """
-    checks.paged_truncate(block_tables, lengths, new_lengths, block_size)
     (new_lengths,) = read_first([new_lengths], [lengths])
     blocks = torch.full(block_tables.shape, -1, dtype=torch.int32)
     num_freed = torch.zeros(lengths.shape, dtype=torch.int32)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-
 
 def kv_realign_(
     caches: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor, zero_fill: bool
@@ -16,7 +14,6 @@ def kv_realign_(
 
     Slots that would leave the cache are dropped; `zero_fill` clears the slots that were left.
     """
-    checks.realign(caches, starts, lengths, shifts)
     for cache in caches:
         slots = range(cache.shape[2])
         for b in range(cache.shape[0]):

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-from specdec_kernels.arguments.memory import read_first
+from specdec_kernels.arguments.in_place import read_first
 
 
 def ring_truncate_(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int, zero_fill: bool
 ) -> Tensor:
     """Returns [B] int32 status: 1 where a token inside the window of the new length is gone."""
-    checks.ring_truncate(caches, lengths, new_lengths, window)
     (new_lengths,) = read_first([new_lengths], [lengths])
     status = torch.zeros(lengths.shape, dtype=torch.int32)
     for b in range(lengths.shape[0]):

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-from specdec_kernels.arguments.memory import read_first
+from specdec_kernels.arguments.in_place import read_first
 
 
 def kv_truncate_(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool
 ) -> None:
     """Shortens each sequence to its new length, which may not make it longer."""
-    checks.truncate(caches, lengths, new_lengths)
     (new_lengths,) = read_first([new_lengths], [lengths])
     for b in range(lengths.shape[0]):
         old = int(lengths[b])

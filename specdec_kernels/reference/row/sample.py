@@ -15,7 +15,6 @@ from specdec_kernels.reference.row.noise import exponentials, uniform
 def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Takes its arguments in the order of `SampleArguments`."""
     a = SampleArguments(*args)
-    a.check()
     tokens, logprobs, logsumexp, thresholds, status = a.new_outputs()
     tokens.fill_(-1)
     for output in (logprobs, logsumexp, thresholds, status):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import tree_layout as checks
 from specdec_kernels.arguments.checks import float32
 
 
@@ -17,7 +16,6 @@ def expand_tree(
     logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The `width` likeliest children of each frontier node, and the next frontier among them."""
-    checks.expand_tree(logits, scores, width, temperatures, temperature)
     b, f, _ = logits.shape
     t = torch.full((b,), float32(temperature)) if temperatures is None else temperatures
     t = torch.where(t == 0, 1.0, t.double())[:, None]

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import tree_layout as checks
-
 MAX_LENGTH = 2**62  # lengths are clamped to it, so that sums with them cannot overflow
 
 
@@ -24,7 +22,6 @@ def tree_attention(
     parents: Tensor, lengths: Tensor, slots: int, window: int
 ) -> tuple[Tensor, Tensor]:
     """The mask [B, N+1, slots] that lets a node see the prefix and its path, and positions."""
-    checks.tree_attention(parents, lengths, slots, window)
     b, n = parents.shape
     parents, lengths = valid_parents(parents), lengths.clamp(0, MAX_LENGTH)
     sees = torch.zeros(b, n + 1, n + 1, dtype=torch.bool)  # [B, row, row that it sees]
@@ -51,7 +48,6 @@ def rerank_tree(
     tokens: Tensor, parents: Tensor, scores: Tensor, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The `size` best nodes with their ancestors; a node scores no better than its parent."""
-    checks.rerank_tree(tokens, parents, scores, size)
     b, m = tokens.shape
     parent = valid_parents(parents)
     score = torch.where((tokens < 0) | scores.isnan(), -torch.inf, scores)
@@ -78,7 +74,6 @@ def rerank_tree(
 
 def build_trie(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A tree of several sequences, which share the nodes of common prefixes if `merge`."""
-    checks.build_trie(sequences, size)
     b = sequences.shape[0]
     tokens = sequences.new_full((b, size), -1)
     parents = torch.full((b, size), -1, dtype=torch.int32)

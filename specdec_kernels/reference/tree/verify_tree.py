@@ -13,7 +13,6 @@ from specdec_kernels.reference.tree.sequence import TreeSequence
 def verify_tree(*args: Any) -> TreeOutputs:
     """Takes its arguments in the order of `TreeArguments`."""
     a = TreeArguments(*args)
-    a.check()
     sequences = [TreeSequence(a, b, a.tree_tokens) for b in range(len(a.tree_tokens))]
     for sequence in sequences:
         if rows := sequence.open():

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import history as checks
 from specdec_kernels.triton import launch
 
 BLOCK = 1024  # ends of matches, or tokens of a draft, of one step
@@ -64,7 +63,6 @@ def ngram_propose(
     history: Tensor, lengths: Tensor, gamma: int, max_ngram: int, min_ngram: int
 ) -> tuple[Tensor, Tensor]:
     """`reference.ngram_propose` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    checks.ngram_propose(history, lengths, gamma, max_ngram, min_ngram)
     b, columns = history.shape
     tokens = history.new_empty((b, gamma))
     counts = history.new_empty((b,), dtype=torch.int32)

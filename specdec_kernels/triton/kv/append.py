@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-from specdec_kernels.arguments.memory import read_first
+from specdec_kernels.arguments.in_place import read_first
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
 from specdec_kernels.triton.kv.table import COUNT, ENTRIES, FIELDS, cache_at, sizes_of
@@ -53,7 +52,6 @@ def append_words(
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
     """`reference.kv_append_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    checks.append(caches, entries, positions)
     entries = read_first(entries, caches)
     with launch.on_device_of(positions):
         for group in kv_table.groups_of(positions.device, caches, entries):

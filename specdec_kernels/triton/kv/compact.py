@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
 from specdec_kernels.triton.kv.table import FIELDS, SEQUENCE_STRIDE, cache_at, sizes_of
@@ -93,7 +92,6 @@ def _compact(caches: Sequence[Tensor], base: Tensor, path: Tensor, slot: int, *t
 
 def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     """`reference.kv_compact_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    checks.compact(caches, base, path)
     _compact(caches, base, path, 2, None, 0, 0, 1, 0)
 
 
@@ -101,7 +99,6 @@ def paged_compact_(
     caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor
 ) -> None:
     """`reference.paged_compact_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    checks.paged_compact(caches, block_tables, base, path)
     if base.shape[0] == 0 or not caches or block_tables.shape[1] == 0:
         return
     _compact(

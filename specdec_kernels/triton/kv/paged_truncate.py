@@ -6,8 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-from specdec_kernels.arguments.memory import read_first
+from specdec_kernels.arguments.in_place import read_first
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv.truncate import truncated_length
 
@@ -61,7 +60,6 @@ def paged_truncate_(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
     """`reference.paged_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    checks.paged_truncate(block_tables, lengths, new_lengths, block_size)
     (new_lengths,) = read_first([new_lengths], [lengths])
     batch, columns = block_tables.shape
     blocks = block_tables.new_empty((batch, columns))

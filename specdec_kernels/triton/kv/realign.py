@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
 from specdec_kernels.triton.kv.table import FIELDS, cache_at, sizes_of
@@ -83,7 +82,6 @@ def kv_realign_(
     caches: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor, zero_fill: bool
 ) -> None:
     """`reference.kv_realign_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    checks.realign(caches, starts, lengths, shifts)
     with launch.on_device_of(starts):
         for group in kv_table.groups_of(starts.device, caches):
             kv_table.start(

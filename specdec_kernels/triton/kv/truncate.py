@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import kv as checks
-from specdec_kernels.arguments.memory import read_first
+from specdec_kernels.arguments.in_place import read_first
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv import table as kv_table
 from specdec_kernels.triton.kv.table import FIELDS, cache_at, sizes_of
@@ -89,7 +88,6 @@ def kv_truncate_(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool
 ) -> None:
     """`reference.kv_truncate_` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    checks.truncate(caches, lengths, new_lengths)
     (new_lengths,) = read_first([new_lengths], [lengths])
     batch = lengths.shape[0]
     if batch == 0:

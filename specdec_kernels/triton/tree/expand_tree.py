@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import checks as _checks
-from specdec_kernels.arguments import tree_layout as _tree_checks
+from specdec_kernels.arguments.checks import float32
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.row.filter import key_of, value_of
 from specdec_kernels.triton.row.tile import (
@@ -150,7 +149,6 @@ def expand_tree(
     logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`reference.expand_tree` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _tree_checks.expand_tree(logits, scores, width, temperatures, temperature)
     b, f, v = logits.shape
     tokens = logits.new_empty((b, f, width), dtype=torch.int64)
     out_scores = logits.new_empty((b, f, width), dtype=torch.float32)
@@ -161,7 +159,7 @@ def expand_tree(
     maxima, sums = launch.scratch(logits, b * f * shape.tiles)
     found = logits.new_empty((b * f * shape.tiles * width,), dtype=torch.int64)
     (temps,) = launch.packed(temperatures)
-    temperature = _checks.float32(temperature)
+    temperature = float32(temperature)
     places = triton.next_power_of_2(width)
     with launch.on_device_of(logits):
         expand_tiles[(b * f, shape.tiles)](

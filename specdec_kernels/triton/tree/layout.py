@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments import tree_layout as _checks
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.row.tile import INF
 from specdec_kernels.triton.tree.expand_tree import NOTHING, entries_of, load_entries
@@ -60,7 +59,6 @@ def tree_attention(
     parents: Tensor, lengths: Tensor, slots: int, window: int
 ) -> tuple[Tensor, Tensor]:
     """`reference.tree_attention` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _checks.tree_attention(parents, lengths, slots, window)
     b, n = parents.shape
     mask = parents.new_empty((b, n + 1, slots), dtype=torch.bool)
     positions = parents.new_empty((b, n + 1), dtype=torch.int64)
@@ -141,7 +139,6 @@ def rerank_tree(
     tokens: Tensor, parents: Tensor, scores: Tensor, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`reference.rerank_tree` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _checks.rerank_tree(tokens, parents, scores, size)
     b, m = tokens.shape
     out_tokens, out_parents, nodes = (t.new_full((b, size), -1) for t in (tokens, parents, parents))
     if b == 0 or m == 0:
@@ -233,7 +230,6 @@ def number_nodes(
 
 def build_trie(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`reference.build_trie` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
-    _checks.build_trie(sequences, size)
     b, k, length = sequences.shape
     tokens = sequences.new_full((b, size), -1)
     parents = sequences.new_full((b, size), -1, dtype=torch.int32)

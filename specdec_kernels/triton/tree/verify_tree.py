@@ -145,7 +145,6 @@ def tree_sequences(
 def verify_tree(*args: Any) -> tuple[Tensor, ...]:
     """`reference.verify_tree` on a CUDA device; CPU tensors with TRITON_INTERPRET=1."""
     a = TreeArguments(*args)
-    a.check()
     out = a.new_outputs()
     batch, nodes = a.tree_tokens.shape
     if batch == 0:
