@@ -73,6 +73,15 @@ def test_devices_are_checked(op, name, given, message):
     assert text.endswith("meta, got cpu"), text
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_wrong_shape_is_named_under_compilation(dynamic):
+    """While the graph is traced or, where sizes are symbolic, when it runs."""
+    graph = torch.compile(specdec_kernels.sample, backend="eager", dynamic=dynamic)
+    graph(torch.zeros(3, 7), seeds=i64(3), positions=i64(3))
+    with pytest.raises(RuntimeError, match=r"seeds must be \[4\], got \[5\]"):
+        graph(torch.zeros(4, 7), seeds=i64(5), positions=i64(4))
+
+
 def test_good_inputs_raise_nothing():
     for op, build in BUILD.items():
         provider(op, "cpp")(*build())
