@@ -70,6 +70,7 @@ VALUES = {
     "in a cascade, got NgramDrafter": lambda: VerticalCascade(model(), NgramDrafter()),
     "in a cascade, got TextDrafter": lambda: HorizontalCascade([model(), text_drafter()], [1]),
     "drafters must be 2 to 8, got 1": lambda: HorizontalCascade([model()], []),
+    "drafters must be 2 to 8, got 0": lambda: HorizontalCascade([], []),
     "counts must be 1 numbers": lambda: HorizontalCascade([model()] * 2, [0]),
     "drafter must be given, got None": lambda: check_drafter(None, model()),
     "samples must be ": lambda: check_drafter("random", model(), samples=0),

@@ -30,6 +30,16 @@ def test_the_first_layers_draft_chains_and_trees(options):
     assert out.stats.drafted > 0
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma2"])
+def test_a_config_that_lists_its_layers_gets_a_shorter_list(name):
+    model, inputs = hf_models.tiny(name), hf_models.prompts((7,))
+    out = generate(
+        model, **inputs, **GREEDY, drafter="layers:1", guard=False, return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, model.generate(**inputs, **GREEDY))
+    assert out.stats.drafted > 0
+
+
 def test_the_first_layers_draft_beams():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((7,))
     beams = {**GREEDY, "num_beams": 2}

@@ -127,7 +127,7 @@ class Cascade(Drafter):
 
     def __init__(self, drafters: Sequence[Any]) -> None:
         self.drafters = [_as_drafter(one) for one in drafters]
-        self.candidates = max(drafter.candidates for drafter in self.drafters)
+        self.candidates = max((drafter.candidates for drafter in self.drafters), default=0)
 
     def observe(self, history: History, candidates: Candidates) -> None:
         for drafter in self.drafters:

@@ -73,11 +73,10 @@ def with_fewer_layers(model: Any, num_layers: int) -> Any:
             its class without the other layers does not have.
     """
     _check_layers(model.config, num_layers)
-    config = type(model.config).from_dict(
-        {**model.config.to_dict(), "num_hidden_layers": num_layers}
-    )
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:num_layers]
+    fields = {**model.config.to_dict(), "num_hidden_layers": num_layers}
+    if fields.get("layer_types"):  # its length is checked against the number of layers
+        fields["layer_types"] = fields["layer_types"][:num_layers]
+    config = type(model.config).from_dict(fields)
     config._attn_implementation = model.config._attn_implementation
     with torch.device("meta"):
         small = type(model)(config)
