@@ -2,9 +2,9 @@
 
 Terms:
 
-- last token: the last committed token of a sequence. The target's next forward reads it, and its
+- pending token: the last committed token of a sequence. The target's next forward reads it, and its
   key and value are then cached.
-- round: one forward of the target over the last token and the drafts of every sequence. It emits
+- round: one forward of the target over the pending token and the drafts of every sequence. It emits
   the accepted drafts, then the recovered token after a rejection or else the bonus token.
 - chain: drafts that follow one another. Tree: drafts with several continuations of one prefix.
   `Drafted` knows them apart; everything else, the commit above all, is the same for both.
