@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from support.providers import assert_outputs_close, assert_outputs_equal
+from support.sources import ROOT
 
 import specdec_kernels
 
@@ -33,7 +34,9 @@ def results(request):
     """With or without the largest cases: the outputs of each instruction set, by op and case."""
     found = {}
     for level in LEVELS:
-        env = {**os.environ, "SPECDEC_CPU_CAPABILITY": level, "TRITON_INTERPRET": "0"}
+        path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        chosen = {"SPECDEC_CPU_CAPABILITY": level, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
+        env = {**os.environ, **chosen}
         done = subprocess.run(
             [sys.executable, "-c", f"OPS, HEAVY = {OPS}, {request.param}\n{CODE}"],
             env=env, capture_output=True, check=True,
