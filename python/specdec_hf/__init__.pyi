@@ -4,11 +4,11 @@ from specdec_hf.api import generate as generate
 from specdec_hf.api import warm_up as warm_up
 from specdec_hf.batch_queue import BatchQueue as BatchQueue
 from specdec_hf.batch_queue import QueuedSequence as QueuedSequence
-from specdec_hf.cache.check_model import ModelCheck as ModelCheck
-from specdec_hf.cache.check_model import check_model as check_model
 from specdec_hf.cache.spec_cache import SpecCache as SpecCache
 from specdec_hf.check_drafter import DrafterCheck as DrafterCheck
 from specdec_hf.check_drafter import check_drafter as check_drafter
+from specdec_hf.check_model import ModelCheck as ModelCheck
+from specdec_hf.check_model import check_model as check_model
 from specdec_hf.drafters.candidate_generator import (
     from_candidate_generator as from_candidate_generator,
 )

@@ -138,7 +138,7 @@ BELOW_DRAFTERS = {"cache", "compiled", "drafting", "hf_arguments", "schedules"}
 LOOP = {
     "schedules": set(),
     "hf_arguments": {"cache", "schedules"},
-    "cache": {"hf_arguments"},
+    "cache": set(),
     "compiled": {"cache"},
     "drafting": BELOW_DRAFTERS - {"drafting"},
     "drafters": BELOW_DRAFTERS,
