@@ -11,8 +11,8 @@ from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.fit import Fit
 from specdec_hf.cache.make import ROLLBACK_KINDS
 from specdec_hf.cache.model_call import keeps_cache
+from specdec_hf.cache.own_logits import undisturbed
 from specdec_hf.cache.self_check import check_fit
-from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_hf.hf_arguments.language_model import check_language_model
 

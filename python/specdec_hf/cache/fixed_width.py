@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from specdec_hf.cache.fit import Fit, compare
+from specdec_hf.cache.own_logits import undisturbed
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
 from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.cache.widths import Widths
 
 _PROMPT, _MOST = 6, 8  # tokens of the checked prompt, and at most how many follow

@@ -15,12 +15,10 @@ from transformers.cache_utils import (
 )
 
 from specdec_hf.cache.choose import ChosenKind, choose_cache
-from specdec_hf.cache.copies import own_tensors
 from specdec_hf.cache.encoded import decoder_cache, is_encoder_decoder
 from specdec_hf.cache.make import kind_reason
-from specdec_hf.cache.plain import PlainCache, Prompt
+from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, own_tensors
 from specdec_hf.cache.protocol import RollbackCache
-from specdec_hf.cache.separate import SeparateCache
 from specdec_hf.cache.spec_cache import SpecCache
 
 

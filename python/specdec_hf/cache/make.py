@@ -7,12 +7,10 @@ from typing import Any
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
-from specdec_hf.cache.copies import copy_of
 from specdec_hf.cache.encoded import Encoded, decoder_cache, is_encoder_decoder
 from specdec_hf.cache.model_call import keeps_cache
-from specdec_hf.cache.plain import PlainCache, Prompt
+from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of
 from specdec_hf.cache.protocol import RollbackCache
-from specdec_hf.cache.separate import SeparateCache
 from specdec_hf.cache.spec_cache import SpecCache, unsupported_reason
 from specdec_hf.cache.state_cache import StateCache
 

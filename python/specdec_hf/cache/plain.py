@@ -7,6 +7,7 @@ forward from the tokens so far and a 2-D mask of the padding. Only the roll back
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +24,7 @@ from transformers.cache_utils import (
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.cache.copies import own_tensors
-from specdec_hf.cache.encoded import Encoded, decoder_cache
+from specdec_hf.cache.encoded import Encoded, caches_in, decoder_cache
 from specdec_hf.cache.hidden_states import HiddenStates, add_hidden_states
 from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.cache.protocol import Lengths
@@ -315,3 +315,79 @@ def _state_of(outputs: Any, **changes: Any) -> Any:
     """Outputs without their rows: the next forward needs the state, and rows would hold memory."""
     kept = {k: v for k, v in outputs.items() if k not in ("logits", "hidden_states")}
     return type(outputs)(**{**kept, **changes})
+
+
+class SeparateCache:
+    """A batch as sequences that each run alone, one forward after the other.
+
+    This serves models for which a sequence of a batch depends on its padding. Each sequence keeps
+    the padding it was given, so its text is that of plain ``generate``.
+
+    Args:
+        caches: a `PlainCache` of one sequence each.
+    """
+
+    def __init__(self, caches: list[PlainCache]) -> None:
+        self.caches = caches
+        self.kind = caches[0].kind
+
+    @property
+    def lengths(self) -> Lengths:
+        """[B] int64, committed tokens of each sequence that the cache holds."""
+        return np.concatenate([cache.lengths for cache in self.caches])
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        """Feed the next tokens of every sequence, as in `RollbackCache`."""
+        return torch.cat(
+            [
+                cache.forward(tokens[b : b + 1], starts[b : b + 1], keep)
+                for b, cache in enumerate(self.caches)
+            ]
+        )
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Keep the first ``lengths[b]`` tokens of each sequence."""
+        for cache, length in zip(self.caches, lengths, strict=True):
+            cache.truncate(np.array([length]))
+
+
+def copy_of(past: Any) -> Any:
+    """A copy of a caller's cache that the model may extend without changing the caller's."""
+    if isinstance(past, EncoderDecoderCache):
+        return EncoderDecoderCache(*map(copy_of, caches_in(past)))
+    if not past.is_croppable:
+        return copy.deepcopy(past)
+    fresh = copy.copy(past)
+    fresh.layers = [_copy_of_layer(layer) for layer in past.layers]
+    return fresh
+
+
+def own_tensors(cache: Any) -> None:
+    """Make a cache one that its user may write into, as plain ``generate`` leaves it."""
+    for part in caches_in(cache):
+        for layer in getattr(part, "layers", ()):
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+            # The layers hold inference tensors. A clone made outside inference mode is a normal
+            # tensor. A layer without a cache of its own holds None.
+            if isinstance(getattr(layer, "keys", None), torch.Tensor):
+                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+            _clone_states(layer)
+
+
+def _copy_of_layer(layer: Any) -> Any:
+    # Layers rebind keys and values and never write into them.
+    fresh = copy.copy(layer)
+    _clone_states(fresh)
+    return fresh
+
+
+def _clone_states(layer: Any) -> None:
+    """Give a layer its own states of a convolution or recurrence.
+
+    They lie in dicts, and a forward of one token writes into them.
+    """
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, dict):
+            states = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in value.items()}
+            setattr(layer, name, states)

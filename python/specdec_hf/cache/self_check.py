@@ -23,14 +23,15 @@ from specdec_hf.cache.make import kind_reason, make_cache
 from specdec_hf.cache.own_logits import (
     PASSING,
     WindowError,
+    changing,
     logits_alone,
     logits_as_generated,
     one_line,
     padded_prompt,
+    undisturbed,
 )
 from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
-from specdec_hf.cache.undisturbed import changing, undisturbed
 
 # The loop itself names logits that are not finite.
 _NOT_FINITE = "the model's logits are not finite or all equal"

@@ -7,8 +7,10 @@ a length, and the next window overwrites the slots after it.
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +20,7 @@ from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 from specdec_hf.cache.hidden_states import HiddenStates
 from specdec_hf.cache.model_call import run_model
 from specdec_hf.cache.protocol import Lengths, context_length
-from specdec_hf.cache.ragged_prompts import read_alone, reads_alone
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
-from specdec_hf.cache.stopwatch import Stopwatch, timed
 from specdec_hf.cache.widths import Widths, is_long, padded
 from specdec_kernels import kv_compact_, tree_attention
 
@@ -28,6 +28,32 @@ from specdec_kernels import kv_compact_, tree_attention
 MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
 # The forwards of a sequence alone that need no mask; see `SpecCache`.
 FIRST, SINGLE = "first tokens", "single token"
+# A CPU computes the padding of a forward like tokens. Another pass over the weights takes about as
+# long as so many tokens, so prompts of very different lengths are read one sequence at a time.
+TOKENS_OF_A_PASS = 48
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Stopwatch:
+    """Adds up the seconds of methods that are `timed`: masks, positions, roll back, compaction."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+def timed(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Add the seconds of a method to the stopwatch of its object, ``watch``."""
+
+    @functools.wraps(method)
+    def measured(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        began = time.perf_counter()
+        result = method(self, *args, **kwargs)
+        self.watch.seconds += time.perf_counter() - began
+        return result
+
+    return measured  # type: ignore[return-value]  # mypy takes `self` for a named argument
 
 
 class SpecCache(Cache):
@@ -56,7 +82,7 @@ class SpecCache(Cache):
         watch: measures the work of the cache itself.
         compiled: runs forwards other than those of long prompts in the model's place, or None; see
             specdec_hf/compiled.
-        one_by_one: whether prompts of very different lengths may be read so; see ragged_prompts.py.
+        one_by_one: whether prompts of very different lengths may be read so.
 
     Raises:
         ValueError: the model's attention or layer types cannot take such a mask.
@@ -216,8 +242,8 @@ class SpecCache(Cache):
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence, as in `RollbackCache`."""
         size, widths = tokens.shape[1], self.widths
-        if reads_alone(self, starts, size, keep):
-            return read_alone(self, tokens, starts, keep)
+        if self._reads_alone(starts, size, keep):
+            return self._read_alone(tokens, starts, keep)
         if widths is None:
             return run_model(self._model, self, tokens, self.window(starts, size), keep)
         logits = []
@@ -292,7 +318,38 @@ class SpecCache(Cache):
         self.lengths = lengths
         self._cursor.past = int(lengths.max())
 
-    def of_one_sequence(self, capacity: int) -> SpecCache:
+    def _reads_alone(self, starts: Lengths, size: int, keep: int) -> bool:
+        """Whether the sequences of an empty cache are read one by one; see `forward`."""
+        padding = -int(starts.sum())
+        return (
+            self.one_by_one
+            and not self.lengths.any()
+            and keep <= size + int(starts.min())
+            and self.device.type == "cpu"
+            and self.later_inputs is None
+            and (self.widths is None or self.widths.fixed is None)
+            and int(starts.max()) <= 0
+            and padding > TOKENS_OF_A_PASS * (len(starts) - 1)
+        )
+
+    def _read_alone(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
+        """As `forward`, through a cache of each sequence."""
+        logits, hidden = [], []
+        for b, padding in enumerate((-starts).tolist()):
+            row = self._of_one_sequence(tokens.shape[1] - padding)
+            logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, keep))
+            self._adopt(b, row)
+            hidden += [
+                {layer: pad(states, (0, 0, padding, 0)) for layer, states in one.items()}
+                for one in row.hidden_states or ()
+            ]
+        if self.hidden_states is not None:
+            self.hidden_states.append(
+                {layer: torch.cat([one[layer] for one in hidden]) for layer in hidden[0]}
+            )
+        return torch.cat(logits)
+
+    def _of_one_sequence(self, capacity: int) -> SpecCache:
         """An empty cache for a sequence of this one, whose forwards are the model's own."""
         row = type(self)(self._model, 1, capacity + 1)
         row.omits_mask, row.omitted, row.watch = self.omits_mask, self.omitted, self.watch
@@ -301,7 +358,7 @@ class SpecCache(Cache):
         return row
 
     @timed
-    def adopt(self, b: int, row: SpecCache) -> None:
+    def _adopt(self, b: int, row: SpecCache) -> None:
         """Take over the keys and values of sequence ``b`` from a cache of it alone."""
         length = int(row.lengths[0])
         if length >= self._cursor.capacity:

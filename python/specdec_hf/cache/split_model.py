@@ -17,11 +17,10 @@ from transformers import PreTrainedModel
 
 from specdec_hf.cache.fit import Fit, compare, tolerance_of
 from specdec_hf.cache.model_call import run_embeddings, run_inputs
-from specdec_hf.cache.own_logits import one_line
+from specdec_hf.cache.own_logits import one_line, undisturbed
 from specdec_hf.cache.protocol import Lengths, num_parameters, vocab_size_of
 from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
-from specdec_hf.cache.undisturbed import undisturbed
 
 # Names of a model's list of layers and, where it has one, of its table of positions.
 _LAYERS, _POSITIONS = ("layers", "h"), "wpe"

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from specdec_hf.cache.check_plan import CheckPlan
-from specdec_hf.cache.own_logits import one_line
+from specdec_hf.cache.own_logits import one_line, undisturbed
 from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.cache.widths import BUCKETS, Widths
 from specdec_hf.compiled.forward import CompiledForward, difference_in
-from specdec_hf.compiled.lent_graphs import Borrower
+from specdec_hf.compiled.recordings import Borrower
 from specdec_hf.compiled.warm_ups import compile_settings
 
 

@@ -13,7 +13,7 @@ from specdec_hf.cache.spec_cache import FIRST, SpecCache
 from specdec_hf.cache.widths import Widths
 from specdec_hf.compiled.borrow import borrow_graphs
 from specdec_hf.compiled.forward import compiled_forward
-from specdec_hf.compiled.lent_graphs import Borrower
+from specdec_hf.compiled.recordings import Borrower
 
 
 @dataclass

@@ -17,8 +17,8 @@ from transformers.cache_utils import Cache
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
 from specdec_hf.cache.widths import Widths, is_long
-from specdec_hf.compiled.lent_graphs import Borrower, LentGraphs
 from specdec_hf.compiled.recorder import Recorder
+from specdec_hf.compiled.recordings import Borrower, LentGraphs
 
 
 @dataclass

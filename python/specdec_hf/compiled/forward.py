@@ -16,12 +16,11 @@ from torch._dynamo.utils import counters
 
 from specdec_hf.cache.check_plan import CheckPlan
 from specdec_hf.cache.fit import tolerance_of
-from specdec_hf.cache.own_logits import logits_alone
+from specdec_hf.cache.own_logits import changing, logits_alone, undisturbed
 from specdec_hf.cache.record import record_of
 from specdec_hf.cache.self_check import DIFFERENT, compare_rows
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import SpecLayer
-from specdec_hf.cache.undisturbed import changing, undisturbed
 from specdec_hf.cache.widths import BUCKETS, Widths
 from specdec_hf.compiled.cuda_graphs import CudaGraphs, RecordedCache
 from specdec_hf.compiled.layers import (
@@ -30,8 +29,8 @@ from specdec_hf.compiled.layers import (
     Place,
     replaced_layer,
 )
-from specdec_hf.compiled.lent_graphs import Borrower
 from specdec_hf.compiled.recorder import recorder_for
+from specdec_hf.compiled.recordings import Borrower
 from specdec_hf.compiled.twin import make_twin, structure_of, twin_reason
 from specdec_hf.compiled.warm_ups import WarmUps
 

@@ -1,14 +1,16 @@
 """Functions of tensors that are recorded once for each kind of inputs, and then replayed.
 
 A recording has inputs of its own, to which new values are copied, and gives copies of its outputs.
-It is compared with the function itself before it is used.
+It is compared with the function itself before it is used. One call at a time borrows the recordings
+and the buffers that they read and write.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -20,6 +22,7 @@ from specdec_hf.compiled.recorder import Recorder
 # Widths, numbers of slots, and whether hidden states are wanted make fewer kinds than that.
 MOST_RECORDINGS = 128
 _PLAIN = (bool, int, float, str, type(None))
+Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values of a layer
 
 
 class Recording:
@@ -161,3 +164,66 @@ def _no_kept_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+class Borrower(Protocol):
+    """A call, or what ends with it."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the call still runs."""
+        ...
+
+
+class LentGraphs(Recordings):
+    """Base class: recordings over buffers that a user has until its call ends."""
+
+    def __init__(self, recorder: Recorder, tolerance: float) -> None:
+        super().__init__(recorder, tolerance)
+        self._buffers: Sequence[Pair | None] = ()
+        self._weights: tuple[int, ...] = ()  # addresses
+        self._user: Callable[[], Any] = lambda: None
+        self._borrower: Callable[[], Borrower | None] = lambda: None
+
+    @property
+    def user(self) -> Any:
+        """The last one, also after its call, or None where it is gone."""
+        return self._user()
+
+    def refuse(self, reason: str) -> None:
+        super().refuse(reason)
+        self._buffers = ()
+
+    def refusal(self, user: Any) -> str:
+        """Why a user cannot have the buffers, or ""."""
+        if self.reason:
+            return self.reason
+        if not self._recorder.here():
+            return "the call runs on another CUDA stream than the first one"
+        borrower = self._borrower()
+        if self.user in (None, user) or borrower is None or not borrower.held:
+            return ""
+        return "another cache has the buffers that the graphs belong to"
+
+    def begin(self, user: Any, borrower: Borrower, weights: tuple[int, ...]) -> None:
+        """Let a user have the buffers until the call of the borrower ends.
+
+        Args:
+            user: a cache, or what drafts.
+            borrower: the call.
+            weights: addresses of all that graphs read beside their inputs and the buffers.
+        """
+        if weights != self._weights:
+            self.clear()
+        self._weights = weights
+        self._user, self._borrower = weakref.ref(user), weakref.ref(borrower)
+
+    def keep(self, buffers: Sequence[Pair | None]) -> None:
+        """Record over these buffers from now on, and forget the graphs over others."""
+        if _ids(buffers) != _ids(self._buffers):
+            self.clear()
+        self._buffers = buffers
+
+
+def _ids(buffers: Sequence[Pair | None]) -> list[int]:
+    return [id(x) for pair in buffers if pair is not None for x in pair]

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.committed_states import CommittedStates
-from specdec_hf.cache.hidden_states import keep_hidden_states
+from specdec_hf.cache.hidden_states import CommittedStates, keep_hidden_states
 from specdec_hf.compiled.call import CompileStats
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.hf_arguments.encoder import EncoderSource

@@ -18,9 +18,8 @@ import torch
 from torch.nn import functional
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.cache.own_logits import PASSING
+from specdec_hf.cache.own_logits import PASSING, undisturbed
 from specdec_hf.cache.record import record_of
-from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.heads.base import state_of
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head

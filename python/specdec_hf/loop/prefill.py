@@ -21,12 +21,11 @@ from specdec_hf.cache.handover import take_over
 from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
-from specdec_hf.cache.own_logits import one_line
+from specdec_hf.cache.own_logits import one_line, undisturbed
 from specdec_hf.cache.plain import PlainCache, Prompt
 from specdec_hf.cache.protocol import Lengths, RollbackCache, vocab_size_of
 from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.self_check import check_fit
-from specdec_hf.cache.undisturbed import undisturbed
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.model_inputs import HOLED_MASK, copied
 

@@ -26,9 +26,9 @@ from specdec_hf.compiled import forward
 from specdec_hf.compiled.borrow import WarmUpCall
 from specdec_hf.compiled.call import CompiledCall, CompileStats, run_eagerly, run_without_graphs
 from specdec_hf.compiled.layers import LayerForward, LayerGraphs
-from specdec_hf.compiled.lent_graphs import Borrower, LentGraphs
 from specdec_hf.compiled.packed_linear import PackedLinear
 from specdec_hf.compiled.recorder import recorder_for
+from specdec_hf.compiled.recordings import Borrower, LentGraphs
 from specdec_hf.compiled.twin import packed_copy
 from specdec_hf.compiled.warm_ups import WarmUps, compile_settings
 from specdec_hf.heads.eagle3.head import Eagle3Head, HeadCache

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cache.choose import choose_cache
-from specdec_hf.cache.committed_states import CommittedStates
-from specdec_hf.cache.hidden_states import HiddenStates, take_hidden_states
+from specdec_hf.cache.hidden_states import CommittedStates, HiddenStates, take_hidden_states
 from specdec_hf.drafting.checks import ask
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
