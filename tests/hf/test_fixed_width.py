@@ -7,7 +7,7 @@ from specdec_hf.cache import fixed_width, spec_cache
 from specdec_hf.cache.fit import Fit
 from specdec_hf.cache.hidden_states import keep_hidden_states, take_hidden_states
 from specdec_hf.cache.record import forget_fits
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import ForwardPolicy, SpecCache
 from specdec_hf.cache.widths import Widths
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
@@ -75,8 +75,8 @@ def test_rows_of_padding_are_dropped_and_forgotten():
     """A row of padding that was kept would shift the rows of the tokens."""
     model = build("llama")
     ids = prompts((9,))["input_ids"]
-    narrow, wide = SpecCache(model, 1, 32), SpecCache(model, 1, 32)
-    wide.widths = Widths(8)
+    narrow = SpecCache(model, 1, 32)
+    wide = SpecCache(model, 1, 32, ForwardPolicy(Widths(8)))
     with torch.inference_mode():
         for begin, end in ((0, 5), (5, 9)):
             for cache in (wide, narrow):

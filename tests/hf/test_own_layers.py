@@ -90,7 +90,7 @@ def test_wrong_hidden_states_are_found_by_the_self_check(only_without_mask, monk
     original = SplitModel.second
 
     def second(self, cache, hidden, *rest):
-        wrong = cache.omits_mask or not only_without_mask
+        wrong = cache.policy.omits_mask or not only_without_mask
         return original(self, cache, hidden.roll(1, dims=1) if wrong else hidden, *rest)
 
     monkeypatch.setattr(SplitModel, "second", second)

@@ -110,9 +110,10 @@ class CheckPlan:
         return self._ids[:, : self._next].flatten()
 
     def run(self, cache: Any) -> list[Row]:
-        """Sequence, position and logits [V] of each row that the cache gave for a kept token."""
-        if isinstance(cache, SpecCache):
-            cache.one_by_one = False  # the padding of prompts is to be checked
+        """Sequence, position and logits [V] of each row that the cache gave for a kept token.
+
+        A `SpecCache` must not read prompts one by one: their padding is to be checked.
+        """
         return [row for step in self._steps for row in step(cache)]
 
 

@@ -14,7 +14,7 @@ from specdec_hf.cache.model_call import keeps_cache
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import RollbackCache
 from specdec_hf.cache.self_check import check_fit
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import ForwardPolicy
 
 # Where nothing could be measured, these may not fit: "spec" is not Transformers' own, and a state
 # may depend on how many tokens are read at once.
@@ -60,10 +60,8 @@ def choose_cache(
         )  # fmt: skip
     cache = make_cache(
         model, batch_size, capacity, chosen.kind, prompt=prompt, inputs=inputs, past=past,
-        encoded=encoded,
+        encoded=encoded, policy=ForwardPolicy(omits_mask=chosen.fit.omitted),
     )  # fmt: skip
-    if isinstance(cache, SpecCache):
-        cache.omits_mask = chosen.fit.omitted
     return cache, chosen.notes(model)
 
 

@@ -8,6 +8,7 @@ Kernels are free in that, so the first use of a width compares logits bit for bi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from specdec_hf.cache.fit import Fit, compare
 from specdec_hf.cache.own_logits import undisturbed
 from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
 from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import ForwardPolicy, SpecCache
 from specdec_hf.cache.widths import Widths
 
 _PROMPT, _MOST = 6, 8  # tokens of the checked prompt, and at most how many follow
@@ -34,8 +35,7 @@ def fix_width(model: Any, cache: RollbackCache, width: int) -> None:
             f"fixed_width needs cache='spec', and {type(model).__name__} runs with "
             f"cache={cache.kind!r}"
         )
-    cache.widths = Widths(width)
-    cache.omits_mask = frozenset()
+    cache.run_with(replace(cache.policy, widths=Widths(width), omits_mask=frozenset()))
 
 
 def check_fixed_width(model: Any, cache: SpecCache) -> None:
@@ -50,13 +50,13 @@ def check_fixed_width(model: Any, cache: SpecCache) -> None:
     Raises:
         ValueError: logits that are not equal bit for bit.
     """
-    assert cache.widths is not None
-    width, batch_size = cache.widths.fixed, len(cache.lengths)
+    assert cache.policy.widths is not None
+    width, batch_size = cache.policy.widths.fixed, len(cache.lengths)
     assert width is not None
     context = context_length(model)
     if context is not None and context < _PROMPT + _MOST:
         return
-    eager = cache.compiled is None
+    eager = cache.policy.compiled is None
     known = fits_of(model)
     key = ("fixed width", width, batch_size, eager, torch.get_num_threads())
     if key not in known:
@@ -96,8 +96,8 @@ def _logits(
     widths: Widths,
 ) -> torch.Tensor:
     """Logits of the tokens that follow the prompts, fed in forwards of these sizes."""
-    cache = SpecCache(model, len(ids), 1)
-    cache.compiled, cache.widths = like.compiled, widths
+    policy = ForwardPolicy(widths, compiled=like.policy.compiled)
+    cache = SpecCache(model, len(ids), 1, policy)
     prompt = torch.zeros(len(ids), _PROMPT, dtype=torch.int64, device="cpu")
     for b, length in enumerate(lengths.tolist()):
         prompt[b, _PROMPT - length :] = ids[b, :length]

@@ -11,7 +11,12 @@ from specdec_hf.cache.encoded import Encoded, decoder_cache, is_encoder_decoder
 from specdec_hf.cache.model_call import keeps_cache
 from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of
 from specdec_hf.cache.protocol import RollbackCache
-from specdec_hf.cache.spec_cache import SpecCache, unsupported_reason
+from specdec_hf.cache.spec_cache import (
+    AS_THE_MODEL,
+    ForwardPolicy,
+    SpecCache,
+    unsupported_reason,
+)
 from specdec_hf.cache.state_cache import StateCache
 
 # In the order in which they are tried.
@@ -28,6 +33,7 @@ def make_cache(
     inputs: dict[str, Any] | None = None,
     past: Cache | None = None,
     encoded: Encoded | None = None,
+    policy: ForwardPolicy = AS_THE_MODEL,
 ) -> RollbackCache:
     """An empty cache for a model.
 
@@ -40,6 +46,7 @@ def make_cache(
         prompt, inputs: as in `PlainCache`; "spec" takes neither.
         past: the caller's cache, of one sequence or for kind "plain"; it is not changed.
         encoded: what the decoder of an encoder-decoder reads of its encoder.
+        policy: of a `SpecCache`.
 
     Raises:
         ValueError: a kind that this model cannot use.
@@ -48,7 +55,7 @@ def make_cache(
     if reason is not None:
         raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
     if kind == "spec":
-        return SpecCache(model, batch_size, capacity)
+        return SpecCache(model, batch_size, capacity, policy)
     layers: list[Any] = [] if past is None else decoder_cache(past).layers
     if kind == "aligned" and any(isinstance(x, DynamicSlidingWindowLayer) for x in layers):
         past = None  # such layers dropped tokens, so the prompt is read again

@@ -28,8 +28,8 @@ def run_model(
     if cache.hidden_states is not None:
         inputs["output_hidden_states"] = True
     forward = model
-    if cache.compiled is not None and cache.runs_compiled(tokens.shape[1]):
-        forward = cache.compiled
+    if cache.policy.compiled is not None and cache.runs_compiled(tokens.shape[1]):
+        forward = cache.policy.compiled
     output = forward(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
     if cache.hidden_states is not None:
         add_hidden_states(cache, output.hidden_states)

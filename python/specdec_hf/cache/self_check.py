@@ -31,7 +31,7 @@ from specdec_hf.cache.own_logits import (
     undisturbed,
 )
 from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
+from specdec_hf.cache.spec_cache import FIRST, SINGLE, ForwardPolicy, SpecCache
 
 # The loop itself names logits that are not finite.
 _NOT_FINITE = "the model's logits are not finite or all equal"
@@ -145,11 +145,11 @@ def _rows_through_cache(
     prompt = None
     if kind in _SEPARATE:
         prompt = padded_prompt([text[:n] for text, n in zip(plan.texts, plan.prompts, strict=True)])
+    omits_mask = frozenset[str]() if plan.padded else frozenset((FIRST, SINGLE))
     cache = make_cache(
-        model, len(plan.prompts), plan.capacity, kind, prompt=prompt, encoded=encoded
-    )
-    if isinstance(cache, SpecCache) and not plan.padded:
-        cache.omits_mask = frozenset((FIRST, SINGLE))
+        model, len(plan.prompts), plan.capacity, kind, prompt=prompt, encoded=encoded,
+        policy=ForwardPolicy(omits_mask=omits_mask, one_by_one=False),
+    )  # fmt: skip
     rows = plan.run(cache)
     return rows, frozenset(cache.omitted if isinstance(cache, SpecCache) else ())
 

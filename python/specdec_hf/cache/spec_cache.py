@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -56,6 +57,28 @@ def timed(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any,
     return measured  # type: ignore[return-value]  # mypy takes `self` for a named argument
 
 
+@dataclass(frozen=True)
+class ForwardPolicy:
+    """How the forwards through a `SpecCache` run.
+
+    Attributes:
+        widths: which widths they have; None leaves each as wide as its tokens.
+        omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`: only those that the
+            self-check has seen of the model.
+        compiled: runs forwards other than those of long prompts in the model's place, or None; see
+            specdec_hf/compiled.
+        one_by_one: whether prompts of very different lengths may be read so.
+    """
+
+    widths: Widths | None = None
+    omits_mask: frozenset[str] = frozenset()
+    compiled: Callable[..., Any] | None = None
+    one_by_one: bool = True
+
+
+AS_THE_MODEL = ForwardPolicy()
+
+
 class SpecCache(Cache):
     """Key and value buffers for a whole batch, with one length per sequence.
 
@@ -64,7 +87,7 @@ class SpecCache(Cache):
     attention, additive for eager attention, and one per layer type where the model has several.
 
     A sequence alone needs no mask for its first tokens (`FIRST`), nor for a single one (`SINGLE`):
-    the first are causal, and the single one sees every slot. There ``omits_mask`` leaves the mask
+    the first are causal, and the single one sees every slot. There the policy may leave the mask
     out, as plain generation does, so that scaled-dot-product attention skips what a causal mask
     hides.
 
@@ -72,17 +95,13 @@ class SpecCache(Cache):
         model: the causal language model whose forward will use this cache.
         batch_size: number of sequences B.
         capacity: slots S to allocate at first; the buffers grow when needed.
+        policy: how forwards run.
 
     Attributes:
         lengths: [B], tokens that each sequence has in the cache.
-        omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`; none at first. Add
-            only those that the self-check has seen of the model.
+        policy: of the forwards to come; `run_with` changes it.
         omitted: the kinds of forwards that had no mask.
-        widths: which widths forwards have; None leaves each as wide as its tokens.
         watch: measures the work of the cache itself.
-        compiled: runs forwards other than those of long prompts in the model's place, or None; see
-            specdec_hf/compiled.
-        one_by_one: whether prompts of very different lengths may be read so.
 
     Raises:
         ValueError: the model's attention or layer types cannot take such a mask.
@@ -90,7 +109,13 @@ class SpecCache(Cache):
 
     kind = "spec"
 
-    def __init__(self, model: Any, batch_size: int, capacity: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        batch_size: int,
+        capacity: int,
+        policy: ForwardPolicy = AS_THE_MODEL,
+    ) -> None:
         config = model.config.get_text_config(decoder=True)
         reason = unsupported_reason(model)
         if reason is not None:
@@ -103,12 +128,9 @@ class SpecCache(Cache):
         super().__init__(layers=list(self.spec_layers))
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self.device: torch.device = model.device
-        self.omits_mask: frozenset[str] = frozenset()
+        self.policy = policy
         self.omitted: set[str] = set()
         self.watch = Stopwatch()
-        self.widths: Widths | None = None
-        self.compiled: Any = None
-        self.one_by_one = True
         self._was_empty = True
         self.later_inputs: Any = None
         self.hidden_states: list[HiddenStates] | None = None
@@ -125,6 +147,10 @@ class SpecCache(Cache):
         # reads them for each head, and converts them if they are 16-bit.
         self._masked_is_faster = self.device.type == "cpu" and model.dtype != torch.float32
         self._slots = torch.arange(capacity, device=self.device)
+
+    def run_with(self, policy: ForwardPolicy) -> None:
+        """Run the forwards to come by another policy."""
+        self.policy = policy
 
     @property
     def cursor(self) -> Cursor:
@@ -241,7 +267,7 @@ class SpecCache(Cache):
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence, as in `RollbackCache`."""
-        size, widths = tokens.shape[1], self.widths
+        size, widths = tokens.shape[1], self.policy.widths
         if self._reads_alone(starts, size, keep):
             return self._read_alone(tokens, starts, keep)
         if widths is None:
@@ -271,7 +297,8 @@ class SpecCache(Cache):
             Logits [B, n, V].
         """
         fed = tokens.shape[1]
-        padding = 0 if self.widths is None else self.widths.of(fed) - fed
+        widths = self.policy.widths
+        padding = 0 if widths is None else widths.of(fed) - fed
         inputs = self.tree_window(
             roots, pad(parents, (0, padding), value=-1), parents.shape[1] + 1 - fed, padding
         )
@@ -281,8 +308,8 @@ class SpecCache(Cache):
         self, tokens: torch.Tensor, inputs: dict[str, Any], padding: int, keep: int
     ) -> torch.Tensor:
         """Logits of the last ``keep`` tokens, or of all of them where there is padding."""
-        width = tokens.shape[1] + padding
-        if keep and (padding or (self.widths is not None and self.widths.keeps_all(width))):
+        width, widths = tokens.shape[1] + padding, self.policy.widths
+        if keep and (padding or (widths is not None and widths.keeps_all(width))):
             keep = width  # the head too has one width
         logits = run_model(self._model, self, padded(tokens, width), inputs, max(keep, 1))
         if padding and self.hidden_states is not None:
@@ -296,13 +323,15 @@ class SpecCache(Cache):
         Args:
             size: tokens of each sequence.
         """
-        fixed = self.widths is not None and self.widths.fixed is not None
+        widths = self.policy.widths
+        fixed = widths is not None and widths.fixed is not None
         long_prompt = self._was_empty and is_long(size) and not fixed
-        return self.compiled is not None and not long_prompt
+        return self.policy.compiled is not None and not long_prompt
 
     def _visible(self, slots: int) -> int:
         """How many slots a forward sees that needs the first ``slots``."""
-        return slots if self.widths is None else self.widths.visible(slots)
+        widths = self.policy.widths
+        return slots if widths is None else widths.visible(slots)
 
     def fill(
         self, entries: list[tuple[torch.Tensor, torch.Tensor] | None], lengths: Lengths
@@ -320,14 +349,14 @@ class SpecCache(Cache):
 
     def _reads_alone(self, starts: Lengths, size: int, keep: int) -> bool:
         """Whether the sequences of an empty cache are read one by one; see `forward`."""
-        padding = -int(starts.sum())
+        padding, widths = -int(starts.sum()), self.policy.widths
         return (
-            self.one_by_one
+            self.policy.one_by_one
             and not self.lengths.any()
             and keep <= size + int(starts.min())
             and self.device.type == "cpu"
             and self.later_inputs is None
-            and (self.widths is None or self.widths.fixed is None)
+            and (widths is None or widths.fixed is None)
             and int(starts.max()) <= 0
             and padding > TOKENS_OF_A_PASS * (len(starts) - 1)
         )
@@ -351,8 +380,9 @@ class SpecCache(Cache):
 
     def _of_one_sequence(self, capacity: int) -> SpecCache:
         """An empty cache for a sequence of this one, whose forwards are the model's own."""
-        row = type(self)(self._model, 1, capacity + 1)
-        row.omits_mask, row.omitted, row.watch = self.omits_mask, self.omitted, self.watch
+        policy = ForwardPolicy(omits_mask=self.policy.omits_mask)
+        row = type(self)(self._model, 1, capacity + 1, policy)
+        row.omitted, row.watch = self.omitted, self.watch
         if self.hidden_states is not None:
             row.hidden_states, row.hidden_layers = [], self.hidden_layers
         return row
@@ -398,7 +428,7 @@ class SpecCache(Cache):
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         size = position_ids.shape[1]
         kind = self._causal_kind(starts, size, visible)
-        if kind in self.omits_mask and not self.runs_compiled(size):
+        if kind in self.policy.omits_mask and not self.runs_compiled(size):
             self.omitted.add(kind)
             return None
         queries = position_ids[:, None, :, None]  # [B, 1, n, 1]

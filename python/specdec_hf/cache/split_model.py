@@ -20,7 +20,7 @@ from specdec_hf.cache.model_call import run_embeddings, run_inputs
 from specdec_hf.cache.own_logits import one_line, undisturbed
 from specdec_hf.cache.protocol import Lengths, num_parameters, vocab_size_of
 from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
+from specdec_hf.cache.spec_cache import FIRST, SINGLE, ForwardPolicy, SpecCache
 
 # Names of a model's list of layers and, where it has one, of its table of positions.
 _LAYERS, _POSITIONS = ("layers", "h"), "wpe"
@@ -221,8 +221,8 @@ def _ragged_windows(model: Any, split: SplitModel) -> Rows:
 def _windows_alone(model: Any, split: SplitModel) -> Rows:
     """Logits of one sequence: its first tokens, and single ones, in two parts without a mask."""
     tokens = _tokens(model, 1)
-    parts, whole = (SpecCache(model, 1, 16) for _ in range(2))
-    parts.omits_mask = frozenset((FIRST, SINGLE))
+    without_mask = ForwardPolicy(omits_mask=frozenset((FIRST, SINGLE)))
+    parts, whole = SpecCache(model, 1, 16, without_mask), SpecCache(model, 1, 16)
     rows = []
     for start, size in ((0, 4), (4, 1), (5, 1)):
         window, starts = tokens[:, start : start + size], np.array([start])

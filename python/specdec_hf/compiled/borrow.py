@@ -10,7 +10,7 @@ import torch
 
 from specdec_hf.cache.check_plan import CheckPlan
 from specdec_hf.cache.own_logits import one_line, undisturbed
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import ForwardPolicy, SpecCache
 from specdec_hf.cache.widths import BUCKETS, Widths
 from specdec_hf.compiled.forward import CompiledForward, difference_in
 from specdec_hf.compiled.recordings import Borrower
@@ -51,8 +51,9 @@ def borrow_graphs(
         return ""
     if borrower is None:
         return "nothing says when the call ends"
-    assert cache.widths is not None
-    if cache.widths.fixed is not None:
+    widths = cache.policy.widths
+    assert widths is not None
+    if widths.fixed is not None:
         return "fixed_width compares forwards that are not replayed"
     if graphs.reason:
         return graphs.reason
@@ -103,6 +104,5 @@ def _warm_up(
 def _cache_for(
     forward: CompiledForward, model: Any, batch_size: int, capacity: int
 ) -> tuple[SpecCache, WarmUpCall]:
-    cache = SpecCache(model, batch_size, capacity)
-    cache.compiled, cache.widths = forward, Widths(few_slots=True)
-    return cache, WarmUpCall()
+    policy = ForwardPolicy(Widths(few_slots=True), compiled=forward, one_by_one=False)
+    return SpecCache(model, batch_size, capacity, policy), WarmUpCall()

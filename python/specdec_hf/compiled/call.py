@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from specdec_hf.cache.own_logits import PASSING, one_line
@@ -149,9 +149,14 @@ def use_compiled(
     before = forward.warm_ups.seconds
     reason = forward.warm_up(model, padded=len(cache.lengths) > 1, tree=tree, check=check)
     if reason is None:
-        cache.compiled = CompiledCall(model, forward, stats, note)
-        cache.widths = cache.widths or Widths(few_slots=forward.cuda_graphs is not None)
-        cache.omits_mask &= {FIRST}
+        policy = cache.policy
+        policy = replace(
+            policy,
+            widths=policy.widths or Widths(few_slots=forward.cuda_graphs is not None),
+            omits_mask=policy.omits_mask & {FIRST},
+            compiled=CompiledCall(model, forward, stats, note),
+        )
+        cache.run_with(policy)
         without = borrow_graphs(forward, model, cache, borrower, tree=tree, check=check)
         stats.cuda_graphs = len(forward.cuda_graphs or ())
         if without:

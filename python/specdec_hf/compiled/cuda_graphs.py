@@ -160,4 +160,4 @@ class CudaGraphs(LentGraphs):
 
 def _slots_of(cache: SpecCache) -> int:
     """Slots of buffers for a cache; one stays unseen, see `SpecCache`."""
-    return 1 + (cache.widths or Widths(few_slots=True)).visible(cache.cursor.capacity)
+    return 1 + (cache.policy.widths or Widths(few_slots=True)).visible(cache.cursor.capacity)

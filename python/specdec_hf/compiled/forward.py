@@ -19,7 +19,7 @@ from specdec_hf.cache.fit import tolerance_of
 from specdec_hf.cache.own_logits import changing, logits_alone, undisturbed
 from specdec_hf.cache.record import record_of
 from specdec_hf.cache.self_check import DIFFERENT, compare_rows
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_cache import ForwardPolicy, SpecCache
 from specdec_hf.cache.spec_layer import SpecLayer
 from specdec_hf.cache.widths import BUCKETS, Widths
 from specdec_hf.compiled.cuda_graphs import CudaGraphs, RecordedCache
@@ -137,8 +137,8 @@ class CompiledForward:
             cache = SpecCache(model, 1, 8)
             cache.forward(plan.texts[0][None, :1].to(model.device), plan.prompts[:1] * 0, 1)
             self._like = [_without_slots(layer) for layer in cache.spec_layers]
-        cache = SpecCache(model, len(plan.prompts), plan.capacity + BUCKETS[-1])
-        cache.compiled, cache.widths = self, Widths()
+        policy = ForwardPolicy(Widths(), compiled=self, one_by_one=False)
+        cache = SpecCache(model, len(plan.prompts), plan.capacity + BUCKETS[-1], policy)
         return difference_in(cache, model, plan, check)
 
     def lend(self, cache: SpecCache, borrower: Borrower) -> str:

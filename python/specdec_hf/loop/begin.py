@@ -139,8 +139,8 @@ def _choose_forwards(plan: Plan, cache: RollbackCache, stats: SpecStats, lease: 
         )
         if stats.compiled.eager:
             stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
-    if isinstance(cache, SpecCache) and cache.widths is not None:
-        plan.costs.padded = cache.widths.of
+    if isinstance(cache, SpecCache) and cache.policy.widths is not None:
+        plan.costs.padded = cache.policy.widths.of
     if options.fixed_width is not None and options.self_check:
         check_fixed_width(model, cast(SpecCache, cache))
 
