@@ -348,7 +348,7 @@ class SpecCache(Cache):
         self._cursor.past = int(lengths.max())
 
     def _reads_alone(self, starts: Lengths, size: int, keep: int) -> bool:
-        """Whether the sequences of an empty cache are read one by one; see `forward`."""
+        """Whether the sequences of an empty cache are read one by one; see `TOKENS_OF_A_PASS`."""
         padding, widths = -int(starts.sum()), self.policy.widths
         return (
             self.policy.one_by_one
