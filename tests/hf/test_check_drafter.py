@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, ModelDrafter, TrieTree, check_drafter
+from specdec_hf import Draft, Drafter, ModelDrafter, TrieTree, check_drafter
 from specdec_hf.drafters.own_layers import EarlyExitDrafter
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
+from specdec_kernels import SampledDraft, sample
 from specdec_kernels.analysis.uniforms import acceptance_uniforms
 
 pytestmark = pytest.mark.slow
@@ -130,3 +132,37 @@ def test_the_forward_of_a_drafter_is_tested_too(target):
 
     assert "text" in failures(WrongForward(1), target, rules=("token",))
     assert not failures(EarlyExitDrafter(1), target, rules=("token",))
+
+
+class Forms(Drafter):
+    """Draws at random, with an absent token at times, and returns tokens in one of the forms."""
+
+    draws = True
+
+    def __init__(self, form):
+        self.form = form
+
+    def start(self, context):
+        self.context = context
+
+    def propose(self, history, limits):
+        batch_size, gamma = len(limits), int(limits.max())
+        rows = torch.zeros(batch_size, gamma, VOCAB)
+        positions = self.context.noise_positions(history.lengths, np.arange(gamma))
+        noise = "shared" if self.context.rule == "match" else "draft"
+        drawn = sample(
+            rows.flatten(0, 1), seeds=self.context.seeds.repeat_interleave(gamma),
+            positions=positions.flatten(), noise=noise,
+        )  # fmt: skip
+        tokens, *statistics = (
+            x.view(-1, gamma) for x in (drawn.tokens, drawn.logsumexp, drawn.threshold)
+        )
+        tokens[::2, 1:] = -1
+        return Draft(self.form(tokens), distribution=SampledDraft(rows, *statistics, 1.0))
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.numpy, torch.Tensor.tolist], ids=["array", "lists"])
+def test_all_that_the_loop_takes_is_tested(form, target):
+    check = check_drafter(Forms(form), target, **SMALL, rules=("block",))
+    assert check.passed, str(check)
+    assert any(one.count for one in check.findings if one.name.startswith("drafts"))

@@ -187,7 +187,7 @@ def test_check_lists_the_caches_that_fit(folder, monkeypatch):  # noqa: F811
     assert [row[0] for row in rows] == ["spec"] * 4 + ["aligned"] + ["dynamic"] * 2
     assert {row[1] for row in rows if row[-1] == "fits"} == {"chain", "tree"}
     unfit = Fit(difference=0.5, tolerance=1e-4, reason="its logits differ")
-    monkeypatch.setattr("specdec_hf.check_model.check_fit", lambda *_, **__: unfit)
+    monkeypatch.setattr("specdec_hf.model_check.check_fit", lambda *_, **__: unfit)
     result = invoke("check", "--model", folder)
     assert result.exit_code == 1, result.output
     assert result.output.count("5.0e-01") == result.output.count("its logits differ") == 7

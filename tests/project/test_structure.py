@@ -6,9 +6,11 @@ specdec_kernels -> torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/
 csrc/arguments, which knows the tensors of either by two headers.
 """
 
+import importlib.util
 import re
 
 import pytest
+import specdec_hf
 from support.sources import (
     CSRC,
     MODULES,
@@ -284,3 +286,9 @@ def test_an_op_has_the_same_file_name_in_every_language(op):
             (text,) = [(ROOT / p).read_text() for p in found]
             assert re.search(rf"\b{op}\b", text)
             assert "m.def(" in text
+
+
+def test_no_public_name_of_the_loop_is_a_module():
+    """Importing such a module would put it in the place of the lazily loaded name."""
+    for name in specdec_hf.__all__:
+        assert importlib.util.find_spec(f"specdec_hf.{name}") is None, name

@@ -214,7 +214,7 @@ def check_command(
     sources = check(settings)
     with progress_bar() as say:
         loaded = load_models(settings, sources, say)
-        from specdec_hf.check_model import check_model  # noqa: PLC0415
+        from specdec_hf.model_check import check_model  # noqa: PLC0415
 
         say("comparing")
         result = check_model(loaded.model)

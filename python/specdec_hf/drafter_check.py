@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,12 @@ from specdec_hf.api import generate
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafting.context import History, reads_draft
-from specdec_hf.drafting.drafter import Draft, Drafter, rules_of
+from specdec_hf.drafting.checks import read_chain
+from specdec_hf.drafting.context import DraftContext, History, reads_draft
+from specdec_hf.drafting.drafter import Draft, Drafter, drafts_trees, rules_of
 from specdec_hf.hf_arguments.language_model import check_language_model
 from specdec_hf.trees import as_layout
-from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES, SampledDraft
+from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
 BINS = 20
 SIGNIFICANCE = 1e-4  # of each test
@@ -191,7 +192,7 @@ class _Run:
         resolved: Drafter,
     ) -> None:  # fmt: skip
         self.model, self.prompt, self.options = model, prompt, options
-        self.trees = resolved.size > 0
+        self.trees = drafts_trees(resolved)
         self.drafter = drafter if self.trees else resolved
         self.drafts: list[NDArray[np.float64]] = []
         self.notes: list[str] = []
@@ -243,8 +244,8 @@ class _Run:
     def record(self, draft: Draft, active: NDArray[np.bool_]) -> None:
         """Keep the PIT values of a round's drafts in the distributions reported with them."""
         distribution = draft.distribution
-        if not isinstance(distribution, SampledDraft) or draft.counts is None:
-            return
+        assert distribution is not None
+        assert draft.counts is not None
         logits = distribution.logits.double()
         survive = distribution.logits >= distribution.threshold[..., None]
         temperature = torch.as_tensor(distribution.temperature, dtype=torch.float64)
@@ -259,24 +260,29 @@ class _Run:
 def _recorded(
     drafter: Drafter, record: Callable[[Draft, NDArray[np.bool_]], None]
 ) -> Iterator[None]:
-    """Hand the drafts of a drafter to ``record`` too; everything else about it stays as it is."""
-    propose = drafter.propose
+    """Hand the drafts of a drafter, as the loop reads them, to ``record`` too."""
+    propose, start = drafter.propose, drafter.start
+    notes_nothing: list[DraftContext] = []  # the loop notes the same faults
+
+    def begin(context: DraftContext) -> None:
+        notes_nothing[:] = [replace(context, note=lambda text: None)]
+        start(context)
 
     def recorded(history: History, limits: NDArray[np.int64]) -> Any:
-        draft = propose(history, limits)
-        if isinstance(draft, Draft):
-            counts = draft.counts
-            given = np.full(len(history.lengths), draft.tokens.shape[1])
-            counts = given if counts is None else counts
-            known = Draft(draft.tokens, distribution=draft.distribution, counts=counts)
-            record(known, history.active)
-        return draft
+        proposed = propose(history, limits)
+        if isinstance(proposed, Draft) and proposed.distribution is not None:
+            gamma = int(limits.max())
+            draft = read_chain(drafter, proposed, history, gamma, notes_nothing[0])
+            if draft is not None:
+                record(draft, history.active)
+        return proposed
 
     drafter.propose = recorded  # type: ignore[method-assign]
+    drafter.start = begin  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del drafter.propose
+        del drafter.propose, drafter.start
 
 
 def _finding(name: str, pit_values: NDArray[np.float64]) -> Finding:
