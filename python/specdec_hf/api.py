@@ -86,12 +86,12 @@ def generate(
         return by_own_generate(model, given, decoder, options.seed, kwargs)
     call = prepare_call(model, input_ids, inputs=inputs, **kwargs)
     if options.streamer is not None:
-        _check_streamer(call)
+        _check_one_text(call)
         options.streamer.put(torch.from_numpy(call.input_ids))
     return _decode(model, call, options, options.streamer)
 
 
-# With the identity and the representation of any object: it may hold a model.
+# eq=False and repr=False because a field may hold a model.
 @dataclass(kw_only=True, eq=False, repr=False)
 class SpeculativeDecoder(Options):
     """The loop as an object: ``model.generate(**inputs, custom_generate=SpeculativeDecoder(...))``.
@@ -144,11 +144,11 @@ class SpeculativeDecoder(Options):
             raise ValueError(
                 "streamer must be given to model.generate or to SpeculativeDecoder, got both"
             )
+        if streamer is not None or self.streamer is not None:
+            _check_one_text(call)
         if streamer is None and self.streamer is not None:
             streamer = self.streamer
             streamer.put(torch.from_numpy(call.input_ids))  # model.generate does it for its own
-        if streamer is not None:
-            _check_streamer(call)
         output = _decode(model, call, self._with_seed(seed), streamer)
         if call.return_dict and is_encoder_decoder(model) and has_own_generate(model):
             return plain_output(output)
@@ -219,7 +219,8 @@ def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None)
     return output if call.return_dict else output.sequences
 
 
-def _check_streamer(call: Call) -> None:
+def _check_one_text(call: Call) -> None:
+    """Raises ValueError for a call of several texts, which no streamer can tell apart."""
     batch_size = len(call.mask)
     if call.beams is not None:
         raise ValueError(f"streamer must be None with num_beams={call.beams.num_beams}")
@@ -278,7 +279,7 @@ def warm_up(
             model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False,
             num_beams=1, num_return_sequences=1,
         )  # fmt: skip
-        session = begin(model, call, decoder)
+        session = _begin(model, call, decoder)
         session.lease.release()
         assert session.stats.compiled is not None
         made[size] = session.stats.compiled

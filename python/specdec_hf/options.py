@@ -16,8 +16,6 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.schedules.base import LONGEST_DRAFT, Schedule
@@ -123,9 +121,11 @@ class CommonOptions:
             _must_be("a string", str),
             """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
             plain decoding with the same seed; with ``tree`` one of the lossless rules of
-            `specdec_kernels.verify_tree`; see docs/rules.md. "auto" is greedy without sampling.
-            With it, chains have block for the drafts of a model and token for others, and trees
-            what docs/loop.md#trees lists first.""",
+            `specdec_kernels.verify_tree`; see docs/rules.md. A drafter may offer more: `medusa` has
+            the lossy "typical". "auto" is greedy without sampling. With sampling it is the first
+            rule of the drafter: for chains block where the drafts of a named drafter come with
+            their distribution, and token otherwise; for trees what docs/loop.md#trees lists
+            first.""",
             with_beams=("auto", "greedy"),
         ),
     )
@@ -155,13 +155,12 @@ class CommonOptions:
     guard: bool | BenefitGuard | None = field(
         default=None,
         metadata=own(
-            _must_be("None, True, False or a BenefitGuard", NoneType, bool, np.bool_, BenefitGuard),
-            """whether drafting waits or pauses, so that it loses at most about 3 % of the seconds
-            of plain decoding; see docs/loop.md#the-benefit-guard. None: yes where the text cannot
-            change by it (greedy, match, target_only), else the guard only adds a note to the
-            statistics; in bfloat16 and float16 by expected costs. True: always, by the clock; where
-            that changes the text, which then depends on timing, a note says so. False: never, and
-            drafting begins in the second round. A `BenefitGuard` has limits of your own.""",
+            _must_be("None, True, False or a BenefitGuard", NoneType, bool, BenefitGuard),
+            """whether drafting waits or pauses where it does not pay; see
+            docs/loop.md#the-benefit-guard. None: where the text cannot change by it (greedy, match,
+            target_only). True: always, by the clock; where that changes the text, which then
+            depends on timing, a note says so. False: never. A `BenefitGuard` has limits of your
+            own.""",
         ),
     )
     compile: bool = field(

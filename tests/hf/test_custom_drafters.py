@@ -391,3 +391,53 @@ def test_of_two_threads_one_gets_the_drafter():
         go_on.set()
         thread.join()
     assert [got.sequences.tolist() for got in texts] == [expected]
+
+
+def test_a_chain_carries_integers_to_its_outcome():
+    seen = []
+
+    class Carries(Proposes):
+        def commit(self, outcome):
+            seen.append(outcome.carried)
+
+    def chain(history, gamma):
+        return Draft(np.ones((len(RAGGED), gamma), int), carried=torch.arange(len(RAGGED))[:, None])
+
+    run(*plain_text()[:2], drafter=Carries(chain))
+    assert {tuple(carried.shape) for carried in seen} == {(len(RAGGED), 0), (len(RAGGED), 1)}
+    assert seen[1].flatten().tolist() == list(range(len(RAGGED)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("carried", torch.zeros(1, 1), TypeError),
+        ("carried", torch.zeros(1, 1, dtype=torch.int64), ValueError),
+        ("draft_rows", torch.zeros(len(RAGGED), 1, dtype=torch.int32), ValueError),
+        ("scores", torch.zeros(len(RAGGED), 1), ValueError),
+    ],
+)
+def test_a_chain_with_what_it_cannot_have_is_refused(field, value, error):
+    drafter = Proposes(lambda history, gamma: Draft([[1]] * len(RAGGED), **{field: value}))
+    with pytest.raises(error, match=f"Proposes.propose must return {field} "):
+        run(*plain_text()[:2], drafter=drafter)
+
+
+def test_a_class_must_agree_with_its_entry():
+    with pytest.raises(TypeError, match=r"Wrong.draws must be False, as in its entry"):
+
+        class Wrong(Drafter, entry="nasd"):
+            draws = True
+
+
+def test_the_store_of_committed_tokens_grows_with_the_text(monkeypatch):
+    monkeypatch.setattr("specdec_hf.loop.begin.SLOTS_AHEAD", 2)
+    model, inputs, expected = plain_text()
+    shapes = set()
+
+    def copies(history, gamma):
+        shapes.add(history.tokens.shape[1])
+        return history.last(4)[:, :gamma]
+
+    assert run(model, inputs, drafter=Proposes(copies)).sequences.tolist() == expected
+    assert len(shapes) > 1

@@ -27,7 +27,7 @@ def test_the_page_lists_each_named_drafter_with_its_exported_class(name):
 @pytest.mark.slow
 def test_the_printed_drafters_run(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
     greedy = model.generate(**inputs, max_new_tokens=32, do_sample=False)
     first = {"model": model, "inputs": inputs}
@@ -41,4 +41,10 @@ def test_the_printed_drafters_run(capsys):
     second = {"model": model, "inputs": inputs}
     exec(blocks[1], second)
     assert second["out"].shape == (2, 12 + 32)
-    assert check_drafter(second["Unigram"](), model, rules=["block"]).passed
+    assert check_drafter(second["Unigram"](), model, rules=["block", "match"]).passed
+    third = {"model": model, "inputs": inputs}
+    exec(blocks[2], third)
+    assert third["out"].tolist() == greedy.tolist()
+    check = check_drafter(third["NextIds"](), model)
+    assert check.passed
+    assert not check.notes

@@ -319,3 +319,36 @@ def test_one_unlucky_call_does_not_outweigh_what_was_expected():
     assert trusted == [True, True, True, False]
     measurements.remember(measured, drafter, 2, measurements.Costs(), 0.8)
     assert not measurements.recall(measured, drafter, 2).trusted
+
+
+@pytest.mark.parametrize("guard", [None, True, False])
+def test_a_schedule_may_drop_every_copied_token(guard):
+    """A copy that occurred once has a confidence far below .99."""
+    out = call(
+        "confidence:threshold=0.99", (40,), "suffix_automaton", max_new_tokens=40, guard=guard
+    )
+    text = out.sequences[0, 40:].tolist()
+    again = hf_models.tiny("llama").generate(
+        **hf_models.prompts((40,)), max_new_tokens=40, do_sample=False
+    )
+    assert text == again[0, 40:].tolist()
+    assert out.stats.drafted == 0
+    assert set(out.stats.gammas) == {0}
+
+
+class ReadsClock(Schedule):
+    name, reads_clock, mixes_sequences = "inner", True, True
+
+    def lengths(self, most):
+        return np.minimum(2, most)
+
+    def record(self):
+        return {"inner": 1}
+
+
+def test_a_confidence_threshold_hides_nothing_of_its_schedule():
+    out = sampled(ReadsClock(), (9, 4), assistant_confidence_threshold=0.3)
+    notes = " ".join(out.stats.notes)
+    assert "depends on timing" in notes
+    assert "depends on the rest of the batch" in notes
+    assert out.stats.round_log[-1].schedule == {"inner": 1}

@@ -63,18 +63,18 @@ def one_number(target):
     ids=["number", "order of rows", "memory", "parameter", "not in memory"],
 )
 def test_a_target_of_other_weights_is_not_served(change, target, head):
-    assert shipped.head_for(target) == head
+    assert shipped.find_head(target).folder == head
     with torch.no_grad():
         change(target)
-    assert shipped.head_for(target) is None
+    assert shipped.find_head(target).folder is None
 
 
 def test_a_head_beside_the_target_comes_first(target, head, tmp_path):
     target.config._name_or_path = str(tmp_path)
     beside = tmp_path / shipped.HEAD_FOLDER
-    assert shipped.head_for(target) == head
+    assert shipped.find_head(target).folder == head
     save_head(heads.head_for(target), beside)
-    assert shipped.head_for(target) == beside
+    assert shipped.find_head(target).folder == beside
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
@@ -221,7 +221,7 @@ def test_the_check_leaves_no_trace_and_is_made_once_for_the_same_weights(
 def test_the_embedded_model_has_a_head():
     model = hf_models.smollm()[0]
     name = "SmolLM2-135M-Instruct"
-    found = [shipped.head_for(one) for one in (model, copy.deepcopy(model).bfloat16())]
+    found = [shipped.find_head(one).folder for one in (model, copy.deepcopy(model).bfloat16())]
     assert [folder.name for folder in found] == [name, name]
 
 

@@ -194,6 +194,16 @@ def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them
     assert greedy.stats.acceptance_by_trial[0] > 0.9
 
 
+def test_equal_siblings_of_two_models_are_two_trials():
+    """Two of three tokens from each model: at least one token is drafted twice."""
+    model, *drafters = (hf_models.build("llama", seed=s, vocab_size=3) for s in (0, 1, 2))
+    out = run(
+        model, hf_models.prompts((9,), vocab_size=3), drafter=drafters, tree=(2,), do_sample=True,
+        rule="multi_draft_wor", seed=1, max_new_tokens=60,
+    )  # fmt: skip
+    assert len(out.stats.acceptance_by_trial) == 4
+
+
 def refused():
     """What is given in place of `tree=(2,)` and a draft model, or beside them, and the message."""
     model = hf_models.perturbed("llama")

@@ -18,9 +18,8 @@ class ModelRecord:
     Attributes:
         compiled: its `CompiledForward`, or the `CompiledStep` of a head.
         digest: the state of its weights, and their digest.
-        agreement: with a shipped head: what tells the head and the weights, and how often they
-            agree.
-        head: the head of its own that drafts for it, after what tells the head's files.
+        agreement: (key of a shipped head and of the weights, the share of tokens they agree on).
+        head: (key of the files, `PlacedHead`) of the model's own head.
         measured: times of its rounds, by what drafts.
     """
 

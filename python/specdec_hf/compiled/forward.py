@@ -1,7 +1,7 @@
 """A model's forward on a twin of its modules: packed weights and compiled layers.
 
 One `CompiledForward` serves all calls with a model, and is kept as long as the model. Its graphs
-are made in a warm-up, together with the self-check: the texts of cache/self_check.py go through
+are made in a warm-up, together with the self-check: the texts of cache/check_plan.py go through
 it, and their logits are compared with those of the model itself.
 """
 

@@ -89,7 +89,7 @@ class CopyingDrafter(Drafter):
         batch_size, count, gamma = len(history.lengths), self._num_proposals, int(limits.max())
         tokens = np.full((batch_size, count, gamma), -1, dtype=np.int64)
         confidence = np.zeros((batch_size, gamma), dtype=np.float32)
-        for b in np.flatnonzero(history.active).tolist():
+        for b in np.flatnonzero(limits > 0).tolist():
             proposal = self.copy(b, self._text.of(history, b), gamma, count)
             tokens[b], confidence[b] = proposal.tokens, proposal.confidence[0]
         if (tokens < 0).all():
@@ -135,7 +135,7 @@ class PromptLookupDrafter(Drafter, entry="prompt_lookup"):
         """Different continuations of every sequence."""
         count, gamma = self._num_proposals, int(limits.max())
         tokens = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
-        for b in np.flatnonzero(history.active).tolist():
+        for b in np.flatnonzero(limits > 0).tolist():
             text = self._text.of(history, b)
             found = lookup_several(text, gamma, count, self.max_ngram, self.min_ngram)
             for k, continuation in enumerate(found):

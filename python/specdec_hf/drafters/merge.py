@@ -210,7 +210,9 @@ class Chains:
 
 
 class ChainSource:
-    """A drafter of chains, or of trees on the host without distributions, whose leaves end chains.
+    """One drafter of a `TrieDrafter`.
+
+    It drafts chains, or a tree on the host, whose paths to leaves become chains.
 
     Args:
         drafter: it drafts ``num_proposals`` chains if it has `Drafter.several`, else one.

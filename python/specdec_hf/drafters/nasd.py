@@ -1,6 +1,6 @@
 """NASD: drafts from counts of n-grams, to which the target adds its most likely next tokens.
 
-The ending of a text is its last n tokens, as in prompt_lookup.py.
+The ending of a text is its last n tokens, as in copying.py.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class NgramTable:
 class NgramCounts:
     """Counts of the tokens that followed each n-gram, in dictionaries.
 
-    The ending of a text is its last n tokens, as in prompt_lookup.py.
+    The ending of a text is its last n tokens, as in copying.py.
 
     Args:
         max_ngram, min_ngram: longest and shortest n-gram that is stored. The empty one, 0, is

@@ -51,8 +51,8 @@ RULES_OF_SEVERAL_MODELS = tuple(
 class TreeModelDrafter(Drafter):
     """Each draft model drafts a whole tree, level by level, with one forward a level.
 
-    How children are drawn follows the acceptance rule; see children.py. The trees of several models
-    (SpecInfer) hang below one root, and each node keeps the distribution it was drawn from.
+    How children are drawn follows the acceptance rule; see `draw_children`. The trees of several
+    models (SpecInfer) hang below one root, and each node keeps the distribution it was drawn from.
 
     Args:
         models: the draft models. Neither they nor their configs are changed.

@@ -141,10 +141,17 @@ def read_chain(
             note(f"{describe(drafter)} {OUTSIDE}")
         ended = ((ids == -1) | outside).cumsum(axis=1) > 0
         counts = np.minimum(counts, (~ended).sum(axis=1))
+    confidence = _read_confidence(name, draft.confidence, (batch_size, size))
+    _check_carried(name, draft.carried, batch_size, context)
+    for field in ("draft_rows", "scores"):
+        if getattr(draft, field) is not None:
+            raise ValueError(f"{name} must return {field} with parents only, got a chain with it")
     if not counts.any():
         return None
-    confidence = _read_confidence(name, draft.confidence, (batch_size, size))
-    return Draft(tokens, distribution=draft.distribution, counts=counts, confidence=confidence)
+    return Draft(
+        tokens, distribution=draft.distribution, counts=counts, confidence=confidence,
+        carried=draft.carried,
+    )  # fmt: skip
 
 
 def _read_proposals(
@@ -184,7 +191,8 @@ def _as_tree(draft: Draft, limits: NDArray[np.int64]) -> Draft:
 def cut_chains(draft: Draft, counts: NDArray[np.int64] | None = None) -> torch.Tensor:
     """The tokens [B, N] of a checked chain, -1 after the end of each, ``counts[b]`` at most."""
     assert draft.counts is not None
-    tokens, size = draft.tokens, draft.tokens.shape[1]
+    tokens: torch.Tensor = draft.tokens
+    size = tokens.shape[1]
     counts = draft.counts if counts is None else np.minimum(draft.counts, counts)
     if (counts >= size).all():
         return tokens
@@ -215,12 +223,7 @@ def _read_tree(
         _check_tensor(name, field, value, context, integers=field != "scores")
         if value.shape != shape:
             raise ValueError(f"{name} must return {field} {list(shape)}, got {list(value.shape)}")
-    if (carried := draft.carried) is not None:
-        _check_tensor(name, "carried", carried, context)
-        if carried.ndim != 2 or len(carried) != batch_size:
-            raise ValueError(
-                f"{name} must return carried [{batch_size}, E], got {list(carried.shape)}"
-            )
+    _check_carried(name, draft.carried, batch_size, context)
     depth = min(size, drafter.depth)
     if draft.depth is not None:
         depth = min(size, check_integer(f"depth of {name}", draft.depth, 0))
@@ -238,8 +241,16 @@ def _read_tree(
         tokens=draft.tokens.to(torch.int64),
         parents=parents.to(torch.int64),
         depth=depth,
-        draft_rows=None if draft_rows is None else draft_rows.to(torch.int32),
+        draft_rows=None if draft_rows is None else draft_rows.to(device, torch.int32),
     )
+
+
+def _check_carried(name: str, carried: Any, batch_size: int, context: DraftContext) -> None:
+    if carried is None:
+        return
+    _check_tensor(name, "carried", carried, context)
+    if carried.ndim != 2 or len(carried) != batch_size:
+        raise ValueError(f"{name} must return carried [{batch_size}, E], got {list(carried.shape)}")
 
 
 def _check_tensor(

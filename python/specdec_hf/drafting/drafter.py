@@ -39,30 +39,31 @@ class Draft:
     """Drafted tokens for every sequence: a chain, or with ``parents`` a tree.
 
     Attributes:
-        tokens: [B, N] int64 on the host or the target's device. In a chain -1 ends a sequence's
-            draft; in a tree it is an absent node.
+        tokens: [B, N] integers on the host or the target's device; those of one chain also as an
+            array, or as a list of one list per sequence. In a chain -1 ends a sequence's draft; in
+            a tree it is an absent node.
         parents: [B, N] int32 or int64 there: the number of each node's parent, which is smaller
             than its own, and -1 for children of the root. None for a chain.
         distribution: the logits that `sample` drew the tokens from and the statistics it returned,
             rows [B, M, V]; None for deterministic drafts.
-        draft_rows: [B, N] int32, which of these rows each token was drawn from; None where there is
-            a row for each token.
-        counts: [B] tokens of each chain where the host knows them. They hold no -1. None means N
-            everywhere.
+        draft_rows: of a tree, [B, N] int32, which of these rows each token was drawn from; None
+            where there is a row for each token.
+        counts: [B] integers on the host, the tokens of each chain; None means those before the
+            first -1.
         confidence: [B, N] float32 on the host, estimates of the probability that each token of a
             chain is accepted if those before it are; for schedules that read it. It must follow
             from the committed text, since a schedule may drop the token because of it. Where there
             is a distribution, schedules read that instead.
         num_proposals: K, where ``tokens`` holds K chains of N / K tokens for each sequence, the
             best first; at most `DraftContext.num_proposals`.
-        depth: no node of the tree is deeper; None where it is not known.
-        scores: [B, N] float32, the logarithm of the probability that the draft gives to the path
-            down to each node, or None. A tree of several drafters chooses nodes by it.
+        depth: of a tree, how many levels count; None means `Drafter.depth`.
+        scores: of a tree, [B, N] float32, the logarithm of the probability that the draft gives to
+            the path down to each node, or None. A tree of several drafters chooses nodes by it.
         carried: [B, E] int64 on the host or the target's device. The loop reads it along with the
             verdict and gives it back in `DraftOutcome`.
     """
 
-    tokens: torch.Tensor
+    tokens: Any
     parents: torch.Tensor | None = None
     distribution: SampledDraft | None = None
     draft_rows: torch.Tensor | None = None
@@ -112,9 +113,9 @@ class Drafter(ABC):
 
     Attributes:
         name: in the statistics.
-        rules: acceptance rules that its drafts can be verified with; the first is rule "auto" of
-            sampled calls. Those of a drafter of trees are rules of `verify_tree`, and where it
-            names none, those of deterministic trees.
+        rules: acceptance rules that can verify its drafts, the best first, which is rule "auto" of
+            sampled calls. A drafter of trees has rules of `verify_tree`, by default target_only,
+            match and greedy.
         size, depth: for a drafter of trees, no tree has more nodes, or deeper ones; 0 for chains.
         draws: whether every draft comes with the distribution that it was drawn from.
         reports_confidence: whether every draft comes with `Draft.confidence`.
@@ -133,7 +134,7 @@ class Drafter(ABC):
             because other noise may bias the text. Drafts without a distribution need no noise.
         relative_cost: about how many forwards of the target a draft step takes, for the benefit
             guard before it has measured one; set in `start`.
-        drafts_at_once: whether that is what all drafts of a round take together.
+        drafts_at_once: whether ``relative_cost`` is the cost of a whole draft.
         reads_prompt: whether a drafter with a ``relative_cost`` reads the prompt before its first
             draft, as a draft model does.
         expected_benefit: tokens a second over those of plain decoding that the benefit guard goes
@@ -162,6 +163,8 @@ class Drafter(ABC):
         if entry is not None:
             cls.name = entry
             for attribute, value in DRAFTERS[entry].capabilities().items():
+                if vars(cls).get(attribute, value) != value:
+                    raise TypeError(f"{cls.__name__}.{attribute} must be {value}, as in its entry")
                 setattr(cls, attribute, value)
         if "forward" in vars(cls):
             cls.makes_forward = True
@@ -236,10 +239,15 @@ class Drafter(ABC):
         """Learn the outcome of a round, also of one without drafts."""
 
 
+def drafts_trees(drafter: Drafter | None) -> bool:
+    """Whether a call with this drafter, or without one, verifies trees."""
+    return drafter is not None and drafter.size > 0
+
+
 def rules_of(drafter: Drafter | None) -> tuple[str, ...]:
     """The acceptance rules of a drafter, or of calls without drafts."""
     if drafter is None:
         return LOSSLESS_RULES
-    if drafter.size and drafter.rules == LOSSLESS_RULES:
+    if drafts_trees(drafter) and drafter.rules == LOSSLESS_RULES:
         return RULES_OF_DETERMINISTIC_TREES
     return drafter.rules

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specdec_hf.cache.record import record_of
 from specdec_hf.drafters.copying import PromptLookupDrafter, SuffixAutomatonDrafter
 from specdec_hf.drafters.merge import TrieDrafter
-from specdec_hf.drafting.context import Candidates, DraftContext, History
+from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.heads.eagle3.files import load_head
@@ -81,9 +81,6 @@ class AutoDrafter(Drafter, entry="auto"):
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         return self._merged.propose(history, limits)
 
-    def observe(self, history: History, candidates: Candidates) -> None:
-        self._merged.observe(history, candidates)
-
     def commit(self, outcome: DraftOutcome) -> None:
         self._merged.commit(outcome)
 
@@ -93,13 +90,10 @@ class AutoDrafter(Drafter, entry="auto"):
         Raises:
             ValueError: a head that cannot be read or does not fit the target.
         """
-        head = self._head_of(model)
+        head, _ = self._find(model)
         if head is not None:
             head.on(model)
         return head is not None
-
-    def _head_of(self, model: Any) -> PlacedHead[Eagle3Head] | None:
-        return self._find(model)[0]
 
     def _find(self, model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
         if not self._takes_head or model.device.type != "cpu":

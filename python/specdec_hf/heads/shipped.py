@@ -125,11 +125,6 @@ class FoundHead(NamedTuple):
     note: str | None = None
 
 
-def head_for(model: Any) -> Path | None:
-    """The folder of the head for a target, or None; `find_head` also says why."""
-    return find_head(model).folder
-
-
 def find_head(model: Any) -> FoundHead:
     """The head for a target.
 

@@ -31,7 +31,8 @@ from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
-SLOTS_AHEAD = 512  # cache slots allocated beyond the prompt before the cache has to grow
+SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache and text have to grow
+MIN_MAX_DRAFT = 16  # drafters make buffers of this size, whatever small numbers a call asks for
 
 
 def begin(model: Any, call: Call, options: Options) -> Session:
@@ -159,7 +160,7 @@ def _start_drafter(
         seeds=plan.seed_tensor(),
         batch_size=len(plan.lengths),
         max_length=plan.max_length,
-        max_draft=max(plan.draft_size, 16),
+        max_draft=max(plan.draft_size, MIN_MAX_DRAFT),
         note=stats.note_round,
         self_check=plan.options.self_check,
         compile=plan.options.compile,
@@ -177,8 +178,9 @@ def _start_drafter(
 
 
 def committed_prompts(call: Call, lengths: Lengths, max_length: int) -> CommittedTokens:
-    """The prompts without padding, with room for ``max_length`` tokens each."""
-    tokens = np.zeros((len(lengths), max_length), dtype=np.int64)
+    """The prompts without padding, in arrays that grow with the texts up to ``max_length``."""
+    columns = min(max_length, int(lengths.max()) + SLOTS_AHEAD)
+    tokens = np.zeros((len(lengths), columns), dtype=np.int64)
     for b, ids in enumerate(call.prompt_ids):
         tokens[b, : lengths[b]] = ids[call.mask[b]]
     return CommittedTokens(tokens, lengths, np.ones(len(lengths), dtype=bool))

@@ -1,4 +1,4 @@
-"""What a round drafts and how the target verifies it: the only place that knows chains from trees.
+"""The draft of a round and its verification. In a round, only this file tells chains from trees.
 
 A chain is a draft without parents. It is verified with `verify_chain`, and a tree, whose root is
 the last committed token, with `verify_tree`.
@@ -21,9 +21,9 @@ from specdec_hf.loop.commit import DraftCounts, HostVerdict
 from specdec_hf.loop.session import Session
 from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree
 
-# These rules try siblings that hold the same token one after the other. For the other rules such
-# siblings are one child.
-RULES_TRYING_EQUAL_SIBLINGS = ("multi_draft", "k_seq", "traversal")
+# These rules try siblings that hold the same token one after the other; multi_draft_wor does where
+# they were drawn apart. For the other rules such siblings are one child.
+RULES_TRYING_EQUAL_SIBLINGS = ("multi_draft", "multi_draft_wor", "k_seq", "traversal")
 
 
 class Drafted:
@@ -54,21 +54,28 @@ class Drafted:
             return
         tokens = draft.tokens
         if draft.parents is None:
-            # What a sequence drafts must not depend on how many drafts the others of its batch may
-            # have.
+            # The drafts of a sequence must not depend on the limits of the others in its batch.
             self.counts = session.length_policy.kept(draft, session.context)
-            tokens = self._cut_at_padding(cut_chains(draft, self.counts))
+            if not self.counts.any():
+                return
+            tokens = cut_chains(draft, self.counts)
+            if session.call.encoded is not None:
+                tokens = self._cut_at_padding(tokens)
         self.tokens, self.draft = tokens.to(session.model.device, non_blocking=True), draft
 
     def _cut_at_padding(self, tokens: torch.Tensor) -> torch.Tensor:
         """Chains end at a token of padding where the decoder takes positions from it."""
         encoded = self.session.call.encoded
-        if encoded is None or encoded.padding_id is None:
+        assert encoded is not None
+        if encoded.padding_id is None:
             return tokens
         # Whether a token is drafted depends on those before it, and not on itself.
         last = torch.from_numpy(self.session.history.last(1)).to(tokens.device, non_blocking=True)
         before = torch.cat([last, tokens[:, :-1]], dim=1) == encoded.padding_id
-        return tokens.masked_fill(before.cumsum(dim=1) > 0, -1)
+        tokens = tokens.masked_fill(before.cumsum(dim=1) > 0, -1)
+        if tokens.device.type == "cpu":
+            self.counts = np.minimum(self.counts, (tokens >= 0).sum(dim=1).numpy())
+        return tokens
 
     def forward(self) -> torch.Tensor:
         """The target's logits [B, N+1, V] after the last committed token and after each draft."""

@@ -30,6 +30,12 @@ class CommittedTokens(History):
         """Commit tokens of sequence ``b``."""
         begin = self.lengths[b]
         end = begin + len(tokens)
+        if end > self.tokens.shape[1]:
+            for name in ("tokens", "_shown"):
+                held = getattr(self, name)
+                grown = np.zeros((len(held), max(2 * held.shape[1], end)), dtype=np.int64)
+                grown[:, : held.shape[1]] = held
+                object.__setattr__(self, name, grown)
         self.tokens[b, begin:end] = self._shown[b, begin:end] = tokens
         self.lengths[b] = end
 

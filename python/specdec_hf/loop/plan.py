@@ -3,7 +3,7 @@
 Where no drafter is named, "auto", a tree of everything that the library can draft for the model
 comes first. Where the call or the model refuses trees, the suffix automaton drafts chains, and
 where it refuses drafts, plain decoding answers. So "auto" raises only where plain decoding does
-too. Each candidate is planned whole, and the first plan that stands is carried out.
+too. Each candidate is planned whole, and the first plan that is not refused is carried out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import describe
 from specdec_hf.drafting.context import reads_draft
-from specdec_hf.drafting.drafter import Drafter, rules_of
+from specdec_hf.drafting.drafter import Drafter, drafts_trees, rules_of
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.hf_arguments.call import Call
@@ -42,7 +42,7 @@ class Plan:
     """What is known of a call before anything runs.
 
     Attributes:
-        options: without "auto".
+        options: those of the call with the drafter chosen; rule and cache may be "auto".
         started: when the call began, by the clock of the options.
         lengths: [B], tokens of each prompt.
         budgets: [B], most new tokens of each sequence.
@@ -72,7 +72,7 @@ class Plan:
     @property
     def drafts_trees(self) -> bool:
         """Whether drafts are verified as trees."""
-        return self.drafter is not None and self.drafter.size > 0
+        return drafts_trees(self.drafter)
 
     @property
     def max_length(self) -> int:
@@ -87,7 +87,7 @@ class Plan:
 def make_plan(model: Any, call: Call, options: Options) -> Plan:
     """The plan of a call without beams.
 
-    The choice of the drafter depends on the call and the model alone.
+    The choice of the drafter depends on the call, the model and the options, never on a clock.
 
     Raises:
         TypeError: a drafter or seed of a wrong type.
@@ -171,7 +171,7 @@ class _Planner:
         """The plan with a drafter.
 
         Args:
-            options: without "auto".
+            options: those of the call with the drafter chosen; rule and cache may be "auto".
             notes: on the choice of the drafter.
             cache: the kind that trees are to have, "spec" where it is not given.
 
@@ -180,10 +180,10 @@ class _Planner:
         """
         model, call, lengths = self.model, self.call, self.lengths
         drafter = resolve_drafter(options.drafter, options.tree, model)
-        trees = drafter is not None and drafter.size > 0
+        trees = drafts_trees(drafter)
         rule = resolve_rule(options.rule, call.do_sample, rules_of(drafter))
         costs = costs_of(model, self.given, rule, lengths)
-        schedule, draft_size = _begin_schedule(model, call, options, drafter, costs)
+        schedule, draft_size = _schedule_and_size(model, call, options, drafter, costs)
         _check_options(call, options, drafter)
         chosen = None
         if call.prefill is None:
@@ -244,7 +244,7 @@ def _check_options(call: Call, options: Options, drafter: Drafter | None) -> Non
             f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
         )
     forwards = drafter is not None and drafter.makes_forward
-    trees = drafter is not None and drafter.size > 0
+    trees = drafts_trees(drafter)
     if "hidden_states" in call.outputs and forwards:
         raise ValueError(
             "output_hidden_states must be False with a drafter that makes the target's forward "
@@ -327,7 +327,7 @@ def rounding_notes(
     ]
 
 
-def _begin_schedule(
+def _schedule_and_size(
     model: Any,
     call: Call,
     options: Options,
@@ -335,8 +335,8 @@ def _begin_schedule(
     costs: Costs,
 ) -> tuple[Schedule, int]:
     """The schedule, started, and the most drafted tokens of a sequence in one round."""
-    drafts_tree = drafter is not None and drafter.size > 0
-    if drafter is not None and drafter.size:
+    trees = drafts_trees(drafter)
+    if drafter is not None and trees:
         length, size = drafter.depth, drafter.size
     else:
         number = options.num_assistant_tokens
@@ -344,9 +344,9 @@ def _begin_schedule(
     schedule = begin_schedule(
         options.num_assistant_tokens_schedule or "constant",
         drafter,
-        ScheduleContext(len(call.mask), length, vocab_size_of(model), drafts_tree, costs),
+        ScheduleContext(len(call.mask), length, vocab_size_of(model), trees, costs),
     )
-    return schedule, size if drafts_tree else max(size, schedule.max_draft)
+    return schedule, size if trees else max(size, schedule.max_draft)
 
 
 def token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.cache.protocol import Lengths, RollbackCache
 from specdec_hf.drafting.context import DraftContext
-from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.drafting.drafter import Drafter, drafts_trees
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.loop.draft_length import DraftLengthPolicy
@@ -70,7 +70,7 @@ class Session:
     @property
     def drafts_trees(self) -> bool:
         """Whether drafts are verified as trees."""
-        return self.drafter is not None and self.drafter.size > 0
+        return drafts_trees(self.drafter)
 
     @property
     def first_round(self) -> bool:

@@ -83,7 +83,7 @@ class ScheduleContext:
             of the tree.
         vocab_size: of the target.
         tree: whether trees are drafted, which have no more levels than ``num_assistant_tokens``.
-        costs: the measured times of the call.
+        costs: what rounds of the call cost.
     """
 
     batch_size: int

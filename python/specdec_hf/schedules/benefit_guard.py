@@ -82,7 +82,7 @@ class BenefitGuard:
         """Begin a call.
 
         Args:
-            costs: the measured times of the call, which the loop records.
+            costs: what rounds of the call cost; the loop records it.
             budget: most new tokens of a sequence.
             trusted: whether drafting had a benefit in earlier calls.
         """

@@ -45,6 +45,8 @@ class ConfidenceSchedule(Schedule):
     def __init__(self, threshold: float = DEFAULT_THRESHOLD, inner: Schedule | None = None) -> None:
         self.threshold = check_number("threshold", threshold, 0, 1)
         self.inner = ConstantSchedule() if inner is None else inner
+        self.reads_clock = self.inner.reads_clock
+        self.mixes_sequences = self.inner.mixes_sequences
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)
@@ -59,6 +61,9 @@ class ConfidenceSchedule(Schedule):
 
     def observe(self, outcome: Outcome) -> None:
         self.inner.observe(outcome)
+
+    def record(self) -> dict[str, Any]:
+        return self.inner.record()
 
 
 def with_threshold(given: str | Schedule, threshold: float) -> ConfidenceSchedule:

@@ -58,7 +58,7 @@ class MonotoneCost:
         return self._medians.get(n)
 
     @property
-    def measured(self) -> tuple[int, int]:
+    def range(self) -> tuple[int, int]:
         """The smallest and the largest number that was measured, 0 before any."""
         return min(self._times, default=0), max(self._times, default=0)
 
@@ -160,7 +160,7 @@ class Costs:
             rest: seconds of the other phases.
         """
         self._forward.observe(self.padded(1 + width), rest)
-        if width == 0:
+        if width == 0 or length == 0:  # nothing was drafted, or only absent nodes
             return
         self._width.observe(length, width)
         if self._next_reads_prompt:
@@ -199,7 +199,7 @@ class Costs:
         """
         if not self.drafted:
             return []
-        narrowest, widest = self._forward.measured
+        narrowest, widest = self._forward.range
         draft, forward = self._draft.at(depth), dict[int, float]()
         seconds = []
         for nodes in range(most + 1):
@@ -242,7 +242,7 @@ class ExpectedCosts(Costs):
 
     def observe(self, length: int, width: int, draft: float, rest: float) -> None:
         """Record how wide a tree of this depth is; times are ignored."""
-        if width:
+        if width and length:
             self._width.observe(length, width)
 
     def seconds(self, length: int, width: int) -> float:
@@ -258,7 +258,7 @@ class ExpectedCosts(Costs):
         return True
 
     def round(self, length: int) -> float:
-        width = round(self._width.at(length)) if any(self._width.measured) else length
+        width = round(self._width.at(length)) if any(self._width.range) else length
         return self.seconds(length, width)
 
     def trees(self, depth: int, most: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""The "heuristic" schedule of Transformers' assisted generation, with an upper bound."""
+"""Constant draft lengths, and the "heuristic" ones of Transformers with an upper bound."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Measurements:
         return self.benefit is not None and self.benefit >= TRUSTED_BENEFIT
 
 
-# Of a target: by what drafts (a draft model, or a class), then by the shape of a round. Stored
-# objects are replaced and never written to, because calls of other threads read them.
+# The measurements of one target, by what drafts (a draft model, or a class) and then by the shape
+# of a round. Stored objects are replaced and never written to, because other threads read them.
 Measured = WeakKeyDictionary[Any, dict[Hashable, Measurements]]
 
 
