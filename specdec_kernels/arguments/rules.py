@@ -3,7 +3,7 @@
 Public functions take names; the schemas of the ops take the index of the name in its tuple here,
 because PyTorch's stable ABI leaks every string that a native op is called with. The order of a
 tuple is that of the C++ enumeration that its comment names.
-tests/project/test_names.py compares both. docs/rules.md gives the formula of each rule.
+tests/project/test_schemas.py compares both. docs/rules.md gives the formula of each rule.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from support.providers import assert_close, provider, sample, verify
 TOLERANCE = 1e-6
 RATES = torch.tensor([0.75, 0.3])  # `synthetic_rates` of rule synthetic
 # The slower providers are tried at the cell boundaries that this one has; see `like` in
-# tests/proofs/proofs.py.
+# tests/proofs/enumeration.py.
 BOUNDARY_PROVIDER = "cpp"
 
 
