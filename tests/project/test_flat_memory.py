@@ -10,7 +10,7 @@ import pytest
 from specdec_kernels import _library
 
 # If every call leaked the least that malloc gives, 32 bytes, it would be seen.
-MOST_GROWTH = {10_000: 2**18, 100_000: 2**20}
+CALLS, MOST_GROWTH = 10_000, 2**18
 # Every tenth call raises. In its own process, because other tests leave memory to be used again.
 MEASURE = """
 import json, sys
@@ -54,11 +54,10 @@ print(json.dumps(growth))
 
 
 @pytest.mark.build  # takes seconds
-@pytest.mark.parametrize("calls", [10_000, pytest.param(100_000, marks=pytest.mark.full)])
-def test_the_resident_set_is_flat_over_many_calls_of_every_op(calls):
+def test_the_resident_set_is_flat_over_many_calls_of_every_op():
     """With strings in the schemas it grew by 52 bytes for each string of a verifier's call."""
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(calls)],
+        [sys.executable, "-c", MEASURE, str(CALLS)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
@@ -66,4 +65,4 @@ def test_the_resident_set_is_flat_over_many_calls_of_every_op(calls):
     )
     growth = json.loads(done.stdout)
     assert growth.keys() == _library.OPS.keys()
-    assert max(growth.values()) < MOST_GROWTH[calls], growth
+    assert max(growth.values()) < MOST_GROWTH, growth
