@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from specdec_hf import EagleTree, SpecCache, TreeSpec, generate
+from specdec_hf import EagleTree, TreeSpec, generate
 from specdec_hf.cache import spec_cache
 from specdec_hf.cache.check_plan import LARGEST_WINDOW
-from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.choose import choose_runner
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.hf_arguments.prepare import prepare_call
@@ -67,7 +68,7 @@ def test_lengths_count_committed_tokens(drafter):
     while not session.done:
         before, active = session.history.lengths.copy(), session.history.active.copy()
         steps = rounds.step(session)
-        assert (session.cache.lengths == session.history.lengths - 1).all()
+        assert (session.runner.lengths == session.history.lengths - 1).all()
         grown = session.history.lengths - before
         for appended in steps:
             accepted = sum(appended.from_draft)
@@ -75,7 +76,7 @@ def test_lengths_count_committed_tokens(drafter):
             assert appended.finished or grown[appended.sequence] == accepted + 1
         assert (grown[~active] == 0).all()
         if drafter == "model":
-            trailing = session.history.lengths - session.drafter._draft.cache.lengths
+            trailing = session.history.lengths - session.drafter._draft.runner.lengths
             full = [s.sequence for s in steps if len(s.tokens) == 6 and s.kinds[-1] == "bonus"]
             assert (trailing[active] >= 1).all()
             assert all(trailing[b] == 2 for b in full)
@@ -179,9 +180,10 @@ def test_a_spec_cache_of_a_left_padded_batch_continues(lengths, cache):
     mask = (torch.arange(9) >= 9 - torch.tensor(lengths)[:, None]).long()
     ids, kwargs = inputs["input_ids"], {"max_new_tokens": NEW, "do_sample": False}
     whole = model.generate(ids, attention_mask=mask, **kwargs)
-    past = SpecCache(model, 2, 16)
+    runner = SpecRunner(model, 2, 16)
+    past = runner.cache
     with torch.inference_mode():
-        past.forward(ids[:, :8], np.array(lengths) - 9, 1)
+        runner.forward(ids[:, :8], np.array(lengths) - 9, 1)
     got = generate(
         model, ids, attention_mask=mask, past_key_values=past, drafter="prompt_lookup",
         cache=cache, **kwargs,
@@ -216,11 +218,11 @@ def test_sequences_of_a_batch_equal_separate_forwards():
     for name in hf_models.NAMES:
         model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
         lengths = np.array(RAGGED)
-        cache = SpecCache(model, 3, 4)  # grows in both forwards
+        runner = SpecRunner(model, 3, 4)  # grows in both forwards
         with torch.inference_mode():
-            got = cache.forward(inputs["input_ids"], lengths - max(RAGGED), 1)
+            got = runner.forward(inputs["input_ids"], lengths - max(RAGGED), 1)
             more = torch.tensor([[1, 2, 3]] * 3)
-            got = cache.forward(more, lengths, 3)
+            got = runner.forward(more, lengths, 3)
             for b, length in enumerate(RAGGED):
                 alone = torch.cat([inputs["input_ids"][b, -length:], more[b]])[None]
                 expected = model(alone).logits[0, -3:]
@@ -229,19 +231,19 @@ def test_sequences_of_a_batch_equal_separate_forwards():
 
 def test_a_forward_never_sees_all_slots():
     """Where it did, a compiled forward would be made again."""
-    cache = SpecCache(hf_models.build("llama"), 1, 8)
-    cache.window(np.array([0]), 8)
-    assert cache.cursor.visible == 8 < cache.cursor.capacity
+    runner = SpecRunner(hf_models.build("llama"), 1, 8)
+    runner.window(np.array([0]), 8)
+    assert runner.cache.cursor.visible == 8 < runner.cache.cursor.capacity
 
 
 def test_caches_refuse_wrong_arguments_by_name():
     model = hf_models.tiny("llama")
     message = "cache must be 'auto', 'spec', 'aligned' or 'dynamic', got 'static'"
     with pytest.raises(ValueError, match=message):
-        choose_cache(model, 1, 8, "static")
-    cache = SpecCache(model, 1, 8)
+        choose_runner(model, 1, 8, "static")
+    runner = SpecRunner(model, 1, 8)
     with pytest.raises(ValueError, match="lengths must be at most the cache's "):
-        cache.truncate(np.array([1]))
+        runner.truncate(np.array([1]))
     inputs = hf_models.prompts((9,))
     past = DynamicCache(config=model.config)
     with torch.no_grad():
@@ -265,14 +267,14 @@ def test_the_identities_hold_in_the_cache_of_a_batch():
 @pytest.fixture
 def forwards(monkeypatch):
     """Of each forward the first position, the number of tokens, and whether it had no mask."""
-    seen, original = [], SpecCache.window
+    seen, original = [], SpecRunner.window
 
     def window(self, starts, size):
         made = original(self, starts, size)
         seen.append((int(starts[0]), size, made["attention_mask"] is None))
         return made
 
-    monkeypatch.setattr(SpecCache, "window", window)
+    monkeypatch.setattr(SpecRunner, "window", window)
     return seen
 
 
@@ -280,7 +282,7 @@ def forwards(monkeypatch):
 def test_a_sequence_alone_gets_a_mask_only_where_it_hides_something(drafter, forwards):
     model, seen = hf_models.build("llama"), forwards
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7]])
-    choose_cache(model, 1, 8, "spec")  # the self-check is not counted
+    choose_runner(model, 1, 8, "spec")  # the self-check is not counted
     seen.clear()
     text = generate(model, ids, drafter=drafter, max_new_tokens=9, guard=False)
     assert text.tolist() == model.generate(ids, max_new_tokens=9, do_sample=False).tolist()
@@ -300,7 +302,7 @@ def test_a_window_is_masked_where_it_ends_or_the_self_check_passed_its_end(
 ):
     model = hf_models.build("mistral", sliding_window=window)
     inputs = hf_models.prompts((length,))
-    choose_cache(model, 1, 8, "spec")
+    choose_runner(model, 1, 8, "spec")
     forwards.clear()
     settings = {"max_new_tokens": NEW, "do_sample": False}
     text = generate(model, **inputs, **settings, drafter=drafter, guard=False)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import TrieTree, check_model, generate
-from specdec_hf.cache.plain import PlainCache
+from specdec_hf.cache.plain import PlainRunner
 from specdec_hf.cache.record import forget_fits
 from support import encoder_models
 from support.encoder_models import texts, tiny
@@ -93,13 +93,13 @@ def shortened(cache):
 def test_a_wrong_roll_back_is_found_by_the_check_and_changes_the_text(
     monkeypatch, name, lengths, fault
 ):
-    class Wrong(PlainCache):
+    class Wrong(PlainRunner):
         def __init__(self, model, batch_size, kind="dynamic", **options):
             super().__init__(model, batch_size, kind, **options)
             if kind in ("dynamic", "aligned"):
                 fault(self)
 
-    monkeypatch.setattr("specdec_hf.cache.make.PlainCache", Wrong)
+    monkeypatch.setattr("specdec_hf.cache.make.PlainRunner", Wrong)
     inputs = texts(lengths)
     expected = tiny(name).generate(**inputs, max_new_tokens=NEW, do_sample=False)
 

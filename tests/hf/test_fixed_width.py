@@ -3,11 +3,10 @@
 import pytest
 import torch
 from specdec_hf import EagleTree
-from specdec_hf.cache import fixed_width, spec_cache
+from specdec_hf.cache import fixed_width
 from specdec_hf.cache.fit import Fit
-from specdec_hf.cache.hidden_states import keep_hidden_states, take_hidden_states
 from specdec_hf.cache.record import forget_fits
-from specdec_hf.cache.spec_cache import ForwardPolicy, SpecCache
+from specdec_hf.cache.spec_runner import ForwardPolicy, SpecRunner
 from specdec_hf.cache.widths import Widths
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
@@ -39,13 +38,13 @@ def test_the_text_is_that_without_speculation(model, drafter, lengths, width):
         assert fast.stats.accepted > 5
 
 
-def rounded_by_own_width(run_model):
+def rounded_by_own_width(run):
     """Forwards whose rows after the first are rounded as the width that each of them needs."""
 
-    def wrong(model, cache, tokens, inputs, keep):
-        logits = run_model(model, cache, tokens, inputs, keep).clone()
+    def wrong(self, tokens, *rest):
+        logits = run(self, tokens, *rest).clone()
         for b in range(1, len(tokens)):
-            step = 2.0 ** -len(tokens[b].unique_consecutive())  # padding repeats the last token
+            step = 2.0 ** -len(tokens[b].unique_consecutive())  # padding repeats a token
             logits[b] = (logits[b] / step).round() * step
         return logits
 
@@ -57,7 +56,7 @@ def test_the_comparison_of_ragged_texts_finds_rows_of_other_widths(
     model, drafter, monkeypatch, lengths, equal
 ):
     """Negative control. Alone, the first row shows nothing of it."""
-    monkeypatch.setattr(spec_cache, "run_model", rounded_by_own_width(spec_cache.run_model))
+    monkeypatch.setattr(SpecRunner, "_run", rounded_by_own_width(SpecRunner._run))
     settings = {"fixed_width": 8, "self_check": False, "max_new_tokens": 24}
     plain = decode(model, lengths, **settings)
     fast = decode(model, lengths, drafter=drafter, num_assistant_tokens=5, **settings)
@@ -75,20 +74,20 @@ def test_rows_of_padding_are_dropped_and_forgotten():
     """A row of padding that was kept would shift the rows of the tokens."""
     model = build("llama")
     ids = prompts((9,))["input_ids"]
-    narrow = SpecCache(model, 1, 32)
-    wide = SpecCache(model, 1, 32, ForwardPolicy(Widths(8)))
+    narrow = SpecRunner(model, 1, 32)
+    wide = SpecRunner(model, 1, 32, ForwardPolicy(Widths(8)))
     with torch.inference_mode():
         for begin, end in ((0, 5), (5, 9)):
-            for cache in (wide, narrow):
-                keep_hidden_states(cache, {1})
+            for runner in (wide, narrow):
+                runner.tap.open({1})
             got, wanted = (
-                cache.forward(ids[:, begin:end], cache.lengths, end - begin)
-                for cache in (wide, narrow)
+                runner.forward(ids[:, begin:end], runner.lengths, end - begin)
+                for runner in (wide, narrow)
             )
             assert wide.lengths.tolist() == [end]
             assert got.shape == wanted.shape
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-            states = [take_hidden_states(cache)[1] for cache in (wide, narrow)]
+            states = [runner.tap.take()[1] for runner in (wide, narrow)]
             assert states[0].shape[1] == end - begin
             torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
 

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from specdec_hf import PassHeadDrafter, SpecCache, TrieTree
+from specdec_hf import PassHeadDrafter, TrieTree
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.lab.training.unrolled import acceptance_of, loss_of, unroll
 from support import hf_models
@@ -67,17 +68,17 @@ def test_a_wrong_embedding_is_seen(target):
 
 
 def started(target, lengths, ids):
-    """A cache that holds all tokens but the last of each sequence, and a drafter over it."""
-    cache = SpecCache(target, len(lengths), 16)
-    cache.forward(ids[:, : max(lengths) - 1], lengths - max(lengths), 1)
-    cache.truncate(lengths - 1)
+    """A runner whose cache lacks the last token of each sequence, and a drafter over it."""
+    runner = SpecRunner(target, len(lengths), 16)
+    runner.forward(ids[:, : max(lengths) - 1], lengths - max(lengths), 1)
+    runner.truncate(lengths - 1)
     context = DraftContext(
         target, "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(len(lengths), dtype=torch.int64),
-        len(lengths), 99, 16, cache=cache,
+        len(lengths), 99, 16, runner=runner,
     )  # fmt: skip
     drafter = PassHeadDrafter(pass_head(target))
     drafter.start(context)
-    return cache, drafter
+    return runner, drafter
 
 
 @pytest.mark.parametrize("lengths", [(7,), (9, 5)])
@@ -90,16 +91,16 @@ def test_the_cache_is_as_it_was_before_a_draft(lengths, target):
         tokens[b, :n] = ids[b, max(lengths) - n : max(lengths)].numpy()
     rows = []
     for drafts in (False, True):
-        cache, drafter = started(target, lengths, ids)
-        before, past = cache.lengths.copy(), cache.cursor.past
+        runner, drafter = started(target, lengths, ids)
+        before, past = runner.lengths.copy(), runner.cache.cursor.past
         if drafts:
             history = History(tokens, lengths, np.ones(len(lengths), dtype=bool))
             assert propose(drafter, history, 4).tokens.shape == (len(lengths), 4)
-        assert cache.lengths.tolist() == before.tolist() == (lengths - 1).tolist()
-        assert cache.cursor.past == past
+        assert runner.lengths.tolist() == before.tolist() == (lengths - 1).tolist()
+        assert runner.cache.cursor.past == past
         pending = ids[:, max(lengths) - 1 : max(lengths)]
-        rows.append(cache.forward(pending, lengths - 1, 1))
-        rows.append(cache.forward(ids[:, 20:23], lengths, 3))
+        rows.append(runner.forward(pending, lengths - 1, 1))
+        rows.append(runner.forward(ids[:, 20:23], lengths, 3))
     assert torch.equal(rows[0], rows[2])
     assert torch.equal(rows[1], rows[3])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.cache import spec_cache
+from specdec_hf.cache import spec_runner
 from support import hf_models
 from support.heads import head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -46,7 +46,7 @@ def test_hidden_states_are_those_of_prompts_read_together(tmp_path, monkeypatch)
     settings = SETTINGS | {"return_dict_in_generate": True, "output_hidden_states": True}
     settings["drafter"] = f"eagle3:{head_folder(model, tmp_path)}"
     alone = generate(model, **inputs, **settings, guard=False)
-    monkeypatch.setattr(spec_cache, "TOKENS_OF_A_PASS", 10**6)
+    monkeypatch.setattr(spec_runner, "TOKENS_OF_A_PASS", 10**6)
     together = generate(model, **inputs, **settings, guard=False)
     assert torch.equal(alone.sequences, together.sequences)
     assert alone.stats.accepted == together.stats.accepted

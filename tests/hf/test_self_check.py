@@ -9,10 +9,10 @@ import torch
 from specdec_hf import check_model, generate
 from specdec_hf.cache import check_plan, self_check
 from specdec_hf.cache.fit import compare
-from specdec_hf.cache.plain import PlainCache
+from specdec_hf.cache.plain import PlainRunner
 from specdec_hf.cache.record import forget_fits
 from specdec_hf.cache.self_check import check_fit
-from specdec_hf.cache.spec_cache import FIRST, SINGLE, SpecCache
+from specdec_hf.cache.spec_runner import FIRST, SINGLE, SpecRunner
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -163,7 +163,7 @@ def one_slot_more(window):
     def wrong(self, starts, size):
         made = window(self, starts, size)
         if made["attention_mask"] is None and size == 1:
-            self._cursor.visible += 1
+            self.cache.cursor.visible += 1
         return made
 
     return wrong
@@ -180,21 +180,21 @@ def visible_padding(extend_inputs):
 
 # Fault -> a method, and what makes a wrong one of it.
 FAULTS = {
-    "position": (SpecCache, "window", late_positions),
+    "position": (SpecRunner, "window", late_positions),
     "rollback": (
-        SpecCache,
+        SpecRunner,
         "_mask",
         lambda mask: lambda self, ids, *rest: mask(self, ids + ids.shape[1], *rest),
     ),
     "window": (
-        SpecCache,
+        SpecRunner,
         "_by_layer_type",
         lambda by_type: lambda self, mask_of: by_type(self, lambda _: mask_of(0)),
     ),
-    "siblings": (SpecCache, "tree_window", seen_siblings),
-    "no mask": (SpecCache, "window", one_slot_more),
-    "padding": (PlainCache, "_extend_inputs", visible_padding),
-    "misaligned": (PlainCache, "_realign", lambda _: lambda self, *where: None),
+    "siblings": (SpecRunner, "tree_window", seen_siblings),
+    "no mask": (SpecRunner, "window", one_slot_more),
+    "padding": (PlainRunner, "_extend_inputs", visible_padding),
+    "misaligned": (PlainRunner, "_realign", lambda _: lambda self, *where: None),
 }
 
 
@@ -204,7 +204,7 @@ def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
     owner, name, made_wrong = FAULTS[fault]
     monkeypatch.setattr(owner, name, made_wrong(getattr(owner, name)))
     model = hf_models.tiny("llama" if fault == "no mask" else "gemma2")
-    kind = "spec" if owner is SpecCache else "aligned"
+    kind = "spec" if owner is SpecRunner else "aligned"
     fit = check_fit(model, kind, padded=fault != "no mask", tree=fault == "siblings")
     assert fit.reason is not None
     assert fit.difference > 3 * fit.tolerance
@@ -267,7 +267,7 @@ def test_a_class_and_configuration_is_checked_once(monkeypatch, forgetful):
 @pytest.mark.parametrize("place", ["prompt", "window", "cache"])
 def test_no_memory_for_the_self_check_is_not_remembered(place, error, monkeypatch, forgetful):
     model = hf_models.tiny("llama")
-    owner = SpecCache if place == "cache" else PlainCache
+    owner = SpecRunner if place == "cache" else PlainRunner
     forward = owner.forward
 
     def fails(self, tokens, starts, keep):

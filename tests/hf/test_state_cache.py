@@ -9,7 +9,7 @@ import pytest
 import torch
 from specdec_hf import check_model, generate
 from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.state_cache import StateCache
+from specdec_hf.cache.state_cache import StateRunner
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from bench.tiny_models.build import build
@@ -73,18 +73,18 @@ def test_rejected_drafts_are_forgotten_and_accepted_ones_read_again():
 def test_logits_after_any_cuts_are_those_of_the_text(name):
     """Some tokens are fed twice, others are not those of the text, and cuts follow each other."""
     model, text, draw = model_of(name), prompts((99,))["input_ids"], random.Random(0)
-    expected, cache, length = model(text).logits, StateCache(model), 0
+    expected, runner, length = model(text).logits, StateRunner(model), 0
     for _ in range(20):
         cuts = draw.choices((0, 0, 1, 2, 6), k=draw.randrange(4))
         begin, end = max(length - draw.randrange(3), 0), length + draw.randrange(1, 7)
         wrong = text[:, : draw.randrange(4) if cuts else 0]
         tokens, new = torch.cat([text[:, begin:end], wrong], dim=1), end - length
-        rows = cache.forward(tokens, np.array([begin]), new + wrong.shape[1])[:, :new]
+        rows = runner.forward(tokens, np.array([begin]), new + wrong.shape[1])[:, :new]
         torch.testing.assert_close(rows, expected[:, length:end], atol=1e-4, rtol=1e-4)
         length = end
         for cut in cuts:
             length = max(length - cut, 0)
-            cache.truncate(np.array([length]))
+            runner.truncate(np.array([length]))
 
 
 @torch.inference_mode()
@@ -92,15 +92,15 @@ def test_the_state_reads_few_tokens_again():
     """The prompt has two columns of padding."""
     model, text = build("Qwen3NextForCausalLM"), prompts((20,))["input_ids"]
     padded = np.pad(text[:, :9].numpy(), ((0, 0), (2, 0)))
-    cache, sizes = StateCache(model, prompt=Prompt(padded, padded > 0)), []
+    runner, sizes = StateRunner(model, prompt=Prompt(padded, padded > 0)), []
     model.register_forward_pre_hook(
         lambda _, args, inputs: sizes.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
 
     def feed(begin, end, kept, keep=1):
         sizes.clear()
-        cache.forward(text[:, begin:end], np.array([begin]), keep)
-        cache.truncate(np.array([kept]))
+        runner.forward(text[:, begin:end], np.array([begin]), keep)
+        runner.truncate(np.array([kept]))
         return list(sizes)
 
     assert feed(0, 12, kept=9, keep=4) == [11, 3]  # the prompt is not read again
@@ -115,10 +115,10 @@ def test_the_state_reads_few_tokens_again():
 @torch.inference_mode()
 def test_a_released_state_has_read_the_tokens_that_were_kept():
     model, text = model_of("Qwen3NextForCausalLM"), prompts((20,))["input_ids"]
-    cache = StateCache(model)
-    cache.forward(text[:, :14], cache.lengths, keep=1)
-    cache.truncate(np.array([11]))
-    rows = model(text[:, 11:], past_key_values=cache.release()).logits
+    runner = StateRunner(model)
+    runner.forward(text[:, :14], runner.lengths, keep=1)
+    runner.truncate(np.array([11]))
+    rows = model(text[:, 11:], past_key_values=runner.release()).logits
     torch.testing.assert_close(rows, model(text).logits[:, 11:], atol=1e-4, rtol=1e-4)
 
 

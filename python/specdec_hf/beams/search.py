@@ -21,10 +21,10 @@ import torch
 from specdec_hf.arguments import shown
 from specdec_hf.beams.scores import Beams, Rows, drafted_below, log_prob_rows
 from specdec_hf.beams.tree import BeamTree, DraftedBeams, Integers, TreeModel, draft_beams
-from specdec_hf.cache.choose import choose_cache, choose_kind
+from specdec_hf.cache.choose import choose_kind, choose_runner
 from specdec_hf.cache.plain import Prompt
 from specdec_hf.cache.protocol import context_length, vocab_size_of
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import DraftContext
@@ -175,7 +175,7 @@ class BeamSearch:
             sequences=[SequenceStats(prompt_tokens=int(n)) for n in lengths],
             rule="greedy",
             drafter="none" if drafter is None else drafter.name,
-            cache=SpecCache.kind,
+            cache=SpecRunner.kind,
             seeds=[0] * len(lengths),
             notes=list(call.notes),
         )
@@ -185,13 +185,13 @@ class BeamSearch:
         self.beams = Beams(model, call, steps)
         self.text = committed_prompts(call, lengths, int(lengths.max()) + steps)
         size = call.beams.num_beams + self.gamma * self.width  # nodes of one round
-        cache, notes = choose_cache(
+        runner, notes = choose_runner(
             model, len(lengths), int(lengths.max()) + min(steps, SLOTS_AHEAD) + size,
             options.cache, tree=True, self_check=options.self_check,
             prompt=Prompt(call.prompt_ids, call.mask),
         )  # fmt: skip
         self.stats.notes += notes
-        self.target = TreeModel(model, cache)
+        self.target = TreeModel(model, runner)
         self.tree = BeamTree(len(lengths))
         self.drafter = None if drafter is None else self._start(drafter, size)
         costs, vocab_size = costs_of(model, options, "greedy", lengths), vocab_size_of(model)
@@ -219,12 +219,12 @@ class BeamSearch:
         self.stats.tree = f"{self.width} beams"
         made = DraftModel(drafter.model, context, drafter.cache_kind, tree=True)
         drafter.relative_cost = made.relative_cost
-        return TreeModel(made.model, made.cache)
+        return TreeModel(made.model, made.runner)
 
     @torch.inference_mode()
     def run_round(self) -> None:
         """One forward of the target, and the steps that its logits allow."""
-        phases = Phases(self.options.clock, self.target.cache)
+        phases = Phases(self.options.clock, self.target.runner)
         reads_prompt = self.tree.size == 0
         drafted = None
         with phases("draft"):

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import Lengths, RollbackCache
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.protocol import Lengths, Runner
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafting.context import History
 
 Integers = NDArray[np.int64]
@@ -25,7 +25,7 @@ class TreeModel:
 
     Args:
         model: the target or the draft model.
-        cache: an empty `SpecCache` of it.
+        runner: that of the model, with an empty cache.
 
     Attributes:
         held: [B], tokens of the shared text in the cache. Nodes of a prompt are only in the cache
@@ -33,10 +33,10 @@ class TreeModel:
         fed: nodes of every prompt in the cache.
     """
 
-    def __init__(self, model: Any, cache: RollbackCache) -> None:
-        assert isinstance(cache, SpecCache)
-        self.model, self.cache = model, cache
-        self.held: Lengths = np.zeros_like(cache.lengths)
+    def __init__(self, model: Any, runner: Runner) -> None:
+        assert isinstance(runner, SpecRunner)
+        self.model, self.runner = model, runner
+        self.held: Lengths = np.zeros_like(runner.lengths)
         self.fed = 0
 
     def catch_up(self, text: History) -> torch.Tensor | None:
@@ -47,7 +47,7 @@ class TreeModel:
         tokens = torch.from_numpy(text.last(missing)).to(self.model.device, non_blocking=True)
         starts = text.lengths - missing
         self.held = text.lengths.copy()
-        return self.cache.forward(tokens, starts, 1)
+        return self.runner.forward(tokens, starts, 1)
 
     def feed(self, text: History, tokens: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
         """Feed nodes below the root.
@@ -61,7 +61,7 @@ class TreeModel:
             Logits [B, m, V].
         """
         self.fed = parents.shape[1]
-        return self.cache.forward_tree(tokens, text.lengths - 1, parents)
+        return self.runner.forward_tree(tokens, text.lengths - 1, parents)
 
     def keep(self, lengths: Lengths, kept: Integers, shared: Integers) -> None:
         """Drop nodes, and let the shared text end deeper in the tree.
@@ -74,10 +74,10 @@ class TreeModel:
         """
         cached = (kept >= 0) & (kept < self.fed)
         if cached.any():
-            device = self.cache.device
+            device = self.runner.device
             base = torch.from_numpy(lengths.copy()).to(device, non_blocking=True)
             path = torch.from_numpy(np.where(cached, kept, -1)).to(device, non_blocking=True)
-            self.cache.compact(base, path)
+            self.runner.compact(base, path)
         number, present = cached.sum(axis=1), (kept >= 0).sum(axis=1)
         self.held = self.held + np.minimum(number, shared)
         # Numbers after the last node of a prompt belong to no node and need not be fed.

@@ -12,7 +12,7 @@ from specdec_hf.arguments import is_integer
 from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.cache.own_logits import SHORT
 from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_runner import SpecRunner
 
 LARGEST_WINDOW = 192  # tokens; the self-check passes the end of sliding windows up to this size
 _LONG, _DRAFTS = 7, 3
@@ -109,25 +109,25 @@ class CheckPlan:
         """All tokens [n] that the cache is fed with, those of rejected drafts included."""
         return self._ids[:, : self._next].flatten()
 
-    def run(self, cache: Any) -> list[Row]:
-        """Sequence, position and logits [V] of each row that the cache gave for a kept token.
+    def run(self, runner: Any) -> list[Row]:
+        """Sequence, position and logits [V] of each row that the runner gave for a kept token.
 
-        A `SpecCache` must not read prompts one by one: their padding is to be checked.
+        A `SpecRunner` must not read prompts one by one: their padding is to be checked.
         """
-        return [row for step in self._steps for row in step(cache)]
+        return [row for step in self._steps for row in step(runner)]
 
 
 def _window_step(model: Any, tokens: torch.Tensor, starts: Lengths, ends: Lengths) -> Any:
     """Feed ``tokens`` from ``starts`` on and keep what lies before ``ends``."""
 
-    def step(cache: Any) -> Iterator[Row]:
+    def step(runner: Any) -> Iterator[Row]:
         keep = min(tokens.shape[1], _DRAFTS + 1)
-        logits = cache.forward(tokens.to(model.device), starts, keep)
+        logits = runner.forward(tokens.to(model.device), starts, keep)
         last = starts + tokens.shape[1]
         for b in range(len(starts)):
             for position in range(int(last[b]) - keep, int(ends[b])):
                 yield b, position, logits[b, position - int(last[b])].float()
-        cache.truncate(ends)
+        runner.truncate(ends)
 
     return step
 
@@ -135,17 +135,17 @@ def _window_step(model: Any, tokens: torch.Tensor, starts: Lengths, ends: Length
 def _tree_step(model: Any, tokens: torch.Tensor, roots: Lengths) -> Any:
     """Feed a root and its tree and keep one path."""
 
-    def step(cache: Any) -> Iterator[Row]:
-        assert isinstance(cache, SpecCache)
+    def step(runner: Any) -> Iterator[Row]:
+        assert isinstance(runner, SpecRunner)
         device = model.device
         parents = torch.tensor(_PARENTS, device=device).expand(len(roots), -1)
-        logits = cache.forward_tree(tokens.to(device), roots, parents)
+        logits = runner.forward_tree(tokens.to(device), roots, parents)
         for b in range(len(roots)):
             for depth, column in enumerate([0, *(1 + node for node in _PATH)]):
                 yield b, int(roots[b]) + depth, logits[b, column].float()
         path = torch.tensor(_PATH, device=device).expand(len(roots), -1)
-        cache.compact(torch.from_numpy(roots + 1).to(device), path)
-        cache.truncate(roots + 1 + len(_PATH))
+        runner.compact(torch.from_numpy(roots + 1).to(device), path)
+        runner.truncate(roots + 1 + len(_PATH))
 
     return step
 

@@ -9,19 +9,19 @@ from transformers.cache_utils import Cache
 
 from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.fit import Fit
-from specdec_hf.cache.make import ROLLBACK_KINDS, kind_reason, make_cache
+from specdec_hf.cache.make import ROLLBACK_KINDS, kind_reason, make_runner
 from specdec_hf.cache.model_call import keeps_cache
 from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.protocol import RollbackCache
+from specdec_hf.cache.protocol import Runner
 from specdec_hf.cache.self_check import check_fit
-from specdec_hf.cache.spec_cache import ForwardPolicy
+from specdec_hf.cache.spec_runner import ForwardPolicy
 
 # Where nothing could be measured, these may not fit: "spec" is not Transformers' own, and a state
 # may depend on how many tokens are read at once.
 MEASURED = ("spec", "snapshot")
 
 
-def choose_cache(
+def choose_runner(
     model: Any,
     batch_size: int,
     capacity: int,
@@ -34,11 +34,11 @@ def choose_cache(
     inputs: dict[str, Any] | None = None,
     past: Cache | None = None,
     encoded: Encoded | None = None,
-) -> tuple[RollbackCache, list[str]]:
-    """An empty cache that fits a model, and notes for the statistics.
+) -> tuple[Runner, list[str]]:
+    """A runner whose empty cache fits a model, and notes for the statistics.
 
     Args:
-        model: the model whose forward will fill it.
+        model: the model whose forward will fill the cache.
         batch_size: number of sequences B.
         capacity: slots to allocate at first.
         kind: "auto", "spec", "aligned" or "dynamic". "auto" takes the first of them that fits,
@@ -47,7 +47,7 @@ def choose_cache(
         drafts: whether tokens will have to be forgotten.
         tree: whether trees of drafts will be fed, which only "spec" can.
         self_check: False trusts what is known of the model without running it.
-        prompt, inputs, past, encoded: as in `make_cache`.
+        prompt, inputs, past, encoded: as in `make_runner`.
 
     Raises:
         ValueError: an unknown kind, or no cache fits; the message names class, cache and reason.
@@ -58,11 +58,11 @@ def choose_cache(
             model, batch_size, chosen, drafts=drafts, tree=tree, self_check=self_check,
             prompt=prompt, has_inputs=bool(inputs), encoded=encoded,
         )  # fmt: skip
-    cache = make_cache(
+    runner = make_runner(
         model, batch_size, capacity, chosen.kind, prompt=prompt, inputs=inputs, past=past,
         encoded=encoded, policy=ForwardPolicy(omits_mask=chosen.fit.omitted),
     )  # fmt: skip
-    return cache, chosen.notes(model)
+    return runner, chosen.notes(model)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ChosenKind:
     """A kind of cache that fits a model.
 
     Attributes:
-        kind: as in `make_cache`.
+        kind: as in `make_runner`.
         fit: what is known of it.
         refused: by kind, why those before it do not fit.
     """
@@ -102,7 +102,7 @@ def choose_kind(
     has_inputs: bool = False,
     encoded: Encoded | None = None,
 ) -> ChosenKind:
-    """The kind of the cache that `choose_cache` makes; the arguments and errors are those of it.
+    """The kind of the cache that `choose_runner` makes; the arguments and errors are those of it.
 
     ``has_inputs`` says whether ``inputs`` will be given there.
     """

@@ -65,7 +65,7 @@ class Fit:
         reason: why it does not fit, or None.
         unchecked: why nothing could be measured, or None.
         remark: what the self-check does not cover, or None.
-        omitted: the kinds of forwards without a mask that were compared, see `SpecCache`.
+        omitted: the kinds of forwards without a mask that were compared, see `SpecRunner`.
     """
 
     difference: float | None = None

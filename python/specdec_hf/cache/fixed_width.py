@@ -16,52 +16,52 @@ import torch
 
 from specdec_hf.cache.fit import Fit, compare
 from specdec_hf.cache.own_logits import undisturbed
-from specdec_hf.cache.protocol import Lengths, RollbackCache, context_length, vocab_size_of
+from specdec_hf.cache.protocol import Lengths, Runner, context_length, vocab_size_of
 from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.spec_cache import ForwardPolicy, SpecCache
+from specdec_hf.cache.spec_runner import ForwardPolicy, SpecRunner
 from specdec_hf.cache.widths import Widths
 
 _PROMPT, _MOST = 6, 8  # tokens of the checked prompt, and at most how many follow
 
 
-def fix_width(model: Any, cache: RollbackCache, width: int) -> None:
-    """Give all forwards through a cache ``width`` tokens a row.
+def fix_width(model: Any, runner: Runner, width: int) -> None:
+    """Give all forwards of a runner ``width`` tokens a row.
 
     Raises:
         ValueError: a cache whose forwards are as wide as the text.
     """
-    if not isinstance(cache, SpecCache):
+    if not isinstance(runner, SpecRunner):
         raise ValueError(
             f"fixed_width needs cache='spec', and {type(model).__name__} runs with "
-            f"cache={cache.kind!r}"
+            f"cache={runner.kind!r}"
         )
-    cache.run_with(replace(cache.policy, widths=Widths(width), omits_mask=frozenset()))
+    runner.run_with(replace(runner.policy, widths=Widths(width), omits_mask=frozenset()))
 
 
-def check_fixed_width(model: Any, cache: SpecCache) -> None:
+def check_fixed_width(model: Any, runner: SpecRunner) -> None:
     """Compare logits of forwards of one width that feed the same tokens in other pieces.
 
     The result is remembered for the process.
 
     Args:
-        model: the model of the cache.
-        cache: gives the width, the number of sequences, and what runs the forwards.
+        model: that of the runner.
+        runner: gives the width, the number of sequences, and what runs the forwards.
 
     Raises:
         ValueError: logits that are not equal bit for bit.
     """
-    assert cache.policy.widths is not None
-    width, batch_size = cache.policy.widths.fixed, len(cache.lengths)
+    assert runner.policy.widths is not None
+    width, batch_size = runner.policy.widths.fixed, len(runner.lengths)
     assert width is not None
     context = context_length(model)
     if context is not None and context < _PROMPT + _MOST:
         return
-    eager = cache.policy.compiled is None
+    eager = runner.policy.compiled is None
     known = fits_of(model)
     key = ("fixed width", width, batch_size, eager, torch.get_num_threads())
     if key not in known:
         with undisturbed(model), torch.inference_mode():
-            known[key] = _measure(model, cache, width)
+            known[key] = _measure(model, runner, width)
     if known[key].reason is not None:
         raise ValueError(
             f"fixed_width={width} cannot be kept: on this machine the logits of a token of "
@@ -69,27 +69,27 @@ def check_fixed_width(model: Any, cache: SpecCache) -> None:
         )
 
 
-def _measure(model: Any, cache: SpecCache, width: int) -> Fit:
+def _measure(model: Any, runner: SpecRunner, width: int) -> Fit:
     """Whether rows are independent of what they should be independent of."""
-    batch_size, size = len(cache.lengths), min(width, _MOST)
+    batch_size, size = len(runner.lengths), min(width, _MOST)
     generator = torch.Generator("cpu").manual_seed(5)
     shape = (batch_size, _PROMPT + size)
     ids = torch.randint(1, vocab_size_of(model), shape, generator=generator, device="cpu")
     # Sequences of a batch differ in length.
     lengths: Lengths = _PROMPT - np.arange(batch_size) % (_PROMPT - 1)
-    whole = _logits(model, cache, ids, lengths, [size], Widths(width))
+    whole = _logits(model, runner, ids, lengths, [size], Widths(width))
     ways = [
         ([1] * min(size, 3) + [size - 3] * (size > 3), Widths(width)),
         ([size], Widths(width, spare_blocks=1)),
     ]
-    rows = [_logits(model, cache, ids, lengths, *way) for way in ways]
+    rows = [_logits(model, runner, ids, lengths, *way) for way in ways]
     found = compare(rows, [whole] * len(rows), 0.0)
     return Fit(found.difference, found.tolerance, found.fault)
 
 
 def _logits(
     model: Any,
-    like: SpecCache,
+    like: SpecRunner,
     ids: torch.Tensor,
     lengths: Lengths,
     sizes: list[int],
@@ -97,13 +97,13 @@ def _logits(
 ) -> torch.Tensor:
     """Logits of the tokens that follow the prompts, fed in forwards of these sizes."""
     policy = ForwardPolicy(widths, compiled=like.policy.compiled)
-    cache = SpecCache(model, len(ids), 1, policy)
+    runner = SpecRunner(model, len(ids), 1, policy)
     prompt = torch.zeros(len(ids), _PROMPT, dtype=torch.int64, device="cpu")
     for b, length in enumerate(lengths.tolist()):
         prompt[b, _PROMPT - length :] = ids[b, :length]
-    rows = [cache.forward(prompt.to(model.device), lengths - _PROMPT, 1)]
+    rows = [runner.forward(prompt.to(model.device), lengths - _PROMPT, 1)]
     for size in sizes:
         fed = torch.stack([ids[b, n : n + size] for b, n in enumerate(lengths.tolist())])
-        rows.append(cache.forward(fed.to(model.device), lengths, size))
+        rows.append(runner.forward(fed.to(model.device), lengths, size))
         lengths = lengths + size
     return torch.cat(rows, dim=1)

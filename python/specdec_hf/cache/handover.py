@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
 )
 
-from specdec_hf.cache.choose import ChosenKind, choose_cache
+from specdec_hf.cache.choose import ChosenKind, choose_runner
 from specdec_hf.cache.encoded import decoder_cache, is_encoder_decoder
+from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
-from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, own_tensors
-from specdec_hf.cache.protocol import RollbackCache
+from specdec_hf.cache.plain import PlainRunner, Prompt, SeparateRunner, own_tensors
+from specdec_hf.cache.protocol import Runner
 from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_runner import SpecRunner
 
 
 def import_cache(
@@ -29,15 +32,15 @@ def import_cache(
     capacity: int,
     kind: str | ChosenKind = "auto",
     **options: Any,
-) -> tuple[RollbackCache, list[str]]:
-    """A copy of the caller's ``past_key_values`` as a cache of the loop; theirs is not changed.
+) -> tuple[Runner, list[str]]:
+    """A runner over a copy of the caller's ``past_key_values``; theirs is not changed.
 
     Args:
         model: the model that filled ``past``.
         past: a ``DynamicCache`` or `SpecCache` whose columns are the first P columns of the input;
             of an encoder-decoder an ``EncoderDecoderCache``.
         prompt: the whole input.
-        capacity, kind, options: as in `choose_cache`, whose result this is.
+        capacity, kind, options: as in `choose_runner`, whose result this is.
 
     Raises:
         ValueError: another kind of cache, another batch size, a `SpecCache` of other columns, or no
@@ -45,7 +48,8 @@ def import_cache(
     """
     mask = prompt.mask
     if isinstance(past, SpecCache):
-        past = export_cache(model, past, mask[:, : _columns_of(past, mask)])
+        own = mask[:, : _columns_of(past, mask)]
+        past = _in_columns(model, past.spec_layers, _slots_of(own))
     if is_encoder_decoder(model):
         names, fits = "an EncoderDecoderCache", isinstance(past, EncoderDecoderCache)
     else:
@@ -66,19 +70,19 @@ def import_cache(
         )
     batch_size = mask.shape[0]
     if columns == 0:
-        return choose_cache(model, batch_size, capacity, kind, prompt=prompt, **options)
+        return choose_runner(model, batch_size, capacity, kind, prompt=prompt, **options)
     held = next(x.keys for x in layers if isinstance(getattr(x, "keys", None), torch.Tensor))
     if held.shape[0] != batch_size:
         raise ValueError(
             f"past_key_values must hold {batch_size} sequences as input_ids does, "
             f"got {held.shape[0]}"
         )
-    cache, notes = choose_cache(
+    runner, notes = choose_runner(
         model, batch_size, capacity, kind, prompt=prompt, past=past, **options
     )
-    if isinstance(cache, SpecCache):
-        _fill(model, cache, past, mask)
-    return cache, notes
+    if isinstance(runner, SpecRunner):
+        _fill(runner.cache, past, mask)
+    return runner, notes
 
 
 def _columns_of(past: SpecCache, mask: NDArray[np.bool_]) -> int:
@@ -99,14 +103,17 @@ def _columns_of(past: SpecCache, mask: NDArray[np.bool_]) -> int:
     return int(columns[0])
 
 
-def take_over(model: Any, past: Any, mask: NDArray[np.bool_], capacity: int) -> SpecCache:
-    """The cache that the model's own prefill filled, copied into a `SpecCache`.
+def take_over(
+    model: Any, past: Any, mask: NDArray[np.bool_], capacity: int, later_inputs: LaterInputs
+) -> SpecRunner:
+    """A runner over a copy of the cache that the model's own prefill filled.
 
     Args:
         model: the model that filled ``past``.
         past: a ``DynamicCache`` of P columns.
         mask: [B, P], False where a column is padding.
         capacity: slots to allocate.
+        later_inputs: as in `SpecRunner`.
 
     Raises:
         ValueError: a model that this cache cannot serve, or another kind of ``past``.
@@ -116,22 +123,22 @@ def take_over(model: Any, past: Any, mask: NDArray[np.bool_], capacity: int) -> 
     reason = kind_reason(model, "spec")
     if reason is not None:
         raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
-    cache = SpecCache(model, len(mask), capacity)
-    _fill(model, cache, past, mask)
-    return cache
+    runner = SpecRunner(model, len(mask), capacity, later_inputs=later_inputs)
+    _fill(runner.cache, past, mask)
+    return runner
 
 
-def _fill(model: Any, cache: SpecCache, past: DynamicCache, mask: NDArray[np.bool_]) -> None:
+def _fill(cache: SpecCache, past: DynamicCache, mask: NDArray[np.bool_]) -> None:
     columns = past.get_seq_length()
     lengths = mask[:, :columns].sum(axis=1).astype(np.int64)
     # A stable sort by "is padding" moves each sequence's tokens to the front, in order.
     order = torch.from_numpy(np.argsort(~mask[:, :columns], axis=1, kind="stable"))
-    order = order.to(model.device)[:, None, :, None]
+    order = order.to(cache.device)[:, None, :, None]
     compact = bool((lengths == columns).all())
 
     def slots_of(x: torch.Tensor) -> torch.Tensor:
         # A sliding layer holds its last columns only; the mask hides the others for good.
-        full = torch.nn.functional.pad(x.to(model.device), (0, 0, columns - x.shape[2], 0))
+        full = torch.nn.functional.pad(x.to(cache.device), (0, 0, columns - x.shape[2], 0))
         return full if compact else full.gather(2, order.expand(*full.shape[:2], -1, full.shape[3]))
 
     layers: list[Any] = past.layers
@@ -141,33 +148,46 @@ def _fill(model: Any, cache: SpecCache, past: DynamicCache, mask: NDArray[np.boo
     )
 
 
-def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> Any:
+def export_cache(model: Any, runner: Runner, mask: NDArray[np.bool_]) -> Any:
     """A ``DynamicCache`` whose columns are those of the returned sequences.
 
     It is the model's own cache or state where tokens cannot be moved in that, and None for a batch
     whose sequences ran one by one or a model without a cache.
 
     Args:
-        model: the model that filled ``cache``.
-        cache: holds at least ``mask[b].sum()`` tokens of sequence ``b``.
+        model: the model that filled the cache.
+        runner: its cache holds at least ``mask[b].sum()`` tokens of sequence ``b``.
         mask: [B, P] bool, which columns hold a token. The cache lacks the last column of the
             returned sequences, as after plain ``generate``.
     """
-    if isinstance(cache, SeparateCache):
-        return cache.caches[0].release() if len(cache.caches) == 1 else None
-    columns = mask.shape[1]
-    index = np.maximum(mask.cumsum(axis=1) - 1, 0)  # [B, P] the slot of each column
-    if isinstance(cache, PlainCache):
-        if cache.kind != "aligned":
-            return cache.release()
-        cache.align()
-        # The prompt's mask may have holes, so a stable sort finds the column of each token.
-        order = np.argsort(~cache.mask, axis=1, kind="stable")
-        index = np.take_along_axis(order, index, axis=1)
-        sources: list[Any] = decoder_cache(cache.cache).layers
-    else:
-        assert isinstance(cache, SpecCache)
-        sources = list(cache.spec_layers)
+    if isinstance(runner, SeparateRunner):
+        return runner.runners[0].release() if len(runner.runners) == 1 else None
+    if isinstance(runner, SpecRunner):
+        return _in_columns(model, runner.cache.spec_layers, _slots_of(mask))
+    assert isinstance(runner, PlainRunner)
+    if runner.kind != "aligned":
+        return runner.release()
+    runner.align()
+    # The prompt's mask may have holes, so a stable sort finds the column of each token.
+    order = np.argsort(~runner.mask, axis=1, kind="stable")
+    columns = np.take_along_axis(order, _slots_of(mask), axis=1)
+    exported = _in_columns(model, decoder_cache(runner.cache).layers, columns)
+    if isinstance(runner.cache, EncoderDecoderCache):
+        crossed = runner.cache.cross_attention_cache
+        own_tensors(crossed)
+        return EncoderDecoderCache(exported, crossed)
+    return exported
+
+
+def _slots_of(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[B, P], the number of the token in each column among those of its sequence."""
+    numbers: NDArray[np.int64] = np.maximum(mask.cumsum(axis=1) - 1, 0)
+    return numbers
+
+
+def _in_columns(model: Any, sources: Sequence[Any], index: NDArray[np.int64]) -> DynamicCache:
+    """Keys and values of layers in the order of columns [B, P], which name their slots."""
+    columns = index.shape[1]
     exported = DynamicCache(config=model.config)
     layers: list[Any] = exported.layers
     slots = torch.from_numpy(index).to(model.device)
@@ -190,8 +210,4 @@ def export_cache(model: Any, cache: RollbackCache, mask: NDArray[np.bool_]) -> A
             target.cumulative_length = columns
         else:
             target.update(entries[0], entries[1])
-    if isinstance(cache, PlainCache) and isinstance(cache.cache, EncoderDecoderCache):
-        crossed = cache.cache.cross_attention_cache
-        own_tensors(crossed)
-        return EncoderDecoderCache(exported, crossed)
     return exported

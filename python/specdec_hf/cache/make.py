@@ -1,4 +1,4 @@
-"""An empty cache of a given kind, and why a model cannot use one."""
+"""A runner with an empty cache of a given kind, and why a model cannot use one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 from specdec_hf.cache.encoded import Encoded, decoder_cache, is_encoder_decoder
 from specdec_hf.cache.model_call import keeps_cache
-from specdec_hf.cache.plain import PlainCache, Prompt, SeparateCache, copy_of
-from specdec_hf.cache.protocol import RollbackCache
-from specdec_hf.cache.spec_cache import (
+from specdec_hf.cache.plain import PlainRunner, Prompt, SeparateRunner, copy_of
+from specdec_hf.cache.protocol import Runner
+from specdec_hf.cache.spec_runner import (
     AS_THE_MODEL,
     ForwardPolicy,
-    SpecCache,
+    SpecRunner,
     unsupported_reason,
 )
-from specdec_hf.cache.state_cache import StateCache
+from specdec_hf.cache.state_cache import StateRunner
 
 # In the order in which they are tried.
 ROLLBACK_KINDS = ("spec", "aligned", "dynamic")
 
 
-def make_cache(
+def make_runner(
     model: Any,
     batch_size: int,
     capacity: int,
@@ -34,19 +34,19 @@ def make_cache(
     past: Cache | None = None,
     encoded: Encoded | None = None,
     policy: ForwardPolicy = AS_THE_MODEL,
-) -> RollbackCache:
-    """An empty cache for a model.
+) -> Runner:
+    """A runner of a model with an empty cache.
 
     Args:
-        model: the model whose forward will fill it.
+        model: the model whose forward will fill the cache.
         batch_size: number of sequences B.
         capacity: slots to allocate at first; `SpecCache` grows beyond them.
-        kind: "spec", "snapshot" (a `StateCache`), or as in `PlainCache`. "snapshot", "dynamic" and
-            "none" run each sequence alone.
-        prompt, inputs: as in `PlainCache`; "spec" takes neither.
+        kind: "spec", "snapshot" (a `StateRunner`), or as in `PlainRunner`. "snapshot", "dynamic"
+            and "none" run each sequence alone.
+        prompt, inputs: as in `PlainRunner`; "spec" takes neither.
         past: the caller's cache, of one sequence or for kind "plain"; it is not changed.
         encoded: what the decoder of an encoder-decoder reads of its encoder.
-        policy: of a `SpecCache`.
+        policy: of a `SpecRunner`.
 
     Raises:
         ValueError: a kind that this model cannot use.
@@ -55,15 +55,15 @@ def make_cache(
     if reason is not None:
         raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
     if kind == "spec":
-        return SpecCache(model, batch_size, capacity, policy)
+        return SpecRunner(model, batch_size, capacity, policy)
     layers: list[Any] = [] if past is None else decoder_cache(past).layers
     if kind == "aligned" and any(isinstance(x, DynamicSlidingWindowLayer) for x in layers):
         past = None  # such layers dropped tokens, so the prompt is read again
     past = None if past is None else copy_of(past)
     if kind == "snapshot" and batch_size == 1:
-        return StateCache(model, prompt=prompt, inputs=inputs, past=past)
+        return StateRunner(model, prompt=prompt, inputs=inputs, past=past)
     if kind in ("aligned", "plain") or batch_size == 1:
-        return PlainCache(
+        return PlainRunner(
             model, batch_size, kind, prompt=prompt, inputs=inputs, past=past,
             encoded=encoded,
         )  # fmt: skip
@@ -72,7 +72,7 @@ def make_cache(
             f"{', '.join(sorted(inputs))} of a batch need a cache that holds all its sequences, "
             f"and {type(model).__name__} only fits cache={kind!r}: pass one sequence at a time"
         )
-    caches: list[PlainCache] = []
+    runners: list[PlainRunner] = []
     for b in range(batch_size):
         own = None
         if prompt is not None:
@@ -80,12 +80,12 @@ def make_cache(
         padded = prompt is not None and not bool(prompt.mask.all())
         of_sequence = None if encoded is None else encoded.select([b])
         if kind == "snapshot":
-            caches.append(StateCache(model, prompt=own, keep_mask=padded))
+            runners.append(StateRunner(model, prompt=own, keep_mask=padded))
         else:
-            caches.append(
-                PlainCache(model, 1, kind, prompt=own, keep_mask=padded, encoded=of_sequence)
+            runners.append(
+                PlainRunner(model, 1, kind, prompt=own, keep_mask=padded, encoded=of_sequence)
             )
-    return SeparateCache(caches)
+    return SeparateRunner(runners)
 
 
 def kind_reason(model: Any, kind: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Set
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,29 +11,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
-
-from specdec_hf.cache.hidden_states import add_hidden_states
-
-
-def run_model(
-    model: Any, cache: Any, tokens: torch.Tensor, inputs: dict[str, Any], keep: int
-) -> torch.Tensor:
-    """Logits [B, keep, V] of the last tokens of ``tokens`` [B, n], with a cache's ``inputs``."""
-    if cache.later_inputs is not None:
-        inputs = cache.later_inputs.add_to(inputs, tokens.shape[1])
-    model_class: type = type(model_inside(model))
-    if _takes_logits_to_keep(model_class):
-        inputs["logits_to_keep"] = keep
-    if cache.hidden_states is not None:
-        inputs["output_hidden_states"] = True
-    forward = model
-    if cache.policy.compiled is not None and cache.runs_compiled(tokens.shape[1]):
-        forward = cache.policy.compiled
-    output = forward(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
-    if cache.hidden_states is not None:
-        add_hidden_states(cache, output.hidden_states)
-    logits: torch.Tensor = output.logits
-    return logits if logits.shape[1] == keep else logits[:, -keep:]
 
 
 def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
@@ -46,10 +22,10 @@ def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
 
 
 def run_embeddings(
-    model: Any, cache: Any, embeddings: torch.Tensor, starts: NDArray[np.int64], keep: int
+    model: Any, runner: Any, embeddings: torch.Tensor, starts: NDArray[np.int64], keep: int
 ) -> torch.Tensor:
-    """As `RollbackCache.forward` of a `SpecCache`, for tokens given as embeddings [B, n, H]."""
-    inputs = cache.window(starts, embeddings.shape[1])
+    """As `SpecRunner.forward`, for tokens given as embeddings [B, n, H]."""
+    inputs = runner.window(starts, embeddings.shape[1])
     return run_inputs(model, {"inputs_embeds": embeddings, **inputs}, keep)
 
 
@@ -64,11 +40,6 @@ def model_inside(model: Any) -> Any:
 def forward_arguments(model: Any) -> Set[str]:
     """Names of the arguments that the forward of a model, or of the model inside, takes."""
     return inspect.signature(model_inside(model).forward).parameters.keys()
-
-
-@lru_cache(maxsize=64)
-def _takes_logits_to_keep(model_class: type) -> bool:
-    return "logits_to_keep" in inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
 
 
 def keeps_cache(model: Any) -> bool:

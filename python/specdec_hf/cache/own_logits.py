@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specdec_hf.cache.encoded import Encoded
-from specdec_hf.cache.plain import PlainCache, Prompt
+from specdec_hf.cache.plain import PlainRunner, Prompt
 
 SHORT, PADDING = 3, 4  # tokens of the shorter prompt, and how many more the other has
 PASSING = (torch.OutOfMemoryError, MemoryError)  # which say nothing about the model
@@ -32,8 +32,8 @@ def logits_alone(
     ids = tokens.numpy()[None]
     prompt = Prompt(ids, np.ones(ids.shape, dtype=bool))
     own = None if encoded is None else encoded.select([b])
-    cache = PlainCache(model, 1, "none", prompt=prompt, encoded=own)
-    return cache.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
+    runner = PlainRunner(model, 1, "none", prompt=prompt, encoded=own)
+    return runner.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
 
 
 class WindowError(Exception):
@@ -64,7 +64,7 @@ def logits_as_generated(
     for b, text in enumerate(texts):
         follows = text[len(prompts[b]) :]
         ids[b, width : width + len(follows)] = follows
-    cache = PlainCache(model, len(texts), "plain", prompt=prompt, encoded=encoded)
+    runner = PlainRunner(model, len(texts), "plain", prompt=prompt, encoded=encoded)
     first = np.array([len(start) - width for start in prompts])
     rows = []
     last = width + rest - 1
@@ -74,7 +74,7 @@ def logits_as_generated(
     for start, end in (window for window in windows if window[0] < window[1]):
         fed = ids[:, start:end].to(model.device)
         try:
-            rows.append(cache.forward(fed, first + start, keep=end - start))
+            rows.append(runner.forward(fed, first + start, keep=end - start))
         except Exception as error:
             if start == 0 or isinstance(error, PASSING):
                 raise

@@ -1,8 +1,9 @@
-"""Sequences in Transformers' own cache, fed as ``model.generate`` feeds them.
+"""Forwards over Transformers' own cache, fed as ``model.generate`` feeds it.
 
-`SpecCache` gives the forward position ids and a mask of its own, which not every model takes. The
-caches here leave both to the model: ``prepare_inputs_for_generation`` makes the inputs of every
-forward from the tokens so far and a 2-D mask of the padding. Only the roll back is ours.
+`SpecRunner` gives the forward position ids and a mask of its own, which not every model takes. The
+runners here leave both to the model: ``prepare_inputs_for_generation`` makes the inputs of every
+forward from the tokens so far and a 2-D mask of the padding. Only the roll back is ours. It cuts
+these inputs and the cache together, so that no class of ours holds the cache alone.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
 from specdec_hf.cache.encoded import Encoded, caches_in, decoder_cache
-from specdec_hf.cache.hidden_states import HiddenStates, add_hidden_states
 from specdec_hf.cache.model_call import forward_arguments
-from specdec_hf.cache.protocol import Lengths
+from specdec_hf.cache.protocol import HiddenStateTap, Lengths
 from specdec_kernels import kv_realign_
 
 # Model inputs that have a column for each token; the names are those of Transformers.
@@ -46,8 +46,8 @@ class Prompt(NamedTuple):
     mask: NDArray[np.bool_]
 
 
-class PlainCache:
-    """A batch in one cache of Transformers. All sequences end in the last column.
+class PlainRunner:
+    """Runs a batch over one cache of Transformers. All sequences end in the last column.
 
     Kinds:
 
@@ -97,8 +97,7 @@ class PlainCache:
         self._prompt = prompt
         self._kwargs: dict[str, Any] = {"use_cache": kind != "none", **(inputs or {})}
         self._outputs: ModelOutput | None = None  # of the last forward, without its rows
-        self.hidden_states: list[HiddenStates] | None = None
-        self.hidden_layers: frozenset[int] | None = None
+        self.tap = HiddenStateTap()
         columns = 0
         if past is not None:
             assert prompt is not None
@@ -145,7 +144,7 @@ class PlainCache:
         self._outputs = _state_of(outputs, past_key_values=self.cache)
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence, as in `RollbackCache`."""
+        """Feed the next tokens of every sequence, as in `Runner`."""
         kept = np.minimum(self.lengths, np.maximum(starts, 0))
         if (starts > self.lengths).any():
             raise ValueError(
@@ -175,11 +174,11 @@ class PlainCache:
         )
         if "logits_to_keep" in self._takes:
             inputs["logits_to_keep"] = keep  # some models put in a number of their own
-        if self.hidden_states is not None:
+        if self.tap.is_open:
             inputs["output_hidden_states"] = True
         outputs = self.model(**inputs, return_dict=True)
-        if self.hidden_states is not None:
-            add_hidden_states(self, [x[:, -size:] for x in outputs.hidden_states])
+        if self.tap.is_open:
+            self.tap.add(outputs.hidden_states, slice(-size, None))
         logits: torch.Tensor = outputs.logits
         self._outputs = _state_of(outputs)
         self.lengths, self._held = lengths, lengths.copy()
@@ -317,38 +316,42 @@ def _state_of(outputs: Any, **changes: Any) -> Any:
     return type(outputs)(**{**kept, **changes})
 
 
-class SeparateCache:
-    """A batch as sequences that each run alone, one forward after the other.
+class SeparateRunner:
+    """Runs the sequences of a batch alone, one forward after the other.
 
     This serves models for which a sequence of a batch depends on its padding. Each sequence keeps
     the padding it was given, so its text is that of plain ``generate``.
 
     Args:
-        caches: a `PlainCache` of one sequence each.
+        runners: a `PlainRunner` of one sequence each.
     """
 
-    def __init__(self, caches: list[PlainCache]) -> None:
-        self.caches = caches
-        self.kind = caches[0].kind
+    def __init__(self, runners: list[PlainRunner]) -> None:
+        self.runners = runners
+        self.kind = runners[0].kind
+        self.tap = HiddenStateTap()
 
     @property
     def lengths(self) -> Lengths:
-        """[B] int64, committed tokens of each sequence that the cache holds."""
-        return np.concatenate([cache.lengths for cache in self.caches])
+        """[B] int64, committed tokens of each sequence that the caches hold."""
+        return np.concatenate([runner.lengths for runner in self.runners])
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence, as in `RollbackCache`."""
-        return torch.cat(
-            [
-                cache.forward(tokens[b : b + 1], starts[b : b + 1], keep)
-                for b, cache in enumerate(self.caches)
-            ]
-        )
+        """Feed the next tokens of every sequence, as in `Runner`."""
+        logits, hidden = [], []
+        for b, runner in enumerate(self.runners):
+            if self.tap.is_open:
+                runner.tap.open(self.tap.layers)
+            logits.append(runner.forward(tokens[b : b + 1], starts[b : b + 1], keep))
+            hidden.append(runner.tap.take())
+        if self.tap.is_open:
+            self.tap.add({layer: torch.cat([one[layer] for one in hidden]) for layer in hidden[0]})
+        return torch.cat(logits)
 
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of each sequence."""
-        for cache, length in zip(self.caches, lengths, strict=True):
-            cache.truncate(np.array([length]))
+        for runner, length in zip(self.runners, lengths, strict=True):
+            runner.truncate(np.array([length]))
 
 
 def copy_of(past: Any) -> Any:

@@ -1,9 +1,10 @@
-"""The interface that the decoding loop needs of a KV cache.
+"""The interface that the decoding loop needs of what runs a model.
 
 Transformers' caches roll back a whole batch by one common number of tokens. In speculative decoding
-each sequence of a batch keeps another number of drafts, so a cache of the loop is truncated to one
-length per sequence. Terms of this package:
+each sequence of a batch keeps another number of drafts, so a runner cuts its cache to one length
+per sequence. Terms of this package:
 
+- runner: owns the forward of a model in one call: the model, its cache, and how forwards run.
 - slot: the place of one token's key and value; in `SpecCache`, token ``t`` of a sequence lies in
   slot ``t``.
 - window: the tokens that one forward adds to the cache.
@@ -11,6 +12,7 @@ length per sequence. Terms of this package:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,17 +20,72 @@ import torch
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
+# By the number of layers before them: 0 is the embeddings.
+HiddenStates = dict[int, torch.Tensor]
 
 
-class RollbackCache(Protocol):
-    """A KV cache that forgets rejected drafts sequence by sequence.
+class HiddenStateTap:
+    """Keeps hidden states of the forwards of a runner until they are taken.
 
     Attributes:
-        kind: the name of this kind of cache, as in `make_cache`.
+        is_open: whether forwards ask the model for them.
+        layers: after how many layers they are kept; None keeps all.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.layers: frozenset[int] | None = None
+        self._forwards: list[HiddenStates] = []
+
+    def open(
+        self, layers: Collection[int] | None = None, first: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """Keep the states of every later forward, beside those that an earlier call asked for.
+
+        Args:
+            layers: after how many layers; None keeps all.
+            first: all of those of a prefill that the model made itself.
+        """
+        before = self.layers if self.is_open else frozenset()
+        both = None if layers is None or before is None else before | frozenset(layers)
+        self.is_open, self.layers = True, both
+        if first is not None:
+            self.add(first)
+
+    def add(
+        self, states: Sequence[torch.Tensor] | HiddenStates, columns: slice = slice(None)
+    ) -> None:
+        """Keep what was asked for of one forward.
+
+        Args:
+            states: [B, n, H] of the embeddings and of each layer, or those that were asked for.
+            columns: which of the n tokens are no padding.
+        """
+        layers = range(len(states)) if self.layers is None else self.layers
+        self._forwards.append({layer: states[layer][:, columns] for layer in layers})
+
+    def take(self) -> HiddenStates:
+        """The states [B, n, H] of all forwards since the last call, one after the other.
+
+        It is empty where none are kept, or none were made.
+        """
+        made, self._forwards = self._forwards, []
+        if len(made) < 2:
+            return made[0] if made else {}
+        return {n: torch.cat([states[n] for states in made], dim=1) for n in made[0]}
+
+
+class Runner(Protocol):
+    """Runs a model whose cache forgets rejected drafts sequence by sequence.
+
+    Attributes:
+        kind: the name of its kind of cache, as in `make_runner`.
+        tap: keeps hidden states of the forwards.
         lengths: [B] int64, committed tokens of each sequence that the cache holds.
     """
 
     kind: str
+    tap: HiddenStateTap
 
     @property
     def lengths(self) -> Lengths: ...

@@ -19,7 +19,7 @@ import torch
 from specdec_hf.cache.check_plan import CheckPlan, Row
 from specdec_hf.cache.encoded import Encoded
 from specdec_hf.cache.fit import Comparison, Fit, compare, tolerance_of
-from specdec_hf.cache.make import kind_reason, make_cache
+from specdec_hf.cache.make import kind_reason, make_runner
 from specdec_hf.cache.own_logits import (
     PASSING,
     WindowError,
@@ -31,7 +31,7 @@ from specdec_hf.cache.own_logits import (
     undisturbed,
 )
 from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.spec_cache import FIRST, SINGLE, ForwardPolicy, SpecCache
+from specdec_hf.cache.spec_runner import FIRST, SINGLE, ForwardPolicy, SpecRunner
 
 # The loop itself names logits that are not finite.
 _NOT_FINITE = "the model's logits are not finite or all equal"
@@ -54,7 +54,7 @@ def check_fit(
 
     Args:
         model: a causal LM.
-        kind: as in `make_cache`.
+        kind: as in `make_runner`.
         padded: whether sequences will be padded, as those of a batch are. The check then takes two
             of different lengths. The decoders of an encoder-decoder begin alike, so that those of a
             batch may differ in length after the first round only.
@@ -146,12 +146,12 @@ def _rows_through_cache(
     if kind in _SEPARATE:
         prompt = padded_prompt([text[:n] for text, n in zip(plan.texts, plan.prompts, strict=True)])
     omits_mask = frozenset[str]() if plan.padded else frozenset((FIRST, SINGLE))
-    cache = make_cache(
+    runner = make_runner(
         model, len(plan.prompts), plan.capacity, kind, prompt=prompt, encoded=encoded,
         policy=ForwardPolicy(omits_mask=omits_mask, one_by_one=False),
     )  # fmt: skip
-    rows = plan.run(cache)
-    return rows, frozenset(cache.omitted if isinstance(cache, SpecCache) else ())
+    rows = plan.run(runner)
+    return rows, frozenset(runner.omitted if isinstance(runner, SpecRunner) else ())
 
 
 def compare_rows(model: Any, rows: Sequence[Row], own: Sequence[torch.Tensor]) -> Comparison:

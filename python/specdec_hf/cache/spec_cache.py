@@ -1,237 +1,69 @@
-"""A cache for batches whose sequences have different lengths, under the unmodified forward.
+"""A cache for batches whose sequences have different lengths.
 
-The forward writes keys and values where the cache's cursor points, and a mask made from the lengths
-hides the slots that hold padding or rejected drafts. Truncation therefore moves no data: it lowers
-a length, and the next window overwrites the slots after it.
+A forward writes keys and values where the cache's cursor points. Truncation moves no data: it
+lowers a length, and the next forward overwrites the slots after it.
 """
 
 from __future__ import annotations
 
-import functools
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 
-from specdec_hf.cache.hidden_states import HiddenStates
-from specdec_hf.cache.model_call import run_model
-from specdec_hf.cache.protocol import Lengths, context_length
+from specdec_hf.cache.protocol import Lengths
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
-from specdec_hf.cache.widths import Widths, is_long, padded
-from specdec_kernels import kv_compact_, tree_attention
-
-# A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
-MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
-# The forwards of a sequence alone that need no mask; see `SpecCache`.
-FIRST, SINGLE = "first tokens", "single token"
-# A CPU computes the padding of a forward like tokens. Another pass over the weights takes about as
-# long as so many tokens, so prompts of very different lengths are read one sequence at a time.
-TOKENS_OF_A_PASS = 48
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class Stopwatch:
-    """Adds up the seconds of methods that are `timed`: masks, positions, roll back, compaction."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-
-def timed(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Add the seconds of a method to the stopwatch of its object, ``watch``."""
-
-    @functools.wraps(method)
-    def measured(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        began = time.perf_counter()
-        result = method(self, *args, **kwargs)
-        self.watch.seconds += time.perf_counter() - began
-        return result
-
-    return measured  # type: ignore[return-value]  # mypy takes `self` for a named argument
-
-
-@dataclass(frozen=True)
-class ForwardPolicy:
-    """How the forwards through a `SpecCache` run.
-
-    Attributes:
-        widths: which widths they have; None leaves each as wide as its tokens.
-        omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`: only those that the
-            self-check has seen of the model.
-        compiled: runs forwards other than those of long prompts in the model's place, or None; see
-            specdec_hf/compiled.
-        one_by_one: whether prompts of very different lengths may be read so.
-    """
-
-    widths: Widths | None = None
-    omits_mask: frozenset[str] = frozenset()
-    compiled: Callable[..., Any] | None = None
-    one_by_one: bool = True
-
-
-AS_THE_MODEL = ForwardPolicy()
+from specdec_kernels import kv_compact_
 
 
 class SpecCache(Cache):
     """Key and value buffers for a whole batch, with one length per sequence.
 
-    Token ``t`` of a sequence lies in slot ``t``; left padding is never stored. The forward gets
-    explicit position ids and a 4-D mask made from the lengths: boolean for scaled-dot-product
-    attention, additive for eager attention, and one per layer type where the model has several.
-
-    A sequence alone needs no mask for its first tokens (`FIRST`), nor for a single one (`SINGLE`):
-    the first are causal, and the single one sees every slot. There the policy may leave the mask
-    out, as plain generation does, so that scaled-dot-product attention skips what a causal mask
-    hides.
+    Token ``t`` of a sequence lies in slot ``t``; left padding is never stored.
 
     Args:
-        model: the causal language model whose forward will use this cache.
+        config: the model's.
         batch_size: number of sequences B.
         capacity: slots S to allocate at first; the buffers grow when needed.
-        policy: how forwards run.
+        device: the model's.
 
     Attributes:
         lengths: [B], tokens that each sequence has in the cache.
-        policy: of the forwards to come; `run_with` changes it.
-        omitted: the kinds of forwards that had no mask.
-        watch: measures the work of the cache itself.
-
-    Raises:
-        ValueError: the model's attention or layer types cannot take such a mask.
+        cursor: where the forward under way writes.
     """
 
-    kind = "spec"
-
-    def __init__(
-        self,
-        model: Any,
-        batch_size: int,
-        capacity: int,
-        policy: ForwardPolicy = AS_THE_MODEL,
-    ) -> None:
-        config = model.config.get_text_config(decoder=True)
-        reason = unsupported_reason(model)
-        if reason is not None:
-            raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
-        self._model = model
-        self._cursor = Cursor()
-        self._cursor.capacity = capacity
-        layer_types, _ = get_layer_types_and_kwargs(config)
-        self.spec_layers = [SpecLayer(self._cursor) for _ in layer_types]
+    def __init__(self, config: Any, batch_size: int, capacity: int, device: torch.device) -> None:
+        self.cursor = Cursor()
+        self.cursor.capacity = capacity
+        layer_types, _ = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+        self.spec_layers = [SpecLayer(self.cursor) for _ in layer_types]
         super().__init__(layers=list(self.spec_layers))
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
-        self.device: torch.device = model.device
-        self.policy = policy
-        self.omitted: set[str] = set()
-        self.watch = Stopwatch()
-        self._was_empty = True
-        self.later_inputs: Any = None
-        self.hidden_states: list[HiddenStates] | None = None
-        self.hidden_layers: frozenset[int] | None = None
-        self._context = context_length(model)
-        self._sliding_window: int | None = getattr(config, "sliding_window", None)
-        self._mask_types: list[str] | None = (
-            sorted(set(config.layer_types)) if getattr(config, "layer_types", None) else None
-        )
-        self._additive: torch.dtype | None = (
-            model.dtype if config._attn_implementation == "eager" else None
-        )
-        # With a mask, a single token's heads that share keys read them once. Without, torch 2.13
-        # reads them for each head, and converts them if they are 16-bit.
-        self._masked_is_faster = self.device.type == "cpu" and model.dtype != torch.float32
-        self._slots = torch.arange(capacity, device=self.device)
+        self.device = device
 
-    def run_with(self, policy: ForwardPolicy) -> None:
-        """Run the forwards to come by another policy."""
-        self.policy = policy
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.cursor.past
 
-    @property
-    def cursor(self) -> Cursor:
-        """Where the forward under way writes."""
-        return self._cursor
+    def move_cursor(self, starts: torch.Tensor, past: int, visible: int) -> None:
+        """Tell all layers which slots the next forward writes and sees."""
+        if visible >= self.cursor.capacity:
+            # One slot stays unseen: a graph is made again where a forward sees all of a buffer.
+            self.grow(max(visible + 1, self.cursor.capacity + self.cursor.capacity // 2))
+        self.cursor.starts = starts
+        self.cursor.past = max(past, 0)
+        self.cursor.visible = visible
 
-    @timed
-    def window(self, starts: Lengths, size: int, padding: int = 0) -> dict[str, Any]:
-        """Model inputs for ``size`` tokens per sequence, the first at position ``starts[b]``.
+    def extend(self, ends: Lengths) -> None:
+        """Count what the next forward writes, up to ``ends[b]`` tokens of each sequence."""
+        self.lengths = np.maximum(self.lengths, ends)
 
-        A negative position is left padding: its key and value are not stored, and its logits are
-        not used.
+    def grow(self, capacity: int) -> None:
+        """Make room for ``capacity`` slots, which are not fewer than there are."""
+        self.cursor.capacity = capacity
+        for layer in self.spec_layers:
+            layer.grow(capacity)
 
-        Args:
-            starts: [B], position of each sequence's first token.
-            size: tokens per sequence in this forward.
-            padding: how many of them, the last ones, are padding.
-
-        Returns:
-            ``past_key_values``, ``position_ids`` [B, size] and ``attention_mask``, which may be
-            None.
-        """
-        self._was_empty = not self.lengths.any()
-        visible = self._visible(int(starts.max()) + size)
-        first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
-        self._move_cursor(first_slots, int(starts.max()), visible)
-        positions = np.maximum(starts[:, None] + np.arange(size), 0)
-        if self._context is not None:
-            # Positions beyond the context belong to sequences that have ended or draft nothing:
-            # their logits are not used, but the model's position table must not be overrun.
-            np.minimum(positions, self._context - 1, out=positions)
-        position_ids = torch.from_numpy(positions).to(self.device, non_blocking=True)
-        self.lengths = np.maximum(self.lengths, starts + size - padding)
-        return {
-            "past_key_values": self,
-            "position_ids": position_ids,
-            "attention_mask": self._mask(position_ids, starts, visible),
-        }
-
-    @timed
-    def tree_window(
-        self, roots: Lengths, parents: torch.Tensor, skip: int = 0, padding: int = 0
-    ) -> dict[str, Any]:
-        """Model inputs for a tree below each sequence's root, all at once or level by level.
-
-        The root of sequence ``b`` goes to slot ``roots[b]`` and node ``n`` to slot
-        ``roots[b] + 1 + n``. A node attends to the tokens before the root and to its own ancestors.
-
-        Args:
-            roots: [B], position of each sequence's root.
-            parents: [B, N] int32 or int64, of the nodes; -1 is the root.
-            skip: how many of [root, node 0, node 1, ...] are in the cache already.
-            padding: how many of the nodes, the last ones, are padding.
-
-        Returns:
-            As `window`, for N + 1 - skip tokens per sequence.
-        """
-        self._was_empty = False
-        longest = int(roots.max())
-        visible = self._visible(longest + parents.shape[1] + 1)
-        lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
-        self._move_cursor(lengths + skip, longest + skip, visible)
-        tree = tree_attention(parents, lengths, slots=visible)
-
-        def mask_of(sliding: int) -> torch.Tensor:
-            mask = tree.mask
-            if sliding:
-                mask = tree_attention(parents, lengths, slots=visible, window=sliding).mask
-            return mask[:, None, skip:]
-
-        positions = tree.positions[:, skip:]
-        if self._context is not None:
-            positions = positions.clamp(max=self._context - 1)
-        self.lengths = np.maximum(self.lengths, roots + parents.shape[1] + 1 - padding)
-        return {
-            "past_key_values": self,
-            "position_ids": positions,
-            "attention_mask": self._by_layer_type(mask_of),
-        }
-
-    @timed
     def compact(self, base: torch.Tensor, path: torch.Tensor) -> None:
         """Move the keys and values of an accepted path to the slots after the root, in all layers.
 
@@ -250,7 +82,6 @@ class SpecCache(Cache):
         for device, buffers in by_device.items():
             kv_compact_(buffers, base.to(device), path.to(device))
 
-    @timed
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of each sequence.
 
@@ -263,75 +94,7 @@ class SpecCache(Cache):
                 f"got {lengths.tolist()}"
             )
         self.lengths = lengths.astype(np.int64, copy=True)
-        self._cursor.past = int(lengths.max())
-
-    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence, as in `RollbackCache`."""
-        size, widths = tokens.shape[1], self.policy.widths
-        if self._reads_alone(starts, size, keep):
-            return self._read_alone(tokens, starts, keep)
-        if widths is None:
-            return run_model(self._model, self, tokens, self.window(starts, size), keep)
-        logits = []
-        for begin, end in widths.pieces(size):
-            padding = widths.of(end - begin) - (end - begin)
-            inputs = self.window(starts + begin, end - begin + padding, padding)
-            wanted = end > size - keep
-            rows = self._run_padded(tokens[:, begin:end], inputs, padding, keep if wanted else 0)
-            if wanted:
-                logits.append(rows)
-        return torch.cat(logits, dim=1)[:, -keep:]
-
-    def forward_tree(
-        self, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
-    ) -> torch.Tensor:
-        """Run the model over a tree, or over its last nodes, and cache their keys and values.
-
-        Args:
-            tokens: [B, n] int64: the last n tokens of [root, node 0, node 1, ...]. Tokens that are
-                left out must be in the cache already, which holds all afterwards, in this order.
-            roots: [B] position of each sequence's root.
-            parents: [B, N] of all nodes, -1 for children of the root.
-
-        Returns:
-            Logits [B, n, V].
-        """
-        fed = tokens.shape[1]
-        widths = self.policy.widths
-        padding = 0 if widths is None else widths.of(fed) - fed
-        inputs = self.tree_window(
-            roots, pad(parents, (0, padding), value=-1), parents.shape[1] + 1 - fed, padding
-        )
-        return self._run_padded(tokens, inputs, padding, fed)
-
-    def _run_padded(
-        self, tokens: torch.Tensor, inputs: dict[str, Any], padding: int, keep: int
-    ) -> torch.Tensor:
-        """Logits of the last ``keep`` tokens, or of all of them where there is padding."""
-        width, widths = tokens.shape[1] + padding, self.policy.widths
-        if keep and (padding or (widths is not None and widths.keeps_all(width))):
-            keep = width  # the head too has one width
-        logits = run_model(self._model, self, padded(tokens, width), inputs, max(keep, 1))
-        if padding and self.hidden_states is not None:
-            last = self.hidden_states[-1]
-            self.hidden_states[-1] = {n: states[:, :-padding] for n, states in last.items()}
-        return logits[:, : keep - padding]
-
-    def runs_compiled(self, size: int) -> bool:
-        """Whether the forward under way runs compiled, as all but those of long prompts.
-
-        Args:
-            size: tokens of each sequence.
-        """
-        widths = self.policy.widths
-        fixed = widths is not None and widths.fixed is not None
-        long_prompt = self._was_empty and is_long(size) and not fixed
-        return self.policy.compiled is not None and not long_prompt
-
-    def _visible(self, slots: int) -> int:
-        """How many slots a forward sees that needs the first ``slots``."""
-        widths = self.policy.widths
-        return slots if widths is None else widths.visible(slots)
+        self.cursor.past = int(lengths.max())
 
     def fill(
         self, entries: list[tuple[torch.Tensor, torch.Tensor] | None], lengths: Lengths
@@ -340,60 +103,19 @@ class SpecCache(Cache):
 
         An entry is None for a layer without a cache of its own.
         """
-        self._cursor.starts = torch.zeros(len(lengths), dtype=torch.int64, device=self.device)
+        self.cursor.starts = torch.zeros(len(lengths), dtype=torch.int64, device=self.device)
         for layer, held in zip(self.spec_layers, entries, strict=True):
             if held is not None:
                 layer.update(*held)
         self.lengths = lengths
-        self._cursor.past = int(lengths.max())
+        self.cursor.past = int(lengths.max())
 
-    def _reads_alone(self, starts: Lengths, size: int, keep: int) -> bool:
-        """Whether the sequences of an empty cache are read one by one; see `TOKENS_OF_A_PASS`."""
-        padding, widths = -int(starts.sum()), self.policy.widths
-        return (
-            self.policy.one_by_one
-            and not self.lengths.any()
-            and keep <= size + int(starts.min())
-            and self.device.type == "cpu"
-            and self.later_inputs is None
-            and (widths is None or widths.fixed is None)
-            and int(starts.max()) <= 0
-            and padding > TOKENS_OF_A_PASS * (len(starts) - 1)
-        )
-
-    def _read_alone(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """As `forward`, through a cache of each sequence."""
-        logits, hidden = [], []
-        for b, padding in enumerate((-starts).tolist()):
-            row = self._of_one_sequence(tokens.shape[1] - padding)
-            logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, keep))
-            self._adopt(b, row)
-            hidden += [
-                {layer: pad(states, (0, 0, padding, 0)) for layer, states in one.items()}
-                for one in row.hidden_states or ()
-            ]
-        if self.hidden_states is not None:
-            self.hidden_states.append(
-                {layer: torch.cat([one[layer] for one in hidden]) for layer in hidden[0]}
-            )
-        return torch.cat(logits)
-
-    def _of_one_sequence(self, capacity: int) -> SpecCache:
-        """An empty cache for a sequence of this one, whose forwards are the model's own."""
-        policy = ForwardPolicy(omits_mask=self.policy.omits_mask)
-        row = type(self)(self._model, 1, capacity + 1, policy)
-        row.omitted, row.watch = self.omitted, self.watch
-        if self.hidden_states is not None:
-            row.hidden_states, row.hidden_layers = [], self.hidden_layers
-        return row
-
-    @timed
-    def _adopt(self, b: int, row: SpecCache) -> None:
+    def adopt(self, b: int, other: SpecCache) -> None:
         """Take over the keys and values of sequence ``b`` from a cache of it alone."""
-        length = int(row.lengths[0])
-        if length >= self._cursor.capacity:
+        length = int(other.lengths[0])
+        if length >= self.cursor.capacity:
             self.grow(length + 1)
-        for mine, its in zip(self.spec_layers, row.spec_layers, strict=True):
+        for mine, its in zip(self.spec_layers, other.spec_layers, strict=True):
             if not its.is_initialized:
                 continue  # without a cache of its own
             if not mine.is_initialized:
@@ -402,90 +124,9 @@ class SpecCache(Cache):
             for into, taken in zip(mine.buffers, its.buffers, strict=True):
                 into[b, :, :length] = taken[0, :, :length]
         self.lengths[b] = length
-        self._cursor.past = int(self.lengths.max())
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._cursor.past
-
-    def grow(self, capacity: int) -> None:
-        """Make room for ``capacity`` slots, which are not fewer than there are."""
-        self._cursor.capacity = capacity
-        for layer in self.spec_layers:
-            layer.grow(capacity)
-        self._slots = torch.arange(capacity, device=self.device)
-
-    def _move_cursor(self, starts: torch.Tensor, past: int, visible: int) -> None:
-        """Tell all layers which slots the next forward writes and sees."""
-        if visible >= self._cursor.capacity:
-            # One slot stays unseen: a graph is made again where a forward sees all of a buffer.
-            self.grow(max(visible + 1, self._cursor.capacity + self._cursor.capacity // 2))
-        self._cursor.starts = starts
-        self._cursor.past = max(past, 0)
-        self._cursor.visible = visible
-
-    def _mask(
-        self, position_ids: torch.Tensor, starts: Lengths, visible: int
-    ) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        size = position_ids.shape[1]
-        kind = self._causal_kind(starts, size, visible)
-        if kind in self.policy.omits_mask and not self.runs_compiled(size):
-            self.omitted.add(kind)
-            return None
-        queries = position_ids[:, None, :, None]  # [B, 1, n, 1]
-        slots = self._slots[:visible]  # [S]
-
-        def mask_of(sliding: int) -> torch.Tensor:
-            full = slots <= queries
-            return full & (slots > queries - sliding) if sliding else full
-
-        return self._by_layer_type(mask_of)
-
-    def _causal_kind(self, starts: Lengths, size: int, visible: int) -> str:
-        """The kind of a forward that needs no mask, or "" where it needs one or is faster with."""
-        if len(starts) != 1 or self._additive is not None:
-            return ""
-        if self._sliding_window and visible >= self._sliding_window:
-            return ""
-        if starts[0] == 0:
-            return FIRST if visible == size else ""
-        return SINGLE if size == 1 and not self._masked_is_faster else ""
-
-    def _by_layer_type(
-        self, mask_of: Callable[[int], torch.Tensor]
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The mask in the form that the model takes.
-
-        Args:
-            mask_of: boolean mask [B, 1, n, S] for the size of a sliding window, 0 for none.
-        """
-        window = self._sliding_window or 0
-        if self._mask_types is None:
-            return self._encode(mask_of(window))
-        return {
-            layer_type: self._encode(mask_of(window if layer_type == "sliding_attention" else 0))
-            for layer_type in self._mask_types
-        }
-
-    def _encode(self, mask: torch.Tensor) -> torch.Tensor:
-        if self._additive is None:
-            return mask
-        zero = torch.zeros((), dtype=self._additive, device=mask.device)
-        return torch.where(mask, zero, torch.finfo(self._additive).min)
+        self.cursor.past = int(self.lengths.max())
 
 
 def _is_in_place(path: torch.Tensor) -> bool:
     """Whether no node of a path [B, P] on the host has to move."""
     return all(node in (n, -1) for nodes in path.tolist() for n, node in enumerate(nodes))
-
-
-def unsupported_reason(model: Any) -> str | None:
-    """Why `SpecCache` cannot serve this model, or None if it can."""
-    config = model.config.get_text_config(decoder=True)
-    attention = config._attn_implementation
-    if attention not in ("sdpa", "eager"):
-        return f"attn_implementation must be 'sdpa' or 'eager', got {attention!r}"
-    layer_types = set(get_layer_types_and_kwargs(config)[0])
-    if not layer_types <= MASKED_LAYER_TYPES:
-        others = sorted(layer_types - MASKED_LAYER_TYPES)
-        return f"layer types {others} have no rollback per sequence"
-    return None

@@ -20,7 +20,7 @@ from specdec_hf.cache.model_call import run_embeddings, run_inputs
 from specdec_hf.cache.own_logits import one_line, undisturbed
 from specdec_hf.cache.protocol import Lengths, num_parameters, vocab_size_of
 from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.spec_cache import FIRST, SINGLE, ForwardPolicy, SpecCache
+from specdec_hf.cache.spec_runner import FIRST, SINGLE, ForwardPolicy, SpecRunner
 
 # Names of a model's list of layers and, where it has one, of its table of positions.
 _LAYERS, _POSITIONS = ("layers", "h"), "wpe"
@@ -87,12 +87,12 @@ class SplitModel:
         return num_parameters(self._first) / num_parameters(self.model)
 
     def first(
-        self, cache: SpecCache, tokens: torch.Tensor, starts: Lengths
+        self, runner: SpecRunner, tokens: torch.Tensor, starts: Lengths
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the first part over the next tokens, whose keys and values its layers cache.
 
         Args:
-            cache: the model's own.
+            runner: that of the model.
             tokens: [B, n] int64.
             starts: [B], position of each sequence's first token.
 
@@ -100,13 +100,13 @@ class SplitModel:
             Logits [B, 1, V] of the last token, and the hidden states [B, n, H] after the shared
             layers.
         """
-        inputs = cache.window(starts, tokens.shape[1])
+        inputs = runner.window(starts, tokens.shape[1])
         logits = run_inputs(self._first, {"input_ids": tokens, **inputs}, 1)
         return logits, self._take_hidden()
 
-    def shared(self, cache: SpecCache, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+    def shared(self, runner: SpecRunner, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """The hidden states of `first` alone, without the layers and the head after them."""
-        inputs = cache.window(starts, tokens.shape[1])
+        inputs = runner.window(starts, tokens.shape[1])
         self._shared.base_model(input_ids=tokens, use_cache=True, return_dict=True, **inputs)
         return self._take_hidden()
 
@@ -117,13 +117,13 @@ class SplitModel:
         return hidden
 
     def second(
-        self, cache: SpecCache, hidden: torch.Tensor, starts: Lengths, keep: int
+        self, runner: SpecRunner, hidden: torch.Tensor, starts: Lengths, keep: int
     ) -> torch.Tensor:
         """Run the second part over hidden states; the model's logits [B, keep, V].
 
         What the layers after the shared ones cached in the first part is written anew.
         """
-        return run_embeddings(self._second, cache, hidden, starts, keep)
+        return run_embeddings(self._second, runner, hidden, starts, keep)
 
     def _view(self, layers: list[Any], types: list[str], *, continues: bool = False) -> Any:
         """The model with other layers; ``continues`` if its inputs are hidden states."""
@@ -197,22 +197,22 @@ def _measure(model: Any, split: SplitModel) -> Fit:
 def _ragged_windows(model: Any, split: SplitModel) -> Rows:
     """Logits of two sequences of different lengths, in two parts and in one."""
     tokens, lengths = _tokens(model, 2), np.array([3, 5])
-    caches = [SpecCache(model, 2, 16) for _ in range(2)]
-    for cache in caches:
-        cache.forward(tokens[:, :5], lengths - 5, 1)
+    runners = [SpecRunner(model, 2, 16) for _ in range(2)]
+    for runner in runners:
+        runner.forward(tokens[:, :5], lengths - 5, 1)
     window = tokens[:, 5:8]
-    hidden = [split.first(caches[0], window[:, i : i + 1], lengths + i)[1] for i in range(2)]
-    hidden.append(split.shared(caches[0], window[:, 2:], lengths + 2))
+    hidden = [split.first(runners[0], window[:, i : i + 1], lengths + i)[1] for i in range(2)]
+    hidden.append(split.shared(runners[0], window[:, 2:], lengths + 2))
     rows = [
         (
-            split.second(caches[0], torch.cat(hidden, dim=1), lengths, 3),
-            caches[1].forward(window, lengths, 3),
+            split.second(runners[0], torch.cat(hidden, dim=1), lengths, 3),
+            runners[1].forward(window, lengths, 3),
         )
     ]
     # The next window reads what the two parts have cached.
     rows.append(
         tuple(  # type: ignore[arg-type]
-            cache.forward(tokens[:, 8:10], lengths + 3, 2) for cache in caches
+            runner.forward(tokens[:, 8:10], lengths + 3, 2) for runner in runners
         )
     )
     return rows
@@ -222,7 +222,7 @@ def _windows_alone(model: Any, split: SplitModel) -> Rows:
     """Logits of one sequence: its first tokens, and single ones, in two parts without a mask."""
     tokens = _tokens(model, 1)
     without_mask = ForwardPolicy(omits_mask=frozenset((FIRST, SINGLE)))
-    parts, whole = SpecCache(model, 1, 16, without_mask), SpecCache(model, 1, 16)
+    parts, whole = SpecRunner(model, 1, 16, without_mask), SpecRunner(model, 1, 16)
     rows = []
     for start, size in ((0, 4), (4, 1), (5, 1)):
         window, starts = tokens[:, start : start + size], np.array([start])

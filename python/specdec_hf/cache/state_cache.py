@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
-from specdec_hf.cache.plain import PlainCache, Prompt
+from specdec_hf.cache.plain import PlainRunner, Prompt
 from specdec_hf.cache.protocol import Lengths
 
 
@@ -25,15 +25,15 @@ class _Snapshot(NamedTuple):
     state: tuple[Any, ...]
 
 
-class StateCache(PlainCache):
-    """One sequence in the model's own cache or state, which snapshots roll back.
+class StateRunner(PlainRunner):
+    """Runs one sequence over the model's own cache or state, which snapshots roll back.
 
     The state after several tokens at once must be the state after one at a time, which the
     self-check measures.
 
     Args:
         model: the causal LM whose forward will fill the state.
-        prompt, inputs, past, keep_mask: as in `PlainCache`.
+        prompt, inputs, past, keep_mask: as in `PlainRunner`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StateCache(PlainCache):
         self._again = self._ids[:, :0]  # tokens of ``lengths`` that the state lacks
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens, as in `RollbackCache`.
+        """Feed the next tokens, as in `Runner`.
 
         Tokens that the sequence holds already are not fed again.
         """

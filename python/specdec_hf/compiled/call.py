@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from specdec_hf.cache.own_logits import PASSING, one_line
-from specdec_hf.cache.protocol import RollbackCache
-from specdec_hf.cache.spec_cache import FIRST, SpecCache
+from specdec_hf.cache.protocol import Runner
+from specdec_hf.cache.spec_runner import FIRST, SpecRunner
 from specdec_hf.cache.widths import Widths
 from specdec_hf.compiled.borrow import borrow_graphs
 from specdec_hf.compiled.forward import compiled_forward
@@ -119,18 +119,18 @@ class CompiledCall:
 
 def use_compiled(
     model: Any,
-    cache: RollbackCache,
+    runner: Runner,
     *,
     tree: bool,
     check: bool,
     note: Callable[[str], None],
     borrower: Borrower | None,
 ) -> CompileStats:
-    """Let the forwards through a cache run compiled, or warn why they run eagerly.
+    """Let the forwards of a runner run compiled, or warn why they run eagerly.
 
     Args:
-        model: the model that the cache was made for.
-        cache: empty, or filled by a prefill.
+        model: that of the runner.
+        runner: its cache is empty, or filled by a prefill.
         tree: whether trees will be fed.
         check: whether the first use of a model compares logits with the model's own.
         note: told of a forward that fails later in the call.
@@ -138,8 +138,8 @@ def use_compiled(
             runs without.
     """
     stats = CompileStats()
-    if not isinstance(cache, SpecCache):
-        run_eagerly(model, stats, f"compiled forwards need cache='spec', got {cache.kind!r}")
+    if not isinstance(runner, SpecRunner):
+        run_eagerly(model, stats, f"compiled forwards need cache='spec', got {runner.kind!r}")
         return stats
     try:
         forward = compiled_forward(model)
@@ -147,17 +147,17 @@ def use_compiled(
         run_eagerly(model, stats, str(error))
         return stats
     before = forward.warm_ups.seconds
-    reason = forward.warm_up(model, padded=len(cache.lengths) > 1, tree=tree, check=check)
+    reason = forward.warm_up(model, padded=len(runner.lengths) > 1, tree=tree, check=check)
     if reason is None:
-        policy = cache.policy
+        policy = runner.policy
         policy = replace(
             policy,
             widths=policy.widths or Widths(few_slots=forward.cuda_graphs is not None),
             omits_mask=policy.omits_mask & {FIRST},
             compiled=CompiledCall(model, forward, stats, note),
         )
-        cache.run_with(policy)
-        without = borrow_graphs(forward, model, cache, borrower, tree=tree, check=check)
+        runner.run_with(policy)
+        without = borrow_graphs(forward, model, runner, borrower, tree=tree, check=check)
         stats.cuda_graphs = len(forward.cuda_graphs or ())
         if without:
             run_without_graphs(model, stats, without, note)

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 
 from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import Cursor, SpecLayer
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.cache.widths import Widths, is_long
 from specdec_hf.compiled.recorder import Recorder
 from specdec_hf.compiled.recordings import Borrower, LentGraphs
@@ -27,7 +28,7 @@ class Replayed:
 
     Attributes:
         logits: [B, keep, V].
-        hidden_states: [B, n, H] each, those that the cache asks for, by number.
+        hidden_states: [B, n, H] each, those that the runner asks for, by number.
     """
 
     logits: torch.Tensor
@@ -75,26 +76,27 @@ class CudaGraphs(LentGraphs):
 
     def lend(
         self,
-        cache: SpecCache,
+        runner: SpecRunner,
         borrower: Borrower,
         weights: tuple[int, ...],
         initialize: Callable[[list[SpecLayer], int], None],
     ) -> str:
-        """Give a cache the buffers until its call ends, or say why it cannot have them.
+        """Give a runner's cache the buffers until its call ends, or say why it cannot have them.
 
         Args:
-            cache: its ``widths`` are those of the call.
+            runner: its ``widths`` are those of the call.
             borrower: the call.
             weights: addresses of all that graphs read beside their inputs.
             initialize: makes the buffers of layers that have none, for a number of sequences.
         """
-        if reason := self.refusal(cache):
+        if reason := self.refusal(runner):
             return reason
-        last: SpecCache | None = self.user
-        if last is not None and last is not cache:
-            for layer in last.spec_layers:
+        last: SpecRunner | None = self.user
+        if last is not None and last is not runner:
+            for layer in last.cache.spec_layers:
                 layer.drop()  # its call has ended, and another one writes there now
-        if self.fit(cache, weights):
+        cache = runner.cache
+        if self.fit(runner, weights):
             for layer, held in zip(cache.spec_layers, self._buffers, strict=True):
                 if held is not None:
                     layer.move_to(*held)
@@ -102,18 +104,18 @@ class CudaGraphs(LentGraphs):
         else:
             self.keep(())  # before others are made
             self._capacity = 0
-            cache.grow(_slots_of(cache))
+            cache.grow(_slots_of(runner))
             initialize(cache.spec_layers, len(cache.lengths))
             self._keep_those_of(cache)
-        self.begin(cache, borrower, weights)
+        self.begin(runner, borrower, weights)
         return ""
 
-    def fit(self, cache: SpecCache, weights: tuple[int, ...]) -> bool:
+    def fit(self, runner: SpecRunner, weights: tuple[int, ...]) -> bool:
         """Whether the buffers suffice a cache, and graphs read the weights where they are now."""
         return (
             weights == self._weights
-            and len(cache.lengths) == self._batch_size
-            and _slots_of(cache) <= self._capacity
+            and len(runner.lengths) == self._batch_size
+            and _slots_of(runner) <= self._capacity
         )
 
     def _keep_those_of(self, cache: SpecCache) -> None:
@@ -135,12 +137,13 @@ class CudaGraphs(LentGraphs):
             None where ``forward`` itself must run: it is a prompt's, or the cache is that of a call
             without the buffers, or the forward cannot be recorded.
         """
-        if self.reason or self.user is not cache or not self._recorder.here():
+        runner: SpecRunner | None = self.user
+        if self.reason or runner is None or runner.cache is not cache or not self._recorder.here():
             return None
         if is_long(inputs["input_ids"].shape[1]):
             return None
         self._keep_those_of(cache)  # it may have grown
-        visible, wanted = cache.cursor.visible, cache.hidden_layers
+        visible, wanted = cache.cursor.visible, runner.tap.layers
 
         def run(given: dict[str, Any]) -> list[torch.Tensor]:
             recorded = RecordedCache(given.pop("starts"), visible, cache.spec_layers)
@@ -158,6 +161,7 @@ class CudaGraphs(LentGraphs):
         return Replayed(logits, dict(zip(numbers, states, strict=True)))
 
 
-def _slots_of(cache: SpecCache) -> int:
-    """Slots of buffers for a cache; one stays unseen, see `SpecCache`."""
-    return 1 + (cache.policy.widths or Widths(few_slots=True)).visible(cache.cursor.capacity)
+def _slots_of(runner: SpecRunner) -> int:
+    """Slots of buffers for a cache; one stays unseen, see `SpecCache.move_cursor`."""
+    widths = runner.policy.widths or Widths(few_slots=True)
+    return 1 + widths.visible(runner.cache.cursor.capacity)

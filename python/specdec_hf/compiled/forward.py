@@ -19,8 +19,9 @@ from specdec_hf.cache.fit import tolerance_of
 from specdec_hf.cache.own_logits import changing, logits_alone, undisturbed
 from specdec_hf.cache.record import record_of
 from specdec_hf.cache.self_check import DIFFERENT, compare_rows
-from specdec_hf.cache.spec_cache import ForwardPolicy, SpecCache
+from specdec_hf.cache.spec_cache import SpecCache
 from specdec_hf.cache.spec_layer import SpecLayer
+from specdec_hf.cache.spec_runner import ForwardPolicy, SpecRunner
 from specdec_hf.cache.widths import BUCKETS, Widths
 from specdec_hf.compiled.cuda_graphs import CudaGraphs, RecordedCache
 from specdec_hf.compiled.layers import (
@@ -134,23 +135,23 @@ class CompiledForward:
         if plan.too_short:
             return f"the model's context holds {plan.context} tokens"
         if not self._like:
-            cache = SpecCache(model, 1, 8)
-            cache.forward(plan.texts[0][None, :1].to(model.device), plan.prompts[:1] * 0, 1)
-            self._like = [_without_slots(layer) for layer in cache.spec_layers]
+            runner = SpecRunner(model, 1, 8)
+            runner.forward(plan.texts[0][None, :1].to(model.device), plan.prompts[:1] * 0, 1)
+            self._like = [_without_slots(layer) for layer in runner.cache.spec_layers]
         policy = ForwardPolicy(Widths(), compiled=self, one_by_one=False)
-        cache = SpecCache(model, len(plan.prompts), plan.capacity + BUCKETS[-1], policy)
-        return difference_in(cache, model, plan, check)
+        runner = SpecRunner(model, len(plan.prompts), plan.capacity + BUCKETS[-1], policy)
+        return difference_in(runner, model, plan, check)
 
-    def lend(self, cache: SpecCache, borrower: Borrower) -> str:
+    def lend(self, runner: SpecRunner, borrower: Borrower) -> str:
         """As `CudaGraphs.lend`."""
         assert self.cuda_graphs is not None
         with self._lock:
-            return self.cuda_graphs.lend(cache, borrower, self._weights(), self._initialize)
+            return self.cuda_graphs.lend(runner, borrower, self._weights(), self._initialize)
 
-    def has_graphs_for(self, cache: SpecCache) -> bool:
-        """Whether CUDA graphs of all widths exist for buffers that suffice a cache."""
+    def has_graphs_for(self, runner: SpecRunner) -> bool:
+        """Whether CUDA graphs of all widths exist for buffers that suffice a runner's cache."""
         graphs = self.cuda_graphs
-        return graphs is not None and graphs.complete and graphs.fit(cache, self._weights())
+        return graphs is not None and graphs.complete and graphs.fit(runner, self._weights())
 
     def _weights(self) -> tuple[int, ...]:
         return tuple(x.data_ptr() for x in (*self._twin.parameters(), *self._twin.buffers()))
@@ -173,16 +174,16 @@ def compiled_forward(model: Any) -> CompiledForward:
     return made
 
 
-def difference_in(cache: SpecCache, model: Any, plan: CheckPlan, check: bool) -> str | None:
+def difference_in(runner: SpecRunner, model: Any, plan: CheckPlan, check: bool) -> str | None:
     """How logits of a plan's texts, fed through an empty cache, differ from the model's own.
 
     Args:
-        cache: its forwards run compiled.
-        model: that of the cache.
+        runner: its forwards run compiled.
+        model: that of the runner.
         plan: what is fed.
         check: whether logits are compared.
     """
-    rows = plan.run(cache)
+    rows = plan.run(runner)
     if not check:
         return None
     own = [logits_alone(model, text) for text in plan.texts]

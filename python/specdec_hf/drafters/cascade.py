@@ -340,7 +340,7 @@ class VerticalCascade(Cascade):
             context,
             0,
             model=self.model,
-            cache=None,
+            runner=None,
             rule=rule,
             seeds=context.seeds.to(self._draft.device),
         )
@@ -422,10 +422,10 @@ class VerticalCascade(Cascade):
             found, counts = read_tokens(proposed, most)
             found = np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)
             ids, distribution = torch.from_numpy(found).to(draft.device), proposed.distribution
-        missing = int((history.lengths - draft.cache.lengths).max())
+        missing = int((history.lengths - draft.runner.lengths).max())
         window = torch.from_numpy(history.last(missing)).to(draft.device, non_blocking=True)
         window = torch.cat([window, ids.clamp(min=0)], dim=1)
-        logits = draft.cache.forward(window, history.lengths - missing, ids.shape[1] + 1)
+        logits = draft.runner.forward(window, history.lengths - missing, ids.shape[1] + 1)
         positions = torch.from_numpy(history.lengths).to(draft.device, non_blocking=True)
         verdict = self._verify(logits, ids, distribution, seeds, positions)
         outcome = torch.cat([verdict.tokens, verdict.num_accepted[:, None].long()], dim=1)

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import shown
-from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.choose import choose_runner
 from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
 from specdec_hf.cache.protocol import Lengths, context_length, num_parameters, vocab_size_of
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.compiled.call import use_compiled
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
@@ -173,7 +173,7 @@ class DraftModel:
         self.model = model
         self.device: torch.device = model.device
         self.context = context
-        self.cache, notes = choose_cache(
+        self.runner, notes = choose_runner(
             model,
             context.batch_size,
             min(context.max_length, 1024) + context.max_draft + 1,
@@ -186,7 +186,7 @@ class DraftModel:
             context.note(f"draft model {note}")
         if context.compile:
             made = use_compiled(
-                model, self.cache, tree=tree, check=context.self_check, note=context.note,
+                model, self.runner, tree=tree, check=context.self_check, note=context.note,
                 borrower=context.lease(),
             )  # fmt: skip
             context.report_compiled(f"draft model {type(model).__name__}", made)
@@ -226,14 +226,14 @@ class DraftModel:
         lengths = history.lengths
         # All sequences are fed as many tokens as the one that lacks most. Those that lack fewer
         # write the same keys and values into the same slots again, and the batch has no padding.
-        missing = int((lengths - self.cache.lengths).max())
+        missing = int((lengths - self.runner.lengths).max())
         tokens = torch.from_numpy(history.last(missing)).to(self.device, non_blocking=True)
         self._nodes_fed = 0
-        return self.cache.forward(tokens, lengths - missing, 1)[:, -1]
+        return self.runner.forward(tokens, lengths - missing, 1)[:, -1]
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Feed one token [B, 1] of each sequence at ``starts[b]``; logits [B, V] after it."""
-        return self.cache.forward(tokens, starts, 1)[:, -1]
+        return self.runner.forward(tokens, starts, 1)[:, -1]
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Feed the next nodes of a tree below each sequence's last token; their logits [B, m, V].
@@ -244,9 +244,9 @@ class DraftModel:
             parents: [B, k] of all nodes fed so far in this round, the m new ones last.
         """
         self._nodes_fed = parents.shape[1]
-        cache = self.cache
-        assert isinstance(cache, SpecCache)
-        return cache.forward_tree(tokens.clamp(min=0), lengths - 1, parents)
+        runner = self.runner
+        assert isinstance(runner, SpecRunner)
+        return runner.forward_tree(tokens.clamp(min=0), lengths - 1, parents)
 
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
         """Keep the committed path in the cache, down to its first node that was not fed.
@@ -257,8 +257,8 @@ class DraftModel:
         """
         in_cache = np.minimum.accumulate((path >= 0) & (path < self._nodes_fed), axis=1)
         if in_cache.any():
-            assert isinstance(self.cache, SpecCache)
-            self.cache.compact(
+            assert isinstance(self.runner, SpecRunner)
+            self.runner.compact(
                 torch.from_numpy(lengths.copy()).to(self.device, non_blocking=True),
                 torch.from_numpy(np.where(in_cache, path, -1)).to(self.device, non_blocking=True),
             )
@@ -267,7 +267,7 @@ class DraftModel:
 
     def truncate(self, lengths: Lengths) -> None:
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
-        self.cache.truncate(np.minimum(self.cache.lengths, lengths))
+        self.runner.truncate(np.minimum(self.runner.lengths, lengths))
 
 
 def room_in(

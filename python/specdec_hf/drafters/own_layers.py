@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.protocol import Lengths, context_length
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.cache.split_model import SplitModel, check_split
 from specdec_hf.drafters.model import DrawingDrafter, room_in
 from specdec_hf.drafting.context import DraftContext, History
@@ -37,7 +37,7 @@ class OwnCacheDraft:
         self.model = context.model
         self.device: torch.device = context.model.device
         self.context = context
-        self.target_cache: SpecCache = context.cache
+        self.runner: SpecRunner = context.runner
         self.sampler = RowSampler(context, self.device)
         self._context_length = context_length(self.model)
 
@@ -69,21 +69,21 @@ class OwnCacheDrafter(DrawingDrafter):
 
     def _check_cache(self, context: DraftContext) -> None:
         """Raise ValueError for a call whose cache drafts cannot be written to."""
-        if not isinstance(context.cache, SpecCache):
-            kind = getattr(context.cache, "kind", None)
+        if not isinstance(context.runner, SpecRunner):
+            kind = getattr(context.runner, "kind", None)
             raise ValueError(f"drafter {self.name} needs cache='spec', got {kind!r}")
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         own: Any = self._draft
-        cache = own.target_cache
-        if cache.later_inputs is not None:
+        runner: SpecRunner = own.runner
+        if runner.later_inputs is not None:
             self._context.note(
                 f"drafter {self.name} drafts nothing where the call has inputs other than text"
             )
             return None
-        before = cache.lengths.copy()
+        before = runner.lengths.copy()
         draft = super().propose(history, limits)
-        cache.truncate(before)
+        runner.truncate(before)
         return draft
 
 
@@ -106,7 +106,7 @@ class OwnLayers(OwnCacheDraft):
         return self.extend(pending, history.lengths - 1)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
-        logits, hidden = self.split.first(self.target_cache, tokens, starts)
+        logits, hidden = self.split.first(self.runner, tokens, starts)
         self.hidden.append(hidden)
         return logits[:, -1]
 
@@ -146,7 +146,7 @@ class OwnLayersDrafter(OwnCacheDrafter):
         self.relative_cost = split.first_share
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        if self._context.cache.hidden_states is not None:
+        if self._context.runner.tap.is_open:
             self._context.note(
                 f"drafter {self.name} drafts nothing where the call returns hidden states"
             )
@@ -161,9 +161,9 @@ class OwnLayersDrafter(OwnCacheDrafter):
         known = torch.cat(hidden, dim=1)[:, : tokens.shape[1]]
         size = known.shape[1]
         if size < tokens.shape[1]:
-            rest = own.split.shared(own.target_cache, tokens[:, size:], starts + size)
+            rest = own.split.shared(own.runner, tokens[:, size:], starts + size)
             known = torch.cat([known, rest], dim=1)
-        logits: torch.Tensor = own.split.second(own.target_cache, known, starts, keep)
+        logits: torch.Tensor = own.split.second(own.runner, known, starts, keep)
         return logits
 
     def commit(self, outcome: DraftOutcome) -> None:

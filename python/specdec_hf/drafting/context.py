@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.hidden_states import CommittedStates, keep_hidden_states
+from specdec_hf.cache.hidden_states import CommittedStates
 from specdec_hf.compiled.call import CompileStats
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.hf_arguments.encoder import EncoderSource
@@ -69,7 +69,7 @@ class DraftContext:
         lease: refers to the lease that is held until the call ends; gives None where there is none.
         encoder: what the encoder of an encoder-decoder read, or None. `EncoderSource.texts` gives
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
-        cache: the target's cache. Only a drafter that computes a part of the target's forward, see
+        runner: that of the target. Only a drafter that computes a part of the target's forward, see
             `Drafter.forward`, may use it.
         goes_on: for drafters that draw token by token; set after `start`. Given the index of the
             token drawn last and its `TokenStats`, it says for each sequence [B] whether to draw
@@ -99,7 +99,7 @@ class DraftContext:
     compiled: list[CompileStats] | None = None
     lease: Callable[[], Lease | None] = lambda: None
     encoder: EncoderSource | None = None
-    cache: Any = None
+    runner: Any = None
     goes_on: Callable[[int, TokenStats], NDArray[np.bool_]] | None = None
     nodes: Callable[[int, NDArray[np.float64]], int] | None = None
     num_proposals: int = 1
@@ -124,13 +124,13 @@ class DraftContext:
             ValueError: the drafter does not draft for the model of a call, whose forwards give
                 them.
         """
-        if self.cache is None or self.kept_states is None:
+        if self.runner is None or self.kept_states is None:
             raise ValueError(
                 "a drafter that reads hidden states must draft for the model of a call itself, not "
                 "inside a cascade, for a beam search or in a server"
             )
-        keep_hidden_states(self.cache, layers)
-        self.kept_states.append(CommittedStates(layers, self.cache.lengths))
+        self.runner.tap.open(layers)
+        self.kept_states.append(CommittedStates(layers, self.runner.lengths))
         return self.kept_states[-1]
 
     def noise_positions(

@@ -25,7 +25,7 @@ from torch.nn import functional
 from specdec_hf.arguments import check_integer
 from specdec_hf.cache.model_call import forward_arguments, run_embeddings
 from specdec_hf.cache.protocol import Lengths, vocab_size_of
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft
@@ -124,8 +124,8 @@ class PassHead(WholeVocabularyHead):
         own = self.embeddings[:steps].repeat(batch_size, number, 1)
         fed = torch.cat([embeddings, own], dim=1).to(model.dtype)
         parents = _parents(size, cuts, steps)
-        cache = SpecCache(model, batch_size, fed.shape[1])
-        inputs = cache.tree_window(np.zeros(batch_size, dtype=np.int64), parents)
+        runner = SpecRunner(model, batch_size, fed.shape[1])
+        inputs = runner.tree_window(np.zeros(batch_size, dtype=np.int64), parents)
         del inputs["past_key_values"]  # keys and values need gradients, which the cache has not
         decoder = model.get_decoder()
         frozen = {name: weight.detach() for name, weight in decoder.named_parameters()}
@@ -193,9 +193,7 @@ class LookAheadDraft(OwnCacheDraft):
         given = self.model.get_input_embeddings()(pending)
         own = self.head.embeddings[: self.size - 1].to(given).expand(len(given), -1, -1)
         fed = torch.cat([given, own], dim=1)
-        logits = run_embeddings(
-            self.model, self.target_cache, fed, history.lengths - 1, keep=self.size
-        )
+        logits = run_embeddings(self.model, self.runner, fed, history.lengths - 1, keep=self.size)
         self._rows = iter(logits.unbind(dim=1))
         return next(self._rows)
 

@@ -9,13 +9,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.choose import choose_runner
 from specdec_hf.cache.fixed_width import check_fixed_width, fix_width
 from specdec_hf.cache.handover import import_cache
-from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.protocol import Lengths, RollbackCache
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.protocol import Lengths, Runner
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.compiled.call import use_compiled
 from specdec_hf.drafters.resolve import parts_of
 from specdec_hf.drafting.context import DraftContext
@@ -36,7 +35,7 @@ MIN_MAX_DRAFT = 16  # drafters make buffers of this size, whatever small numbers
 
 
 def begin(model: Any, call: Call, options: Options) -> Session:
-    """Set up the cache, the drafter and the schedules of one call.
+    """Set up the runner, the drafter and the schedules of one call.
 
     Raises:
         TypeError: a drafter or seed of a wrong type.
@@ -44,12 +43,12 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         RuntimeError: a drafter that another call is using.
     """
     plan = make_plan(model, call, options)
-    cache, first_logits, notes = _make_cache(plan)
-    stats = _statistics(plan, cache, notes)
+    runner, first_logits, notes = _make_runner(plan)
+    stats = _statistics(plan, runner, notes)
     lease = Lease(parts_of(plan.drafter))
     try:
-        _choose_forwards(plan, cache, stats, lease)
-        context = _start_drafter(plan, cache, stats, lease)
+        _choose_forwards(plan, runner, stats, lease)
+        context = _start_drafter(plan, runner, stats, lease)
     except BaseException:
         lease.release()  # at once, since the traceback keeps it alive
         raise
@@ -65,7 +64,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         model=model,
         call=call,
         rule=plan.rule,
-        cache=cache,
+        runner=runner,
         drafter=plan.drafter,
         context=context,
         length_policy=length_policy,
@@ -78,14 +77,14 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         stats=stats,
         clock=options.clock,
         started=plan.started,
-        outputs=_token_outputs(call, cache),
+        outputs=_token_outputs(call, runner),
         first_logits=first_logits,
         trace=options.trace,
     )
 
 
-def _make_cache(plan: Plan) -> tuple[RollbackCache, torch.Tensor | None, list[str]]:
-    """The cache, the logits of the model's own prefill if it made one, and notes."""
+def _make_runner(plan: Plan) -> tuple[Runner, torch.Tensor | None, list[str]]:
+    """The runner, the logits of the model's own prefill if it made one, and notes."""
     model, call, options = plan.model, plan.call, plan.options
     longest = int(plan.lengths.max())
     capacity = min(plan.max_length, longest + SLOTS_AHEAD) + plan.draft_size + 1
@@ -97,17 +96,17 @@ def _make_cache(plan: Plan) -> tuple[RollbackCache, torch.Tensor | None, list[st
         )  # fmt: skip
     prompt = Prompt(call.prompt_ids, call.mask)
     if call.past is None:
-        cache, notes = choose_cache(
+        runner, notes = choose_runner(
             model, len(plan.lengths), capacity, plan.chosen, prompt=prompt, encoded=call.encoded
         )
     else:
-        cache, notes = import_cache(
+        runner, notes = import_cache(
             model, call.past, prompt, capacity, plan.chosen, encoded=call.encoded
         )
-    return cache, None, notes
+    return runner, None, notes
 
 
-def _statistics(plan: Plan, cache: RollbackCache, notes: list[str]) -> SpecStats:
+def _statistics(plan: Plan, runner: Runner, notes: list[str]) -> SpecStats:
     options, drafter, rule = plan.options, plan.drafter, plan.rule
     tree = "" if options.tree is None else str(options.tree)
     if not tree and drafter is not None and drafter.size:
@@ -117,22 +116,22 @@ def _statistics(plan: Plan, cache: RollbackCache, notes: list[str]) -> SpecStats
         rule=rule,
         lossless=rule in LOSSLESS_RULES or rule in LOSSLESS_TREE_RULES,
         drafter="none" if drafter is None else drafter.name,
-        cache=cache.kind,
+        cache=runner.kind,
         tree=tree,
         seeds=plan.seeds,
         notes=[*plan.call.notes, *plan.notes, *notes],
     )
 
 
-def _choose_forwards(plan: Plan, cache: RollbackCache, stats: SpecStats, lease: Lease) -> None:
+def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, lease: Lease) -> None:
     """Give the forwards their width, and let them run compiled, as the options say."""
     model, options = plan.model, plan.options
     if options.fixed_width is not None:
-        fix_width(model, cache, options.fixed_width)
+        fix_width(model, runner, options.fixed_width)
     if options.compile:
         stats.compiled = use_compiled(
             model,
-            cache,
+            runner,
             tree=plan.drafts_trees,
             check=options.self_check,
             note=stats.note,
@@ -140,14 +139,14 @@ def _choose_forwards(plan: Plan, cache: RollbackCache, stats: SpecStats, lease: 
         )
         if stats.compiled.eager:
             stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
-    if isinstance(cache, SpecCache) and cache.policy.widths is not None:
-        plan.costs.padded = cache.policy.widths.of
+    if isinstance(runner, SpecRunner) and runner.policy.widths is not None:
+        plan.costs.padded = runner.policy.widths.of
     if options.fixed_width is not None and options.self_check:
-        check_fixed_width(model, cast(SpecCache, cache))
+        check_fixed_width(model, cast(SpecRunner, runner))
 
 
 def _start_drafter(
-    plan: Plan, cache: RollbackCache, stats: SpecStats, lease: Lease
+    plan: Plan, runner: Runner, stats: SpecStats, lease: Lease
 ) -> DraftContext | None:
     """What the drafter was started with; None without a drafter."""
     call, drafter = plan.call, plan.drafter
@@ -167,7 +166,7 @@ def _start_drafter(
         compiled=None if stats.compiled is None else stats.compiled.drafts,
         lease=weakref.ref(lease),  # the drafter keeps the context after the call
         encoder=call.encoder,
-        cache=cache,
+        runner=runner,
         kept_states=[],
     )
     tokenizer = call.assistant.target_tokenizer
@@ -186,9 +185,9 @@ def committed_prompts(call: Call, lengths: Lengths, max_length: int) -> Committe
     return CommittedTokens(tokens, lengths, np.ones(len(lengths), dtype=bool))
 
 
-def _token_outputs(call: Call, cache: RollbackCache) -> TokenOutputs | None:
+def _token_outputs(call: Call, runner: Runner) -> TokenOutputs | None:
     if not call.outputs:
         return None
     if "hidden_states" in call.outputs and call.prefill is None:
-        keep_hidden_states(cache)
+        runner.tap.open()
     return TokenOutputs(call.outputs, len(call.mask))

@@ -140,7 +140,7 @@ def commit(
         steps.append(Step(b, tokens, kinds, logprobs, reason))
         if verdict.status[b]:
             _note_draft_faults(s, Status(int(verdict.status[b])))
-    s.cache.truncate(history.lengths - 1)
+    s.runner.truncate(history.lengths - 1)
     return steps, kept_drafts
 
 

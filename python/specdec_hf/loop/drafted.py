@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.cache.spec_cache import SpecCache
+from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafting.checks import ask, cut_chains
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_hf.loop.commit import DraftCounts, HostVerdict
@@ -80,10 +80,10 @@ class Drafted:
     def forward(self) -> torch.Tensor:
         """The target's logits [B, N+1, V] after the last committed token and after each draft."""
         # The cache lacks the last committed token of every sequence, and at first the prompt.
-        session, cache = self.session, self.session.cache
-        missing = int((self.lengths - cache.lengths).max())
+        session, runner = self.session, self.session.runner
+        missing = int((self.lengths - runner.lengths).max())
         last = session.history.last(missing)
-        if cache.kind == "plain":
+        if runner.kind == "plain":
             # Its state goes on where a sequence has ended, as that of plain generation does.
             last[:, -1] = np.where(session.padding_fed > 0, session.call.pad, last[:, -1])
         tokens = torch.from_numpy(last).to(session.model.device, non_blocking=True)
@@ -93,14 +93,14 @@ class Drafted:
             tokens = torch.cat([tokens, drafts], dim=1)
         if self.draft is not None and self.draft.parents is not None:
             assert missing == 1, "a tree's mask is made for a root and its nodes only"
-            assert isinstance(cache, SpecCache)
-            return cache.forward_tree(tokens, self.lengths - 1, self.layout.parents)
+            assert isinstance(runner, SpecRunner)
+            return runner.forward_tree(tokens, self.lengths - 1, self.layout.parents)
         starts = self.lengths - missing
         if session.drafter is not None and session.drafter.makes_forward:
             logits = session.drafter.forward(tokens, starts, size + 1)
             if logits is not None:
                 return logits
-        return cache.forward(tokens, starts, size + 1)
+        return runner.forward(tokens, starts, size + 1)
 
     @cached_property
     def layout(self) -> Tree:
@@ -144,8 +144,8 @@ class Drafted:
             )
             extra = [verdict.path, tree.tokens, tree.parents]
             if draft is not None:
-                assert isinstance(session.cache, SpecCache)
-                session.cache.compact(positions, verdict.path)
+                assert isinstance(session.runner, SpecRunner)
+                session.runner.compact(positions, verdict.path)
         carried = None if draft is None else draft.carried
         return verdict, extra if carried is None else [*extra, carried.to(session.model.device)]
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
 from specdec_hf.cache.handover import export_cache
-from specdec_hf.cache.hidden_states import take_hidden_states
 from specdec_hf.cache.protocol import context_length
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.loop.processors import process_ended
@@ -68,11 +67,11 @@ def finish(session: Session) -> SpecOutput:
     past: Any = None
     outputs: dict[str, Any] = {}
     if s.call.return_dict:
-        if (new_tokens < longest).any() and s.cache.kind != "plain":
+        if (new_tokens < longest).any() and s.runner.kind != "plain":
             _follow_ended(s, longest - new_tokens)
         if s.outputs is not None:
             outputs = s.outputs.tensors(longest, _fed_columns(s.call), s.call.sampling)
-        past = export_cache(s.model, s.cache, mask[:, :-1])
+        past = export_cache(s.model, s.runner, mask[:, :-1])
     s.stats.total_seconds = s.clock() - s.started
     s.length_policy.finish()
     sequences = np.full((batch_size, columns + longest), s.call.pad, dtype=np.int64)
@@ -107,18 +106,18 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
     s = session
     size = int(behind.max()) if s.outputs is not None else 1
     context = context_length(s.model)
-    if context is not None and s.cache.kind != "spec":
+    if context is not None and s.runner.kind != "spec":
         size = min(size, context - int(s.history.lengths.max()) + 1)
     tokens = np.full((len(behind), size), s.call.pad, dtype=np.int64)
     tokens[:, :1] = s.history.last(1)
     fed = torch.from_numpy(tokens).to(s.model.device)
-    logits = s.cache.forward(fed, s.history.lengths - 1, size)
-    s.cache.truncate(s.history.lengths)
+    logits = s.runner.forward(fed, s.history.lengths - 1, size)
+    s.runner.truncate(s.history.lengths)
     if s.outputs is not None:
         counts = np.minimum(behind, size)
         rows = np.broadcast_to(np.arange(size), tokens.shape)
         processed = process_ended(s, logits, counts)
-        s.outputs.record(logits, processed, take_hidden_states(s.cache), rows, counts)
+        s.outputs.record(logits, processed, s.runner.tap.take(), rows, counts)
 
 
 def _fed_columns(call: Call) -> NDArray[np.bool_]:

@@ -18,12 +18,11 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from specdec_hf.cache.choose import rollback_kinds
 from specdec_hf.cache.fit import Comparison, Fit, compare, tolerance_of
 from specdec_hf.cache.handover import take_over
-from specdec_hf.cache.hidden_states import keep_hidden_states
 from specdec_hf.cache.later_inputs import LaterInputs
 from specdec_hf.cache.make import kind_reason
 from specdec_hf.cache.own_logits import one_line, undisturbed
-from specdec_hf.cache.plain import PlainCache, Prompt
-from specdec_hf.cache.protocol import Lengths, RollbackCache, vocab_size_of
+from specdec_hf.cache.plain import PlainRunner, Prompt
+from specdec_hf.cache.protocol import Lengths, Runner, vocab_size_of
 from specdec_hf.cache.record import fits_of
 from specdec_hf.cache.self_check import check_fit
 from specdec_hf.hf_arguments.call import Call
@@ -42,7 +41,7 @@ def prefill(
     drafts: bool = True,
     tree: bool = False,
     self_check: bool = True,
-) -> tuple[RollbackCache, torch.Tensor, list[str]]:
+) -> tuple[Runner, torch.Tensor, list[str]]:
     """Run the model's own prefill and hand its cache to the loop.
 
     The first time that a class and configuration of model has inputs of these names, the logits of
@@ -58,8 +57,8 @@ def prefill(
         self_check: False makes no such comparison.
 
     Returns:
-        The cache, which holds the whole prompt, logits [B, 1, V] of the token that follows, and
-        notes for the statistics.
+        The runner, whose cache holds the whole prompt, logits [B, 1, V] of the token that follows,
+        and notes for the statistics.
 
     Raises:
         ValueError: the loop cannot feed this model's later tokens as plain generation does.
@@ -81,11 +80,11 @@ def prefill(
         if reason is not None:
             kinds, faults = [], [f"cache='spec' with a tree of drafts: {reason}"]
 
-    def result(cache: RollbackCache) -> tuple[RollbackCache, torch.Tensor, list[str]]:
+    def result(runner: Runner) -> tuple[Runner, torch.Tensor, list[str]]:
         if "hidden_states" in call.outputs:
-            keep_hidden_states(cache, first=outputs.hidden_states)
-        ran = f"{type(model).__name__} runs with cache={cache.kind!r}"
-        return cache, logits, [f"{ran}; {fault}" for fault in faults]
+            runner.tap.open(first=outputs.hidden_states)
+        ran = f"{type(model).__name__} runs with cache={runner.kind!r}"
+        return runner, logits, [f"{ran}; {fault}" for fault in faults]
 
     try:
         later = LaterInputs(model, made.input_ids, made.model_kwargs, outputs, past, lengths)
@@ -106,17 +105,17 @@ def named(names: list[str]) -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
-def _continued(model: Any, call: Call, outputs: Any, past: Any, kind: str) -> PlainCache:
-    """A cache that goes on from the prefill as plain generation does, token by token."""
+def _continued(model: Any, call: Call, outputs: Any, past: Any, kind: str) -> PlainRunner:
+    """A runner that goes on from the prefill as plain generation does, token by token."""
     made = call.prefill
     assert made is not None
     inputs = {k: v for k, v in made.model_kwargs.items() if k != "past_key_values"}
-    cache = PlainCache(
+    runner = PlainRunner(
         model, len(call.mask), kind, prompt=Prompt(call.prompt_ids, call.mask), inputs=inputs,
         past=past,
     )  # fmt: skip
-    cache.begin_after(outputs)
-    return cache
+    runner.begin_after(outputs)
+    return runner
 
 
 def _taken_over(
@@ -127,17 +126,16 @@ def _taken_over(
     capacity: int,
     kind: str,
     self_check: bool,
-) -> RollbackCache:
+) -> Runner:
     assert call.prefill is not None
     past = outputs.past_key_values
     config = model.config.get_text_config(decoder=True)
     layer_types = set(get_layer_types_and_kwargs(config)[0])
     if HOLED_MASK in call.prefill.names and layer_types != {"full_attention"}:
         raise ValueError("a sliding window counts the columns that the mask hides")
-    cache: RollbackCache
+    runner: Runner
     if kind == "spec":
-        cache = taken = take_over(model, past, call.mask, capacity)
-        taken.later_inputs = later
+        runner = take_over(model, past, call.mask, capacity, later)
     else:
         reason = kind_reason(model, kind)
         if kind == "aligned" and layer_types != {"full_attention"}:
@@ -153,16 +151,16 @@ def _taken_over(
             reason = reason or "a layer holds no tokens of the text"
         if reason is not None:
             raise ValueError(f"cache={kind!r} cannot serve {type(model).__name__}: {reason}")
-        cache = _continued(model, call, outputs, copied(past), kind)
+        runner = _continued(model, call, outputs, copied(past), kind)
     if not self_check:
-        return cache
+        return runner
     # Windows of a single sequence are never ragged, so they prove nothing for a batch.
     names, batch = tuple(call.prefill.names), len(call.mask) > 1
     key, known = ("prefill", kind, names, batch, bool(call.mask.all())), fits_of(model)
     if key not in known:
         try:
             with undisturbed(model):
-                found = _compare(model, cache, past, later)
+                found = _compare(model, runner, past, later)
         except Exception as error:  # raised inside the model, which was not made for such inputs
             raise ValueError(
                 f"cache={kind!r}: {type(model).__name__} cannot use it: {one_line(error)}"
@@ -174,16 +172,16 @@ def _taken_over(
             )
         # A fault may lie in the inputs of this call.
         known[key] = Fit(found.difference, found.tolerance)
-    return cache
+    return runner
 
 
-def _compare(model: Any, cache: RollbackCache, past: Any, later: LaterInputs) -> Comparison:
+def _compare(model: Any, runner: Runner, past: Any, later: LaterInputs) -> Comparison:
     """Compare logits of ragged windows with those of plain forwards of probes.
 
     The cache of the loop is as before afterwards.
     """
     past = copied(past)
-    lengths: Lengths = cache.lengths.copy()
+    lengths: Lengths = runner.lengths.copy()
     batch_size = len(lengths)
     vocab_size = vocab_size_of(model)
     generator = torch.Generator("cpu").manual_seed(0)
@@ -191,11 +189,11 @@ def _compare(model: Any, cache: RollbackCache, past: Any, later: LaterInputs) ->
     probes = probes.to(model.device)
     # Every second sequence keeps one token more of the first window, as if a draft was accepted.
     kept: NDArray[np.int64] = np.arange(batch_size) % 2
-    cache.forward(probes[:, :2].contiguous(), lengths, 1)
-    cache.truncate(lengths + kept)
+    runner.forward(probes[:, :2].contiguous(), lengths, 1)
+    runner.truncate(lengths + kept)
     window = torch.stack([probes[b, k : k + 2] for b, k in enumerate(kept.tolist())])
-    got = cache.forward(window, lengths + kept, 2)
-    cache.truncate(lengths)
+    got = runner.forward(window, lengths + kept, 2)
+    runner.truncate(lengths)
     plain = []
     for i in range(1, PROBES + 1):
         inputs = later.native(past, i, 1, probes[:, :i])

@@ -67,14 +67,14 @@ class Phases:
 
     Args:
         clock: gives seconds.
-        cache: the target's, whose ``watch`` counts the seconds of its own work if it has one.
+        runner: the target's, whose ``watch`` counts the seconds of its own work if it has one.
 
     Attributes:
         seconds: so far, by the names in `PHASES`.
     """
 
-    def __init__(self, clock: Callable[[], float], cache: Any) -> None:
-        self.clock, self._watch = clock, getattr(cache, "watch", None)
+    def __init__(self, clock: Callable[[], float], runner: Any) -> None:
+        self.clock, self._watch = clock, getattr(runner, "watch", None)
         self.real = clock is time.perf_counter
         self.seconds: dict[str, Any] = dict.fromkeys(PHASES, 0.0)
         self._phase = PHASES[0]

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.hidden_states import take_hidden_states
 from specdec_hf.drafting.context import Candidates
 from specdec_hf.loop.commit import DraftCounts, HostVerdict, commit, read_verdict
 from specdec_hf.loop.drafted import Drafted
@@ -33,7 +32,7 @@ from specdec_kernels import Tree
 @torch.inference_mode()
 def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
-    phases = Phases(session.clock, session.cache)
+    phases = Phases(session.clock, session.runner)
     before, drafted = _Before(session), Drafted(session)
     with phases("draft"):
         limits = draft_limits(session)
@@ -78,7 +77,7 @@ class _Before:
     def __init__(self, session: Session) -> None:
         self.active = session.history.active.copy()
         self.lengths = session.history.lengths.copy()
-        self.padding_fed = session.padding_fed if session.cache.kind == "plain" else None
+        self.padding_fed = session.padding_fed if session.runner.kind == "plain" else None
         self.first_round = session.first_round
         self.cuda_graphs = session.stats.cuda_graphs
 
@@ -125,14 +124,14 @@ def _record_rows(
     outputs = session.outputs
     if not kept_states and outputs is None:
         return
-    hidden, rows = take_hidden_states(session.cache), drafted.rows(verdict)
+    hidden, rows = session.runner.tap.take(), drafted.rows(verdict)
     new = session.history.lengths - before.lengths
     for states in kept_states:
         chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
         states.record(hidden, before.lengths, chosen, raw.shape[1])
     if outputs is None:
         return
-    if session.cache.kind == "plain":
+    if session.runner.kind == "plain":
         # Every sequence has a row of every round, also where it had ended.
         logits = process_ended(session, logits, 1 - new, before.padding_fed)
         new = np.ones_like(new)

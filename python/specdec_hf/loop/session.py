@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import Lengths, RollbackCache
+from specdec_hf.cache.protocol import Lengths, Runner
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Drafter, drafts_trees
 from specdec_hf.drafting.lease import Lease
@@ -45,7 +45,7 @@ class Session:
     model: Any
     call: Call
     rule: str
-    cache: RollbackCache
+    runner: Runner
     drafter: Drafter | None
     context: DraftContext | None
     length_policy: DraftLengthPolicy

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.hidden_states import HiddenStates
+from specdec_hf.cache.protocol import HiddenStates
 from specdec_hf.hf_arguments.sampling import Sampling
 from specdec_kernels import sample
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.cache.choose import choose_cache
-from specdec_hf.cache.hidden_states import CommittedStates, HiddenStates, take_hidden_states
+from specdec_hf.cache.choose import choose_runner
+from specdec_hf.cache.hidden_states import CommittedStates
+from specdec_hf.cache.protocol import HiddenStates
 from specdec_hf.drafting.checks import ask
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
@@ -112,18 +113,18 @@ def replay(
         seed: of the drafts that are drawn, which have no influence on Q.
     """
     length = len(text.tokens)
-    cache, _ = choose_cache(model, 1, length)
+    runner, _ = choose_runner(model, 1, length)
     states: list[CommittedStates] = []
     context = DraftContext(
         model, REPLAY_RULE, **sampling, seeds=torch.tensor([seed], device=model.device),
-        batch_size=1, max_length=length, max_draft=16, cache=cache, kept_states=states,
+        batch_size=1, max_length=length, max_draft=16, runner=runner, kept_states=states,
     )  # fmt: skip
     drafter.start(context)
     hidden: HiddenStates = {}
     if states:  # those of all positions by one forward
         read = torch.from_numpy(text.tokens[None, :-1]).to(model.device)
-        cache.forward(read, np.zeros(1, dtype=np.int64), 1)
-        hidden = take_hidden_states(cache)
+        runner.forward(read, np.zeros(1, dtype=np.int64), 1)
+        hidden = runner.tap.take()
     for i, logits in enumerate(text.logits):
         index = text.begin + i
         history = _history(text, index)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hf.cache.choose import choose_cache
+from specdec_hf.cache.choose import choose_runner
 from specdec_kernels import sample
 
 PLACEHOLDER = "\N{INVERTED QUESTION MARK}TURN\N{INVERTED QUESTION MARK}"  # no template changes it
@@ -132,11 +132,11 @@ def converse(
         ValueError: a model that cannot run a ragged batch, or whose logits are no numbers.
     """
     head = list(chat.before)
-    cache, _ = choose_cache(model, batch_size, length + 1, "spec")
+    runner, _ = choose_runner(model, batch_size, length + 1, "spec")
     device = model.device
     begin = torch.tensor([head], device=device).expand(batch_size, -1)
     if len(head) > 1:
-        cache.forward(begin[:, :-1], np.zeros(batch_size, dtype=np.int64), 1)
+        runner.forward(begin[:, :-1], np.zeros(batch_size, dtype=np.int64), 1)
     rows = [_Row() for _ in range(batch_size)]
     parameters = np.zeros((batch_size, 2), dtype=np.float32)
     written = 0
@@ -155,7 +155,7 @@ def converse(
     lengths = np.full(batch_size, len(head) - 1, dtype=np.int64)
     while any(row.number >= 0 for row in rows):
         fed = torch.tensor([[row.tokens[n]] for row, n in zip(rows, lengths, strict=True)])
-        logits = cache.forward(fed.to(device), lengths, 1)[:, -1]
+        logits = runner.forward(fed.to(device), lengths, 1)[:, -1]
         lengths = lengths + 1
         drawn = sample(
             logits,
@@ -191,7 +191,7 @@ def converse(
             going = (row for row in rows if row.number >= 0 and row.answer is not None)
             yield from map(_ended, going)
             return
-        cache.truncate(lengths)
+        runner.truncate(lengths)
 
 
 def _begin_answer(row: _Row, chat: ChatFormat, parameters: Any) -> None:
