@@ -4,7 +4,6 @@ from specdec_hf.api import generate as generate
 from specdec_hf.api import warm_up as warm_up
 from specdec_hf.batch_queue import BatchQueue as BatchQueue
 from specdec_hf.batch_queue import QueuedSequence as QueuedSequence
-from specdec_hf.cache.spec_cache import SpecCache as SpecCache
 from specdec_hf.drafter_check import DrafterCheck as DrafterCheck
 from specdec_hf.drafter_check import check_drafter as check_drafter
 from specdec_hf.drafters.candidate_generator import (
@@ -54,6 +53,7 @@ from specdec_hf.loop.statistics import SpecStats as SpecStats
 from specdec_hf.loop.streaming import Step as Step
 from specdec_hf.model_check import ModelCheck as ModelCheck
 from specdec_hf.model_check import check_model as check_model
+from specdec_hf.runner.spec_cache import SpecCache as SpecCache
 from specdec_hf.schedules.benefit_guard import BenefitGuard as BenefitGuard
 from specdec_hf.trees import EagleTree as EagleTree
 from specdec_hf.trees import TreeSpec as TreeSpec

@@ -18,8 +18,6 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from specdec_hf.arguments import check_integers, shown
 from specdec_hf.beams.search import beam_search
-from specdec_hf.cache.encoded import is_encoder_decoder
-from specdec_hf.compiled.call import CompileStats
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.caller import kept_arguments
@@ -35,6 +33,8 @@ from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, Streamer, put_step
 from specdec_hf.options import Options, pop_options, takes_options
+from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.runner.encoded import is_encoder_decoder
 
 
 @takes_options

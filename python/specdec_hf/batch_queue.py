@@ -13,9 +13,9 @@ from transformers import GenerationConfig
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.cache.protocol import context_length, vocab_size_of
 from specdec_hf.hf_arguments.sampling import make_sampling, sequence_seeds
 from specdec_hf.loop.streaming import Step
+from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 _ENDED = "the BatchQueue has ended; submit within its `async with`"
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
-from specdec_hf.cache.fit import Fit
-from specdec_hf.cache.make import ROLLBACK_KINDS
-from specdec_hf.cache.model_call import keeps_cache
-from specdec_hf.cache.own_logits import undisturbed
-from specdec_hf.cache.self_check import check_fit
 from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
+from specdec_hf.runner.fit import Fit
+from specdec_hf.runner.make import ROLLBACK_KINDS
+from specdec_hf.runner.protocol import keeps_cache
+from specdec_hf.runner.self_check import check_fit, undisturbed
 
 
 @dataclass(frozen=True)

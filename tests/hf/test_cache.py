@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import EagleTree, TreeSpec, generate
-from specdec_hf.cache import spec_cache
-from specdec_hf.cache.check_plan import LARGEST_WINDOW
-from specdec_hf.cache.choose import choose_runner
-from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.hf_arguments.prepare import prepare_call
 from specdec_hf.loop import rounds
 from specdec_hf.loop.begin import begin as begin_call
 from specdec_hf.options import Options
+from specdec_hf.runner import spec_cache
+from specdec_hf.runner.choose import choose_runner
+from specdec_hf.runner.self_check import LARGEST_WINDOW
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.device_reads import spied_reads
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from specdec_hf.cache.fit import Fit
 from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, render
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.loop.streaming import Step
+from specdec_hf.runner.fit import Fit
 from support import cli_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -5,9 +5,9 @@ import re
 import pytest
 from specdec_hf.cli.advice import COMPILE, COMPILE_FROM, compile_hint, in_options, verdict
 from specdec_hf.cli.compare import Turn
-from specdec_hf.compiled.call import CompileStats
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import Step
+from specdec_hf.runner.compiled.compiled_call import CompileStats
 from support import hf_models
 from support.cli_models import folder, invoke  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here

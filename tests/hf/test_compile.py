@@ -7,9 +7,9 @@ import weakref
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.compiled import forward as compiled
-from specdec_hf.compiled import packed_linear
-from specdec_hf.compiled.layers import LayerGraphs
+from specdec_hf.runner.compiled import forward as compiled
+from specdec_hf.runner.compiled import packed_linear
+from specdec_hf.runner.compiled.twin import LayerGraphs
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
     decode,

@@ -9,12 +9,12 @@ import weakref
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
-from specdec_hf.cache import widths
-from specdec_hf.cache.record import record_of
-from specdec_hf.compiled import borrow, recordings
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.loop import begin
+from specdec_hf.runner import policy
+from specdec_hf.runner.compiled import compiled_call, cuda_graphs
+from specdec_hf.runner.fit import record_of
 from support.heads import head_folder
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
@@ -83,9 +83,9 @@ def test_models_of_other_layers_are_replayed():
 
 def few_slots(monkeypatch):
     """Let the slots that a forward sees, and the buffers, grow several times in a call."""
-    monkeypatch.setattr(widths, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(policy, "LEAST_SLOTS", 16)
     monkeypatch.setattr(begin, "SLOTS_AHEAD", 2)
-    monkeypatch.setattr(borrow, "BUCKETS", (1, 4))
+    monkeypatch.setattr(compiled_call, "BUCKETS", (1, 4))
 
 
 def graphs_of(model):
@@ -259,7 +259,7 @@ def test_the_self_check_finds_what_a_replay_leaves_out(llama, monkeypatch, left_
         self._replay()
         return self._outputs if left_out == "copies" else [x.clone() for x in self._outputs]
 
-    monkeypatch.setattr(recordings.Recording, "__call__", stale)
+    monkeypatch.setattr(cuda_graphs.Recording, "__call__", stale)
     settings = {}
     if left_out == "copies":
         settings = {"drafter": with_noise(llama, 0.05), "tree": (2, 1)}

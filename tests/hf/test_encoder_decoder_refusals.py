@@ -3,8 +3,8 @@
 import pytest
 import torch
 from specdec_hf import TrieTree, check_model, generate
-from specdec_hf.cache.plain import PlainRunner
-from specdec_hf.cache.record import forget_fits
+from specdec_hf.runner.fit import forget_fits
+from specdec_hf.runner.plain_runner import PlainRunner
 from support import encoder_models
 from support.encoder_models import texts, tiny
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -99,7 +99,7 @@ def test_a_wrong_roll_back_is_found_by_the_check_and_changes_the_text(
             if kind in ("dynamic", "aligned"):
                 fault(self)
 
-    monkeypatch.setattr("specdec_hf.cache.make.PlainRunner", Wrong)
+    monkeypatch.setattr("specdec_hf.runner.make.PlainRunner", Wrong)
     inputs = texts(lengths)
     expected = tiny(name).generate(**inputs, max_new_tokens=NEW, do_sample=False)
 

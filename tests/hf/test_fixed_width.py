@@ -3,11 +3,10 @@
 import pytest
 import torch
 from specdec_hf import EagleTree
-from specdec_hf.cache import fixed_width
-from specdec_hf.cache.fit import Fit
-from specdec_hf.cache.record import forget_fits
-from specdec_hf.cache.spec_runner import ForwardPolicy, SpecRunner
-from specdec_hf.cache.widths import Widths
+from specdec_hf.runner import fixed_width
+from specdec_hf.runner.fit import Fit, forget_fits
+from specdec_hf.runner.policy import ForwardPolicy, Widths
+from specdec_hf.runner.spec_runner import SpecRunner
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
     decode,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec_hf.compiled import attention
-from specdec_hf.compiled import forward as compiled
+from specdec_hf.runner.compiled import forward as compiled
+from specdec_hf.runner.compiled import twin
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.recorded_ops import run_layers_as_they_are
@@ -43,7 +43,7 @@ def test_it_is_transformers_own(rows, size, dtype, additive):
         mask = torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
     for scaling in (None, 0.3):
         given = Module(), query, key, value, mask, 0.0, scaling
-        ours, own = attention.attend(*given)[0], sdpa_attention_forward(*given)[0]
+        ours, own = twin.attend(*given)[0], sdpa_attention_forward(*given)[0]
         assert ours.shape == own.shape
         assert ours.is_contiguous()
         tolerance = 1e-6 if dtype == torch.float32 else 2e-2
@@ -52,13 +52,13 @@ def test_it_is_transformers_own(rows, size, dtype, additive):
 
 def test_a_compiled_forward_attends_so(monkeypatch):
     run_layers_as_they_are(monkeypatch)
-    attended, attend = [], attention.attend
+    attended, attend = [], twin.attend
 
     def spied(*args, **kwargs):
         attended.append(args)
         return attend(*args, **kwargs)
 
-    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, spied)
+    monkeypatch.setitem(twin.AttentionInterface._global_mapping, twin.NAME, spied)
     fast = hf_models.decode(hf_models.build("llama"), compile=True)
     assert fast.stats.compiled.eager == ""
     assert attended

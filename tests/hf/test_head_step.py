@@ -4,11 +4,11 @@ import gc
 
 import pytest
 import torch
-from specdec_hf.compiled import forward, packed_linear
-from specdec_hf.compiled.call import CompileStats
-from specdec_hf.compiled.packed_linear import PackedLinear
 from specdec_hf.heads.eagle3 import step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
+from specdec_hf.runner.compiled import forward, packed_linear
+from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.runner.compiled.packed_linear import PackedLinear
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import decode, one_thread  # noqa: F401  # autouse here

@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.cache.later_inputs import LaterInputs
-from specdec_hf.cache.record import forget_fits
+from specdec_hf.runner.fit import forget_fits
+from specdec_hf.runner.later_inputs import LaterInputs
 from support import hf_models
 from support.hf_models import one_thread, with_noise  # noqa: F401  # the first is autouse
 

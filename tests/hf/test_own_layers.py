@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 import torch
 from specdec_hf import TrieTree, generate
-from specdec_hf.cache.record import forget_fits
-from specdec_hf.cache.split_model import SplitModel
+from specdec_hf.runner.fit import forget_fits
+from specdec_hf.runner.split_model import SplitModel
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -6,8 +6,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from specdec_hf.compiled import packed_linear
-from specdec_hf.compiled.packed_linear import PackedLinear
+from specdec_hf.runner.compiled import packed_linear
+from specdec_hf.runner.compiled.packed_linear import PackedLinear
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 

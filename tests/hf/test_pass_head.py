@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import PassHeadDrafter, TrieTree
-from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.lab.training.unrolled import acceptance_of, loss_of, unroll
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.heads import pass_head, rounds_of, text_batch

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.cache.fit import Fit
-from specdec_hf.cache.record import forget_fits
 from specdec_hf.loop import prefill
+from specdec_hf.runner.fit import Fit, forget_fits
 from support import hf_models
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.cache import spec_runner
+from specdec_hf.runner import spec_runner
 from support import hf_models
 from support.heads import head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from specdec_hf.compiled import recordings
+from specdec_hf.runner.compiled import cuda_graphs
 from support.recorded_ops import FreedMemory, OpRecorder
 from torch.nn.functional import linear
 
@@ -26,10 +26,10 @@ def test_the_stand_in_finds_reads_of_freed_memory(view):
 def test_casts_that_autocast_frees_are_not_recorded(monkeypatch, kept):
     outcome = contextlib.nullcontext()
     if kept:  # negative control
-        monkeypatch.setattr(recordings, "_no_kept_casts", contextlib.nullcontext)
+        monkeypatch.setattr(cuda_graphs, "_no_kept_casts", contextlib.nullcontext)
         outcome = pytest.raises(FreedMemory)
     weight = torch.ones(3, 3, requires_grad=True)  # autocast keeps no casts of others
-    made, outputs = recordings.Recordings(OpRecorder(), 1.0), []
+    made, outputs = cuda_graphs.Recordings(OpRecorder(), 1.0), []
 
     def run(value):
         given = {"x": torch.full((1, 3), value)}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import BenefitGuard, Draft, Drafter, ModelDrafter, PromptLookupDrafter, generate
-from specdec_hf.cache.record import record_of
+from specdec_hf.runner.fit import record_of
 from specdec_hf.schedules import measurements
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.registry import SCHEDULES

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from specdec_hf import check_model, generate
-from specdec_hf.cache import check_plan, self_check
-from specdec_hf.cache.fit import compare
-from specdec_hf.cache.plain import PlainRunner
-from specdec_hf.cache.record import forget_fits
-from specdec_hf.cache.self_check import check_fit
-from specdec_hf.cache.spec_runner import FIRST, SINGLE, SpecRunner
+from specdec_hf.runner import self_check
+from specdec_hf.runner.fit import compare, forget_fits
+from specdec_hf.runner.plain_runner import PlainRunner
+from specdec_hf.runner.policy import FIRST, SINGLE
+from specdec_hf.runner.self_check import check_fit
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -126,7 +126,7 @@ def test_a_large_difference_is_found_in_every_dtype(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dtype):
     model = build("GPTNeoForCausalLM", window_size=256).to(dtype)
-    assert check_plan.LARGEST_WINDOW < 256
+    assert self_check.LARGEST_WINDOW < 256
     with pytest.raises(ValueError, match="local attention counts from the cache's length"):
         texts(model, (9,), drafter="prompt_lookup", cache="spec")
     _, _, stats = texts(model, RAGGED, drafter="prompt_lookup")
@@ -304,7 +304,7 @@ def test_a_context_of_minus_one_is_no_limit():
 
 
 def test_a_note_says_what_the_self_check_did_not_cover(monkeypatch, forgetful):
-    monkeypatch.setattr(check_plan, "LARGEST_WINDOW", 2)
+    monkeypatch.setattr(self_check, "LARGEST_WINDOW", 2)
     _, _, stats = texts(hf_models.tiny("gemma2"), (9,))
     assert any("attention beyond a window of 6 tokens is not covered" in n for n in stats.notes)
 

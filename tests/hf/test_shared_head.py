@@ -9,10 +9,10 @@ import weakref
 import pytest
 import torch
 from specdec_hf import Eagle3Drafter
-from specdec_hf.compiled.call import CompileStats
 from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
+from specdec_hf.runner.compiled.compiled_call import CompileStats
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here

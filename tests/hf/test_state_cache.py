@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import check_model, generate
-from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.state_cache import StateRunner
+from specdec_hf.runner.plain_runner import Prompt
+from specdec_hf.runner.state_runner import StateRunner
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from bench.tiny_models.build import build

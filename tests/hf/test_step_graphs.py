@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from specdec_hf.cache.widths import BUCKETS
-from specdec_hf.compiled import recordings
-from specdec_hf.compiled.borrow import WarmUpCall
-from specdec_hf.compiled.call import CompileStats
 from specdec_hf.heads.eagle3 import step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.eagle3.head import HeadCache
+from specdec_hf.runner.compiled import cuda_graphs
+from specdec_hf.runner.compiled.compiled_call import CompileStats, WarmUpCall
+from specdec_hf.runner.policy import BUCKETS
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
@@ -95,7 +94,7 @@ def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch
 
     step = compiled_step._made_for(head)
     with monkeypatch.context() as patch:
-        patch.setattr(recordings.Recording, "__call__", stale)
+        patch.setattr(cuda_graphs.Recording, "__call__", stale)
         step.check_replays(head, 2)
     assert "its logits differ from the head's own" in step.cuda_graphs.reason
     assert step.cuda_graphs._cache is None, "buffers that are lent no more are not kept"

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from specdec_hf import Eagle3Drafter, generate, warm_up
-from specdec_hf.compiled import forward, packed_linear
-from specdec_hf.compiled.warm_ups import MOST_GRAPHS, WarmUps
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
+from specdec_hf.runner.compiled import forward, packed_linear
+from specdec_hf.runner.compiled.forward import MOST_GRAPHS, WarmUps
 from support.heads import head_for
 from support.hf_models import build, one_thread, prompts  # noqa: F401  # one_thread is autouse here
 from support.recorded_ops import run_layers_as_they_are

@@ -136,12 +136,11 @@ OPS = {
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis",)
 # Folder of specdec_hf -> the folders that it may import. `lab` and `cli` may import all.
-BELOW_DRAFTERS = {"cache", "compiled", "drafting", "hf_arguments", "schedules"}
+BELOW_DRAFTERS = {"drafting", "hf_arguments", "runner", "schedules"}
 LOOP = {
     "schedules": set(),
-    "hf_arguments": {"cache", "schedules"},
-    "cache": set(),
-    "compiled": {"cache"},
+    "hf_arguments": {"runner", "schedules"},
+    "runner": set(),
     "drafting": BELOW_DRAFTERS - {"drafting"},
     "drafters": BELOW_DRAFTERS,
     "heads": BELOW_DRAFTERS | {"drafters"},

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from specdec_hf.cache import widths
-from specdec_hf.compiled import borrow, forward
 from specdec_hf.heads.eagle3 import step as compiled_step
+from specdec_hf.runner import policy
+from specdec_hf.runner.compiled import compiled_call, forward
 from support.device_reads import spied_reads
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -151,9 +151,9 @@ def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record ops, and let layers run as they are: torch.compile gives no ops to record."""
     for module in (forward, compiled_step):
         monkeypatch.setattr(module, "recorder_for", lambda device: OpRecorder())
-    for module in (widths, borrow):
+    for module in (policy, compiled_call):
         monkeypatch.setattr(module, "BUCKETS", FEW_WIDTHS)
-    monkeypatch.setattr(widths, "LEAST_SLOTS", FEW_SLOTS)
+    monkeypatch.setattr(policy, "LEAST_SLOTS", FEW_SLOTS)
     run_layers_as_they_are(monkeypatch)
 
 

@@ -21,10 +21,6 @@ import torch
 from specdec_hf.arguments import shown
 from specdec_hf.beams.scores import Beams, Rows, drafted_below, log_prob_rows
 from specdec_hf.beams.tree import BeamTree, DraftedBeams, Integers, TreeModel, draft_beams
-from specdec_hf.cache.choose import choose_kind, choose_runner
-from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.protocol import context_length, vocab_size_of
-from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import DraftContext
@@ -36,6 +32,10 @@ from specdec_hf.loop.plan import costs_of, plain_beams, rounding_notes, token_bu
 from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
+from specdec_hf.runner.choose import choose_kind, choose_runner
+from specdec_hf.runner.plain_runner import Prompt
+from specdec_hf.runner.protocol import context_length, vocab_size_of
+from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import Lengths, Runner
-from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafting.context import History
+from specdec_hf.runner.protocol import Lengths, Runner
+from specdec_hf.runner.spec_runner import SpecRunner
 
 Integers = NDArray[np.int64]
 

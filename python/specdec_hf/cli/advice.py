@@ -60,7 +60,7 @@ def verdict(turns: Sequence[Turn]) -> str:
 
 def compile_hint(turns: Sequence[Turn], model: Any) -> str:
     """One line where ``--compile`` would have served these answers, else empty."""
-    from specdec_hf.compiled.twin import twin_reason
+    from specdec_hf.runner.compiled.twin import twin_reason
 
     for stats in (turn.stats for turn in turns):
         entry = DRAFTERS.get(stats.drafter)

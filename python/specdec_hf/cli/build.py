@@ -123,8 +123,8 @@ def progress_bar() -> Progress:
 
 
 def _tokenizer(source: Source) -> tuple[Any, int]:
-    from specdec_hf.cache.protocol import vocab_size_of
     from specdec_hf.cli.weights import embedded_folder, load_config, load_tokenizer
+    from specdec_hf.runner.protocol import vocab_size_of
 
     path = embedded_folder() if source.kind == "embedded" else source.path
     return load_tokenizer(path), vocab_size_of(load_config(path))

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.cache.protocol import context_length
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, run_stream
+from specdec_hf.runner.protocol import context_length
 
 SAME_TEXT = ("match", "target_only")  # sampled text is that of plain decoding with the same seed
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.cli.checks import Settings, Sources
 from specdec_hf.cli.sources import MissingModelError, Source
 from specdec_hf.cli.terminal import fail
@@ -27,6 +26,7 @@ from specdec_hf.cli.weights import (
 from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import AUTO, make_drafter
+from specdec_hf.runner.protocol import vocab_size_of
 
 Say = Callable[[str], None]
 

@@ -193,7 +193,7 @@ def check_prompts(
     """Refuse prompts longer than the context before the model is loaded."""
     from types import SimpleNamespace
 
-    from specdec_hf.cache.protocol import context_length
+    from specdec_hf.runner.protocol import context_length
 
     context = context_length(SimpleNamespace(config=config))
     for prompt in prompts if context is not None else ():

@@ -24,10 +24,10 @@ from transformers.generation.candidate_generator import (
 )
 
 from specdec_hf.arguments import shown
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import one_hot_logits
+from specdec_hf.runner.protocol import vocab_size_of
 from specdec_kernels import SampledDraft
 
 _METHODS = ("get_candidates", "update_candidate_strategy")

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.checks import ask, check_temperature
 from specdec_hf.drafting.context import (
@@ -36,6 +35,7 @@ from specdec_hf.drafting.context import (
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import one_hot_logits
 from specdec_hf.hf_arguments.language_model import check_language_model, is_language_model
+from specdec_hf.runner.protocol import vocab_size_of
 from specdec_kernels import Rule, SampledDraft, Verdict, verify_chain
 
 MAX_LEVELS = 8  # drafters of one cascade

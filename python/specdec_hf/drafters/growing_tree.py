@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import Lengths
 from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import mask_below_limits
+from specdec_hf.runner.protocol import Lengths
 from specdec_hf.trees import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
 

@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer, shown
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.fingerprint import check_fingerprint
 from specdec_hf.drafters.ngram_table import MAX_ORDER, NgramCounts, NgramTable
 from specdec_hf.drafting.checks import check_vocab_size, describe
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
 from specdec_hf.drafting.sampling import RowSampler, token_stats
+from specdec_hf.runner.protocol import vocab_size_of
 from specdec_kernels import SampledDraft
 
 if TYPE_CHECKING:

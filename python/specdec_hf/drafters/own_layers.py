@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.cache.protocol import Lengths, context_length
-from specdec_hf.cache.spec_runner import SpecRunner
-from specdec_hf.cache.split_model import SplitModel, check_split
 from specdec_hf.drafters.model import DrawingDrafter, room_in
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_hf.drafting.sampling import RowSampler
+from specdec_hf.runner.protocol import Lengths, context_length
+from specdec_hf.runner.spec_runner import SpecRunner
+from specdec_hf.runner.split_model import SplitModel, check_split
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer, shown
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.runner.protocol import vocab_size_of
 from specdec_hf.trees import MAX_NODES, TreeSpec
 
 # Ten nodes suit a CPU, where a forward costs more with each token that it reads.

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.runner.protocol import vocab_size_of
 from specdec_kernels import SampledDraft
 
 IGNORED = "those drafts count as absent"

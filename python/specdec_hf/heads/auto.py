@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.cache.record import record_of
 from specdec_hf.drafters.copying import PromptLookupDrafter, SuffixAutomatonDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafting.context import DraftContext, History
@@ -17,6 +16,7 @@ from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.placed import PlacedHead
 from specdec_hf.heads.shipped import FoundHead, find_head, is_shipped
+from specdec_hf.runner.fit import record_of
 from specdec_hf.trees import EagleTree, TrieTree
 
 if TYPE_CHECKING:

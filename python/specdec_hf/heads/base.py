@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from specdec_hf.cache.protocol import num_parameters
+from specdec_hf.runner.protocol import num_parameters
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn import functional
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafters.own_layers import OwnLayersDrafter
 from specdec_hf.heads.base import WholeVocabularyHead
 from specdec_hf.heads.files import load_own, save_own
 from specdec_hf.heads.placed import HeadDrafter
+from specdec_hf.runner.protocol import vocab_size_of
 
 _SIZES = ("hidden_size", "vocab_size", "layer")
 

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.heads.base import FinalStateConfig, Head
 from specdec_hf.heads.files import check_tensors, checked_size, draft_tokens, write_head
 from specdec_hf.heads.placed import HeadDrafter
+from specdec_hf.runner.protocol import vocab_size_of
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,14 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.cache.model_call import forward_arguments, run_embeddings
-from specdec_hf.cache.protocol import Lengths, vocab_size_of
-from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft
 from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyHead
 from specdec_hf.heads.files import load_own, save_own
 from specdec_hf.heads.placed import HeadDrafter
+from specdec_hf.runner.protocol import Lengths, forward_arguments, run_embeddings, vocab_size_of
+from specdec_hf.runner.spec_runner import SpecRunner
 
 _SIZES = ("hidden_size", "vocab_size", "num_embeddings")
 

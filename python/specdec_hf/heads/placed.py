@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.heads.base import Head, state_of
+from specdec_hf.runner.protocol import vocab_size_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,12 +18,12 @@ import torch
 from torch.nn import functional
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.cache.own_logits import PASSING, undisturbed
-from specdec_hf.cache.record import record_of
 from specdec_hf.heads.base import state_of
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.files import CONFIG, checked_size, read_config
+from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.self_check import PASSING, undisturbed
 
 SAMPLE = "sample.json"
 # A round of one draft gives 1 + share tokens for a forward of two tokens, about 1.1 to 1.2 forwards

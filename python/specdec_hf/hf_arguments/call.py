@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from specdec_hf.cache.encoded import Encoded
 from specdec_hf.hf_arguments.assistant import Assistant
 from specdec_hf.hf_arguments.beams import BeamArguments, beam_arguments, num_beams_of
 from specdec_hf.hf_arguments.encoder import EncoderSource
 from specdec_hf.hf_arguments.model_inputs import Prefill
 from specdec_hf.hf_arguments.sampling import Sampling, make_sampling, sequences_per_prompt
 from specdec_hf.hf_arguments.unsupported import Origin
+from specdec_hf.runner.encoded import Encoded
 
 # Plain generation returns these for every new token.
 TOKEN_OUTPUTS = ("scores", "logits", "hidden_states")

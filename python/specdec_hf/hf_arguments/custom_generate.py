@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.hf_arguments.assistant import assistant_of
 from specdec_hf.hf_arguments.beams import num_beams_of
 from specdec_hf.hf_arguments.call import Call, build_call
@@ -20,6 +19,7 @@ from specdec_hf.hf_arguments.model_inputs import given_prefill, inputs_beyond_te
 from specdec_hf.hf_arguments.processors import processor_of, warper_parameter
 from specdec_hf.hf_arguments.sampling import PARAMETERS
 from specdec_hf.hf_arguments.unsupported import Origin, refuse_kept, refuse_unsupported
+from specdec_hf.runner.encoded import is_encoder_decoder
 
 
 def call_from_hugging_face(

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from specdec_hf.cache.encoded import Encoded, skipped_padding_id
-from specdec_hf.cache.model_call import forward_arguments
 from specdec_hf.hf_arguments.inputs import class_generate
+from specdec_hf.runner.encoded import Encoded, skipped_padding_id
+from specdec_hf.runner.protocol import forward_arguments
 
 # The loop itself gives these to every forward of a decoder.
 _MADE_BY_THE_LOOP = frozenset(

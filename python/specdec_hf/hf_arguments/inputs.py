@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
-from specdec_hf.cache.protocol import vocab_size_of
+from specdec_hf.runner.protocol import vocab_size_of
 
 
 def has_own_generate(model: Any) -> bool:

@@ -18,8 +18,8 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
-from specdec_hf.cache.model_call import forward_arguments
-from specdec_hf.cache.plain import copy_of
+from specdec_hf.runner.plain_runner import copy_of
+from specdec_hf.runner.protocol import forward_arguments
 
 # The loop makes these itself, so they call for no prefill of the model's own.
 MADE_BY_THE_LOOP = frozenset(

@@ -17,7 +17,6 @@ from transformers import (
     StopStringCriteria,
 )
 
-from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.hf_arguments.assistant import assistant_of
 from specdec_hf.hf_arguments.beams import num_beams_of
 from specdec_hf.hf_arguments.call import Call, build_call
@@ -44,6 +43,7 @@ from specdec_hf.hf_arguments.unsupported import (
     refuse_kept,
     refuse_unsupported,
 )
+from specdec_hf.runner.encoded import is_encoder_decoder
 
 
 def prepare_call(

@@ -9,13 +9,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from specdec_hf.cache.choose import choose_runner
-from specdec_hf.cache.fixed_width import check_fixed_width, fix_width
-from specdec_hf.cache.handover import import_cache
-from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.protocol import Lengths, Runner
-from specdec_hf.cache.spec_runner import SpecRunner
-from specdec_hf.compiled.call import use_compiled
 from specdec_hf.drafters.resolve import parts_of
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.lease import Lease
@@ -28,6 +21,13 @@ from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
+from specdec_hf.runner.choose import choose_runner
+from specdec_hf.runner.compiled.compiled_call import use_compiled
+from specdec_hf.runner.fixed_width import check_fixed_width, fix_width
+from specdec_hf.runner.handover import import_cache
+from specdec_hf.runner.plain_runner import Prompt
+from specdec_hf.runner.protocol import Lengths, Runner
+from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
 SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache and text have to grow

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.record import record_of
 from specdec_hf.drafting.checks import IGNORED, describe
 from specdec_hf.drafting.context import DraftContext, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter
 from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.runner.fit import record_of
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.costs import Costs, ExpectedCosts

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import vocab_size_of
-from specdec_hf.cache.spec_runner import SpecRunner
 from specdec_hf.drafting.checks import ask, cut_chains
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_hf.loop.commit import DraftCounts, HostVerdict
 from specdec_hf.loop.session import Session
+from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree
 
 # These rules try siblings that hold the same token one after the other; multi_draft_wor does where

@@ -13,10 +13,10 @@ from transformers.generation.utils import (
 from transformers.utils.generic import ModelOutput
 
 from specdec_hf.arguments import shown
-from specdec_hf.cache.encoded import is_encoder_decoder
 from specdec_hf.hf_arguments.inputs import class_generate
 from specdec_hf.hf_arguments.sampling import PARAMETERS, is_per_sequence
 from specdec_hf.loop.output import SpecOutput
+from specdec_hf.runner.encoded import is_encoder_decoder
 
 
 def by_own_generate(

@@ -17,10 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import did_you_mean
-from specdec_hf.cache.choose import ChosenKind, check_kind, choose_kind
-from specdec_hf.cache.fit import coarse_arithmetic
-from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.protocol import Lengths, context_length, vocab_size_of
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import describe
@@ -32,6 +28,10 @@ from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.loop.draft_length import begin_schedule
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
+from specdec_hf.runner.choose import ChosenKind, check_kind, choose_kind
+from specdec_hf.runner.fit import coarse_arithmetic
+from specdec_hf.runner.plain_runner import Prompt
+from specdec_hf.runner.protocol import Lengths, context_length, vocab_size_of
 from specdec_hf.schedules.base import Schedule, ScheduleContext
 from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts
 from specdec_hf.schedules.registry import make_schedule

@@ -3,7 +3,7 @@
 ``model.generate`` turns images, audio, token types, embeddings and unusual masks or positions into
 inputs of the first forward, model by model. The loop makes that forward in the same way, takes over
 the cache that it filled, and starts its first round with the logits that it gave. Later rounds feed
-new tokens only; what they need beyond ids, positions and mask is in cache/later_inputs.py.
+new tokens only; what they need beyond ids, positions and mask is in runner/later_inputs.py.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from specdec_hf.cache.choose import rollback_kinds
-from specdec_hf.cache.fit import Comparison, Fit, compare, tolerance_of
-from specdec_hf.cache.handover import take_over
-from specdec_hf.cache.later_inputs import LaterInputs
-from specdec_hf.cache.make import kind_reason
-from specdec_hf.cache.own_logits import one_line, undisturbed
-from specdec_hf.cache.plain import PlainRunner, Prompt
-from specdec_hf.cache.protocol import Lengths, Runner, vocab_size_of
-from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.self_check import check_fit
 from specdec_hf.hf_arguments.call import Call
 from specdec_hf.hf_arguments.model_inputs import HOLED_MASK, copied
+from specdec_hf.runner.choose import rollback_kinds
+from specdec_hf.runner.fit import Comparison, Fit, compare, fits_of, tolerance_of
+from specdec_hf.runner.handover import take_over
+from specdec_hf.runner.later_inputs import LaterInputs
+from specdec_hf.runner.make import kind_reason
+from specdec_hf.runner.plain_runner import PlainRunner, Prompt
+from specdec_hf.runner.protocol import Lengths, Runner, vocab_size_of
+from specdec_hf.runner.self_check import check_fit, one_line, undisturbed
 
 PROBES = 3  # tokens that the first call of a kind feeds twice, to compare
 
@@ -45,7 +43,7 @@ def prefill(
     """Run the model's own prefill and hand its cache to the loop.
 
     The first time that a class and configuration of model has inputs of these names, the logits of
-    a few tokens are compared with those of plain forwards, with the measure of cache/fit.py.
+    a few tokens are compared with those of plain forwards, with the measure of runner/fit.py.
 
     Args:
         model: causal LM.

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import Lengths, Runner
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Drafter, drafts_trees
 from specdec_hf.drafting.lease import Lease
@@ -24,6 +23,7 @@ from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Trace
 from specdec_hf.loop.token_outputs import TokenOutputs
+from specdec_hf.runner.protocol import Lengths, Runner
 
 
 @dataclass

@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_hf.compiled.call import CompileStats
 from specdec_hf.loop.round_record import PHASES, RoundRecord
+from specdec_hf.runner.compiled.compiled_call import CompileStats
 
 
 @dataclass

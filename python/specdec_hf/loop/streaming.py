@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from specdec_hf.cache.protocol import Lengths
+from specdec_hf.runner.protocol import Lengths
 from specdec_kernels import SampledDraft
 
 Kind = Literal["accepted", "recovered", "bonus", "plain"]

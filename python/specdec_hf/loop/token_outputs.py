@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import HiddenStates
 from specdec_hf.hf_arguments.sampling import Sampling
+from specdec_hf.runner.protocol import HiddenStates
 from specdec_kernels import sample
 
 

@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.heads.files import checked
+from specdec_hf.runner.protocol import vocab_size_of
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _SIZES = (

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.cache.protocol import Lengths, context_length
-from specdec_hf.compiled.call import CompiledCall, CompileStats
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafters.model import DrawingDrafter, room_in
 from specdec_hf.drafting.context import DraftContext, History
@@ -24,6 +22,8 @@ from specdec_hf.heads.eagle3.step import (
     takes,
 )
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead
+from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats
+from specdec_hf.runner.protocol import Lengths, context_length
 from specdec_hf.trees import EagleTree
 from specdec_kernels import tree_attention
 

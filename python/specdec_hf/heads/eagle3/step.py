@@ -18,20 +18,22 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import pad
 
-from specdec_hf.cache.fit import compare, tolerance_of
-from specdec_hf.cache.own_logits import one_line
-from specdec_hf.cache.record import record_of
-from specdec_hf.cache.widths import Widths, is_long, padded
-from specdec_hf.compiled import forward
-from specdec_hf.compiled.borrow import WarmUpCall
-from specdec_hf.compiled.call import CompiledCall, CompileStats, run_eagerly, run_without_graphs
-from specdec_hf.compiled.layers import LayerForward, LayerGraphs
-from specdec_hf.compiled.packed_linear import PackedLinear
-from specdec_hf.compiled.recorder import recorder_for
-from specdec_hf.compiled.recordings import Borrower, LentGraphs
-from specdec_hf.compiled.twin import packed_copy
-from specdec_hf.compiled.warm_ups import WarmUps, compile_settings
 from specdec_hf.heads.eagle3.head import Eagle3Head, HeadCache
+from specdec_hf.runner.compiled import forward
+from specdec_hf.runner.compiled.compiled_call import (
+    CompiledCall,
+    CompileStats,
+    WarmUpCall,
+    run_eagerly,
+    run_without_graphs,
+)
+from specdec_hf.runner.compiled.cuda_graphs import Borrower, LentGraphs, recorder_for
+from specdec_hf.runner.compiled.forward import WarmUps, compile_settings
+from specdec_hf.runner.compiled.packed_linear import PackedLinear
+from specdec_hf.runner.compiled.twin import LayerForward, LayerGraphs, packed_copy
+from specdec_hf.runner.fit import compare, record_of, tolerance_of
+from specdec_hf.runner.policy import Widths, is_long, padded
+from specdec_hf.runner.self_check import one_line
 from specdec_kernels import kv_append_
 
 

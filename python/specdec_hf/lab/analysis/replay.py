@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.cache.choose import choose_runner
-from specdec_hf.cache.hidden_states import CommittedStates
-from specdec_hf.cache.protocol import HiddenStates
 from specdec_hf.drafting.checks import ask
-from specdec_hf.drafting.context import Candidates, DraftContext, History
+from specdec_hf.drafting.context import Candidates, CommittedStates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.lab.analysis.distributions import draft_probs, target_probs
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import TracedRound, run_stream
+from specdec_hf.runner.choose import choose_runner
+from specdec_hf.runner.protocol import HiddenStates
 from specdec_kernels import SampledDraft
 from specdec_kernels.analysis import LENIENCES, acceptance_rate, clustered_mean
 

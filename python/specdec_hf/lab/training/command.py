@@ -209,7 +209,7 @@ def _run(
 
 def _check_length(length: int, config: Any) -> None:
     """Refuse texts that are longer than the target's context."""
-    from specdec_hf.cache.protocol import context_length
+    from specdec_hf.runner.protocol import context_length
 
     context = context_length(SimpleNamespace(config=config))
     if context is not None and length > context:

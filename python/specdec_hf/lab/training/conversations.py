@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hf.cache.choose import choose_runner
+from specdec_hf.runner.choose import choose_runner
 from specdec_kernels import sample
 
 PLACEHOLDER = "\N{INVERTED QUESTION MARK}TURN\N{INVERTED QUESTION MARK}"  # no template changes it

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import transformers
 
-from specdec_hf.cache.protocol import num_parameters
 from specdec_hf.heads.base import Head
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.pipeline import MEASURED, Pipeline
 from specdec_hf.lab.training.texts import is_held_out, read_conversations
+from specdec_hf.runner.protocol import num_parameters
 
 REPORT, CARD, PICTURE = "report.json", "README.md", "training.svg"
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from specdec_hf.cache.protocol import vocab_size_of
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.shipped import Sample, record_target
 from specdec_hf.lab.training.conversations import ChatFormat, Conversation, converse
@@ -32,6 +31,7 @@ from specdec_hf.lab.training.texts import (
     read_conversations,
 )
 from specdec_hf.lab.training.train import Collator, Curves, Recipe, Texts, train
+from specdec_hf.runner.protocol import vocab_size_of
 
 WORK = "work"  # folder of what the stages leave behind
 RUN = "run.json"  # in it: settings, times and measurements

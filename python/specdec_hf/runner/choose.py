@@ -7,14 +7,13 @@ from typing import Any
 
 from transformers.cache_utils import Cache
 
-from specdec_hf.cache.encoded import Encoded, is_encoder_decoder
-from specdec_hf.cache.fit import Fit
-from specdec_hf.cache.make import ROLLBACK_KINDS, kind_reason, make_runner
-from specdec_hf.cache.model_call import keeps_cache
-from specdec_hf.cache.plain import Prompt
-from specdec_hf.cache.protocol import Runner
-from specdec_hf.cache.self_check import check_fit
-from specdec_hf.cache.spec_runner import ForwardPolicy
+from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
+from specdec_hf.runner.fit import Fit
+from specdec_hf.runner.make import ROLLBACK_KINDS, kind_reason, make_runner
+from specdec_hf.runner.plain_runner import Prompt
+from specdec_hf.runner.policy import ForwardPolicy
+from specdec_hf.runner.protocol import Runner, keeps_cache
+from specdec_hf.runner.self_check import check_fit
 
 # Where nothing could be measured, these may not fit: "spec" is not Transformers' own, and a state
 # may depend on how many tokens are read at once.

@@ -15,12 +15,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specdec_hf.cache.fit import Fit, compare, tolerance_of
-from specdec_hf.cache.model_call import run_embeddings, run_inputs
-from specdec_hf.cache.own_logits import one_line, undisturbed
-from specdec_hf.cache.protocol import Lengths, num_parameters, vocab_size_of
-from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.spec_runner import FIRST, SINGLE, ForwardPolicy, SpecRunner
+from specdec_hf.runner.fit import Fit, compare, fits_of, tolerance_of
+from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
+from specdec_hf.runner.protocol import (
+    Lengths,
+    num_parameters,
+    run_embeddings,
+    run_inputs,
+    vocab_size_of,
+)
+from specdec_hf.runner.self_check import one_line, undisturbed
+from specdec_hf.runner.spec_runner import SpecRunner
 
 # Names of a model's list of layers and, where it has one, of its table of positions.
 _LAYERS, _POSITIONS = ("layers", "h"), "wpe"

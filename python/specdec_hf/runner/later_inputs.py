@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specdec_hf.cache.protocol import Lengths
+from specdec_hf.runner.protocol import Lengths
 
 # Inputs that the cache or the forward of the loop gives.
 _OF_THE_LOOP = frozenset(

@@ -9,7 +9,6 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -17,17 +16,14 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from specdec_hf.cache.later_inputs import LaterInputs
-from specdec_hf.cache.model_call import model_inside
-from specdec_hf.cache.protocol import HiddenStateTap, Lengths, context_length
-from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.cache.widths import Widths, is_long, padded
+from specdec_hf.runner.later_inputs import LaterInputs
+from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
+from specdec_hf.runner.protocol import HiddenStateTap, Lengths, context_length, model_inside
+from specdec_hf.runner.spec_cache import SpecCache
 from specdec_kernels import tree_attention
 
 # A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
 MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
-# The forwards of a sequence alone that need no mask; see `SpecRunner`.
-FIRST, SINGLE = "first tokens", "single token"
 # A CPU computes the padding of a forward like tokens. Another pass over the weights takes about as
 # long as so many tokens, so prompts of very different lengths are read one sequence at a time.
 TOKENS_OF_A_PASS = 48
@@ -54,28 +50,6 @@ def timed(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any,
         return result
 
     return measured  # type: ignore[return-value]  # mypy takes `self` for a named argument
-
-
-@dataclass(frozen=True)
-class ForwardPolicy:
-    """How the forwards through a `SpecRunner` run.
-
-    Attributes:
-        widths: which widths they have; None leaves each as wide as its tokens.
-        omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`: only those that the
-            self-check has seen of the model.
-        compiled: runs forwards other than those of long prompts in the model's place, or None; see
-            specdec_hf/compiled.
-        one_by_one: whether prompts of very different lengths may be read so.
-    """
-
-    widths: Widths | None = None
-    omits_mask: frozenset[str] = frozenset()
-    compiled: Callable[..., Any] | None = None
-    one_by_one: bool = True
-
-
-AS_THE_MODEL = ForwardPolicy()
 
 
 class SpecRunner:

@@ -7,17 +7,12 @@ from typing import Any
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
-from specdec_hf.cache.encoded import Encoded, decoder_cache, is_encoder_decoder
-from specdec_hf.cache.model_call import keeps_cache
-from specdec_hf.cache.plain import PlainRunner, Prompt, SeparateRunner, copy_of
-from specdec_hf.cache.protocol import Runner
-from specdec_hf.cache.spec_runner import (
-    AS_THE_MODEL,
-    ForwardPolicy,
-    SpecRunner,
-    unsupported_reason,
-)
-from specdec_hf.cache.state_cache import StateRunner
+from specdec_hf.runner.encoded import Encoded, decoder_cache, is_encoder_decoder
+from specdec_hf.runner.plain_runner import PlainRunner, Prompt, SeparateRunner, copy_of
+from specdec_hf.runner.policy import AS_THE_MODEL, ForwardPolicy
+from specdec_hf.runner.protocol import Runner, keeps_cache
+from specdec_hf.runner.spec_runner import SpecRunner, unsupported_reason
+from specdec_hf.runner.state_runner import StateRunner
 
 # In the order in which they are tried.
 ROLLBACK_KINDS = ("spec", "aligned", "dynamic")

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import Cache
 
-from specdec_hf.cache.plain import PlainRunner, Prompt
-from specdec_hf.cache.protocol import Lengths
+from specdec_hf.runner.plain_runner import PlainRunner, Prompt
+from specdec_hf.runner.protocol import Lengths
 
 
 class _Snapshot(NamedTuple):

@@ -1,14 +1,16 @@
-"""The widths of forwards: how many tokens a row they have, padding included.
+"""How forwards through a `SpecRunner` run: their widths, their masks, and what runs them.
 
-Kernels and compiled graphs then see few shapes. Padding follows the tokens of each row: it repeats
+A width is how many tokens a row a forward has, padding included. Kernels and compiled graphs then
+see few shapes. Padding follows the tokens of each row: it repeats
 the last one, its logits are dropped, and its keys and values lie beyond the committed tokens, where
 the next forward overwrites them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,6 +19,8 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 # Attention on CPUs reads slots in blocks of this size. A whole block more, of hidden slots alone,
 # changes no sum; a part of one may.
 BLOCK = 512
+# The forwards of a sequence alone that need no mask; see `SpecRunner`.
+FIRST, SINGLE = "first tokens", "single token"
 # CUDA graphs see at least this many slots, and else a power of two.
 LEAST_SLOTS = 1024
 
@@ -55,6 +59,28 @@ class Widths:
         if self.fixed is None:
             return max(LEAST_SLOTS, 1 << (slots - 1).bit_length()) if self.few_slots else slots
         return (-(-slots // BLOCK) + self.spare_blocks) * BLOCK
+
+
+@dataclass(frozen=True)
+class ForwardPolicy:
+    """How the forwards through a `SpecRunner` run.
+
+    Attributes:
+        widths: which widths they have; None leaves each as wide as its tokens.
+        omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`: only those that the
+            self-check has seen of the model.
+        compiled: runs forwards other than those of long prompts in the model's place, or None; see
+            runner/compiled.
+        one_by_one: whether prompts of very different lengths may be read so.
+    """
+
+    widths: Widths | None = None
+    omits_mask: frozenset[str] = frozenset()
+    compiled: Callable[..., Any] | None = None
+    one_by_one: bool = True
+
+
+AS_THE_MODEL = ForwardPolicy()
 
 
 def is_long(size: int) -> bool:

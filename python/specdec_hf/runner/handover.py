@@ -15,14 +15,14 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
 )
 
-from specdec_hf.cache.choose import ChosenKind, choose_runner
-from specdec_hf.cache.encoded import decoder_cache, is_encoder_decoder
-from specdec_hf.cache.later_inputs import LaterInputs
-from specdec_hf.cache.make import kind_reason
-from specdec_hf.cache.plain import PlainRunner, Prompt, SeparateRunner, own_tensors
-from specdec_hf.cache.protocol import Runner
-from specdec_hf.cache.spec_cache import SpecCache
-from specdec_hf.cache.spec_runner import SpecRunner
+from specdec_hf.runner.choose import ChosenKind, choose_runner
+from specdec_hf.runner.encoded import decoder_cache, is_encoder_decoder
+from specdec_hf.runner.later_inputs import LaterInputs
+from specdec_hf.runner.make import kind_reason
+from specdec_hf.runner.plain_runner import PlainRunner, Prompt, SeparateRunner, own_tensors
+from specdec_hf.runner.protocol import Runner
+from specdec_hf.runner.spec_cache import SpecCache
+from specdec_hf.runner.spec_runner import SpecRunner
 
 
 def import_cache(

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hf.cache.fit import Fit, compare
-from specdec_hf.cache.own_logits import undisturbed
-from specdec_hf.cache.protocol import Lengths, Runner, context_length, vocab_size_of
-from specdec_hf.cache.record import fits_of
-from specdec_hf.cache.spec_runner import ForwardPolicy, SpecRunner
-from specdec_hf.cache.widths import Widths
+from specdec_hf.runner.fit import Fit, compare, fits_of
+from specdec_hf.runner.policy import ForwardPolicy, Widths
+from specdec_hf.runner.protocol import Lengths, Runner, context_length, vocab_size_of
+from specdec_hf.runner.self_check import undisturbed
+from specdec_hf.runner.spec_runner import SpecRunner
 
 _PROMPT, _MOST = 6, 8  # tokens of the checked prompt, and at most how many follow
 

@@ -25,9 +25,8 @@ from transformers.cache_utils import (
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.cache.encoded import Encoded, caches_in, decoder_cache
-from specdec_hf.cache.model_call import forward_arguments
-from specdec_hf.cache.protocol import HiddenStateTap, Lengths
+from specdec_hf.runner.encoded import Encoded, caches_in, decoder_cache
+from specdec_hf.runner.protocol import HiddenStateTap, Lengths, forward_arguments
 from specdec_kernels import kv_realign_
 
 # Model inputs that have a column for each token; the names are those of Transformers.

@@ -1,1 +1,0 @@
-"""KV caches that forget rejected drafts, one length per sequence; protocol.py defines the terms."""

@@ -1,0 +1,1 @@
+"""Runners of a model's forward, and the caches that they cut; protocol.py defines the terms."""
