@@ -19,20 +19,23 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 from specdec_hf.arguments import check_integers, shown
 from specdec_hf.beams.search import beam_search
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.hf_arguments.call import Call
-from specdec_hf.hf_arguments.caller import kept_arguments
-from specdec_hf.hf_arguments.custom_generate import call_from_hugging_face
-from specdec_hf.hf_arguments.inputs import has_own_generate, one_of
-from specdec_hf.hf_arguments.language_model import check_language_model
-from specdec_hf.hf_arguments.prepare import prepare_call
 from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import SpecOutput, finish
-from specdec_hf.loop.own_generate import by_own_generate, plain_output
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, Streamer, put_step
 from specdec_hf.options import Options, pop_options, takes_options
+from specdec_hf.request.call import Call
+from specdec_hf.request.entry import (
+    by_own_generate,
+    has_own_generate,
+    kept_arguments,
+    plain_output,
+    prepare_call,
+)
+from specdec_hf.request.inputs import check_language_model, one_of
+from specdec_hf.request.reader import read_call
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.encoded import is_encoder_decoder
 
@@ -136,7 +139,7 @@ class SpeculativeDecoder(Options):
             criteria.append(StopStringCriteria(self.tokenizer, self.stop_strings))
         kept = {"tokenizer": self.tokenizer, **kept_arguments(model, self)}
         model_kwargs["inputs_tensor"] = inputs_tensor
-        call = call_from_hugging_face(
+        call = read_call(
             model, input_ids, logits_processor, criteria, generation_config, model_kwargs, kept
         )
         streamer = kept.get("streamer")

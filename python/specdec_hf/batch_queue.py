@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.hf_arguments.sampling import make_sampling, sequence_seeds
 from specdec_hf.loop.streaming import Step
+from specdec_hf.request.sampling import make_sampling, sequence_seeds
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 _ENDED = "the BatchQueue has ended; submit within its `async with`"
@@ -144,7 +143,7 @@ class BatchQueue:
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         # A batch would refuse the values of one of its sequences for all of them.
         listed = {name: [value] for name, value in sampling.items()}
-        make_sampling(GenerationConfig(), listed, True, 1, torch.device("cpu"))
+        make_sampling(listed, True, 1, torch.device("cpu"))
         sequence_seeds([seed], 1)
         sequence = QueuedSequence(prompt, max_new_tokens, {"seed": seed, **sampling})
         self._waiting.put_nowait(sequence)

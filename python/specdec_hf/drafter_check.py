@@ -27,7 +27,7 @@ from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import read_chain
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter, drafts_trees, rules_of
-from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.protocol import vocab_size_of
 from specdec_hf.trees import as_layout
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from specdec_hf.hf_arguments.encoder import EncoderSource
-from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_hf.request.encoder import EncoderSource
+from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
 from specdec_hf.runner.fit import Fit
 from specdec_hf.runner.make import ROLLBACK_KINDS

@@ -6,10 +6,10 @@ import torch
 from specdec_hf import EagleTree, TreeSpec, generate
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
-from specdec_hf.hf_arguments.prepare import prepare_call
 from specdec_hf.loop import rounds
 from specdec_hf.loop.begin import begin as begin_call
 from specdec_hf.options import Options
+from specdec_hf.request.entry import prepare_call
 from specdec_hf.runner import spec_cache
 from specdec_hf.runner.choose import choose_runner
 from specdec_hf.runner.self_check import LARGEST_WINDOW

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.hf_arguments import unsupported
+from specdec_hf.request import unsupported
 from support import hf_models
 from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
 from transformers import DynamicCache, GenerationConfig

@@ -227,7 +227,7 @@ REFUSED = {
     ),
     "top_k": ({"top_k": -1, "do_sample": True}, "top_k must be an integer >= 0, got -1"),
     "min_p": ({"min_p": 1.5, "do_sample": True}, "min_p must be in [0, 1], got 1.5"),
-    "max_length": ({"max_length": 5, "max_new_tokens": None}, "limited to 5"),
+    "max_length": ({"max_length": 5, "max_new_tokens": None}, "`max_length` is set to 5"),
 }
 WRONG_TYPES = ("assistant_model", "hot")
 

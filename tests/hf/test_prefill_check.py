@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.loop import prefill
+from specdec_hf.request import prefill
 from specdec_hf.runner.fit import Fit, forget_fits
 from support import hf_models
 

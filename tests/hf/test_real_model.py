@@ -6,12 +6,8 @@ import json
 import pytest
 import torch
 from specdec_hf import EagleTree, SpeculativeDecoder, generate
-from specdec_hf.cli.weights import (
-    MissingModelError,
-    embedded_gguf,
-    load_embedded,
-    load_folder,
-)
+from specdec_hf.cli.sources import MissingModelError, embedded_gguf
+from specdec_hf.cli.weights import load_embedded, load_folder
 from specdec_hf.drafters.layers import with_fewer_layers
 from support import hf_models
 from support.cli_models import invoke, says

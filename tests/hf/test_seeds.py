@@ -15,7 +15,7 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.hf_arguments.sampling import derived_seed, sequence_seeds
+from specdec_hf.request.sampling import derived_seed, sequence_seeds
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 

@@ -136,10 +136,10 @@ OPS = {
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis",)
 # Folder of specdec_hf -> the folders that it may import. `lab` and `cli` may import all.
-BELOW_DRAFTERS = {"drafting", "hf_arguments", "runner", "schedules"}
+BELOW_DRAFTERS = {"drafting", "request", "runner", "schedules"}
 LOOP = {
     "schedules": set(),
-    "hf_arguments": {"runner", "schedules"},
+    "request": {"runner", "schedules"},
     "runner": set(),
     "drafting": BELOW_DRAFTERS - {"drafting"},
     "drafters": BELOW_DRAFTERS,

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.beams.tree import DraftedBeams, Integers
-from specdec_hf.hf_arguments.call import Call
-from specdec_hf.loop.criteria import ends_text
+from specdec_hf.loop.processors import ends_text
+from specdec_hf.request.call import Call
 
 
 @dataclass

@@ -24,7 +24,6 @@ from specdec_hf.beams.tree import BeamTree, DraftedBeams, Integers, TreeModel, d
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import DraftContext
-from specdec_hf.hf_arguments.call import Call
 from specdec_hf.loop.begin import SLOTS_AHEAD, committed_prompts
 from specdec_hf.loop.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.loop.output import SpecOutput
@@ -32,6 +31,7 @@ from specdec_hf.loop.plan import costs_of, plain_beams, rounding_notes, token_bu
 from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
+from specdec_hf.request.call import Call
 from specdec_hf.runner.choose import choose_kind, choose_runner
 from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.protocol import context_length, vocab_size_of

@@ -34,7 +34,7 @@ from specdec_hf.drafting.context import (
 )
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import one_hot_logits
-from specdec_hf.hf_arguments.language_model import check_language_model, is_language_model
+from specdec_hf.request.inputs import check_language_model, is_language_model
 from specdec_hf.runner.protocol import vocab_size_of
 from specdec_kernels import Rule, SampledDraft, Verdict, verify_chain
 

@@ -19,7 +19,7 @@ from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
-from specdec_hf.hf_arguments.language_model import RULE, is_language_model
+from specdec_hf.request.inputs import RULE, is_language_model
 from specdec_hf.runner.protocol import num_parameters
 from specdec_kernels import SampledDraft
 

@@ -16,7 +16,7 @@ from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import DRAFTERS, make_drafter, usages
-from specdec_hf.hf_arguments.language_model import (
+from specdec_hf.request.inputs import (
     RULE,
     check_language_model,
     is_language_model,

@@ -30,7 +30,7 @@ from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter
-from specdec_hf.hf_arguments.language_model import check_language_model
+from specdec_hf.request.inputs import check_language_model
 
 LOOKBEHIND = 10  # as in Transformers
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.lease import Lease
-from specdec_hf.hf_arguments.encoder import EncoderSource
+from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.protocol import HiddenStates, Lengths
 from specdec_hf.schedules.base import TokenStats

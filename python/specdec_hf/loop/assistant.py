@@ -8,9 +8,9 @@ from specdec_hf.arguments import shown
 from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.hf_arguments.assistant import Assistant
-from specdec_hf.hf_arguments.language_model import is_language_model
 from specdec_hf.options import Options, resolve_num_assistant_tokens
+from specdec_hf.request.call import Assistant
+from specdec_hf.request.inputs import is_language_model
 from specdec_hf.schedules.confidence import with_threshold
 
 

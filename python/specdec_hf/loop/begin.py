@@ -12,15 +12,15 @@ import torch
 from specdec_hf.drafters.resolve import parts_of
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.lease import Lease
-from specdec_hf.hf_arguments.call import Call
 from specdec_hf.loop.draft_length import DraftLengthPolicy
 from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.plan import Plan, make_plan
-from specdec_hf.loop.prefill import prefill
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
+from specdec_hf.request.call import Call
+from specdec_hf.request.prefill import prefill
 from specdec_hf.runner.choose import choose_runner
 from specdec_hf.runner.compiled.compiled_call import use_compiled
 from specdec_hf.runner.fixed_width import check_fixed_width, fix_width
@@ -88,13 +88,14 @@ def _make_runner(plan: Plan) -> tuple[Runner, torch.Tensor | None, list[str]]:
     model, call, options = plan.model, plan.call, plan.options
     longest = int(plan.lengths.max())
     capacity = min(plan.max_length, longest + SLOTS_AHEAD) + plan.draft_size + 1
-    if plan.chosen is None:
-        return prefill(
-            model, call, capacity, "spec" if plan.drafts_trees else options.cache,
-            drafts=plan.drafter is not None, tree=plan.drafts_trees,
-            self_check=options.self_check,
-        )  # fmt: skip
     prompt = Prompt(call.prompt_ids, call.mask)
+    if call.prefill is not None:
+        return prefill(
+            model, call.prefill, prompt, capacity, "spec" if plan.drafts_trees else options.cache,
+            drafts=plan.drafter is not None, tree=plan.drafts_trees,
+            self_check=options.self_check, keep_states="hidden_states" in call.outputs,
+        )  # fmt: skip
+    assert plan.chosen is not None
     if call.past is None:
         runner, notes = choose_runner(
             model, len(plan.lengths), capacity, plan.chosen, prompt=prompt, encoded=call.encoded

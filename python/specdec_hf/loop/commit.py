@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import IGNORED, OUTSIDE, describe
-from specdec_hf.loop.criteria import ends_text
+from specdec_hf.loop.processors import ends_text
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, step_kinds
 from specdec_kernels import Status, TreeVerdict, Verdict

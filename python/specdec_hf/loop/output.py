@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.hf_arguments.call import Call
 from specdec_hf.loop.processors import process_ended
 from specdec_hf.loop.session import Session
+from specdec_hf.request.call import Call
 from specdec_hf.runner.handover import export_cache
 from specdec_hf.runner.protocol import context_length
 

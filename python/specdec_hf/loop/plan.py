@@ -24,10 +24,10 @@ from specdec_hf.drafting.context import reads_draft
 from specdec_hf.drafting.drafter import Drafter, drafts_trees, rules_of
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.auto import AutoDrafter
-from specdec_hf.hf_arguments.call import Call
-from specdec_hf.hf_arguments.sampling import sequence_seeds
 from specdec_hf.loop.draft_length import begin_schedule
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
+from specdec_hf.request.call import Call
+from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.runner.choose import ChosenKind, check_kind, choose_kind
 from specdec_hf.runner.fit import coarse_arithmetic
 from specdec_hf.runner.plain_runner import Prompt

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Drafter, drafts_trees
 from specdec_hf.drafting.lease import Lease
-from specdec_hf.hf_arguments.call import Call
 from specdec_hf.loop.draft_length import DraftLengthPolicy
 from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Trace
 from specdec_hf.loop.token_outputs import TokenOutputs
+from specdec_hf.request.call import Call
 from specdec_hf.runner.protocol import Lengths, Runner
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.hf_arguments.sampling import Sampling
+from specdec_hf.request.sampling import Sampling
 from specdec_hf.runner.protocol import HiddenStates
 from specdec_kernels import sample
 

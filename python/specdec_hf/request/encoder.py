@@ -7,7 +7,6 @@ their encoders take.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from specdec_hf.hf_arguments.inputs import class_generate
 from specdec_hf.runner.encoded import Encoded, skipped_padding_id
 from specdec_hf.runner.protocol import forward_arguments
 
@@ -114,26 +112,3 @@ def read_encoder(
     copies = batch_size // len(inputs_tensor)
     kwargs = {name: value for name, value in inputs.items() if name != "encoder_outputs"}
     return encoded, EncoderSource(inputs_tensor.repeat_interleave(copies, dim=0), kwargs, copies)
-
-
-def by_generate(model: Any, read: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """The result of ``read``, called as ``model.generate`` calls a ``custom_generate``.
-
-    Args:
-        model: the model.
-        read: takes the model, the decoder's ``input_ids``, ``logits_processor``,
-            ``stopping_criteria``, ``generation_config`` and keyword arguments of the model.
-        arguments: those of ``model.generate``.
-    """
-
-    def custom_generate(
-        model: Any,
-        input_ids: torch.Tensor,
-        *,
-        inputs_tensor: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        # Transformers hands over inputs_tensor because it is named here.
-        return read(model, input_ids, inputs_tensor=inputs_tensor, **kwargs)
-
-    return class_generate(model)(**arguments, custom_generate=custom_generate)

@@ -1,38 +1,45 @@
-"""Checks of ``input_ids`` and ``attention_mask``."""
+"""Checks of models and their inputs."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec_hf.runner.protocol import vocab_size_of
 
-
-def has_own_generate(model: Any) -> bool:
-    """Whether a class of Transformers replaces ``generate``, which then prepares its inputs."""
-    if not isinstance(model, PreTrainedModel):
-        return False
-    own: Any = getattr(type(model), "generate", GenerationMixin.generate)
-    return inspect.unwrap(own) is not inspect.unwrap(GenerationMixin.generate)
+RULE = "a causal language model of Transformers, or a wrapper that forwards to one"
 
 
-def class_generate(model: Any) -> Callable[..., Any]:
-    """``generate`` of a model's class.
+def is_language_model(model: Any) -> bool:
+    """Whether a model generates text by itself.
 
-    A model that Transformers loaded from a folder with a ``custom_generate`` has that function in
-    the place of ``model.generate``.
+    ``torch.compile`` and PEFT wrap a `PreTrainedModel` in a module of another type, which has the
+    attributes of the model inside.
     """
-    if "generate" in vars(model):
-        return partial(type(model).generate, model)
-    method: Callable[..., Any] = model.generate
-    return method
+    if not isinstance(model, torch.nn.Module) or not isinstance(
+        getattr(model, "config", None), PreTrainedConfig
+    ):
+        return False
+    if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
+        return False
+    return bool(getattr(model, "can_generate", bool)())
+
+
+def check_language_model(name: str, model: Any) -> None:
+    """Raises TypeError for an argument that is no such model, and ValueError for prompt tuning."""
+    if not is_language_model(model):
+        got = type(model).__name__ if isinstance(model, torch.nn.Module) else repr(model)
+        raise TypeError(f"{name} must be {RULE}, got {got}")
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise ValueError(
+            f"{name} must have no virtual tokens, got {type(model).__name__}, whose forward puts "
+            "those of its prompt tuning before every window"
+        )
 
 
 def one_of(inputs: Any, input_ids: Any) -> Any:
@@ -101,30 +108,14 @@ def check_input_ids(
     return ids
 
 
-def check_mask(
-    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor | None, config: GenerationConfig
-) -> NDArray[np.bool_]:
-    """``attention_mask`` [B, T] as bool on the host; None is made as ``model.generate`` makes it.
-
-    Args:
-        model: the model.
-        ids: [B, T] int64, or the embeddings [B, T, hidden] given in their place.
-        attention_mask: as the caller gave it.
-        config: with its special tokens prepared.
-
-    Raises:
-        TypeError: no tensor.
-        ValueError: wrong shape, or a prompt without tokens.
-    """
+def check_mask_shape(attention_mask: torch.Tensor | None, ids: torch.Tensor) -> None:
+    """Raises ValueError for a mask that is not [B, T] as ids, or as embeddings of them."""
     check_tensor("attention_mask", attention_mask)
-    if attention_mask is None:
-        attention_mask = model._prepare_attention_mask_for_generation(ids, config, {})
-    if attention_mask.shape != ids.shape[:2]:
+    if attention_mask is not None and attention_mask.shape != ids.shape[:2]:
         raise ValueError(
             f"attention_mask must have the shape of input_ids {list(ids.shape[:2])}, "
             f"got {list(attention_mask.shape)}"
         )
-    return mask_on_host(attention_mask)
 
 
 def check_decoder_mask(ids: torch.Tensor, model_kwargs: dict[str, Any]) -> NDArray[np.bool_]:

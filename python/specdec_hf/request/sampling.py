@@ -52,8 +52,7 @@ def is_per_sequence(value: Any) -> bool:
 
 
 def make_sampling(
-    config: GenerationConfig,
-    given: dict[str, Any],
+    values: dict[str, Any],
     do_sample: bool,
     batch_size: int,
     device: torch.device,
@@ -69,7 +68,7 @@ def make_sampling(
     """
     checked: dict[str, Any] = {}
     for name, parameter in PARAMETERS.items():
-        value: Any = given.get(name, getattr(config, name, None))
+        value: Any = values.get(name)
         if isinstance(value, torch.Tensor | np.ndarray):
             value = value.tolist()
         if value is None:

@@ -1,0 +1,301 @@
+"""A call as the loop needs it, with what its arguments say of beams and drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from specdec_hf.arguments import check_integer, shown
+from specdec_hf.request.encoder import EncoderSource
+from specdec_hf.request.prefill import Prefill
+from specdec_hf.request.sampling import Sampling, make_sampling, sequences_per_prompt
+from specdec_hf.request.unsupported import Origin
+from specdec_hf.runner.encoded import Encoded
+from specdec_hf.schedules.confidence import DEFAULT_THRESHOLD
+
+# Plain generation returns these for every new token.
+TOKEN_OUTPUTS = ("scores", "logits", "hidden_states")
+# Transformers' own defaults, which no caller asked for.
+DEFAULTS = {"num_assistant_tokens": (None, 20), "num_assistant_tokens_schedule": (None, "constant")}
+
+
+@dataclass(frozen=True)
+class BeamArguments:
+    """The fields of a complete `GenerationConfig` that only beam search reads.
+
+    Attributes:
+        num_beams: beam width w of the target.
+        num_return_sequences: how many of the best sequences of each prompt are returned.
+        length_penalty: a finished sequence scores its log probability / length ** length_penalty.
+        early_stopping: True, False or "never", as in `GenerationConfig`.
+        eos_token_ids: as configured, in order.
+        fill: id that fills up sequences that ended early.
+    """
+
+    num_beams: int
+    num_return_sequences: int
+    length_penalty: float
+    early_stopping: bool | str
+    eos_token_ids: tuple[int, ...]
+    fill: int
+
+
+@dataclass
+class Assistant:
+    """The drafts that the arguments of ``model.generate`` ask for.
+
+    Attributes:
+        model: ``assistant_model``, or None.
+        tokenizer: ``assistant_tokenizer``, that of a draft model of another vocabulary, or None.
+        target_tokenizer: ``tokenizer``, or None.
+        lookup: whether ``prompt_lookup_num_tokens`` asks for prompt lookup.
+        max_ngram: ``max_matching_ngram_size``, or None.
+        num_assistant_tokens: tokens to draft per round, or None.
+        schedule: ``num_assistant_tokens_schedule``, or None.
+        from_model: whether they are defaults of the model's own generation config, which the
+            arguments of the loop overrule.
+        confidence_threshold: ``assistant_confidence_threshold``, or None.
+    """
+
+    model: Any = None
+    tokenizer: Any = None
+    target_tokenizer: Any = None
+    lookup: bool = False
+    max_ngram: int | None = None
+    num_assistant_tokens: int | None = None
+    schedule: str | None = None
+    from_model: bool = False
+    confidence_threshold: float | None = None
+
+
+@dataclass
+class Call:
+    """The arguments of one generate call, which do not change while it runs.
+
+    Attributes:
+        input_ids: [B, T] int64 on the host, as given, padding included; T is 0 where the prompt is
+            given as ``inputs_embeds`` alone.
+        mask: [B, P] bool, columns of the prompt that hold a token; P is T, or the columns of
+            ``inputs_embeds``.
+        max_new_tokens: most new tokens of each sequence.
+        eos: ids that end a sequence.
+        pad: id that fills up sequences that ended early.
+        sampling: parameters of the fused ops.
+        do_sample: False is greedy.
+        processors: one list per sequence, empty where nothing is to be applied.
+        criteria: stopping criteria other than length and end-of-sequence.
+        past: the caller's cache, which is never written to, or None.
+        prefill: the model's own prefill of inputs other than text, or None.
+        encoded: what the decoder of an encoder-decoder reads of its encoder; ``input_ids``,
+            ``mask`` and ``past`` are then those of the decoder.
+        encoder: what the encoder read, where that is known.
+        assistant: the drafts that the arguments of ``model.generate`` ask for.
+        return_dict: whether the caller wants the whole output.
+        outputs: which of "scores", "logits" and "hidden_states" the caller wants.
+        beams: arguments of beam search, or None.
+        own_search: with ``beams``, the same search by the model's own ``generate``.
+        num_return_sequences: how many sequences that follow one another continue one prompt.
+        notes: remarks for the statistics.
+    """
+
+    input_ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    max_new_tokens: int
+    eos: frozenset[int]
+    pad: int
+    sampling: Sampling
+    do_sample: bool
+    processors: list[LogitsProcessorList]
+    criteria: StoppingCriteriaList
+    past: Any
+    return_dict: bool
+    outputs: frozenset[str] = frozenset()
+    beams: BeamArguments | None = None
+    own_search: Callable[[], Any] | None = None
+    num_return_sequences: int = 1
+    prefill: Prefill | None = None
+    encoded: Encoded | None = None
+    encoder: EncoderSource | None = None
+    assistant: Assistant = field(default_factory=Assistant)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int64]:
+        """[B, P], the ids of the prompt's columns; 0 where only their embeddings are known."""
+        if self.input_ids.shape == self.mask.shape:
+            return self.input_ids
+        return np.zeros(self.mask.shape, dtype=np.int64)
+
+
+def build_call(
+    model: Any,
+    ids: torch.Tensor,
+    mask: NDArray[np.bool_],
+    config: GenerationConfig,
+    sampling: dict[str, Any],
+    processors: list[LogitsProcessorList],
+    criteria: StoppingCriteriaList,
+    past: Any,
+    prefill: Prefill | None,
+    origin: Origin,
+    assistant: Assistant,
+    notes: list[str],
+    *,
+    encoded: Encoded | None = None,
+    encoder: EncoderSource | None = None,
+    own_search: Callable[[], Any] | None = None,
+) -> Call:
+    """Assemble a `Call` from a complete generation config."""
+    columns = ids.shape[1]
+    max_length = min(c.max_length for c in criteria if type(c) is MaxLengthCriteria)
+    if columns >= max_length:
+        raise ValueError(
+            f"input_ids has {columns} columns, but generation is limited to {max_length}"
+        )
+    eos: set[int] = set()
+    others = StoppingCriteriaList()
+    for criterion in criteria:
+        if type(criterion) is EosTokenCriteria:
+            eos.update(criterion.eos_token_id.flatten().tolist())
+        elif type(criterion) is not MaxLengthCriteria:
+            others.append(criterion)
+    pad = config._pad_token_tensor
+    do_sample = bool(config.do_sample)
+    num_beams, returned = num_beams_of(config), sequences_per_prompt(config)
+    beams = beam_arguments(config, num_beams, returned)
+    try:
+        parameters = make_sampling(sampling, do_sample, len(mask), model.device, returned)
+    except (TypeError, ValueError) as error:
+        name = str(error).split()[0]
+        raise type(error)(f"{error}{origin.of(name, sampling.get(name))}") from error
+    return Call(
+        input_ids=ids.numpy(),
+        mask=mask,
+        max_new_tokens=max_length - columns,
+        eos=frozenset(eos),
+        pad=int(pad) if pad is not None else 0,
+        sampling=parameters,
+        do_sample=do_sample,
+        processors=processors,
+        criteria=others,
+        past=past,
+        return_dict=bool(config.return_dict_in_generate),
+        outputs=frozenset(
+            name
+            for name in TOKEN_OUTPUTS
+            if config.return_dict_in_generate and getattr(config, f"output_{name}")
+        ),
+        beams=beams,
+        own_search=own_search,
+        num_return_sequences=returned,
+        prefill=prefill,
+        encoded=encoded,
+        encoder=encoder,
+        assistant=assistant,
+        notes=notes,
+    )
+
+
+def num_beams_of(config: GenerationConfig) -> int:
+    """``num_beams``, checked; None is 1.
+
+    Raises:
+        TypeError: not an int.
+        ValueError: below 1.
+    """
+    value: Any = 1 if config.num_beams is None else config.num_beams
+    return check_integer("num_beams", value, 1)
+
+
+def beam_arguments(
+    config: GenerationConfig, num_beams: int, num_return_sequences: int
+) -> BeamArguments | None:
+    """The arguments of beam search, None for one beam.
+
+    Args:
+        config: complete, with its special tokens prepared.
+        num_beams, num_return_sequences: checked.
+
+    Raises:
+        ValueError: a value out of range, or one that does not go together with beams, by name.
+    """
+    if num_beams == 1:
+        return None
+    if config.do_sample:
+        raise ValueError(f"do_sample must be False with num_beams={num_beams}, got True")
+    if num_return_sequences > num_beams:
+        raise ValueError(
+            f"num_return_sequences must be at most num_beams={num_beams}, "
+            f"got {num_return_sequences}"
+        )
+    early_stopping: Any = False if config.early_stopping is None else config.early_stopping
+    if not (isinstance(early_stopping, bool) or early_stopping == "never"):
+        raise ValueError(
+            f"early_stopping must be True, False or 'never', got {shown(early_stopping)}"
+        )
+    eos, pad = config._eos_token_tensor, config._pad_token_tensor
+    ids = () if eos is None else tuple(eos.flatten().tolist())
+    fill = -1
+    if ids:
+        fill = (0 if pad is None else int(pad)) or ids[0]  # id 0 counts as none, as it does there
+    penalty = 1.0 if config.length_penalty is None else float(config.length_penalty)
+    return BeamArguments(num_beams, num_return_sequences, penalty, early_stopping, ids, fill)
+
+
+def assistant_of(
+    config: GenerationConfig,
+    origin: Origin,
+    model: Any = None,
+    tokenizer: Any = None,
+    target_tokenizer: Any = None,
+) -> Assistant:
+    """Read a complete generation config.
+
+    Args:
+        config: the config of the call.
+        origin: where its values come from.
+        model: ``assistant_model``.
+        tokenizer: ``assistant_tokenizer``.
+        target_tokenizer: ``tokenizer``.
+
+    Raises:
+        TypeError: an assistant model that is no model.
+        ValueError: an assistant model and prompt lookup at once.
+    """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"assistant_model must be a model, got {shown(model)}")
+    wanted = {
+        name: None if getattr(config, name, None) in default else getattr(config, name)
+        for name, default in DEFAULTS.items()
+    }
+    lookup = config.prompt_lookup_num_tokens
+    if lookup is not None and model is not None:
+        raise ValueError("assistant_model and prompt_lookup_num_tokens must not both be given")
+    schedule = wanted["num_assistant_tokens_schedule"]
+    number = wanted["num_assistant_tokens"]
+    return Assistant(
+        model=model,
+        tokenizer=tokenizer,
+        target_tokenizer=target_tokenizer,
+        lookup=lookup is not None,
+        max_ngram=config.max_matching_ngram_size,
+        num_assistant_tokens=number if lookup is None else lookup,
+        schedule=schedule,
+        from_model=lookup is None and bool(origin.of("num_assistant_tokens", number)),
+        confidence_threshold=_confidence_threshold(config, origin),
+    )
+
+
+def _confidence_threshold(config: GenerationConfig, origin: Origin) -> float | None:
+    """Transformers' default of 0.4 counts only where the call itself gives it; 0 asks for none."""
+    value = getattr(config, "assistant_confidence_threshold", None)
+    if value == DEFAULT_THRESHOLD and "assistant_confidence_threshold" not in origin.given:
+        return None
+    return value or None
