@@ -118,49 +118,50 @@ def commit(
     Returns:
         A step for each active sequence, and [B] how many drafts each sequence kept.
     """
-    s, history = session, session.history
+    history = session.history
     kept_drafts = np.zeros_like(history.lengths)
     steps: list[Step] = []
     for b in np.flatnonzero(history.active).tolist():
         accepted, drafted = int(verdict.num_accepted[b]), int(counts.drafted[b])
         emitted = [t for t in verdict.tokens[b, : accepted + 1].tolist() if t >= 0]
-        tokens, reason = _cut(s, b, emitted)
+        tokens, reason = _cut(session, b, emitted)
         count, length = len(tokens), int(history.lengths[b])
         if not reason and count <= accepted:
             _raise_fault(b, length + count, Status(int(verdict.status[b])))
         history.append(b, tokens)
         logprobs = verdict.logprobs[b, :count].tolist()
-        s.logprobs[b] += logprobs
+        session.logprobs[b] += logprobs
         kept_drafts[b] = min(accepted, count)
-        s.stats.sequences[b].record(drafted, int(kept_drafts[b]), count, int(counts.depths[b]))
+        session.stats.sequences[b].record(
+            drafted, int(kept_drafts[b]), count, int(counts.depths[b])
+        )
         if reason:
             history.active[b] = False
-            s.stats.sequences[b].stop_reason = reason
+            session.stats.sequences[b].stop_reason = reason
         kinds = step_kinds(count, accepted, int(counts.tried[b]))
         steps.append(Step(b, tokens, kinds, logprobs, reason))
         if verdict.status[b]:
-            _note_draft_faults(s, Status(int(verdict.status[b])))
-    s.runner.truncate(history.lengths - 1)
+            _note_draft_faults(session, Status(int(verdict.status[b])))
+    session.runner.truncate(history.lengths - 1)
     return steps, kept_drafts
 
 
 def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
     """The tokens up to the first stop, and why they stop there ("" where they do not)."""
-    s = session
-    most = int(s.budgets[b] - s.new_tokens[b])
+    most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
-    prefix = s.padded_ids(b) if s.call.criteria else None
+    prefix = session.padded_ids(b) if session.call.criteria else None
     for i, token in enumerate(tokens):
-        if token in s.call.eos:
+        if token in session.call.eos:
             return tokens[: i + 1], "eos"
         if prefix is not None:
             ids = np.append(prefix, tokens[: i + 1])
-            if ends_text(s.call.criteria, ids, s.model.device, b, len(s.budgets)):
+            if ends_text(session.call.criteria, ids, session.model.device, b, len(session.budgets)):
                 return tokens[: i + 1], "criteria"
     if len(tokens) < most:
         return tokens, ""
-    if s.budgets[b] < s.call.max_new_tokens:
-        s.stats.note("stopped at the model's context length")
+    if session.budgets[b] < session.call.max_new_tokens:
+        session.stats.note("stopped at the model's context length")
         return tokens, "context"
     return tokens, "length"
 

@@ -59,35 +59,36 @@ class SpecOutput(ModelOutput):
 
 def finish(session: Session) -> SpecOutput:
     """The output of a session whose sequences have all ended."""
-    s = session
-    batch_size, columns = s.call.input_ids.shape
-    new_tokens = s.new_tokens
+    batch_size, columns = session.call.input_ids.shape
+    new_tokens = session.new_tokens
     longest = int(new_tokens.max())
-    mask = np.concatenate([s.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)
+    mask = np.concatenate([session.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)
     past: Any = None
     outputs: dict[str, Any] = {}
-    if s.call.return_dict:
-        if (new_tokens < longest).any() and s.runner.kind != "plain":
-            _follow_ended(s, longest - new_tokens)
-        if s.outputs is not None:
-            outputs = s.outputs.tensors(longest, _fed_columns(s.call), s.call.sampling)
-        past = export_cache(s.model, s.runner, mask[:, :-1])
-    s.stats.total_seconds = s.clock() - s.started
-    s.length_policy.finish()
-    sequences = np.full((batch_size, columns + longest), s.call.pad, dtype=np.int64)
+    if session.call.return_dict:
+        if (new_tokens < longest).any() and session.runner.kind != "plain":
+            _follow_ended(session, longest - new_tokens)
+        if session.outputs is not None:
+            outputs = session.outputs.tensors(
+                longest, _fed_columns(session.call), session.call.sampling
+            )
+        past = export_cache(session.model, session.runner, mask[:, :-1])
+    session.stats.total_seconds = session.clock() - session.started
+    session.length_policy.finish()
+    sequences = np.full((batch_size, columns + longest), session.call.pad, dtype=np.int64)
     logprobs = np.zeros((batch_size, longest), dtype=np.float32)
-    for b, values in enumerate(s.logprobs):
-        ids = s.padded_ids(b)
+    for b, values in enumerate(session.logprobs):
+        ids = session.padded_ids(b)
         sequences[b, : len(ids)] = ids
         logprobs[b, : len(values)] = values
-    device = s.model.device
+    device = session.model.device
     return SpecOutput(
         sequences=torch.from_numpy(sequences).to(device),
         attention_mask=torch.from_numpy(mask.astype(np.int64)).to(device),
         logprobs=torch.from_numpy(logprobs),
         past_key_values=past,
-        encoder_outputs=None if s.call.encoded is None else s.call.encoded.outputs,
-        stats=s.stats,
+        encoder_outputs=None if session.call.encoded is None else session.call.encoded.outputs,
+        stats=session.stats,
         **outputs,
     )
 
@@ -103,21 +104,20 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
         session: its cache holds all tokens of these sequences afterwards.
         behind: [B], how many tokens the longest sequence has more.
     """
-    s = session
-    size = int(behind.max()) if s.outputs is not None else 1
-    context = context_length(s.model)
-    if context is not None and s.runner.kind != "spec":
-        size = min(size, context - int(s.history.lengths.max()) + 1)
-    tokens = np.full((len(behind), size), s.call.pad, dtype=np.int64)
-    tokens[:, :1] = s.history.last(1)
-    fed = torch.from_numpy(tokens).to(s.model.device)
-    logits = s.runner.forward(fed, s.history.lengths - 1, size)
-    s.runner.truncate(s.history.lengths)
-    if s.outputs is not None:
+    size = int(behind.max()) if session.outputs is not None else 1
+    context = context_length(session.model)
+    if context is not None and session.runner.kind != "spec":
+        size = min(size, context - int(session.history.lengths.max()) + 1)
+    tokens = np.full((len(behind), size), session.call.pad, dtype=np.int64)
+    tokens[:, :1] = session.history.last(1)
+    fed = torch.from_numpy(tokens).to(session.model.device)
+    logits = session.runner.forward(fed, session.history.lengths - 1, size)
+    session.runner.truncate(session.history.lengths)
+    if session.outputs is not None:
         counts = np.minimum(behind, size)
         rows = np.broadcast_to(np.arange(size), tokens.shape)
-        processed = process_ended(s, logits, counts)
-        s.outputs.record(logits, processed, s.runner.tap.take(), rows, counts)
+        processed = process_ended(session, logits, counts)
+        session.outputs.record(logits, processed, session.runner.tap.take(), rows, counts)
 
 
 def _fed_columns(call: Call) -> NDArray[np.bool_]:

@@ -25,12 +25,11 @@ def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torc
         logits: [B, N+1, V], the row of the pending token, then those of the drafts.
         drafts: tokens and parents [B, N].
     """
-    s = session
-    processors: list[Any] = s.call.processors
+    processors: list[Any] = session.call.processors
     processed = logits.to(torch.float32, copy=True)
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
-    for b in np.flatnonzero(s.history.active).tolist():
-        prefixes = {-1: torch.from_numpy(s.padded_ids(b)).to(s.model.device)[None]}
+    for b in np.flatnonzero(session.history.active).tolist():
+        prefixes = {-1: torch.from_numpy(session.padded_ids(b)).to(session.model.device)[None]}
         processed[b, 0] = processors[b](prefixes[-1], processed[b, 0][None])[0]
         for n, (token, parent) in enumerate(zip(tokens[b], parents[b], strict=True)):
             if parent not in prefixes or not 0 <= token < logits.shape[2]:
@@ -56,14 +55,13 @@ def process_ended(
         counts: [B], how many rows of each sequence are wanted; 0 for one that is not behind.
         padding: [B], how much padding there is before the first row; None is none.
     """
-    s = session
-    processors: list[Any] = s.call.processors
+    processors: list[Any] = session.call.processors
     processed = logits.to(torch.float32, copy=True)
     for b in np.flatnonzero(counts).tolist():
-        ids, first = s.padded_ids(b), 0 if padding is None else int(padding[b])
+        ids, first = session.padded_ids(b), 0 if padding is None else int(padding[b])
         for n in range(int(counts[b])):
-            padded = np.pad(ids, (0, first + n), constant_values=s.call.pad)
-            prefix = torch.from_numpy(padded).to(s.model.device)[None]
+            padded = np.pad(ids, (0, first + n), constant_values=session.call.pad)
+            prefix = torch.from_numpy(padded).to(session.model.device)[None]
             processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed
 

@@ -93,7 +93,7 @@ class SequenceStats:
             drafted: tokens that were drafted.
             accepted: how many of them were committed.
             emitted: tokens that were committed, the recovered or bonus token included.
-            depth: depth of the draft tree; None for a chain.
+            depth: length of the longest drafted path; None is that of a chain.
         """
         self.rounds += 1
         self.drafted += drafted
