@@ -1,9 +1,9 @@
 """How forwards through a `SpecRunner` run: their widths, their masks, and what runs them.
 
-A width is how many tokens a row a forward has, padding included. Kernels and compiled graphs then
-see few shapes. Padding follows the tokens of each row: it repeats
-the last one, its logits are dropped, and its keys and values lie beyond the committed tokens, where
-the next forward overwrites them.
+A width is how many tokens a row a forward has, padding included: kernels and compiled graphs then
+see few shapes. Padding follows the tokens of each row. It repeats the last one, its logits are
+dropped, and its keys and values lie beyond the committed tokens, where the next forward overwrites
+them.
 """
 
 from __future__ import annotations

@@ -257,14 +257,7 @@ class SpecRunner:
     def _run(
         self, tokens: torch.Tensor, inputs: dict[str, Any], keep: int, padding: int = 0
     ) -> torch.Tensor:
-        """Logits of the last ``keep`` tokens, or of all of them where there is padding.
-
-        Args:
-            tokens: [B, n].
-            inputs: those of a window or a tree of n + ``padding`` tokens.
-            keep: 0 where no logits are used.
-            padding: how many tokens follow to fill up the width.
-        """
+        """Logits of the last ``keep`` tokens [B, n], or of all where ``padding`` follows them."""
         size, widths = tokens.shape[1], self.policy.widths
         width = size + padding
         if keep and (padding or (widths is not None and widths.keeps_all(width))):
