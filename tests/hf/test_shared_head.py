@@ -54,7 +54,7 @@ def test_the_copy_dies_with_its_target(tmp_path):
     model.config._name_or_path = str(tmp_path)
     save_head(head_for(model), tmp_path / HEAD_FOLDER, torch.float32)
     run(model)
-    copied = weakref.ref(AutoDrafter()._head_of(model).on(model))
+    copied = weakref.ref(AutoDrafter()._find(model)[0].on(model))
     assert copied() is not None
     del model
     gc.collect()

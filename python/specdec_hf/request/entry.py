@@ -42,6 +42,7 @@ from specdec_hf.request.unsupported import (
     refuse_unsupported,
 )
 from specdec_hf.runner.encoded import is_encoder_decoder
+from specdec_hf.runner.protocol import forward_arguments
 
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 _DECORATOR = GenerationMixin.generate.__code__  # of torch.no_grad
@@ -120,6 +121,10 @@ def prepare_call(
     config, extras = model._prepare_generation_config(generation_config, **kwargs)
     extras = {name: value for name, value in extras.items() if not hasattr(config, name)}
     _check_extras(model, extras)
+    if past_key_values is not None and "past_key_values" not in forward_arguments(model):
+        raise ValueError(
+            f"past_key_values of {type(model).__name__} is not supported: its forward takes none"
+        )
     refuse_unsupported(copy.copy(config), origin)
     arguments = {
         "inputs": inputs, "input_ids": input_ids, "attention_mask": attention_mask,
