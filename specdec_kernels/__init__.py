@@ -31,6 +31,7 @@ from specdec_kernels.ops.kv import (
     ring_truncate_,
     state_select_,
 )
+from specdec_kernels.ops.linear import PackedLinear, pack_linear, packed_linear
 from specdec_kernels.ops.ngram_propose import NgramDraft, ngram_propose
 from specdec_kernels.ops.paged import (
     FreedBlocks,
@@ -62,6 +63,7 @@ __all__ = [
     "Expansion",
     "FreedBlocks",
     "NgramDraft",
+    "PackedLinear",
     "RankedTree",
     "Rule",
     "Sampled",
@@ -84,6 +86,8 @@ __all__ = [
     "kv_realign_",
     "kv_truncate_",
     "ngram_propose",
+    "pack_linear",
+    "packed_linear",
     "paged_compact_",
     "paged_truncate_",
     "providers",

@@ -33,13 +33,19 @@ OPS = {
     "build_trie": "tree.layout",
     "expand_tree": "tree.expand_tree",
     "ngram_propose": "history.ngram_propose",
+    "pack_linear": "forward.linear",
+    "packed_linear": "forward.linear",
 }
 CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
+# Ops of forwards on the CPU: they exist for no other device.
+CPU_OPS = tuple(op for op, module in OPS.items() if module.startswith("forward."))
 # Ops without CUDA kernels in `_C.so`: on CUDA devices Triton always serves them.
 _TRITON_ONLY = tuple(op for op, m in OPS.items() if m in ("tree.layout", "tree.expand_tree"))
 
 # csrc/torch/build_info.cpp returns an index into it.
 CPU_CAPABILITIES = ("avx512", "avx2", "plain")
+# What SPECDEC_CPU_CAPABILITY may ask for beside these, with AVX-512: other products of bfloat16.
+_BF16_PRODUCTS = ("amx_bf16", "avx512_bf16")
 _LIBRARY = Path(__file__).with_name("_C.so")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -54,7 +60,7 @@ def _environment(variable: str, allowed: tuple[str, ...]) -> str:
 
 def _load() -> None:
     # The library reads this variable itself and ignores an unknown value, so it is checked here.
-    _environment("SPECDEC_CPU_CAPABILITY", CPU_CAPABILITIES)
+    _environment("SPECDEC_CPU_CAPABILITY", _BF16_PRODUCTS + CPU_CAPABILITIES)
     if not _LIBRARY.exists():
         raise ImportError(
             f"{_LIBRARY.name} is missing beside specdec_kernels: the native library was not built. "
@@ -109,7 +115,8 @@ def _register_triton() -> None:
             "ignore", message=".*[Oo]verriding a previously registered kernel.*"
         )
         for op in ops:
-            _triton.register(op, OPS[op])
+            if op not in CPU_OPS:
+                _triton.register(op, OPS[op])
 
 
 _register_triton()
@@ -137,4 +144,5 @@ def providers() -> dict[str, dict[str, str]]:
     """
     on_cuda = dict.fromkeys(OPS, _CUDA_PROVIDER)
     on_cuda |= dict.fromkeys(_TRITON_ONLY, "triton" if _HAS_TRITON else "none")
+    on_cuda |= dict.fromkeys(CPU_OPS, "none")
     return {op: {"cpu": "cpp", "cuda": on_cuda[op]} for op in OPS}

@@ -1,0 +1,106 @@
+"""Times what a forward of few tokens consists of: now the linear layers of a model.
+
+    python -m bench.forward [--part linear] [--dtype D] [--threads T] [--widths 1,8] [--rounds N]
+
+Every layer of SmolLM2-135M runs once a pass, in order, so that no weight is in a cache. `floor` is
+the time of reading as many bytes, measured between the passes. Each figure is the least of all
+rounds, in which all of them take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import linear
+
+import specdec_kernels as sk
+from bench.measure import seconds
+from bench.suffix_automaton import processor
+
+LAYER = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
+SHAPES = LAYER * 30 + ((49152, 576),)
+WIDTHS = "1,2,3,4,5,6,8,12,16,24,32,48,64"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+console = Console(highlight=False, width=120)
+Passes = dict[str, Callable[[dict[int, Tensor]], None]]
+
+
+def passes(dtype: torch.dtype) -> Passes:
+    """For each peer a pass through all layers, which takes the rows by their number of inputs."""
+    weights = [torch.randn(shape).to(dtype) for shape in SHAPES]
+    packed = [sk.pack_linear(weight) for weight in weights]
+
+    def ours(rows: dict[int, Tensor]) -> None:
+        for layer in packed:
+            sk.packed_linear(rows[layer.in_features], layer)
+
+    def eager(rows: dict[int, Tensor]) -> None:
+        for weight in weights:
+            linear(rows[weight.shape[1]], weight)
+
+    found: Passes = {"ours": ours, "eager": eager}
+    try:
+        blocked = [torch.ops.mkldnn._reorder_linear_weight(weight) for weight in weights]
+    except RuntimeError as error:
+        console.print(f"oneDNN packs no {dtype} here: {error}")
+        return found
+    inputs = [k for _, k in SHAPES]
+
+    def onednn(rows: dict[int, Tensor]) -> None:
+        for weight, k in zip(blocked, inputs, strict=True):
+            torch.ops.mkldnn._linear_pointwise(rows[k], weight, None, "none", [], "")
+
+    return found | {"oneDNN packed": onednn}
+
+
+def measure_linear(dtype: torch.dtype, widths: list[int], rounds: int) -> None:
+    """Print milliseconds of a pass by number of rows."""
+    peers = passes(dtype)
+    read = torch.zeros(sum(n * k for n, k in SHAPES) * dtype.itemsize // 4)
+    rows = {m: {k: torch.randn(m, k).to(dtype) for k in (576, 1536)} for m in widths}
+    best: dict[tuple[str, int], float] = {}
+    floor = seconds(read.sum)
+    for _ in range(rounds):
+        for m in widths:
+            floor = min(floor, seconds(read.sum))
+            for name, run in peers.items():
+                took = seconds(lambda run=run, m=m: run(rows[m]))
+                best[name, m] = min(took, best.get((name, m), took))
+    title = f"linear, {str(dtype)[6:]}, {torch.get_num_threads()} threads"
+    table = Table("rows", *(f"{name}, ms" for name in peers), "floor, ms", "ours / floor",
+                  "ours / one row", title=title)  # fmt: skip
+    for m in widths:
+        times = [f"{best[name, m] * 1e3:.1f}" for name in peers]
+        ratios = best["ours", m] / floor, best["ours", m] / best["ours", widths[0]]
+        table.add_row(str(m), *times, f"{floor * 1e3:.1f}", *(f"{r:.2f}" for r in ratios))
+    console.print(table)
+
+
+PARTS = {"linear": measure_linear}
+
+
+def main(
+    part: Annotated[list[str] | None, typer.Option(help="linear")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="by default float32, bfloat16")] = None,
+    threads: Annotated[list[int] | None, typer.Option(help="by default 1 and all")] = None,
+    widths: Annotated[str, typer.Option(help="numbers of rows")] = WIDTHS,
+    rounds: Annotated[int, typer.Option(help="passes of each peer and width")] = 7,
+) -> None:
+    """Measure the parts of a forward, each dtype with each number of threads."""
+    console.print(f"{processor()}, {sk.cpu_capability()}, torch {torch.__version__}")
+    every = sorted({1, torch.get_num_threads()})
+    for name in part or PARTS:
+        for d in dtype or ("float32", "bfloat16"):
+            for number in threads or every:
+                torch.set_num_threads(number)
+                PARTS[name](DTYPES[d], [int(m) for m in widths.split(",")], rounds)
+
+
+if __name__ == "__main__":
+    typer.run(main)

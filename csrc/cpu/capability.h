@@ -1,0 +1,12 @@
+#pragma once
+
+namespace specdec::cpu {
+
+// Instruction sets that kernels are built for; each includes those before it.
+enum class Capability { kPlain, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
+
+// The widest one that this processor runs and SPECDEC_CPU_CAPABILITY allows. AMX is used only where
+// that variable asks for it.
+Capability capability();
+
+}  // namespace specdec::cpu

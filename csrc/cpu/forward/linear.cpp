@@ -1,0 +1,106 @@
+#include "specdec/linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "cpu/capability.h"
+#include "cpu/forward/linear_tile.h"
+
+namespace specdec::cpu {
+
+extern const LinearKernels linear_kernels_plain;
+#ifdef SPECDEC_X86
+extern const LinearKernels linear_kernels_avx2;
+extern const LinearKernels linear_kernels_avx512;
+#endif
+
+namespace {
+
+// Less work, in bytes of weights and in products, is not worth waking a thread.
+constexpr int64_t kWorthwhileBytes = 1 << 17, kWorthwhileProducts = 1 << 19;
+
+const LinearKernels& linear_kernels() {
+#ifdef SPECDEC_X86
+  switch (capability()) {
+    case Capability::kAmxBf16:
+    case Capability::kAvx512Bf16:
+    case Capability::kAvx512:
+      return linear_kernels_avx512;
+    case Capability::kAvx2:
+      return linear_kernels_avx2;
+    case Capability::kPlain:
+      break;
+  }
+#endif
+  return linear_kernels_plain;
+}
+
+int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+// Moves the weights of one panel; Step is the inputs of a step, which stay together. It takes a few
+// steps of every output at a time, so that each cache line of the weight is read once.
+template <class Step>
+void pack_panel(const char* weight, int64_t row_bytes, int64_t outputs, const PanelLayout& layout,
+                char* panel) {
+  constexpr int64_t kSteps = 64 / sizeof(Step);
+  const int64_t whole = row_bytes / static_cast<int64_t>(sizeof(Step));
+  std::memset(panel, 0, outputs < layout.width ? layout.steps * layout.width * sizeof(Step) : 0);
+  for (int64_t begin = 0; begin < layout.steps; begin += kSteps) {
+    const int64_t end = std::min(begin + kSteps, layout.steps);
+    for (int64_t n = 0; n < outputs; ++n) {
+      const char* from = weight + n * row_bytes;
+      for (int64_t k = begin; k < end; ++k) {
+        Step step = 0;
+        const int64_t at = k * static_cast<int64_t>(sizeof step);
+        std::memcpy(&step, from + at, k < whole ? sizeof step : row_bytes - at);
+        std::memcpy(panel + (k * layout.width + n) * sizeof step, &step, sizeof step);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t panel_width() { return linear_kernels().width; }
+
+void pack_linear(const PackLinearParams& p, const Parallel& parallel) {
+  const PanelLayout layout(p.dtype, p.out_features, p.in_features, panel_width());
+  const int64_t row_bytes = p.in_features * size_of(p.dtype);
+  const int64_t panel_bytes = layout.steps * layout.width * layout.inputs * size_of(p.dtype);
+  parallel(layout.panels, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i * layout.width;
+      const char* weight = static_cast<const char*>(p.weight) + first * row_bytes;
+      char* panel = static_cast<char*>(p.panels) + i * panel_bytes;
+      const int64_t outputs = std::min(layout.width, p.out_features - first);
+      if (p.dtype == DType::kFloat16) {
+        pack_panel<uint16_t>(weight, row_bytes, outputs, layout, panel);
+      } else {
+        pack_panel<uint32_t>(weight, row_bytes, outputs, layout, panel);
+      }
+    }
+  });
+}
+
+void packed_linear(const PackedLinearParams& p, const Parallel& threads) {
+  const LinearKernels& kernels = linear_kernels();
+  const LinearKernel& kernel = kernels.of_dtype[static_cast<int>(p.dtype)];
+  const int64_t bytes = kernel.rows_bytes(p);
+  std::unique_ptr<char[]> read(bytes > 0 ? new char[static_cast<size_t>(bytes)] : nullptr);
+  if (bytes > 0) kernel.read_rows(p, read.get());
+  const void* rows = bytes > 0 ? read.get() : p.x;
+
+  const int64_t weights = p.out_features * p.in_features;
+  const bool worthwhile = weights * size_of(p.dtype) >= kWorthwhileBytes ||
+                          weights * p.rows >= kWorthwhileProducts;
+  const Parallel parallel = worthwhile ? threads : serial();
+  // A thread writes whole cache lines of a row of y.
+  const int64_t panels = (p.out_features + kernels.width - 1) / kernels.width;
+  const int64_t share = std::max<int64_t>(1, 64 / (kernels.width * size_of(p.dtype)));
+  parallel((panels + share - 1) / share, [&](int64_t begin, int64_t end) {
+    kernel.multiply(p, rows, begin * share, std::min(end * share, panels));
+  });
+}
+
+}  // namespace specdec::cpu

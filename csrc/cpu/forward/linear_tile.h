@@ -1,0 +1,28 @@
+#pragma once
+// Products of rows with panels of packed weights. One source is built once per instruction set.
+//
+// The order of each sum follows from the number of inputs alone: runs of kRun products, blocks of
+// kBlock inputs, then the sum of the blocks. So a row's bits do not depend on the rows beside it,
+// and the error stays that of a short sum.
+#include <cstddef>
+#include <cstdint>
+
+#include "specdec/linear.h"
+
+namespace specdec::cpu {
+
+// The kernels of one dtype. `rows` is x as a kernel reads it.
+struct LinearKernel {
+  // Bytes that `read_rows` writes; 0 where a kernel reads x itself.
+  int64_t (*rows_bytes)(const PackedLinearParams& p);
+  void (*read_rows)(const PackedLinearParams& p, void* rows);
+  // Writes y for the outputs of panels [begin, end).
+  void (*multiply)(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end);
+};
+
+struct LinearKernels {
+  int64_t width;  // outputs of a panel
+  LinearKernel of_dtype[3];
+};
+
+}  // namespace specdec::cpu
