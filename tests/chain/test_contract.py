@@ -82,7 +82,7 @@ def test_case_names_are_unique_and_a_case_gives_the_same_arguments_again():
 @pytest.mark.triton
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_triton_is_among_the_providers_where_it_is_installed():
-    assert all("triton" in proofs.providers(op) for op in NAMES)
+    assert all("triton" in proofs.providers(op) for op in {*NAMES} - {*_library.CPU_OPS})
 
 
 def test_providers_are_named_for_every_op_and_device():

@@ -332,6 +332,26 @@ def ngram_propose(r):
     })  # fmt: skip
 
 
+def weight(r):
+    n, k = r.choice((1, 2, 7, 8, 15, 17, 32, 33, 70)), r.choice((1, 2, 3, 31, 33, 64, 257, 600))
+    return odd(r, torch.randn(n, k, generator=r.tensors).to(r.choice(FLOATS)))
+
+
+def pack_linear(r):
+    return Call(sk.pack_linear, {"weight": weight(r)})
+
+
+def packed_linear(r):
+    w = weight(r)
+    lead = r.choice(((), (1,), (0,), (2, 3), (8,), (13,), (64,)))
+    x = torch.randn(*lead, w.shape[1], generator=r.tensors).to(w.dtype)
+    bias = torch.randn(w.shape[0], generator=r.tensors).to(w.dtype) if r.happens(0.5) else None
+    bias = bias if bias is None else laid_out(r, bias)
+    return Call(sk.packed_linear, {
+        "x": laid_out(r, odd(r, x)), "packed": sk.pack_linear(w), "bias": bias,
+    })  # fmt: skip
+
+
 MAKERS = {
     "sample": sample,
     "verify_chain": verify_chain,
@@ -348,4 +368,6 @@ MAKERS = {
     "build_trie": build_trie,
     "expand_tree": expand_tree,
     "ngram_propose": ngram_propose,
+    "pack_linear": pack_linear,
+    "packed_linear": packed_linear,
 }

@@ -6,7 +6,7 @@ import proofs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_kernels import Status, _library
+from specdec_kernels import Status, _library, reference
 
 BAD_PARAMETER, OUT_OF_RANGE = int(Status.BAD_PARAMETER), int(Status.DRAFT_OUT_OF_RANGE)
 ALL_BITS = sum(Status)
@@ -14,6 +14,7 @@ REFUSALS = (RuntimeError, TypeError, ValueError)  # of arguments, by an op or it
 # Their results are compared with the reference's, byte for byte.
 COMPARED = (
     *_library.CACHE_OPS, "tree_attention", "rerank_tree", "build_trie", "ngram_propose",
+    "pack_linear",
 )  # fmt: skip
 
 
@@ -227,7 +228,19 @@ def check_ngram_propose(given, tokens, counts):
         assert torch.isin(row, text).all(), f"{row} is not copied from {text}"
 
 
+def check_packed_linear(given, y):
+    x, panels, bias = given["x"], given["panels"], given["bias"]
+    k, n = given["in_features"], given["out_features"]
+    magnitude = reference.packed_linear(x.double().abs(), panels.abs(), k, n, None)
+    want = reference.packed_linear(x.double(), panels, k, n, bias)
+    largest = 1e30 if y.dtype != torch.float16 else 6e4
+    bound = 2.0**-20 * magnitude + torch.finfo(y.dtype).eps * want.abs() + 1e-7
+    near = (y.double() - want).abs() <= bound
+    assert (near | (magnitude >= largest) | ~magnitude.isfinite() | ~want.isfinite()).all()
+
+
 CHECKS = {
+    "packed_linear": check_packed_linear,
     "sample": check_sample,
     "verify_chain": check_chain,
     "verify_tree": check_tree,

@@ -164,6 +164,10 @@ GOOD = {
     "build_trie": dict(sequences=i64(1, 1, 1)),
     "expand_tree": dict(logits=torch.zeros(1, 1, 7), scores=torch.zeros(1, 1), width=1),
     "ngram_propose": dict(history=i64(1, 1), lengths=ONE, gamma=1),
+    "pack_linear": dict(weight=torch.zeros(3, 2)),
+    "packed_linear": dict(
+        x=torch.zeros(1, 2), packed=specdec_kernels.pack_linear(torch.zeros(3, 2))
+    ),
     **kv_error_table.GOOD,
 }
 OPTIONAL = [  # arguments of both verifiers
@@ -312,7 +316,7 @@ def test_every_scalar_of_a_wrong_type_is_named(op, name):
 PARAMETERS = {"temperature", "top_k", "top_p", "min_p"}  # scalars or tensors, tested above
 NO_SCALARS = {
     "draft", "draft_map", "draft_rows", "target_indptr", "uniforms", "synthetic_rates",
-    "eos_token_ids", "max_new_tokens",
+    "eos_token_ids", "max_new_tokens", "bias",
 }  # fmt: skip
 
 

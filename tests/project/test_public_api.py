@@ -28,7 +28,8 @@ def test_all_names_what_the_package_offers():
 @pytest.mark.parametrize("name", specdec_kernels._library.OPS)
 def test_public_functions_have_docstrings_with_shapes_errors_and_an_example(name):
     text = getattr(specdec_kernels, name).__doc__
-    for part in ("Args:", "Raises:", ">>>", "[B" if name != "sample" else "[R"):
+    shape = {"sample": "[R", "pack_linear": "[N, K]", "packed_linear": "[..., K]"}.get(name, "[B")
+    for part in ("Args:", "Raises:", ">>>", shape):
         assert part in text, f"{name} lacks {part}"
 
 

@@ -52,6 +52,7 @@ BELOW = {
     "tree": {"row", "chain", "tree"},
     "kv": {"kv"},
     "history": {"history"},
+    "forward": {"forward"},
 }
 
 
@@ -104,7 +105,7 @@ def test_the_bindings_know_no_more_of_the_cpu_kernels_than_their_instruction_set
     """Everything else they need is declared in csrc/include."""
     bindings = [p for p in NATIVE if folder(p) in ("torch", "host")]
     seen = {name for p in bindings for name in includes(p) if name.startswith("cpu/")}
-    assert seen <= {"cpu/row/tile.h"}
+    assert seen <= {"cpu/capability.h", "cpu/row/tile.h"}
 
 
 def test_two_headers_choose_whose_tensors_arguments_are():
@@ -272,6 +273,8 @@ def files_of(where):
     }
     if where in TRITON_ONLY:
         del parts["cuda"]
+    if room == "forward":  # on the CPU alone
+        del parts["cuda"], parts["triton"]
     return parts
 
 

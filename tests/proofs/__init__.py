@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from proofs import chain, history, kv, row, tree, tree_layout
+from proofs import chain, forward, history, kv, row, tree, tree_layout
 from proofs.bounds import acceptance_bound
 from proofs.case import Case, noisy_draft, sliced, zipf_logits
 from proofs.chain import chain_case
@@ -28,7 +28,7 @@ from proofs.tree_enumeration import (
     enumerate_tree_distribution,
 )
 from specdec_kernels import reference, triton
-from specdec_kernels._library import OPS
+from specdec_kernels._library import CPU_OPS, OPS
 
 __all__ = [
     "CASES",
@@ -61,6 +61,7 @@ CASES: tuple[Case, ...] = (
     *tree_layout.CASES,
     *kv.CASES,
     *history.CASES,
+    *forward.CASES,
 )
 
 
@@ -79,6 +80,7 @@ def providers(op: str) -> dict[str, Op]:
         "reference": getattr(reference, op),
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
-    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and op not in CPU_OPS
+    if interpreted and importlib.util.find_spec("triton"):
         found["triton"] = triton.implementation(op, OPS[op])
     return found

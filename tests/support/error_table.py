@@ -8,6 +8,7 @@ from support import kv_error_table
 from support.kv_error_table import f64, i64
 from support.providers import number, sampling_arguments
 
+from specdec_kernels import pack_linear
 from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
 
 
@@ -271,13 +272,64 @@ TREE = [
     (dict(max_depth=5), r"max_depth must be in \[0, N\] = \[0, 4\], got 5"),
 ]  # fmt: skip
 
+
+def linear_args(x=None, panels=None, in_features=5, out_features=3, bias=None):
+    return (
+        torch.zeros(2, 5) if x is None else x,
+        pack_linear(torch.zeros(3, 5)).panels if panels is None else panels,
+        *(in_features, out_features, bias),
+    )
+
+
+PANELS = pack_linear(torch.zeros(3, 5)).panels
+BF16 = torch.zeros(2, 5, dtype=torch.bfloat16)
+LINEAR = [
+    (dict(x=torch.zeros(2, 6)), r"x must be \[\.\.\., K\] with K = 5, got \[2, 6\]"),
+    (dict(x=torch.tensor(1.0)), r"x must be \[\.\.\., K\] with K = 5, got \[\]"),
+    (dict(x=f64(2, 5)), "x must be float32, bfloat16 or float16, got float64"),
+    (dict(x=torch.zeros(5, 13, 5)), r"x must have at most 64 rows, got \[5, 13, 5\]"),
+    (dict(x=torch.zeros(1, 5).expand(2**40, 2**20, 5)),
+     r"x must have at most 64 rows, got \[1099511627776, 1048576, 5\]"),
+    (dict(x=BF16), "panels must be bfloat16, got float32"),
+    (dict(panels=f64(1, 5, 16)), "panels must be float32, got float64"),
+    (dict(panels=PANELS[:, :4]),
+     r"panels must be \[1, 5, \d+\] for the instruction set of this process, got \[1, 4, \d+\]"),
+    (dict(panels=PANELS[..., None, :]),
+     r"panels must be \[1, 5, \d+\] for the instruction set of this process, "
+     r"got \[1, 5, 1, \d+\]"),
+    (dict(panels=PANELS.transpose(1, 2).contiguous().transpose(1, 2)),
+     "panels must be contiguous"),
+    (dict(x=torch.zeros(2, 0), in_features=0), "in_features must be at least 1, got 0"),
+    (dict(out_features=-1), "out_features must be at least 1, got -1"),
+    (dict(out_features=2**62), r"out_features must leave the weight \[N, K\] with less than "
+     r"2\*\*56 entries, got \[4611686018427387904, 5\]"),
+    (dict(bias=torch.zeros(4)), r"bias must be \[3\], got \[4\]"),
+    (dict(bias=torch.zeros(1, 3)), r"bias must be \[3\], got \[1, 3\]"),
+    (dict(bias=torch.zeros(3).half()), "bias must be float32, got float16"),
+]  # fmt: skip
+PACK = [
+    (dict(weight=torch.zeros(3)), r"weight must be \[N, K\], got \[3\]"),
+    (dict(weight=torch.zeros(3, 2, 1)), r"weight must be \[N, K\], got \[3, 2, 1\]"),
+    (dict(weight=i64(3, 2)), "weight must be float32, bfloat16 or float16, got int64"),
+    (dict(weight=torch.zeros(3, 0)), r"weight must not be empty, got \[3, 0\]"),
+    (dict(weight=torch.zeros(2, 3).T), r"weight must be contiguous, got strides \[1, 3\]"),
+    (dict(weight=torch.zeros(1, 3).expand(2, 3)),
+     r"weight must be contiguous, got strides \[0, 1\]"),
+]  # fmt: skip
+
 BUILD = {
+    "pack_linear": lambda weight=None: (torch.zeros(3, 5) if weight is None else weight,),
+    "packed_linear": linear_args,
     "sample": sample_args,
     "verify_chain": chain_args,
     "verify_tree": tree_args,
     **kv_error_table.BUILD,
 }
-ROWS = {"sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE, **kv_error_table.ROWS}
+ROWS = {
+    "sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE,
+    "pack_linear": PACK, "packed_linear": LINEAR,
+    **kv_error_table.ROWS,
+}  # fmt: skip
 TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]
 
 # (op, the argument that stays on the CPU, what else to change, the start of the message)
@@ -299,6 +351,8 @@ DEVICES = [
     ("verify_chain", "max_new_tokens", dict(max_new_tokens=i64(3)),
      "max_new_tokens must be on the device of target"),
     *kv_error_table.DEVICES,
+    ("packed_linear", "panels", {}, "panels must be on the device of x"),
+    ("packed_linear", "bias", dict(bias=torch.zeros(3)), "bias must be on the device of x"),
     ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),
     ("verify_tree", "parents", {}, "tree parents must be on the device of target"),
     ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),

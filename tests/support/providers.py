@@ -27,6 +27,8 @@ OUTPUTS = {
     "expand_tree": ("tokens", "scores", "frontier"),
     "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
     "ngram_propose": ("tokens", "counts"),
+    "pack_linear": ("panels",),
+    "packed_linear": ("y",),
 }
 # Providers that round differently draw different tokens only where a uniform lies this close to a
 # step of the cumulative distribution: the share of draws in which that may happen.

@@ -84,6 +84,7 @@ void pack_linear(const PackLinearParams& p, const Parallel& parallel) {
 }
 
 void packed_linear(const PackedLinearParams& p, const Parallel& threads) {
+  if (p.rows == 0) return;
   const LinearKernels& kernels = linear_kernels();
   const LinearKernel& kernel = kernels.of_dtype[static_cast<int>(p.dtype)];
   const int64_t bytes = kernel.rows_bytes(p);
@@ -92,8 +93,8 @@ void packed_linear(const PackedLinearParams& p, const Parallel& threads) {
   const void* rows = bytes > 0 ? read.get() : p.x;
 
   const int64_t weights = p.out_features * p.in_features;
-  const bool worthwhile = weights * size_of(p.dtype) >= kWorthwhileBytes ||
-                          weights * p.rows >= kWorthwhileProducts;
+  const bool worthwhile =
+      weights * size_of(p.dtype) >= kWorthwhileBytes || weights * p.rows >= kWorthwhileProducts;
   const Parallel parallel = worthwhile ? threads : serial();
   // A thread writes whole cache lines of a row of y.
   const int64_t panels = (p.out_features + kernels.width - 1) / kernels.width;

@@ -10,9 +10,8 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kRun = 32;      // inputs whose products are summed in registers
-constexpr int64_t kBlock = 256;   // inputs whose weights stay in the first-level cache
-constexpr int64_t kAhead = 2048;  // bytes; the processor's own prefetching ends with a page
+constexpr int64_t kRun = 16;     // inputs whose products are summed in registers
+constexpr int64_t kBlock = 256;  // inputs whose weights stay in the first-level cache
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -84,17 +83,31 @@ void read_rows(const PackedLinearParams& p, void* rows) {
   }
 }
 
+// The block after the one that is multiplied comes into the cache meanwhile, a part of it in each
+// pass over the block: the processor's own prefetching ends with a page and between two passes.
+struct NextBlock {
+  const char* begin;
+  int64_t bytes;  // for each input
+
+  NextBlock(const void* block, int64_t inputs, int64_t bytes_of_input, int64_t passes)
+      : begin(static_cast<const char*>(block) + inputs * bytes_of_input),
+        bytes(bytes_of_input / passes) {}
+};
+
 // Adds to `totals` the products of M rows with `inputs` inputs of one panel, at most a block.
 template <class Type, int M>
-__attribute__((noinline)) void multiply_rows(const typename Type::Row* x, int64_t stride, const typename Type::Element* w,
-                   int64_t inputs, V (*totals)[2]) {
+__attribute__((noinline)) void multiply_rows(const typename Type::Row* x, int64_t stride,
+                                             const typename Type::Element* w, int64_t inputs,
+                                             const NextBlock& next, V (*totals)[2]) {
+  const char* ahead = next.begin;
+  const int64_t ahead_step = next.bytes * Type::kInputs;
   V sums[M][2] = {};
   for (int64_t k = 0; k < inputs;) {
     V run[M][2] = {};
     for (const int64_t end = smaller(k + kRun, inputs); k < end; k += Type::kInputs) {
-      for (int line = 0; line < static_cast<int>(Type::kInputs * kWidth * sizeof *w); line += 64) {
-        __builtin_prefetch((const char*)w + kAhead + line);
-      }
+      __builtin_prefetch(ahead);
+      if (kWidth * Type::kInputs * sizeof *w > 64) __builtin_prefetch(ahead + 64);
+      ahead += ahead_step;
 #pragma GCC unroll 2
       for (int part = 0; part < Type::kParts; ++part) {
         const V w0 = Type::weights(w, part, 0), w1 = Type::weights(w, part, 1);
@@ -118,20 +131,27 @@ __attribute__((noinline)) void multiply_rows(const typename Type::Row* x, int64_
   }
 }
 
-// The same for any number of rows, as many at a time as the registers hold.
 template <class Type, int M = kBlockRows>
-void multiply_block(int64_t rows, const typename Type::Row* x, int64_t stride,
-                    const typename Type::Element* w, int64_t inputs, V (*totals)[2]) {
-  if constexpr (M == kBlockRows) {
-    const int64_t blocks = (rows + M - 1) / M;
-    for (; blocks > 1 && rows > M; rows -= M) {
-      multiply_rows<Type, M>(x, stride, w, inputs, totals);
-      x += M * stride;
-      totals += M;
-    }
+void multiply_up_to(int64_t rows, const typename Type::Row* x, int64_t stride,
+                    const typename Type::Element* w, int64_t inputs, const NextBlock& next,
+                    V (*totals)[2]) {
+  if (rows == M) return multiply_rows<Type, M>(x, stride, w, inputs, next, totals);
+  if constexpr (M > 1) multiply_up_to<Type, M - 1>(rows, x, stride, w, inputs, next, totals);
+}
+
+// The same for any number of rows, in passes of equally many, which the registers hold.
+template <class Type>
+void multiply_block(int64_t rows, int64_t passes, const typename Type::Row* x, int64_t stride,
+                    const typename Type::Element* w, int64_t inputs, NextBlock next,
+                    V (*totals)[2]) {
+  for (; passes > 0; --passes) {
+    const int64_t part = (rows + passes - 1) / passes;
+    multiply_up_to<Type>(part, x, stride, w, inputs, next, totals);
+    next.begin += inputs * next.bytes;
+    x += part * stride;
+    totals += part;
+    rows -= part;
   }
-  if (rows == M) return multiply_rows<Type, M>(x, stride, w, inputs, totals);
-  if constexpr (M > 1) multiply_block<Type, M - 1>(rows, x, stride, w, inputs, totals);
 }
 
 template <class Type>
@@ -172,18 +192,20 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
   const int64_t size = row_size<Type>(p);
   const auto* w = static_cast<const Element*>(p.panels) + begin * size * kWidth;
   const bool widened = sizeof(Element) < sizeof(float) && p.rows > kBlockRows;
+  const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
   alignas(64) float wide[kBlock * kWidth];
   V totals[kMaxLinearRows][2];
   for (int64_t panel = begin; panel < end; ++panel) {
     __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
     for (int64_t k = 0; k < size; k += kBlock) {
       const int64_t inputs = smaller(kBlock, size - k);
+      const NextBlock next(w, inputs, kWidth * sizeof *w, passes);
       const auto* x = static_cast<const typename Type::Row*>(rows) + k;
       if (widened) {
         widen_block<Type>(w, inputs, wide);
-        multiply_block<Float32>(p.rows, x, size, wide, inputs, totals);
+        multiply_block<Float32>(p.rows, passes, x, size, wide, inputs, next, totals);
       } else {
-        multiply_block<Type>(p.rows, x, size, w, inputs, totals);
+        multiply_block<Type>(p.rows, passes, x, size, w, inputs, next, totals);
       }
       w += inputs * kWidth;
     }

@@ -1,11 +1,11 @@
 #pragma once
 // Linear layers of few rows: y[m, n] = sum over k of x[m, k] w[n, k], + bias[n].
 //
-// A packed weight consists of panels. Each holds the weights of `width` outputs, so that one step of
-// a kernel reads them side by side. bfloat16 weights of two neighbouring inputs lie together, which
-// products of pairs need and which halves the work of widening them.
-#include "specdec/sampling.h"
+// A packed weight consists of panels. Each holds the weights of `width` outputs, so that one step
+// of a kernel reads them side by side. bfloat16 weights of two neighbouring inputs lie together,
+// which products of pairs need and which halves the work of widening them.
 #include "specdec/parallel.h"
+#include "specdec/sampling.h"
 
 namespace specdec {
 

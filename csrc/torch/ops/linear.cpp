@@ -1,5 +1,7 @@
 #include "specdec/linear.h"
 
+#include <algorithm>
+
 #include "torch/launch.h"
 #include "torch/register.h"
 
@@ -47,10 +49,20 @@ Tensor pack_linear(Tensor weight) {
   const int64_t sizes[] = {layout.panels, layout.steps, layout.width, layout.inputs};
   Tensor panels = torch::stable::new_empty(
       weight, torch::headeronly::IntHeaderOnlyArrayRef(sizes, layout.inputs > 1 ? 4 : 3));
-  const PackLinearParams p = {weight.const_data_ptr(), panels.mutable_data_ptr(),
-                              row_dtype(weight), out_features, in_features};
+  const PackLinearParams p = {weight.const_data_ptr(), panels.mutable_data_ptr(), row_dtype(weight),
+                              out_features, in_features};
   cpu::pack_linear(p, torch_parallel());
   return panels;
+}
+
+// Stops where the number is too large, because that of an expanded tensor may overflow.
+int64_t rows_of(const Tensor& x) {
+  int64_t rows = 1;
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) {
+    if (x.size(i) == 0) return 0;
+    if (rows <= kMaxLinearRows) rows *= std::min(x.size(i), kMaxLinearRows + 1);
+  }
+  return rows;
 }
 
 void check_packed_linear(const Tensor& x, const Tensor& panels, int64_t in_features,
@@ -61,10 +73,10 @@ void check_packed_linear(const Tensor& x, const Tensor& panels, int64_t in_featu
                 "x must be [..., K] with K = ", in_features, ", got ", shape_of(x));
   check_floats("x", x);
   check_on_cpu("x", x);
-  SPECDEC_CHECK(x.numel() / in_features <= kMaxLinearRows, "x must have at most ", kMaxLinearRows,
-                " rows, got ", shape_of(x));
-  SPECDEC_CHECK(panels.scalar_type() == x.scalar_type(), "panels must be ", dtype_name(x),
-                ", got ", dtype_name(panels));
+  SPECDEC_CHECK(rows_of(x) <= kMaxLinearRows, "x must have at most ", kMaxLinearRows, " rows, got ",
+                shape_of(x));
+  SPECDEC_CHECK(panels.scalar_type() == x.scalar_type(), "panels must be ", dtype_name(x), ", got ",
+                dtype_name(panels));
   check_same_device("panels", panels, x, "x");
   check_entries("out_features", "the weight", "[N, K]", {out_features, in_features});
   const std::string wanted = shape_text(layout_of(x, out_features, in_features));
@@ -88,7 +100,7 @@ Tensor packed_linear(Tensor x, Tensor panels, int64_t in_features, int64_t out_f
                                 bias ? bias->const_data_ptr() : nullptr,
                                 y.mutable_data_ptr(),
                                 row_dtype(x),
-                                x.numel() / in_features,
+                                rows_of(x),
                                 in_features,
                                 out_features};
   cpu::packed_linear(p, torch_parallel());

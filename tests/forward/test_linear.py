@@ -1,0 +1,272 @@
+"""`pack_linear` and `packed_linear`: values, error, and what the bits of a row depend on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import proofs
+import pytest
+import torch
+from proofs.forward import numbers
+from support.compiled import assert_one_graph
+from support.providers import assert_close, run_case
+from support.sources import ROOT
+
+import specdec_kernels as sk
+from specdec_kernels import reference
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+WIDTHS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 24, 25, 31, 32, 48, 63, 64]
+SHAPES = [(1, 1), (3, 17), (17, 3), (577, 33), (50, 577), (97, 1030)]  # [N, K]
+# A sum of float32 in runs of 32, then of 8, then of blocks, times the sum of magnitudes.
+ROUNDING = 2.0**-20
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+
+
+def drawn(n, k, m, dtype, seed=0, kind="normal"):
+    """Rows, a weight and a bias."""
+    g = torch.Generator().manual_seed(seed)
+    x, weight = numbers((m, k), g, kind).to(dtype), torch.randn(n, k, generator=g).to(dtype)
+    return x, weight, torch.randn(n, generator=g).to(dtype)
+
+
+def assert_bits(got, want):
+    """Equal bit for bit, but for the payload of NaN; zeros keep their sign."""
+    assert_close("y", got, want)
+    assert torch.equal(got.signbit() | got.isnan(), want.signbit() | want.isnan())
+
+
+def bound(x, weight, y):
+    """How far y may be from the exact result: the sum's rounding, and that of the result."""
+    ulp = 0.0 if y.dtype == torch.float32 else torch.finfo(y.dtype).eps / 2
+    sums = x.double().abs() @ weight.double().abs().T
+    return ROUNDING * sums + ulp * y.double().abs() + torch.finfo(y.dtype).smallest_normal
+
+
+@pytest.mark.parametrize("case", proofs.cases("pack_linear"), ids=str)
+def test_panels_hold_the_weight(case):
+    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    (panels,) = run_case(case)
+    want = reference.pack_linear(*case.args())
+    assert panels.data_ptr() % 64 == 0
+    assert_bits(panels, want)
+
+
+@pytest.mark.parametrize("case", proofs.cases("packed_linear"), ids=str)
+def test_agrees_with_the_specification(case):
+    torch.use_deterministic_algorithms(True)
+    x, panels, k, n, bias = case.args()
+    (y,) = run_case(case)
+    want = reference.packed_linear(x, panels, k, n, bias)
+    assert y.shape == (*x.shape[:-1], n)
+    largest = 1e38 if x.dtype != torch.float16 else 6e4
+    weight = torch.nan_to_num(reference.packed_linear(torch.eye(k).to(x.dtype), panels, k, n, None))
+    magnitude = bound(torch.nan_to_num(x, largest, largest, -largest), weight.T, y.nan_to_num())
+    same = (y == want) | (y.isnan() & want.isnan())
+    # Where numbers overflow on the way, the order of the sum decides between infinity and NaN.
+    extreme = (magnitude > 1e30) | (want.abs() > largest)
+    assert (same | extreme | ((y.double() - want.double()).abs() <= magnitude)).all()
+
+
+@pytest.mark.parametrize("k", [128, 577, 1536, 8192])
+@pytest.mark.parametrize("kind", ["normal", "ascending", "cancelling"])
+def test_the_error_is_no_larger_than_that_of_torch(k, kind):
+    x, weight, _ = drawn(256, k, 16, torch.float32)
+    if kind == "ascending":
+        x, weight = x.abs() * torch.linspace(0.01, 1, k), weight.abs()
+    if kind == "cancelling":  # in an order that suits no kernel
+        order, half = torch.randperm(k), k // 2
+        x[:, order[:half]], weight[:, order[:half]] = -x[:, order[-half:]], weight[:, order[-half:]]
+    exact = x.double() @ weight.double().T
+    packed, errors = sk.pack_linear(weight), []
+    for m in (1, 4, 16):
+        pair = sk.packed_linear(x[:m], packed), torch.nn.functional.linear(x[:m], weight)
+        errors += [[(y.double() - exact[:m]).abs() for y in pair]]
+    for ours, torchs in errors:
+        floor = 1e-7 * float(exact.abs().mean())
+        assert ours.square().mean().sqrt() <= torchs.square().mean().sqrt() * 1.05 + floor
+        assert ours.max() <= torchs.max() * 1.25 + floor
+
+
+@by_dtype
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(n, k, dtype):
+    x, weight, bias = drawn(n, k, 64, dtype)
+    packed = sk.pack_linear(weight)
+    alone = torch.cat([sk.packed_linear(row[None], packed, bias) for row in x])
+    order = torch.randperm(64)
+    for m in WIDTHS:
+        assert_bits(sk.packed_linear(x[order[:m]], packed, bias), alone[order[:m]])
+    assert_bits(sk.packed_linear(x.view(4, 2, 8, k), packed, bias).view(64, n), alone)
+
+
+@by_dtype
+def test_neighbours_of_any_content_change_nothing(dtype):
+    x, weight, bias = drawn(40, 301, 64, dtype)
+    packed = sk.pack_linear(weight)
+    want = sk.packed_linear(x[:1], packed, bias)
+    for m in (2, 3, 6, 7, 13, 64):
+        for filler in (torch.nan, torch.inf, -torch.inf, 1e38, 1e-42, 0.0):
+            for at in (0, m // 2, m - 1):
+                rows = torch.full((m, 301), filler).to(dtype)
+                rows[at] = x[0]
+                assert_bits(sk.packed_linear(rows, packed, bias)[at : at + 1], want)
+
+
+@by_dtype
+@pytest.mark.parametrize("at", [0, 31, 32, 255, 256, 300])
+def test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, at):
+    x, weight, _ = drawn(40, 301, 9, dtype)
+    packed = sk.pack_linear(weight)
+    clean = sk.packed_linear(x, packed)
+    for value in (torch.nan, torch.inf):
+        faulty = x.clone()
+        faulty[3, at] = value
+        y = sk.packed_linear(faulty, packed)
+        want = torch.nn.functional.linear(faulty, weight)[3]
+        assert_bits(y[3], want) if value == torch.inf else None
+        assert y[3].isnan().all() if value != torch.inf else y[3].isinf().all()
+        others = [i for i in range(9) if i != 3]
+        assert_bits(y[others], clean[others])
+
+
+@by_dtype
+@pytest.mark.parametrize(("n", "k"), [(3, 17), (577, 257), (1000, 640)])
+def test_the_number_of_threads_changes_nothing(n, k, dtype):
+    x, weight, bias = drawn(n, k, 13, dtype)
+    torch.set_num_threads(1)
+    packed = sk.pack_linear(weight)
+    want = [sk.packed_linear(x[:m], packed, bias) for m in (1, 6, 13)]
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        assert_bits(sk.pack_linear(weight).panels, packed.panels)
+        for m, y in zip((1, 6, 13), want, strict=True):
+            assert_bits(sk.packed_linear(x[:m], packed, bias), y)
+
+
+@by_dtype
+def test_the_sum_is_rounded_once_after_the_bias(dtype):
+    """The products alone round to 1, and the bias alone would be lost beside them."""
+    small = torch.finfo(dtype).eps / 4
+    x = torch.tensor([[1.0, small]]).to(dtype)
+    packed = sk.pack_linear(torch.ones(1, 2, dtype=dtype))
+    bias = torch.tensor([3 * small]).to(dtype)
+    if dtype == torch.float32:
+        bias = bias * 2
+    y = sk.packed_linear(x, packed, bias)
+    exact = (x.double().sum() + bias.double().sum()).to(dtype)
+    assert y.item() == exact.item() > 1
+
+
+@by_dtype
+def test_subnormal_results_are_kept(dtype):
+    tiny = torch.finfo(dtype).smallest_normal / 4
+    weight = torch.full((20, 1), tiny).to(dtype)
+    y = sk.packed_linear(torch.ones(7, 1, dtype=dtype), sk.pack_linear(weight))
+    assert (y == weight[0]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+def test_every_number_of_16_bits_passes_through(dtype):
+    """Times 1: NaN stays NaN, and every other number is itself."""
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    packed = sk.pack_linear(torch.ones(9, 1, dtype=dtype))
+    for part in every.view(-1, 64, 1)[::7]:
+        y = sk.packed_linear(part, packed)
+        assert_close("y", y, part.expand(64, 9))
+
+
+def test_float16_results_round_to_even_and_overflow():
+    values = torch.tensor([2049.0, 2051.0, 65519.0, 65520.0, -65520.0, 2.0**-25, 1.5 * 2.0**-24])
+    x = torch.stack([values.half(), (values - values.half().float()).half()], 1)
+    x = torch.where(x.isinf(), torch.tensor(65504.0).half(), x)
+    x[:, 1] = torch.tensor([0, 0, 15, 16, -16, 0, 0]).half() + x[:, 1].nan_to_num(0, 0, 0) * 0
+    packed = sk.pack_linear(torch.ones(1, 2, dtype=torch.float16))
+    assert_close("y", sk.packed_linear(x, packed)[:, 0], x.double().sum(1).half())
+
+
+@by_dtype
+def test_memory_around_the_arguments_is_not_read_and_around_y_not_written(dtype):
+    """The sanitizer sees a byte; here the neighbours are NaN."""
+    x, weight, bias = drawn(19, 37, 5, dtype)
+    wide = torch.full((7, 50), torch.nan).to(dtype)
+    wide[1:6, 5:42] = x
+    around = torch.full((40,), torch.nan).to(dtype)
+    around[7:26] = bias
+    packed = sk.pack_linear(weight)
+    torch.use_deterministic_algorithms(True)
+    y = sk.packed_linear(wide[1:6, 5:42], packed, around[7:26])
+    assert_bits(y, sk.packed_linear(x, packed, bias))
+    assert not y.isnan().any()
+
+
+def test_one_graph_serves_every_number_of_rows():
+    x, weight, bias = drawn(33, 40, 64, torch.float32)
+    packed = sk.pack_linear(weight)
+    calls = [(x[:m], bias) for m in (5, 9, 64)]
+    assert_one_graph(lambda x, bias: [sk.packed_linear(x, packed, bias)], calls)
+
+
+def test_the_weight_may_be_packed_in_a_graph():
+    graph = torch.compile(sk.pack_linear, fullgraph=True, backend="aot_eager")
+    weight = torch.randn(20, 7, dtype=torch.bfloat16)
+    got, want = graph(weight), sk.pack_linear(weight)
+    assert got[1:] == want[1:] == (7, 20)
+    assert_bits(got.panels, want.panels)
+
+
+# Panels of one instruction set are refused by another, and its rows are invariant too.
+OTHER = """
+import sys, torch
+sys.path.insert(0, "tests/forward")
+import specdec_kernels as sk
+from specdec_kernels import reference
+import test_linear as tests
+
+for dtype in tests.DTYPES:
+    for shape in [(3, 17), (50, 577)]:
+        tests.test_a_row_has_the_same_bits_whatever_stands_beside_it(*shape, dtype)
+    tests.test_neighbours_of_any_content_change_nothing(dtype)
+    tests.test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, 256)
+    tests.test_the_sum_is_rounded_once_after_the_bias(dtype)
+    tests.test_subnormal_results_are_kept(dtype)
+    tests.test_the_number_of_threads_changes_nothing(577, 257, dtype)
+for dtype in tests.DTYPES[1:]:
+    tests.test_every_number_of_16_bits_passes_through(dtype)
+tests.test_float16_results_round_to_even_and_overflow()
+for case in tests.proofs.cases("pack_linear"):
+    tests.test_panels_hold_the_weight(case)
+for case in tests.proofs.cases("packed_linear"):
+    tests.test_agrees_with_the_specification(case)
+torch.set_num_threads(1)
+tests.test_the_error_is_no_larger_than_that_of_torch(1536, "normal")
+panels, wrong = sk.pack_linear(torch.ones(40, 3)), torch.zeros(1, 3, 12)
+try:
+    sk.packed_linear(torch.ones(1, 3), panels._replace(panels=wrong))
+except RuntimeError as error:
+    print(sk.cpu_capability(), error)
+"""
+
+
+@pytest.mark.parametrize("capability", ["plain", "avx2", "avx512", "avx512_bf16", "amx_bf16"])
+def test_every_instruction_set_keeps_the_contract(capability):
+    if capability != "plain" and sk.cpu_capability() == "plain":
+        pytest.skip("this processor has no AVX2")
+    if capability not in ("plain", "avx2") and sk.cpu_capability() != "avx512":
+        pytest.skip("this processor has no AVX-512")
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    chosen = {"SPECDEC_CPU_CAPABILITY": capability, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER], env={**os.environ, **chosen}, capture_output=True,
+        text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    used, _, error = done.stdout.strip().partition(" ")
+    width = {"plain": 8, "avx2": 16}.get(capability, 32)
+    assert used == (capability if capability in ("plain", "avx2") else "avx512")
+    assert error == (
+        f"panels must be [{-(-40 // width)}, 3, {width}] for the instruction set of this process, "
+        "got [1, 3, 12]"
+    )
