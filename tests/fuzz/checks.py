@@ -14,7 +14,6 @@ REFUSALS = (RuntimeError, TypeError, ValueError)  # of arguments, by an op or it
 # Their results are compared with the reference's, byte for byte.
 COMPARED = (
     *_library.CACHE_OPS, "tree_attention", "rerank_tree", "build_trie", "ngram_propose",
-    "pack_linear",
 )  # fmt: skip
 
 
@@ -228,6 +227,11 @@ def check_ngram_propose(given, tokens, counts):
         assert torch.isin(row, text).all(), f"{row} is not copied from {text}"
 
 
+def check_pack_linear(given, panels):
+    bits = {4: torch.int32, 2: torch.int16}[panels.itemsize]
+    assert torch.equal(panels.view(bits), reference.pack_linear(given["weight"]).view(bits))
+
+
 def check_packed_linear(given, y):
     x, panels, bias = given["x"], given["panels"], given["bias"]
     k, n = given["in_features"], given["out_features"]
@@ -240,6 +244,7 @@ def check_packed_linear(given, y):
 
 
 CHECKS = {
+    "pack_linear": check_pack_linear,
     "packed_linear": check_packed_linear,
     "sample": check_sample,
     "verify_chain": check_chain,

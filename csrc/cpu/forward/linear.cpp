@@ -13,6 +13,8 @@ extern const LinearKernels linear_kernels_plain;
 #ifdef SPECDEC_X86
 extern const LinearKernels linear_kernels_avx2;
 extern const LinearKernels linear_kernels_avx512;
+extern const LinearKernels linear_kernels_avx512_bf16;
+extern const LinearKernels linear_kernels_amx_bf16;
 #endif
 
 namespace {
@@ -24,7 +26,9 @@ const LinearKernels& linear_kernels() {
 #ifdef SPECDEC_X86
   switch (capability()) {
     case Capability::kAmxBf16:
+      return linear_kernels_amx_bf16;
     case Capability::kAvx512Bf16:
+      return linear_kernels_avx512_bf16;
     case Capability::kAvx512:
       return linear_kernels_avx512;
     case Capability::kAvx2:

@@ -22,6 +22,7 @@ struct Float32 {
   using Element = float;
   using Row = float;
   static constexpr int kInputs = 1, kParts = 1;
+  static constexpr bool kWidens = false;  // a block for several passes is made floats once
 
   static V widen(const float* p) { return load<V>(p); }
   static void narrow(V v, float* out) { store(out, v); }
@@ -35,6 +36,7 @@ struct Float16 {
   using Element = uint16_t;
   using Row = float;
   static constexpr int kInputs = 1, kParts = 1;
+  static constexpr bool kWidens = true;
 
   static V widen(const uint16_t* p) { return from_float16(p); }
   static void narrow(V v, uint16_t* out) { to_float16(v, out); }
@@ -46,6 +48,7 @@ struct BFloat16 {
   using Element = uint16_t;
   using Row = float;
   static constexpr int kInputs = 2, kParts = 2;
+  static constexpr bool kWidens = true;
 
   static V widen(const uint16_t* p) { return from_bfloat16(p); }
   static void narrow(V v, uint16_t* out) { to_bfloat16(v, out); }
@@ -55,6 +58,21 @@ struct BFloat16 {
   }
   static V add(V sum, V weights, const float* x) { return Float32::add(sum, weights, x); }
 };
+
+#if defined(__AVX512BF16__)
+// The processor's own products of pairs, which it adds to a float.
+struct BFloat16Pairs : BFloat16 {
+  using Row = uint16_t;
+  static constexpr int kParts = 1;
+  static constexpr bool kWidens = false;
+
+  static V weights(const uint16_t* step, int, int r) { return load<V>(step + 2 * r * kLanes); }
+  static V add(V sum, V weights, const uint16_t* x) {
+    return (V)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights,
+                               (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
+  }
+};
+#endif
 
 // The numbers of a row of x; its end is zero where the last step has inputs that x lacks.
 template <class Type>
@@ -191,7 +209,7 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
   using Element = typename Type::Element;
   const int64_t size = row_size<Type>(p);
   const auto* w = static_cast<const Element*>(p.panels) + begin * size * kWidth;
-  const bool widened = sizeof(Element) < sizeof(float) && p.rows > kBlockRows;
+  const bool widened = Type::kWidens && p.rows > kBlockRows;
   const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
   alignas(64) float wide[kBlock * kWidth];
   V totals[kMaxLinearRows][2];
@@ -201,12 +219,11 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
       const int64_t inputs = smaller(kBlock, size - k);
       const NextBlock next(w, inputs, kWidth * sizeof *w, passes);
       const auto* x = static_cast<const typename Type::Row*>(rows) + k;
-      if (widened) {
-        widen_block<Type>(w, inputs, wide);
-        multiply_block<Float32>(p.rows, passes, x, size, wide, inputs, next, totals);
-      } else {
-        multiply_block<Type>(p.rows, passes, x, size, w, inputs, next, totals);
+      if constexpr (Type::kWidens) {
+        if (widened) widen_block<Type>(w, inputs, wide);
+        if (widened) multiply_block<Float32>(p.rows, passes, x, size, wide, inputs, next, totals);
       }
+      if (!widened) multiply_block<Type>(p.rows, passes, x, size, w, inputs, next, totals);
       w += inputs * kWidth;
     }
     write_panel<Type>(p, panel * kWidth, totals);
@@ -215,6 +232,105 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
 
 // float32 rows are read where they are.
 int64_t no_bytes(const PackedLinearParams&) { return 0; }
+
+#if defined(__AVX512BF16__)
+// Rows of bfloat16 with zeros at the end, up to a multiple of `inputs`.
+template <int64_t inputs>
+int64_t padded_size(const PackedLinearParams& p) {
+  return (p.in_features + inputs - 1) / inputs * inputs;
+}
+
+template <int64_t inputs>
+int64_t padded_bytes(const PackedLinearParams& p) {
+  const int64_t size = padded_size<inputs>(p);
+  return size == p.in_features ? 0 : p.rows * size * static_cast<int64_t>(sizeof(uint16_t));
+}
+
+template <int64_t inputs>
+void pad_rows(const PackedLinearParams& p, void* rows) {
+  const auto* x = static_cast<const uint16_t*>(p.x);
+  auto* out = static_cast<uint16_t*>(rows);
+  const int64_t size = padded_size<inputs>(p);
+  __builtin_memset(rows, 0, static_cast<size_t>(padded_bytes<inputs>(p)));
+  for (int64_t m = 0; m < p.rows; ++m) {
+    __builtin_memcpy(out + m * size, x + m * p.in_features,
+                     static_cast<size_t>(p.in_features) * sizeof *x);
+  }
+}
+
+#if defined(__AMX_BF16__)
+// A tile of weights holds kTileInputs inputs of half a panel; one of x as many of up to 16 rows.
+constexpr int64_t kTileRows = 16, kTileInputs = 32;
+
+struct TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  // Tiles 0 and 1 are sums, 2 is x, 3 and 4 are weights.
+  explicit TileConfig(int64_t rows_of_x) {
+    for (int tile = 0; tile < 5; ++tile) {
+      row_bytes[tile] = 64;
+      rows[tile] = static_cast<uint8_t>(tile < 3 ? rows_of_x : kTileRows);
+    }
+  }
+};
+
+// Adds the products of a block with the rows of one tile. What a tile reads of x beyond its inputs
+// is zero, and so is what `weights_end` holds beyond the last ones.
+void multiply_tiles(const uint16_t* x, int64_t size, int64_t rows, const uint16_t* w,
+                    int64_t inputs, const uint16_t* weights_end, V (*totals)[2]) {
+  constexpr int kStride = kWidth * 2 * sizeof *w;
+  alignas(64) float sums[2][kTileRows][kLanes];
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int64_t k = 0; k < inputs; k += kTileInputs) {
+    const uint16_t* tile = k + kTileInputs <= inputs ? w + k * kWidth : weights_end;
+    _tile_loadd(2, x + k, static_cast<int>(size * sizeof *x));
+    _tile_loadd(3, tile, kStride);
+    _tile_loadd(4, tile + 2 * kLanes, kStride);
+    _tile_dpbf16ps(0, 2, 3);
+    _tile_dpbf16ps(1, 2, 4);
+  }
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  for (int64_t m = 0; m < rows; ++m) {
+    totals[m][0] += load<V>(sums[0][m]);
+    totals[m][1] += load<V>(sums[1][m]);
+  }
+}
+
+void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
+  const int64_t size = row_size<BFloat16>(p), x_size = padded_size<kTileInputs>(p);
+  const auto* w = static_cast<const uint16_t*>(p.panels) + begin * size * kWidth;
+  uint16_t weights_end[kTileInputs * kWidth];
+  V totals[kMaxLinearRows][2];
+  for (int64_t panel = begin; panel < end; ++panel) {
+    __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
+    for (int64_t k = 0; k < size; k += kBlock) {
+      const int64_t inputs = smaller(kBlock, size - k), last = inputs % kTileInputs;
+      __builtin_memset(weights_end, 0, sizeof weights_end);
+      __builtin_memcpy(weights_end, w + (inputs - last) * kWidth,
+                       static_cast<size_t>(last * kWidth) * sizeof *w);
+      for (int64_t m = 0; m < p.rows; m += kTileRows) {
+        const int64_t part = smaller(kTileRows, p.rows - m);
+        const TileConfig config(part);
+        _tile_loadconfig(&config);
+        multiply_tiles(static_cast<const uint16_t*>(rows) + m * x_size + k, x_size, part, w, inputs,
+                       weights_end, totals + m);
+      }
+      w += inputs * kWidth;
+    }
+    write_panel<BFloat16>(p, panel * kWidth, totals);
+  }
+  _tile_release();
+}
+
+constexpr LinearKernel kPairs = {padded_bytes<kTileInputs>, pad_rows<kTileInputs>, multiply_amx};
+#else
+constexpr LinearKernel kPairs = {padded_bytes<2>, pad_rows<2>, multiply<BFloat16Pairs>};
+#endif
+#endif
 
 template <class Type>
 constexpr LinearKernel kernel_of() {
@@ -226,7 +342,13 @@ constexpr LinearKernel kernel_of() {
 extern const LinearKernels SPECDEC_CAT(linear_kernels_, SPECDEC_ISA);
 const LinearKernels SPECDEC_CAT(linear_kernels_, SPECDEC_ISA) = {
     kWidth,
-    {{no_bytes, nullptr, multiply<Float32>}, kernel_of<BFloat16>(), kernel_of<Float16>()},
+    {{no_bytes, nullptr, multiply<Float32>},
+#if defined(__AVX512BF16__)
+     kPairs,
+#else
+     kernel_of<BFloat16>(),
+#endif
+     kernel_of<Float16>()},
 };
 
 }  // namespace specdec::cpu

@@ -1,0 +1,101 @@
+"""The kernels for AVX-512, its products of bfloat16 and AMX, compiled over a shim of their
+instructions, so that their logic is tested on any machine. A machine that has them runs
+tests/forward/test_linear.py with them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+
+import pytest
+import torch
+from support.providers import assert_close
+from support.shared_build import built_once
+from support.sources import CSRC, ROOT
+
+from specdec_kernels import reference
+from specdec_kernels.reference.forward import linear
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+MACROS = ["__AVX2__", "__AVX512DQ__", "__AVX512BF16__", "__AMX_BF16__"]
+SETS = {"avx512": MACROS[:2], "avx512_bf16": MACROS[:3], "amx_bf16": MACROS}
+COMPILER = os.environ.get("CXX", "g++")
+
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(
+        not CSRC.is_dir() or not shutil.which(COMPILER), reason="no sources, or no compiler"
+    ),
+]
+by_set = pytest.mark.parametrize("which", SETS)
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+
+
+@functools.cache
+def kernels(which):
+    def build(path):
+        shim = ROOT / "tests/forward/shim"
+        subprocess.run(
+            [COMPILER, "-shared", "-fPIC", "-std=c++17", "-O0", "-w",
+             *("-fsanitize=undefined", "-fno-sanitize-recover=all"),
+             *(f"-D{name}" for name in SETS[which]), "-DSPECDEC_ISA=shim",
+             *(f"-I{folder}" for folder in (shim, CSRC, CSRC / "include")),
+             str(shim / "linear.cpp"), "-o", str(path)],
+            check=True,
+        )  # fmt: skip
+
+    return ctypes.CDLL(str(built_once(f"linear_{which}.so", build)))
+
+
+@pytest.fixture(autouse=True)
+def wide_panels(monkeypatch):
+    """The reference packs for AVX-512."""
+    monkeypatch.setattr(linear, "cpu_capability", lambda: "avx512")
+
+
+def run(which, x, panels, k, n, bias, ranges=None):
+    """y [M, N]; `ranges` are the panels of each call."""
+    y = torch.full((len(x), n), torch.nan).to(x.dtype)
+    given = [ctypes.c_void_p(t.data_ptr() if t is not None else None) for t in (x, panels, bias, y)]
+    numbers = [ctypes.c_int64(i) for i in (len(x), k, n)]
+    for part in ranges or [(0, len(panels))]:
+        kernels(which).packed_linear(
+            *given, DTYPES.index(x.dtype), *numbers, *map(ctypes.c_int64, part)
+        )
+    return y
+
+
+def drawn(m, n, k, dtype):
+    x, weight = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+    return x, reference.pack_linear(weight), k, n, torch.randn(n).to(dtype)
+
+
+@by_set
+@by_dtype
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 17), (70, 95), (64, 530)])
+def test_agrees_with_the_specification(which, dtype, n, k):
+    for m in (1, 5, 13, 17, 64):
+        args = drawn(m, n, k, dtype)
+        y, want = run(which, *args), reference.packed_linear(*args)
+        ulp = max(torch.finfo(dtype).eps, 2.0**-18)
+        assert_close("y", y, want, atol=ulp * (k**0.5 + 1), rtol=ulp)
+
+
+@by_set
+@by_dtype
+@pytest.mark.parametrize(("n", "k"), [(33, 17), (70, 301)])
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(which, dtype, n, k):
+    x, *weight = drawn(64, n, k, dtype)
+    alone = torch.cat([run(which, row[None], *weight) for row in x])
+    order = torch.randperm(64)
+    for m in (2, 3, 11, 12, 13, 15, 16, 17, 25, 31, 33, 48, 64):
+        assert_close("y", run(which, x[order[:m]], *weight), alone[order[:m]])
+    for filler in (torch.nan, torch.inf, 1e30):
+        rows = torch.full((14, k), filler).to(dtype)
+        rows[9] = x[0]
+        assert_close("y", run(which, rows, *weight)[9], alone[0])
+    parts = [(i, i + 1) for i in reversed(range(len(weight[0])))]
+    assert_close("y", run(which, x, *weight, ranges=parts), alone)
