@@ -10,8 +10,9 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kRun = 16;     // inputs whose products are summed in registers
-constexpr int64_t kBlock = 256;  // inputs whose weights stay in the first-level cache
+constexpr int64_t kRun = 16;        // inputs whose products are summed in registers
+constexpr int64_t kBlock = 256;     // at most; the weights of a block fit in the first-level cache
+constexpr int64_t kBlockUnit = 32;  // a block consists of whole runs, and of whole tiles of AMX
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -204,10 +205,16 @@ void write_panel(const PackedLinearParams& p, int64_t first, const V (*totals)[2
   }
 }
 
+// Blocks of a row are of one size, so that each fetches the whole of the next.
+int64_t block_size(int64_t inputs) {
+  const int64_t blocks = (inputs + kBlock - 1) / kBlock;
+  return ((inputs + blocks - 1) / blocks + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
+}
+
 template <class Type>
 void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
   using Element = typename Type::Element;
-  const int64_t size = row_size<Type>(p);
+  const int64_t size = row_size<Type>(p), block = block_size(size);
   const auto* w = static_cast<const Element*>(p.panels) + begin * size * kWidth;
   const bool widened = Type::kWidens && p.rows > kBlockRows;
   const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
@@ -215,8 +222,8 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
   V totals[kMaxLinearRows][2];
   for (int64_t panel = begin; panel < end; ++panel) {
     __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
-    for (int64_t k = 0; k < size; k += kBlock) {
-      const int64_t inputs = smaller(kBlock, size - k);
+    for (int64_t k = 0; k < size; k += block) {
+      const int64_t inputs = smaller(block, size - k);
       const NextBlock next(w, inputs, kWidth * sizeof *w, passes);
       const auto* x = static_cast<const typename Type::Row*>(rows) + k;
       if constexpr (Type::kWidens) {
@@ -260,7 +267,7 @@ void pad_rows(const PackedLinearParams& p, void* rows) {
 
 #if defined(__AMX_BF16__)
 // A tile of weights holds kTileInputs inputs of half a panel; one of x as many of up to 16 rows.
-constexpr int64_t kTileRows = 16, kTileInputs = 32;
+constexpr int64_t kTileRows = 16, kTileInputs = kBlockUnit;
 
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -301,14 +308,15 @@ void multiply_tiles(const uint16_t* x, int64_t size, int64_t rows, const uint16_
 }
 
 void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
-  const int64_t size = row_size<BFloat16>(p), x_size = padded_size<kTileInputs>(p);
+  const int64_t size = row_size<BFloat16>(p), block = block_size(size);
+  const int64_t x_size = padded_size<kTileInputs>(p);
   const auto* w = static_cast<const uint16_t*>(p.panels) + begin * size * kWidth;
   uint16_t weights_end[kTileInputs * kWidth];
   V totals[kMaxLinearRows][2];
   for (int64_t panel = begin; panel < end; ++panel) {
     __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
-    for (int64_t k = 0; k < size; k += kBlock) {
-      const int64_t inputs = smaller(kBlock, size - k), last = inputs % kTileInputs;
+    for (int64_t k = 0; k < size; k += block) {
+      const int64_t inputs = smaller(block, size - k), last = inputs % kTileInputs;
       __builtin_memset(weights_end, 0, sizeof weights_end);
       __builtin_memcpy(weights_end, w + (inputs - last) * kWidth,
                        static_cast<size_t>(last * kWidth) * sizeof *w);
