@@ -1,9 +1,9 @@
-"""Linear layers whose weights are packed once for oneDNN, for forwards of few tokens on a CPU.
+"""Linear layers whose weights are packed once, for forwards of few tokens on a CPU.
 
-``torch.nn.functional.linear`` hands a weight over as it lies in memory, in rows, and the products
-with 2 to 32 tokens then cost 1.5 to 2.5 times what reading the weight costs. oneDNN keeps a weight
-in blocks that its kernels read at the speed of memory; ``torch.compile`` uses the same layout where
-it freezes a model. Packed weights are a second copy: the model keeps its own.
+``torch.nn.functional.linear`` takes a weight as it lies in memory, in rows, and the products with 2
+to 32 tokens then cost 1.5 to 2.5 times what reading the weight costs. `specdec_kernels` reads a
+packed weight once, at the speed of memory, and the bits of a token do not depend on those beside
+it. Packed weights are a second copy: the model keeps its own, which serves wider forwards.
 
 The op takes the model's own weight and finds the packed copy by its address, shape and dtype. So
 one compiled graph serves all layers, and its inputs are ordinary tensors.
@@ -17,19 +17,23 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from specdec_kernels import PackedLinear as Packed
+from specdec_kernels import pack_linear
+
+MAX_ROWS = 64  # of `specdec_kernels.packed_linear`
 _library = torch.library.Library("specdec_hf", "DEF")
 _library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 _Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a weight
-_packed: dict[_Place, torch.Tensor] = {}
+_packed: dict[_Place, Packed] = {}
 
 
 def _packed_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    copy = _packed.get(_place_of(weight))
-    if copy is None:
+    packed = _packed.get(_place_of(weight))
+    if packed is None or x.numel() > MAX_ROWS * x.shape[-1]:
         return linear(x, weight, bias)
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, copy, bias, "none", [], "")
+    y: torch.Tensor = torch.ops.specdec_kernels.packed_linear.default(x, *packed, bias)
     return y
 
 
@@ -78,12 +82,12 @@ class PackedLinear(torch.nn.Module):
         if self._state is not None:
             self._forget()
         with torch.inference_mode(False), torch.no_grad():
-            copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        _packed[state[0]] = copy
+            packed = pack_linear(weight.detach())
+        _packed[state[0]] = packed
         # The weight lives as long as this object, so no other tensor gets its address meanwhile.
         self._held, self._state = weight.detach(), state
         self._contents = contents
-        self._forget = weakref.finalize(self, _forget, state[0], copy)
+        self._forget = weakref.finalize(self, _forget, state[0], packed)
         return True
 
 
@@ -110,9 +114,9 @@ def _place_of(weight: torch.Tensor) -> _Place:
     return weight.data_ptr(), weight.shape, weight.dtype
 
 
-def _forget(place: _Place, copy: torch.Tensor) -> None:
+def _forget(place: _Place, packed: Packed) -> None:
     """Drop a packed copy, unless the weight was packed again by another layer since."""
-    if _packed.get(place) is copy:
+    if _packed.get(place) is packed:
         del _packed[place]
 
 
@@ -122,16 +126,11 @@ def unpacked_reason(module: torch.nn.Module) -> str | None:
         return "it is no plain linear layer"
     weight = module.weight
     if weight.numel() == 0:
-        return "oneDNN packs no empty weight"
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return "packed weights are those of oneDNN on a CPU"
+        return "an empty weight has nothing to pack"
+    if weight.device.type != "cpu":
+        return "weights are packed on a CPU only"
     if weight.is_inference() or not weight.is_contiguous():
         return "changes of its weight cannot be seen"
-    supported = {
-        torch.float32: True,
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
-    }
-    if not supported.get(weight.dtype, False):
-        return f"this processor has no kernels for {weight.dtype}"
+    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"weights of {weight.dtype} are not packed"
     return None
