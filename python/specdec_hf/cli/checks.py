@@ -320,10 +320,11 @@ def _is_auto(settings: Settings) -> bool:
 def chains_of_auto(settings: Settings) -> str | None:
     """The option with which drafter "auto" drafts chains; None where it may draft trees."""
     schedule = (settings.num_assistant_tokens_schedule or "constant").partition(":")[0]
+    only_chains = settings.rule in set(CHAIN_RULES) - set(COPY_TREE_RULES)
     given = {
         "--fixed-width": settings.fixed_width is not None,
         f"{SCHEDULE} {schedule}": schedule not in tree_schedules(),
-        f"--rule {settings.rule}": settings.rule in ("token", "block"),
+        f"--rule {settings.rule}": only_chains,
         "--num-assistant-tokens": settings.num_assistant_tokens is not None,
     }
     return next((option for option, is_given in given.items() if is_given), None)
