@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import linear
 
 from specdec_kernels import PackedLinear as Packed
-from specdec_kernels import pack_linear
+from specdec_kernels import pack_linear, packed_linear
 
 MAX_ROWS = 64  # of `specdec_kernels.packed_linear`
 _library = torch.library.Library("specdec_hf", "DEF")
@@ -33,8 +33,7 @@ def _packed_linear(
     packed = _packed.get(_place_of(weight))
     if packed is None or x.numel() > MAX_ROWS * x.shape[-1]:
         return linear(x, weight, bias)
-    y: torch.Tensor = torch.ops.specdec_kernels.packed_linear.default(x, *packed, bias)
-    return y
+    return packed_linear(x, packed, bias)
 
 
 def _packed_linear_fake(
