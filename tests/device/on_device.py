@@ -127,6 +127,7 @@ def write_ids():
 
 
 def capture(name, op, args, pool=None):
+    """A graph of one call, and its outputs. Replays read ``args`` again: the caller holds them."""
     call = implementation(name, op)
     call(*args)
     torch.cuda.synchronize()
@@ -188,7 +189,8 @@ def test_cuda_schedules_and_groups_agree_bit_for_bit(case, schedule):
 def test_cuda_schedules_are_captured_and_replayed(case, forced, schedule):
     want = on_device("cuda", case)
     schedule(*forced)
-    graph, out = capture("cuda", case.op, case.args("cuda"))
+    args = case.args("cuda")
+    graph, out = capture("cuda", case.op, args)
     for _ in range(REPLAYS):
         assert_bits_equal(case.op, replayed(graph, out), want)
 
@@ -225,7 +227,8 @@ def test_cuda_trees_agree_with_the_cpu_for_every_group_size(case, schedule):
 @pytest.mark.parametrize("case", TREES[-3:], ids=str)
 def test_cuda_trees_are_captured_and_replayed_over_any_workspace(case):
     want = on_device("cuda", case)
-    graph, out = capture("cuda", case.op, case.args("cuda"))
+    args = case.args("cuda")
+    graph, out = capture("cuda", case.op, args)
     for _ in range(REPLAYS):
         write_ids()
         assert_bits_equal(case.op, replayed(graph, out), want)
@@ -337,8 +340,8 @@ def test_graphs_replay_with_other_inputs(name, op):
 def test_a_replay_survives_another_graph_that_overwrites_its_workspace(name, case):
     """The graphs share a pool, so that the second gets memory that the first has freed."""
     want = on_device(name, case)
-    pool = torch.cuda.graph_pool_handle()
-    graph, out = capture(name, case.op, case.args("cuda"), pool)
+    args, pool = case.args("cuda"), torch.cuda.graph_pool_handle()
+    graph, out = capture(name, case.op, args, pool)
     other = torch.cuda.CUDAGraph()
     with torch.cuda.graph(other, pool=pool):
         held = write_ids()

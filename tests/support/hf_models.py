@@ -105,7 +105,7 @@ def with_noise(model: Any, amount: float) -> Any:
         for weight in copied.parameters():
             if weight.numel() > 1:
                 noise = torch.randn(weight.shape, generator=generator)
-                weight.add_(amount * weight.std() * noise)
+                weight.add_(amount * weight.std() * noise.to(weight))
     return copied
 
 
