@@ -42,8 +42,8 @@ Capability widest() {
   if (asked == "plain" || !has_avx2()) return Capability::kPlain;
   if (asked == "avx2" || !has_avx512()) return Capability::kAvx2;
   if (asked == "avx512" || !__builtin_cpu_supports("avx512bf16")) return Capability::kAvx512;
-  if (asked == "amx_bf16" && may_use_amx()) return Capability::kAmxBf16;
-  return Capability::kAvx512Bf16;
+  if (asked == "avx512_bf16" || !may_use_amx()) return Capability::kAvx512Bf16;
+  return Capability::kAmxBf16;
 #else
   return Capability::kPlain;
 #endif
