@@ -269,38 +269,50 @@ void pad_rows(const PackedLinearParams& p, void* rows) {
 // A tile of weights holds kTileInputs inputs of half a panel; one of x as many of up to 16 rows.
 constexpr int64_t kTileRows = 16, kTileInputs = kBlockUnit;
 
+// For up to 32 rows of x: tiles 0 to 3 are sums, 4 and 5 are x, 6 and 7 are weights.
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Tiles 0 and 1 are sums, 2 is x, 3 and 4 are weights.
   explicit TileConfig(int64_t rows_of_x) {
-    for (int tile = 0; tile < 5; ++tile) {
-      row_bytes[tile] = 64;
-      rows[tile] = static_cast<uint8_t>(tile < 3 ? rows_of_x : kTileRows);
+    const int64_t first = smaller(rows_of_x, kTileRows), second = rows_of_x - first;
+    const int64_t of_tile[] = {first, first, second, second, first, second, kTileRows, kTileRows};
+    for (int tile = 0; tile < 8; ++tile) {
+      row_bytes[tile] = of_tile[tile] > 0 ? 64 : 0;
+      rows[tile] = static_cast<uint8_t>(of_tile[tile]);
     }
   }
 };
 
-// Adds the products of a block with the rows of one tile. What a tile reads of x beyond its inputs
-// is zero, and so is what `weights_end` holds beyond the last ones.
+// Adds the products of a block with the rows of one tile or of two. What a tile reads of x beyond
+// its inputs is zero, and so is what `weights_end` holds beyond the last ones.
+template <bool kTwo>
 void multiply_tiles(const uint16_t* x, int64_t size, int64_t rows, const uint16_t* w,
                     int64_t inputs, const uint16_t* weights_end, V (*totals)[2]) {
   constexpr int kStride = kWidth * 2 * sizeof *w;
-  alignas(64) float sums[2][kTileRows][kLanes];
+  const int x_stride = static_cast<int>(size * sizeof *x);
+  alignas(64) float sums[2][2 * kTileRows][kLanes];
   _tile_zero(0);
   _tile_zero(1);
+  if (kTwo) _tile_zero(2);
+  if (kTwo) _tile_zero(3);
   for (int64_t k = 0; k < inputs; k += kTileInputs) {
     const uint16_t* tile = k + kTileInputs <= inputs ? w + k * kWidth : weights_end;
-    _tile_loadd(2, x + k, static_cast<int>(size * sizeof *x));
-    _tile_loadd(3, tile, kStride);
-    _tile_loadd(4, tile + 2 * kLanes, kStride);
-    _tile_dpbf16ps(0, 2, 3);
-    _tile_dpbf16ps(1, 2, 4);
+    _tile_loadd(6, tile, kStride);
+    _tile_loadd(7, tile + 2 * kLanes, kStride);
+    _tile_loadd(4, x + k, x_stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (!kTwo) continue;
+    _tile_loadd(5, x + kTileRows * size + k, x_stride);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
   }
   _tile_stored(0, sums[0], 64);
   _tile_stored(1, sums[1], 64);
+  if (kTwo) _tile_stored(2, sums[0][kTileRows], 64);
+  if (kTwo) _tile_stored(3, sums[1][kTileRows], 64);
   for (int64_t m = 0; m < rows; ++m) {
     totals[m][0] += load<V>(sums[0][m]);
     totals[m][1] += load<V>(sums[1][m]);
@@ -313,6 +325,7 @@ void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, 
   const auto* w = static_cast<const uint16_t*>(p.panels) + begin * size * kWidth;
   uint16_t weights_end[kTileInputs * kWidth];
   V totals[kMaxLinearRows][2];
+  int64_t configured = 0;
   for (int64_t panel = begin; panel < end; ++panel) {
     __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
     for (int64_t k = 0; k < size; k += block) {
@@ -320,12 +333,16 @@ void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, 
       __builtin_memset(weights_end, 0, sizeof weights_end);
       __builtin_memcpy(weights_end, w + (inputs - last) * kWidth,
                        static_cast<size_t>(last * kWidth) * sizeof *w);
-      for (int64_t m = 0; m < p.rows; m += kTileRows) {
-        const int64_t part = smaller(kTileRows, p.rows - m);
-        const TileConfig config(part);
-        _tile_loadconfig(&config);
-        multiply_tiles(static_cast<const uint16_t*>(rows) + m * x_size + k, x_size, part, w, inputs,
-                       weights_end, totals + m);
+      for (int64_t m = 0; m < p.rows; m += 2 * kTileRows) {
+        const int64_t part = smaller(2 * kTileRows, p.rows - m);
+        if (part != configured) {
+          const TileConfig config(part);
+          _tile_loadconfig(&config);
+          configured = part;
+        }
+        const auto multiply = part > kTileRows ? multiply_tiles<true> : multiply_tiles<false>;
+        multiply(static_cast<const uint16_t*>(rows) + m * x_size + k, x_size, part, w, inputs,
+                 weights_end, totals + m);
       }
       w += inputs * kWidth;
     }
