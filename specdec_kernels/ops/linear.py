@@ -1,4 +1,4 @@
-"""Linear layers of few rows on the CPU, at the speed at which memory delivers their weights."""
+"""Linear layers on the CPU, for few rows at the speed at which memory delivers their weights."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def _(weight: Tensor) -> Tensor:
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` for at most 64 rows: `y = x @ weight.T + bias`.
+    """`torch.nn.functional.linear` with a packed weight: `y = x @ weight.T + bias`.
 
-    The weight is read once for all rows. On one machine the bits of a row of y follow from the row
-    of x, the weight and the bias alone: not from the number of rows, their order or the number of
-    threads. Products are summed in float32, the bias is added, and the sum is rounded once. A NaN
-    or an infinity stays in its row.
+    The weight is read once for every 64 rows. On one machine the bits of a row of y follow from the
+    row of x, the weight and the bias alone: not from the number of rows, their order or the number
+    of threads. Products are summed in float32, the bias is added, and the sum is rounded once. A
+    NaN or an infinity stays in its row.
 
     Args:
-        x: [..., K], at most 64 rows, of the dtype of the weight, on the CPU, any strides.
+        x: [..., K] of the dtype of the weight, on the CPU, any strides.
         packed: what `pack_linear` returned in a process with the same `cpu_capability`.
         bias: [N] of the same dtype, or None.
 
@@ -77,8 +77,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -
         y [..., N] of the dtype of x.
 
     Raises:
-        RuntimeError: a shape, dtype or device does not fit, or there are more rows; the message
-            names it.
+        RuntimeError: a shape, dtype or device does not fit; the message names it.
         TypeError: an argument has a wrong type.
 
     >>> packed = pack_linear(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))

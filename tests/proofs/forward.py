@@ -70,7 +70,7 @@ CASES: tuple[Case, ...] = (
     linear_case((2, 2), 577, 33, bf16, layout="sliced"),
     linear_case((1,), 3, 1, bf16, bias=False),
     linear_case((7,), 19, 515, bf16, kind="faulty"),
-    linear_case((64,), 31, 65, bf16),
+    linear_case((2, 65), 31, 65, bf16),
     linear_case((13,), 96, 576, f16),
     linear_case((1,), 1, 17, f16, bias=False),
     linear_case((6,), 19, 515, f16, kind="faulty"),

@@ -64,6 +64,15 @@ void pack_panel(const char* weight, int64_t row_bytes, int64_t outputs, const Pa
   }
 }
 
+// Group i of the rows.
+PackedLinearParams group(PackedLinearParams p, int64_t i) {
+  const int64_t first = i * kGroupRows;
+  p.x = static_cast<const char*>(p.x) + first * p.in_features * size_of(p.dtype);
+  p.y = static_cast<char*>(p.y) + first * p.out_features * size_of(p.dtype);
+  p.rows = std::min(p.rows - first, kGroupRows);
+  return p;
+}
+
 }  // namespace
 
 int64_t panel_width() { return linear_kernels().width; }
@@ -93,18 +102,28 @@ void packed_linear(const PackedLinearParams& p, const Parallel& threads) {
   const LinearKernel& kernel = kernels.of_dtype[static_cast<int>(p.dtype)];
   const int64_t bytes = kernel.rows_bytes(p);
   std::unique_ptr<char[]> read(bytes > 0 ? new char[static_cast<size_t>(bytes)] : nullptr);
-  if (bytes > 0) kernel.read_rows(p, read.get());
-  const void* rows = bytes > 0 ? read.get() : p.x;
 
   const int64_t weights = p.out_features * p.in_features;
   const bool worthwhile =
       weights * size_of(p.dtype) >= kWorthwhileBytes || weights * p.rows >= kWorthwhileProducts;
   const Parallel parallel = worthwhile ? threads : serial();
+  const int64_t groups = (p.rows + kGroupRows - 1) / kGroupRows;
+  if (bytes > 0) {
+    parallel(groups, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        kernel.read_rows(group(p, i), read.get() + i * kGroupRows * bytes / p.rows);
+      }
+    });
+  }
   // A thread writes whole cache lines of a row of y.
   const int64_t panels = (p.out_features + kernels.width - 1) / kernels.width;
   const int64_t share = std::max<int64_t>(1, 64 / (kernels.width * size_of(p.dtype)));
   parallel((panels + share - 1) / share, [&](int64_t begin, int64_t end) {
-    kernel.multiply(p, rows, begin * share, std::min(end * share, panels));
+    for (int64_t i = 0; i < groups; ++i) {
+      const PackedLinearParams part = group(p, i);
+      const void* rows = bytes > 0 ? read.get() + i * kGroupRows * bytes / p.rows : part.x;
+      kernel.multiply(part, rows, begin * share, std::min(end * share, panels));
+    }
   });
 }
 

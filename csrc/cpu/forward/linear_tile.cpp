@@ -219,7 +219,7 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
   const bool widened = Type::kWidens && p.rows > kBlockRows;
   const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
   alignas(64) float wide[kBlock * kWidth];
-  V totals[kMaxLinearRows][2];
+  V totals[kGroupRows][2];
   for (int64_t panel = begin; panel < end; ++panel) {
     __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
     for (int64_t k = 0; k < size; k += block) {
@@ -324,7 +324,7 @@ void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, 
   const int64_t x_size = padded_size<kTileInputs>(p);
   const auto* w = static_cast<const uint16_t*>(p.panels) + begin * size * kWidth;
   uint16_t weights_end[kTileInputs * kWidth];
-  V totals[kMaxLinearRows][2];
+  V totals[kGroupRows][2];
   int64_t configured = 0;
   for (int64_t panel = begin; panel < end; ++panel) {
     __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);

@@ -11,9 +11,12 @@
 
 namespace specdec::cpu {
 
-// The kernels of one dtype. `rows` is x as a kernel reads it.
+// More rows are multiplied in groups, whose inputs and sums lie in the second-level cache.
+constexpr int64_t kGroupRows = 64;
+
+// The kernels of one dtype, for one group of rows. `rows` is x as a kernel reads it.
 struct LinearKernel {
-  // Bytes that `read_rows` writes; 0 where a kernel reads x itself.
+  // Bytes that `read_rows` writes, here of all groups; 0 where a kernel reads x itself.
   int64_t (*rows_bytes)(const PackedLinearParams& p);
   void (*read_rows)(const PackedLinearParams& p, void* rows);
   // Writes y for the outputs of panels [begin, end).

@@ -9,8 +9,6 @@
 
 namespace specdec {
 
-constexpr int64_t kMaxLinearRows = 64;
-
 struct PanelLayout {
   int64_t panels, steps, width, inputs;  // [panels, steps, width, inputs of a step]
 
@@ -34,8 +32,7 @@ struct PackedLinearParams {
   const void* bias;    // [out_features], may be null
   void* y;             // [rows, out_features]
   DType dtype;         // of all four
-  int64_t rows;        // at most kMaxLinearRows
-  int64_t in_features, out_features;
+  int64_t rows, in_features, out_features;
 };
 
 namespace cpu {
