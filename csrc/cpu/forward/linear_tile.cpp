@@ -216,7 +216,7 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
   using Element = typename Type::Element;
   const int64_t size = row_size<Type>(p), block = block_size(size);
   const auto* w = static_cast<const Element*>(p.panels) + begin * size * kWidth;
-  const bool widened = Type::kWidens && p.rows > kBlockRows;
+  const bool widened = Type::kWidens && p.rows > 2 * kBlockRows;
   const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
   alignas(64) float wide[kBlock * kWidth];
   V totals[kGroupRows][2];
