@@ -22,6 +22,7 @@ from specdec_kernels.arguments.rules import (
     TreeRule,
 )
 from specdec_kernels.arguments.status import Status
+from specdec_kernels.ops.attention import cached_attention
 from specdec_kernels.ops.expand_tree import Expansion, expand_tree
 from specdec_kernels.ops.kv import (
     kv_append_,
@@ -77,6 +78,7 @@ __all__ = [
     "Trie",
     "Verdict",
     "build_trie",
+    "cached_attention",
     "cpu_capability",
     "draft_positions",
     "expand_tree",

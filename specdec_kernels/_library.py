@@ -35,6 +35,7 @@ OPS = {
     "ngram_propose": "history.ngram_propose",
     "pack_linear": "forward.linear",
     "packed_linear": "forward.linear",
+    "cached_attention": "forward.attention",
 }
 CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
 # Ops of forwards on the CPU: they exist for no other device.

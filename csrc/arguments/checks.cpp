@@ -48,11 +48,15 @@ void check_entries(const char* name, const char* what, const char* dims,
   fail(name, " must leave ", what, " ", dims, " with less than 2**56 entries, got [", got, "]");
 }
 
-void check_rows(const char* name, const Tensor& t) {
+void check_floats(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
   SPECDEC_CHECK(
       dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
       name, " must be float32, bfloat16 or float16, got ", dtype_name(t));
+}
+
+void check_rows(const char* name, const Tensor& t) {
+  check_floats(name, t);
   const int64_t size = t.size(t.dim() - 1), stride = t.stride(t.dim() - 1);
   SPECDEC_CHECK(size >= 1 && size < (int64_t{1} << 31), name,
                 " must have a vocabulary of 1 to 2147483647 entries, got ", shape_of(t));

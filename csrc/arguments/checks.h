@@ -48,6 +48,7 @@ E enum_of(const char* name, int64_t value, E last) {
 // Expanded and empty tensors may have any sizes without holding memory.
 void check_entries(const char* name, const char* what, const char* dims,
                    std::initializer_list<int64_t> sizes);
+void check_floats(const char* name, const Tensor& t);  // float32, bfloat16 or float16
 // The last dimension must be a vocabulary that kernels can read: dtype, size and stride.
 void check_rows(const char* name, const Tensor& t);
 

@@ -38,6 +38,12 @@ struct PlainLaunchers {
   specdec::PlainLaunchers<OpParams> { cpu::op, nullptr }
 #endif
 
+// For ops that have kernels for the CPU alone. A meta tensor is that of a fake kernel.
+inline void check_on_cpu(const char* name, const Tensor& t) {
+  SPECDEC_CHECK(t.is_cpu() || device_name(t) == "meta", name, " must be on the CPU, got ",
+                device_name(t));
+}
+
 // Calls start(stream), which returns a cudaError_t, with the current stream of the tensor's device.
 template <class Start>
 void start_on_cuda([[maybe_unused]] const Tensor& of, [[maybe_unused]] Start start) {

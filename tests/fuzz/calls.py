@@ -352,6 +352,21 @@ def packed_linear(r):
     })  # fmt: skip
 
 
+def cached_attention(r):
+    b, n, s = size(r, 3), size(r, 9), size(r, r.choice((5, 70, 300)))
+    h_kv, group, dtype = r.choice((1, 2, 3)), r.choice((1, 2, 3, 7)), r.choice(FLOATS)
+    d, d_v = (r.choice((1, 2, 3, 4, 7, 8, 16, 31, 33, 64, 80, 96, 128)) for _ in range(2))
+    shapes = (b, h_kv * group, n, d), (b, h_kv, s, d), (b, h_kv, s, d_v)
+    tensors = [laid_out(r, odd(r, torch.randn(shape, generator=r.tensors).to(dtype)))
+               for shape in shapes]  # fmt: skip
+    mask = torch.rand(b, 1, n, s, generator=r.tensors) < r.choice((0.0, 0.3, 0.9, 1.0))
+    return Call(sk.cached_attention, {
+        **dict(zip(("query", "keys", "values"), tensors, strict=True)),
+        "mask": r.choice((None, laid_out(r, mask))), "scale": r.choice((None, 0.5, 0.0, -3.0)),
+        "soft_cap": r.choice((None, 0.1, 30.0)),
+    })  # fmt: skip
+
+
 MAKERS = {
     "sample": sample,
     "verify_chain": verify_chain,
@@ -370,4 +385,5 @@ MAKERS = {
     "ngram_propose": ngram_propose,
     "pack_linear": pack_linear,
     "packed_linear": packed_linear,
+    "cached_attention": cached_attention,
 }

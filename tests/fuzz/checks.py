@@ -243,7 +243,30 @@ def check_packed_linear(given, y):
     assert (near | (magnitude >= largest) | ~magnitude.isfinite() | ~want.isfinite()).all()
 
 
+def check_cached_attention(given, out):
+    """An output lies between the least and the largest visible value, unless numbers overflow."""
+    query, keys, values, mask = (given[name] for name in ("query", "keys", "values", "mask"))
+    batch, heads, queries, _ = query.shape
+    group = heads // keys.shape[1]
+    assert out.shape == (batch, queries, heads, values.shape[3])
+    assert out.is_contiguous()
+    seen = torch.ones(batch, 1, queries, keys.shape[2], dtype=torch.bool) if mask is None else mask
+    for b, h, i in ((b, h, i) for b in range(batch) for h in range(heads) for i in range(queries)):
+        key, value = (x[b, h // group][seen[b, 0, i]].double() for x in (keys, values))
+        if len(key) == 0:
+            assert not out[b, i, h].any()
+            continue
+        products = key.abs() @ query[b, h, i].double().abs()
+        scale = query.shape[3] ** -0.5 if given["scale"] is None else given["scale"]
+        if not (products * max(abs(scale), 1) < 1e30).all() or not (value.abs() < 1e30).all():
+            continue  # a NaN, an infinity or an overflow
+        slack = torch.finfo(out.dtype).eps * value.abs().amax(0) + 1e-30
+        got = out[b, i, h].double()
+        assert ((got >= value.amin(0) - slack) & (got <= value.amax(0) + slack)).all()
+
+
 CHECKS = {
+    "cached_attention": check_cached_attention,
     "pack_linear": check_pack_linear,
     "packed_linear": check_packed_linear,
     "sample": check_sample,

@@ -168,6 +168,7 @@ GOOD = {
     "packed_linear": dict(
         x=torch.zeros(1, 2), packed=specdec_kernels.pack_linear(torch.zeros(3, 2))
     ),
+    "cached_attention": dict.fromkeys(("query", "keys", "values"), torch.zeros(1, 1, 2, 3)),
     **kv_error_table.GOOD,
 }
 OPTIONAL = [  # arguments of both verifiers
@@ -292,12 +293,16 @@ SCALARS = {
     "build_trie": {"size": "an integer", "merge": "True or False"},
     "expand_tree": {"width": "an integer"},
     "ngram_propose": dict.fromkeys(("gamma", "max_ngram", "min_ngram"), "an integer"),
+    "cached_attention": dict.fromkeys(("scale", "soft_cap"), "a number"),
     "kv_truncate_": {"zero_fill": "True or False"},
     "kv_realign_": {"zero_fill": "True or False"},
     "ring_truncate_": {"window": "an integer", "zero_fill": "True or False"},
     "paged_truncate_": {"block_size": "an integer"},
 }  # fmt: skip
-NONE_IS_A_DEFAULT = {("sample", "method"), ("verify_tree", "max_depth"), ("build_trie", "size")}
+NONE_IS_A_DEFAULT = {
+    ("sample", "method"), ("verify_tree", "max_depth"), ("build_trie", "size"),
+    ("cached_attention", "scale"), ("cached_attention", "soft_cap"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, n) for op, names in SCALARS.items() for n in names])
@@ -316,7 +321,7 @@ def test_every_scalar_of_a_wrong_type_is_named(op, name):
 PARAMETERS = {"temperature", "top_k", "top_p", "min_p"}  # scalars or tensors, tested above
 NO_SCALARS = {
     "draft", "draft_map", "draft_rows", "target_indptr", "uniforms", "synthetic_rates",
-    "eos_token_ids", "max_new_tokens", "bias",
+    "eos_token_ids", "max_new_tokens", "bias", "mask",
 }  # fmt: skip
 
 

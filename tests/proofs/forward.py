@@ -1,4 +1,4 @@
-"""Cases of `pack_linear` and `packed_linear`."""
+"""Cases of `pack_linear`, `packed_linear` and `cached_attention`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,59 @@ def linear_case(
     return Case("packed_linear", "-".join([*words, *(["bias"] if bias else [])]), build)
 
 
+def visible_slots(how: str, b: int, n: int, s: int, g: Generator) -> Tensor | None:
+    """A mask [b, 1, n, s]: "all" (None), "chain", "ragged" chains, a "window", "random", "none"."""
+    if how == "all":
+        return None
+    if how == "random":
+        return torch.rand(b, 1, n, s, generator=g) < 0.6
+    lengths = torch.full((b,), s - n)
+    if how == "ragged":
+        lengths = torch.randint(0, max(s - n, 0) + 1, (b,), generator=g)
+    ends = (lengths[:, None] + torch.arange(n))[:, None, :, None]
+    slots = torch.arange(s)
+    seen = slots <= ends
+    return seen & (slots > ends - 5) if how == "window" else seen & (how != "none")
+
+
+def attention_case(
+    sizes: tuple[int, int, int, int, int, int],
+    dtype: torch.dtype = f32,
+    *,
+    value_size: int | None = None,
+    mask: str = "chain",
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    layout: str = "static",
+    kind: str = "normal",
+) -> Case:
+    """A case of `cached_attention` of sizes (B, H, H_kv, n, S, D).
+
+    layout: "static" (keys and values are the first slots of a longer cache, whose others are NaN,
+        and the query is transposed, as a model has them), "dense", or "sliced".
+    kind: of keys and values.
+    """
+    b, h, h_kv, n, s, d = sizes
+    d_v = d if value_size is None else value_size
+
+    def build(g: Generator) -> Args:
+        query = torch.randn(b, n, h, d, generator=g).to(dtype).transpose(1, 2)
+        cache = [numbers((b, h_kv, s, e), g, kind).to(dtype) for e in (d, d_v)]
+        if layout == "static":
+            longer = [x.new_full((b, h_kv, s + 3, x.shape[3]), torch.nan) for x in cache]
+            for wide, x in zip(longer, cache, strict=True):
+                wide[:, :, :s] = x
+            cache = [wide[:, :, :s] for wide in longer]
+        else:
+            query, *cache = (spread(x.contiguous(), layout) for x in (query, *cache))
+        return query, *cache, visible_slots(mask, b, n, s, g), scale, soft_cap
+
+    words = [f"{x}{y}" for x, y in zip(("B", "H", "K", "n", "S", "D"), sizes, strict=True)]
+    words += [*([f"V{d_v}"] if d_v != d else []), SHORT[dtype], mask, layout]
+    words += [*(["scale"] if scale else []), *(["cap"] if soft_cap else [])]
+    return Case("cached_attention", "-".join([*words, *(["faulty"] * (kind == "faulty"))]), build)
+
+
 CASES: tuple[Case, ...] = (
     pack_case(1, 1),
     pack_case(3, 17),
@@ -77,4 +130,21 @@ CASES: tuple[Case, ...] = (
     linear_case((64,), 130, 260, bias=False),
     linear_case((0,), 9, 5),
     linear_case((2, 0), 9, 5, bf16),
+    attention_case((1, 9, 3, 1, 100, 64)),
+    attention_case((1, 9, 3, 8, 300, 64)),
+    attention_case((2, 6, 2, 3, 77, 80), value_size=48, mask="random", layout="sliced"),
+    attention_case((3, 4, 1, 5, 40, 3), mask="ragged", scale=0.3, soft_cap=5.0),
+    attention_case((1, 2, 2, 2, 1, 128), mask="all", layout="dense"),
+    attention_case((1, 2, 1, 2, 0, 8), mask="all", layout="dense"),
+    attention_case((1, 2, 1, 2, 0, 8)),
+    attention_case((1, 2, 1, 0, 7, 8), mask="all"),
+    attention_case((0, 2, 1, 3, 7, 8)),
+    attention_case((1, 4, 2, 2, 70, 16), mask="none"),
+    attention_case((2, 4, 2, 4, 600, 192), value_size=128, mask="window"),
+    attention_case((1, 8, 8, 2, 33, 5), value_size=17, soft_cap=0.5),
+    attention_case((1, 4, 2, 3, 200, 96), kind="faulty"),
+    attention_case((1, 9, 3, 4, 130, 64), bf16),
+    attention_case((2, 4, 1, 3, 67, 33), bf16, mask="random", soft_cap=50.0, layout="sliced"),
+    attention_case((1, 2, 1, 2, 90, 256), f16),
+    attention_case((2, 2, 2, 3, 50, 7), f16, value_size=1, mask="ragged", layout="dense"),
 )

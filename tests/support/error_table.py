@@ -314,7 +314,69 @@ PACK = [
      r"weight must be contiguous, got strides \[0, 1\]"),
 ]  # fmt: skip
 
+
+def attention_args(query=None, keys=None, values=None, mask=None, scale=None, soft_cap=None):
+    return (
+        torch.zeros(2, 4, 3, 5) if query is None else query,
+        torch.zeros(2, 2, 7, 5) if keys is None else keys,
+        torch.zeros(2, 2, 7, 6) if values is None else values,
+        *(mask, scale, soft_cap),
+    )
+
+
+ATTENTION = [
+    (dict(query=torch.zeros(2, 4, 5)), r"query must be \[B, H, n, D\], got \[2, 4, 5\]"),
+    (dict(query=f64(2, 4, 3, 5)), "query must be float32, bfloat16 or float16, got float64"),
+    (dict(query=torch.zeros(2, 4, 5, 3).transpose(2, 3)),
+     "query must have a contiguous last dimension, got stride 3"),
+    (dict(query=torch.zeros(2, 4, 3, 0)),
+     r"query must have at least 1 entry in the last dimension, got \[2, 4, 3, 0\]"),
+    (dict(query=torch.zeros(1, 1, 1, 5).expand(2, 2**27, 2**27, 5), keys=torch.zeros(2, 1, 7, 5),
+          values=torch.zeros(2, 1, 7, 6)),
+     r"query must leave the output \[B, n, H, D_v\] with less than 2\*\*56 entries, "
+     r"got \[2, 134217728, 134217728, 6\]"),
+    (dict(keys=torch.zeros(2, 7, 5)),
+     r"keys must be \[B, H_kv, S, D\] = \[2, H_kv, S, 5\], got \[2, 7, 5\]"),
+    (dict(keys=torch.zeros(1, 2, 7, 5)),
+     r"keys must be \[B, H_kv, S, D\] = \[2, H_kv, S, 5\], got \[1, 2, 7, 5\]"),
+    (dict(keys=torch.zeros(2, 2, 7, 6)),
+     r"keys must be \[B, H_kv, S, D\] = \[2, H_kv, S, 5\], got \[2, 2, 7, 6\]"),
+    (dict(keys=torch.zeros(2, 3, 7, 5)),
+     "keys must have a number of heads that divides 4, that of query, got 3"),
+    (dict(keys=torch.zeros(2, 0, 7, 5)),
+     "keys must have a number of heads that divides 4, that of query, got 0"),
+    (dict(keys=torch.zeros(2, 2, 1, 5).expand(2, 2, 2**31, 5)),
+     "keys must have less than 2147483648 slots, got 2147483648"),
+    (dict(keys=torch.zeros(2, 2, 7, 5).half()), "keys must be float32, got float16"),
+    (dict(keys=torch.zeros(2, 2, 5, 7).transpose(2, 3)),
+     "keys must have a contiguous last dimension, got stride 7"),
+    (dict(values=torch.zeros(2, 2, 6)),
+     r"values must be \[B, H_kv, S, D_v\] = \[2, 2, 7, D_v\], got \[2, 2, 6\]"),
+    (dict(values=torch.zeros(2, 1, 7, 5)),
+     r"values must be \[B, H_kv, S, D_v\] = \[2, 2, 7, D_v\], got \[2, 1, 7, 5\]"),
+    (dict(values=torch.zeros(2, 2, 8, 5)),
+     r"values must be \[B, H_kv, S, D_v\] = \[2, 2, 7, D_v\], got \[2, 2, 8, 5\]"),
+    (dict(values=torch.zeros(2, 2, 7, 0)),
+     r"values must have at least 1 entry in the last dimension, got \[2, 2, 7, 0\]"),
+    (dict(values=torch.zeros(2, 2, 7, 5).bfloat16()), "values must be float32, got bfloat16"),
+    (dict(values=torch.zeros(2, 2, 5, 7).transpose(2, 3)),
+     "values must have a contiguous last dimension, got stride 7"),
+    (dict(mask=torch.ones(2, 4, 3, 7).bool()),
+     r"mask must be \[B, 1, n, S\] = \[2, 1, 3, 7\], got \[2, 4, 3, 7\]"),
+    (dict(mask=torch.ones(2, 3, 7).bool()),
+     r"mask must be \[B, 1, n, S\] = \[2, 1, 3, 7\], got \[2, 3, 7\]"),
+    (dict(mask=torch.ones(2, 1, 3, 6).bool()),
+     r"mask must be \[B, 1, n, S\] = \[2, 1, 3, 7\], got \[2, 1, 3, 6\]"),
+    (dict(mask=torch.zeros(2, 1, 3, 7)), "mask must be bool, got float32"),
+    (dict(scale=float("nan")), "scale must be finite, got nan"),
+    (dict(scale=1e39), r"scale must be finite, got 1e\+39"),
+    (dict(soft_cap=0.0), "soft_cap must be finite and above 0, got 0"),
+    (dict(soft_cap=-2.5), "soft_cap must be finite and above 0, got -2.5"),
+    (dict(soft_cap=float("inf")), "soft_cap must be finite and above 0, got inf"),
+]  # fmt: skip
+
 BUILD = {
+    "cached_attention": attention_args,
     "pack_linear": lambda weight=None: (torch.zeros(3, 5) if weight is None else weight,),
     "packed_linear": linear_args,
     "sample": sample_args,
@@ -324,7 +386,7 @@ BUILD = {
 }
 ROWS = {
     "sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE,
-    "pack_linear": PACK, "packed_linear": LINEAR,
+    "pack_linear": PACK, "packed_linear": LINEAR, "cached_attention": ATTENTION,
     **kv_error_table.ROWS,
 }  # fmt: skip
 TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]
@@ -348,6 +410,10 @@ DEVICES = [
     ("verify_chain", "max_new_tokens", dict(max_new_tokens=i64(3)),
      "max_new_tokens must be on the device of target"),
     *kv_error_table.DEVICES,
+    ("cached_attention", "keys", {}, "keys must be on the device of query"),
+    ("cached_attention", "values", {}, "values must be on the device of query"),
+    ("cached_attention", "mask", dict(mask=torch.ones(2, 1, 3, 7).bool()),
+     "mask must be on the device of query"),
     ("packed_linear", "panels", {}, "panels must be on the device of x"),
     ("packed_linear", "bias", dict(bias=torch.zeros(3)), "bias must be on the device of x"),
     ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),

@@ -29,6 +29,7 @@ OUTPUTS = {
     "ngram_propose": ("tokens", "counts"),
     "pack_linear": ("panels",),
     "packed_linear": ("y",),
+    "cached_attention": ("out",),
 }
 # Providers that round differently draw different tokens only where a uniform lies this close to a
 # step of the cumulative distribution: the share of draws in which that may happen.

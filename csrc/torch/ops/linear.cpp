@@ -6,19 +6,6 @@
 namespace specdec {
 namespace {
 
-void check_floats(const char* name, const Tensor& t) {
-  const ScalarType dtype = t.scalar_type();
-  SPECDEC_CHECK(
-      dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
-      name, " must be float32, bfloat16 or float16, got ", dtype_name(t));
-}
-
-// There are kernels for the CPU alone. A meta tensor is that of a fake kernel.
-void check_on_cpu(const char* name, const Tensor& t) {
-  SPECDEC_CHECK(t.is_cpu() || device_name(t) == "meta", name, " must be on the CPU, got ",
-                device_name(t));
-}
-
 void check_pack_linear(const Tensor& weight) {
   SPECDEC_CHECK(weight.dim() == 2, "weight must be [N, K], got ", shape_of(weight));
   check_floats("weight", weight);
