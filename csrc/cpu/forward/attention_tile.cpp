@@ -109,21 +109,26 @@ __attribute__((noinline)) void score_rows(const float* query, int64_t stride, in
     V sums[M][kKeys] = {};
     for (int64_t d = 0; d < whole; d += kLanes) {
       V key[kKeys];
+#pragma GCC unroll 8
       for (int j = 0; j < kKeys; ++j) key[j] = Type::widen(keys[k + j] + d);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const V q = load<V>(query + m * stride + d);
+#pragma GCC unroll 8
         for (int j = 0; j < kKeys; ++j) sums[m][j] = multiply_add(q, key[j], sums[m][j]);
       }
     }
     if (whole < size) {
+#pragma GCC unroll 8
       for (int j = 0; j < kKeys; ++j) {
         const V key = widen_part<Type>(keys[k + j] + whole, size - whole);
+#pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           sums[m][j] = multiply_add(load<V>(query + m * stride + whole), key, sums[m][j]);
         }
       }
     }
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) store(out[m] + k, sum_lanes(sums[m]) * scale);
   }
 }
@@ -137,7 +142,9 @@ enum Level { kOfRun, kOfStretch, kOfRow, kLevels };
 // Adds the sums of a level to those of the next, and begins again with zeros.
 template <int M, int C>
 inline void close(float* sums, int64_t stride, int64_t size, int level) {
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       float* from = sums + m * stride + level * size + c * kLanes;
       store(from + size, load<V>(from + size) + load<V>(from));
@@ -156,20 +163,26 @@ void add_columns(const typename Type::Element* const* values, int64_t first, int
   for (int64_t k = 0; k < count;) {
     const int64_t end = smaller(count, k + kRun - (ordinal + k) % kRun);
     V run[M][C];
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
       for (int c = 0; c < C; ++c) run[m][c] = load<V>(sums + m * stride + c * kLanes);
     }
     for (; k < end; ++k) {
       V weight[M];
+#pragma GCC unroll 8
       for (int m = 0; m < M; ++m) weight[m] = every_lane(weights[m][k]);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
         const auto* from = values[k] + first + c * kLanes;
         const V value = C > 1 ? Type::widen(from) : widen_up_to<Type>(from, size - first);
+#pragma GCC unroll 8
         for (int m = 0; m < M; ++m) run[m][c] = multiply_add(weight[m], value, run[m][c]);
       }
     }
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
       for (int c = 0; c < C; ++c) store(sums + m * stride + c * kLanes, run[m][c]);
     }
     if ((ordinal + k) % kRun == 0) close<M, C>(sums, stride, level_size, kOfRun);
