@@ -27,6 +27,12 @@ std::string shape_text(const PanelLayout& layout) {
   return out.str();
 }
 
+bool has_shape(const Tensor& t, const PanelLayout& layout) {
+  return t.dim() == (layout.inputs > 1 ? 4 : 3) && t.size(0) == layout.panels &&
+         t.size(1) == layout.steps && t.size(2) == layout.width &&
+         (layout.inputs == 1 || t.size(3) == layout.inputs);
+}
+
 Tensor pack_linear(Tensor weight) {
   check_pack_linear(weight);
   const int64_t out_features = weight.size(0), in_features = weight.size(1);
@@ -52,8 +58,8 @@ void check_packed_linear(const Tensor& x, const Tensor& panels, int64_t in_featu
                 dtype_name(panels));
   check_same_device("panels", panels, x, "x");
   check_entries("out_features", "the weight", "[N, K]", {out_features, in_features});
-  const std::string wanted = shape_text(layout_of(x, out_features, in_features));
-  SPECDEC_CHECK(shape_of(panels) == wanted, "panels must be ", wanted,
+  const PanelLayout layout = layout_of(x, out_features, in_features);
+  SPECDEC_CHECK(has_shape(panels, layout), "panels must be ", shape_text(layout),
                 " for the instruction set of this process, got ", shape_of(panels));
   SPECDEC_CHECK(panels.is_contiguous(), "panels must be contiguous");
   if (bias) check_vector("bias", *bias, out_features, x.scalar_type(), x, "x");
