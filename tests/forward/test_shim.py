@@ -1,6 +1,6 @@
 """The kernels for AVX-512, its products of bfloat16 and AMX, compiled over a shim of their
 instructions, so that their logic is tested on any machine. A machine that has them runs
-tests/forward/test_linear.py with them."""
+tests/forward/test_linear.py and tests/forward/test_attention.py with them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 
+import proofs
 import pytest
 import torch
 from support.providers import assert_close
@@ -35,7 +36,7 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 
 
 @functools.cache
-def kernels(which):
+def kernels(which, file):
     def build(path):
         shim = ROOT / "tests/forward/shim"
         subprocess.run(
@@ -43,11 +44,11 @@ def kernels(which):
              *("-fsanitize=undefined", "-fno-sanitize-recover=all"),
              *(f"-D{name}" for name in SETS[which]), "-DSPECDEC_ISA=shim",
              *(f"-I{folder}" for folder in (shim, CSRC, CSRC / "include")),
-             str(shim / "linear.cpp"), "-o", str(path)],
+             str(shim / f"{file}.cpp"), "-o", str(path)],
             check=True,
         )  # fmt: skip
 
-    return ctypes.CDLL(str(built_once(f"linear_{which}.so", build)))
+    return ctypes.CDLL(str(built_once(f"{file}_{which}.so", build)))
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ def run(which, x, panels, k, n, bias, ranges=None):
     given = [ctypes.c_void_p(t.data_ptr() if t is not None else None) for t in (x, panels, bias, y)]
     numbers = [ctypes.c_int64(i) for i in (len(x), k, n)]
     for part in ranges or [(0, len(panels))]:
-        kernels(which).packed_linear(
+        kernels(which, "linear").packed_linear(
             *given, DTYPES.index(x.dtype), *numbers, *map(ctypes.c_int64, part)
         )
     return y
@@ -99,3 +100,47 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(which, dtype, n, k):
         assert_close("y", run(which, rows, *weight)[9], alone[0])
     parts = [(i, i + 1) for i in reversed(range(len(weight[0])))]
     assert_close("y", run(which, x, *weight, ranges=parts), alone)
+
+
+def attended(args, ranges=None):
+    """The output [B, n, H, D_v] of dense tensors; `ranges` are the rows of each call."""
+    query, keys, values, mask, scale, soft_cap = args
+    (b, h, n, d), (h_kv, s) = query.shape, keys.shape[1:3]
+    out = torch.full((b, n, h, values.shape[3]), torch.nan).to(query.dtype)
+    tensors = [query.contiguous(), keys.contiguous(), values.contiguous(), mask, out]
+    given = [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors]
+    sizes = (ctypes.c_int64 * 7)(b, h, h_kv, n, s, d, values.shape[3])
+    numbers = [ctypes.c_float(d**-0.5 if scale is None else scale), ctypes.c_float(soft_cap or 0)]
+    for part in ranges or [(0, b * h * n)]:
+        kernels("avx512", "attention").cached_attention(
+            *given, DTYPES.index(query.dtype), sizes, *numbers, *map(ctypes.c_int64, part)
+        )
+    return out
+
+
+@pytest.mark.parametrize("case", proofs.cases("cached_attention"), ids=str)
+def test_attention_agrees_with_the_specification(case):
+    args = case.args()
+    if "faulty" in case.id:
+        pytest.skip("tests/forward/test_attention.py compares these")
+    want = reference.cached_attention(*(a.double() if i < 3 else a for i, a in enumerate(args)))
+    out = attended(args)
+    ulp = 2e-6 if out.dtype == torch.float32 else torch.finfo(out.dtype).eps
+    assert_close("out", out.double(), want, atol=ulp, rtol=ulp)
+    rows = range(out.shape[0] * out.shape[1] * out.shape[2])
+    assert_close("out", attended(args, [(i, i + 1) for i in reversed(rows)]), out)
+
+
+@by_dtype
+@pytest.mark.parametrize("d", [3, 33, 80])
+def test_hidden_slots_change_nothing(dtype, d):
+    query, keys, values = (torch.randn(1, h, 90, d).to(dtype) for h in (4, 2, 2))
+    query = query[:, :, :5]
+    mask = torch.rand(1, 1, 5, 90) < 0.6
+    mask[..., 20:40] = False
+    keys[:, :, 20:40], values[:, :, 20:40] = torch.nan, torch.inf
+    out = attended((query, keys, values, mask, None, None))
+    for i in range(5):
+        seen = mask[0, 0, i]
+        alone = query[:, :, i : i + 1], keys[:, :, seen], values[:, :, seen], None, None, None
+        assert_close("out", attended(alone), out[:, i : i + 1])
