@@ -1,6 +1,7 @@
-"""Times what a forward of few tokens consists of: now the linear layers of a model.
+"""Times what a forward of few tokens consists of: the linear layers of a model, and its attention.
 
     python -m bench.forward [--part linear] [--dtype D] [--threads T] [--widths 1,8] [--rounds N]
+    python -m bench.forward --part attention --widths 1,2,4,8,12
 
 Every layer of SmolLM2-135M runs once a pass, in order, so that no weight is in a cache. `floor` is
 the time of reading as many bytes, measured between the passes. Each figure is the least of all
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -18,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 import specdec_kernels as sk
 from bench.measure import seconds
@@ -84,14 +86,65 @@ def measure_linear(dtype: torch.dtype, widths: list[int], rounds: int) -> None:
     console.print(table)
 
 
-PARTS = {"linear": measure_linear}
+LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 30, 9, 3, 64
+SLOTS = (100, 500, 2000)
+
+
+def grouped_sdpa(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """PyTorch's attention, with the queries of a group of heads as rows of one head."""
+    batch, heads, n, size = query.shape
+    groups = heads // keys.shape[1]
+    out = scaled_dot_product_attention(
+        query.reshape(batch, keys.shape[1], groups * n, size), keys, values,
+        attn_mask=mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3),
+    )  # fmt: skip
+    return out.reshape(batch, heads, n, size).transpose(1, 2).contiguous()
+
+
+def measure_attention(dtype: torch.dtype, widths: list[int], rounds: int) -> None:
+    """Print microseconds of the attention of one layer by slots and number of queries."""
+    peers = {"ours": sk.cached_attention, "grouped sdpa": grouped_sdpa}
+    title = f"attention, {str(dtype)[6:]}, {torch.get_num_threads()} threads"
+    table = Table("slots", "queries", *(f"{name}, us" for name in (*peers, "floor")), title=title)
+    for ratio in ("ours / floor", "sdpa / ours"):
+        table.add_column(ratio)
+    size = (1, KV_HEADS, max(SLOTS), HEAD_SIZE)
+    caches = [[torch.randn(size).to(dtype) for _ in range(2)] for _ in range(LAYERS)]
+    for slots in SLOTS:
+        views = [[x[:, :, :slots] for x in cache] for cache in caches]
+        read = torch.zeros(LAYERS * 2 * KV_HEADS * slots * HEAD_SIZE * dtype.itemsize // 4)
+        for n in widths:
+            query = torch.randn(1, n, HEADS, HEAD_SIZE).to(dtype).transpose(1, 2)
+            mask = torch.arange(slots) <= slots - n + torch.arange(n)[:, None]
+            # The least of each layer: a pass takes so long that other processes interrupt most.
+            best: dict[tuple[str, int], float] = {}
+            for _ in range(rounds):
+                for name, attend in peers.items():
+                    for i, cache in enumerate(views):
+                        took = seconds(partial(attend, query, *cache, mask[None, None]))
+                        best[name, i] = min(took, best.get((name, i), took))
+                took = seconds(partial(torch.sum, read))
+                best["floor", 0] = min(took, best.get(("floor", 0), took))
+            times = {
+                name: sum(took for (peer, _), took in best.items() if peer == name) / LAYERS
+                for name in (*peers, "floor")
+            }
+            ratios = times["ours"] / times["floor"], times["grouped sdpa"] / times["ours"]
+            table.add_row(
+                str(slots), str(n), *(f"{t * 1e6:.0f}" for t in times.values()),
+                *(f"{r:.2f}" for r in ratios),
+            )  # fmt: skip
+    console.print(table)
+
+
+PARTS = {"linear": measure_linear, "attention": measure_attention}
 
 
 def main(
-    part: Annotated[list[str] | None, typer.Option(help="linear")] = None,
+    part: Annotated[list[str] | None, typer.Option(help="linear, attention")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="by default float32, bfloat16")] = None,
     threads: Annotated[list[int] | None, typer.Option(help="by default 1 and all")] = None,
-    widths: Annotated[str, typer.Option(help="numbers of rows")] = WIDTHS,
+    widths: Annotated[str, typer.Option(help="numbers of rows or queries")] = WIDTHS,
     rounds: Annotated[int, typer.Option(help="passes of each peer and width")] = 7,
 ) -> None:
     """Measure the parts of a forward, each dtype with each number of threads."""
