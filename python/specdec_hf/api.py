@@ -24,6 +24,7 @@ from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
+from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, Streamer, put_step
 from specdec_hf.options import Options, pop_options, takes_options
 from specdec_hf.request.call import Call
@@ -36,7 +37,6 @@ from specdec_hf.request.entry import (
 )
 from specdec_hf.request.inputs import check_language_model, one_of
 from specdec_hf.request.reader import read_call
-from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.encoded import is_encoder_decoder
 
 
@@ -240,14 +240,13 @@ def warm_up(
     drafter: Any = AUTO,
     tree: Any = None,
     **options: Any,
-) -> dict[int, CompileStats]:
-    """Make everything that compiled calls with a model need, before the first of them.
+) -> dict[int, SpecStats]:
+    """Make everything that calls with a model need, before the first of them.
 
-    Weights are packed, graphs are made for the target and for the model or head that drafts, and
-    their logits are compared with eager ones. ``generate(model, ..., compile=True)`` of these batch
-    sizes and with the same options then makes no graphs and spends no seconds in a warm-up, until
-    the model is changed. On a CPU all batch sizes above 1 share their graphs. On CUDA devices those
-    of the last batch size are kept, see docs/compile.md#cuda-graphs.
+    On a CPU the weights of the target and of the model or head that drafts are packed. On a CUDA
+    device graphs are made for ``generate(model, ..., compile=True)``, and those of the last batch
+    size are kept, see docs/forwards.md#cuda-graphs. Logits are compared with the model's own. Calls
+    of these batch sizes and with the same options then do none of that, until the model is changed.
 
     Args:
         model: causal LM, as in `generate`.
@@ -258,8 +257,9 @@ def warm_up(
             name is packed in every call: give the object of the calls.
 
     Returns:
-        What was made, by batch size; ``stats.compiled.eager`` says why such calls run eagerly,
-        empty where they do not.
+        The statistics of a call that has not begun, by batch size: ``packed.reason`` or
+        ``compiled.eager`` says why such calls run the model's own forwards, empty where they do
+        not.
 
     Raises:
         TypeError: an argument of a wrong type, by name.
@@ -268,7 +268,7 @@ def warm_up(
 
     >>> from specdec_hf import generate, warm_up
     >>> warm_up(model, batch_sizes=(1, 8))  # doctest: +SKIP
-    >>> generate(model, **inputs, compile=True)  # doctest: +SKIP
+    >>> generate(model, **inputs)  # doctest: +SKIP
     """
     check_language_model("model", model)
     sizes = check_integers("batch_sizes", batch_sizes, 1)
@@ -284,8 +284,7 @@ def warm_up(
         )  # fmt: skip
         session = _begin(model, call, decoder)
         session.lease.release()
-        assert session.stats.compiled is not None
-        made[size] = session.stats.compiled
+        made[size] = session.stats
     return made
 
 

@@ -163,25 +163,17 @@ class CommonOptions:
             own.""",
         ),
     )
-    compile: bool = field(
-        default=False,
-        metadata=own(
-            check_flag,
-            """run forwards on packed weights and compiled layers; the first one takes longer.
-            `warm_up` runs it before the first call. A second copy of the weights of the model's
-            linear layers is kept as long as the model; see docs/compile.md. A model that cannot
-            be compiled runs eagerly, with a warning that says why.""",
-            with_beams=(False,),
-        ),
-    )
-    fixed_width: int | None = field(
+    compile: bool | None = field(
         default=None,
         metadata=own(
-            _or_none(check_integer, 1),
-            """give every forward this many tokens a row, so that speculation changes no text in
-            bfloat16 and float16 either. Forwards of the prompt have this width too; see
-            docs/compile.md#fixed-width.""",
-            with_beams=(None,),
+            _or_none(check_flag),
+            """how forwards run. None: on a CPU on packed weights, of which a second copy is kept as
+            long as the model, where the model and the memory allow it; a note says where they do
+            not. False: as the model's own. True: on a CUDA device compiled and replayed as CUDA
+            graphs, which `warm_up` makes before the first call; on a CPU as None. Where that is not
+            possible, the model's own forwards run, with a warning that says why. See
+            docs/forwards.md.""",
+            with_beams=(None, False),
         ),
     )
 

@@ -3,12 +3,10 @@
 import re
 
 import pytest
-from specdec_hf.cli.advice import COMPILE, COMPILE_FROM, compile_hint, in_options, verdict
+from specdec_hf.cli.advice import in_options, verdict
 from specdec_hf.cli.compare import Turn
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import Step
-from specdec_hf.runner.compiled.compiled_call import CompileStats
-from support import hf_models
 from support.cli_models import folder, invoke  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -66,20 +64,6 @@ def test_the_verdict_compares_tokens_a_second_of_answers_of_other_lengths():
     turn = made_up(12, 10, seconds=0.5)
     turn.baseline_tokens = turn.baseline_tokens[:10]
     assert verdict([turn]).startswith("speculation: 4.00 times as fast as model.generate")
-
-
-def test_compile_is_named_where_it_would_have_served():
-    model = hf_models.build("llama")
-    assert compile_hint([made_up(rounds=COMPILE_FROM)], model) == f"hint: {COMPILE}"
-    for other in (
-        made_up(rounds=COMPILE_FROM - 1),
-        made_up(rounds=COMPILE_FROM, cache="dynamic"),
-        made_up(rounds=COMPILE_FROM, drafter="early_exit"),
-        made_up(rounds=COMPILE_FROM, compiled=CompileStats()),
-    ):
-        assert compile_hint([other], model) == ""
-    model.model.layers[0].register_forward_hook(lambda *_: None)  # such a model is not compiled
-    assert compile_hint([made_up(rounds=COMPILE_FROM)], model) == ""
 
 
 def test_notes_name_the_options_of_the_command_line():

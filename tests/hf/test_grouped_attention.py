@@ -1,27 +1,22 @@
-"""The attention of compiled layers: heads that share keys read them once."""
+"""The attention of packed twins: heads that share keys read them once."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from specdec_hf.runner.compiled import forward as compiled
-from specdec_hf.runner.compiled import twin
+from specdec_hf.runner.packed import attention
+from specdec_hf.runner.packed.linear import Reading
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.recorded_ops import run_layers_as_they_are
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16
 
 
-@pytest.fixture(autouse=True)
-def traced_only(monkeypatch):
-    monkeypatch.setattr(compiled, "BACKEND", "eager")
-
-
 class Module(torch.nn.Module):
     num_key_value_groups = GROUPS
     is_causal = True
+    reading = Reading()
 
 
 def inputs(rows, size, dtype=torch.float32, heads=1):
@@ -43,22 +38,20 @@ def test_it_is_transformers_own(rows, size, dtype, additive):
         mask = torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
     for scaling in (None, 0.3):
         given = Module(), query, key, value, mask, 0.0, scaling
-        ours, own = twin.attend(*given)[0], sdpa_attention_forward(*given)[0]
+        ours, own = attention.attend(*given)[0], sdpa_attention_forward(*given)[0]
         assert ours.shape == own.shape
         assert ours.is_contiguous()
         tolerance = 1e-6 if dtype == torch.float32 else 2e-2
         assert torch.allclose(ours.float(), own.float(), atol=tolerance)
 
 
-def test_a_compiled_forward_attends_so(monkeypatch):
-    run_layers_as_they_are(monkeypatch)
-    attended, attend = [], twin.attend
+def test_a_packed_twin_attends_so(monkeypatch):
+    attended, attend = [], attention.attend
 
     def spied(*args, **kwargs):
         attended.append(args)
         return attend(*args, **kwargs)
 
-    monkeypatch.setitem(twin.AttentionInterface._global_mapping, twin.NAME, spied)
-    fast = hf_models.decode(hf_models.build("llama"), compile=True)
-    assert fast.stats.compiled.eager == ""
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, spied)
+    assert hf_models.decode(hf_models.build("llama")).stats.packed.reason == ""
     assert attended

@@ -6,12 +6,14 @@ import pytest
 import torch
 from specdec_hf.heads.eagle3 import step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
-from specdec_hf.runner.compiled import forward, packed_linear
+from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.compiled_call import CompileStats
-from specdec_hf.runner.compiled.packed_linear import PackedLinear
+from specdec_hf.runner.packed import linear as packed_linear
+from specdec_hf.runner.packed.linear import PackedLinear
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
+from support.recorded_ops import compile_on_cpu
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +36,8 @@ def head(target):
 
 
 def only_the_head(monkeypatch):
-    """Let the target's forwards run eagerly, whose graphs other tests are about."""
+    """Let a CPU stand in for a CUDA device, and the target's forwards run eagerly."""
+    compile_on_cpu(monkeypatch)
     monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
 
 
@@ -52,7 +55,7 @@ def test_drafts_are_those_of_eager_steps_in_few_graphs(
 ):
     """Also of a drafter that is made anew, which makes no more of them."""
     only_the_head(monkeypatch)
-    packed = set(packed_linear._packed)
+    packed = set(packed_linear._copies)
     settings = {"lengths": lengths, "max_new_tokens": 16}
     eager = decode(target, drafter=kind(head), **settings)
     for _ in range(2):
@@ -67,7 +70,7 @@ def test_drafts_are_those_of_eager_steps_in_few_graphs(
         assert drafts.graphs <= graphs
         assert fast.stats.to_dict()["compiled"]["drafts"][0]["graphs"] == drafts.graphs
     gc.collect()
-    assert set(packed_linear._packed) <= packed  # a copy of the head went with its drafter
+    assert set(packed_linear._copies) <= packed  # a copy of the head went with its drafter
 
 
 def eagerly(step, **inputs):

@@ -6,9 +6,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from specdec_hf.runner.compiled import packed_linear
-from specdec_hf.runner.compiled.packed_linear import PackedLinear
+from specdec_hf.runner.packed import linear as packed_linear
+from specdec_hf.runner.packed.linear import Reading
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+
+def PackedLinear(layer, reading=None):
+    return packed_linear.PackedLinear(layer, reading or Reading())
 
 
 def packable(linear):
@@ -96,17 +100,17 @@ def test_a_packed_copy_goes_with_its_weight(linear):
         linear.weight = torch.nn.Parameter(torch.from_numpy(numbers))
         return weakref.ref(numbers)
 
-    before, memory = set(packed_linear._packed), replace()
+    before, memory = set(packed_linear._copies), replace()
     first, second = PackedLinear(linear), PackedLinear(linear)
     del first
     replace()
-    assert len(packed_linear._packed.keys() - before) == 1
+    assert len(set(packed_linear._copies) - before) == 1
     assert memory() is not None
     assert_packed_again(second, linear)
-    assert len(packed_linear._packed.keys() - before) == 1
+    assert len(set(packed_linear._copies) - before) == 1
     assert memory() is None
     del second
-    assert not packed_linear._packed.keys() - before
+    assert not set(packed_linear._copies) - before
 
 
 def test_layers_that_are_no_plain_linear_layers_stay():

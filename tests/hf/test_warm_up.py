@@ -5,11 +5,12 @@ import torch
 from specdec_hf import Eagle3Drafter, generate, warm_up
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
-from specdec_hf.runner.compiled import forward, packed_linear
+from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.forward import MOST_GRAPHS, WarmUps
+from specdec_hf.runner.packed import linear as packed_linear
 from support.heads import head_for
 from support.hf_models import build, one_thread, prompts  # noqa: F401  # one_thread is autouse here
-from support.recorded_ops import run_layers_as_they_are
+from support.recorded_ops import compile_on_cpu, run_layers_as_they_are
 
 
 class Difference:
@@ -36,16 +37,11 @@ def test_a_warm_up_settles_calls_of_its_kind_that_compare_no_more_than_it_did():
         assert difference.made == made
 
 
-def test_a_failure_is_kept_until_failures_are_forgotten():
-    warm_ups, difference = WarmUps(), Difference(None, RuntimeError("no compiler"), None)
-    assert warm_ups.run("good", True, difference) is None
+def test_a_failure_is_kept():
+    warm_ups, difference = WarmUps(), Difference(RuntimeError("no compiler"))
     for _ in range(2):
         assert "RuntimeError: no compiler" in warm_ups.run("bad", True, difference)
-    assert difference.made == 2
-    warm_ups.forget_failures()
-    assert warm_ups.run("good", True, difference) is None
-    assert difference.made == 2
-    assert warm_ups.run("bad", True, difference) is None
+    assert difference.made == 1
 
 
 def test_a_lack_of_memory_says_nothing_about_the_graphs():
@@ -71,17 +67,18 @@ def test_graphs_are_made_under_the_settings_of_a_warm_up():
 def traced_only(monkeypatch):
     """Graphs are traced as for inductor, and no C++ is compiled."""
     monkeypatch.setattr(forward, "BACKEND", "eager")
+    compile_on_cpu(monkeypatch)
 
 
 def compiled_call(model, *lengths, **settings):
-    """A compiled call, and what it packed."""
-    before = dict(packed_linear._packed)
+    """A compiled call, and what it packed of a head."""
+    before = dict(packed_linear._copies)
     settings = {"max_new_tokens": 8, "guard": False, **settings}
     inputs = prompts(lengths, vocab_size=model.config.vocab_size)
     out = generate(
         model, **inputs, compile=True, do_sample=False, return_dict_in_generate=True, **settings
     )
-    packed = [x for place, x in packed_linear._packed.items() if before.get(place) is not x]
+    packed = [x for place, x in packed_linear._copies.items() if before.get(place) is not x]
     return out, packed
 
 
@@ -98,9 +95,8 @@ def assert_warm(call, graphs):
 def test_the_second_call_after_a_long_prompt_makes_no_graphs(traced_only):
     """The prompt is read eagerly, with hidden states, for which Transformers changes the model."""
     model = build("llama", layers=1)
-    first, packed = compiled_call(model, 100, output_hidden_states=True)
+    first, _ = compiled_call(model, 100, output_hidden_states=True)
     assert first.stats.compiled.seconds > 0
-    assert packed
     for _ in range(2):
         assert_warm(compiled_call(model, 100, output_hidden_states=True), graphs=2)
 
@@ -128,9 +124,9 @@ def test_what_transformers_notes_on_a_model_does_not_count_as_a_change(name, mon
 def test_the_calls_after_warm_up_make_no_graphs(traced_only):
     """Four for the target: for one token and for several, of a sequence and of a batch."""
     model = build("llama", layers=1)
-    assert warm_up(model)[1].graphs == 2
-    made = warm_up(model, batch_sizes=(1, 3))
-    assert [(one.graphs, one.seconds > 0) for one in made.values()] == [(2, False), (4, True)]
+    assert warm_up(model)[1].compiled.graphs == 2
+    made = [one.compiled for one in warm_up(model, batch_sizes=(1, 3)).values()]
+    assert [(one.graphs, one.seconds > 0) for one in made] == [(2, False), (4, True)]
     for lengths in ((9,), (9, 4, 7), (100,), (100, 80, 3)):
         assert_warm(compiled_call(model, *lengths), graphs=4)
 
@@ -141,7 +137,7 @@ def test_warm_up_makes_the_head_of_the_default_drafter_ready(monkeypatch, tmp_pa
     model.config._name_or_path = str(tmp_path)
     save_head(head_for(model), tmp_path / HEAD_FOLDER, torch.float32)
     rng = torch.get_rng_state()
-    made = warm_up(model, batch_sizes=(1, 3))
+    made = {size: one.compiled for size, one in warm_up(model, batch_sizes=(1, 3)).items()}
     assert torch.equal(torch.get_rng_state(), rng)
     assert list(made) == [1, 3]
     for one in (*made.values(), *(one.drafts[0] for one in made.values())):
@@ -158,7 +154,7 @@ def test_warm_up_serves_the_drafter_of_the_calls(monkeypatch):
     run_layers_as_they_are(monkeypatch)
     model = build("llama")
     drafter = Eagle3Drafter(head_for(model))
-    assert len(warm_up(model, [2], drafter=drafter)[2].drafts) == 1
+    assert len(warm_up(model, [2], drafter=drafter)[2].compiled.drafts) == 1
     assert_warm(compiled_call(model, 5, 9, drafter=drafter), graphs=0)
     # Chains: their logits were not compared.
     assert compiled_call(model, 5, 9, drafter=None)[0].stats.compiled.seconds > 0
@@ -171,7 +167,6 @@ def test_warm_up_serves_the_drafter_of_the_calls(monkeypatch):
         ({"batch_sizes": (1, 0)}, ValueError, r"batch_sizes\[1\] must be at least 1, got 0"),
         ({"batch_sizes": (1.5,)}, TypeError, r"batch_sizes\[0\] must be an integer, got 1.5"),
         ({"batch_sizes": ()}, ValueError, "batch_sizes must have at least one number, got none"),
-        ({"drafter": "early_exit:1"}, ValueError, "compile must be False with a drafter that"),
         ({"seed": "x"}, TypeError, "seed"),
     ],
     ids=str,
@@ -181,9 +176,16 @@ def test_warm_up_names_a_wrong_argument(arguments, error, message):
         warm_up(build("llama"), **arguments)
 
 
-def test_warm_up_says_why_a_model_runs_eagerly():
-    with pytest.warns(UserWarning, match="training mode"):
+def test_warm_up_packs_on_a_cpu():
+    model = build("llama")
+    assert warm_up(model)[1].packed.seconds > 0
+    again = generate(model, **prompts((9,)), max_new_tokens=1, return_dict_in_generate=True)
+    assert (again.stats.packed.layers, again.stats.packed.seconds) == (15, 0)
+
+
+def test_warm_up_says_why_a_model_is_not_packed():
+    with pytest.warns(UserWarning, match="runs its own forwards: it is in training mode"):
         made = warm_up(build("llama").train())
-    assert made[1].eager == "it is in training mode"
+    assert made[1].packed.reason == "it is in training mode"
     with pytest.raises(TypeError, match="model must be"):
         warm_up("x")

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from specdec_hf.drafters import model as draft_model
+from specdec_hf.heads.eagle3 import drafter as head_drafter
 from specdec_hf.heads.eagle3 import step as compiled_step
+from specdec_hf.loop import begin, plan
 from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, forward
 from support.device_reads import spied_reads
@@ -157,8 +160,15 @@ def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     run_layers_as_they_are(monkeypatch)
 
 
+def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a CPU stand in for a CUDA device: ``compile=True`` makes graphs, nothing is packed."""
+    for module in (begin, plan, compiled_call, draft_model, head_drafter):
+        monkeypatch.setattr(module, "compiles_on", lambda device: True)
+
+
 def run_layers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a compiled forward trace nothing, which takes most of its tests' time."""
+    compile_on_cpu(monkeypatch)
     monkeypatch.setattr(forward.LayerGraphs, "of", lambda self, layer: _eagerly)
 
 

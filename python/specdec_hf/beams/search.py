@@ -27,12 +27,20 @@ from specdec_hf.drafting.context import DraftContext
 from specdec_hf.loop.begin import SLOTS_AHEAD, committed_prompts
 from specdec_hf.loop.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.loop.output import SpecOutput
-from specdec_hf.loop.plan import costs_of, plain_beams, rounding_notes, token_budgets
+from specdec_hf.loop.plan import (
+    costs_of,
+    has_exact_text,
+    plain_beams,
+    rounding_notes,
+    token_budgets,
+)
 from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.request.call import Call
 from specdec_hf.runner.choose import choose_kind, choose_runner
+from specdec_hf.runner.compiled.compiled_call import pack_for
+from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -185,18 +193,26 @@ class BeamSearch:
         self.beams = Beams(model, call, steps)
         self.text = committed_prompts(call, lengths, int(lengths.max()) + steps)
         size = call.beams.num_beams + self.gamma * self.width  # nodes of one round
+        twin, self.stats.packed = pack_for(model, options.compile)
+        chosen = choose_kind(
+            model, len(lengths), options.cache, tree=True, self_check=options.self_check,
+            prompt=Prompt(call.prompt_ids, call.mask), twin=None if twin is None else twin.model,
+        )  # fmt: skip
+        if self.stats.packed is not None:
+            self.stats.packed.refuse(chosen.unlike)
+            report_packed(model, self.stats.packed, self.stats.note, asked=False)
         runner, notes = choose_runner(
             model, len(lengths), int(lengths.max()) + min(steps, SLOTS_AHEAD) + size,
-            options.cache, tree=True, self_check=options.self_check,
-            prompt=Prompt(call.prompt_ids, call.mask),
+            chosen,
         )  # fmt: skip
         self.stats.notes += notes
         self.target = TreeModel(model, runner)
         self.tree = BeamTree(len(lengths))
         self.drafter = None if drafter is None else self._start(drafter, size)
-        costs, vocab_size = costs_of(model, options, "greedy", lengths), vocab_size_of(model)
-        if drafter is not None:
-            self.stats.notes += rounding_notes(model, options, "greedy", costs, beams=True)
+        exact, vocab_size = has_exact_text(model, chosen, twin), vocab_size_of(model)
+        costs = costs_of(model, options, "greedy", lengths, exact=exact)
+        if drafter is not None and not exact:
+            self.stats.notes += rounding_notes(model, "greedy", costs)
         if not costs.measured:
             costs.padded = lambda nodes: nodes + self.beams.width - 1  # a plain round reads beams
         schedule = begin_schedule(
@@ -215,6 +231,8 @@ class BeamSearch:
             self.model, "greedy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seeds=zeros,
             batch_size=len(zeros), max_length=self.text.tokens.shape[1], max_draft=size,
             note=self.stats.note_round, self_check=self.options.self_check,
+            compile=self.options.compile,
+            packed=None if self.stats.packed is None else self.stats.packed.drafts,
         )  # fmt: skip
         self.stats.tree = f"{self.width} beams"
         made = DraftModel(drafter.model, context, drafter.cache_kind, tree=True)

@@ -1,13 +1,11 @@
-"""The last lines of a command: how much speculation gained, and which option would gain more."""
+"""The last line of a command: how much speculation gained, and which option would gain more."""
 
-# ruff: noqa: PLC0415  # torch loads at first use; see app.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specdec_hf.cli.terminal import console
-from specdec_hf.drafting.registry import DRAFTERS
 
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
@@ -15,8 +13,6 @@ if TYPE_CHECKING:
 # Notes name arguments of `generate`; the command line has options in their place.
 OPTIONS = {"guard=False": "--guard off", "guard=True": "--guard on"}
 SLOWER = 0.97
-COMPILE = "--compile makes forwards faster; it warms up once, for about 20 s"
-COMPILE_FROM = 64  # tokens; a process that generates fewer ends before it gains anything
 
 
 def in_options(note: str) -> str:
@@ -58,21 +54,7 @@ def verdict(turns: Sequence[Turn]) -> str:
     return line
 
 
-def compile_hint(turns: Sequence[Turn], model: Any) -> str:
-    """One line where ``--compile`` would have served these answers, else empty."""
-    from specdec_hf.runner.compiled.twin import twin_reason
-
-    for stats in (turn.stats for turn in turns):
-        entry = DRAFTERS.get(stats.drafter)
-        if stats.compiled or stats.cache != "spec" or (entry and entry.makes_forward):
-            return ""
-    few = sum(len(turn.tokens) for turn in turns) < COMPILE_FROM
-    if few or model.device.type != "cpu" or twin_reason(model) is not None:
-        return ""
-    return f"hint: {COMPILE}"
-
-
-def print_advice(*lines: str) -> None:
-    """Print the last lines of a command that are not empty."""
-    for line in filter(None, lines):
+def print_advice(line: str) -> None:
+    """Print the last line of a command, unless it is empty."""
+    if line:
         console.print(line, soft_wrap=True)

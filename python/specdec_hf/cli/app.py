@@ -163,16 +163,15 @@ def demo_command(
     prompts: options.PromptFile = None,
     max_new_tokens: options.MaxNewTokens = 128,
     limit: options.Limit = None,
-    compile: options.CompileOrNot = True,
+    compile: options.Compile = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Answer the shipped prompts greedily, with compiled forwards."""
+    """Answer the shipped prompts greedily."""
     if prompt is None and prompts is None:
         prompts = str(SHIPPED_PROMPTS)
     settings = Settings(max_new_tokens=max_new_tokens, compile=compile)
     _answer(prompt, prompts, settings, limit, json_file)
-    options_taken = " --compile" if compile else ""
-    console.print(f"the same for a text of your own: generate --prompt TEXT{options_taken}")
+    console.print("the same for a text of your own: generate --prompt TEXT")
 
 
 def _answer(

@@ -21,7 +21,6 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from specdec_hf.cli import interrupt
-from specdec_hf.cli.advice import compile_hint, print_advice
 from specdec_hf.cli.checks import Settings, Sources, check_text
 from specdec_hf.cli.run import (
     begin_chat,
@@ -146,20 +145,18 @@ def _check_template(title: str, tokenizer: Any, config: Any) -> None:
 def _talk(conversation: Conversation, interactive: bool) -> bool:
     """Answer all messages; False where the last one was too long or refused."""
     answered = True
-    turns: list[Turn] = []
     for text in read_messages(interactive):
         if text == "/reset":
             conversation.reset()
         elif text == "/help":
             console.print(HELP, style="dim")
         else:
-            answered = not refused(text) and _respond(conversation, text, interactive, turns)
-    print_advice(compile_hint(turns, conversation.loaded.model))
+            answered = not refused(text) and _respond(conversation, text, interactive)
     return answered
 
 
-def _respond(conversation: Conversation, text: str, interactive: bool, turns: list[Turn]) -> bool:
-    """Answer a message, and add the answer to ``turns``; False where it was too long."""
+def _respond(conversation: Conversation, text: str, interactive: bool) -> bool:
+    """Answer a message; False where it was too long."""
     from specdec_hf.cli.report import figures, print_notes
 
     try:
@@ -173,7 +170,6 @@ def _respond(conversation: Conversation, text: str, interactive: bool, turns: li
             raise
         errors.print(visible(f"error: {error}"))  # the next message, or /reset, may still fit
         return False
-    turns.append(turn)
     console.print(figures(turn), style="dim")
     print_notes(turn)
     return True

@@ -151,7 +151,6 @@ def check(settings: Settings) -> Sources:
     _check_values(settings)
     _check_drafting(settings)
     _check_abilities(settings)
-    _check_forwards(settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
@@ -257,25 +256,6 @@ def _check_abilities(settings: Settings) -> None:
             )
 
 
-def _check_forwards(settings: Settings) -> None:
-    """Refuse drafts whose forwards are not compiled, or cannot be of one width."""
-    name, width = settings.drafter[0], settings.fixed_width
-    several = len(settings.drafter) > 1
-    for option, given in (("--compile", settings.compile), ("--fixed-width", width is not None)):
-        if given and makes_forward(name) and not several:
-            fail(
-                f"{option} must not be given with --drafter {name}, which makes the model's "
-                "forward itself"
-            )
-    for trees, given in (
-        ("several --drafter, whose drafts become one tree", several),
-        ("--tree", settings.tree is not None),
-        (f"--drafter {name}, which drafts trees", has_own_tree(name) and not _is_auto(settings)),
-    ):
-        if width is not None and given:
-            fail(f"--fixed-width must not be given with {trees}")
-
-
 def _check_schedule(schedule: str, *, trees: bool) -> None:
     name = schedule.partition(":")[0]
     check_choice(SCHEDULE, name, tuple(SCHEDULES))
@@ -322,7 +302,6 @@ def chains_of_auto(settings: Settings) -> str | None:
     schedule = (settings.num_assistant_tokens_schedule or "constant").partition(":")[0]
     only_chains = settings.rule in set(CHAIN_RULES) - set(COPY_TREE_RULES)
     given = {
-        "--fixed-width": settings.fixed_width is not None,
         f"{SCHEDULE} {schedule}": schedule not in tree_schedules(),
         f"--rule {settings.rule}": only_chains,
         "--num-assistant-tokens": settings.num_assistant_tokens is not None,

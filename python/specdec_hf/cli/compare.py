@@ -119,16 +119,14 @@ def run_turn(
     if not compare:
         return turn
     began = time.perf_counter()
-    fixed = decoder.fixed_width is not None
-    if settings["do_sample"] or fixed:
+    if settings["do_sample"]:
         # Without drafts all rules draw from the target alike; only match takes other noise.
         plain = SpeculativeDecoder(
             None,
             rule="match" if output.stats.rule == "match" else "auto",
             cache=decoder.cache,
             seed=turn.seed,
-            compile=decoder.compile and fixed,
-            fixed_width=decoder.fixed_width,
+            compile=decoder.compile,
         )
         for step in plain.stream(model, **inputs, **settings):
             turn.baseline_tokens += step.tokens

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specdec_hf.cli.checks import Settings, Sources
@@ -26,6 +27,7 @@ from specdec_hf.cli.weights import (
 from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import AUTO, make_drafter
+from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.protocol import vocab_size_of
 
 Say = Callable[[str], None]
@@ -125,6 +127,10 @@ def _load(
             drafters.append(drafter)
         else:
             drafters.append(made)
+    if settings.compile is not False:
+        for loaded in (model, *(x for x in drafters if isinstance(x, PreTrainedModel))):
+            say("packing weights")
+            pack_for_call(loaded)  # what it could not pack is said by the first answer
     return Loaded(model, tokenizer, drafters, sources.model.title)
 
 

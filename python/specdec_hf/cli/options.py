@@ -135,8 +135,7 @@ Device = Annotated[
     ),
 ]
 NumAssistantTokens = Annotated[int | None, own("num_assistant_tokens")]
-Compile = Annotated[bool, own("compile")]
-CompileOrNot = Annotated[bool, own("compile", "--compile/--no-compile")]
+Compile = Annotated[bool | None, own("compile", "--compile/--no-compile")]
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", metavar="N", help="Most tokens of an answer.")
 ]

@@ -13,8 +13,8 @@ from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import RowSampler, token_stats
 from specdec_hf.request.inputs import check_language_model
-from specdec_hf.runner.choose import choose_runner
-from specdec_hf.runner.compiled.compiled_call import use_compiled
+from specdec_hf.runner.choose import choose_kind, choose_runner
+from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for, use_compiled
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
 from specdec_hf.runner.protocol import Lengths, context_length, num_parameters, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -173,18 +173,29 @@ class DraftModel:
         self.model = model
         self.device: torch.device = model.device
         self.context = context
+        twin, packed = pack_for(model, context.compile)
+        chosen = choose_kind(
+            model,
+            context.batch_size,
+            cache,
+            tree=tree,
+            self_check=context.self_check,
+            encoded=(encoded := self._encode(own_vocabulary)),
+            twin=None if twin is None else twin.model,
+        )
         self.runner, notes = choose_runner(
             model,
             context.batch_size,
             min(context.max_length, 1024) + context.max_draft + 1,
-            cache,
-            tree=tree,
-            self_check=context.self_check,
-            encoded=self._encode(own_vocabulary),
+            chosen,
+            encoded=encoded,
         )
         for note in notes:
             context.note(f"draft model {note}")
-        if context.compile:
+        if packed is not None:
+            packed.refuse(chosen.unlike)
+            context.report_packed(model, packed)
+        if context.compile and compiles_on(model.device):
             made = use_compiled(
                 model, self.runner, tree=tree, check=context.self_check, note=context.note,
                 borrower=context.lease(),

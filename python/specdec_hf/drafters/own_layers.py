@@ -34,7 +34,7 @@ class OwnCacheDraft:
     """
 
     def __init__(self, context: DraftContext) -> None:
-        self.model = context.model
+        self.model = context.runner.model  # the one that fills the cache
         self.device: torch.device = context.model.device
         self.context = context
         self.runner: SpecRunner = context.runner
@@ -137,9 +137,9 @@ class OwnLayersDrafter(OwnCacheDrafter):
         """
         self._check_cache(context)
         self._context = context
-        model = context.model
+        model = context.runner.model
         shared, resume = self.parts(model.config.get_text_config(decoder=True).num_hidden_layers)
-        split = SplitModel(model, shared, resume, self.exit_of(model))
+        split = SplitModel(model, shared, resume, self.exit_of(context.model))
         if context.self_check:
             check_split(model, split, shared, resume)
         self._draft = OwnLayers(context, split)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.runner.packed.twin import PackedStats, report_packed
 from specdec_hf.runner.protocol import HiddenStates, Lengths
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import RULES_READING_DRAFT, TREE_RULES_READING_DRAFT
@@ -146,8 +147,9 @@ class DraftContext:
         note: leaves a remark in the statistics, with the number of the round. A remark that was
             left before is left out.
         self_check: whether a draft model's cache is checked before its first use.
-        compile: whether draft models and EAGLE-3 heads run compiled; see `generate`.
+        compile: how draft models and heads run; see `generate`.
         compiled: what that did for each of them; None where nobody asks.
+        packed: what was packed for each of them; None where nobody asks.
         lease: refers to the lease that is held until the call ends; gives None where there is none.
         encoder: what the encoder of an encoder-decoder read, or None. `EncoderSource.texts` gives
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
@@ -177,8 +179,9 @@ class DraftContext:
     max_draft: int
     note: Callable[[str], None] = field(default=lambda text: None)
     self_check: bool = True
-    compile: bool = False
+    compile: bool | None = None
     compiled: list[CompileStats] | None = None
+    packed: list[PackedStats] | None = None
     lease: Callable[[], Lease | None] = lambda: None
     encoder: EncoderSource | None = None
     runner: Any = None
@@ -195,6 +198,14 @@ class DraftContext:
             self.compiled.append(stats)
         if stats.eager:
             self.note(f"{name} runs eagerly: {stats.eager}")
+
+    def report_packed(self, model: Any, stats: PackedStats) -> None:
+        """Add what was packed of a draft model to the statistics of the call."""
+        if self.packed is not None:
+            self.packed.append(stats)
+        report_packed(
+            model, stats, lambda note: self.note(f"draft model {note}"), asked=self.compile is True
+        )
 
     def keep_states(self, layers: Sequence[int]) -> CommittedStates:
         """Keep the target's hidden states of every committed token from now on.

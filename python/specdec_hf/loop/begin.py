@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.prefill import prefill
 from specdec_hf.runner.choose import choose_runner
-from specdec_hf.runner.compiled.compiled_call import use_compiled
-from specdec_hf.runner.fixed_width import check_fixed_width, fix_width
+from specdec_hf.runner.compiled.compiled_call import compiles_on, use_compiled
 from specdec_hf.runner.handover import import_cache
+from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.plain_runner import Prompt
+from specdec_hf.runner.policy import width_of
 from specdec_hf.runner.protocol import Lengths, Runner
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
@@ -125,11 +126,16 @@ def _statistics(plan: Plan, runner: Runner, notes: list[str]) -> SpecStats:
 
 
 def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, lease: Lease) -> None:
-    """Give the forwards their width, and let them run compiled, as the options say."""
-    model, options = plan.model, plan.options
-    if options.fixed_width is not None:
-        fix_width(model, runner, options.fixed_width)
-    if options.compile:
+    """Report how the forwards run, and let them run compiled where the options say so."""
+    model, options, name = plan.model, plan.options, type(plan.model).__name__
+    if plan.packed is not None:
+        stats.packed = plan.packed
+        if plan.chosen is None:
+            stats.packed.refuse("the model's own prefill fills its cache")
+        elif plan.chosen.unlike:
+            stats.packed.refuse(plan.chosen.unlike)
+        report_packed(model, stats.packed, stats.note, asked=options.compile is True)
+    if options.compile and compiles_on(model.device):
         stats.compiled = use_compiled(
             model,
             runner,
@@ -139,11 +145,9 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, lease: Lease)
             borrower=lease,
         )
         if stats.compiled.eager:
-            stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
-    if isinstance(runner, SpecRunner) and runner.policy.widths is not None:
-        plan.costs.padded = runner.policy.widths.of
-    if options.fixed_width is not None and options.self_check:
-        check_fixed_width(model, cast(SpecRunner, runner))
+            stats.note(f"{name} runs eagerly: {stats.compiled.eager}")
+    if isinstance(runner, SpecRunner) and runner.policy.compiled is not None:
+        plan.costs.padded = width_of
 
 
 def _start_drafter(
@@ -165,6 +169,7 @@ def _start_drafter(
         self_check=plan.options.self_check,
         compile=plan.options.compile,
         compiled=None if stats.compiled is None else stats.compiled.drafts,
+        packed=None if stats.packed is None else stats.packed.drafts,
         lease=weakref.ref(lease),  # the drafter keeps the context after the call
         encoder=call.encoder,
         runner=runner,

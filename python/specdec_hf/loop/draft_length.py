@@ -90,8 +90,7 @@ class DraftLengthPolicy:
         self.model, self.rule, self.stats = model, rule, stats
         self.batch_size = len(stats.sequences)
         self.drafts = what_drafts(drafter)
-        compiled = stats.compiled is not None and not stats.compiled.eager
-        self.shape = (self.batch_size, stats.tree, compiled, costs.padded(1))
+        self.shape = (self.batch_size, stats.tree, stats.forwards, costs.padded(1))
         self.remembers = costs.measured and clock is time.perf_counter
         self.guard: BenefitGuard | None = None
         self._held_back = self._in_vain = 0  # rounds

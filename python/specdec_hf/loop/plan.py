@@ -29,7 +29,9 @@ from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.runner.choose import ChosenKind, check_kind, choose_kind
+from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for
 from specdec_hf.runner.fit import coarse_arithmetic
+from specdec_hf.runner.packed.twin import PackedStats, PackedTwin
 from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.protocol import Lengths, context_length, vocab_size_of
 from specdec_hf.schedules.base import Schedule, ScheduleContext
@@ -51,6 +53,7 @@ class Plan:
         costs: those that the schedule reads.
         draft_size: most drafted tokens of a sequence in one round.
         chosen: the kind of the cache; None where the model's own prefill decides it.
+        packed: what was packed, None where nothing was to be.
         notes: on these choices.
     """
 
@@ -67,6 +70,7 @@ class Plan:
     costs: Costs
     draft_size: int
     chosen: ChosenKind | None
+    packed: PackedStats | None
     notes: list[str]
 
     @property
@@ -166,6 +170,7 @@ class _Planner:
         self.started = options.clock()
         self.lengths, self.budgets = token_budgets(model, call)
         self.seeds: list[int] | None = None
+        self.twin, self.packed = pack_for(model, options.compile)
 
     def plan(self, options: Options, notes: Sequence[str] = (), cache: str | None = None) -> Plan:
         """The plan with a drafter.
@@ -182,9 +187,7 @@ class _Planner:
         drafter = resolve_drafter(options.drafter, options.tree, model)
         trees = drafts_trees(drafter)
         rule = resolve_rule(options.rule, call.do_sample, rules_of(drafter))
-        costs = costs_of(model, self.given, rule, lengths)
-        schedule, draft_size = _schedule_and_size(model, call, options, drafter, costs)
-        _check_options(call, options, drafter)
+        _check_options(model, call, options, drafter)
         chosen = None
         if call.prefill is None:
             chosen = choose_kind(
@@ -196,7 +199,11 @@ class _Planner:
                 self_check=options.self_check,
                 prompt=Prompt(call.prompt_ids, call.mask),
                 encoded=call.encoded,
+                twin=None if self.twin is None else self.twin.model,
             )
+        exact = has_exact_text(model, chosen, self.twin)
+        costs = costs_of(model, self.given, rule, lengths, exact=exact)
+        schedule, draft_size = _schedule_and_size(model, call, options, drafter, costs)
         if self.seeds is None:
             self.seeds = sequence_seeds(
                 options.seed,
@@ -204,10 +211,12 @@ class _Planner:
                 do_sample=call.do_sample,
                 num_return_sequences=call.num_return_sequences,
             )
-        rounding = [] if drafter is None else rounding_notes(model, options, rule, costs)
+        rounding = []
+        if drafter is not None and not exact:
+            rounding = rounding_notes(model, rule, costs)
         return Plan(
             model, call, options, drafter, rule, self.started, lengths, self.budgets, self.seeds,
-            schedule, costs, draft_size, chosen, [*notes, *rounding],
+            schedule, costs, draft_size, chosen, self.packed, [*notes, *rounding],
         )  # fmt: skip
 
 
@@ -237,7 +246,7 @@ def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str]) -> str:
     return rule
 
 
-def _check_options(call: Call, options: Options, drafter: Drafter | None) -> None:
+def _check_options(model: Any, call: Call, options: Options, drafter: Drafter | None) -> None:
     """Raises ValueError for options that do not go together, by name."""
     if options.num_assistant_beams is not None:
         raise ValueError(
@@ -250,34 +259,14 @@ def _check_options(call: Call, options: Options, drafter: Drafter | None) -> Non
             "output_hidden_states must be False with a drafter that makes the target's forward "
             f"itself, got {describe(drafter)}"
         )
-    if options.compile and forwards:
+    if options.compile and forwards and compiles_on(model.device):
         raise ValueError(
-            "compile must be False with a drafter that makes the target's forward itself, "
+            "compile must be None or False with a drafter that makes the target's forward itself, "
             f"got True with {describe(drafter)}"
         )
     check_kind(options.cache)
-    if options.fixed_width is not None:
-        _check_fixed_width(options, drafter, forwards=forwards, trees=trees)
     if trees:
         _check_tree_options(options)
-
-
-def _check_fixed_width(
-    options: Options, drafter: Drafter | None, *, forwards: bool, trees: bool
-) -> None:
-    width = options.fixed_width
-    if trees:
-        raise ValueError(
-            f"fixed_width must be None with tree, got {width}: the nodes of a tree lie in other "
-            "slots than the text, and the sums of attention then round otherwise"
-        )
-    if forwards:
-        raise ValueError(
-            "fixed_width must be None with a drafter that makes the target's forward itself, "
-            f"got {width} with {describe(drafter)}"
-        )
-    if options.cache not in ("auto", "spec"):
-        raise ValueError(f"cache must be 'auto' or 'spec' with fixed_width, got {options.cache!r}")
 
 
 def _check_tree_options(options: Options) -> None:
@@ -292,38 +281,44 @@ def _check_tree_options(options: Options) -> None:
         raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 
 
-def costs_of(model: Any, options: Options, rule: str, lengths: Lengths) -> Costs:
+def has_exact_text(model: Any, chosen: ChosenKind | None, twin: PackedTwin | None) -> bool:
+    """Whether the text of a call cannot depend on how much is drafted."""
+    if coarse_arithmetic(model) is None:
+        return True
+    if twin is None or chosen is None or chosen.runs is not twin.model:
+        return False
+    return twin.invariant and chosen.kind == "spec"
+
+
+def costs_of(model: Any, options: Options, rule: str, lengths: Lengths, *, exact: bool) -> Costs:
     """The costs that decide how much a call drafts.
 
-    In arithmetic coarser than float32 the text depends on how much is drafted, so there a clock
+    Where the text depends on how much is drafted, a clock
     decides only for callers who ask for it. Where the rule reads the draft distribution the guard
     never waits by itself, and its notes may come from a clock.
 
     Args:
         options: those of the caller, with the defaults that he left.
         lengths: [B], tokens of each prompt.
+        exact: `has_exact_text`.
     """
     schedule = make_schedule(options.num_assistant_tokens_schedule or "constant")
     asked_for = options.guard or schedule.reads_clock
-    exact = coarse_arithmetic(model) is None or options.fixed_width is not None
     if exact or asked_for or reads_draft(rule):
         return Costs()
     share = 1.0 if model.device.type == "cpu" else SHARE_ON_DEVICE
     return ExpectedCosts(len(lengths), share, int(lengths.max()))
 
 
-def rounding_notes(
-    model: Any, options: Options, rule: str, costs: Costs, *, beams: bool = False
-) -> list[str]:
+def rounding_notes(model: Any, rule: str, costs: Costs) -> list[str]:
     """A note where drafts may change the text, because wider forwards round otherwise."""
     dtype = coarse_arithmetic(model)
-    if dtype is None or options.fixed_width is not None or reads_draft(rule):
+    if dtype is None or reads_draft(rule):
         return []
     timing = ", and depend on timing" if costs.measured else ""
-    remedy = "" if beams else "; fixed_width prevents it"
     return [
         f"in {dtype} a forward of several tokens rounds unlike one of one token, so near ties may "
-        f"fall otherwise than in plain decoding{timing}{remedy}"
+        f"fall otherwise than in plain decoding{timing}"
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from specdec_hf.loop.round_record import PHASES, RoundRecord
 from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.runner.packed.twin import PackedStats
 
 
 @dataclass
@@ -151,7 +152,9 @@ class SpecStats:
         plain_step_seconds: median seconds of a round without drafts; None where there was none, or
             where no clock may decide.
         notes: remarks for the user.
-        compiled: what ``compile=True`` did, or None without it.
+        packed: what was packed, or why nothing was; None with ``compile=False`` and on a CUDA
+            device.
+        compiled: what ``compile=True`` did on a CUDA device, else None.
     """
 
     sequences: list[SequenceStats] = field(default_factory=list)
@@ -169,6 +172,7 @@ class SpecStats:
     benefit: float | None = None
     plain_step_seconds: float | None = None
     notes: list[str] = field(default_factory=list)
+    packed: PackedStats | None = None
     compiled: CompileStats | None = None
 
     @property
@@ -187,6 +191,13 @@ class SpecStats:
             total.trials.update(one.trials)
             total.accepted_trials.update(one.accepted_trials)
         return total
+
+    @property
+    def forwards(self) -> str:
+        """How those of the target ran: "packed", "compiled" or "own", the model's."""
+        if self.packed is not None and not self.packed.reason:
+            return "packed"
+        return "own" if self.compiled is None or self.compiled.eager else "compiled"
 
     @property
     def cuda_graphs(self) -> int:
@@ -282,12 +293,14 @@ class SpecStats:
             "drafter": self.drafter,
             "tree": self.tree,
             "cache": self.cache,
+            "forwards": self.forwards,
             "seeds": self.seeds,
             "gammas": self.gammas,
             "round_log": [record.to_dict() for record in self.round_log],
             "benefit": self.benefit,
             "plain_step_seconds": self.plain_step_seconds,
             "notes": self.notes,
+            "packed": None if self.packed is None else self.packed.to_dict(),
             "compiled": None if self.compiled is None else self.compiled.to_dict(),
             "sequences": [one.to_dict() for one in self.sequences],
         }

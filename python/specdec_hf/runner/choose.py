@@ -33,6 +33,7 @@ def choose_runner(
     inputs: dict[str, Any] | None = None,
     past: Cache | None = None,
     encoded: Encoded | None = None,
+    twin: Any = None,
 ) -> tuple[Runner, list[str]]:
     """A runner whose empty cache fits a model, and notes for the statistics.
 
@@ -47,6 +48,7 @@ def choose_runner(
         tree: whether trees of drafts will be fed, which only "spec" can.
         self_check: False trusts what is known of the model without running it.
         prompt, inputs, past, encoded: as in `make_runner`.
+        twin: as in `choose_kind`, which has seen it where ``kind`` is chosen.
 
     Raises:
         ValueError: an unknown kind, or no cache fits; the message names class, cache and reason.
@@ -55,10 +57,10 @@ def choose_runner(
     if isinstance(chosen, str):
         chosen = choose_kind(
             model, batch_size, chosen, drafts=drafts, tree=tree, self_check=self_check,
-            prompt=prompt, has_inputs=bool(inputs), encoded=encoded,
+            prompt=prompt, has_inputs=bool(inputs), encoded=encoded, twin=twin,
         )  # fmt: skip
     runner = make_runner(
-        model, batch_size, capacity, chosen.kind, prompt=prompt, inputs=inputs, past=past,
+        chosen.runs, batch_size, capacity, chosen.kind, prompt=prompt, inputs=inputs, past=past,
         encoded=encoded, policy=ForwardPolicy(omits_mask=chosen.fit.omitted),
     )  # fmt: skip
     return runner, chosen.notes(model)
@@ -72,11 +74,15 @@ class ChosenKind:
         kind: as in `make_runner`.
         fit: what is known of it.
         refused: by kind, why those before it do not fit.
+        runs: what fills the cache: the model, or its packed twin.
+        unlike: how the packed twin differs from the model, empty where it runs or there is none.
     """
 
     kind: str
     fit: Fit
     refused: dict[str, str]
+    runs: Any
+    unlike: str = ""
 
     def notes(self, model: Any) -> list[str]:
         """Remarks for the statistics of a call with the model."""
@@ -100,19 +106,30 @@ def choose_kind(
     prompt: Prompt | None = None,
     has_inputs: bool = False,
     encoded: Encoded | None = None,
+    twin: Any = None,
 ) -> ChosenKind:
     """The kind of the cache that `choose_runner` makes; the arguments and errors are those of it.
 
-    ``has_inputs`` says whether ``inputs`` will be given there.
+    ``has_inputs`` says whether ``inputs`` will be given there. ``twin`` runs in the model's place
+    where its logits over the cache are the model's own, or nothing is to be compared.
     """
     check_kind(kind)
     # The decoders of an encoder-decoder begin with the same number of tokens.
     alike = encoded is not None and (prompt is None or bool(prompt.mask.all()))
     padded = not alike and (batch_size > 1 or (prompt is not None and not bool(prompt.mask.all())))
     refused: dict[str, str] = {}
+    unlike = ""
     for candidate in _candidates(model, batch_size, kind, drafts, tree, has_inputs):
         checked = self_check and not has_inputs
-        fit = _fit(model, candidate, checked, padded=padded, tree=tree, encoded=encoded)
+        runs, options = model, {"padded": padded, "tree": tree, "encoded": encoded}
+        if twin is not None and candidate != "plain" and not has_inputs:
+            fit = _fit(model, candidate, checked, twin=twin, **options)
+            if fit.reason is None and (fit.difference is not None or not checked):
+                runs, unlike = twin, ""
+            else:
+                unlike = f"packed weights differ: {fit.reason or fit.unchecked or fit.remark}"
+        if runs is model:
+            fit = _fit(model, candidate, checked, **options)
         reason = fit.reason or (fit.unchecked if candidate in MEASURED and kind == "auto" else None)
         if reason is not None:
             refused[candidate] = reason
@@ -120,7 +137,9 @@ def choose_kind(
         asked = kind_reason(model, kind) if kind not in ("auto", candidate) else None
         if asked is not None:
             refused[kind] = asked
-        return ChosenKind(candidate, fit, refused)
+        if runs is model and twin is not None and not unlike:
+            unlike = f"cache={candidate!r} was not compared on packed weights"
+        return ChosenKind(candidate, fit, refused, runs, unlike)
     doing = "with a tree of drafts" if tree else "with drafts" if drafts else "here"
     if len(refused) > 1 and len(set(refused.values())) == 1:
         raise ValueError(f"{type(model).__name__} cannot be used {doing}: {reason}")

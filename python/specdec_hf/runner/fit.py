@@ -117,6 +117,7 @@ class ModelRecord:
 
     Attributes:
         compiled: its `CompiledForward`, or the `CompiledStep` of a head.
+        packed: its `PackedTwin`.
         digest: the state of its weights, and their digest.
         agreement: (key of a shipped head and of the weights, the share of tokens they agree on).
         head: (key of the files, `PlacedHead`) of the model's own head.
@@ -124,6 +125,7 @@ class ModelRecord:
     """
 
     compiled: Any = None
+    packed: Any = None
     digest: tuple[Any, str] | None = None
     agreement: tuple[Any, float | None] | None = None
     head: tuple[Any, Any] | None = None

@@ -8,7 +8,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,6 @@ import torch
 
 # Kernels for a few tokens are fastest at these widths; wider forwards are not padded.
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-# Attention on CPUs reads slots in blocks of this size. A whole block more, of hidden slots alone,
-# changes no sum; a part of one may.
-BLOCK = 512
 # The forwards of a sequence alone that need no mask; see `SpecRunner`.
 FIRST, SINGLE = "first tokens", "single token"
 # CUDA graphs see at least this many slots, and else a power of two.
@@ -26,65 +23,46 @@ LEAST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
-class Widths:
-    """Which widths the forwards of a call have.
-
-    Attributes:
-        fixed: every forward has this many tokens a row; None is the next of `BUCKETS`.
-        spare_blocks: with ``fixed``, blocks of slots that forwards see beyond those they need.
-        few_slots: forwards see one of few numbers of slots, also without ``fixed``.
-    """
-
-    fixed: int | None = None
-    spare_blocks: int = 0
-    few_slots: bool = False
-
-    def of(self, size: int) -> int:
-        """The width of a forward of ``size`` tokens a row."""
-        if self.fixed is not None:
-            return self.fixed
-        return next((width for width in BUCKETS if width >= size), size)
-
-    def keeps_all(self, width: int) -> bool:
-        """Whether a forward of this width gives the logits of all its tokens, wanted or not."""
-        return self.fixed is not None or (self.few_slots and not is_long(width))
-
-    def pieces(self, size: int) -> Iterator[tuple[int, int]]:
-        """Begin and end of the forwards that ``size`` tokens a row are fed in."""
-        step = self.fixed or size
-        return ((begin, min(begin + step, size)) for begin in range(0, size, step))
-
-    def visible(self, slots: int) -> int:
-        """How many slots a forward sees that needs the first ``slots``."""
-        if self.fixed is None:
-            return max(LEAST_SLOTS, 1 << (slots - 1).bit_length()) if self.few_slots else slots
-        return (-(-slots // BLOCK) + self.spare_blocks) * BLOCK
-
-
-@dataclass(frozen=True)
 class ForwardPolicy:
     """How the forwards through a `SpecRunner` run.
 
     Attributes:
-        widths: which widths they have; None leaves each as wide as its tokens.
         omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`: only those that the
             self-check has seen of the model.
         compiled: runs forwards other than those of long prompts in the model's place, or None; see
-            runner/compiled.
+            runner/compiled. They are padded to one of `BUCKETS`.
+        few_slots: whether they see one of few numbers of slots, as CUDA graphs do.
         one_by_one: whether prompts of very different lengths may be read so.
     """
 
-    widths: Widths | None = None
     omits_mask: frozenset[str] = frozenset()
     compiled: Callable[..., Any] | None = None
+    few_slots: bool = False
     one_by_one: bool = True
+
+    def width(self, size: int) -> int:
+        """The width of a forward of ``size`` tokens a row."""
+        return size if self.compiled is None else width_of(size)
+
+    def keeps_all(self, width: int) -> bool:
+        """Whether a forward of this width gives the logits of all its tokens, wanted or not."""
+        return self.few_slots and not is_long(width)
+
+    def visible(self, slots: int) -> int:
+        """How many slots a forward sees that needs the first ``slots``."""
+        return max(LEAST_SLOTS, 1 << (slots - 1).bit_length()) if self.few_slots else slots
 
 
 AS_THE_MODEL = ForwardPolicy()
 
 
+def width_of(size: int) -> int:
+    """The next of `BUCKETS`; forwards wider than all of them are not padded."""
+    return next((width for width in BUCKETS if width >= size), size)
+
+
 def is_long(size: int) -> bool:
-    """Whether forwards of so many tokens a row gain nothing by a graph, as those of prompts."""
+    """Whether forwards of so many tokens a row are bound by arithmetic, as those of prompts."""
     return size > BUCKETS[-1]
 
 

@@ -330,6 +330,7 @@ def check_fit(
     padded: bool = True,
     tree: bool = False,
     encoded: Encoded | None = None,
+    twin: Any = None,
 ) -> Fit:
     """Compare a model with itself through a cache; the result is remembered for the process.
 
@@ -345,6 +346,7 @@ def check_fit(
         tree: whether a tree is checked too; kind "spec" only.
         encoded: what the decoder of an encoder-decoder reads of its encoder. Its first two
             sequences serve the check.
+        twin: what runs over the cache in the model's place, or None. It is compared with the model.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: no memory for the check; the next call checks again.
@@ -358,19 +360,20 @@ def check_fit(
         if kind == "aligned":
             num_sequences = 2  # even without padding
         encoded = encoded.select([b % encoded.batch_size for b in range(num_sequences)])
-    key = (kind, padded, tree, names)
+    key = (kind, padded, tree, names, twin is not None)
     with changing:
         known = fits_of(model)
         fit = known.get(key)
         if fit is None:
             with undisturbed(model), torch.inference_mode():
-                fit = _measure(model, kind, CheckPlan(model, num_sequences, padded, tree), encoded)
+                plan = CheckPlan(model, num_sequences, padded, tree)
+                fit = _measure(model, model if twin is None else twin, kind, plan, encoded)
             if fit.difference is not None or fit.reason is not None:
                 known[key] = fit
     return fit
 
 
-def _measure(model: Any, kind: str, plan: CheckPlan, encoded: Encoded | None) -> Fit:
+def _measure(model: Any, runs: Any, kind: str, plan: CheckPlan, encoded: Encoded | None) -> Fit:
     if plan.too_short:
         return Fit(unchecked=f"the model's context holds {plan.context} tokens")
     try:
@@ -384,7 +387,7 @@ def _measure(model: Any, kind: str, plan: CheckPlan, encoded: Encoded | None) ->
     if not _comparable(own, generated):
         return Fit(remark=_NOT_FINITE)
     try:
-        rows, omitted = _rows_through_cache(model, kind, plan, encoded)
+        rows, omitted = _rows_through_cache(runs, kind, plan, encoded)
     except PASSING:
         raise
     except Exception as error:

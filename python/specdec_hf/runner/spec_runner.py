@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_hf.runner.later_inputs import LaterInputs
+from specdec_hf.runner.packed.twin import reading_of
 from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.protocol import HiddenStateTap, Lengths, context_length, model_inside
 from specdec_hf.runner.spec_cache import SpecCache
@@ -65,13 +66,14 @@ class SpecRunner:
     hides.
 
     Args:
-        model: the causal language model.
+        model: the causal language model, or its packed twin.
         batch_size: number of sequences B.
         capacity: slots to allocate at first; see `SpecCache`.
         policy: how forwards run.
         later_inputs: what every forward needs beyond ids, positions and mask, or None.
 
     Attributes:
+        model: what runs: a user's model, or its packed twin.
         cache: the keys and values, which it alone writes.
         policy: of the forwards to come; `run_with` changes it.
         tap: keeps hidden states of the forwards.
@@ -96,7 +98,8 @@ class SpecRunner:
         reason = unsupported_reason(model)
         if reason is not None:
             raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
-        self._model = model
+        self.model = model
+        self._reading = reading_of(model)
         self.device: torch.device = model.device
         self.cache = SpecCache(config, batch_size, capacity, self.device)
         self.policy = policy
@@ -132,20 +135,11 @@ class SpecRunner:
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence, as in `Runner`."""
-        size, widths = tokens.shape[1], self.policy.widths
+        size = tokens.shape[1]
         if self._reads_alone(starts, size, keep):
             return self._read_alone(tokens, starts, keep)
-        if widths is None:
-            return self._run(tokens, self.window(starts, size), keep)
-        logits = []
-        for begin, end in widths.pieces(size):
-            padding = widths.of(end - begin) - (end - begin)
-            inputs = self.window(starts + begin, end - begin + padding, padding)
-            wanted = end > size - keep
-            rows = self._run(tokens[:, begin:end], inputs, keep if wanted else 0, padding)
-            if wanted:
-                logits.append(rows)
-        return torch.cat(logits, dim=1)[:, -keep:]
+        padding = self.policy.width(size) - size
+        return self._run(tokens, self.window(starts, size + padding, padding), keep, padding)
 
     def forward_tree(
         self, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
@@ -162,8 +156,7 @@ class SpecRunner:
             Logits [B, n, V].
         """
         fed = tokens.shape[1]
-        widths = self.policy.widths
-        padding = 0 if widths is None else widths.of(fed) - fed
+        padding = self.policy.width(fed) - fed
         inputs = self.tree_window(
             roots, pad(parents, (0, padding), value=-1), parents.shape[1] + 1 - fed, padding
         )
@@ -187,7 +180,8 @@ class SpecRunner:
         """
         cache = self.cache
         self._was_empty = not cache.lengths.any()
-        visible = self._visible(int(starts.max()) + size)
+        self._say_what_is_read(size)
+        visible = self.policy.visible(int(starts.max()) + size)
         first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
         cache.move_cursor(first_slots, int(starts.max()), visible)
         positions = np.maximum(starts[:, None] + np.arange(size), 0)
@@ -222,8 +216,9 @@ class SpecRunner:
             As `window`, for N + 1 - skip tokens per sequence.
         """
         self._was_empty = False
+        self._say_what_is_read(parents.shape[1] + 1 - skip)
         longest = int(roots.max())
-        visible = self._visible(longest + parents.shape[1] + 1)
+        visible = self.policy.visible(longest + parents.shape[1] + 1)
         lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
         self.cache.move_cursor(lengths + skip, longest + skip, visible)
         tree = tree_attention(parents, lengths, slots=visible)
@@ -258,17 +253,17 @@ class SpecRunner:
         self, tokens: torch.Tensor, inputs: dict[str, Any], keep: int, padding: int = 0
     ) -> torch.Tensor:
         """Logits of the last ``keep`` tokens [B, n], or of all where ``padding`` follows them."""
-        size, widths = tokens.shape[1], self.policy.widths
+        size, wanted = tokens.shape[1], keep
         width = size + padding
-        if keep and (padding or (widths is not None and widths.keeps_all(width))):
+        if padding or self.policy.keeps_all(width):
             keep = width  # the head too has one width
         if self.later_inputs is not None:
             inputs = self.later_inputs.add_to(inputs, width)
         if self._takes_logits_to_keep:
-            inputs["logits_to_keep"] = max(keep, 1)
+            inputs["logits_to_keep"] = keep
         if self.tap.is_open:
             inputs["output_hidden_states"] = True
-        forward = self._model
+        forward = self.model
         if self.policy.compiled is not None and self.runs_compiled(width):
             forward = self.policy.compiled
         fed = padded(tokens, width)
@@ -277,8 +272,8 @@ class SpecRunner:
             self.tap.add(output.hidden_states, slice(size))
         logits: torch.Tensor = output.logits
         if logits.shape[1] > keep:
-            logits = logits[:, -max(keep, 1) :]
-        return logits[:, : keep - padding] if padding else logits
+            logits = logits[:, -keep:]
+        return logits[:, : keep - padding][:, -wanted:]
 
     def runs_compiled(self, size: int) -> bool:
         """Whether the forward under way runs compiled, as all but those of long prompts.
@@ -286,29 +281,29 @@ class SpecRunner:
         Args:
             size: tokens of each sequence.
         """
-        widths = self.policy.widths
-        fixed = widths is not None and widths.fixed is not None
-        long_prompt = self._was_empty and is_long(size) and not fixed
+        long_prompt = self._was_empty and is_long(size)
         return self.policy.compiled is not None and not long_prompt
 
-    def _visible(self, slots: int) -> int:
-        """How many slots a forward sees that needs the first ``slots``."""
-        widths = self.policy.widths
-        return slots if widths is None else widths.visible(slots)
+    def _say_what_is_read(self, size: int) -> None:
+        if self._reading is not None:
+            self._reading.long = is_long(size)
 
     def _reads_alone(self, starts: Lengths, size: int, keep: int) -> bool:
         """Whether the sequences of an empty cache are read one by one; see `TOKENS_OF_A_PASS`."""
-        padding, widths = -int(starts.sum()), self.policy.widths
+        padding = -int(starts.sum())
         return (
             self.policy.one_by_one
             and not self.cache.lengths.any()
             and keep <= size + int(starts.min())
             and self.device.type == "cpu"
             and self.later_inputs is None
-            and (widths is None or widths.fixed is None)
             and int(starts.max()) <= 0
-            and padding > TOKENS_OF_A_PASS * (len(starts) - 1)
+            and (padding > TOKENS_OF_A_PASS * (len(starts) - 1) or self._reads_long(size))
         )
+
+    def _reads_long(self, size: int) -> bool:
+        """Whether torch's own products read several prompts, which would depend on each other."""
+        return self._reading is not None and len(self.lengths) > 1 and is_long(size)
 
     def _read_alone(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """As `forward`, through a cache of each sequence."""
@@ -326,7 +321,7 @@ class SpecRunner:
     def _for_one_sequence(self, capacity: int) -> SpecRunner:
         """An empty runner for a sequence of this one, whose forwards are the model's own."""
         policy = ForwardPolicy(omits_mask=self.policy.omits_mask)
-        row = SpecRunner(self._model, 1, capacity + 1, policy)
+        row = SpecRunner(self.model, 1, capacity + 1, policy)
         row.omitted, row.watch = self.omitted, self.watch
         if self.tap.is_open:
             row.tap.open(self.tap.layers)
@@ -341,7 +336,9 @@ class SpecRunner:
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         size = position_ids.shape[1]
         kind = self._causal_kind(starts, size, visible)
-        if kind in self.policy.omits_mask and not self.runs_compiled(size):
+        # A twin attends by the mask, so that a token has the same bits in a forward of several.
+        masked = self.runs_compiled(size) or (self._reading is not None and not is_long(size))
+        if kind in self.policy.omits_mask and not masked:
             self.omitted.add(kind)
             return None
         queries = position_ids[:, None, :, None]  # [B, 1, n, 1]

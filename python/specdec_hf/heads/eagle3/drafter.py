@@ -16,13 +16,17 @@ from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head, HeadCache
 from specdec_hf.heads.eagle3.step import (
+    Eagle3Step,
     borrow_graphs,
     compiled_step,
     packed_step,
     takes,
 )
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead
-from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats
+from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats, compiles_on
+from specdec_hf.runner.packed.linear import Reading
+from specdec_hf.runner.packed.twin import reading_of
+from specdec_hf.runner.policy import is_long
 from specdec_hf.runner.protocol import Lengths, context_length
 from specdec_hf.trees import EagleTree
 from specdec_kernels import tree_attention
@@ -66,12 +70,18 @@ class HeadDraft:
         self._rope_type: str = rope["rope_type"]
         if self._rope_type not in NO_TABLE:
             self._turns(256)
-        self._step = packed_step(head, check=context.self_check, note=context.note)
+        self._step: Any = Eagle3Step(head)
+        graphs = compiles_on(self.device)
+        if context.compile is not False and not graphs and self.device.type == "cpu":
+            self._step, packed = packed_step(head, check=context.self_check, note=context.note)
+            if context.packed is not None:
+                context.packed.append(packed)
+        self._reading = reading_of(self._step) or Reading()
         self._compiled: CompiledCall | None = None
-        if context.compile and self._rope_type in NO_TABLE:
+        if context.compile and graphs and self._rope_type in NO_TABLE:
             reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
             context.report_compiled("head", CompileStats(eager=reason))
-        elif context.compile:
+        elif context.compile and graphs:
             call = compiled_step(
                 head, several=context.batch_size > 1, check=context.self_check, note=context.note
             )
@@ -102,6 +112,7 @@ class HeadDraft:
         """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
         states, counts = self._states.take()
         size = states.shape[1]
+        self._reading.long = is_long(size)
         # The features of a token go with the token after it; the last of these is pending.
         columns = (history.lengths - counts)[:, None] + np.arange(size)
         columns = np.minimum(columns, history.lengths[:, None] - 1)
@@ -129,6 +140,7 @@ class HeadDraft:
             parents: [B, k] of all nodes fed so far in this round, the m new ones last.
         """
         count, total = tokens.shape[1], parents.shape[1]
+        self._reading.long = is_long(count)
         # The pair of the root is the last one in the cache, and nodes follow it.
         roots = self._to_device(self.lengths - 1)
         visible = int(self.lengths.max()) + total

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -29,11 +30,13 @@ from specdec_hf.runner.compiled.compiled_call import (
 )
 from specdec_hf.runner.compiled.cuda_graphs import Borrower, LentGraphs, recorder_for
 from specdec_hf.runner.compiled.forward import WarmUps, compile_settings
-from specdec_hf.runner.compiled.packed_linear import PackedLinear
-from specdec_hf.runner.compiled.twin import LayerForward, LayerGraphs, packed_copy
+from specdec_hf.runner.compiled.layers import LayerForward, LayerGraphs
 from specdec_hf.runner.fit import compare, record_of, tolerance_of
-from specdec_hf.runner.policy import Widths, is_long, padded
+from specdec_hf.runner.packed.linear import PackedLinear, Reading, unpacked_reason
+from specdec_hf.runner.packed.twin import PackedStats, check_packable, resident_bytes
+from specdec_hf.runner.policy import is_long, padded, width_of
 from specdec_hf.runner.self_check import one_line
+from specdec_hf.runner.twin import copied
 from specdec_kernels import kv_append_
 
 
@@ -190,7 +193,7 @@ class StepGraphs(LentGraphs):
             return None
         self.keep([(keys, values)])  # they may have grown
         size = inputs["places"].shape[1]
-        width = Widths().of(size)
+        width = width_of(size)
         hidden = keys.shape[2] - 1 - inputs["mask"].shape[2]
         given = {**inputs, "mask": pad(inputs["mask"], (0, hidden))}
         given |= {name: padded(given[name], width) for name in ROWS}
@@ -238,7 +241,9 @@ class CompiledStep:
     """
 
     def __init__(self, head: Eagle3Head) -> None:
-        self.packed: Any = packed_copy(Eagle3Step(head), dict[int, PackedLinear]())
+        self.reading = Reading()
+        self.packed: Any = copied(Eagle3Step(head), self._replace)
+        self.packed.reading = self.reading
         self.eager = self.packed
         self.warm_ups = WarmUps()
         self._run = _step_graphs(self.packed.dtype, forward.BACKEND).of(self.packed)
@@ -249,6 +254,9 @@ class CompiledStep:
         self._checked = set[int]()
         self._compared = False
         self._lock = threading.RLock()
+
+    def _replace(self, module: Any) -> PackedLinear | None:
+        return PackedLinear(module, self.reading) if unpacked_reason(module) is None else None
 
     @property
     def graphs(self) -> int:
@@ -413,20 +421,34 @@ def borrow_graphs(
     return lent
 
 
-def packed_step(head: Eagle3Head, *, check: bool, note: Callable[[str], None]) -> Any:
-    """The step of a head on packed weights where it drafts on a CPU, else on its own.
+def packed_step(
+    head: Eagle3Head, *, check: bool, note: Callable[[str], None]
+) -> tuple[Any, PackedStats]:
+    """The step of a head on packed weights, or on its own where that is not possible.
 
     Args:
-        head: whose weights no longer change.
+        head: on a CPU, whose weights no longer change.
         check: whether the first use of a head compares logits with its own.
-        note: told where they differ; the head then drafts on its own weights.
+        note: told why the head drafts on its own weights.
     """
-    if head.fc.weight.device.type != "cpu":
-        return Eagle3Step(head)
+    started, known = time.perf_counter(), record_of(head).compiled is not None
+    try:
+        if not known:
+            check_packable(Eagle3Step(head))
+    except ValueError as error:
+        note(f"the head drafts on unpacked weights: {error}")
+        return Eagle3Step(head), PackedStats(reason=str(error))
     made = _made_for(head)
     if check and (reason := made.compare(head)) is not None:
         note(f"the head drafts on unpacked weights: {reason}")
-    return made.eager
+    layers = [m for m in made.packed.modules() if isinstance(m, PackedLinear)]
+    return made.eager, PackedStats(
+        layers=len(layers),
+        bytes=sum(layer.nbytes for layer in layers),
+        resident_bytes=resident_bytes(),
+        seconds=0.0 if known else time.perf_counter() - started,
+        reason="" if made.eager is made.packed else "its logits on packed weights differ",
+    )
 
 
 def _made_for(head: Eagle3Head) -> CompiledStep:

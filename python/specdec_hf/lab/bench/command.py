@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from specdec_hf.lab.bench.runs import Config
 
 ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
-CHAINS = [name for name in ALL if not DRAFTERS[name].own_tree]
 PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp")
 
 Questions = Annotated[
@@ -56,8 +55,7 @@ Measured = Annotated[
     list[str],
     options.drafter_option(
         "A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
-        "each name that needs no value, and prompt_lookup+suffix_automaton; with --fixed-width "
-        "those that draft chains]"
+        "each name that needs no value, and prompt_lookup+suffix_automaton]"
     ),
 ]
 Schedules = Annotated[
@@ -159,9 +157,7 @@ def bench(
         check_choice("--peer", name, PEERS)
     common = replace(settings, drafter=("none",), num_assistant_tokens=None, guard="auto")
     samplings = samplings_of(once(temperature, 0.0), settings.sampling["top_p"])
-    default = CHAINS
-    if settings.fixed_width is None:
-        default = [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
+    default = [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
     drafters = list(drafter) or default
     for sampling in samplings:  # each is completed
         plain = replace(common, sampling=sampling)

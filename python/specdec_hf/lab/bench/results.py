@@ -117,7 +117,7 @@ def _measure(
 
         pairs, left_out = run_configs(loaded, configs, batches, arguments, runs, advance)
     calls = [pair.mine.stats for each in pairs.values() for pair in each if pair.mine.stats]
-    in_rounds = settings.fixed_width is not None or any(stats.compiled for stats in calls)
+    in_rounds = any(stats.forwards != "own" for stats in calls)
     forward = _forward_costs(loaded, batches, calls, left_out, in_rounds=in_rounds)
     rows = rows_of(configs, pairs, forward, sampled=settings.do_sample)
     if loaded.model.device.type != "cpu":  # the host only queues forwards
@@ -145,7 +145,7 @@ def _forward_costs(
 ) -> MonotoneCost | None:
     """Costs of forwards as wide as the rounds were, or in ``left_out`` why they are not known.
 
-    They are those of the rounds where these run compiled or padded, which the bare model does not.
+    They are those of the rounds where these run packed or compiled, which the bare model does not.
     The curve of the bare model is in units of its forward of one token. What that takes is known
     from the rounds of plain decoding, which met the noise that the others met.
     """

@@ -63,7 +63,7 @@ def bench_synthetic(
     batch_size: BatchSizes = (),  # type: ignore[assignment]
     prompt_tokens: PromptTokens = 256,
     max_new_tokens: options.MaxNewTokens = 128,
-    compile: options.Compile = False,
+    compile: options.Compile = None,
     limit: Batches = 4,
     runs: Runs = 3,
     json_file: options.JsonFile = None,
@@ -149,7 +149,7 @@ def load_synthetic(shape: str, settings: Settings) -> Loaded:
 
 
 def synthetic_configs(
-    loaded: Loaded, rates: list[float], gamma: int, *, compiled: bool
+    loaded: Loaded, rates: list[float], gamma: int, *, compiled: bool | None
 ) -> list[Config]:
     """Plain generation, and a drafter for each acceptance rate."""
     from specdec_hf.api import SpeculativeDecoder

@@ -21,7 +21,8 @@ from specdec_hf.runner.compiled.forward import (
     compiled_forward,
     difference_in,
 )
-from specdec_hf.runner.policy import BUCKETS, FIRST, ForwardPolicy, Widths
+from specdec_hf.runner.packed.twin import PackedStats, PackedTwin, pack_for_call
+from specdec_hf.runner.policy import BUCKETS, FIRST, ForwardPolicy
 from specdec_hf.runner.protocol import Runner
 from specdec_hf.runner.self_check import PASSING, CheckPlan, one_line, undisturbed
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -61,10 +62,6 @@ def borrow_graphs(
         return ""
     if borrower is None:
         return "nothing says when the call ends"
-    widths = runner.policy.widths
-    assert widths is not None
-    if widths.fixed is not None:
-        return "fixed_width compares forwards that are not replayed"
     if graphs.reason:
         return graphs.reason
     reason, started = "", time.perf_counter()
@@ -115,7 +112,7 @@ def _warm_up(
 def _runner_for(
     forward: CompiledForward, model: Any, batch_size: int, capacity: int
 ) -> tuple[SpecRunner, WarmUpCall]:
-    policy = ForwardPolicy(Widths(few_slots=True), compiled=forward, one_by_one=False)
+    policy = ForwardPolicy(compiled=forward, few_slots=True, one_by_one=False)
     return SpecRunner(model, batch_size, capacity, policy), WarmUpCall()
 
 
@@ -255,7 +252,7 @@ def use_compiled(
         policy = runner.policy
         policy = replace(
             policy,
-            widths=policy.widths or Widths(few_slots=forward.cuda_graphs is not None),
+            few_slots=forward.cuda_graphs is not None,
             omits_mask=policy.omits_mask & {FIRST},
             compiled=CompiledCall(model, forward, stats, note),
         )
@@ -268,6 +265,18 @@ def use_compiled(
         run_eagerly(model, stats, reason)
     stats.graphs, stats.seconds = forward.graphs, forward.warm_ups.seconds - before
     return stats
+
+
+def compiles_on(device: torch.device) -> bool:
+    """Whether ``compile=True`` makes graphs for a model on a device."""
+    return device.type == "cuda"
+
+
+def pack_for(model: Any, compile: bool | None) -> tuple[PackedTwin | None, PackedStats | None]:
+    """The packed twin of a model, and what to report; see `Options.compile`."""
+    if compile is False or compiles_on(model.device):
+        return None, None
+    return pack_for_call(model)
 
 
 def run_eagerly(model: Any, stats: CompileStats, reason: str) -> None:

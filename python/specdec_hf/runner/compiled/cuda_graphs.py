@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import Cache
 
 from specdec_hf.runner.fit import compare
-from specdec_hf.runner.policy import Widths, is_long
+from specdec_hf.runner.policy import ForwardPolicy, is_long
 from specdec_hf.runner.self_check import one_line
 from specdec_hf.runner.spec_cache import Cursor, SpecCache, SpecLayer
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -446,5 +446,4 @@ class CudaGraphs(LentGraphs):
 
 def _slots_of(runner: SpecRunner) -> int:
     """Slots of buffers for a cache; one stays unseen, see `SpecCache.move_cursor`."""
-    widths = runner.policy.widths or Widths(few_slots=True)
-    return 1 + widths.visible(runner.cache.cursor.capacity)
+    return 1 + ForwardPolicy(few_slots=True).visible(runner.cache.cursor.capacity)

@@ -1,4 +1,4 @@
-"""A model's forward on a twin of its modules: packed weights and compiled layers.
+"""A model's forward on a twin of its modules whose layers are compiled.
 
 One `CompiledForward` serves all calls with a model, and is kept as long as the model. Its graphs
 are made in a warm-up, together with the self-check: the texts of runner/self_check.py go through
@@ -20,17 +20,15 @@ import torch.fx.experimental._config as shape_settings
 from torch._dynamo.utils import counters
 
 from specdec_hf.runner.compiled.cuda_graphs import Borrower, CudaGraphs, RecordedCache, recorder_for
-from specdec_hf.runner.compiled.twin import (
+from specdec_hf.runner.compiled.layers import (
     LayerBuffers,
     LayerGraphs,
     Place,
-    make_twin,
+    compiled_twin,
     replaced_layer,
-    structure_of,
-    twin_reason,
 )
 from specdec_hf.runner.fit import record_of, tolerance_of
-from specdec_hf.runner.policy import BUCKETS, ForwardPolicy, Widths
+from specdec_hf.runner.policy import BUCKETS, ForwardPolicy
 from specdec_hf.runner.self_check import (
     DIFFERENT,
     PASSING,
@@ -43,6 +41,8 @@ from specdec_hf.runner.self_check import (
 )
 from specdec_hf.runner.spec_cache import SpecCache, SpecLayer
 from specdec_hf.runner.spec_runner import SpecRunner
+from specdec_hf.runner.split_model import unknown_structure
+from specdec_hf.runner.twin import structure_of, twin_reason
 
 # Dynamo gives up beyond this number of graphs of one function. A model needs four for each type of
 # its layers: for one token and for several, of one sequence and of a batch.
@@ -93,8 +93,8 @@ class WarmUps:
             held: entered in this order around ``difference``.
 
         Returns:
-            Why the graphs do not serve such a call, or None. A reason is kept until
-            `forget_failures`, so that what failed is not compiled again in each call.
+            Why the graphs do not serve such a call, or None. A reason is kept, so that what failed
+            is not compiled again in each call.
 
         Raises:
             torch.OutOfMemoryError, MemoryError: no memory; the next call tries again.
@@ -116,10 +116,6 @@ class WarmUps:
             self.seconds += time.perf_counter() - started
         self._outcomes[kind] = WarmUp(reason, check)
         return reason
-
-    def forget_failures(self) -> None:
-        """Let calls that failed be tried again."""
-        self._outcomes = {k: made for k, made in self._outcomes.items() if made.reason is None}
 
 
 @contextmanager
@@ -150,8 +146,7 @@ class CompiledForward:
         self.made_for = structure_of(model)
         self._place, self._buffers = Place(), list[LayerBuffers]()
         self._graphs = LayerGraphs(model.dtype, BACKEND)
-        self._twin, self._packed = make_twin(model, self._replace)
-        self._twin.eval()
+        self._twin = compiled_twin(model, self._replace)
         # Keys and values [1, H, 0, D] of each layer; None for one without a cache of its own.
         self._like: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         recorder = recorder_for(model.device)
@@ -212,12 +207,9 @@ class CompiledForward:
             check: whether logits are compared.
 
         Returns:
-            Why this forward does not serve such a call, or None. A reason is kept until a packed
-            weight changes, so that what failed is not compiled again in each call.
+            Why this forward does not serve such a call, or None. A reason is kept, so that what
+            failed is not compiled again in each call.
         """
-        changed = [layer.refresh() for layer in self._packed]
-        if any(changed):
-            self.warm_ups.forget_failures()
         if model.training:
             return "it is in training mode"
         difference = partial(self._difference, model, padded, tree, check)
@@ -233,7 +225,7 @@ class CompiledForward:
             runner = SpecRunner(model, 1, 8)
             runner.forward(plan.texts[0][None, :1].to(model.device), plan.prompts[:1] * 0, 1)
             self._like = [_without_slots(layer) for layer in runner.cache.spec_layers]
-        policy = ForwardPolicy(Widths(), compiled=self, one_by_one=False)
+        policy = ForwardPolicy(compiled=self, one_by_one=False)
         runner = SpecRunner(model, len(plan.prompts), plan.capacity + BUCKETS[-1], policy)
         return difference_in(runner, model, plan, check)
 
@@ -259,7 +251,7 @@ def compiled_forward(model: Any) -> CompiledForward:
         ValueError: a model of which no twin can be made; the message says why.
     """
     with changing:  # hooks and attributes are the caller's
-        reason = twin_reason(model)
+        reason = unknown_structure(model) or twin_reason(model)
         if reason is not None:
             raise ValueError(reason)
         record = record_of(model)

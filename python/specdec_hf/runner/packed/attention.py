@@ -1,0 +1,104 @@
+"""Attention of a few tokens over the slots of a cache, in the forwards of a packed twin."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from specdec_hf.runner.packed.linear import Reading
+
+NAME = "specdec_cached_attention"
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """As Transformers' own attention of kind "sdpa", but keys and values of a group are read once.
+
+    Transformers repeats them for every head of queries wherever a forward has more than one token.
+    On a CPU the copies and the attention over them take up to six times as long.
+
+    Args:
+        module: of a packed twin; with ``num_key_value_groups`` heads of queries to one of keys.
+        query: [B, H, n, D].
+        key, value: [B, H / groups, S, D].
+        attention_mask: [B, 1, n, S]; others, and none, take Transformers' own attention, as do
+            long forwards and other arguments that change what is computed.
+    """
+    own = any(kwargs.get(name) is not None for name in ("softcap", "position_bias", "cache"))
+    if own or module.reading.long or attention_mask is None or attention_mask.shape[1] != 1:
+        out: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+        return out
+    return _few_queries(query, key, value, attention_mask, scaling), None
+
+
+def _few_queries(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
+    """[B, n, H, D]: the tokens of all heads of a group become the rows of one head."""
+    batch_size, heads, size, _ = query.shape
+    groups = heads // key.shape[1]
+    rows = mask.expand(batch_size, 1, size, -1)
+    attended = scaled_dot_product_attention(
+        query.reshape(batch_size, key.shape[1], groups * size, -1),
+        key,
+        value,
+        attn_mask=rows[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3),
+        scale=scale,
+    )
+    return attended.reshape(batch_size, heads, size, value.shape[-1]).transpose(1, 2).contiguous()
+
+
+AttentionInterface.register(NAME, attend)
+
+
+def _only_looks_up(forward: Any) -> bool:
+    """Whether a forward reads the name of its attention only once, to look it up."""
+    try:
+        return inspect.getsource(forward).count("_attn_implementation") == 1
+    except OSError:  # made at run time
+        return False
+
+
+def attend_by(module: Any, reading: Reading) -> bool:
+    """Let a module of a twin attend as `attend` does, and say whether it can.
+
+    Args:
+        module: changed in place: it gets a configuration of its own.
+        reading: of the twin.
+    """
+    config = vars(module).get("config")
+    functions = getattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS", {})
+    if (
+        config is None
+        or "is_causal" not in vars(module)
+        or getattr(config, "_attn_implementation", None) != "sdpa"
+        or not _only_looks_up(type(module).forward)
+        # A model may put a function of its own in the place of the common one.
+        or functions.get("sdpa") is not sdpa_attention_forward
+    ):
+        return False
+    module.config = copy.copy(config)
+    module.config._attn_implementation_internal = NAME
+    module.reading = reading
+    return True

@@ -1,0 +1,233 @@
+"""The packed twin of a model: what runs in its place on a CPU, and why one cannot be made.
+
+A forward of at most 64 tokens of each sequence multiplies by packed weights whatever the batch, and
+attends by `attend`. So the bits of a token follow from the text before it alone: text with drafts
+is text without, in every dtype. Longer forwards, which are those of prompts, are bound by
+arithmetic, and take torch's own products with the model's own weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.packed.attention import attend_by
+from specdec_hf.runner.packed.linear import (
+    PackedLinear,
+    Reading,
+    bytes_to_pack,
+    unpacked_reason,
+)
+from specdec_hf.runner.twin import copied, structure_of, twin_reason
+
+# Of the memory that is available: the rest is for the cache, and for other processes.
+LARGEST_SHARE = 0.5
+_making = threading.RLock()
+
+
+@dataclass
+class PackedStats:
+    """What was packed for one call.
+
+    Attributes:
+        layers: linear layers with packed weights.
+        bytes: of their packed copies, those that other models share included.
+        resident_bytes: memory of the whole process.
+        seconds: how long packing took in this call; 0 after the first call with a model, unless
+            its weights were changed.
+        reason: why the model's own forwards run, empty where packed ones do.
+        unpacked: linear layers that stay as they are, by class.
+        drafts: the same for each draft model and head of the call.
+    """
+
+    layers: int = 0
+    bytes: int = 0
+    resident_bytes: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+    unpacked: dict[str, int] = field(default_factory=dict)
+    drafts: list[PackedStats] = field(default_factory=list)
+
+    def refuse(self, reason: str) -> None:
+        """Say why the model's own forwards run, unless a reason is known."""
+        self.reason = self.reason or reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class OnlyPacked(nn.Module):
+    """Base class of a linear layer that keeps packed weights alone; see in_place.py."""
+
+    reading: Reading | None
+    nbytes: int
+
+
+class PackedTwin:
+    """What runs in the place of a model.
+
+    Args:
+        model: that `twin_reason` allows; it is not changed.
+
+    Attributes:
+        model: the twin, of the model's class.
+        layers: those with a packed copy of a weight.
+        kept: those that keep no other weight.
+        unpacked: its linear layers that are no plain ones, by class.
+        invariant: whether no product and no attention of a token depends on other tokens than those
+            before it.
+        reading: what its forward under way reads; who runs it says that.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.reading = Reading()
+        self.made_for = structure_of(model)
+        self.unpacked = Counter[str]()
+        self._packed: dict[int, PackedLinear] = {}
+        self.model: Any = copied(model, self._replace).eval()
+        self.layers = list(self._packed.values())
+        self.kept = [m for m in self.model.modules() if isinstance(m, OnlyPacked)]
+        attention = [m for m in self.model.modules() if "is_causal" in vars(m)]
+        attends = [attend_by(module, self.reading) for module in attention]
+        others = self.unpacked or any(map(_multiplies, self.model.modules()))
+        self.invariant = all(attends) and not others
+        self.model.reading = self.reading
+
+    def _replace(self, module: Any) -> Any:
+        if id(module) in self._packed:
+            return self._packed[id(module)]
+        if isinstance(module, OnlyPacked):
+            own = copy.copy(module)
+            own.reading = self.reading
+            return own
+        if unpacked_reason(module) is None:
+            self._packed[id(module)] = PackedLinear(module, self.reading)
+            return self._packed[id(module)]
+        if is_other_linear(module):
+            self.unpacked[type(module).__name__] += 1
+            return module  # with all that is inside
+        return None
+
+    def refresh(self) -> None:
+        """Pack again what has changed."""
+        for layer in self.layers:
+            layer.refresh()
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module has a matrix that is neither packed nor looked up."""
+    if isinstance(module, PackedLinear | OnlyPacked | nn.Embedding):
+        return False
+    return any(p is not None and p.ndim > 1 for p in module._parameters.values())
+
+
+def is_other_linear(module: Any) -> bool:
+    """Whether a module is a linear layer of another library, such as a quantized or adapted one."""
+    if type(module) is nn.Linear:
+        return type(module.weight) is not nn.Parameter
+    if isinstance(module, OnlyPacked):
+        return False
+    adapts = isinstance(getattr(module, "base_layer", None), nn.Module)
+    sized = {"in_features", "out_features"} <= vars(module).keys()
+    return adapts or sized or isinstance(module, nn.Linear)
+
+
+def packed_twin(model: Any) -> PackedTwin:
+    """The packed twin of a model, made at the first call and again where the model changed.
+
+    Raises:
+        ValueError: none can be made, or there is no memory for it; the message says why.
+    """
+    with _making:
+        reason = twin_reason(model) or ("it is in training mode" if model.training else None)
+        if reason is not None:
+            raise ValueError(reason)
+        record = record_of(model)
+        made: PackedTwin | None = record.packed
+        if made is None or made.made_for != structure_of(model):
+            record.packed = None
+            check_packable(model)
+            with torch.inference_mode(False), torch.no_grad():
+                made = record.packed = PackedTwin(model)
+        else:
+            made.refresh()
+    return made
+
+
+def check_packable(model: nn.Module) -> None:
+    """Raises ValueError for a model without a layer to pack, or too little memory for the copy."""
+    layers = [m for m in model.modules() if unpacked_reason(m) is None]
+    if not layers and not any(isinstance(m, OnlyPacked) for m in model.modules()):
+        plain = (unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear)
+        raise ValueError(next(plain, None) or "it has no plain linear layers")
+    size, available = bytes_to_pack(layers), psutil.virtual_memory().available  # type: ignore[arg-type]
+    if size > LARGEST_SHARE * available:
+        raise ValueError(
+            f"packed weights would take {size / 2**30:.3g} GiB, which is more than half of the "
+            f"{available / 2**30:.3g} GiB of memory that are available; specdec_hf.pack_ keeps no "
+            "second copy"
+        )
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    size: int = psutil.Process().memory_info().rss
+    return size
+
+
+def pack_for_call(model: Any) -> tuple[PackedTwin | None, PackedStats]:
+    """The packed twin of a model for one call, None where there is none, and what to report."""
+    started = time.perf_counter()
+    if model.device.type != "cpu":
+        return None, PackedStats(reason="weights are packed on a CPU only")
+    before = record_of(model).packed
+    try:
+        twin = packed_twin(model)
+    except ValueError as error:
+        return None, PackedStats(reason=str(error))
+    return twin, PackedStats(
+        layers=len(twin.layers) + len(twin.kept),
+        bytes=sum(layer.nbytes for layer in (*twin.layers, *twin.kept)),
+        resident_bytes=resident_bytes(),
+        seconds=0.0 if twin is before else time.perf_counter() - started,
+        unpacked=dict(twin.unpacked),
+    )
+
+
+def report_packed(
+    model: Any, stats: PackedStats, note: Callable[[str], None], *, asked: bool
+) -> None:
+    """Leave a note where a model's own forwards run, or linear layers stay as they are.
+
+    Args:
+        model: the user's.
+        stats: of the call.
+        note: takes the remark.
+        asked: whether the caller asked for more, and is warned too.
+    """
+    name = type(model).__name__
+    if stats.reason:
+        note(f"{name} runs its own forwards: {stats.reason}")
+        if asked:
+            warnings.warn(f"{name} runs its own forwards: {stats.reason}", stacklevel=2)
+    elif stats.unpacked:
+        listed = ", ".join(f"{count} {kind}" for kind, count in stats.unpacked.items())
+        note(f"{name}: linear layers of other classes are not packed: {listed}")
+
+
+def reading_of(model: Any) -> Reading | None:
+    """What tells a packed twin what its forward reads, or None for a user's own model."""
+    reading: Reading | None = vars(model).get("reading")
+    return reading

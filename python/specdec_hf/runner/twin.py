@@ -1,0 +1,95 @@
+"""A second set of a model's modules over the same weights, in the place of which other ones run.
+
+What is packed or compiled must not stay in the user's model. A twin has the same classes,
+configuration, parameters and buffers, but modules of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+# What tells one module from another beside its tensors.
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+def is_library_hook(hook: Any) -> bool:
+    """Whether Transformers put a hook on a module, which it does to collect outputs."""
+    return str(getattr(hook, "__module__", "")).startswith("transformers.")
+
+
+# Transformers sets them on a model in its first forward that collects hidden states or attentions,
+# and in calls with a static cache. Neither changes what a forward computes.
+BOOKKEEPING = frozenset({"_output_capturing_hooks_installed", "_previous_max_cache_length"})
+
+
+def twin_reason(model: Any) -> str | None:
+    """Why no twin of a model can be made, or None."""
+    if not isinstance(model, PreTrainedModel):
+        return "it is a wrapper"
+    for name, module in model.named_modules():
+        if "forward" in vars(module) or hasattr(module, "_hf_hook"):
+            return f"the forward of its module {name!r} was replaced"
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not all(is_library_hook(hook) for hook in hooks):
+            return f"its module {name!r} has a hook"
+    return None
+
+
+def structure_of(model: Any) -> tuple[Any, ...]:
+    """What a twin takes over from a model: it serves the model while this is the same.
+
+    The values of parameters and buffers are left out, because a twin shares those.
+    """
+    modules = list(model.named_modules(remove_duplicate=False))
+    configs = {id(c): c for _, m in modules if (c := vars(m).get("config")) is not None}
+    return (
+        tuple((number, _plain_values(config)) for number, config in configs.items()),
+        tuple(
+            # A twin holds the dict of parameters, so that no other module has one of this number.
+            (name, type(module), type(module).forward, id(module._parameters),
+             _plain_values(module), _kinds(module._parameters), _kinds(module._buffers))
+            for name, module in modules
+        ),
+    )  # fmt: skip
+
+
+def _plain_values(owner: Any) -> tuple[Any, ...]:
+    return tuple(
+        # repr() tells True from 1, and NaN is equal to itself.
+        (name, repr(value))
+        for name, value in vars(owner).items()
+        if isinstance(value, PLAIN) and name != "training" and name not in BOOKKEEPING
+    )
+
+
+def _kinds(tensors: Mapping[str, torch.Tensor | None]) -> tuple[Any, ...]:
+    return tuple(
+        (name, None if x is None else (type(x), x.shape, x.dtype, x.device, x.stride()))
+        for name, x in tensors.items()
+    )
+
+
+def copied(module: Any, replace: Callable[[Any], Any]) -> Any:
+    """A copy of a module and of those inside, over the same parameters and buffers.
+
+    Args:
+        module: it is not changed.
+        replace: gives what takes the place of a module, or None to copy it.
+    """
+    other = replace(module)
+    if other is not None:
+        return other
+    twin = copy.copy(module)
+    twin._modules = {
+        name: None if child is None else copied(child, replace)
+        for name, child in module._modules.items()
+    }
+    # Transformers puts hooks on modules while it collects hidden states.
+    twin._forward_hooks = type(module._forward_hooks)(module._forward_hooks)
+    twin._forward_pre_hooks = type(module._forward_pre_hooks)(module._forward_pre_hooks)
+    return twin

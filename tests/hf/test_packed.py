@@ -1,0 +1,339 @@
+"""Packed twins: the text is the same whatever is drafted, and what cannot be packed is named."""
+
+import gc
+import types
+import warnings
+import weakref
+
+import pytest
+import torch
+from specdec_hf import EagleTree, SpeculativeDecoder, generate
+from specdec_hf.runner.fit import forget_fits
+from specdec_hf.runner.packed import linear as packed_linear
+from specdec_hf.runner.packed import twin
+from specdec_hf.runner.packed.linear import PackedLinear, Reading
+from specdec_hf.runner.packed.twin import packed_twin
+from specdec_hf.runner.policy import FIRST, ForwardPolicy
+from specdec_hf.runner.spec_runner import SpecRunner
+from support.encoder_models import build as build_encoder_decoder
+from support.encoder_models import inputs_for
+from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+    build,
+    decode,
+    one_thread,
+    prompts,
+    with_noise,
+)
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module", params=DTYPES, ids=["float32", "bfloat16"])
+def model(request):
+    # Ties are near where logits lie close to each other, so that rounding shows in the text.
+    made = build("llama", vocab_size=997, hidden_size=64, intermediate_size=160)
+    with torch.no_grad():
+        made.lm_head.weight.mul_(0.05)
+    return made.to(request.param)
+
+
+SAMPLED = {"do_sample": True, "temperature": 0.8, "seed": 3, "rule": "match"}
+
+
+@pytest.mark.parametrize("more", [{}, SAMPLED], ids=["greedy", "match"])
+@pytest.mark.parametrize("lengths", [(9,), (70, 5, 90)], ids=["alone", "ragged"])
+def test_the_text_is_that_without_drafts_bit_for_bit(model, lengths, more):
+    plain = decode(model, lengths, **more)
+    drafter = with_noise(model, 0.05)
+    for settings in (
+        {"num_assistant_tokens": 5},
+        {"num_assistant_tokens": 2, "drafter": "suffix_automaton"},
+        {"tree": (2, 1, 1)},
+        {"tree": EagleTree(size=6, depth=3)},
+    ):
+        if more and isinstance(settings.get("tree"), EagleTree):
+            continue  # takes no rule match
+        fast = decode(model, lengths, **{"drafter": drafter, **more, **settings})
+        assert torch.equal(fast.sequences, plain.sequences)
+        assert fast.stats.forwards == "packed"
+        assert not any("rounds unlike" in note for note in fast.stats.notes)
+    for b, length in enumerate(lengths if not more else ()):
+        mask = plain.attention_mask[b].bool()
+        inputs = prompts(lengths, vocab_size=997)["input_ids"][b : b + 1, -length:]
+        alone = generate(model, inputs, max_new_tokens=12, do_sample=False, drafter=None)
+        assert torch.equal(alone[0], plain.sequences[b][mask])
+
+
+def logits_of(model, sizes, rows=1, start=70, policy=None):
+    """Logits of tokens after a prompt, which is long, fed in forwards of these sizes."""
+    policy = policy or ForwardPolicy(omits_mask=frozenset((FIRST,)))
+    runner = SpecRunner(model, rows, start + sum(sizes) + 1, policy)
+    ids = prompts((start + sum(sizes),), vocab_size=997)["input_ids"].expand(rows, -1)
+    logits = [runner.forward(ids[:, :start], runner.lengths, 1)]
+    for size in sizes:
+        begin = int(runner.lengths[0])
+        logits.append(runner.forward(ids[:, begin : begin + size], runner.lengths, size))
+    return torch.cat(logits, dim=1)
+
+
+def with_torchs_products(model):
+    """Negative control: a twin whose products are torch's own."""
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    made = twin.PackedTwin(model)
+    for layer in made.layers:
+        layer.forward = types.MethodType(forward, layer)
+    return made.model
+
+
+@torch.inference_mode()
+def test_logits_depend_on_no_other_tokens(model):
+    """In 16 bits torch's own products are caught."""
+    mine = packed_twin(model).model
+    alone = logits_of(mine, [1] * 24)
+    for sizes in ([24], [3, 20, 1], [5, 19]):
+        assert torch.equal(logits_of(mine, sizes), alone)
+    assert torch.equal(logits_of(mine, [24], rows=3)[1:2], alone)  # 72 rows, in two pieces
+    if model.dtype == torch.bfloat16:
+        wrong = with_torchs_products(model)
+        assert not torch.equal(logits_of(wrong, [24]), logits_of(wrong, [1] * 24))
+
+
+def test_long_forwards_are_torchs_whatever_the_batch(monkeypatch):
+    """Whether a forward is long follows from the tokens of a sequence, not from rows of layers."""
+    made, rows = build("llama"), []
+    linear = packed_linear.linear
+    monkeypatch.setattr(
+        packed_linear, "linear", lambda x, *rest: rows.append(x.shape[1]) or linear(x, *rest)
+    )
+    decode(made, (64, 60, 50), max_new_tokens=1)  # 192 rows
+    assert rows == []
+    decode(made, (65, 60), max_new_tokens=1)
+    assert set(rows) == {65, 1}  # alone, the head for the last token; the other one is short
+
+
+def halve(module):
+    module.register_forward_hook(
+        lambda module, args, out: (out[0] / 2, *out[1:]) if isinstance(out, tuple) else out / 2
+    )
+
+
+class Quantized(torch.nn.Linear):
+    """In the place of a library's."""
+
+
+REFUSED = [
+    (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
+    (lambda model: model.train(), "it is in training mode"),
+    (lambda model: halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
+    (lambda model: halve(model.lm_head), "its module 'lm_head' has a hook"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), REFUSED, ids=["patched", "training", "hook", "hook-of-linear"]
+)
+def test_a_model_that_cannot_be_packed_says_why_once(change, reason):
+    model = build("llama")
+    change(model)
+    note = f"LlamaForCausalLM runs its own forwards: {reason}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output = decode(model, (9,))
+    (found,) = (note for note in output.stats.notes if "own forwards" in note)
+    assert reason in found
+    assert reason in output.stats.packed.reason
+    assert output.stats.forwards == "own"
+    with pytest.warns(UserWarning, match="runs its own forwards: .*" + reason) as caught:
+        decode(model, (9,), compile=True)
+    assert len(caught) == 1
+    silent = decode(model, (9,), compile=False)
+    assert silent.stats.packed is None
+    assert not any(note in one for one in silent.stats.notes)
+    assert torch.equal(silent.sequences, output.sequences)
+
+
+def test_hooks_that_come_and_go_are_seen_in_each_call():
+    model, seen = build("llama"), []
+    before = decode(model, (9,))
+    handle = model.lm_head.register_forward_hook(lambda *_: seen.append(1))
+    assert "has a hook" in decode(model, (9,)).stats.packed.reason
+    assert seen
+    handle.remove()
+    again = decode(model, (9,))
+    assert (again.stats.packed.reason, again.stats.packed.seconds) == ("", 0)
+    assert torch.equal(again.sequences, before.sequences)
+
+
+def test_linear_layers_of_other_classes_stay_and_are_named():
+    model = build("llama")
+    for layer in model.model.layers:
+        layer.mlp.up_proj.__class__ = Quantized
+    adapted = torch.nn.Module()
+    adapted.base_layer = model.lm_head
+    adapted.forward = None
+    twins = twin.PackedTwin(model)
+    assert twins.unpacked == {"Quantized": 2}
+    assert len(twins.layers) == 13
+    assert not twins.invariant
+    assert twins.model.model.layers[0].mlp.up_proj is model.model.layers[0].mlp.up_proj
+    output = decode(model, (9,))
+    assert output.stats.packed.unpacked == {"Quantized": 2}
+    (note,) = output.stats.notes
+    assert note.endswith("linear layers of other classes are not packed: 2 Quantized")
+    assert twin.is_other_linear(adapted)
+
+
+def test_too_little_memory_is_said_and_packs_nothing(monkeypatch):
+    model = build("llama")
+    size = sum(layer.weight.nbytes for layer in twin.PackedTwin(model).layers)
+    gc.collect()
+    for available, fits in ((2 * size, True), (2 * size - 1, False)):
+        model = build("llama")
+        monkeypatch.setattr(
+            twin.psutil, "virtual_memory", lambda n=available: types.SimpleNamespace(available=n)
+        )
+        output = decode(model, (9,))
+        assert (output.stats.packed.reason == "") == fits
+    assert "packed weights would take" in output.stats.packed.reason
+    assert "specdec_hf.pack_" in output.stats.notes[0]
+
+
+def wrong(self, x):
+    """Negative control: outputs in another order."""
+    return torch.nn.functional.linear(x, self.weight, self.bias).flip(-1)
+
+
+def test_wrong_packed_weights_are_found_and_the_model_itself_runs(monkeypatch):
+    model = build("llama")
+    own = decode(model, (9,), compile=False)
+    monkeypatch.setattr(PackedLinear, "forward", wrong)
+    forget_fits()
+    output = decode(model, (9,))
+    forget_fits()
+    assert torch.equal(output.sequences, own.sequences)
+    assert output.stats.packed.reason.startswith("packed weights differ: its logits differ")
+    assert "packed weights differ" in output.stats.notes[0]
+    assert output.stats.cache == "spec"
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["parameter", "data"])
+def test_weights_changed_between_calls_are_packed_again(hidden):
+    model = build("llama")
+    decode(model, (9,))
+    with torch.no_grad():
+        for layer in (model.model.layers[0].mlp.down_proj, model.lm_head):
+            weight = layer.weight.data if hidden else layer.weight
+            weight.copy_(weight.flip(0))
+    own = decode(model, (9,), compile=False)
+    assert torch.equal(decode(model, (9,)).sequences, own.sequences)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "lm_head", torch.nn.Linear(32, 67, bias=False)),
+        lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0),
+        lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+        lambda model: model.set_attn_implementation("eager"),
+    ],
+    ids=["head", "attribute", "config", "attention"],
+)
+def test_a_changed_model_gets_a_new_twin(change):
+    model = build("llama")
+    decode(model, (9,))
+    before = packed_twin(model)
+    assert packed_twin(model) is before
+    torch.manual_seed(0)
+    change(model)
+    assert torch.equal(decode(model, (9,)).sequences, decode(model, (9,), compile=False).sequences)
+    assert packed_twin(model) is not before
+
+
+def test_the_model_is_as_before_and_its_packed_weights_go_with_it():
+    model = build("llama", layers=1)
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    packed = set(packed_linear._copies)
+    decode(model, (9,), max_new_tokens=4)
+    made = set(packed_linear._copies) - packed
+    assert len(made) > 0
+    for module, attributes in before:
+        assert vars(module).keys() == attributes.keys()
+        assert all(vars(module)[name] is value for name, value in attributes.items())
+    gone = weakref.ref(model)
+    del model, before, module, attributes
+    gc.collect()
+    assert gone() is None
+    assert not set(packed_linear._copies) & made
+
+
+def test_the_statistics_say_what_was_packed():
+    model = build("llama")
+    drafter = with_noise(model, 0.05)
+    first, second = (decode(model, (9,), drafter=drafter).stats for _ in range(2))
+    made = first.packed
+    assert made.layers == 15
+    assert made.bytes >= sum(m.weight.nbytes for m in model.modules() if type(m) is torch.nn.Linear)
+    assert made.resident_bytes > made.bytes
+    assert made.seconds > 0
+    assert second.packed.seconds == 0
+    assert made.drafts[0].layers == 15
+    assert first.to_dict()["packed"]["drafts"][0]["layers"] == 15
+    assert first.to_dict()["forwards"] == "packed"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drafter": "layer_skip:1-1"},
+        {"drafter": "early_exit:1"},
+        {"drafter": None, "num_beams": 2},
+        {"drafter": None, "cache": "dynamic"},
+        {"drafter": "prompt_lookup", "cache": "aligned"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_whatever_runs_the_model_runs_its_twin(settings, monkeypatch):
+    model, ran = build("llama"), []
+    own = decode(model, (9, 5), compile=False, **settings)
+    decode(model, (9, 5), **settings)  # with the self-checks
+    forward = PackedLinear.forward
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: ran.append(1) or forward(self, x))
+    packed = decode(model, (9, 5), **settings)
+    assert packed.stats.forwards == "packed"
+    assert ran
+    assert torch.equal(packed.sequences, own.sequences)
+
+
+def test_an_encoder_decoder_runs_its_twin():
+    model, inputs = build_encoder_decoder("t5"), inputs_for("t5", (5,))
+    settings = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    own = generate(model, **inputs, drafter="prompt_lookup", compile=False, **settings)
+    packed = generate(model, **inputs, drafter="prompt_lookup", **settings)
+    assert packed.stats.forwards == "packed"
+    assert torch.equal(packed.sequences, own.sequences)
+
+
+def test_a_stream_and_custom_generate_are_packed_by_default():
+    model, inputs = build("llama"), prompts((9,))
+    stream = SpeculativeDecoder(None).stream(model, **inputs, max_new_tokens=4, do_sample=False)
+    steps = list(stream)
+    assert len(steps) == 4
+    plugged = model.generate(
+        **inputs, custom_generate=SpeculativeDecoder(None), max_new_tokens=4, do_sample=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert plugged.stats.forwards == "packed"
+
+
+def test_what_one_thread_reads_is_not_what_another_reads():
+    import threading  # noqa: PLC0415
+
+    reading, seen = Reading(), []
+    reading.long = True
+    other = threading.Thread(target=lambda: seen.append(reading.long))
+    other.start()
+    other.join()
+    assert seen == [False]
