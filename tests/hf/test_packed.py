@@ -9,8 +9,8 @@ import pytest
 import torch
 from specdec_hf import EagleTree, SpeculativeDecoder, generate
 from specdec_hf.runner.fit import forget_fits
+from specdec_hf.runner.packed import attention, twin
 from specdec_hf.runner.packed import linear as packed_linear
-from specdec_hf.runner.packed import twin
 from specdec_hf.runner.packed.linear import PackedLinear, Reading
 from specdec_hf.runner.packed.twin import packed_twin
 from specdec_hf.runner.policy import FIRST, ForwardPolicy
@@ -31,7 +31,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 @pytest.fixture(scope="module", params=DTYPES, ids=["float32", "bfloat16"])
 def model(request):
     # Ties are near where logits lie close to each other, so that rounding shows in the text.
-    made = build("llama", vocab_size=997, hidden_size=64, intermediate_size=160)
+    made = build("llama", vocab_size=997, hidden_size=256, intermediate_size=640)
     with torch.no_grad():
         made.lm_head.weight.mul_(0.05)
     return made.to(request.param)
@@ -90,15 +90,28 @@ def with_torchs_products(model):
 
 @torch.inference_mode()
 def test_logits_depend_on_no_other_tokens(model):
-    """In 16 bits torch's own products are caught."""
     mine = packed_twin(model).model
     alone = logits_of(mine, [1] * 24)
     for sizes in ([24], [3, 20, 1], [5, 19]):
         assert torch.equal(logits_of(mine, sizes), alone)
     assert torch.equal(logits_of(mine, [24], rows=3)[1:2], alone)  # 72 rows, in two pieces
-    if model.dtype == torch.bfloat16:
-        wrong = with_torchs_products(model)
-        assert not torch.equal(logits_of(wrong, [24]), logits_of(wrong, [1] * 24))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("part", ["products", "attention"])
+def test_products_and_attention_of_torch_depend_on_other_tokens(part, monkeypatch):
+    """Negative control. In float32, where they do on any machine."""
+    model = build("llama", vocab_size=997, hidden_size=256, intermediate_size=640)
+    wrong = with_torchs_products(model) if part == "products" else twin.PackedTwin(model).model
+    if part == "attention":
+        monkeypatch.setattr(attention, "cached_attention", grouped)
+    assert not torch.equal(logits_of(wrong, [24]), logits_of(wrong, [1] * 24))
+
+
+def grouped(query, key, value, mask, scale):
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
+    ).transpose(1, 2)
 
 
 def test_long_forwards_are_torchs_whatever_the_batch(monkeypatch):

@@ -8,11 +8,11 @@ import sys
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from specdec_hf.runner.packed.linear import Reading
+from specdec_kernels import cached_attention
 
 NAME = "specdec_cached_attention"
 
@@ -27,46 +27,26 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As Transformers' own attention of kind "sdpa", but keys and values of a group are read once.
+    """As Transformers' own attention of kind "sdpa", but by `cached_attention`.
 
-    Transformers repeats them for every head of queries wherever a forward has more than one token.
-    On a CPU the copies and the attention over them take up to six times as long.
+    Keys and values of a group of heads are read once where they lie, and the bits of a token follow
+    from what it sees alone.
 
     Args:
-        module: of a packed twin; with ``num_key_value_groups`` heads of queries to one of keys.
+        module: of a packed twin.
         query: [B, H, n, D].
         key, value: [B, H / groups, S, D].
-        attention_mask: [B, 1, n, S]; others, and none, take Transformers' own attention, as do
+        attention_mask: [B, 1, n, S] bool; others, and none, take Transformers' own attention, as do
             long forwards and other arguments that change what is computed.
     """
     own = any(kwargs.get(name) is not None for name in ("softcap", "position_bias", "cache"))
-    if own or module.reading.long or attention_mask is None or attention_mask.shape[1] != 1:
+    few = attention_mask is not None and attention_mask.dtype == torch.bool
+    if not few or own or module.reading.long or query.dtype != key.dtype:
         out: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
         return out
-    return _few_queries(query, key, value, attention_mask, scaling), None
-
-
-def _few_queries(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float | None,
-) -> torch.Tensor:
-    """[B, n, H, D]: the tokens of all heads of a group become the rows of one head."""
-    batch_size, heads, size, _ = query.shape
-    groups = heads // key.shape[1]
-    rows = mask.expand(batch_size, 1, size, -1)
-    attended = scaled_dot_product_attention(
-        query.reshape(batch_size, key.shape[1], groups * size, -1),
-        key,
-        value,
-        attn_mask=rows[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3),
-        scale=scale,
-    )
-    return attended.reshape(batch_size, heads, size, value.shape[-1]).transpose(1, 2).contiguous()
+    return cached_attention(query, key, value, attention_mask, scale=scaling), None
 
 
 AttentionInterface.register(NAME, attend)
