@@ -11,6 +11,8 @@ tile: 512 entries of a row, which one warp takes (a warp tile).
 
 from __future__ import annotations
 
+import functools
+
 import proofs
 import pytest
 import torch
@@ -57,6 +59,12 @@ def outputs(simt, case, args=None, **sharing):
         return simt.op(case.op)(*(args or case.args()))
 
 
+@functools.cache
+def of_one_block(simt, case):
+    """The outputs of groups of one block, one after the other, which all others have to equal."""
+    return outputs(simt, case, schedule="lazy", group=1)
+
+
 @pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)
 def test_agrees_with_the_cpu_kernels(simt, case):
@@ -69,9 +77,9 @@ def test_agrees_with_the_cpu_kernels(simt, case):
 @pytest.mark.parametrize("share", list(simt_ops.SHARES)[1:])
 @pytest.mark.parametrize("case", CASES[::3] + LARGE, ids=str)
 def test_every_schedule_and_group_size_gives_the_same_bits(simt, case, share):
-    want = outputs(simt, case, schedule="lazy", group=1)
     schedule, group = simt_ops.SHARES[share]
-    assert_outputs_equal(case.op, outputs(simt, case, schedule=schedule, group=group), want)
+    got = outputs(simt, case, schedule=schedule, group=group)
+    assert_outputs_equal(case.op, got, of_one_block(simt, case))
 
 
 @pytest.mark.parametrize("case", LARGE[::2], ids=str)
@@ -83,21 +91,17 @@ def test_a_device_without_clusters_gives_the_same_bits(simt, case):
 @pytest.mark.parametrize("order", list(simt_ops.ORDERS)[1:])
 @pytest.mark.parametrize("case", SMALL[::2], ids=str)
 def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
-    args = case.args()
-    for schedule, group in (("lazy", 2), ("parallel", 2)):
-        share = {"schedule": schedule, "group": group}
-        want = outputs(simt, case, args, **share)
-        assert_outputs_equal(case.op, outputs(simt, case, args, **share, order=order), want)
+    for schedule in ("lazy", "parallel"):
+        got = outputs(simt, case, schedule=schedule, group=2, order=order)
+        assert_outputs_equal(case.op, got, of_one_block(simt, case))
 
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("order", ["reverse", "seed-1", "interleaved-1"])
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
 def test_every_order_of_threads_gives_the_same_bits_for_a_large_row(simt, case, order):
-    share = {"schedule": "parallel", "group": 8}
-    assert_outputs_equal(
-        case.op, outputs(simt, case, **share, order=order), outputs(simt, case, **share)
-    )
+    got = outputs(simt, case, schedule="parallel", group=8, order=order)
+    assert_outputs_equal(case.op, got, of_one_block(simt, case))
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "parallel"])
@@ -144,8 +148,7 @@ def test_launch_numbers_are_never_small_integers(simt):
 )
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5], LARGE[-2]], ids=str)
 def test_the_workspace_may_hold_anything(simt, case, fill):
-    args = case.args()
-    want = outputs(simt, case, args, schedule="lazy", group=1)
+    args, want = case.args(), of_one_block(simt, case)
     for schedule, group, order in (
         ("lazy", 2, "forward"),
         ("parallel", 8, "forward"),
