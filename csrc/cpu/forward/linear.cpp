@@ -42,23 +42,54 @@ const LinearKernels& linear_kernels() {
 
 int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
+// Transposes a square of as many outputs as a register has steps. Interleaving the halves of the
+// square does so after one round for each bit of its size.
+template <class Step>
+void pack_square(const char* from, int64_t row_bytes, char* to, int64_t step_bytes) {
+  constexpr int kSize = 16 / sizeof(Step);
+  typedef Step Steps __attribute__((vector_size(16)));
+  Steps rows[kSize], next[kSize];
+  for (int i = 0; i < kSize; ++i) std::memcpy(&rows[i], from + i * row_bytes, 16);
+  for (int round = 1; round < kSize; round *= 2) {
+    for (int i = 0; i < kSize / 2; ++i) {
+      const Steps a = rows[i], b = rows[i + kSize / 2];
+      if constexpr (kSize == 4) {
+        next[2 * i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+        next[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      } else {
+        next[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+        next[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+      }
+    }
+    std::memcpy(rows, next, sizeof rows);
+  }
+  for (int i = 0; i < kSize; ++i) std::memcpy(to + i * step_bytes, &rows[i], 16);
+}
+
 // Moves the weights of one panel; Step is the inputs of a step, which stay together. It takes a few
 // steps of every output at a time, so that each cache line of the weight is read once.
 template <class Step>
 void pack_panel(const char* weight, int64_t row_bytes, int64_t outputs, const PanelLayout& layout,
                 char* panel) {
-  constexpr int64_t kSteps = 64 / sizeof(Step);
-  const int64_t whole = row_bytes / static_cast<int64_t>(sizeof(Step));
-  std::memset(panel, 0, outputs < layout.width ? layout.steps * layout.width * sizeof(Step) : 0);
+  constexpr int64_t kBytes = sizeof(Step), kSteps = 64 / kBytes, kSquare = 16 / kBytes;
+  const int64_t whole = row_bytes / kBytes, step_bytes = layout.width * kBytes;
+  std::memset(panel, 0, outputs < layout.width ? layout.steps * step_bytes : 0);
   for (int64_t begin = 0; begin < layout.steps; begin += kSteps) {
     const int64_t end = std::min(begin + kSteps, layout.steps);
-    for (int64_t n = 0; n < outputs; ++n) {
+    int64_t n = 0;
+    for (; begin + kSteps <= whole && n + kSquare <= outputs; n += kSquare) {
+      const char* from = weight + n * row_bytes;
+      for (int64_t k = begin; k < end; k += kSquare) {
+        char* to = panel + k * step_bytes + n * kBytes;
+        pack_square<Step>(from + k * kBytes, row_bytes, to, step_bytes);
+      }
+    }
+    for (; n < outputs; ++n) {
       const char* from = weight + n * row_bytes;
       for (int64_t k = begin; k < end; ++k) {
         Step step = 0;
-        const int64_t at = k * static_cast<int64_t>(sizeof step);
-        std::memcpy(&step, from + at, k < whole ? sizeof step : row_bytes - at);
-        std::memcpy(panel + (k * layout.width + n) * sizeof step, &step, sizeof step);
+        std::memcpy(&step, from + k * kBytes, k < whole ? kBytes : row_bytes - k * kBytes);
+        std::memcpy(panel + k * step_bytes + n * kBytes, &step, sizeof step);
       }
     }
   }
