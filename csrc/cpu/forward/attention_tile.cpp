@@ -2,6 +2,8 @@
 // shared header: the linker would keep one build of it for all processors.
 #include "cpu/forward/attention_tile.h"
 
+#include <type_traits>
+
 #include "cpu/forward/linear_vector.h"
 
 #define SPECDEC_CAT_(a, b) a##b
@@ -99,18 +101,34 @@ inline Quad sum_lanes(const V (&v)[kKeys]) {
 #endif
 }
 
+// Keys or values of a block. The last one is listed again, up to a multiple of kKeys.
+template <class Element>
+struct List {
+  const Element* at[kBlock + kKeys];
+  int64_t count;
+  int64_t ahead;  // elements from a slot to that of the next block, which is fetched; 0: it is not
+
+  // The processor's own prefetching ends with a page, which some 16 slots fill.
+  void fetch_ahead(int64_t k, int64_t size) const {
+    if (ahead == 0) return;
+    constexpr int64_t kLine = 64 / sizeof(Element);
+    for (int64_t d = 0; d < size; d += kLine) __builtin_prefetch(at[k] + ahead + d);
+  }
+};
+
 // Writes the scores of M rows of queries with the listed keys; up to kKeys - 1 more are written.
 template <class Type, int M>
 __attribute__((noinline)) void score_rows(const float* query, int64_t stride, int64_t size,
-                                          const typename Type::Element* const* keys, int64_t count,
-                                          float scale, float* const* out) {
+                                          const List<typename Type::Element>& keys, float scale,
+                                          float* const* out) {
   const int64_t whole = size / kLanes * kLanes;
-  for (int64_t k = 0; k < count; k += kKeys) {
+  for (int64_t k = 0; k < keys.count; k += kKeys) {
+    for (int j = 0; j < kKeys; ++j) keys.fetch_ahead(k + j, size);
     V sums[M][kKeys] = {};
     for (int64_t d = 0; d < whole; d += kLanes) {
       V key[kKeys];
 #pragma GCC unroll 8
-      for (int j = 0; j < kKeys; ++j) key[j] = Type::widen(keys[k + j] + d);
+      for (int j = 0; j < kKeys; ++j) key[j] = Type::widen(keys.at[k + j] + d);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const V q = load<V>(query + m * stride + d);
@@ -121,7 +139,7 @@ __attribute__((noinline)) void score_rows(const float* query, int64_t stride, in
     if (whole < size) {
 #pragma GCC unroll 8
       for (int j = 0; j < kKeys; ++j) {
-        const V key = widen_part<Type>(keys[k + j] + whole, size - whole);
+        const V key = widen_part<Type>(keys.at[k + j] + whole, size - whole);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           sums[m][j] = multiply_add(load<V>(query + m * stride + whole), key, sums[m][j]);
@@ -156,12 +174,12 @@ inline void close(float* sums, int64_t stride, int64_t size, int level) {
 // Adds to the sums of M rows the listed values, each times its weight. `ordinal` is that of the
 // first.
 template <class Type, int M, int C>
-void add_columns(const typename Type::Element* const* values, int64_t first, int64_t size,
-                 int64_t ordinal, int64_t count, const float* const* weights, float* sums) {
+void add_columns(const List<typename Type::Element>& values, int64_t first, int64_t size,
+                 int64_t ordinal, const float* const* weights, float* sums) {
   const int64_t level_size = padded(size, kLanes), stride = kLevels * level_size;
   sums += first;
-  for (int64_t k = 0; k < count;) {
-    const int64_t end = smaller(count, k + kRun - (ordinal + k) % kRun);
+  for (int64_t k = 0; k < values.count;) {
+    const int64_t end = smaller(values.count, k + kRun - (ordinal + k) % kRun);
     V run[M][C];
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
@@ -169,12 +187,13 @@ void add_columns(const typename Type::Element* const* values, int64_t first, int
       for (int c = 0; c < C; ++c) run[m][c] = load<V>(sums + m * stride + c * kLanes);
     }
     for (; k < end; ++k) {
+      if (first == 0) values.fetch_ahead(k, size);
       V weight[M];
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) weight[m] = every_lane(weights[m][k]);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        const auto* from = values[k] + first + c * kLanes;
+        const auto* from = values.at[k] + first + c * kLanes;
         const V value = C > 1 ? Type::widen(from) : widen_up_to<Type>(from, size - first);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) run[m][c] = multiply_add(weight[m], value, run[m][c]);
@@ -191,33 +210,32 @@ void add_columns(const typename Type::Element* const* values, int64_t first, int
 }
 
 template <class Type, int M>
-__attribute__((noinline)) void add_values(const typename Type::Element* const* values, int64_t size,
-                                          int64_t ordinal, int64_t count,
-                                          const float* const* weights, float* sums) {
+__attribute__((noinline)) void add_values(const List<typename Type::Element>& values, int64_t size,
+                                          int64_t ordinal, const float* const* weights,
+                                          float* sums) {
   // One row alone needs more sums side by side to hide the latency of an addition.
   constexpr int kSide = M == 1 ? 2 * kColumns : kColumns;
   int64_t d = 0;
   for (; d + kSide * kLanes <= size; d += kSide * kLanes) {
-    add_columns<Type, M, kSide>(values, d, size, ordinal, count, weights, sums);
+    add_columns<Type, M, kSide>(values, d, size, ordinal, weights, sums);
   }
   for (; d < size; d += kLanes) {
-    add_columns<Type, M, 1>(values, d, size, ordinal, count, weights, sums);
+    add_columns<Type, M, 1>(values, d, size, ordinal, weights, sums);
   }
 }
 
 template <class Type, int M = kTileRows>
 void score_up_to(int64_t rows, const float* query, int64_t stride, int64_t size,
-                 const typename Type::Element* const* keys, int64_t count, float scale,
-                 float* const* out) {
-  if (rows == M) return score_rows<Type, M>(query, stride, size, keys, count, scale, out);
-  if constexpr (M > 1) score_up_to<Type, M - 1>(rows, query, stride, size, keys, count, scale, out);
+                 const List<typename Type::Element>& keys, float scale, float* const* out) {
+  if (rows == M) return score_rows<Type, M>(query, stride, size, keys, scale, out);
+  if constexpr (M > 1) score_up_to<Type, M - 1>(rows, query, stride, size, keys, scale, out);
 }
 
 template <class Type, int M = kTileRows>
-void add_up_to(int64_t rows, const typename Type::Element* const* values, int64_t size,
-               int64_t ordinal, int64_t count, const float* const* weights, float* sums) {
-  if (rows == M) return add_values<Type, M>(values, size, ordinal, count, weights, sums);
-  if constexpr (M > 1) add_up_to<Type, M - 1>(rows, values, size, ordinal, count, weights, sums);
+void add_up_to(int64_t rows, const List<typename Type::Element>& values, int64_t size,
+               int64_t ordinal, const float* const* weights, float* sums) {
+  if (rows == M) return add_values<Type, M>(values, size, ordinal, weights, sums);
+  if constexpr (M > 1) add_up_to<Type, M - 1>(rows, values, size, ordinal, weights, sums);
 }
 
 // e^x for x <= 0, and for x up to 80; 0 where it would be subnormal.
@@ -288,26 +306,31 @@ struct Group {
   int64_t seen[kMaxRows];  // keys of each row so far
 };
 
-// Calls f(begin, end, list, n) for rows [begin, end) of a group that have seen equally many slots
-// and see the same n >= 1 of a block. `list` are these slots of `data`, and the last one again up
-// to a multiple of kKeys.
+// Slots of a block, whose keys or values of `size` floats fit in the first-level cache.
+int64_t block_slots(int64_t size) {
+  const int64_t fitting = kBlockBytes / (size * static_cast<int64_t>(sizeof(float)));
+  return larger(kKeys, smaller(kBlock, fitting / kKeys * kKeys));
+}
+
+// Calls f(begin, end, list) for rows [begin, end) of a group that have seen equally many slots and
+// see the same ones of a block, at least one, which `list` holds.
 template <class Element, class F>
 void each_block(const CachedAttentionParams& p, Group& group, const Element* data, int64_t stride,
                 int64_t size, F&& f) {
   const int64_t heads = p.heads / p.kv_heads, end = group.first + group.count;
-  const int64_t fitting = kBlockBytes / (size * static_cast<int64_t>(sizeof *data)) / kKeys * kKeys;
-  const int64_t block = larger(kKeys, smaller(kBlock, fitting));
+  const int64_t block = block_slots(size);
   const uint8_t* mask =
       p.mask == nullptr ? nullptr : p.mask + group.sequence * p.mask_stride_sequence;
-  const Element* list[kBlock + kKeys];
+  List<Element> list;
   for (int64_t r = 0; r < group.count; ++r) group.seen[r] = 0;
   for (int64_t slot = 0; slot < p.slots; slot += block) {
     const int64_t slots = smaller(block, p.slots - slot);
+    list.ahead = slot + block < p.slots ? block * stride : 0;
     for (int64_t row = group.first; row < end;) {
       int64_t next = end, n = 0;
       const Element* from = data + slot * stride;
       if (mask == nullptr) {
-        for (; n < slots; ++n) list[n] = from + n * stride;
+        for (; n < slots; ++n) list.at[n] = from + n * stride;
       } else {
         const uint8_t* visible = mask + row / heads * p.mask_stride_query + slot;
         next = (row / heads + 1) * heads;
@@ -318,17 +341,61 @@ void each_block(const CachedAttentionParams& p, Group& group, const Element* dat
         }
         next = smaller(next, end);
         for (int64_t s = 0; s < slots; ++s) {
-          list[n] = from + s * stride;
+          list.at[n] = from + s * stride;
           n += visible[s] != 0;
         }
       }
       if (n > 0) {
-        for (int64_t k = n; k % kKeys != 0; ++k) list[k] = list[n - 1];
-        f(row - group.first, next - group.first, list, n);
+        list.count = n;
+        for (int64_t k = n; k % kKeys != 0; ++k) list.at[k] = list.at[n - 1];
+        f(row - group.first, next - group.first, list);
+        list.ahead = 0;
       }
       for (int64_t r = row - group.first; r < next - group.first; ++r) group.seen[r] += n;
       row = next;
     }
+  }
+}
+
+// The same numbers as floats, made once for several tiles of rows.
+template <class Type>
+void widen_list(const List<typename Type::Element>& list, int64_t size, float* out,
+                List<float>& wide) {
+  wide.count = list.count;
+  wide.ahead = 0;
+  for (int64_t k = 0; k < list.count; ++k, out += padded(size, kLanes)) {
+    list.fetch_ahead(k, size);
+    for (int64_t d = 0; d < size; d += kLanes) {
+      store(out + d, widen_up_to<Type>(list.at[k] + d, size - d));
+    }
+    wide.at[k] = out;
+  }
+  for (int64_t k = list.count; k % kKeys != 0; ++k) wide.at[k] = wide.at[list.count - 1];
+}
+
+// How a list is read: what was widened is float32.
+template <class Type, class Element>
+struct Reader {
+  using Of = Type;
+};
+template <class Type>
+struct Reader<Type, float> {
+  using Of = Float32;
+};
+
+// Calls f(row, rows, where, list) for equally many rows at a time; `where` is the next score of
+// each.
+template <class Element, class F>
+void each_tile(const Group& group, float* scores, int64_t stride, int64_t begin, int64_t end,
+               List<Element>& list, F&& f) {
+  for (int64_t left = (end - begin + kTileRows - 1) / kTileRows; left > 0; --left) {
+    const int64_t rows = (end - begin + left - 1) / left;
+    float* where[kTileRows];
+    for (int64_t m = 0; m < rows; ++m)
+      where[m] = scores + (begin + m) * stride + group.seen[begin + m];
+    f(begin, rows, where, list);
+    list.ahead = 0;
+    begin += rows;
   }
 }
 
@@ -340,8 +407,9 @@ int64_t shared_rows(const CachedAttentionParams& p) {
 }
 
 int64_t scratch_size(const CachedAttentionParams& p) {
-  return shared_rows(p) *
-         (padded(p.size, kLanes) + kLevels * padded(p.value_size, kLanes) + scores_size(p));
+  const int64_t size = padded(p.size, kLanes), value_size = padded(p.value_size, kLanes);
+  return shared_rows(p) * (size + kLevels * value_size + scores_size(p)) +
+         larger(block_slots(p.size) * size, block_slots(p.value_size) * value_size);
 }
 
 template <class Type>
@@ -351,6 +419,7 @@ void attend_group(const CachedAttentionParams& p, Group& group, float* scratch) 
   const int64_t scores_stride = scores_size(p), heads = p.heads / p.kv_heads;
   float *query = scratch, *sums = query + group.count * size;
   float* scores = sums + group.count * kLevels * value_size;
+  float* wide = scores + group.count * scores_stride;
   const auto head_of = [&](int64_t r) { return group.head * heads + (group.first + r) % heads; };
   const auto token_of = [&](int64_t r) { return (group.first + r) / heads; };
   const auto data_of = [&](const void* data, const AttentionStrides& strides) {
@@ -368,35 +437,36 @@ void attend_group(const CachedAttentionParams& p, Group& group, float* scratch) 
   }
   __builtin_memset(sums, 0, static_cast<size_t>(group.count * kLevels * value_size) * sizeof *sums);
 
-  const auto scores_of = [&](int64_t r) { return scores + r * scores_stride; };
-  // Calls f(row, rows, where) for equally many rows at a time; `where` is the next score of each.
-  const auto each_tile = [&](int64_t begin, int64_t end, const auto& f) {
-    for (int64_t left = (end - begin + kTileRows - 1) / kTileRows; left > 0; --left) {
-      const int64_t rows = (end - begin + left - 1) / left;
-      float* where[kTileRows];
-      for (int64_t m = 0; m < rows; ++m) where[m] = scores_of(begin + m) + group.seen[begin + m];
-      f(begin, rows, where);
-      begin += rows;
-    }
-  };
-  each_block(p, group, data_of(p.keys, p.key_strides), p.key_strides.token, p.size,
-             [&](int64_t begin, int64_t end, const Element* const* keys, int64_t n) {
-               each_tile(begin, end, [&](int64_t r, int64_t rows, float* const* out) {
-                 score_up_to<Type>(rows, query + r * size, size, p.size, keys, n, p.scale, out);
+  // Calls f as each_tile does, for each block; 16-bit numbers for several tiles are widened first.
+  const auto each = [&](const void* data, const AttentionStrides& strides, int64_t entries,
+                        auto f) {
+    each_block(p, group, data_of(data, strides), strides.token, entries,
+               [&](int64_t begin, int64_t end, List<Element>& list) {
+                 if (sizeof(Element) == sizeof(float) || end - begin <= kTileRows) {
+                   return each_tile(group, scores, scores_stride, begin, end, list, f);
+                 }
+                 List<float> floats;
+                 widen_list<Type>(list, entries, wide, floats);
+                 each_tile(group, scores, scores_stride, begin, end, floats, f);
                });
-             });
+  };
+  each(p.keys, p.key_strides, p.size,
+       [&](int64_t r, int64_t rows, float* const* out, const auto& keys) {
+         using Read = typename Reader<Type, std::decay_t<decltype(*keys.at[0])>>::Of;
+         score_up_to<Read>(rows, query + r * size, size, p.size, keys, p.scale, out);
+       });
   float normalisers[kMaxRows];
   for (int64_t r = 0; r < group.count; ++r) {
+    float* weights = scores + r * scores_stride;
     // Zeros over 1 are the output of a query that sees nothing.
-    normalisers[r] = group.seen[r] == 0 ? 1.0f : soften(scores_of(r), group.seen[r], p.soft_cap);
+    normalisers[r] = group.seen[r] == 0 ? 1.0f : soften(weights, group.seen[r], p.soft_cap);
   }
-  each_block(p, group, data_of(p.values, p.value_strides), p.value_strides.token, p.value_size,
-             [&](int64_t begin, int64_t end, const Element* const* values, int64_t n) {
-               each_tile(begin, end, [&](int64_t r, int64_t rows, const float* const* weights) {
-                 add_up_to<Type>(rows, values, p.value_size, group.seen[r], n, weights,
-                                 sums + r * kLevels * value_size);
-               });
-             });
+  each(p.values, p.value_strides, p.value_size,
+       [&](int64_t r, int64_t rows, const float* const* weights, const auto& values) {
+         using Read = typename Reader<Type, std::decay_t<decltype(*values.at[0])>>::Of;
+         add_up_to<Read>(rows, values, p.value_size, group.seen[r], weights,
+                         sums + r * kLevels * value_size);
+       });
 
   for (int64_t r = 0; r < group.count; ++r) {
     auto* out = static_cast<Element*>(p.out) +
