@@ -32,7 +32,7 @@ struct Shared {
   uint32_t last;
   // The state of the sequence that the kernel works on. It is kept here because the loops over
   // entries need the registers.
-  alignas(16) unsigned char task[1152];
+  alignas(16) unsigned char task[1184];
 };
 
 inline __device__ Shared* shared_memory() {

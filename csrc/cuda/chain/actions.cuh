@@ -1,22 +1,11 @@
 #pragma once
-// The actions that test entries and measure rows. The kernel calls each at one place, because code
+// The actions that measure rows. The kernel calls each at one place, because code
 // that is inlined twice costs registers.
 #include "cuda/chain/block.cuh"
 #include "cuda/row/fill.cuh"
 #include "cuda/row/filter.cuh"
 
 namespace specdec::cuda {
-
-// What is found out about a row.
-struct MeasuredRow {
-  RowStats stats;
-  float entry;    // of the drafted token, 0 if it has none
-  int64_t token;  // the target's choice, or -1
-};
-
-// By itself, because a compiler takes the quotient of the two sizes for a count of bins, and warns.
-constexpr size_t kBytesForRows = sizeof(Shared::bins);
-constexpr int64_t kMostMeasuredRows = kBytesForRows / sizeof(MeasuredRow);
 
 template <Variant kVariant>
 class ChainActions : ChainView<kVariant> {
@@ -25,19 +14,6 @@ class ChainActions : ChainView<kVariant> {
  public:
   __device__ ChainActions(BlockGroup& group, const ChainJob& job)
       : View(job, group.task<ChainTask>()), group_(group) {}
-
-  // Finds the first rejected draft, one thread for each draft, and emits those before it.
-  __device__ void check_entries(const ChainVerifier<kVariant>& verifier) {
-    int64_t first = t_.num_drafts;
-#pragma unroll 1
-    for (int emit = 0; emit < (t_.writes ? 2 : 1); ++emit) {
-      for (int64_t i = thread_id(); i < first; i += kThreads) {
-        if (!verifier.accepts_by_entry(i, emit != 0)) first = i;
-      }
-      if (emit == 0) first = ~group_.max_key(~static_cast<uint32_t>(first));
-    }
-    if (thread_id() == 0) t_.accepted_ahead = first;
-  }
 
   // Computes the tile statistics of the current row and of its draft, side by side.
   __device__ void fill() const {
@@ -51,7 +27,7 @@ class ChainActions : ChainView<kVariant> {
 
   // kMeasureAll and kMeasure: computes row statistics from tile statistics.
   __device__ void measure() {
-    measure_rows();
+    if (measures_all() || !knows_row()) measure_rows();
     if constexpr (kGeneral) {
       if (!measures_all() && t_.has_draft && sparse() && !t_.draft.invalid_at_token) {
         look_up_sparse(group_, t_.draft);
@@ -60,16 +36,9 @@ class ChainActions : ChainView<kVariant> {
   }
 
  private:
-  // The rows that are measured.
-  enum Which { kTarget, kDraft };
-
   // The use of the target row's tile statistics once filters are applied.
   __device__ Want target_want() const {
     return direct() ? Want::kLinear : rule_is(Rule::kMatch) ? Want::kGumbel : Want::kMass;
-  }
-
-  __device__ bool measures(int which) const {
-    return which == kTarget ? !t_.reads_one_entry : t_.has_draft && t_.draft.unmeasured();
   }
 
   // For one thread.
@@ -102,8 +71,6 @@ class ChainActions : ChainView<kVariant> {
   // read, so that no test waits for it. The result for a row that was not filled has no meaning and
   // is not used.
   __device__ void measure_rows() {
-    const bool known = !measures_all() && t_.prefilled && t_.all_measured;
-    if (known && thread_id() != 0) return;
     const int blocks = measures_all() ? static_cast<int>(group_.size()) : 1;
 #pragma unroll 1
     for (int turn = measures_all() ? static_cast<int>(group_.rank()) : 0; turn < turns();
@@ -111,14 +78,9 @@ class ChainActions : ChainView<kVariant> {
       const Which which = turn < targets() ? kTarget : kDraft;
       if (!measures_all() && !measures(which)) continue;
       const int64_t row = row_of_turn(turn);
-      MeasuredRow measured;
-      if (known) {
-        measured = *measured_row(row, which);
-      } else {
-        measured = measure_row(row, which);
-      }
+      const MeasuredRow measured = measure_row(row, which);
       if (!measures_all()) {
-        if (thread_id() == 0) set_stats(which, measured);
+        if (thread_id() == 0) t_.measured[which] = measured;
       } else if (thread_id() < blocks) {
         *group_.remote(measured_row(row, which), thread_id()) = measured;
       }
@@ -162,15 +124,6 @@ class ChainActions : ChainView<kVariant> {
     if (!measures_all()) return which == kTarget ? t_.tile_stats : t_.draft_tile_stats;
     return job_.tile_stats_array[t_.context * job_.context_tile_stats() + slot_of(row, which)];
   }
-  __device__ int64_t slot_of(int64_t row, Which which) const {
-    return row + (which == kTarget ? 0 : job_.row_tile_stats());
-  }
-
-  // They lie where a top-k or top-p selection has its histogram, which is free because all rows are
-  // measured at once only without filters.
-  __device__ MeasuredRow* measured_row(int64_t row, Which which) const {
-    return reinterpret_cast<MeasuredRow*>(group_.shared->bins) + slot_of(row, which);
-  }
 
   // An entry, read in place: the wait for it is the one for the row's statistics.
   __device__ float known_at(RowView row, int64_t index) const {
@@ -188,19 +141,6 @@ class ChainActions : ChainView<kVariant> {
     if (x < 0 || !has_row(source, row)) return 0;
     const int64_t column = column_of(source.columns, source.vocab, x);
     return column < 0 ? 0 : known_at(row_of(source, t_.b, row, Read::kLogits), column);
-  }
-
-  // For one thread.
-  __device__ void set_stats(Which which, const MeasuredRow& measured) {
-    if (which == kTarget) {
-      t_.stats = measured.stats;
-      t_.token = measured.token;
-      t_.entry = measured.entry;
-      t_.has_entry = true;
-      return;
-    }
-    t_.draft.row_checked = measured.stats.valid;
-    t_.draft.set(measured.stats, &measured.entry);
   }
 
   BlockGroup& group_;

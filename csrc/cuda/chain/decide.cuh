@@ -17,39 +17,72 @@ class ChainVerifier : ChainView<kVariant> {
   // Decides on what the action has found, and sets the next one. The kernel calls this at one
   // place, and rows are opened at one place: what is inlined twice makes it larger.
   __device__ void go_on() {
-    t_.clears = false;
-    t_.next_row = kNone;
-    t_.next_whole = false;
-    const bool own_row = t_.filling && t_.decides_own_row && t_.fills &&
-                         t_.state != State::kBegin && t_.action == Action::kMeasure;
-    t_.filling && !own_row ? fill() : decide();
-    if (own_row) note_own_row();
-    if (t_.next_row != kNone) open_row_and_draft();
+    // Rows that all were measured at once are decided on one after the other.
+#pragma unroll 1
+    do {
+      t_.next_row = kNone;
+      t_.next_whole = false;
+      const bool own_row = t_.filling && t_.decides_own_row && t_.fills &&
+                           t_.state != State::kBegin && t_.action == Action::kMeasure;
+      const bool fills = t_.filling && !own_row;
+      if (t_.action == Action::kMeasure && !fills) take_measured();
+      fills ? fill() : decide();
+      if (own_row) note_own_row();
+      if (t_.next_row == kNone) return;
+      open_row_and_draft();
+    } while (knows_row() && !(sparse_source() && t_.has_draft));
   }
 
-  // Whether the ratio test accepts draft i of a direct target; with `emit`, writes an accepted one
-  // to the outputs. Any thread may call this: the test reads one entry of the target row and one of
-  // the draft row, so all drafts are tested at once.
-  __device__ bool accepts_by_entry(int64_t i, bool emit) const {
-    const int64_t x = drafted_token(p_, t_, i);
-    // Read as it is and before Q, so that both loads are under way: the test fails where P is not
-    // valid, and what is not valid is reported when the row is read.
-    RowView row = target_row(p_, t_, i);
-    row.read = Read::kLogits;
-    const float p_x = x < p_.vocab ? at(row, x) : 0;
-    DraftDistribution draft;
-    open_draft(i, x, draft);
-    const Acceptance a = accept_ratio(accept_uniform(p_, t_, i), p_x, p_.lenience * draft.q_x);
-    const bool accepted = !draft.invalid_at_token && p_x < INFINITY && a.accepted;
-    if (accepted && emit) {
-      record_accept_prob(i, a.probability);
-      write(i, x, log_of(static_cast<double>(p_x)));
-    }
-    return accepted;
+  // Tests all drafts, one in each lane, and writes those before the first that is not accepted. The
+  // row of that one is opened next and decided on, so nothing else is noted of it. For one warp.
+  __device__ void test_drafts() const {
+    if (!tests_side_by_side()) return;
+    int64_t first = 0;
+    int accepted;
+#pragma unroll 1
+    do {
+      const int64_t i = first + lane_id();
+      Acceptance a = {};
+      double logprob = 0;
+      if (i < t_.num_drafts) a = test_draft(i, logprob);
+      const unsigned others = ~__ballot_sync(kAllLanes, a.accepted);
+      accepted = others == 0 ? kLanes : __ffs(static_cast<int>(others)) - 1;
+      if (lane_id() < accepted) {
+        record_accept_prob(i, a.probability);
+        write(i, drafted_token(p_, t_, i), logprob);
+      }
+      first += accepted;
+    } while (accepted == kLanes);
+    if (lane_id() == 0) t_.accepted_ahead = first;
   }
 
  private:
   static constexpr int64_t kNone = -1;
+
+  // The test of draft i, from the statistics of its rows if all were measured, else from single
+  // entries of the target row and of the draft row.
+  __device__ Acceptance test_draft(int64_t i, double& logprob) const {
+    const int64_t x = drafted_token(p_, t_, i);
+    MeasuredRow target = {};
+    if (kVariant == Variant::kLogits || t_.all_measured) {
+      target = *measured_row(i, kTarget);
+    } else {
+      // Read as it is and before Q, so that both loads are under way.
+      RowView row = target_row(p_, t_, i);
+      row.read = Read::kLogits;
+      target.entry = x < p_.vocab ? at(row, x) : 0;
+      target.stats = entry_stats(target.entry);
+    }
+    if (t_.greedy) return {target.stats.valid && is_chosen(x, target), 1};
+    DraftDistribution draft;
+    open_draft(i, x, draft);
+    if (draft.unmeasured()) set_measured(*measured_row(i, kDraft), draft);
+    logprob = x < p_.vocab ? target.stats.logprob(target.entry) : -INFINITY;
+    Acceptance a = accept_draft(direct(), accept_uniform(p_, t_, i), target.entry, logprob,
+                                p_.lenience, draft);
+    a.accepted &= target.stats.valid && !draft.invalid_at_token;
+    return a;
+  }
 
   // Row-parallel: what a group does before the last one decides.
   __device__ void fill() {
@@ -78,8 +111,8 @@ class ChainVerifier : ChainView<kVariant> {
   // row in which a draft was rejected, or that of the bonus token.
   __device__ void fill_row_to_draw_from(bool begins) {
     if (begins) {
-      t_.action = Action::kCheckEntries;
-    } else if (t_.action == Action::kCheckEntries) {
+      t_.action = Action::kTestDrafts;
+    } else if (t_.action == Action::kTestDrafts) {
       next_row(t_.accepted_ahead);
     } else if (t_.action == Action::kMeasure && t_.x >= 0 && !t_.draft.invalid_at_token) {
       read_entry();
@@ -94,7 +127,7 @@ class ChainVerifier : ChainView<kVariant> {
     if (t_.state == State::kBegin) return begin();
     if (t_.action == Action::kChoose) return draw();
     if (t_.action == Action::kDraw) return drawn();
-    if (t_.action == Action::kCheckEntries) return follow_checked_entries();
+    if (t_.action == Action::kTestDrafts) return follow_tests();
     if (t_.state == State::kRejected) return draw_from_target();
     if constexpr (kGeneral) {
       if (t_.state == State::kBlockRows) return record_row();
@@ -120,14 +153,14 @@ class ChainVerifier : ChainView<kVariant> {
       row_record(0).p_scale = 1;
       return t_.num_drafts > 0 ? open_next(0) : search_from_end(0);
     }
-    if (kVariant != Variant::kLogits && job_.shares_found_row) return follow_checked_entries();
-    const bool reads_single_entries = direct() && t_.num_drafts > 1 && !sparse_source();
-    if (!reads_single_entries) return next_row(0);
-    t_.action = Action::kCheckEntries;
+    if (kVariant != Variant::kLogits && job_.shares_found_row) return follow_tests();
+    if (!tests_side_by_side()) return next_row(0);
+    if (t_.all_measured) return follow_tests();
+    t_.action = Action::kTestDrafts;
   }
 
-  // The leading drafts that were accepted by their entries have been written.
-  __device__ void follow_checked_entries() {
+  // The leading drafts that were accepted side by side have been written.
+  __device__ void follow_tests() {
     t_.accepted = static_cast<int32_t>(t_.accepted_ahead);
     next_row(t_.accepted_ahead);
   }
@@ -149,6 +182,25 @@ class ChainVerifier : ChainView<kVariant> {
                !(t_.filling && i > t_.last_row);
     t_.stats_filled |= t_.fills;
     t_.action = Action::kMeasure;
+  }
+
+  // Takes over what was measured of the current row and of its draft.
+  __device__ void take_measured() {
+    if (measures(kTarget)) {
+      const MeasuredRow& target = measured(kTarget);
+      t_.stats = target.stats;
+      t_.token = target.token;
+      t_.entry = target.entry;
+      t_.has_entry = true;
+    }
+    if (measures(kDraft)) set_measured(measured(kDraft), t_.draft);
+  }
+  static __device__ void set_measured(const MeasuredRow& measured, DraftDistribution& draft) {
+    draft.row_checked = measured.stats.valid;
+    draft.set(measured.stats, &measured.entry);
+  }
+  __device__ const MeasuredRow& measured(int which) const {
+    return knows_row() ? *measured_row(t_.i, which) : t_.measured[which];
   }
 
   __device__ void open_next(int64_t i) { t_.next_row = i; }
@@ -224,11 +276,7 @@ class ChainVerifier : ChainView<kVariant> {
 
   // The target chose t_.token, by its maximum or by the shared noise.
   __device__ void accept_target_token() {
-    bool accepted = t_.x == t_.token;
-    if (rule_is(Rule::kLenient) && t_.x >= 0 && t_.x < p_.vocab) {
-      accepted |= accept_near_maximum(call_at<Reads>(t_.row, t_.x), t_.stats.max, p_.lenience,
-                                      p_.kind == Kind::kProbs);
-    }
+    bool accepted = is_chosen(t_.x, {t_.stats, t_.entry, t_.token});
     if (rule_is(Rule::kSynthetic)) {
       accepted = t_.x >= 0 && accepts_at_rate();
     } else if (t_.x >= 0) {
@@ -238,6 +286,13 @@ class ChainVerifier : ChainView<kVariant> {
     if (!accepted) return finish();
     ++t_.accepted;
     next_row(t_.i + 1);
+  }
+
+  // Whether the target chose x, or rule lenient takes x for it.
+  __device__ bool is_chosen(int64_t x, const MeasuredRow& target) const {
+    return x == target.token || (rule_is(Rule::kLenient) && x >= 0 && x < p_.vocab &&
+                                 accept_near_maximum(target.entry, target.stats.max, p_.lenience,
+                                                     p_.kind == Kind::kProbs));
   }
 
   __device__ bool accepts_ratio(double logprob) const {
@@ -316,10 +371,12 @@ class ChainVerifier : ChainView<kVariant> {
   }
 
   // A direct row is read at the drafted token alone until that is rejected.
-  __device__ void check_entry() {
-    t_.stats = {};
-    t_.stats.direct = true;
-    t_.stats.valid = t_.entry < INFINITY;
+  __device__ void check_entry() { t_.stats = entry_stats(t_.entry); }
+  static __device__ RowStats entry_stats(float entry) {
+    RowStats stats = {};
+    stats.direct = true;
+    stats.valid = entry < INFINITY;
+    return stats;
   }
 
   __device__ double drafted_logprob() const {

@@ -4,7 +4,7 @@
 //   direct           said of a row of probabilities that is used as P itself, see SequenceState
 //   tile statistics  maxima and masses of the 512-entry warp tiles of a row, in global memory
 //   decision         what the ChainVerifier does, in one thread of each block, between two actions
-//   action           a piece of work for all threads of the group, see ChainActions and ChainSums
+//   action           a piece of work for the threads of the group, see ChainActions and ChainSums
 //   row-lazy, row-parallel  the schedules kLazy and kParallel of specdec/cuda_plan.h
 #include "cuda/chain/sums.cuh"
 #include "cuda/launch.cuh"
@@ -86,18 +86,15 @@ __forceinline__ __device__ void begin_decisions(const ChainJob& job, ChainTask& 
   t.action = Action::kDone;
 }
 
-// Verifies the sequence that was opened. In the row-parallel schedule a group first computes the
-// tile statistics of its own row, or of its split of it; the last group to finish goes on and
-// decides. Little is kept in registers from one action to the next: the loops need them.
+// Carries out actions until the verifier sets none. Little is kept in registers from one action to
+// the next: the loops need them.
 template <Variant kVariant>
-__forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
+__forceinline__ __device__ void run_actions(BlockGroup& group, const ChainJob& job) {
   ChainTask& t = group.task<ChainTask>();
   ChainVerifier<kVariant> verifier(job, t);
   ChainActions<kVariant> actions(group, job);
   ChainSums<kVariant> sums(group, job);
   for (;;) {
-    __syncthreads();
-    if (t.clears) clear_outputs(job.p, t);
     __syncthreads();
     if (thread_id() == 0) verifier.go_on();
     __syncthreads();
@@ -105,9 +102,6 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
     // register that would keep the choice through an iteration.
     group.exchange_buffer = 0;
     switch (t.action) {
-      case Action::kCheckEntries:
-        if constexpr (kVariant != Variant::kLogits) actions.check_entries(verifier);
-        break;
       case Action::kMeasure:
         if (t.fills) {
           // Afterwards no block reads these tile statistics any more.
@@ -120,6 +114,10 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
         [[fallthrough]];
       case Action::kMeasureAll:
         actions.measure();
+        if (t.action == Action::kMeasure) break;
+        [[fallthrough]];
+      case Action::kTestDrafts:
+        if (warp_id() == 0) verifier.test_drafts();
         break;
       case Action::kEntropy:
       case Action::kResidual:
@@ -127,21 +125,31 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
       case Action::kDraw:
         sums.sum_or_draw();
         break;
-      case Action::kDone: {
-        if (!t.filling) {
-          if (t.rank != 0 || thread_id() != 0) return;
-          job.p.num_accepted[t.b] = t.accepted;
-          job.p.status[t.b] = t.status;
-          return;
-        }
-        if (!last_group(group, job.tickets + t.b, sharing_groups(job))) return;
-        if (thread_id() != 0) break;
-        if (t.rank == 0 && job.stops_early) atomicExch(job.last_rows + t.b, 0);  // for a replay
-        begin_decisions(job, t);
-        break;
-      }
+      case Action::kDone:
+        return;
     }
   }
+}
+
+// Verifies the sequence that was opened. In the row-parallel schedule a group first computes the
+// tile statistics of its own row, or of its split of it; the last group to finish goes on and
+// decides.
+template <Variant kVariant>
+__forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
+  ChainTask& t = group.task<ChainTask>();
+  for (;;) {
+    __syncthreads();
+    if (t.clears) clear_outputs(job.p, t);
+    run_actions<kVariant>(group, job);
+    if (!t.filling) break;
+    if (!last_group(group, job.tickets + t.b, sharing_groups(job))) return;
+    if (thread_id() != 0) continue;
+    if (t.rank == 0 && job.stops_early) atomicExch(job.last_rows + t.b, 0);  // for a replay
+    begin_decisions(job, t);
+  }
+  if (t.rank != 0 || thread_id() != 0) return;
+  job.p.num_accepted[t.b] = t.accepted;
+  job.p.status[t.b] = t.status;
 }
 
 // The kernels of all variants have this name, so that a profile shows the op.

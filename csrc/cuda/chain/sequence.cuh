@@ -9,13 +9,13 @@ namespace specdec::cuda {
 
 // The work of all threads of a group between two decisions.
 enum class Action : int32_t {
-  kCheckEntries,  // tests the drafts of a direct target
-  kMeasureAll,    // computes the statistics of all rows
-  kMeasure,       // those of the current row and its draft
-  kEntropy,       // sums over the row
-  kResidual,      // sums over the row, and chooses the warp tile to draw from
-  kChoose,        // chooses the warp tile to draw from in P
-  kDraw,          // draws from that warp tile
+  kTestDrafts,  // tests all drafts by single entries
+  kMeasureAll,  // computes the statistics of all rows, and tests all drafts
+  kMeasure,     // those of the current row and its draft
+  kEntropy,     // sums over the row
+  kResidual,    // sums over the row, and chooses the warp tile to draw from
+  kChoose,      // chooses the warp tile to draw from in P
+  kDraw,        // draws from that warp tile
   kDone
 };
 
@@ -28,6 +28,18 @@ enum class State : int32_t {
   kBlockFromEnd,  // rule block: sums the residual of a row, from the last row on
   kBlockFollow    // rule block: emits the token after the accepted drafts
 };
+
+// What is measured of a target row or of a draft row.
+struct MeasuredRow {
+  RowStats stats;
+  float entry;    // of the drafted token, 0 if it has none
+  int64_t token;  // the target's choice, or -1
+};
+enum Which { kTarget, kDraft };
+
+// By itself, because a compiler takes the quotient of the two sizes for a count of bins, and warns.
+constexpr size_t kBytesForRows = sizeof(Shared::bins);
+constexpr int64_t kMostMeasuredRows = kBytesForRows / sizeof(MeasuredRow);
 
 // One drafted row, as rule block records it.
 struct ChainRecord {
@@ -45,13 +57,13 @@ struct ChainTask : SequenceState {
   bool no_bonus;                // no bonus token may follow the last draft
   bool nothing_to_verify;
   bool all_measured;       // row-parallel: the statistics of all rows are known before any decision
-  int64_t accepted_ahead;  // leading drafts that were accepted by their entries alone
+  int64_t accepted_ahead;  // leading drafts that were accepted side by side
   // Rule block.
   int64_t end, tau;
   int32_t block_fault;
   int64_t context;  // see ChainJob
   unsigned rank;    // this block's place in the group
-  bool clears;      // the outputs are to be cleared before the next decision
+  bool clears;      // this block clears the outputs before it decides
   bool writes;      // this block writes the outputs
   // Row-parallel: whether this group still computes the tile statistics of its own row, or of its
   // split of it.
@@ -66,20 +78,21 @@ struct ChainTask : SequenceState {
   // The current row.
   State state;
   Action action;
-  int64_t i, x;          // x: drafted token, or -1
-  float entry;           // of x in the target row, 0 if it has none
-  bool has_entry;        // `entry` was read before the decision
-  bool reads_one_entry;  // read at the drafted token alone
-  bool has_draft;        // Q is needed
-  bool prefilled;        // the tile statistics are there already
-  bool fills;            // kMeasure computes them
-  RowFill row_fills[2];  // what it then computes: those of the target row and of the draft row
-  bool residual;         // kDraw draws from the residual, else from P
-  int64_t chosen_tile;   // the warp tile to draw from
-  int64_t chosen_rest;   // the mass in it before the point drawn, see WarpTileMasses::choose
-  bool valid;            // the draft row is valid, as far as kResidual has read it
-  int stats_buffer;      // which of two sets of tile statistics a row uses
-  bool stats_filled;     // that set was filled for this row
+  int64_t i, x;             // x: drafted token, or -1
+  float entry;              // of x in the target row, 0 if it has none
+  bool has_entry;           // `entry` was read before the decision
+  bool reads_one_entry;     // read at the drafted token alone
+  bool has_draft;           // Q is needed
+  bool prefilled;           // the tile statistics are there already
+  bool fills;               // kMeasure computes them
+  RowFill row_fills[2];     // what it then computes: those of the target row and of the draft row
+  MeasuredRow measured[2];  // what it found, unless all rows were measured at once
+  bool residual;            // kDraw draws from the residual, else from P
+  int64_t chosen_tile;      // the warp tile to draw from
+  int64_t chosen_rest;      // the mass in it before the point drawn, see WarpTileMasses::choose
+  bool valid;               // the draft row is valid, as far as kResidual has read it
+  int stats_buffer;         // which of two sets of tile statistics a row uses
+  bool stats_filled;        // that set was filled for this row
   RowView row;
   TileStats tile_stats, draft_tile_stats;
   RowStats stats;

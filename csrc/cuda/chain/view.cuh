@@ -92,6 +92,31 @@ class ChainView {
                      t_.draft_temperature, d);
   }
 
+  // Whether the current row must be measured, or its draft row.
+  __device__ bool measures(int which) const {
+    return which == kTarget ? !t_.reads_one_entry : t_.has_draft && t_.draft.unmeasured();
+  }
+
+  // Whether the current row was measured together with all others.
+  __device__ bool knows_row() const { return t_.prefilled && t_.all_measured; }
+
+  // Whether all drafts are tested side by side: then what a test needs is a single entry of each
+  // row, or all rows are measured.
+  __device__ bool tests_side_by_side() const {
+    const bool by_ratio =
+        !kGeneral || rule_is(Rule::kToken) || rule_is(Rule::kLenient) || rule_is(Rule::kGreedy);
+    return by_ratio && !sparse_source() && (t_.all_measured || direct());
+  }
+
+  // The statistics of all rows lie where a top-k or top-p selection has its histogram, which is
+  // free because all rows are measured at once only without filters.
+  __device__ MeasuredRow* measured_row(int64_t row, int which) const {
+    return reinterpret_cast<MeasuredRow*>(shared_memory()->bins) + slot_of(row, which);
+  }
+  __device__ int64_t slot_of(int64_t row, int which) const {
+    return row + (which == kTarget ? 0 : job_.row_tile_stats());
+  }
+
   // The draft of the current row.
   __device__ DraftDistribution draft() const {
     DraftDistribution d = t_.draft;
@@ -134,6 +159,11 @@ class ChainView {
   using View::row;                    \
   using View::draft_source;           \
   using View::open_draft;             \
+  using View::measures;               \
+  using View::knows_row;              \
+  using View::tests_side_by_side;     \
+  using View::measured_row;           \
+  using View::slot_of;                \
   using View::draft
 
 }  // namespace specdec::cuda
