@@ -123,8 +123,8 @@ LOOPS = (
     LoopBudget(GENERAL, RESIDUAL_PROBS, 195, None),
 )
 KERNELS = (
-    KernelBudget(LOGITS, 64, 4, 156.0, 64, 4, 150),
-    KernelBudget(PROBS, 64, 4, 126.5, 64, 4, 150),
+    KernelBudget(LOGITS, 64, 4, 156.9, 64, 4, 150),
+    KernelBudget(PROBS, 64, 4, 123.3, 64, 4, 150),
     KernelBudget(SAMPLE, 64, 4, 150.8, 64, 4),
     KernelBudget(GENERAL, 108, 2, 364.4),
 )

@@ -33,8 +33,8 @@ class ChainVerifier : ChainView<kVariant> {
     } while (knows_row() && !(sparse_source() && t_.has_draft));
   }
 
-  // Tests all drafts, one in each lane, and writes those before the first that is not accepted. The
-  // row of that one is opened next and decided on, so nothing else is noted of it. For one warp.
+  // Tests all drafts, one in each lane, and writes those before the first that is not accepted, and
+  // the acceptance probability of that one. For one warp.
   __device__ void test_drafts() const {
     if (!tests_side_by_side()) return;
     int64_t first = 0;
@@ -42,15 +42,16 @@ class ChainVerifier : ChainView<kVariant> {
 #pragma unroll 1
     do {
       const int64_t i = first + lane_id();
-      Acceptance a = {};
+      Acceptance a = {false, NAN};
       double logprob = 0;
       if (i < t_.num_drafts) a = test_draft(i, logprob);
       const unsigned others = ~__ballot_sync(kAllLanes, a.accepted);
       accepted = others == 0 ? kLanes : __ffs(static_cast<int>(others)) - 1;
-      if (lane_id() < accepted) {
+      // A test that did not take place has no probability.
+      if (lane_id() <= accepted && a.probability == a.probability) {
         record_accept_prob(i, a.probability);
-        write(i, drafted_token(p_, t_, i), logprob);
       }
+      if (lane_id() < accepted) write(i, drafted_token(p_, t_, i), logprob);
       first += accepted;
     } while (accepted == kLanes);
     if (lane_id() == 0) t_.accepted_ahead = first;
@@ -73,15 +74,18 @@ class ChainVerifier : ChainView<kVariant> {
       target.entry = x < p_.vocab ? at(row, x) : 0;
       target.stats = entry_stats(target.entry);
     }
-    if (t_.greedy) return {target.stats.valid && is_chosen(x, target), 1};
+    if (!target.stats.valid) return {false, NAN};
+    if (t_.greedy) {
+      const bool accepted = is_chosen(x, target);
+      return {accepted, accepted ? 1.0 : 0.0};
+    }
     DraftDistribution draft;
     open_draft(i, x, draft);
     if (draft.unmeasured()) set_measured(*measured_row(i, kDraft), draft);
+    if (draft.invalid_at_token) return {false, NAN};
     logprob = x < p_.vocab ? target.stats.logprob(target.entry) : -INFINITY;
-    Acceptance a = accept_draft(direct(), accept_uniform(p_, t_, i), target.entry, logprob,
-                                p_.lenience, draft);
-    a.accepted &= target.stats.valid && !draft.invalid_at_token;
-    return a;
+    return accept_draft(direct(), accept_uniform(p_, t_, i), target.entry, logprob, p_.lenience,
+                        draft);
   }
 
   // Row-parallel: what a group does before the last one decides.
@@ -255,6 +259,8 @@ class ChainVerifier : ChainView<kVariant> {
   }
 
   __device__ void decide_by_ratio() {
+    // The first draft that was not accepted side by side with the others.
+    if (kVariant == Variant::kProbs || (!t_.filling && tests_side_by_side())) return reject();
     const double logprob = drafted_logprob();
     accepts_ratio(logprob) ? accept(logprob) : reject();
   }
