@@ -1,19 +1,21 @@
 """Times what a forward of few tokens consists of: the linear layers of a model, and its attention.
 
-    python -m bench.forward [--part linear] [--dtype D] [--threads T] [--widths 1,8] [--rounds N]
-    python -m bench.forward --part attention --widths 1,2,4,8,12
+    python -m bench.forward [--model smollm2|1b] [--dtype D] [--threads T] [--widths 1,8]
+        [--rounds N] [--save FILE.json]
+    python -m bench.forward --part attention [--dtype D] [--threads T] [--widths 1,2,4,8,12]
 
-Every layer of SmolLM2-135M runs once a pass, in order, so that no weight is in a cache. `floor` is
-the time of reading as many bytes, measured between the passes. Each figure is the least of all
-rounds, in which all of them take turns.
+Every layer of a model runs once a pass, in order, so that no weight is in a cache; the weights are
+random. `floor` is the time of reading as many bytes, measured between the passes. Each figure is
+the least of all rounds, in which all of them take turns; PyTorch takes more than one row once only.
 """
 
 from __future__ import annotations
 
-import statistics
+import json
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -24,19 +26,32 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 import specdec_kernels as sk
 from bench.measure import seconds
-from bench.suffix_automaton import processor
+from bench.results import machine, processor
 
-LAYER = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
-SHAPES = LAYER * 30 + ((49152, 576),)
-WIDTHS = "1,2,3,4,5,6,8,12,16,24,32,48,64"
+
+def shapes(
+    hidden: int, kv: int, intermediate: int, layers: int, vocabulary: int
+) -> list[tuple[int, int]]:
+    """[N, K] of the linear layers of a Llama; `kv` is the size of the keys of a token."""
+    attention = [(hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden)]
+    mlp = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)]
+    return (attention + mlp) * layers + [(vocabulary, hidden)]
+
+
+MODELS = {
+    "smollm2": shapes(576, 192, 1536, 30, 49152),  # SmolLM2-135M
+    "1b": shapes(2048, 512, 8192, 16, 32000),  # 1.04 B weights
+}
+MODEL_DTYPES = {"smollm2": ["float32", "bfloat16"], "1b": ["bfloat16"]}
+WIDTHS = "1,2,4,8,16,64"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 console = Console(highlight=False, width=120)
 Passes = dict[str, Callable[[dict[int, Tensor]], object]]
 
 
-def passes(dtype: torch.dtype) -> Passes:
+def passes(model: str, dtype: torch.dtype) -> Passes:
     """For each peer a pass through all layers, which takes the rows by their number of inputs."""
-    weights = [torch.randn(shape).to(dtype) for shape in SHAPES]
+    weights = [torch.randn(shape).to(dtype) for shape in MODELS[model]]
     packed = [sk.pack_linear(weight) for weight in weights]
 
     def ours(rows: dict[int, Tensor]) -> None:
@@ -53,7 +68,7 @@ def passes(dtype: torch.dtype) -> Passes:
     except RuntimeError as error:
         console.print(f"oneDNN packs no {dtype} here: {error}")
         return found
-    inputs = [k for _, k in SHAPES]
+    inputs = [k for _, k in MODELS[model]]
 
     def onednn(rows: dict[int, Tensor]) -> None:
         for weight, k in zip(blocked, inputs, strict=True):
@@ -62,28 +77,35 @@ def passes(dtype: torch.dtype) -> Passes:
     return found | {"oneDNN packed": onednn}
 
 
-def measure_linear(dtype: torch.dtype, widths: list[int], rounds: int) -> None:
-    """Print milliseconds of a pass by number of rows."""
-    peers = passes(dtype)
-    read = torch.zeros(sum(n * k for n, k in SHAPES) * dtype.itemsize // 4)
-    rows = {m: {k: torch.randn(m, k).to(dtype) for k in (576, 1536)} for m in widths}
+def measure_linear(
+    model: str, dtype: torch.dtype, widths: list[int], rounds: int
+) -> dict[str, list[float]]:
+    """Print milliseconds of a pass by number of rows, and return them by peer."""
+    peers = passes(model, dtype)
+    read = torch.zeros(sum(n * k for n, k in MODELS[model]) * dtype.itemsize // 4)
+    sizes = {k for _, k in MODELS[model]}
+    rows = {m: {k: torch.randn(m, k).to(dtype) for k in sizes} for m in widths}
     best: dict[tuple[str, int], float] = {}
     peers |= {"floor": lambda rows: read.sum()}
     for _ in range(rounds):
         for m in widths:
             for name, run in peers.items():
-                took = seconds(lambda run=run, m=m: run(rows[m]))
-                best[name, m] = min(took, best.get((name, m), took))
-    title = f"linear, {str(dtype)[6:]}, {torch.get_num_threads()} threads"
+                # PyTorch takes 100 times as long for many rows of bfloat16 as for one.
+                if (name, m) in best and name == "eager" and m > 1:
+                    continue
+                took = seconds(partial(run, rows[m]))
+                best[name, m] = min(took * 1e3, best.get((name, m), took * 1e3))
+    title = f"linear layers of {model}, {str(dtype)[6:]}, {torch.get_num_threads()} threads"
     table = Table("rows", *(f"{name}, ms" for name in peers), title=title)
     for ratio in ("ours / floor", "ours / one row"):
         table.add_column(ratio)
-    floor = statistics.median(best["floor", m] for m in widths)
+    floor = min(best["floor", m] for m in widths)
     for m in widths:
-        times = [f"{best[name, m] * 1e3:.1f}" for name in peers]
+        times = [f"{best[name, m]:.1f}" for name in peers]
         ratios = best["ours", m] / floor, best["ours", m] / best["ours", widths[0]]
         table.add_row(str(m), *times, *(f"{r:.2f}" for r in ratios))
     console.print(table)
+    return {name: [round(best[name, m], 2) for m in widths] for name in peers}
 
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 30, 9, 3, 64
@@ -137,24 +159,30 @@ def measure_attention(dtype: torch.dtype, widths: list[int], rounds: int) -> Non
     console.print(table)
 
 
-PARTS = {"linear": measure_linear, "attention": measure_attention}
-
-
 def main(
-    part: Annotated[list[str] | None, typer.Option(help="linear, attention")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="by default float32, bfloat16")] = None,
-    threads: Annotated[list[int] | None, typer.Option(help="by default 1 and all")] = None,
+    part: Annotated[str, typer.Option(help="linear, attention")] = "linear",
+    model: Annotated[str, typer.Option(help=", ".join(MODELS))] = "smollm2",
+    dtype: Annotated[list[str] | None, typer.Option(help="by default those of the model")] = None,
+    threads: Annotated[list[int] | None, typer.Option(help="by default 2")] = None,
     widths: Annotated[str, typer.Option(help="numbers of rows or queries")] = WIDTHS,
     rounds: Annotated[int, typer.Option(help="passes of each peer and width")] = 7,
+    save: Annotated[Path | None, typer.Option(help="a JSON file for those of linear")] = None,
 ) -> None:
-    """Measure the parts of a forward, each dtype with each number of threads."""
+    """Measure a part of a forward, each dtype with each number of threads."""
     console.print(f"{processor()}, {sk.cpu_capability()}, torch {torch.__version__}")
-    every = sorted({1, torch.get_num_threads()})
-    for name in part or PARTS:
-        for d in dtype or ("float32", "bfloat16"):
-            for number in threads or every:
-                torch.set_num_threads(number)
-                PARTS[name](DTYPES[d], [int(m) for m in widths.split(",")], rounds)
+    rows = [int(m) for m in widths.split(",")]
+    found: list[dict[str, Any]] = []
+    for d in dtype or MODEL_DTYPES[model]:
+        for number in threads or [2]:
+            torch.set_num_threads(number)
+            if part == "attention":
+                measure_attention(DTYPES[d], rows, rounds)
+                continue
+            ms = measure_linear(model, DTYPES[d], rows, rounds)
+            found.append({"dtype": d, "threads": number, "rows": rows, "ms": ms})
+    if save is not None:
+        done = {"machine": machine("cpu") | {"op": "packed_linear"}, "model": model, "runs": found}
+        save.write_text(json.dumps(done, indent=1) + "\n")
 
 
 if __name__ == "__main__":

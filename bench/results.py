@@ -109,11 +109,12 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip()
 
 
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+def processor() -> str:
+    """The name of this machine's processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def _versions() -> dict[str, str]:
@@ -159,5 +160,5 @@ def machine(device: str) -> dict[str, Any]:
         )
         found["cuda"] = torch.version.cuda
     else:
-        found["device"] = _cpu_name()
+        found["device"] = processor()
     return found

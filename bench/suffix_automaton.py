@@ -9,9 +9,7 @@ other processes do not count; the median of elapsed time is printed beside them.
 
 from __future__ import annotations
 
-import platform
 import time
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -20,6 +18,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from specdec_host import Corpus, SuffixAutomaton
+
+from bench.results import processor
 
 VOCABULARY = 49152
 FOLLOWERS = 4  # of each pair of tokens
@@ -38,13 +38,6 @@ def markov_text(size: int, seed: int) -> NDArray[np.int64]:
         out.append(token)
         a, b = b, token
     return np.array(out)
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def steps(

@@ -343,7 +343,7 @@ def pack_linear(r):
 
 def packed_linear(r):
     w = weight(r)
-    lead = r.choice(((), (1,), (0,), (2, 3), (8,), (13,), (64,)))
+    lead = r.choice(((), (1,), (0,), (2, 3), (8,), (13,), (64,), (2, 65)))
     x = torch.randn(*lead, w.shape[1], generator=r.tensors).to(w.dtype)
     bias = torch.randn(w.shape[0], generator=r.tensors).to(w.dtype) if r.happens(0.5) else None
     bias = bias if bias is None else laid_out(r, bias)
