@@ -78,7 +78,7 @@ def test_agrees_with_the_specification(case):
 @pytest.mark.parametrize("d", SIZES)
 @by_dtype
 def test_a_query_has_the_same_bits_alone_with_what_it_sees(d, dtype):
-    query, keys, values = drawn(2, 6, 2, 7, 150, d, dtype, value_size=SIZES[-1 - SIZES.index(d)])
+    query, keys, values = drawn(2, 4, 2, 7, 150, d, dtype, value_size=SIZES[-1 - SIZES.index(d)])
     mask = torch.rand(2, 1, 7, 150) < torch.rand(7)[:, None]
     mask[0, 0, 2], mask[1, 0, 0] = False, True
     mask[0, 0, 3:6, 70:] = True  # the same slots, but other ordinals
