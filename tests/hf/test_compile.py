@@ -11,6 +11,8 @@ import torch
 from specdec_hf import generate
 from specdec_hf.runner.compiled import forward as compiled
 from specdec_hf.runner.compiled.layers import LayerGraphs
+from specdec_hf.runner.policy import ForwardPolicy
+from specdec_hf.runner.spec_runner import SpecRunner
 from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     build,
     decode,
@@ -260,3 +262,24 @@ def test_hidden_states_and_the_returned_cache_are_those_of_eager_forwards(llama)
 def test_what_cannot_be_compiled_is_refused(settings, reason, llama):
     with pytest.raises(ValueError, match=reason):
         decode(llama, (9,), compile=True, **settings)
+
+
+def test_rows_of_padding_are_dropped_and_forgotten():
+    """A row of padding that was kept would shift the rows of the tokens."""
+    model = build("llama")
+    ids = prompts((9,))["input_ids"]
+    narrow = SpecRunner(model, 1, 32)
+    wide = SpecRunner(model, 1, 32, ForwardPolicy(compiled=model))
+    with torch.inference_mode():
+        for begin, end, keep in ((0, 5, 5), (5, 8, 2), (8, 9, 1)):
+            for runner in (wide, narrow):
+                runner.tap.open({1})
+            got, wanted = (
+                runner.forward(ids[:, begin:end], runner.lengths, keep) for runner in (wide, narrow)
+            )
+            assert wide.lengths.tolist() == [end]
+            assert got.shape == wanted.shape
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+            states = [runner.tap.take()[1] for runner in (wide, narrow)]
+            assert states[0].shape[1] == end - begin
+            torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)

@@ -186,12 +186,6 @@ def test_settings_of_pytorch_have_graphs_of_their_own(llama):
     assert out.stats.compiled.cuda_graphs > before
 
 
-def test_one_width_runs_without_graphs(llama):
-    out = fast(llama, fixed_width=4)
-    assert "fixed_width compares" in out.stats.compiled.without_cuda_graphs
-    assert torch.equal(out.sequences, decode(llama).sequences)
-
-
 # What cannot be recorded, and what would be replayed wrongly.
 
 

@@ -67,7 +67,6 @@ def test_the_text_is_that_of_plain_decoding(model, lengths, how):
 
 
 TREES_REFUSED = {
-    "fixed_width": {"fixed_width": 8},
     "aligned": {"cache": "aligned"},
     "dynamic": {"cache": "dynamic"},
     "num_assistant_tokens": {"num_assistant_tokens": 3},
@@ -201,19 +200,18 @@ def test_the_tree_is_sized_by_schedule_optimal_and_chains_are_not(model):
     assert not any(lengths_chosen(cache="aligned"))
 
 
-def test_half_precision_leaves_one_note_that_names_fixed_width():
+def test_half_precision_leaves_one_note_where_forwards_round_otherwise():
     model = hf_models.build("llama", vocab_size=11).to(torch.bfloat16)
 
     def notes(**options):
         found = run(model, **GREEDY, **options, max_new_tokens=4).stats.notes
         return [note for note in found if "rounds unlike" in note]
 
-    for options in ({}, {"cache": "aligned"}):
+    for options in ({"compile": False}, {"cache": "aligned"}):
         (note,) = notes(**options)
         assert "bfloat16" in note
-        assert "fixed_width" in note
-    assert not notes(drafter=None)
-    assert not notes(fixed_width=4)
+    assert not notes(drafter=None, compile=False)
+    assert not notes()
 
 
 @pytest.mark.parametrize(

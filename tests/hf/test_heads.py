@@ -100,10 +100,10 @@ def largest_difference(target, head, seen):
         (Eagle3Drafter, (9, 4, 12), {}),
         *(
             (Eagle3ChainDrafter, (9, 4, 12), arguments)
-            for arguments in ({"cache": "aligned"}, {"cache": "dynamic"}, {"fixed_width": 8})
+            for arguments in ({"cache": "aligned"}, {"cache": "dynamic"})
         ),
     ],
-    ids=["chain", "tree", "aligned", "dynamic", "fixed width"],
+    ids=["chain", "tree", "aligned", "dynamic"],
 )
 def test_drafting_equals_one_forward_over_the_whole_text(kind, lengths, arguments, monkeypatch):
     """Also below nodes of a tree, each of which sees its own ancestors only."""

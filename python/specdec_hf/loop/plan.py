@@ -287,6 +287,8 @@ def has_exact_text(model: Any, chosen: ChosenKind | None, twin: PackedTwin | Non
         return True
     if twin is None or chosen is None or chosen.runs is not twin.model:
         return False
+    if torch.is_autocast_enabled("cpu"):
+        return False  # its products are torch's own then
     return twin.invariant and chosen.kind == "spec"
 
 

@@ -64,7 +64,7 @@ class PackedInPlace(OnlyPacked):
                 f"a model after pack_ must stay in {panels.dtype} on the CPU, got {other.dtype} on "
                 f"{other.device}: load it again"
             )
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         raise RuntimeError(

@@ -72,7 +72,11 @@ class OnlyPacked(nn.Module):
     """Base class of a linear layer that keeps packed weights alone; see in_place.py."""
 
     reading: Reading | None
-    nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of the packed weight."""
+        raise NotImplementedError
 
 
 class PackedTwin:
