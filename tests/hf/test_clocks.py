@@ -133,19 +133,19 @@ def test_expected_costs_by_hand():
     costs = ExpectedCosts(batch_size=2, prompt=12)
     costs.expect(0.5, False, True)
     assert not costs.measured
-    assert costs.prefill == pytest.approx(1.92)
-    assert costs.plain == pytest.approx(1 + 0.02 / 3)
-    assert costs.draft_prefill == pytest.approx(0.96)
+    assert costs.prefill == pytest.approx(1 + 23 / 48)
+    assert costs.plain == pytest.approx(1 + 1 / 48)
+    assert costs.draft_prefill == pytest.approx(0.5 * costs.prefill)
     steps = 1.5 * costs.plain  # three, of half a plain round
-    assert costs.round(3) == pytest.approx(1.23 + steps), "8 rows"
+    assert costs.round(3) == pytest.approx(1 + 7 / 48 + steps), "8 rows"
     assert costs.trees(3, 3) == pytest.approx([steps + costs.forward(n) for n in (1, 2, 3, 4)])
     costs.observe(3, 11, 99.0, 99.0)
-    assert costs.round(3) == pytest.approx(1.92 + steps), "a tree of depth 3 has 11 nodes"
+    assert costs.round(3) == pytest.approx(1 + 23 / 48 + steps), "a tree of depth 3 has 11 nodes"
     costs.expect(0.5, True, False)
-    assert costs.round(3) == pytest.approx(1.92 + steps / 3)
+    assert costs.round(3) == pytest.approx(1 + 23 / 48 + steps / 3)
     costs.padded = lambda width: 8
-    assert costs.plain == pytest.approx(1.64)
-    assert ExpectedCosts(1, 0.25).forward(24) == pytest.approx(1.23)
+    assert costs.plain == pytest.approx(1 + 15 / 48)
+    assert ExpectedCosts(1, 0.25).forward(24) == pytest.approx(1 + 0.25 * 23 / 48)
 
 
 def test_no_plain_round_measures_what_is_expected_anyway():

@@ -122,6 +122,7 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(check, target, head, monk
 def test_without_graphs_a_head_drafts_on_packed_weights_that_are_right(
     target, head, monkeypatch, check
 ):
+    monkeypatch.setattr("specdec_hf.loop.plan.pack_for", lambda *_: (None, None))  # of the target
     eager = decode(target, drafter=Eagle3Drafter(head))
     assert not any("unpacked" in note for note in eager.stats.notes)
     monkeypatch.setattr(PackedLinear, "forward", wrong_rows)

@@ -10,10 +10,10 @@ from statistics import median
 
 # Until a wider forward was measured, it is taken to cost this many times one of a single token.
 UNKNOWN_RATIO = 1.6
-# Where no clock may decide: what a forward of so many rows is expected to cost, in forwards of one
-# row. It is the mean of eager and compiled forwards in bfloat16 on two CPU cores with AVX-512
-# (docs/compile.md). Rows add less on a device, which has arithmetic to spare: a guess.
-EXPECTED_FORWARD = {1: 1.0, 4: 1.02, 8: 1.23, 16: 1.64, 24: 1.92}
+# Where no clock may decide, nothing is measured: a forward reads the weights once, and
+# so many more rows are taken to cost as much again. Rows add less on a device, which has arithmetic
+# to spare: a guess.
+ROWS_OF_A_READ = 48
 SHARE_ON_DEVICE = 0.25
 
 
@@ -232,8 +232,8 @@ class ExpectedCosts(Costs):
     def __init__(self, batch_size: int, share: float = 1.0, prompt: int = 0) -> None:
         super().__init__()
         self._batch_size = batch_size
-        for rows, cost in EXPECTED_FORWARD.items():
-            self._forward.observe(rows, 1 + share * (cost - 1))
+        for reads in (0, 1):
+            self._forward.observe(1 + reads * ROWS_OF_A_READ, 1 + share * reads)
         self.prefill = self.forward(prompt)
 
     def forward(self, width: int) -> float:

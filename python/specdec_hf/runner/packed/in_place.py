@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
-from specdec_hf.request.inputs import check_language_model
+from specdec_hf.arguments import shown
 from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.packed.linear import MAX_ROWS, Reading, in_pieces, unpacked_reason
 from specdec_hf.runner.packed.twin import OnlyPacked, PackedStats, is_other_linear, resident_bytes
@@ -99,7 +100,8 @@ def pack_(model: Any) -> PackedStats:
     >>> pack_(model).layers  # doctest: +SKIP
     >>> generate(model, **inputs)  # doctest: +SKIP
     """
-    check_language_model("model", model)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model must be a PreTrainedModel, got {shown(model)}")
     started = time.perf_counter()
     reason = twin_reason(model) or ("it is in training mode" if model.training else None)
     layers = {m: unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear}

@@ -201,9 +201,10 @@ def pack_for_call(model: Any) -> tuple[PackedTwin | None, PackedStats]:
         twin = packed_twin(model)
     except ValueError as error:
         return None, PackedStats(reason=str(error))
+    layers: list[PackedLinear | OnlyPacked] = [*twin.layers, *twin.kept]
     return twin, PackedStats(
-        layers=len(twin.layers) + len(twin.kept),
-        bytes=sum(layer.nbytes for layer in (*twin.layers, *twin.kept)),
+        layers=len(layers),
+        bytes=sum(layer.nbytes for layer in layers),
         resident_bytes=resident_bytes(),
         seconds=0.0 if twin is before else time.perf_counter() - started,
         unpacked=dict(twin.unpacked),
