@@ -141,8 +141,8 @@ def forgetful():
 
 
 def late_positions(window):
-    def wrong(self, starts, size):
-        made = window(self, starts, size)
+    def wrong(self, starts, size, padding=0):
+        made = window(self, starts, size, padding)
         late = torch.from_numpy(starts > 0)[:, None]
         return {**made, "position_ids": made["position_ids"] + late}
 
@@ -160,8 +160,8 @@ def seen_siblings(tree_window):
 
 
 def one_slot_more(window):
-    def wrong(self, starts, size):
-        made = window(self, starts, size)
+    def wrong(self, starts, size, padding=0):
+        made = window(self, starts, size, padding)
         if made["attention_mask"] is None and size == 1:
             self.cache.cursor.visible += 1
         return made
