@@ -95,7 +95,7 @@ def test_logits_depend_on_no_other_tokens(model):
     alone = logits_of(mine, [1] * 24)
     for sizes in ([24], [3, 20, 1], [5, 19]):
         assert torch.equal(logits_of(mine, sizes), alone)
-    assert torch.equal(logits_of(mine, [24], rows=3)[1:2], alone)  # 72 rows, in two pieces
+    assert torch.equal(logits_of(mine, [24], rows=3)[1:2], alone)  # 72 rows
 
 
 @torch.inference_mode()

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from specdec_hf.arguments import shown
 from specdec_hf.runner.fit import record_of
-from specdec_hf.runner.packed.linear import MAX_ROWS, Reading, in_pieces, unpacked_reason
+from specdec_hf.runner.packed.linear import Reading, unpacked_reason
 from specdec_hf.runner.packed.twin import OnlyPacked, PackedStats, is_other_linear, resident_bytes
+from specdec_hf.runner.policy import is_long
 from specdec_hf.runner.twin import twin_reason
-from specdec_kernels import pack_linear
+from specdec_kernels import pack_linear, packed_linear
 
 
 class PackedInPlace(OnlyPacked):
@@ -50,12 +51,10 @@ class PackedInPlace(OnlyPacked):
         return panels.transpose(1, 2).flatten(0, 1)[:outputs, :inputs]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        long = x.numel() > MAX_ROWS * self.in_features
-        if self.reading is not None:
-            long = self.reading.long
+        long = is_long(x[..., 0].numel()) if self.reading is None else self.reading.long
         if long or x.dtype != self._panels.panels.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.weight, self.bias)
-        return in_pieces(x, self._panels, self.bias)
+        return packed_linear(x, self._panels, self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         panels = self._panels.panels

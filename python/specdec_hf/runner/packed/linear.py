@@ -18,7 +18,6 @@ from torch.nn.functional import linear
 from specdec_kernels import PackedLinear as Panels
 from specdec_kernels import pack_linear, packed_linear
 
-MAX_ROWS = 64  # of `specdec_kernels.packed_linear`
 _Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a weight
 
 
@@ -86,7 +85,7 @@ class PackedLinear(torch.nn.Module):
         if self._reading.long or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, weight, bias)
         assert self._copy is not None
-        return in_pieces(x, self._copy.panels, bias)
+        return packed_linear(x, self._copy.panels, bias)
 
     @property
     def nbytes(self) -> int:
@@ -103,15 +102,6 @@ class PackedLinear(torch.nn.Module):
                 copy = _copies[place] = _PackedCopy(weight)
             self._copy = copy
         return self._copy.refresh(weight)
-
-
-def in_pieces(x: torch.Tensor, panels: Panels, bias: torch.Tensor | None) -> torch.Tensor:
-    """`packed_linear` of any number of rows [..., K]."""
-    if x.numel() <= MAX_ROWS * panels.in_features:
-        return packed_linear(x, panels, bias)
-    pieces = x.reshape(-1, panels.in_features).split(MAX_ROWS)
-    y = torch.cat([packed_linear(piece, panels, bias) for piece in pieces])
-    return y.view(*x.shape[:-1], panels.out_features)
 
 
 def bytes_to_pack(layers: list[torch.nn.Linear]) -> int:
