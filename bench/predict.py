@@ -142,7 +142,7 @@ def plan(config: Config, gpu: Gpu) -> Plan:
         kernel, rows = budgets.PROBS, 1
     blocks = BLOCKS[kernel] * gpu.processors
     busy = config.batch * GROUP
-    parallel = 2 * busy <= gpu.processors if filtered or rows == 1 else busy <= blocks
+    parallel = 2 * busy <= (gpu.processors if filtered or rows == 1 else blocks)
     rows = rows if parallel else 1
     size = max(1, min(GROUP, blocks // (config.batch * rows)))
     # Too small for what the last group reads again.

@@ -140,14 +140,14 @@ struct Work {
 // eight blocks for a sequence, and the sequence with most accepted drafts sets its time.
 // Row-parallel pays
 //   with one row for each sequence, until the device is full: nothing is read in vain;
-//   if groups stop, as long as a level, one row of all sequences, is a wave of groups or less: with
-//   up to 66 sequences on 132 multiprocessors;
+//   if groups stop, as long as a level, one row of all sequences, is half a wave of groups or less:
+//   with up to 33 sequences on 132 multiprocessors (docs/benchmarks.md#on-an-h200);
 //   else if row-lazy would leave half of the device idle or more, with up to 8 sequences: then rows
 //   read in vain, or what the last group does alone, cost less than that.
 inline bool row_parallel_pays(const Device& device, const Work& work) {
   const int64_t busy = work.sequences * kMaxGroupSize;
   if (work.rows == 1 && !work.reads_again) return busy < device.blocks;
-  if (work.rows > 1 && work.stops) return busy <= device.blocks;
+  if (work.rows > 1 && work.stops) return 2 * busy <= device.blocks;
   return busy * 2 <= device.processors;
 }
 

@@ -62,24 +62,24 @@ def test_the_documented_round_trips():
 
 
 def test_a_batch_from_logits():
-    config = Config(66, 2, 51200, "bfloat16", acceptance=0.5)
+    config = Config(33, 4, 51200, "bfloat16", acceptance=0.5)
     planned = predict.plan(config, GPU)
-    assert planned == predict.Plan(budgets.LOGITS, True, 3, 8, 1, 66)
-    assert planned.waves(66)
-    # The first rows of all; then half of the sequences have both other rows read, one of them that
-    # of the bonus token. A quarter rejects no draft, and reads no row again.
-    rows, residuals = 2 + 0.5 * 3, 0.75
+    assert planned == predict.Plan(budgets.LOGITS, True, 5, 8, 1, 66)
+    assert planned.waves(33)
+    # The first two rows of all; then a quarter of the sequences have the three other rows read, one
+    # of them that of the bonus token. A sixteenth rejects no draft, and reads no row again.
+    rows, residuals = 4 + 0.25 * 5, 15 / 16
     check(
         predict.predict(config, GPU),
         "row-parallel",
-        bytes_us=66 * 102400 * (rows + 2 * residuals) / 1e6,
-        issue_us=66 * 100 * (rows * 100 + residuals * 200) / (132 * 4) / 1e3,
+        bytes_us=33 * 102400 * (rows + 2 * residuals) / 1e6,
+        issue_us=33 * 100 * (rows * 100 + residuals * 200) / (132 * 4) / 1e3,
         # 32 warps have 64 of the 100 warp tiles of a row on their way: each of two waves and the
         # residual take a second round.
         slowest_us=1 + 1 + 1,
-        trips=2 * (1 + 1 + 1 + 2 + 4) + 2 + 1 + 1 + 3 + 2,
-        us=33.792 + 27 + 2,
-        overlapped_us=33.792 + 2,
+        trips=2 * (1 + 1 + 1 + 2 + 4) + 2 + 2 + 1 + 3 + 2,
+        us=24.0768 + 28 + 2,
+        overlapped_us=3 + 28 + 2,
     )
 
 
@@ -88,9 +88,9 @@ def test_a_batch_from_logits():
     [
         # The last group of the row-parallel schedule is not small.
         *((1, "row-parallel", 8, 10), (8, "row-parallel", 8, 1), (12, "row-parallel", 7, 1)),
-        *((22, "row-parallel", 4, 1), (23, "row-parallel", 8, 1)),
+        *((22, "row-parallel", 4, 1), (23, "row-parallel", 8, 1), (33, "row-parallel", 8, 1)),
         # As many blocks are in a group as run at once.
-        *((67, "row-lazy", 7, 1), (88, "row-lazy", 6, 1), (256, "row-lazy", 2, 1)),
+        *((34, "row-lazy", 8, 1), (67, "row-lazy", 7, 1), (88, "row-lazy", 6, 1), (256, "row-lazy", 2, 1)),
         *((512, "row-lazy", 1, 1), (1000, "row-lazy", 1, 1)),
     ],
 )
