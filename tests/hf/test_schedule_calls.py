@@ -278,7 +278,7 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
 
     def plain(target=model, size=1):
         return measurements.recall(
-            record_of(target).measured, drafter.model, (size, "", False, 1)
+            record_of(target).measured, drafter.model, (size, "", "packed", 1)
         ).costs.plain
 
     inputs = {**hf_models.prompts((9,)), "max_new_tokens": 12, "do_sample": False, "guard": guard}
