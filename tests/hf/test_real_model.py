@@ -12,6 +12,7 @@ from specdec_hf.drafters.layers import with_fewer_layers
 from support import hf_models
 from support.cli_models import invoke, says
 from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.recorded_ops import compile_on_cpu
 from transformers import StopStringCriteria
 
 from bench.tree_acceptance import encode
@@ -126,15 +127,23 @@ def test_missing_models_are_named(tmp_path, monkeypatch):
         load_embedded()
 
 
-@pytest.mark.build
-def test_demo_answers_a_shipped_prompt_with_layers_that_inductor_compiled(tmp_path):
-    """The one test of inductor: the model's layers share functions, and so do the drafter's."""
+def test_demo_answers_a_shipped_prompt_on_packed_weights(tmp_path):
     path = tmp_path / "out.json"
     result = invoke("demo", "--limit", 1, "--max-new-tokens", 8, "--json", path)
     assert result.exit_code == 0, result.output
     assert says(result, "greedy outputs identical yes")
     stats = json.loads(path.read_text())["prompts"][0]["turns"][0]["stats"]
     assert stats["drafted"] > 0
-    for made in (stats["compiled"], *stats["compiled"]["drafts"]):
-        assert made["eager"] == ""
-        assert (made["graphs"], made["recompilations"]) == (2, 0)
+    assert stats["forwards"] == "packed"
+    assert (stats["packed"]["layers"], stats["packed"]["drafts"][0]["layers"]) == (211, 6)
+
+
+@pytest.mark.build
+def test_layers_that_inductor_compiled_give_the_same_text(monkeypatch):
+    """The one test of inductor, with a CPU in the place of a CUDA device."""
+    compile_on_cpu(monkeypatch)
+    model = hf_models.build("llama")
+    fast = hf_models.decode(model, (9,), compile=True, drafter="suffix_automaton")
+    assert torch.equal(fast.sequences, hf_models.decode(model, (9,)).sequences)
+    made = fast.stats.compiled
+    assert (made.eager, made.graphs, made.recompilations) == ("", 2, 0)
