@@ -90,8 +90,8 @@ def test_a_batch_from_logits():
         *((1, "row-parallel", 8, 10), (8, "row-parallel", 8, 1), (12, "row-parallel", 7, 1)),
         *((22, "row-parallel", 4, 1), (23, "row-parallel", 8, 1), (33, "row-parallel", 8, 1)),
         # As many blocks are in a group as run at once.
-        *((34, "row-lazy", 8, 1), (67, "row-lazy", 7, 1), (88, "row-lazy", 6, 1), (256, "row-lazy", 2, 1)),
-        *((512, "row-lazy", 1, 1), (1000, "row-lazy", 1, 1)),
+        *((34, "row-lazy", 8, 1), (67, "row-lazy", 7, 1), (88, "row-lazy", 6, 1)),
+        *((256, "row-lazy", 2, 1), (512, "row-lazy", 1, 1), (1000, "row-lazy", 1, 1)),
     ],
 )
 def test_a_plan_fills_the_device(batch, schedule, size, splits):
