@@ -21,6 +21,7 @@ OTHERS = {
     "--nproc-per-node": "torchrun",
     "--only": "bench/sweep.py",
     "--op": "bench/sweep.py",
+    "--part": "bench/forward.py",
     "--quick": "bench/sweep.py",
     "--ranks": "bench/sharded.py",
     "--vocab": "bench/sharded.py",
