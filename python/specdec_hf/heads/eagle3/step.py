@@ -246,7 +246,6 @@ class CompiledStep:
         self.packed.reading = self.reading
         self.eager = self.packed
         self.warm_ups = WarmUps()
-        self._run = _step_graphs(self.packed.dtype, forward.BACKEND).of(self.packed)
         recorder = recorder_for(self.packed.device)
         self.cuda_graphs: StepGraphs | None = None
         if recorder is not None:
@@ -257,6 +256,11 @@ class CompiledStep:
 
     def _replace(self, module: Any) -> PackedLinear | None:
         return PackedLinear(module, self.reading) if unpacked_reason(module) is None else None
+
+    @functools.cached_property
+    def _run(self) -> LayerForward:
+        # Importing the compiler takes half a second, and steps on a CPU have no graph.
+        return _step_graphs(self.packed.dtype, forward.BACKEND).of(self.packed)
 
     @property
     def graphs(self) -> int:
