@@ -99,6 +99,20 @@ def test_logits_depend_on_no_other_tokens(model):
 
 
 @torch.inference_mode()
+def test_drafts_of_any_number_change_no_bits(model):
+    """Also more than 64: torch's products read a prompt of so many, and nothing else."""
+    mine, start = packed_twin(model).model, 70
+    alone = logits_of(mine, [35, 35])
+    assert torch.equal(logits_of(mine, [70]), alone)
+    runner = SpecRunner(mine, 1, start + 71)
+    ids = prompts((start + 70,), vocab_size=997)["input_ids"]
+    logits = [runner.forward(ids[:, :start], runner.lengths, 1)]
+    chain = torch.arange(-1, 68)[None]
+    logits.append(runner.forward_tree(ids[:, start:], runner.lengths.copy(), chain))
+    assert torch.equal(torch.cat(logits, dim=1), alone)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("part", ["products", "attention"])
 def test_products_and_attention_of_torch_depend_on_other_tokens(part, monkeypatch):
     """Negative control. In float32, where they do on any machine."""

@@ -180,7 +180,7 @@ class SpecRunner:
         """
         cache = self.cache
         self._was_empty = not cache.lengths.any()
-        self._say_what_is_read(size)
+        self._say_what_is_read(long=self._was_empty and is_long(size))
         visible = self.policy.visible(int(starts.max()) + size)
         first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
         cache.move_cursor(first_slots, int(starts.max()), visible)
@@ -216,7 +216,7 @@ class SpecRunner:
             As `window`, for N + 1 - skip tokens per sequence.
         """
         self._was_empty = False
-        self._say_what_is_read(parents.shape[1] + 1 - skip)
+        self._say_what_is_read(long=False)
         longest = int(roots.max())
         visible = self.policy.visible(longest + parents.shape[1] + 1)
         lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
@@ -284,9 +284,10 @@ class SpecRunner:
         long_prompt = self._was_empty and is_long(size)
         return self.policy.compiled is not None and not long_prompt
 
-    def _say_what_is_read(self, size: int) -> None:
+    def _say_what_is_read(self, *, long: bool) -> None:
+        # Only what fills an empty cache may be long: drafts of any number change no bits.
         if self._reading is not None:
-            self._reading.long = is_long(size)
+            self._reading.long = long
 
     def _reads_alone(self, starts: Lengths, size: int, keep: int) -> bool:
         """Whether the sequences of an empty cache are read one by one; see `TOKENS_OF_A_PASS`."""

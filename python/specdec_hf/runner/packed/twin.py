@@ -1,9 +1,9 @@
 """The packed twin of a model: what runs in its place on a CPU, and why one cannot be made.
 
-A forward of at most 64 tokens of each sequence multiplies by packed weights whatever the batch, and
-attends by `attend`. So the bits of a token follow from the text before it alone: text with drafts
-is text without, in every dtype. Longer forwards, which are those of prompts, are bound by
-arithmetic, and take torch's own products with the model's own weights.
+A forward multiplies by packed weights whatever the batch, and attends by `attend`. So the bits of a
+token follow from the text before it alone: text with drafts is text without, in every dtype.
+Prompts of more than 64 tokens are bound by arithmetic, and take torch's own products with the
+model's own weights.
 """
 
 from __future__ import annotations
