@@ -355,6 +355,16 @@ def test_whatever_runs_the_model_runs_its_twin(settings, monkeypatch):
     assert torch.equal(packed.sequences, own.sequences)
 
 
+@pytest.mark.parametrize("self_check", [True, False])
+def test_a_twin_runs_under_autocast(self_check):
+    model = build("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        own = decode(model, (9,), compile=False, drafter=None)
+        output = decode(model, (9,), drafter=None, self_check=self_check)
+    assert output.stats.packed.reason == ""
+    assert torch.equal(output.sequences, own.sequences)
+
+
 def test_a_single_token_attends_by_its_mask():
     model = packed_twin(build("llama")).model
     policy = ForwardPolicy(omits_mask=frozenset((FIRST, SINGLE)))

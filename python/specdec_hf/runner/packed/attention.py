@@ -41,7 +41,9 @@ def attend(
     """
     own = any(kwargs.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     few = attention_mask is not None and attention_mask.dtype == torch.bool
-    if not few or own or module.reading.long or query.dtype != key.dtype:
+    # Under autocast rotary embeddings leave queries and keys, but not values, in float32.
+    alike = query.dtype == key.dtype == value.dtype
+    if not few or own or module.reading.long or not alike:
         out: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
