@@ -25,6 +25,7 @@ from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     prompts,
     with_noise,
 )
+from transformers import CodeGenConfig, CodeGenForCausalLM
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -227,6 +228,16 @@ def test_linear_layers_of_other_classes_stay_and_are_named():
     (note,) = output.stats.notes
     assert note.endswith("linear layers of other classes are not packed: 2 Quantized")
     assert twin.is_other_linear(adapted)
+
+
+def test_attention_of_its_own_makes_no_promise_of_equal_bits():
+    config = CodeGenConfig(
+        vocab_size=67, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64
+    )
+    model = CodeGenForCausalLM(config).eval().to(torch.bfloat16)
+    output = decode(model, (9,), drafter="prompt_lookup")
+    assert output.stats.forwards == "packed"
+    assert any("rounds unlike" in note for note in output.stats.notes)
 
 
 def test_too_little_memory_is_said_and_packs_nothing(monkeypatch):

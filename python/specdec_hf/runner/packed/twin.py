@@ -106,7 +106,8 @@ class PackedTwin:
         attention = [m for m in self.model.modules() if "is_causal" in vars(m)]
         attends = [attend_by(module, self.reading) for module in attention]
         others = self.unpacked or any(map(_multiplies, self.model.modules()))
-        self.invariant = all(attends) and not others
+        # Attention without that mark is not Transformers' common one, and cannot be replaced.
+        self.invariant = bool(attends) and all(attends) and not others
         self.model.reading = self.reading
 
     def _replace(self, module: Any) -> Any:
