@@ -93,10 +93,11 @@ class PackedTwin:
         invariant: whether no product and no attention of a token depends on other tokens than those
             before it.
         reading: what its forward under way reads; who runs it says that.
+        seconds: how long packing took in the last call, 0 where nothing was packed.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.reading = Reading()
+        self.reading, self.seconds = Reading(), 0.0
         self.made_for = structure_of(model)
         self.unpacked = Counter[str]()
         self._packed: dict[int, PackedLinear] = {}
@@ -125,10 +126,9 @@ class PackedTwin:
             return module  # with all that is inside
         return None
 
-    def refresh(self) -> None:
-        """Pack again what has changed."""
-        for layer in self.layers:
-            layer.refresh()
+    def refresh(self) -> bool:
+        """Pack again what has changed, and say whether anything has."""
+        return sum(layer.refresh() for layer in self.layers) > 0
 
 
 def _multiplies(module: nn.Module) -> bool:
@@ -156,6 +156,7 @@ def packed_twin(model: Any) -> PackedTwin:
         ValueError: none can be made, or there is no memory for it; the message says why.
     """
     with _making:
+        started = time.perf_counter()
         reason = twin_reason(model) or ("it is in training mode" if model.training else None)
         if reason is not None:
             raise ValueError(reason)
@@ -166,8 +167,10 @@ def packed_twin(model: Any) -> PackedTwin:
             check_packable(model)
             with torch.inference_mode(False), torch.no_grad():
                 made = record.packed = PackedTwin(model)
+            changed = True
         else:
-            made.refresh()
+            changed = made.refresh()
+        made.seconds = time.perf_counter() - started if changed else 0.0
     return made
 
 
@@ -194,10 +197,8 @@ def resident_bytes() -> int:
 
 def pack_for_call(model: Any) -> tuple[PackedTwin | None, PackedStats]:
     """The packed twin of a model for one call, None where there is none, and what to report."""
-    started = time.perf_counter()
     if model.device.type != "cpu":
         return None, PackedStats(reason="weights are packed on a CPU only")
-    before = record_of(model).packed
     try:
         twin = packed_twin(model)
     except ValueError as error:
@@ -207,7 +208,7 @@ def pack_for_call(model: Any) -> tuple[PackedTwin | None, PackedStats]:
         layers=len(layers),
         bytes=sum(layer.nbytes for layer in layers),
         resident_bytes=resident_bytes(),
-        seconds=0.0 if twin is before else time.perf_counter() - started,
+        seconds=twin.seconds,
         unpacked=dict(twin.unpacked),
     )
 
