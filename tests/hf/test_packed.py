@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from specdec_hf import EagleTree, SpeculativeDecoder, generate, pack_
+from specdec_hf.runner.compiled.compiled_call import pack_for
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.packed import attention, twin
 from specdec_hf.runner.packed import linear as packed_linear
@@ -323,6 +324,17 @@ def test_the_model_is_as_before_and_its_packed_weights_go_with_it():
     gc.collect()
     assert gone() is None
     assert not set(packed_linear._copies) & made
+
+
+def test_a_model_that_moves_leaves_no_packed_weights_behind():
+    model, before = build("llama", layers=1), set(packed_linear._copies)
+    decode(model, (9,), max_new_tokens=2)
+    assert set(packed_linear._copies) != before
+    model.to("meta")
+    twins, stats = pack_for(model, None)
+    assert twins is None
+    assert stats.reason == "weights are packed on a CPU only"
+    assert set(packed_linear._copies) == before
 
 
 def test_the_statistics_say_what_was_packed():

@@ -21,6 +21,7 @@ from specdec_hf.runner.compiled.forward import (
     compiled_forward,
     difference_in,
 )
+from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.packed.twin import PackedStats, PackedTwin, pack_for_call
 from specdec_hf.runner.policy import BUCKETS, FIRST, ForwardPolicy
 from specdec_hf.runner.protocol import Runner
@@ -274,6 +275,8 @@ def compiles_on(device: torch.device) -> bool:
 
 def pack_for(model: Any, compile: bool | None) -> tuple[PackedTwin | None, PackedStats | None]:
     """The packed twin of a model, and what to report; see `Options.compile`."""
+    if model.device.type != "cpu":
+        record_of(model).packed = None  # it would keep the weights that were on the CPU
     if compile is False or compiles_on(model.device):
         return None, None
     return pack_for_call(model)
