@@ -367,7 +367,7 @@ class CudaGraphs(LentGraphs):
         """Give a runner's cache the buffers until its call ends, or say why it cannot have them.
 
         Args:
-            runner: its ``widths`` are those of the call.
+            runner: of the call, whose cache gets the buffers.
             borrower: the call.
             weights: addresses of all that graphs read beside their inputs.
             initialize: makes the buffers of layers that have none, for a number of sequences.
