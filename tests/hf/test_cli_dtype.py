@@ -66,3 +66,16 @@ def test_a_difference_is_an_error_unless_sixteen_bits_may_round(
     )
     assert result.exit_code == code, result.output
     assert says(result, line)
+
+
+@pytest.mark.parametrize(
+    ("option", "forwards"), [([], "packed"), (["--compile"], "packed"), (["--no-compile"], "own")]
+)
+def test_an_option_says_how_forwards_run(bfloat16, tmp_path, option, forwards):
+    written = tmp_path / "out.json"
+    result = invoke(
+        "generate", "--model", bfloat16, "--prompt", "Hi", "--max-new-tokens", 2, "--no-compare",
+        "--json", written, *option,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert f'"forwards": "{forwards}"' in written.read_text()

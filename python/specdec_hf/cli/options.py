@@ -71,16 +71,24 @@ _WORDS = {
         "on: drafts wait until plain decoding has paid for them, and pause where they are slower. "
         "off: they begin in the second round. auto: on where that changes no text.",
     ),
+    "compile": (
+        "N",
+        "{text}. --no-compile: as the model's own. --compile: on a CUDA device as CUDA graphs. "
+        "Neither: on a CPU on packed weights.",
+    ),
 }
-_FLAGS = {"num_assistant_tokens": ["--gamma"]}
+_FLAGS = {
+    "num_assistant_tokens": ("--num-assistant-tokens", "--gamma"),
+    "compile": ("--compile/--no-compile",),
+}
 
 
-def own(name: str, *flags: str) -> Any:
+def own(name: str) -> Any:
     """The option of an argument of the loop, with the first sentence of its text."""
     text = COMMON[name].metadata["text"].partition(". ")[0]
     metavar, words = _WORDS.get(name, ("N", "{text}."))
     return typer.Option(
-        *(flags or (f"--{name.replace('_', '-')}", *_FLAGS.get(name, ()))),
+        *_FLAGS.get(name, (f"--{name.replace('_', '-')}",)),
         metavar=metavar,
         help=words.format(text=text[0].upper() + text[1:]),
     )
@@ -135,7 +143,7 @@ Device = Annotated[
     ),
 ]
 NumAssistantTokens = Annotated[int | None, own("num_assistant_tokens")]
-Compile = Annotated[bool | None, own("compile", "--compile/--no-compile")]
+Compile = Annotated[bool | None, own("compile")]
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", metavar="N", help="Most tokens of an answer.")
 ]
