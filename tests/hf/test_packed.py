@@ -10,7 +10,7 @@ import torch
 from specdec_hf import EagleTree, SpeculativeDecoder, generate, pack_
 from specdec_hf.runner.compiled.compiled_call import pack_for
 from specdec_hf.runner.fit import forget_fits
-from specdec_hf.runner.packed import attention, twin
+from specdec_hf.runner.packed import attention, in_place, twin
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.in_place import PackedInPlace
 from specdec_hf.runner.packed.linear import PackedLinear, Reading
@@ -454,6 +454,19 @@ def test_packing_in_place_keeps_packed_weights_alone():
     assert torch.equal(decode(model, (80,)).sequences, long.sequences)
     plain = model.generate(**prompts((9,), vocab_size=997), max_new_tokens=12, do_sample=False)
     assert torch.equal(plain, own.sequences)
+
+
+def test_packing_in_place_needs_memory_for_one_layer_more(monkeypatch):
+    model, alive = build("llama", tie_word_embeddings=False), []
+    weights = [weakref.ref(m.weight) for m in model.modules() if type(m) is torch.nn.Linear]
+    pack = in_place.pack_linear
+    monkeypatch.setattr(
+        in_place,
+        "pack_linear",
+        lambda weight: alive.append(sum(x() is not None for x in weights)) or pack(weight),
+    )
+    pack_(model)
+    assert alive == list(range(len(weights), 0, -1))
 
 
 def is_packed(module):

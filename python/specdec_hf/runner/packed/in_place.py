@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -103,16 +104,17 @@ def pack_(model: Any) -> PackedStats:
         raise TypeError(f"model must be a PreTrainedModel, got {shown(model)}")
     started = time.perf_counter()
     reason = twin_reason(model) or ("it is in training mode" if model.training else None)
-    layers = {m: unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear}
-    if reason is None and None not in layers.values():
-        reason = next(iter(layers.values()), None) or "it has no plain linear layers"
+    reasons = [unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear]
+    if reason is None and None not in reasons:
+        reason = next(iter(reasons), None) or "it has no plain linear layers"
     if reason is not None:
         raise ValueError(f"{type(model).__name__} cannot be packed: {reason}")
     record_of(model).packed = None
-    packed: dict[nn.Module, PackedInPlace] = {}
     stats = PackedStats()
-    _replace_in(model, packed, _held_elsewhere(model), stats)
-    stats.layers, stats.bytes = len(packed), sum(layer.nbytes for layer in packed.values())
+    # A layer goes with its weight as soon as no module has it.
+    _replace_in(model, weakref.WeakKeyDictionary(), _held_elsewhere(model), stats)
+    layers = [m for m in model.modules() if isinstance(m, PackedInPlace)]
+    stats.layers, stats.bytes = len(layers), sum(layer.nbytes for layer in layers)
     stats.seconds, stats.resident_bytes = time.perf_counter() - started, resident_bytes()
     return stats
 
@@ -124,7 +126,10 @@ def _held_elsewhere(model: nn.Module) -> set[int]:
 
 
 def _replace_in(
-    module: nn.Module, packed: dict[nn.Module, PackedInPlace], held: set[int], stats: PackedStats
+    module: nn.Module,
+    packed: weakref.WeakKeyDictionary[nn.Module, PackedInPlace],
+    held: set[int],
+    stats: PackedStats,
 ) -> None:
     for name, child in module._modules.items():
         if child is None:
