@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec_hf.runner.packed import attention
-from specdec_hf.runner.packed.linear import Reading
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -16,7 +15,6 @@ GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16
 class Module(torch.nn.Module):
     num_key_value_groups = GROUPS
     is_causal = True
-    reading = Reading()
 
 
 def inputs(rows, size, dtype=torch.float32, heads=1):

@@ -7,12 +7,8 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.runner.packed import linear as packed_linear
-from specdec_hf.runner.packed.linear import Reading
+from specdec_hf.runner.packed.linear import PackedLinear
 from support.hf_models import one_thread  # noqa: F401  # autouse here
-
-
-def PackedLinear(layer, reading=None):
-    return packed_linear.PackedLinear(layer, reading or Reading())
 
 
 def packable(linear):

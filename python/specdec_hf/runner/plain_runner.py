@@ -26,8 +26,6 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
 from specdec_hf.runner.encoded import Encoded, caches_in, decoder_cache
-from specdec_hf.runner.packed.twin import reading_of
-from specdec_hf.runner.policy import is_long
 from specdec_hf.runner.protocol import HiddenStateTap, Lengths, forward_arguments
 from specdec_kernels import kv_realign_
 
@@ -95,7 +93,6 @@ class PlainRunner:
         self.kind = kind
         self.lengths: Lengths = np.zeros(batch_size, dtype=np.int64)
         self._takes = frozenset(forward_arguments(model))
-        self._reading = reading_of(model)
         self._prompt = prompt
         self._kwargs: dict[str, Any] = {"use_cache": kind != "none", **(inputs or {})}
         self._outputs: ModelOutput | None = None  # of the last forward, without its rows
@@ -178,8 +175,6 @@ class PlainRunner:
             inputs["logits_to_keep"] = keep  # some models put in a number of their own
         if self.tap.is_open:
             inputs["output_hidden_states"] = True
-        if self._reading is not None:
-            self._reading.long = is_long(self._ids.shape[1] if whole else size)
         outputs = self.model(**inputs, return_dict=True)
         if self.tap.is_open:
             self.tap.add(outputs.hidden_states, slice(-size, None))

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_hf.runner.later_inputs import LaterInputs
-from specdec_hf.runner.packed.twin import reading_of
+from specdec_hf.runner.packed.twin import is_packed_twin
 from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.protocol import HiddenStateTap, Lengths, context_length, model_inside
 from specdec_hf.runner.spec_cache import SpecCache
@@ -99,7 +99,7 @@ class SpecRunner:
         if reason is not None:
             raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
         self.model = model
-        self._reading = reading_of(model)
+        self._packed = is_packed_twin(model)
         self.device: torch.device = model.device
         self.cache = SpecCache(config, batch_size, capacity, self.device)
         self.policy = policy
@@ -180,7 +180,6 @@ class SpecRunner:
         """
         cache = self.cache
         self._was_empty = not cache.lengths.any()
-        self._say_what_is_read(long=self._was_empty and is_long(size))
         visible = self.policy.visible(int(starts.max()) + size)
         first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
         cache.move_cursor(first_slots, int(starts.max()), visible)
@@ -216,7 +215,6 @@ class SpecRunner:
             As `window`, for N + 1 - skip tokens per sequence.
         """
         self._was_empty = False
-        self._say_what_is_read(long=False)
         longest = int(roots.max())
         visible = self.policy.visible(longest + parents.shape[1] + 1)
         lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
@@ -284,11 +282,6 @@ class SpecRunner:
         long_prompt = self._was_empty and is_long(size)
         return self.policy.compiled is not None and not long_prompt
 
-    def _say_what_is_read(self, *, long: bool) -> None:
-        # Only what fills an empty cache may be long: drafts of any number change no bits.
-        if self._reading is not None:
-            self._reading.long = long
-
     def _reads_alone(self, starts: Lengths, size: int, keep: int) -> bool:
         """Whether the sequences of an empty cache are read one by one; see `TOKENS_OF_A_PASS`."""
         padding = -int(starts.sum())
@@ -299,12 +292,8 @@ class SpecRunner:
             and self.device.type == "cpu"
             and self.later_inputs is None
             and int(starts.max()) <= 0
-            and (padding > TOKENS_OF_A_PASS * (len(starts) - 1) or self._reads_long(size))
+            and padding > TOKENS_OF_A_PASS * (len(starts) - 1)
         )
-
-    def _reads_long(self, size: int) -> bool:
-        """Whether torch's own products read several prompts, which would depend on each other."""
-        return self._reading is not None and len(self.lengths) > 1 and is_long(size)
 
     def _read_alone(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """As `forward`, through a cache of each sequence."""
@@ -338,7 +327,7 @@ class SpecRunner:
         size = position_ids.shape[1]
         kind = self._causal_kind(starts, size, visible)
         # A twin attends by the mask, so that a token has the same bits in a forward of several.
-        masked = self.runs_compiled(size) or (self._reading is not None and not is_long(size))
+        masked = self.runs_compiled(size) or self._packed
         if kind in self.policy.omits_mask and not masked:
             self.omitted.add(kind)
             return None

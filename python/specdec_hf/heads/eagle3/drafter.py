@@ -24,9 +24,6 @@ from specdec_hf.heads.eagle3.step import (
 )
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead
 from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats, compiles_on
-from specdec_hf.runner.packed.linear import Reading
-from specdec_hf.runner.packed.twin import reading_of
-from specdec_hf.runner.policy import is_long
 from specdec_hf.runner.protocol import Lengths, context_length
 from specdec_hf.trees import EagleTree
 from specdec_kernels import tree_attention
@@ -76,7 +73,6 @@ class HeadDraft:
             self._step, packed = packed_step(head, check=context.self_check, note=context.note)
             if context.packed is not None:
                 context.packed.append(packed)
-        self._reading = reading_of(self._step) or Reading()
         self._compiled: CompiledCall | None = None
         if context.compile and graphs and self._rope_type in NO_TABLE:
             reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
@@ -112,7 +108,6 @@ class HeadDraft:
         """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
         states, counts = self._states.take()
         size = states.shape[1]
-        self._reading.long = is_long(size)
         # The features of a token go with the token after it; the last of these is pending.
         columns = (history.lengths - counts)[:, None] + np.arange(size)
         columns = np.minimum(columns, history.lengths[:, None] - 1)
@@ -140,7 +135,6 @@ class HeadDraft:
             parents: [B, k] of all nodes fed so far in this round, the m new ones last.
         """
         count, total = tokens.shape[1], parents.shape[1]
-        self._reading.long = is_long(count)
         # The pair of the root is the last one in the cache, and nodes follow it.
         roots = self._to_device(self.lengths - 1)
         visible = int(self.lengths.max()) + total

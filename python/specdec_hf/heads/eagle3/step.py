@@ -32,7 +32,7 @@ from specdec_hf.runner.compiled.cuda_graphs import Borrower, LentGraphs, recorde
 from specdec_hf.runner.compiled.forward import WarmUps, compile_settings
 from specdec_hf.runner.compiled.layers import LayerForward, LayerGraphs
 from specdec_hf.runner.fit import compare, record_of, tolerance_of
-from specdec_hf.runner.packed.linear import PackedLinear, Reading, unpacked_reason
+from specdec_hf.runner.packed.linear import PackedLinear, unpacked_reason
 from specdec_hf.runner.packed.twin import PackedStats, check_packable, resident_bytes
 from specdec_hf.runner.policy import is_long, padded, width_of
 from specdec_hf.runner.self_check import one_line
@@ -241,9 +241,7 @@ class CompiledStep:
     """
 
     def __init__(self, head: Eagle3Head) -> None:
-        self.reading = Reading()
         self.packed: Any = copied(Eagle3Step(head), self._replace)
-        self.packed.reading = self.reading
         self.eager = self.packed
         self.warm_ups = WarmUps()
         recorder = recorder_for(self.packed.device)
@@ -255,7 +253,7 @@ class CompiledStep:
         self._lock = threading.RLock()
 
     def _replace(self, module: Any) -> PackedLinear | None:
-        return PackedLinear(module, self.reading) if unpacked_reason(module) is None else None
+        return PackedLinear(module) if unpacked_reason(module) is None else None
 
     @functools.cached_property
     def _run(self) -> LayerForward:

@@ -11,7 +11,6 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specdec_hf.runner.packed.linear import Reading
 from specdec_kernels import cached_attention
 
 NAME = "specdec_cached_attention"
@@ -37,13 +36,13 @@ def attend(
         query: [B, H, n, D].
         key, value: [B, H / groups, S, D].
         attention_mask: [B, 1, n, S] bool; others, and none, take Transformers' own attention, as do
-            long forwards and other arguments that change what is computed.
+            other arguments that change what is computed.
     """
     own = any(kwargs.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     few = attention_mask is not None and attention_mask.dtype == torch.bool
     # Under autocast rotary embeddings leave queries and keys, but not values, in float32.
     alike = query.dtype == key.dtype == value.dtype
-    if not few or own or module.reading.long or not alike:
+    if not few or own or not alike:
         out: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
@@ -62,12 +61,11 @@ def _only_looks_up(forward: Any) -> bool:
         return False
 
 
-def attend_by(module: Any, reading: Reading) -> bool:
+def attend_by(module: Any) -> bool:
     """Let a module of a twin attend as `attend` does, and say whether it can.
 
     Args:
         module: changed in place: it gets a configuration of its own.
-        reading: of the twin.
     """
     config = vars(module).get("config")
     functions = getattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS", {})
@@ -82,5 +80,4 @@ def attend_by(module: Any, reading: Reading) -> bool:
         return False
     module.config = copy.copy(config)
     module.config._attn_implementation_internal = NAME
-    module.reading = reading
     return True

@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 from specdec_hf.arguments import shown
 from specdec_hf.runner.fit import record_of
-from specdec_hf.runner.packed.linear import Reading, unpacked_reason
+from specdec_hf.runner.packed.linear import unpacked_reason
 from specdec_hf.runner.packed.twin import OnlyPacked, PackedStats, is_other_linear, resident_bytes
-from specdec_hf.runner.policy import is_long
 from specdec_hf.runner.twin import twin_reason
 from specdec_kernels import pack_linear, packed_linear
 
@@ -34,7 +33,6 @@ class PackedInPlace(OnlyPacked):
         self.bias = layer.bias
         self._tied = layer.weight if tied else None
         self._panels = pack_linear(layer.weight.detach())
-        self.reading: Reading | None = None  # of a twin; a user's own model has none
 
     @property
     def nbytes(self) -> int:
@@ -52,8 +50,7 @@ class PackedInPlace(OnlyPacked):
         return panels.transpose(1, 2).flatten(0, 1)[:outputs, :inputs]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        long = is_long(x[..., 0].numel()) if self.reading is None else self.reading.long
-        if long or x.dtype != self._panels.panels.dtype or torch.is_autocast_enabled("cpu"):
+        if x.dtype != self._panels.panels.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.weight, self.bias)
         return packed_linear(x, self._panels, self.bias)
 
@@ -79,9 +76,7 @@ def pack_(model: Any) -> PackedStats:
 
     Each ``torch.nn.Linear`` with a weight [N, K] in float32, bfloat16 or float16 on the CPU is
     replaced by a module that holds the packed weight and the bias alone. A weight that an embedding
-    shares is kept for that. `generate` then runs such a model by default as it runs others: for at
-    most 64 tokens of a sequence on packed weights. Longer prompts unpack the weight of one layer
-    after the other, which takes about as long as two forwards of one token more.
+    shares is kept for that. `generate` then runs such a model by default as it runs others.
 
     The model can no longer be trained, saved, or moved to another device or dtype.
 

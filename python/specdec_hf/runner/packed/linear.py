@@ -1,14 +1,13 @@
-"""Linear layers whose weights are packed once, for forwards of few tokens on a CPU.
+"""Linear layers whose weights are packed once, for forwards on a CPU.
 
 ``torch.nn.functional.linear`` takes a weight as it lies in memory, in rows, and the products with 2
 to 32 tokens then cost 1.5 to 2.5 times what reading the weight costs. `specdec_kernels` reads a
 packed weight once, at the speed of memory, and the bits of a token do not depend on those beside
-it. Packed weights are a second copy: the model keeps its own, which serves longer forwards.
+it. Packed weights are a second copy: the model keeps its own.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any
 
@@ -19,20 +18,6 @@ from specdec_kernels import PackedLinear as Panels
 from specdec_kernels import pack_linear, packed_linear
 
 _Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a weight
-
-
-class Reading(threading.local):
-    """What the forward under way reads, for all layers of one model.
-
-    A token's bits must not depend on the batch, so whether packed weights multiply it follows from
-    the tokens of its own sequence. Layers do not see these: some flatten a batch to rows, and some
-    get the last tokens alone.
-
-    Attributes:
-        long: whether it has so many tokens of each sequence that torch's own products are faster.
-    """
-
-    long = False
 
 
 class _PackedCopy:
@@ -68,21 +53,19 @@ class PackedLinear(torch.nn.Module):
 
     Args:
         layer: see `unpacked_reason`.
-        reading: of the model that it belongs to.
     """
 
-    def __init__(self, layer: torch.nn.Linear, reading: Reading) -> None:
+    def __init__(self, layer: torch.nn.Linear) -> None:
         super().__init__()
         self._parameters = layer._parameters
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self._reading = reading
         self._copy: _PackedCopy | None = None
         self.refresh()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight: Any = self.weight
         bias: Any = self.bias
-        if self._reading.long or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
+        if x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, weight, bias)
         assert self._copy is not None
         return packed_linear(x, self._copy.panels, bias)

@@ -2,13 +2,10 @@
 
 A forward multiplies by packed weights whatever the batch, and attends by `attend`. So the bits of a
 token follow from the text before it alone: text with drafts is text without, in every dtype.
-Prompts of more than 64 tokens are bound by arithmetic, and take torch's own products with the
-model's own weights.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 import warnings
@@ -25,7 +22,6 @@ from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.packed.attention import attend_by
 from specdec_hf.runner.packed.linear import (
     PackedLinear,
-    Reading,
     bytes_to_pack,
     unpacked_reason,
 )
@@ -71,8 +67,6 @@ class PackedStats:
 class OnlyPacked(nn.Module):
     """Base class of a linear layer that keeps packed weights alone; see in_place.py."""
 
-    reading: Reading | None
-
     @property
     def nbytes(self) -> int:
         """Of the packed weight."""
@@ -92,12 +86,11 @@ class PackedTwin:
         unpacked: its linear layers that are no plain ones, by class.
         invariant: whether no product and no attention of a token depends on other tokens than those
             before it.
-        reading: what its forward under way reads; who runs it says that.
         seconds: how long packing took in the last call, 0 where nothing was packed.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.reading, self.seconds = Reading(), 0.0
+        self.seconds = 0.0
         self.made_for = structure_of(model)
         self.unpacked = Counter[str]()
         self._packed: dict[int, PackedLinear] = {}
@@ -105,21 +98,19 @@ class PackedTwin:
         self.layers = list(self._packed.values())
         self.kept = [m for m in self.model.modules() if isinstance(m, OnlyPacked)]
         attention = [m for m in self.model.modules() if "is_causal" in vars(m)]
-        attends = [attend_by(module, self.reading) for module in attention]
+        attends = [attend_by(module) for module in attention]
         others = self.unpacked or any(map(_multiplies, self.model.modules()))
         # Attention without that mark is not Transformers' common one, and cannot be replaced.
         self.invariant = bool(attends) and all(attends) and not others
-        self.model.reading = self.reading
+        self.model.is_packed_twin = True
 
     def _replace(self, module: Any) -> Any:
         if id(module) in self._packed:
             return self._packed[id(module)]
         if isinstance(module, OnlyPacked):
-            own = copy.copy(module)
-            own.reading = self.reading
-            return own
+            return module
         if unpacked_reason(module) is None:
-            self._packed[id(module)] = PackedLinear(module, self.reading)
+            self._packed[id(module)] = PackedLinear(module)
             return self._packed[id(module)]
         if is_other_linear(module):
             self.unpacked[type(module).__name__] += 1
@@ -234,7 +225,6 @@ def report_packed(
         note(f"{name}: linear layers of other classes are not packed: {listed}")
 
 
-def reading_of(model: Any) -> Reading | None:
-    """What tells a packed twin what its forward reads, or None for a user's own model."""
-    reading: Reading | None = vars(model).get("reading")
-    return reading
+def is_packed_twin(model: Any) -> bool:
+    """Whether a model is a packed twin, and not a user's own."""
+    return "is_packed_twin" in vars(model)
