@@ -209,8 +209,16 @@ def test_linear_layers_of_other_classes_stay_and_are_named():
     output = decode(model, (9,))
     assert output.stats.packed.unpacked == {"Quantized": 2}
     (note,) = output.stats.notes
-    assert note.endswith("linear layers of other classes are not packed: 2 Quantized")
+    assert note.endswith(
+        "matrices of other classes than torch.nn.Linear are not packed: 2 Quantized"
+    )
     assert twin.is_other_linear(adapted)
+
+
+def test_matrices_of_other_classes_are_named():
+    output = decode(build("gpt2"), (9,), drafter=None)
+    assert output.stats.packed.unpacked == {"Conv1D": 8}
+    assert any(note.endswith("not packed: 8 Conv1D") for note in output.stats.notes)
 
 
 def test_attention_of_its_own_makes_no_promise_of_equal_bits():

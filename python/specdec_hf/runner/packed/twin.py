@@ -43,7 +43,7 @@ class PackedStats:
         seconds: how long packing took in this call; 0 after the first call with a model, unless
             its weights were changed.
         reason: why the model's own forwards run, empty where packed ones do.
-        unpacked: linear layers that stay as they are, by class.
+        unpacked: modules with a matrix that stay as they are, by class; embeddings are left out.
         drafts: the same for each draft model and head of the call.
     """
 
@@ -83,7 +83,7 @@ class PackedTwin:
         model: the twin, of the model's class.
         layers: those with a packed copy of a weight.
         kept: those that keep no other weight.
-        unpacked: its linear layers that are no plain ones, by class.
+        unpacked: its modules with a matrix that are no plain linear layers, by class.
         invariant: whether no product and no attention of a token depends on other tokens than those
             before it.
         seconds: how long packing took in the last call, 0 where nothing was packed.
@@ -92,16 +92,18 @@ class PackedTwin:
     def __init__(self, model: nn.Module) -> None:
         self.seconds = 0.0
         self.made_for = structure_of(model)
-        self.unpacked = Counter[str]()
+        self._others: list[Any] = []
         self._packed: dict[int, PackedLinear] = {}
         self.model: Any = copied(model, self._replace).eval()
         self.layers = list(self._packed.values())
         self.kept = [m for m in self.model.modules() if isinstance(m, OnlyPacked)]
         attention = [m for m in self.model.modules() if "is_causal" in vars(m)]
         attends = [attend_by(module) for module in attention]
-        others = self.unpacked or any(map(_multiplies, self.model.modules()))
+        inside = {id(m) for other in self._others for m in other.modules()}
+        rest = [m for m in self.model.modules() if id(m) not in inside and _multiplies(m)]
+        self.unpacked = Counter(type(module).__name__ for module in (*self._others, *rest))
         # Attention without that mark is not Transformers' common one, and cannot be replaced.
-        self.invariant = bool(attends) and all(attends) and not others
+        self.invariant = bool(attends) and all(attends) and not self.unpacked
         self.model.is_packed_twin = True
 
     def _replace(self, module: Any) -> Any:
@@ -113,7 +115,7 @@ class PackedTwin:
             self._packed[id(module)] = PackedLinear(module)
             return self._packed[id(module)]
         if is_other_linear(module):
-            self.unpacked[type(module).__name__] += 1
+            self._others.append(module)
             return module  # with all that is inside
         return None
 
@@ -222,7 +224,7 @@ def report_packed(
             warnings.warn(f"{name} runs its own forwards: {stats.reason}", stacklevel=2)
     elif stats.unpacked:
         listed = ", ".join(f"{count} {kind}" for kind, count in stats.unpacked.items())
-        note(f"{name}: linear layers of other classes are not packed: {listed}")
+        note(f"{name}: matrices of other classes than torch.nn.Linear are not packed: {listed}")
 
 
 def is_packed_twin(model: Any) -> bool:
