@@ -48,7 +48,7 @@ class ChainVerifier : ChainView<kVariant> {
       const unsigned others = ~__ballot_sync(kAllLanes, a.accepted);
       accepted = others == 0 ? kLanes : __ffs(static_cast<int>(others)) - 1;
       // A test that did not take place has no probability.
-      if (lane_id() <= accepted && a.probability == a.probability) {
+      if (lane_id() <= accepted && a.probability >= 0) {
         record_accept_prob(i, a.probability);
       }
       if (lane_id() < accepted) write(i, drafted_token(p_, t_, i), logprob);

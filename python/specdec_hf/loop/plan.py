@@ -24,7 +24,7 @@ from specdec_hf.drafting.context import reads_draft
 from specdec_hf.drafting.drafter import Drafter, drafts_trees, rules_of
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.auto import AutoDrafter
-from specdec_hf.loop.draft_length import begin_schedule
+from specdec_hf.loop.draft_length import begin_schedule, check_schedule
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
@@ -265,7 +265,10 @@ def _check_options(model: Any, call: Call, options: Options, drafter: Drafter | 
             f"got True with {describe(drafter)}"
         )
     check_kind(options.cache)
-    if trees:
+    if drafter is not None and trees:
+        # First, because the command line gives a number of tokens beside a schedule.
+        schedule = options.num_assistant_tokens_schedule or "constant"
+        check_schedule(make_schedule(schedule), drafter)
         _check_tree_options(options)
 
 
