@@ -110,7 +110,7 @@ def test_a_context_that_ends_is_not_exceeded():
     head = pass_head(model)
     stats = assert_greedy_identical(lambda: PassHeadDrafter(head), model, 12)
     assert stats.accepted > 0
-    assert not stats.notes
+    assert not [note for note in stats.notes if "not packed" not in note]
 
 
 def test_in_a_tree_it_drafts_one_of_the_chains(target):
