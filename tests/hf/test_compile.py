@@ -1,6 +1,6 @@
 """Compiled forwards: the text is that of eager ones, graphs are few, the model is not changed.
 
-A CPU stands in for a CUDA device.
+A CPU takes the place of a CUDA device.
 """
 
 import gc
