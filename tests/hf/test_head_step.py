@@ -9,7 +9,7 @@ from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.packed import linear as packed_linear
-from specdec_hf.runner.packed.linear import PackedLinear
+from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from support import hf_models
 from support.heads import head_for
 from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
@@ -103,7 +103,7 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(check, target, head, monk
     only_the_head(monkeypatch)
     eager = decode(target, drafter=Eagle3Drafter(head))
     monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: eagerly)
-    monkeypatch.setattr(PackedLinear, "forward", wrong_rows)
+    monkeypatch.setattr(LinearWithPackedCopy, "forward", wrong_rows)
     if not check:
         fast = decode(target, drafter=Eagle3Drafter(head), compile=True, self_check=False)
         assert fast.stats.accepted < eager.stats.accepted  # so that the test below can fail
@@ -125,7 +125,7 @@ def test_without_graphs_a_head_drafts_on_packed_weights_that_are_right(
     monkeypatch.setattr("specdec_hf.loop.plan.pack_for", lambda *_: (None, None))  # of the target
     eager = decode(target, drafter=Eagle3Drafter(head))
     assert not any("unpacked" in note for note in eager.stats.notes)
-    monkeypatch.setattr(PackedLinear, "forward", wrong_rows)
+    monkeypatch.setattr(LinearWithPackedCopy, "forward", wrong_rows)
     out = decode(target, drafter=Eagle3Drafter(head), self_check=check)
     assert any("the head drafts on unpacked weights" in note for note in out.stats.notes) == check
     assert torch.equal(out.sequences, eager.sequences)

@@ -13,7 +13,7 @@ from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.packed import attention, in_place, twin
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.in_place import PackedInPlace
-from specdec_hf.runner.packed.linear import PackedLinear
+from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from specdec_hf.runner.packed.twin import packed_twin
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -254,7 +254,7 @@ def wrong(self, x):
 def test_wrong_packed_weights_are_found_and_the_model_itself_runs(monkeypatch):
     model = build("llama")
     own = decode(model, (9,), compile=False)
-    monkeypatch.setattr(PackedLinear, "forward", wrong)
+    monkeypatch.setattr(LinearWithPackedCopy, "forward", wrong)
     forget_fits()
     output = decode(model, (9,))
     forget_fits()
@@ -357,9 +357,9 @@ def test_whatever_runs_the_model_runs_its_twin(settings, monkeypatch):
     model, ran = build("llama"), []
     own = decode(model, (9, 5), compile=False, **settings)
     decode(model, (9, 5), **settings)  # with the self-checks
-    forward, linear = PackedLinear.forward, torch.nn.Linear.forward
+    forward, linear = LinearWithPackedCopy.forward, torch.nn.Linear.forward
     monkeypatch.setattr(
-        PackedLinear, "forward", lambda self, x: ran.append("packed") or forward(self, x)
+        LinearWithPackedCopy, "forward", lambda self, x: ran.append("packed") or forward(self, x)
     )
     monkeypatch.setattr(
         torch.nn.Linear, "forward", lambda self, x: ran.append("own") or linear(self, x)

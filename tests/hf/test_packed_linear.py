@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.runner.packed import linear as packed_linear
-from specdec_hf.runner.packed.linear import PackedLinear
+from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
@@ -24,7 +24,7 @@ def test_packed_layers_compute_what_linear_layers_do(dtype, size):
     linear = packable(torch.nn.Linear(48, 40, bias=size == 3).to(dtype))
     x = torch.randn(2, size, 48).to(dtype)
     with torch.inference_mode():
-        got = PackedLinear(linear)(x)
+        got = LinearWithPackedCopy(linear)(x)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(got, linear(x), rtol=tolerance, atol=tolerance)
 
@@ -50,7 +50,7 @@ def test_weights_of_one_address_or_one_shape_are_packed_apart():
     part = torch.nn.Linear(48, 16, bias=False)
     part.weight = torch.nn.Parameter(whole.weight.detach()[:16])
     layers = (whole, part, torch.nn.Linear(48, 64, bias=False))
-    packed = [PackedLinear(linear) for linear in layers]
+    packed = [LinearWithPackedCopy(linear) for linear in layers]
     x = torch.randn(2, 3, 48)
     with torch.inference_mode():
         for got, linear in zip(packed, layers, strict=True):
@@ -73,7 +73,7 @@ def assert_packed_again(packed, linear):
 
 
 def test_a_weight_whose_rows_change_places_is_packed_again(linear):
-    packed = PackedLinear(linear)
+    packed = LinearWithPackedCopy(linear)
     for pair in combinations(range(11), 2):
         linear.weight.data[[*pair]] = linear.weight.data[[*pair[::-1]]]
         assert_packed_again(packed, linear)
@@ -83,7 +83,7 @@ def test_a_weight_whose_rows_change_places_is_packed_again(linear):
 def test_a_weight_whose_columns_change_places_is_packed_again(linear, row):
     """The first, the middle or the last row shows it where all others hold one number."""
     linear.weight.data[torch.arange(11) != row] = 0.5
-    packed = PackedLinear(linear)
+    packed = LinearWithPackedCopy(linear)
     for pair in combinations(range(7), 2):
         linear.weight.data[:, [*pair]] = linear.weight.data[:, [*pair[::-1]]]
         assert_packed_again(packed, linear)
@@ -98,7 +98,7 @@ def test_a_packed_copy_goes_with_its_weight(linear):
         return weakref.ref(numbers)
 
     before, memory = set(packed_linear._copies), replace()
-    first, second = PackedLinear(linear), PackedLinear(linear)
+    first, second = LinearWithPackedCopy(linear), LinearWithPackedCopy(linear)
     del first
     replace()
     assert len(set(packed_linear._copies) - before) == 1

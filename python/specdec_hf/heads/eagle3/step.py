@@ -32,7 +32,7 @@ from specdec_hf.runner.compiled.cuda_graphs import Borrower, LentGraphs, recorde
 from specdec_hf.runner.compiled.forward import WarmUps, compile_settings
 from specdec_hf.runner.compiled.layers import LayerForward, LayerGraphs
 from specdec_hf.runner.fit import compare, record_of, tolerance_of
-from specdec_hf.runner.packed.linear import PackedLinear, unpacked_reason
+from specdec_hf.runner.packed.linear import LinearWithPackedCopy, unpacked_reason
 from specdec_hf.runner.packed.twin import PackedStats, check_packable, resident_bytes
 from specdec_hf.runner.policy import is_long, padded, width_of
 from specdec_hf.runner.self_check import one_line
@@ -252,8 +252,8 @@ class CompiledStep:
         self._compared = False
         self._lock = threading.RLock()
 
-    def _replace(self, module: Any) -> PackedLinear | None:
-        return PackedLinear(module) if unpacked_reason(module) is None else None
+    def _replace(self, module: Any) -> LinearWithPackedCopy | None:
+        return LinearWithPackedCopy(module) if unpacked_reason(module) is None else None
 
     @functools.cached_property
     def _run(self) -> LayerForward:
@@ -443,7 +443,7 @@ def packed_step(
     made = _made_for(head)
     if check and (reason := made.compare(head)) is not None:
         note(f"the head drafts on unpacked weights: {reason}")
-    layers = [m for m in made.packed.modules() if isinstance(m, PackedLinear)]
+    layers = [m for m in made.packed.modules() if isinstance(m, LinearWithPackedCopy)]
     return made.eager, PackedStats(
         layers=len(layers),
         bytes=sum(layer.nbytes for layer in layers),

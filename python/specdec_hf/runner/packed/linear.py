@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from specdec_kernels import PackedLinear as Panels
-from specdec_kernels import pack_linear, packed_linear
+from specdec_kernels import PackedLinear, pack_linear, packed_linear
 
 _Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a weight
 
@@ -28,7 +27,7 @@ class _PackedCopy:
         # As long as this object holds the weight, no other tensor gets its address.
         self._held = weight.detach()
         self._version, self._contents = -1, torch.empty(0)
-        self.panels = Panels(torch.empty(0), 0, 0)
+        self.panels = PackedLinear(torch.empty(0), 0, 0)
 
     def refresh(self, weight: Any) -> bool:
         """Pack the weight if it has changed since the last time, and say whether it has.
@@ -48,7 +47,7 @@ class _PackedCopy:
 _copies: weakref.WeakValueDictionary[_Place, _PackedCopy] = weakref.WeakValueDictionary()
 
 
-class PackedLinear(torch.nn.Module):
+class LinearWithPackedCopy(torch.nn.Module):
     """A linear layer with a packed copy of the weight of another, which it shares.
 
     Args:
@@ -117,7 +116,7 @@ def _place_of(weight: torch.Tensor) -> _Place:
 
 
 def unpacked_reason(module: torch.nn.Module) -> str | None:
-    """Why a module is not replaced by a `PackedLinear`, or None."""
+    """Why a module is not replaced by a `LinearWithPackedCopy`, or None."""
     if type(module) is not torch.nn.Linear:
         return "it is no plain linear layer"
     weight = module.weight

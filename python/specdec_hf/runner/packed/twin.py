@@ -21,7 +21,7 @@ from torch import nn
 from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.packed.attention import attend_by
 from specdec_hf.runner.packed.linear import (
-    PackedLinear,
+    LinearWithPackedCopy,
     bytes_to_pack,
     unpacked_reason,
 )
@@ -93,7 +93,7 @@ class PackedTwin:
         self.seconds = 0.0
         self.made_for = structure_of(model)
         self._others: list[Any] = []
-        self._packed: dict[int, PackedLinear] = {}
+        self._packed: dict[int, LinearWithPackedCopy] = {}
         self.model: Any = copied(model, self._replace).eval()
         self.layers = list(self._packed.values())
         self.kept = [m for m in self.model.modules() if isinstance(m, OnlyPacked)]
@@ -112,7 +112,7 @@ class PackedTwin:
         if isinstance(module, OnlyPacked):
             return module
         if unpacked_reason(module) is None:
-            self._packed[id(module)] = PackedLinear(module)
+            self._packed[id(module)] = LinearWithPackedCopy(module)
             return self._packed[id(module)]
         if is_other_linear(module):
             self._others.append(module)
@@ -126,7 +126,7 @@ class PackedTwin:
 
 def _multiplies(module: nn.Module) -> bool:
     """Whether a module has a matrix that is neither packed nor looked up."""
-    if isinstance(module, PackedLinear | OnlyPacked | nn.Embedding):
+    if isinstance(module, LinearWithPackedCopy | OnlyPacked | nn.Embedding):
         return False
     return any(p is not None and p.ndim > 1 for p in module._parameters.values())
 
@@ -196,7 +196,7 @@ def pack_for_call(model: Any) -> tuple[PackedTwin | None, PackedStats]:
         twin = packed_twin(model)
     except ValueError as error:
         return None, PackedStats(reason=str(error))
-    layers: list[PackedLinear | OnlyPacked] = [*twin.layers, *twin.kept]
+    layers: list[LinearWithPackedCopy | OnlyPacked] = [*twin.layers, *twin.kept]
     return twin, PackedStats(
         layers=len(layers),
         bytes=sum(layer.nbytes for layer in layers),
