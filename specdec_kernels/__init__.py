@@ -23,6 +23,7 @@ from specdec_kernels.arguments.rules import (
 )
 from specdec_kernels.arguments.status import Status
 from specdec_kernels.ops.attention import cached_attention
+from specdec_kernels.ops.decoder_layer import norm_qkv_rope, output_norm_mlp
 from specdec_kernels.ops.expand_tree import Expansion, expand_tree
 from specdec_kernels.ops.kv import (
     kv_append_,
@@ -88,6 +89,8 @@ __all__ = [
     "kv_realign_",
     "kv_truncate_",
     "ngram_propose",
+    "norm_qkv_rope",
+    "output_norm_mlp",
     "pack_linear",
     "packed_linear",
     "paged_compact_",

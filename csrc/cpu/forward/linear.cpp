@@ -1,8 +1,7 @@
-#include "specdec/linear.h"
+#include "cpu/forward/linear.h"
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "cpu/capability.h"
 #include "cpu/forward/linear_tile.h"
@@ -127,34 +126,60 @@ void pack_linear(const PackLinearParams& p, const Parallel& parallel) {
   });
 }
 
+LinearInput::LinearInput(const void* x, DType dtype, int64_t rows, int64_t in_features,
+                         const Parallel& threads)
+    : params_{x, nullptr, nullptr, nullptr, dtype, rows, in_features, 0} {
+  const LinearKernel& kernel = linear_kernels().of_dtype[static_cast<int>(dtype)];
+  const int64_t bytes = kernel.rows_bytes(params_);
+  if (bytes == 0) return;
+  row_bytes_ = bytes / rows;
+  read_.reset(new char[static_cast<size_t>(bytes)]);
+  threads(groups(), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      kernel.read_rows(group(params_, i), read_.get() + i * kGroupRows * row_bytes_);
+    }
+  });
+}
+
+int64_t LinearInput::groups() const { return (params_.rows + kGroupRows - 1) / kGroupRows; }
+
+int64_t LinearInput::share() const {
+  return std::max<int64_t>(panel_width(), 64 / size_of(params_.dtype));
+}
+
+int64_t LinearInput::shares(int64_t out_features) const {
+  return (out_features + share() - 1) / share();
+}
+
+void LinearInput::multiply(const PackedWeight& weight, void* y, int64_t begin, int64_t end) const {
+  const LinearKernels& kernels = linear_kernels();
+  const LinearKernel& kernel = kernels.of_dtype[static_cast<int>(params_.dtype)];
+  PackedLinearParams p = params_;
+  p.panels = weight.panels;
+  p.bias = weight.bias;
+  p.y = y;
+  p.out_features = weight.out_features;
+  const int64_t panels = (p.out_features + kernels.width - 1) / kernels.width;
+  const int64_t first = begin * share() / kernels.width, last = end * share() / kernels.width;
+  for (int64_t i = 0; i < groups(); ++i) {
+    const PackedLinearParams part = group(p, i);
+    const void* rows = read_ ? read_.get() + i * kGroupRows * row_bytes_ : part.x;
+    kernel.multiply(part, rows, first, std::min(last, panels));
+  }
+}
+
+Parallel worth_threads(const Parallel& threads, DType dtype, int64_t rows, int64_t weights) {
+  const bool worthwhile =
+      weights * size_of(dtype) >= kWorthwhileBytes || weights * rows >= kWorthwhileProducts;
+  return worthwhile ? threads : serial();
+}
+
 void packed_linear(const PackedLinearParams& p, const Parallel& threads) {
   if (p.rows == 0) return;
-  const LinearKernels& kernels = linear_kernels();
-  const LinearKernel& kernel = kernels.of_dtype[static_cast<int>(p.dtype)];
-  const int64_t bytes = kernel.rows_bytes(p);
-  std::unique_ptr<char[]> read(bytes > 0 ? new char[static_cast<size_t>(bytes)] : nullptr);
-
-  const int64_t weights = p.out_features * p.in_features;
-  const bool worthwhile =
-      weights * size_of(p.dtype) >= kWorthwhileBytes || weights * p.rows >= kWorthwhileProducts;
-  const Parallel parallel = worthwhile ? threads : serial();
-  const int64_t groups = (p.rows + kGroupRows - 1) / kGroupRows;
-  if (bytes > 0) {
-    parallel(groups, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        kernel.read_rows(group(p, i), read.get() + i * kGroupRows * bytes / p.rows);
-      }
-    });
-  }
-  // A thread writes whole cache lines of a row of y.
-  const int64_t panels = (p.out_features + kernels.width - 1) / kernels.width;
-  const int64_t share = std::max<int64_t>(1, 64 / (kernels.width * size_of(p.dtype)));
-  parallel((panels + share - 1) / share, [&](int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < groups; ++i) {
-      const PackedLinearParams part = group(p, i);
-      const void* rows = bytes > 0 ? read.get() + i * kGroupRows * bytes / p.rows : part.x;
-      kernel.multiply(part, rows, begin * share, std::min(end * share, panels));
-    }
+  const Parallel parallel = worth_threads(threads, p.dtype, p.rows, p.out_features * p.in_features);
+  const LinearInput input(p.x, p.dtype, p.rows, p.in_features, parallel);
+  parallel(input.shares(p.out_features), [&](int64_t begin, int64_t end) {
+    input.multiply({p.panels, p.bias, p.out_features}, p.y, begin, end);
   });
 }
 

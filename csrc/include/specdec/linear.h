@@ -26,6 +26,12 @@ struct PackLinearParams {
   int64_t out_features, in_features;  // at least 1
 };
 
+struct PackedWeight {
+  const void* panels;  // as PanelLayout says
+  const void* bias;    // [out_features], may be null
+  int64_t out_features;
+};
+
 struct PackedLinearParams {
   const void* x;       // [rows, in_features]
   const void* panels;  // as PanelLayout says

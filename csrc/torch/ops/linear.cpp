@@ -1,6 +1,5 @@
-#include "specdec/linear.h"
+#include "torch/arguments/linear.h"
 
-#include "torch/launch.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -13,24 +12,6 @@ void check_pack_linear(const Tensor& weight) {
   SPECDEC_CHECK(weight.numel() > 0, "weight must not be empty, got ", shape_of(weight));
   SPECDEC_CHECK(weight.is_contiguous(), "weight must be contiguous, got strides [",
                 weight.stride(0), ", ", weight.stride(1), "]");
-}
-
-PanelLayout layout_of(const Tensor& t, int64_t out_features, int64_t in_features) {
-  return {row_dtype(t), out_features, in_features, cpu::panel_width()};
-}
-
-std::string shape_text(const PanelLayout& layout) {
-  std::ostringstream out;
-  out << '[' << layout.panels << ", " << layout.steps << ", " << layout.width;
-  if (layout.inputs > 1) out << ", " << layout.inputs;
-  out << ']';
-  return out.str();
-}
-
-bool has_shape(const Tensor& t, const PanelLayout& layout) {
-  return t.dim() == (layout.inputs > 1 ? 4 : 3) && t.size(0) == layout.panels &&
-         t.size(1) == layout.steps && t.size(2) == layout.width &&
-         (layout.inputs == 1 || t.size(3) == layout.inputs);
 }
 
 Tensor pack_linear(Tensor weight) {
@@ -54,14 +35,7 @@ void check_packed_linear(const Tensor& x, const Tensor& panels, int64_t in_featu
                 "x must be [..., K] with K = ", in_features, ", got ", shape_of(x));
   check_floats("x", x);
   check_on_cpu("x", x);
-  SPECDEC_CHECK(panels.scalar_type() == x.scalar_type(), "panels must be ", dtype_name(x), ", got ",
-                dtype_name(panels));
-  check_same_device("panels", panels, x, "x");
-  check_entries("out_features", "the weight", "[N, K]", {out_features, in_features});
-  const PanelLayout layout = layout_of(x, out_features, in_features);
-  SPECDEC_CHECK(has_shape(panels, layout), "panels must be ", shape_text(layout),
-                " for the instruction set of this process, got ", shape_of(panels));
-  SPECDEC_CHECK(panels.is_contiguous(), "panels must be contiguous");
+  check_panels("panels", panels, out_features, in_features, x, "x");
   if (bias) check_vector("bias", *bias, out_features, x.scalar_type(), x, "x");
 }
 

@@ -32,30 +32,30 @@ class PackedInPlace(OnlyPacked):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
         self._tied = layer.weight if tied else None
-        self._panels = pack_linear(layer.weight.detach())
+        self.packed_weight = pack_linear(layer.weight.detach())
 
     @property
     def nbytes(self) -> int:
         """Of the panels."""
-        return self._panels.panels.nbytes
+        return self.packed_weight.panels.nbytes
 
     @property
     def weight(self) -> torch.Tensor:
         """[N, K]: the tied weight, or a new tensor."""
         if self._tied is not None:
             return self._tied
-        panels, inputs, outputs = self._panels
+        panels, inputs, outputs = self.packed_weight
         if panels.ndim == 4:  # pairs of inputs
             panels = panels.transpose(2, 3).flatten(1, 2)
         return panels.transpose(1, 2).flatten(0, 1)[:outputs, :inputs]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype != self._panels.panels.dtype or torch.is_autocast_enabled("cpu"):
+        if x.dtype != self.packed_weight.panels.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.weight, self.bias)
-        return packed_linear(x, self._panels, self.bias)
+        return packed_linear(x, self.packed_weight, self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        panels = self._panels.panels
+        panels = self.packed_weight.panels
         other = fn(panels[:0])
         if (other.dtype, other.device) != (panels.dtype, panels.device):
             raise RuntimeError(

@@ -66,8 +66,13 @@ class LinearWithPackedCopy(torch.nn.Module):
         bias: Any = self.bias
         if x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, weight, bias)
+        return packed_linear(x, self.packed_weight, bias)
+
+    @property
+    def packed_weight(self) -> Panels:
+        """That of the last refresh."""
         assert self._copy is not None
-        return packed_linear(x, self._copy.panels, bias)
+        return self._copy.panels
 
     @property
     def nbytes(self) -> int:

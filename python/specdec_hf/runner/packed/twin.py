@@ -20,6 +20,7 @@ from torch import nn
 
 from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.packed.attention import attend_by
+from specdec_hf.runner.packed.decoder_layer import fuse
 from specdec_hf.runner.packed.linear import (
     LinearWithPackedCopy,
     bytes_to_pack,
@@ -99,6 +100,8 @@ class PackedTwin:
         self.kept = [m for m in self.model.modules() if isinstance(m, OnlyPacked)]
         attention = [m for m in self.model.modules() if "is_causal" in vars(m)]
         attends = [attend_by(module) for module in attention]
+        if all(attends):
+            self.fused = sum(fuse(module) for module in list(self.model.modules()))
         inside = {id(m) for other in self._others for m in other.modules()}
         rest = [m for m in self.model.modules() if id(m) not in inside and _multiplies(m)]
         self.unpacked = Counter(type(module).__name__ for module in (*self._others, *rest))

@@ -1,0 +1,157 @@
+"""Decoder layers of a packed twin that run in two ops around their attention.
+
+For a few tokens the dozens of small calls of a layer's own forward take as long as its products.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from specdec_hf.runner.packed.attention import attend
+from specdec_kernels import PackedLinear, norm_qkv_rope, output_norm_mlp
+
+# Modules of Transformers whose decoder layers compute what the ops do: with the names of their
+# classes, and of the norms of heads that some have.
+FAMILIES = {
+    f"transformers.models.{name.lower()}.modeling_{name.lower()}": name
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
+}
+_HEAD_NORMS = ("q_norm", "k_norm")
+
+
+def unfused_reason(layer: Any) -> str | None:
+    """Why a module of a twin does not run by the ops, or None.
+
+    The classes and functions of a family are Transformers' own: a library that replaces one
+    changes what a layer computes.
+    """
+    kind = type(layer)
+    family = FAMILIES.get(kind.__module__)
+    if family is None or kind.__name__ != f"{family}DecoderLayer":
+        return "its class is none of those that the ops compute"
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [norm for name in _HEAD_NORMS if (norm := getattr(attention, name, None)) is not None]
+    parts = [(layer, "DecoderLayer"), (attention, "Attention"), (mlp, "MLP")]
+    parts += [(norm, "RMSNorm") for norm in norms]
+    for module, name in parts:
+        own = type(module)
+        if (own.__module__, own.__name__) != (kind.__module__, family + name):
+            return f"it has a {own.__name__}"
+        if own.forward.__module__ not in (kind.__module__, "torch.nn.modules.module"):
+            return f"the forward of {own.__name__} was replaced"
+    functions = vars(sys.modules[kind.__module__])
+    if functions["apply_rotary_pos_emb"].__module__ != kind.__module__:
+        return "the rotation of its heads was replaced"
+    if type(mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
+        return f"its activation is {type(mlp.act_fn).__name__}"
+    if len({norm.variance_epsilon for norm in (norms[0], *norms[2:])}) != 1:
+        return "its norms differ"
+    if not all(hasattr(linear, "packed_weight") for linear in _linear_layers(layer)):
+        return "not all of its linear layers are packed"
+    mlp_biases = [linear.bias is None for linear in _linear_layers(layer)[4:]]
+    qkv_biases = [linear.bias is None for linear in _linear_layers(layer)[:3]]
+    if len(set(mlp_biases)) > 1 or len(set(qkv_biases)) > 1:
+        return "only some of its linear layers have a bias"
+    return None
+
+
+def _linear_layers(layer: Any) -> list[Any]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
+        mlp.gate_proj, mlp.up_proj, mlp.down_proj,
+    ]  # fmt: skip
+
+
+class _Halves:
+    """The modules of a layer, held here because a module looks its own up slowly."""
+
+    def __init__(self, layer: Any) -> None:
+        attention = layer.self_attn
+        self.linear = _linear_layers(layer)
+        self.norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self.head_norms = [getattr(attention, name, None) for name in _HEAD_NORMS]
+        self.attention, self.scaling = attention, attention.scaling
+        self.layer_idx, self.head_dim = attention.layer_idx, attention.head_dim
+
+    def forward(
+        self, x: torch.Tensor, mask: Any, cache: Any, cos: Any, sin: Any, kwargs: Any
+    ) -> torch.Tensor:
+        weights: list[PackedLinear] = [linear.packed_weight for linear in self.linear]
+        bias = [linear._parameters["bias"] for linear in self.linear]
+        head_norms = [norm.weight for norm in self.head_norms if norm is not None]
+        first, second = self.norms
+        query, key, value = (
+            states.transpose(1, 2)
+            for states in norm_qkv_rope(
+                x, first._parameters["weight"], weights[:3], cos, sin,
+                epsilon=first.variance_epsilon, head_norms=head_norms,
+                biases=[] if bias[0] is None else bias[:3],
+            )
+        )  # fmt: skip
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        attended, _ = attend(
+            self.attention, query, key, value, mask, scaling=self.scaling, **kwargs
+        )
+        return output_norm_mlp(
+            attended.flatten(2), x, second._parameters["weight"], weights[3], weights[4:],
+            epsilon=second.variance_epsilon, output_bias=bias[3],
+            biases=[] if bias[4] is None else bias[4:],
+        )  # fmt: skip
+
+
+@functools.cache
+def _fused_class(kind: type) -> type:
+    """A subclass, so that Transformers finds the layers whose outputs it collects."""
+
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = False,
+        position_embeddings: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        halves: _Halves = self.halves
+        if position_embeddings is not None and not kwargs.get("output_attentions"):
+            cos, sin = position_embeddings
+            like = cos.dtype == sin.dtype == hidden_states.dtype
+            if (
+                like
+                and hidden_states.dtype == halves.norms[0]._parameters["weight"].dtype
+                and cos.ndim == 3
+                and cos.shape[-1] == halves.head_dim
+                and not torch.is_autocast_enabled("cpu")
+            ):
+                return halves.forward(
+                    hidden_states, attention_mask, past_key_values, cos, sin, kwargs
+                )
+        return kind.forward(  # type: ignore[attr-defined]
+            self, hidden_states, attention_mask=attention_mask, position_ids=position_ids,
+            past_key_values=past_key_values, use_cache=use_cache,
+            position_embeddings=position_embeddings, **kwargs,
+        )  # fmt: skip
+
+    return type(f"Packed{kind.__name__}", (kind,), {"forward": forward})
+
+
+def fuse(layer: nn.Module) -> bool:
+    """Let a decoder layer of a twin run by the ops, and say whether it can.
+
+    Args:
+        layer: changed in place.
+    """
+    if unfused_reason(layer) is not None:
+        return False
+    layer.halves = _Halves(layer)  # type: ignore[assignment]
+    layer.__class__ = _fused_class(type(layer))
+    return True

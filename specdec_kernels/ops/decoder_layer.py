@@ -1,0 +1,162 @@
+"""The two halves of a decoder layer around its attention, on the CPU, for few tokens.
+
+They are those of Llama, Mistral, Qwen 2 and Qwen 3: RMSNorm, grouped queries, rotary position
+embeddings over whole heads, and a gated feed-forward network with SiLU. Each replaces a dozen
+calls of PyTorch, which take longer for a few tokens than the arithmetic itself. Between them a
+caller writes its cache and attends, as with `kv_append_` and `cached_attention`.
+
+Intermediate results are rounded to the dtype where the forwards of Transformers round them. As in
+`packed_linear`, the bits of a token follow from its own numbers and the weights alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments.validation import register_fake
+from specdec_kernels.ops.linear import PackedLinear
+
+
+def _panels(weights: Sequence[PackedLinear], name: str) -> list[Tensor]:
+    if not isinstance(weights, Sequence) or isinstance(weights, PackedLinear):
+        raise TypeError(f"{name} must be a list of PackedLinear, got {conversion.shown(weights)}")
+    for i, weight in enumerate(weights):
+        if not isinstance(weight, PackedLinear):
+            shown = conversion.shown(weight)
+            raise TypeError(f"{name}[{i}] must be a PackedLinear, got {shown}")
+    return [weight.panels for weight in weights]
+
+
+def norm_qkv_rope(
+    x: Tensor,
+    norm: Tensor,
+    qkv: Sequence[PackedLinear],
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    epsilon: float,
+    biases: Sequence[Tensor] = (),
+    head_norms: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise hidden states, project them to queries, keys and values, and rotate the heads.
+
+    RMSNorm is `norm * (x / sqrt(mean(x ** 2) + epsilon))`. A head with the halves a and b becomes
+    `[a * cos - b * sin, b * cos + a * sin]`, with the halves of cos and sin.
+
+    Args:
+        x: hidden states [B, n, C] float32, bfloat16 or float16 on the CPU, any strides.
+        norm: [C], of the same dtype as all that follow.
+        qkv: the packed weights [H * D, C], [H_kv * D, C] and [H_kv * D, C].
+        cos, sin: [B, n, D], or [1, n, D] for all sequences; D is even.
+        epsilon: of the norms, at least 0.
+        biases: three, of the outputs of `qkv`, or none.
+        head_norms: two, [D], by which each head of queries and of keys is normalised before it is
+            rotated, as in Qwen 3, or none.
+
+    Returns:
+        Queries [B, n, H, D], keys and values [B, n, H_kv, D], contiguous. `transpose(1, 2)` is the
+        layout of `cached_attention` and `kv_append_`.
+
+    Raises:
+        RuntimeError: a shape, dtype, device or number does not fit; the message names it.
+        TypeError: an argument has a wrong type.
+
+    >>> one = pack_linear(torch.eye(2))
+    >>> cos, sin = torch.zeros(1, 1, 2), torch.ones(1, 1, 2)  # a quarter turn
+    >>> norm_qkv_rope(
+    ...     torch.tensor([[[3.0, 3.0]]]), torch.ones(2), [one] * 3, cos, sin, epsilon=0.0
+    ... )[0]
+    tensor([[[[-1.,  1.]]]])
+    """
+    conversion.require_tensors(x=x, norm=norm, cos=cos, sin=sin)
+    conversion.require_number(epsilon, "epsilon")
+    panels = _panels(qkv, "qkv")
+    outputs: tuple[Tensor, Tensor, Tensor] = torch.ops.specdec_kernels.norm_qkv_rope.default(
+        x, norm, panels, [weight.out_features for weight in qkv], cos, sin,
+        conversion.require_tensor_list(biases, "biases"),
+        conversion.require_tensor_list(head_norms, "head_norms"), epsilon,
+    )  # fmt: skip
+    return outputs
+
+
+@register_fake("norm_qkv_rope")
+def _(
+    x: Tensor,
+    norm: Tensor,
+    panels: Sequence[Tensor],
+    out_features: Sequence[int],
+    cos: Tensor,
+    sin: Tensor,
+    biases: Sequence[Tensor],
+    head_norms: Sequence[Tensor],
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    size = cos.shape[-1]
+    return tuple(x.new_empty((*x.shape[:2], n // size, size)) for n in out_features)
+
+
+def output_norm_mlp(
+    attended: Tensor,
+    residual: Tensor,
+    norm: Tensor,
+    output: PackedLinear,
+    mlp: Sequence[PackedLinear],
+    *,
+    epsilon: float,
+    output_bias: Tensor | None = None,
+    biases: Sequence[Tensor] = (),
+) -> Tensor:
+    """Project the output of attention, add the residual, and do the same with the gated network.
+
+    With `h = residual + output(attended)`, it is `h + down(silu(gate(h')) * up(h'))`, where h' is
+    the RMSNorm of h.
+
+    Args:
+        attended: [B, n, A] float32, bfloat16 or float16 on the CPU, any strides; for what
+            `cached_attention` returns, `flatten(2)`.
+        residual: hidden states [B, n, C] before the layer, of the same dtype as all that follow.
+        norm: [C].
+        output: the packed weight [C, A].
+        mlp: the packed weights of gate and up [I, C] and of down [C, I].
+        epsilon: of the norm, at least 0.
+        output_bias: [C], or None.
+        biases: three, of the outputs of `mlp`, or none.
+
+    Returns:
+        Hidden states [B, n, C] after the layer.
+
+    Raises:
+        RuntimeError: a shape, dtype, device or number does not fit; the message names it.
+        TypeError: an argument has a wrong type.
+
+    >>> one, x = pack_linear(torch.eye(2)), torch.tensor([[[2.0, -2.0]]])
+    >>> output_norm_mlp(x, torch.zeros(1, 1, 2), torch.ones(2), one, [one] * 3, epsilon=0.0)
+    tensor([[[ 2.7311, -1.7311]]])
+    """
+    conversion.require_tensors(attended=attended, residual=residual, norm=norm)
+    conversion.require_tensors_or_none(output_bias=output_bias)
+    conversion.require_number(epsilon, "epsilon")
+    panels = _panels([output], "output") + _panels(mlp, "mlp")
+    y: Tensor = torch.ops.specdec_kernels.output_norm_mlp.default(
+        attended, residual, norm, panels, mlp[0].out_features if mlp else 0, output_bias,
+        conversion.require_tensor_list(biases, "biases"), epsilon,
+    )  # fmt: skip
+    return y
+
+
+@register_fake("output_norm_mlp")
+def _(
+    attended: Tensor,
+    residual: Tensor,
+    norm: Tensor,
+    panels: Sequence[Tensor],
+    intermediate_size: int,
+    output_bias: Tensor | None,
+    biases: Sequence[Tensor],
+    epsilon: float,
+) -> Tensor:
+    return residual.new_empty(residual.shape)

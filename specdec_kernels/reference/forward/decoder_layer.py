@@ -1,0 +1,66 @@
+"""Specification of `norm_qkv_rope` and `output_norm_mlp`, as Transformers computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from specdec_kernels.reference.forward.linear import packed_linear
+
+
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.double()
+    mean = wide.pow(2).mean(-1, keepdim=True)
+    return weight * (wide * torch.rsqrt(mean + epsilon)).to(x.dtype)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x is [B, n, H, D]; cos and sin are [B, n, D]."""
+    a, b = x.chunk(2, dim=-1)
+    return x * cos.unsqueeze(2) + torch.cat([-b, a], dim=-1) * sin.unsqueeze(2)
+
+
+def norm_qkv_rope(
+    x: Tensor,
+    norm: Tensor,
+    panels: Sequence[Tensor],
+    out_features: Sequence[int],
+    cos: Tensor,
+    sin: Tensor,
+    biases: Sequence[Tensor],
+    head_norms: Sequence[Tensor],
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    """RMSNorm, three projections, the norms of heads, and the rotation of queries and keys."""
+    normed = _rms_norm(x, norm, epsilon)
+    outputs = []
+    for i in range(3):
+        bias = biases[i] if biases else None
+        y = packed_linear(normed, panels[i], x.shape[-1], out_features[i], bias)
+        y = y.unflatten(-1, (-1, cos.shape[-1]))
+        if head_norms and i < 2:
+            y = _rms_norm(y, head_norms[i], epsilon)
+        outputs.append(_rotated(y, cos, sin) if i < 2 else y)
+    return tuple(outputs)
+
+
+def output_norm_mlp(
+    attended: Tensor,
+    residual: Tensor,
+    norm: Tensor,
+    panels: Sequence[Tensor],
+    intermediate_size: int,
+    output_bias: Tensor | None,
+    biases: Sequence[Tensor],
+    epsilon: float,
+) -> Tensor:
+    """The output projection and the gated network, each with its residual."""
+    hidden, size = residual.shape[-1], intermediate_size
+    bias = biases or (None,) * 3
+    h = residual + packed_linear(attended, panels[0], attended.shape[-1], hidden, output_bias)
+    normed = _rms_norm(h, norm, epsilon)
+    gate, up = (packed_linear(normed, panels[1 + i], hidden, size, bias[i]) for i in range(2))
+    return h + packed_linear(silu(gate) * up, panels[3], size, hidden, bias[2])
