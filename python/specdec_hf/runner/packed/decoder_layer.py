@@ -84,7 +84,7 @@ class _Halves:
         self, x: torch.Tensor, mask: Any, cache: Any, cos: Any, sin: Any, kwargs: Any
     ) -> torch.Tensor:
         weights: list[PackedLinear] = [linear.packed_weight for linear in self.linear]
-        bias = [linear._parameters["bias"] for linear in self.linear]
+        bias = [linear.bias for linear in self.linear]
         head_norms = [norm.weight for norm in self.head_norms if norm is not None]
         first, second = self.norms
         query, key, value = (
@@ -108,7 +108,7 @@ class _Halves:
 
 
 @functools.cache
-def _fused_class(kind: type) -> type:
+def _fused_class(kind: Any) -> type:
     """A subclass, so that Transformers finds the layers whose outputs it collects."""
 
     def forward(
@@ -135,7 +135,7 @@ def _fused_class(kind: type) -> type:
                 return halves.forward(
                     hidden_states, attention_mask, past_key_values, cos, sin, kwargs
                 )
-        return kind.forward(  # type: ignore[attr-defined]
+        return kind.forward(
             self, hidden_states, attention_mask=attention_mask, position_ids=position_ids,
             past_key_values=past_key_values, use_cache=use_cache,
             position_embeddings=position_embeddings, **kwargs,
@@ -153,5 +153,6 @@ def fuse(layer: nn.Module) -> bool:
     if unfused_reason(layer) is not None:
         return False
     layer.halves = _Halves(layer)  # type: ignore[assignment]
-    layer.__class__ = _fused_class(type(layer))
+    kind: Any = type(layer)
+    layer.__class__ = _fused_class(kind)
     return True

@@ -69,7 +69,7 @@ class LinearWithPackedCopy(torch.nn.Module):
         return packed_linear(x, self.packed_weight, bias)
 
     @property
-    def packed_weight(self) -> Panels:
+    def packed_weight(self) -> PackedLinear:
         """That of the last refresh."""
         assert self._copy is not None
         return self._copy.panels

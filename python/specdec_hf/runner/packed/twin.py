@@ -39,6 +39,7 @@ class PackedStats:
 
     Attributes:
         layers: linear layers with packed weights.
+        fused: decoder layers that run by `norm_qkv_rope` and `output_norm_mlp`.
         bytes: of their packed copies, those that other models share included.
         resident_bytes: memory of the whole process.
         seconds: how long packing took in this call; 0 after the first call with a model, unless
@@ -49,6 +50,7 @@ class PackedStats:
     """
 
     layers: int = 0
+    fused: int = 0
     bytes: int = 0
     resident_bytes: int = 0
     seconds: float = 0.0
@@ -84,6 +86,7 @@ class PackedTwin:
         model: the twin, of the model's class.
         layers: those with a packed copy of a weight.
         kept: those that keep no other weight.
+        fused: how many decoder layers run in two ops around their attention.
         unpacked: its modules with a matrix that are no plain linear layers, by class.
         invariant: whether no product and no attention of a token depends on other tokens than those
             before it.
@@ -100,8 +103,7 @@ class PackedTwin:
         self.kept = [m for m in self.model.modules() if isinstance(m, OnlyPacked)]
         attention = [m for m in self.model.modules() if "is_causal" in vars(m)]
         attends = [attend_by(module) for module in attention]
-        if all(attends):
-            self.fused = sum(fuse(module) for module in list(self.model.modules()))
+        self.fused = sum(fuse(module) for module in list(self.model.modules()) if all(attends))
         inside = {id(m) for other in self._others for m in other.modules()}
         rest = [m for m in self.model.modules() if id(m) not in inside and _multiplies(m)]
         self.unpacked = Counter(type(module).__name__ for module in (*self._others, *rest))
@@ -202,6 +204,7 @@ def pack_for_call(model: Any) -> tuple[PackedTwin | None, PackedStats]:
     layers: list[LinearWithPackedCopy | OnlyPacked] = [*twin.layers, *twin.kept]
     return twin, PackedStats(
         layers=len(layers),
+        fused=twin.fused,
         bytes=sum(layer.nbytes for layer in layers),
         resident_bytes=resident_bytes(),
         seconds=twin.seconds,

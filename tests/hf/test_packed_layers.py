@@ -1,0 +1,232 @@
+"""Decoder layers of a packed twin: which of them run in two ops, and that these are the layer."""
+
+import copy
+
+import pytest
+import torch
+from specdec_hf import generate, pack_
+from specdec_hf.runner.packed import decoder_layer
+from specdec_hf.runner.packed.twin import PackedTwin, packed_twin
+from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+    VOCAB,
+    build,
+    decode,
+    one_thread,
+    prompts,
+    with_noise,
+)
+from transformers import DynamicCache
+from transformers.models.llama import modeling_llama
+
+MODELS = {
+    "llama": ("llama", {}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral-window": ("mistral", {"sliding_window": 7}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 12}),
+}
+by_model = pytest.mark.parametrize("which", MODELS)
+
+
+def made(which, dtype=torch.float32):
+    """A model whose biases and norms are no zeros and ones."""
+    name, fields = MODELS[which]
+    model = build(name, **fields)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) / 4)
+    return model.to(dtype)
+
+
+def layers_of(twin):
+    return [m for m in twin.model.modules() if type(m).__name__.endswith("DecoderLayer")]
+
+
+def unfused(model):
+    """A twin whose layers run as their classes say."""
+    twin = PackedTwin(model)
+    for layer in layers_of(twin):
+        layer.__class__ = type(layer).__mro__[1]
+    return twin
+
+
+def ids(*shape):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(1, VOCAB, shape, generator=generator)
+
+
+@by_model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@torch.no_grad()
+def test_fused_layers_give_the_hidden_states_of_the_model(which, dtype):
+    model = made(which, dtype)
+    twin = packed_twin(model)
+    assert twin.fused == len(layers_of(twin)) == 2
+    given = {"input_ids": ids(2, 20), "output_hidden_states": True}
+    got, want = twin.model(**given), model(**given)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.04
+    for mine, its in zip(got.hidden_states, want.hidden_states, strict=True):
+        assert len(got.hidden_states) == 3
+        assert (mine - its).abs().max() <= tolerance * its.abs().max()
+    # The ops round where Transformers does, so that most numbers of 16 bits are the same.
+    plain = unfused(model).model(**given)
+    same = (got.hidden_states[1] == plain.hidden_states[1]).float().mean()
+    assert dtype == torch.float32 or same > 0.9
+
+
+@by_model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_the_text_is_that_without_drafts(which, dtype):
+    model = made(which, dtype)
+    for lengths in ((9,), (11, 4, 7)):
+        plain = decode(model, lengths)
+        assert plain.stats.packed.fused == 2
+        for settings in (
+            {"drafter": with_noise(model, 0.01)},
+            {"drafter": with_noise(model, 0.01), "tree": (2, 1, 1)},
+        ):
+            fast = decode(model, lengths, **settings)
+            assert torch.equal(fast.sequences, plain.sequences)
+            assert fast.stats.forwards == "packed"
+            assert fast.stats.accepted > 0
+
+
+@torch.no_grad()
+def test_any_cache_and_none_serves_fused_layers():
+    twin = packed_twin(made("llama")).model
+    tokens = ids(1, 12)
+    want = twin(tokens, use_cache=False).logits
+    cache = DynamicCache(config=twin.config)
+    parts = [twin(part, past_key_values=cache).logits for part in tokens.split((7, 5), dim=1)]
+    assert (torch.cat(parts, dim=1) - want).abs().max() <= 1e-5 * want.abs().max()
+
+
+def test_a_model_packed_in_place_is_fused_too():
+    model = made("qwen2")
+    want = decode(model, (9,))
+    pack_(model)
+    got = decode(model, (9,))
+    assert got.stats.packed.fused == want.stats.packed.fused == 2
+    assert torch.equal(got.sequences, want.sequences)
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "through data"])
+@pytest.mark.parametrize("part", ["norm", "weight", "bias"])
+def test_parameters_that_change_after_the_first_call_are_seen(part, how):
+    model = made("llama-biases")
+    decode(model, (9,))
+    layer = model.model.layers[1]
+    owner, name = {
+        "norm": (layer.post_attention_layernorm, "weight"),
+        "weight": (layer.self_attn.k_proj, "weight"),
+        "bias": (layer.mlp.up_proj, "bias"),
+    }[part]
+    with torch.no_grad():
+        changed = getattr(owner, name).flip(0) * 3
+        if how == "replaced":
+            setattr(owner, name, torch.nn.Parameter(changed))
+        elif how == "in place":
+            getattr(owner, name).copy_(changed)
+        else:
+            getattr(owner, name).data.copy_(changed)
+    got = decode(model, (9,))
+    assert got.stats.forwards == "packed"
+    assert torch.equal(got.sequences, decode(copy.deepcopy(model), (9,)).sequences)
+    assert torch.equal(got.sequences, decode(model, (9,), compile=False).sequences)
+
+
+@torch.no_grad()
+def test_what_the_ops_do_not_compute_runs_as_the_class_says(monkeypatch):
+    model = made("llama", torch.bfloat16)
+    mine, plain = PackedTwin(model).model, unfused(model).model
+    tokens = ids(1, 9)
+    calls = []
+    fused = decoder_layer._Halves.forward
+    monkeypatch.setattr(decoder_layer._Halves, "forward",
+                        lambda *args: calls.append(1) or fused(*args))  # fmt: skip
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(mine(tokens).logits, plain(tokens).logits)
+    assert torch.equal(mine(tokens, output_attentions=False).logits, mine(tokens).logits)
+    assert len(calls) == 4
+    calls.clear()
+    mine(tokens, output_attentions=True)
+    assert not calls
+
+
+def subclassed(model):
+    kind = type("Own", (modeling_llama.LlamaMLP,), {"forward": lambda self, x: x})
+    model.model.layers[1].mlp.__class__ = kind
+
+
+def with_another_activation(model):
+    model.model.layers[1].mlp.act_fn = torch.nn.GELU()
+
+
+def with_another_epsilon(model):
+    model.model.layers[1].self_attn.q_norm.variance_epsilon = 0.5
+
+
+def without_a_bias(model):
+    model.model.layers[1].self_attn.k_proj.bias = None
+
+
+def with_an_adapter(model):
+    class Adapted(torch.nn.Linear):
+        pass
+
+    model.model.layers[1].mlp.up_proj.__class__ = Adapted
+
+
+@pytest.mark.parametrize(
+    ("which", "change"),
+    [("llama", subclassed), ("llama", with_another_activation), ("llama-biases", without_a_bias),
+     ("llama", with_an_adapter), ("qwen3", with_another_epsilon)],
+    ids=lambda x: getattr(x, "__name__", None),
+)  # fmt: skip
+def test_layers_that_are_not_those_of_the_ops_stay(which, change):
+    model = made(which)
+    change(model)
+    twin = packed_twin(model)
+    assert twin.fused == 1
+    got = decode(model, (9,))
+    assert (got.stats.forwards, got.stats.packed.fused) == ("packed", 1)
+    assert torch.equal(got.sequences, decode(model, (9,), compile=False).sequences)
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaRMSNorm", "LlamaAttention", "LlamaDecoderLayer", "LlamaMLP"]
+)
+def test_a_class_that_a_library_patched_stays(name, monkeypatch):
+    kind = getattr(modeling_llama, name)
+    own = kind.forward
+
+    def forward(*args, **kwargs):
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", forward)
+    assert packed_twin(made("llama")).fused == 0
+
+
+def test_a_rotation_that_a_library_patched_stays(monkeypatch):
+    def rotated(*args):
+        return own(*args)
+
+    own = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotated)
+    assert packed_twin(made("llama")).fused == 0
+
+
+def test_layers_that_differ_from_the_model_are_found_by_the_self_check(monkeypatch):
+    """Negative control: the ops see another epsilon."""
+    own = decoder_layer.norm_qkv_rope
+    monkeypatch.setattr(
+        decoder_layer, "norm_qkv_rope",
+        lambda *args, **more: own(*args, **{**more, "epsilon": 30.0}),
+    )  # fmt: skip
+    model = build("llama", intermediate_size=52)  # not checked before
+    output = generate(model, **prompts((9,)), max_new_tokens=8, do_sample=False,
+                      return_dict_in_generate=True)  # fmt: skip
+    assert output.stats.forwards == "own"
+    assert any("packed weights" in note for note in output.stats.notes)
