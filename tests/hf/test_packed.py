@@ -7,12 +7,11 @@ import weakref
 
 import pytest
 import torch
-from specdec_hf import EagleTree, SpeculativeDecoder, generate, pack_
+from specdec_hf import EagleTree, SpeculativeDecoder, generate
 from specdec_hf.runner.compiled.compiled_call import pack_for
 from specdec_hf.runner.fit import forget_fits
-from specdec_hf.runner.packed import attention, in_place, twin
+from specdec_hf.runner.packed import attention, twin
 from specdec_hf.runner.packed import linear as packed_linear
-from specdec_hf.runner.packed.in_place import PackedInPlace
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from specdec_hf.runner.packed.twin import packed_twin
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
@@ -409,69 +408,3 @@ def test_a_stream_and_custom_generate_are_packed_by_default():
         return_dict_in_generate=True,
     )  # fmt: skip
     assert plugged.stats.forwards == "packed"
-
-
-def test_packing_in_place_keeps_packed_weights_alone():
-    model = build("llama", vocab_size=997, tie_word_embeddings=False)
-    own = decode(model, (9,))
-    long = decode(model, (80,), compile=False)
-    weights = [m.weight.clone() for m in model.modules() if type(m) is torch.nn.Linear]
-    made = pack_(model)
-    assert (made.layers, made.unpacked) == (15, {})
-    assert not any(type(m) is torch.nn.Linear for m in model.modules())
-    for before, layer in zip(weights, filter(is_packed, model.modules()), strict=True):
-        assert torch.equal(layer.weight, before)
-    kept = sum(x.numel() for x in model.parameters())
-    assert kept < model.model.embed_tokens.weight.numel() + 200  # the norms
-    for settings in ({}, {"drafter": "suffix_automaton"}, {"tree": (2, 1), "drafter": model}):
-        output = decode(model, (9,), **settings)
-        assert output.stats.forwards == "packed"
-        assert output.stats.packed.layers == 15
-        assert torch.equal(output.sequences, own.sequences)
-    assert torch.equal(decode(model, (80,)).sequences, long.sequences)
-    plain = model.generate(**prompts((9,), vocab_size=997), max_new_tokens=12, do_sample=False)
-    assert torch.equal(plain, own.sequences)
-
-
-def test_packing_in_place_needs_memory_for_one_layer_more(monkeypatch):
-    model, alive = build("llama", tie_word_embeddings=False), []
-    weights = [weakref.ref(m.weight) for m in model.modules() if type(m) is torch.nn.Linear]
-    pack = in_place.pack_linear
-    monkeypatch.setattr(
-        in_place,
-        "pack_linear",
-        lambda weight: alive.append(sum(x() is not None for x in weights)) or pack(weight),
-    )
-    pack_(model)
-    assert alive == list(range(len(weights), 0, -1))
-
-
-def is_packed(module):
-    return isinstance(module, twin.OnlyPacked)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_weight_is_unpacked_as_it_was(dtype):
-    linear = torch.nn.Linear(33, 41).to(dtype)
-    assert torch.equal(PackedInPlace(linear, tied=False).weight, linear.weight)
-
-
-def test_a_tied_weight_stays_for_the_embedding():
-    model = build("llama", tie_word_embeddings=True)
-    pack_(model)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
-def test_what_packing_in_place_takes_away_is_named(tmp_path):
-    model = build("llama")
-    pack_(model)
-    with pytest.raises(RuntimeError, match=r"q_proj' cannot be saved aft"):
-        model.save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match="after pack_ must stay in"):
-        model.to(torch.bfloat16)
-    with pytest.raises(ValueError, match="cannot be packed: it has no plain linear layers"):
-        pack_(model)
-    with pytest.raises(ValueError, match="cannot be packed: it is in training mode"):
-        pack_(build("llama").train())
-    with pytest.raises(TypeError, match="model must be"):
-        pack_("x")

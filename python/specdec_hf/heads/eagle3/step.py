@@ -32,7 +32,7 @@ from specdec_hf.runner.compiled.cuda_graphs import Borrower, LentGraphs, recorde
 from specdec_hf.runner.compiled.forward import WarmUps, compile_settings
 from specdec_hf.runner.compiled.layers import LayerForward, LayerGraphs
 from specdec_hf.runner.fit import compare, record_of, tolerance_of
-from specdec_hf.runner.packed.linear import LinearWithPackedCopy, unpacked_reason
+from specdec_hf.runner.packed.linear import LinearWithPackedCopy, bytes_of, unpacked_reason
 from specdec_hf.runner.packed.twin import PackedStats, check_packable, resident_bytes
 from specdec_hf.runner.policy import is_long, padded, width_of
 from specdec_hf.runner.self_check import one_line
@@ -446,7 +446,7 @@ def packed_step(
     layers = [m for m in made.packed.modules() if isinstance(m, LinearWithPackedCopy)]
     return made.eager, PackedStats(
         layers=len(layers),
-        bytes=sum(layer.nbytes for layer in layers),
+        bytes=bytes_of(layers),
         resident_bytes=resident_bytes(),
         seconds=0.0 if known else time.perf_counter() - started,
         reason="" if made.eager is made.packed else "its logits on packed weights differ",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from typing import Any
 
 import torch
@@ -13,31 +14,33 @@ from transformers import PreTrainedModel
 
 from specdec_hf.arguments import shown
 from specdec_hf.runner.fit import record_of
-from specdec_hf.runner.packed.linear import unpacked_reason
+from specdec_hf.runner.packed.linear import bytes_of, unpacked_reason
 from specdec_hf.runner.packed.twin import OnlyPacked, PackedStats, is_other_linear, resident_bytes
 from specdec_hf.runner.twin import twin_reason
-from specdec_kernels import pack_linear, packed_linear
+from specdec_kernels import PackedLinear, pack_linear, packed_linear
 
 
 class PackedInPlace(OnlyPacked):
     """A linear layer that holds its weight in panels alone.
 
     Args:
-        layer: whose weight is packed.
+        layer: that it replaces.
+        packed: the weight of the layer; layers with one weight share it.
         tied: whether another module needs the weight, which is then kept too.
     """
 
-    def __init__(self, layer: nn.Linear, *, tied: bool) -> None:
+    def __init__(self, layer: nn.Linear, packed: PackedLinear, *, tied: bool) -> None:
         super().__init__()
+        self.train(layer.training)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
         self._tied = layer.weight if tied else None
-        self.packed_weight = pack_linear(layer.weight.detach())
+        self.packed_weight = packed
 
     @property
-    def nbytes(self) -> int:
-        """Of the panels."""
-        return self.packed_weight.panels.nbytes
+    def panels(self) -> torch.Tensor:
+        """Those of the weight."""
+        return self.packed_weight.panels
 
     @property
     def weight(self) -> torch.Tensor:
@@ -47,22 +50,37 @@ class PackedInPlace(OnlyPacked):
         panels, inputs, outputs = self.packed_weight
         if panels.ndim == 4:  # pairs of inputs
             panels = panels.transpose(2, 3).flatten(1, 2)
-        return panels.transpose(1, 2).flatten(0, 1)[:outputs, :inputs]
+        return panels.transpose(1, 2).flatten(0, 1)[:outputs, :inputs].contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype != self.packed_weight.panels.dtype or torch.is_autocast_enabled("cpu"):
+        if x.dtype != self.panels.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.weight, self.bias)
         return packed_linear(x, self.packed_weight, self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        panels = self.packed_weight.panels
-        other = fn(panels[:0])
-        if (other.dtype, other.device) != (panels.dtype, panels.device):
-            raise RuntimeError(
-                f"a model after pack_ must stay in {panels.dtype} on the CPU, got {other.dtype} on "
-                f"{other.device}: load it again"
-            )
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        other = fn(self.panels[:0])
+        if (other.dtype, other.device) == (self.panels.dtype, self.panels.device):
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # It is too late to refuse: other modules have been converted before this one.
+        plain = nn.Linear(self.in_features, self.out_features, device="meta").train(self.training)
+        plain.weight = nn.Parameter(self.weight) if self._tied is None else self._tied
+        plain.bias = self.bias
+        plain._apply(fn, recurse)
+        layer: Any = plain
+        if unpacked_reason(plain) is None:
+            packed = pack_linear(plain.weight.detach())
+            layer = PackedInPlace(plain, packed, tied=self._tied is not None)
+        self.__class__, self.__dict__ = type(layer), layer.__dict__
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of copies and pickles, without panels, which other processors cannot read."""
+        return {**self.__dict__, "packed_weight": self.weight if self._tied is None else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        weight = state["packed_weight"] if self._tied is None else self._tied
+        self.packed_weight = pack_linear(weight.detach())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         raise RuntimeError(
@@ -78,7 +96,9 @@ def pack_(model: Any) -> PackedStats:
     replaced by a module that holds the packed weight and the bias alone. A weight that an embedding
     shares is kept for that. `generate` then runs such a model by default as it runs others.
 
-    The model can no longer be trained, saved, or moved to another device or dtype.
+    The model can no longer be trained or saved. It is packed again where it is converted to another
+    of these dtypes, copied or unpickled. Its layers become plain ones again where it is moved to
+    another device or dtype.
 
     Args:
         model: causal LM or encoder-decoder on the CPU, changed in place.
@@ -105,13 +125,17 @@ def pack_(model: Any) -> PackedStats:
     if reason is not None:
         raise ValueError(f"{type(model).__name__} cannot be packed: {reason}")
     record_of(model).packed = None
-    stats = PackedStats()
+    others: dict[nn.Module, None] = {}
     # A layer goes with its weight as soon as no module has it.
-    _replace_in(model, weakref.WeakKeyDictionary(), _held_elsewhere(model), stats)
+    _replace_in(model, weakref.WeakKeyDictionary(), {}, _held_elsewhere(model), others)
     layers = [m for m in model.modules() if isinstance(m, PackedInPlace)]
-    stats.layers, stats.bytes = len(layers), sum(layer.nbytes for layer in layers)
-    stats.seconds, stats.resident_bytes = time.perf_counter() - started, resident_bytes()
-    return stats
+    return PackedStats(
+        layers=len(layers),
+        bytes=bytes_of(layers),
+        resident_bytes=resident_bytes(),
+        seconds=time.perf_counter() - started,
+        unpacked=dict(Counter(type(module).__name__ for module in others)),
+    )
 
 
 def _held_elsewhere(model: nn.Module) -> set[int]:
@@ -122,20 +146,24 @@ def _held_elsewhere(model: nn.Module) -> set[int]:
 
 def _replace_in(
     module: nn.Module,
-    packed: weakref.WeakKeyDictionary[nn.Module, PackedInPlace],
+    made: weakref.WeakKeyDictionary[nn.Module, PackedInPlace],
+    packed: dict[int, PackedLinear],
     held: set[int],
-    stats: PackedStats,
+    others: dict[nn.Module, None],
 ) -> None:
+    """As `pack_`; ``packed`` has the number of each weight, ``others`` what stays."""
     for name, child in module._modules.items():
         if child is None:
             continue
         if is_other_linear(child):
-            kind = type(child).__name__
-            stats.unpacked[kind] = stats.unpacked.get(kind, 0) + 1
+            others[child] = None
         elif unpacked_reason(child) is not None:
-            _replace_in(child, packed, held, stats)
+            _replace_in(child, made, packed, held, others)
         else:
-            if child not in packed:
+            if child not in made:
                 assert isinstance(child, nn.Linear)
-                packed[child] = PackedInPlace(child, tied=id(child.weight) in held)
-            module._modules[name] = packed[child]
+                number = id(child.weight)
+                if number not in packed:
+                    packed[number] = pack_linear(child.weight.detach())
+                made[child] = PackedInPlace(child, packed[number], tied=number in held)
+            module._modules[name] = made[child]

@@ -9,6 +9,7 @@ it. Packed weights are a second copy: the model keeps its own.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -75,9 +76,10 @@ class LinearWithPackedCopy(torch.nn.Module):
         return self._copy.panels
 
     @property
-    def nbytes(self) -> int:
-        """Of the packed copy."""
-        return 0 if self._copy is None else self._copy.panels.panels.nbytes
+    def panels(self) -> torch.Tensor:
+        """Those of the packed copy."""
+        assert self._copy is not None
+        return self._copy.panels.panels
 
     def refresh(self) -> bool:
         """Pack the weight again if it has changed since the last time, and say whether it has."""
@@ -95,6 +97,11 @@ def bytes_to_pack(layers: list[torch.nn.Linear]) -> int:
     """What the packed copies of layers will take beside those that exist."""
     weights = {_place_of(layer.weight): layer.weight for layer in layers}
     return sum(x.nbytes for place, x in weights.items() if place not in _copies)
+
+
+def bytes_of(layers: Iterable[Any]) -> int:
+    """Of the panels of packed layers, each once, because layers share those of one weight."""
+    return sum({id(layer.panels): layer.panels.nbytes for layer in layers}.values())
 
 
 def _digest(weight: torch.Tensor) -> torch.Tensor:

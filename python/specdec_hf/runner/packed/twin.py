@@ -23,6 +23,7 @@ from specdec_hf.runner.packed.attention import attend_by
 from specdec_hf.runner.packed.decoder_layer import fuse
 from specdec_hf.runner.packed.linear import (
     LinearWithPackedCopy,
+    bytes_of,
     bytes_to_pack,
     unpacked_reason,
 )
@@ -40,7 +41,7 @@ class PackedStats:
     Attributes:
         layers: linear layers with packed weights.
         fused: decoder layers that run by `norm_qkv_rope` and `output_norm_mlp`.
-        bytes: of their packed copies, those that other models share included.
+        bytes: of their packed copies, each once, those that other models share included.
         resident_bytes: memory of the whole process.
         seconds: how long packing took in this call; 0 after the first call with a model, unless
             its weights were changed.
@@ -71,8 +72,8 @@ class OnlyPacked(nn.Module):
     """Base class of a linear layer that keeps packed weights alone; see in_place.py."""
 
     @property
-    def nbytes(self) -> int:
-        """Of the packed weight."""
+    def panels(self) -> torch.Tensor:
+        """Those of the packed weight."""
         raise NotImplementedError
 
 
@@ -96,7 +97,7 @@ class PackedTwin:
     def __init__(self, model: nn.Module) -> None:
         self.seconds = 0.0
         self.made_for = structure_of(model)
-        self._others: list[Any] = []
+        self._others: dict[nn.Module, None] = {}  # each once, in order
         self._packed: dict[int, LinearWithPackedCopy] = {}
         self.model: Any = copied(model, self._replace).eval()
         self.layers = list(self._packed.values())
@@ -120,7 +121,7 @@ class PackedTwin:
             self._packed[id(module)] = LinearWithPackedCopy(module)
             return self._packed[id(module)]
         if is_other_linear(module):
-            self._others.append(module)
+            self._others[module] = None
             return module  # with all that is inside
         return None
 
@@ -205,7 +206,7 @@ def pack_for_call(model: Any) -> tuple[PackedTwin | None, PackedStats]:
     return twin, PackedStats(
         layers=len(layers),
         fused=twin.fused,
-        bytes=sum(layer.nbytes for layer in layers),
+        bytes=bytes_of(layers),
         resident_bytes=resident_bytes(),
         seconds=twin.seconds,
         unpacked=dict(twin.unpacked),
