@@ -1,5 +1,6 @@
 """Packed twins: the text is the same whatever is drafted, and what cannot be packed is named."""
 
+import copy
 import gc
 import types
 import warnings
@@ -296,6 +297,54 @@ def test_a_changed_model_gets_a_new_twin(change):
     change(model)
     assert torch.equal(decode(model, (9,)).sequences, decode(model, (9,), compile=False).sequences)
     assert packed_twin(model) is not before
+
+
+class Scaled(torch.nn.Module):
+    """What a norm gives times the result of a function of numbers, which users replace."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.function, self.numbers = norm, max, {"one": 1.0}
+        self.config = 0.5  # some modules of Transformers call a number so
+
+    def forward(self, x):
+        return self.norm(x) * self.function(0.0, *self.numbers.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "new"),
+    [
+        (lambda norm: setattr(norm, "function", min), True),
+        (lambda norm: setattr(norm, "numbers", {"one": -1.0}), True),
+        (lambda norm: norm.numbers.update(one=-1.0), False),
+    ],
+    ids=["function", "dict", "in-the-dict"],
+)
+def test_functions_and_dicts_of_modules_are_those_of_the_model(change, new):
+    model = build("llama")
+    model.model.norm = Scaled(model.model.norm)
+    first = decode(model, (9,))
+    before = packed_twin(model)
+    change(model.model.norm)
+    second = decode(model, (9,))
+    assert second.stats.packed.reason == ""
+    assert torch.equal(second.sequences, decode(model, (9,), compile=False).sequences)
+    assert not torch.equal(second.sequences, first.sequences)
+    assert (packed_twin(model) is not before) == new
+
+
+def test_what_forwards_and_calls_leave_on_a_model_makes_no_new_twin():
+    """Some classes keep a tensor of the last forward."""
+    model = build("llama")
+    model.model.rope_deltas = None
+    before = packed_twin(model)
+    model.model.rope_deltas = torch.zeros(1)
+    model.generation_config = copy.copy(model.generation_config)
+    model.generate(
+        **prompts((9,)), max_new_tokens=2, cache_implementation="static",
+        return_dict_in_generate=True, output_hidden_states=True, output_attentions=True,
+    )  # fmt: skip
+    assert packed_twin(model) is before
 
 
 def test_the_model_is_as_before_and_its_packed_weights_go_with_it():

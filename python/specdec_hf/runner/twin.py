@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-# What tells one module from another beside its tensors.
+# What is compared by its value.
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -23,8 +23,13 @@ def is_library_hook(hook: Any) -> bool:
 
 
 # Transformers sets them on a model in its first forward that collects hidden states or attentions,
-# and in calls with a static cache. Neither changes what a forward computes.
-BOOKKEEPING = frozenset({"_output_capturing_hooks_installed", "_previous_max_cache_length"})
+# and in calls with a static cache. They do not change what a forward computes.
+BOOKKEEPING = frozenset({
+    "_output_capturing_hooks_installed", "_previous_max_cache_length", "_last_compile_config",
+    "_compiled_call", "generation_config",
+})  # fmt: skip
+# Of PyTorch, for parameters, hooks and the mode.
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
 def twin_reason(model: Any) -> str | None:
@@ -43,27 +48,32 @@ def twin_reason(model: Any) -> str | None:
 def structure_of(model: Any) -> tuple[Any, ...]:
     """What a twin takes over from a model: it serves the model while this is the same.
 
-    The values of parameters and buffers are left out, because a twin shares those.
+    The values of parameters and buffers are left out, because a twin shares those, and tensors that
+    are plain attributes, because forwards of some models keep what they have computed in them.
     """
     modules = list(model.named_modules(remove_duplicate=False))
-    configs = {id(c): c for _, m in modules if (c := vars(m).get("config")) is not None}
+    # Some modules call a number of it their configuration.
+    configs = {id(c): c for _, m in modules if hasattr(c := vars(m).get("config"), "__dict__")}
     return (
-        tuple((number, _plain_values(config)) for number, config in configs.items()),
+        tuple((number, _attributes(config)) for number, config in configs.items()),
         tuple(
-            # A twin holds the dict of parameters, so that no other module has one of this number.
             (name, type(module), type(module).forward, id(module._parameters),
-             _plain_values(module), _kinds(module._parameters), _kinds(module._buffers))
+             _attributes(module), _kinds(module._parameters), _kinds(module._buffers))
             for name, module in modules
         ),
     )  # fmt: skip
 
 
-def _plain_values(owner: Any) -> tuple[Any, ...]:
+def _attributes(owner: Any) -> tuple[Any, ...]:
     return tuple(
-        # repr() tells True from 1, and NaN is equal to itself.
-        (name, repr(value))
+        # repr() tells True from 1, and NaN is equal to itself. A twin holds all other objects, such
+        # as functions and the dict of parameters, so that no others have their numbers, and shares
+        # what is in them.
+        (name, repr(value) if isinstance(value, PLAIN) else id(value))
         for name, value in vars(owner).items()
-        if isinstance(value, PLAIN) and name != "training" and name not in BOOKKEEPING
+        if name not in _OF_EVERY_MODULE
+        and name not in BOOKKEEPING
+        and not isinstance(value, torch.Tensor | None)
     )
 
 
