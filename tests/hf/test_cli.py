@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from specdec_hf.cli import load
+from specdec_hf.cli.checks import Settings, check
 from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, render
 from specdec_hf.drafting.registry import DRAFTERS, usage
@@ -149,6 +151,16 @@ def test_dtype_and_system_message_reach_the_model(folder, tmp_path):  # noqa: F8
         tokens[system] = report["prompts"][0]["turns"][0]["stats"]["prompt_tokens"]
     assert report["system"] == "Be brief."
     assert tokens["--system", "Be brief."] - tokens[()] == len("<system>Be brief.") + 1
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_the_progress_line_says_where_weights_are_packed(folder, monkeypatch, place):  # noqa: F811
+    """A model of another device is not packed."""
+    read = load.load_model
+    monkeypatch.setattr(load, "load_model", lambda *args, **more: read(*args, **more).to(place))
+    settings, said = Settings(model=str(folder), drafter=[str(folder)]), []
+    load.load(settings, check(settings), said.append)
+    assert said.count("packing weights") == (2 if place == "cpu" else 0)
 
 
 def test_prompts_come_from_standard_input(folder, tmp_path):  # noqa: F811

@@ -129,8 +129,9 @@ def _load(
             drafters.append(made)
     if settings.compile is not False:
         for loaded in (model, *(x for x in drafters if isinstance(x, PreTrainedModel))):
-            say("packing weights")
-            pack_for_call(loaded)  # what it could not pack is said by the first answer
+            if loaded.device.type == "cpu":
+                say("packing weights")
+                pack_for_call(loaded)  # what it could not pack is said by the first answer
     return Loaded(model, tokenizer, drafters, sources.model.title)
 
 
