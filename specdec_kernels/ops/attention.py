@@ -20,6 +20,8 @@ def cached_attention(
 ) -> Tensor:
     """Attend with a few queries of each sequence to keys and values where the cache holds them.
 
+    Not differentiable: the output requires no gradient, even where an argument does.
+
     Heads of queries that share a head of keys read it once. On one machine the bits of a query's
     output follow from the query, `scale`, `soft_cap`, and the keys and values that it sees, in the
     order of their slots: not from the slots themselves, from what hidden slots hold, from the

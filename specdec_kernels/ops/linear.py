@@ -31,8 +31,8 @@ class PackedLinear(NamedTuple):
 def pack_linear(weight: Tensor) -> PackedLinear:
     """Copy the weight of a linear layer into the layout that `packed_linear` reads.
 
-    The copy does not follow later changes of the weight. Pack again in a process with another
-    `cpu_capability`.
+    The copy does not follow later changes of the weight, and no gradient flows back to it. Pack
+    again in a process with another `cpu_capability`.
 
     Args:
         weight: [N, K] float32, bfloat16 or float16 on the CPU, contiguous and not empty.
@@ -62,6 +62,8 @@ def _(weight: Tensor) -> Tensor:
 
 def packed_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear` with a packed weight: `y = x @ weight.T + bias`.
+
+    Not differentiable: y requires no gradient, even where x or the bias does.
 
     The weight is read once for every 64 rows. On one machine the bits of a row of y follow from the
     row of x, the weight and the bias alone: not from the number of rows, their order or the number
