@@ -21,14 +21,28 @@ from specdec_kernels.arguments.validation import register_fake
 from specdec_kernels.ops.linear import PackedLinear
 
 
-def _panels(weights: Sequence[PackedLinear], name: str) -> list[Tensor]:
-    if not isinstance(weights, Sequence) or isinstance(weights, PackedLinear):
-        raise TypeError(f"{name} must be a list of PackedLinear, got {conversion.shown(weights)}")
-    for i, weight in enumerate(weights):
-        if not isinstance(weight, PackedLinear):
-            shown = conversion.shown(weight)
-            raise TypeError(f"{name}[{i}] must be a PackedLinear, got {shown}")
-    return [weight.panels for weight in weights]
+def _require_weight(value: object, name: str) -> None:
+    if not isinstance(value, PackedLinear):
+        raise TypeError(f"{name} must be a PackedLinear, got {conversion.shown(value)}")
+    conversion.require_tensor(value.panels, f"{name} panels")
+
+
+def _require_weights(values: object, name: str) -> None:
+    if isinstance(values, PackedLinear) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a list of PackedLinear, got {type(values).__name__}")
+    for i, value in enumerate(values):
+        # The name costs time, so it is built only on failure.
+        if not isinstance(value, PackedLinear) or not isinstance(value.panels, Tensor):
+            _require_weight(value, f"{name}[{i}]")
+
+
+def _unpacked(weights: Sequence[PackedLinear]) -> tuple[list[Tensor], list[int], list[int]]:
+    """The panels, inputs and outputs of all, as the native ops take them."""
+    return (
+        [weight.panels for weight in weights],
+        [weight.in_features for weight in weights],
+        [weight.out_features for weight in weights],
+    )
 
 
 def norm_qkv_rope(
@@ -65,6 +79,7 @@ def norm_qkv_rope(
         RuntimeError: a shape, dtype, device or number does not fit; the message names it.
         TypeError: an argument has a wrong type.
 
+    >>> from specdec_kernels import pack_linear
     >>> one = pack_linear(torch.eye(2))
     >>> cos, sin = torch.zeros(1, 1, 2), torch.ones(1, 1, 2)  # a quarter turn
     >>> norm_qkv_rope(
@@ -74,9 +89,9 @@ def norm_qkv_rope(
     """
     conversion.require_tensors(x=x, norm=norm, cos=cos, sin=sin)
     conversion.require_number(epsilon, "epsilon")
-    panels = _panels(qkv, "qkv")
+    _require_weights(qkv, "qkv")
     outputs: tuple[Tensor, Tensor, Tensor] = torch.ops.specdec_kernels.norm_qkv_rope.default(
-        x, norm, panels, [weight.out_features for weight in qkv], cos, sin,
+        x, norm, *_unpacked(qkv), cos, sin,
         conversion.require_tensor_list(biases, "biases"),
         conversion.require_tensor_list(head_norms, "head_norms"), epsilon,
     )  # fmt: skip
@@ -87,7 +102,8 @@ def norm_qkv_rope(
 def _(
     x: Tensor,
     norm: Tensor,
-    panels: Sequence[Tensor],
+    qkv: Sequence[Tensor],
+    in_features: Sequence[int],
     out_features: Sequence[int],
     cos: Tensor,
     sin: Tensor,
@@ -133,6 +149,7 @@ def output_norm_mlp(
         RuntimeError: a shape, dtype, device or number does not fit; the message names it.
         TypeError: an argument has a wrong type.
 
+    >>> from specdec_kernels import pack_linear
     >>> one, x = pack_linear(torch.eye(2)), torch.tensor([[[2.0, -2.0]]])
     >>> output_norm_mlp(x, torch.zeros(1, 1, 2), torch.ones(2), one, [one] * 3, epsilon=0.0)
     tensor([[[ 2.7311, -1.7311]]])
@@ -140,9 +157,11 @@ def output_norm_mlp(
     conversion.require_tensors(attended=attended, residual=residual, norm=norm)
     conversion.require_tensors_or_none(output_bias=output_bias)
     conversion.require_number(epsilon, "epsilon")
-    panels = _panels([output], "output") + _panels(mlp, "mlp")
+    _require_weight(output, "output")
+    _require_weights(mlp, "mlp")
+    panels, in_features, out_features = _unpacked([output, *mlp])
     y: Tensor = torch.ops.specdec_kernels.output_norm_mlp.default(
-        attended, residual, norm, panels, mlp[0].out_features if mlp else 0, output_bias,
+        attended, residual, norm, panels[0], panels[1:], in_features, out_features, output_bias,
         conversion.require_tensor_list(biases, "biases"), epsilon,
     )  # fmt: skip
     return y
@@ -153,8 +172,10 @@ def _(
     attended: Tensor,
     residual: Tensor,
     norm: Tensor,
-    panels: Sequence[Tensor],
-    intermediate_size: int,
+    output: Tensor,
+    mlp: Sequence[Tensor],
+    in_features: Sequence[int],
+    out_features: Sequence[int],
     output_bias: Tensor | None,
     biases: Sequence[Tensor],
     epsilon: float,

@@ -155,6 +155,7 @@ SAMPLED = specdec_kernels.SampledDraft(torch.zeros(1, 1, 3), f64(1, 1), torch.ze
 SPARSE = specdec_kernels.SparseDraft(i64(1, 1, 2), torch.zeros(1, 1, 2))
 TREE = specdec_kernels.Tree(i64(1, 1), torch.full((1, 1), -1))
 ONE, ROWS = i64(1), torch.zeros(1, 2, 7)
+SQUARE = specdec_kernels.pack_linear(torch.zeros(2, 2))
 GOOD = {
     "sample": dict(logits=torch.zeros(1, 7), seeds=ONE, positions=ONE),
     "verify_chain": dict(target=ROWS, draft_token_ids=i64(1, 1), seeds=ONE, positions=ONE),
@@ -169,6 +170,25 @@ GOOD = {
         x=torch.zeros(1, 2), packed=specdec_kernels.pack_linear(torch.zeros(3, 2))
     ),
     "cached_attention": dict.fromkeys(("query", "keys", "values"), torch.zeros(1, 1, 2, 3)),
+    "norm_qkv_rope": dict(
+        x=ROWS[..., :2],
+        norm=torch.ones(2),
+        qkv=[SQUARE] * 3,
+        cos=ROWS[..., :2],
+        sin=ROWS[..., :2],
+        epsilon=0.5,
+        biases=[torch.ones(2)] * 3,
+        head_norms=[torch.ones(2)] * 2,
+    ),
+    "output_norm_mlp": dict(
+        attended=ROWS[..., :2],
+        residual=ROWS[..., :2],
+        norm=torch.ones(2),
+        output=SQUARE,
+        mlp=[SQUARE] * 3,
+        epsilon=0.5,
+        biases=[torch.ones(2)] * 3,
+    ),
     **kv_error_table.GOOD,
 }
 OPTIONAL = [  # arguments of both verifiers
@@ -252,7 +272,7 @@ def test_devices_of_one_kind_are_told_apart():
         (op, n)
         for op, given in GOOD.items()
         for n, x in given.items()
-        if isinstance(x, (list, torch.Tensor))
+        if isinstance(x, torch.Tensor) or (isinstance(x, list) and isinstance(x[0], torch.Tensor))
     ],
 )
 def test_every_argument_that_is_no_tensor_is_named(op, name):
@@ -294,6 +314,8 @@ SCALARS = {
     "expand_tree": {"width": "an integer"},
     "ngram_propose": dict.fromkeys(("gamma", "max_ngram", "min_ngram"), "an integer"),
     "cached_attention": dict.fromkeys(("scale", "soft_cap"), "a number"),
+    "norm_qkv_rope": {"epsilon": "a number"},
+    "output_norm_mlp": {"epsilon": "a number"},
     "kv_truncate_": {"zero_fill": "True or False"},
     "kv_realign_": {"zero_fill": "True or False"},
     "ring_truncate_": {"window": "an integer", "zero_fill": "True or False"},
@@ -318,10 +340,42 @@ def test_every_scalar_of_a_wrong_type_is_named(op, name):
         assert str(error.value) == f"{name} must be {words}, got {value!r}"
 
 
+# Arguments that are lists of packed weights.
+WEIGHTS = [("norm_qkv_rope", "qkv"), ("output_norm_mlp", "mlp")]
+
+
+@pytest.mark.parametrize(("op", "name"), WEIGHTS)
+def test_every_weight_that_is_not_packed_is_named(op, name):
+    function, good = getattr(specdec_kernels, op), GOOD[op]
+    function(**good)
+    for weights, message in [
+        (SQUARE, f"{name} must be a list of PackedLinear, got PackedLinear"),
+        (None, f"{name} must be a list of PackedLinear, got NoneType"),
+        ([SQUARE, SQUARE, torch.zeros(2, 2)],
+         f"{name}[2] must be a PackedLinear, got Tensor [2, 2]"),
+        ([SQUARE, SQUARE, SQUARE._replace(panels=3)], f"{name}[2] panels must be a tensor, got 3"),
+    ]:  # fmt: skip
+        with pytest.raises(TypeError) as error:
+            function(**good | {name: weights})
+        assert str(error.value) == message
+
+
+def test_the_output_projection_of_a_wrong_type_is_named():
+    call, good = specdec_kernels.output_norm_mlp, GOOD["output_norm_mlp"]
+    for given, message in [
+        (dict(output=None), "output must be a PackedLinear, got None"),
+        (dict(output=SQUARE._replace(panels=None)), "output panels must be a tensor, got None"),
+        (dict(output_bias=0.5), "output_bias must be a tensor, got 0.5"),
+    ]:
+        with pytest.raises(TypeError) as error:
+            call(**good | given)
+        assert str(error.value) == message
+
+
 PARAMETERS = {"temperature", "top_k", "top_p", "min_p"}  # scalars or tensors, tested above
 NO_SCALARS = {
     "draft", "draft_map", "draft_rows", "target_indptr", "uniforms", "synthetic_rates",
-    "eos_token_ids", "max_new_tokens", "bias", "mask",
+    "eos_token_ids", "max_new_tokens", "bias", "mask", "output_bias",
 }  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""Cases of `pack_linear`, `packed_linear` and `cached_attention`."""
+"""Cases of the ops of a forward: linear layers, attention, and the rest of a decoder layer."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Generator, Tensor
@@ -105,6 +107,79 @@ def attention_case(
     return Case("cached_attention", "-".join([*words, *(["faulty"] * (kind == "faulty"))]), build)
 
 
+def weights(
+    sizes: list[tuple[int, int]], g: Generator, dtype: torch.dtype
+) -> tuple[list[Tensor], list[int], list[int]]:
+    """Panels, inputs and outputs of random weights [N, K] that keep the size of numbers."""
+    drawn = [torch.randn(size, generator=g) / size[1] ** 0.5 for size in sizes]
+    panels = [reference.pack_linear(weight.to(dtype)) for weight in drawn]
+    return panels, [k for _, k in sizes], [n for n, _ in sizes]
+
+
+def vectors(sizes: list[int], g: Generator, dtype: torch.dtype) -> list[Tensor]:
+    return [(1 + 0.3 * torch.randn(n, generator=g)).to(dtype) for n in sizes]
+
+
+def norm_qkv_rope_case(
+    sizes: tuple[int, int, int, int, int, int],
+    dtype: torch.dtype = f32,
+    *,
+    biases: bool = False,
+    head_norms: bool = False,
+    shared: bool = False,
+    epsilon: float = 1e-5,
+    layout: str = "dense",
+) -> Case:
+    """A case of `norm_qkv_rope` of sizes (B, n, C, H, H_kv, D).
+
+    The halves of cos and sin differ. `shared` is of cos and sin, by all sequences.
+    """
+    b, n, c, h, h_kv, d = sizes
+
+    def build(g: Generator) -> Args:
+        x = torch.randn(b, n, c, generator=g).to(dtype)
+        (norm,) = vectors([c], g, dtype)
+        outputs = [heads * d for heads in (h, h_kv, h_kv)]
+        packed = weights([(n_out, c) for n_out in outputs], g, dtype)
+        angles = 2 * math.pi * torch.rand(1 if shared else b, n, d, generator=g)
+        cos, sin = (spread(y.to(dtype), layout) for y in (angles.cos(), angles.sin()))
+        bias = vectors(outputs, g, dtype) if biases else []
+        norms = vectors([d, d], g, dtype) if head_norms else []
+        return spread(x, layout), norm, *packed, cos, sin, bias, norms, epsilon
+
+    words = [f"{x}{y}" for x, y in zip(("B", "n", "C", "H", "K", "D"), sizes, strict=True)]
+    words += [SHORT[dtype], *(["biases"] * biases), *(["norms"] * head_norms)]
+    words += [*(["shared"] * shared), *([layout] * (layout != "dense"))]
+    return Case("norm_qkv_rope", "-".join(words), build)
+
+
+def output_norm_mlp_case(
+    sizes: tuple[int, int, int, int, int],
+    dtype: torch.dtype = f32,
+    *,
+    output_bias: bool = False,
+    biases: bool = False,
+    epsilon: float = 1e-5,
+    layout: str = "dense",
+) -> Case:
+    """A case of `output_norm_mlp` of sizes (B, n, A, C, I)."""
+    b, n, a, c, i = sizes
+
+    def build(g: Generator) -> Args:
+        attended, residual = (torch.randn(b, n, k, generator=g).to(dtype) for k in (a, c))
+        panels, *features = weights([(c, a), (i, c), (i, c), (c, i)], g, dtype)
+        norm, *bias = vectors([c, c, i, i, c], g, dtype)
+        return (
+            *(spread(attended, layout), spread(residual, layout), norm),
+            *(panels[0], panels[1:], *features, bias[0] if output_bias else None),
+            *(bias[1:] if biases else [], epsilon),
+        )
+
+    words = [f"{x}{y}" for x, y in zip(("B", "n", "A", "C", "I"), sizes, strict=True)]
+    words += [SHORT[dtype], *(["bias"] * output_bias), *(["biases"] * biases)]
+    return Case("output_norm_mlp", "-".join([*words, *([layout] * (layout != "dense"))]), build)
+
+
 CASES: tuple[Case, ...] = (
     pack_case(1, 1),
     pack_case(3, 17),
@@ -147,4 +222,29 @@ CASES: tuple[Case, ...] = (
     attention_case((2, 4, 1, 3, 67, 33), bf16, mask="random", soft_cap=50.0, layout="sliced"),
     attention_case((1, 2, 1, 2, 90, 256), f16),
     attention_case((2, 2, 2, 3, 50, 7), f16, value_size=1, mask="ragged", layout="dense"),
+    norm_qkv_rope_case((1, 1, 33, 4, 2, 6), biases=True, head_norms=True),
+    norm_qkv_rope_case((2, 3, 33, 4, 2, 6), biases=True, layout="sliced"),
+    norm_qkv_rope_case((1, 1, 1, 1, 1, 2)),
+    norm_qkv_rope_case((3, 2, 7, 3, 1, 10), head_norms=True, layout="transposed"),
+    norm_qkv_rope_case((2, 5, 576, 9, 3, 64), shared=True),
+    norm_qkv_rope_case((2, 65, 40, 2, 1, 34), shared=True, biases=True),
+    norm_qkv_rope_case((1, 13, 96, 3, 1, 64), bf16, biases=True),
+    norm_qkv_rope_case((3, 2, 33, 4, 2, 6), bf16, head_norms=True, shared=True),
+    norm_qkv_rope_case((2, 2, 7, 1, 1, 10), bf16, layout="sliced"),
+    norm_qkv_rope_case((1, 4, 96, 2, 2, 80), f16, head_norms=True, biases=True),
+    norm_qkv_rope_case((2, 3, 1, 2, 1, 2), f16, epsilon=0.0),
+    norm_qkv_rope_case((0, 3, 7, 2, 1, 4)),
+    norm_qkv_rope_case((2, 0, 7, 2, 1, 4), bf16, shared=True),
+    output_norm_mlp_case((1, 1, 10, 33, 17), output_bias=True, biases=True),
+    output_norm_mlp_case((2, 3, 24, 33, 17), layout="sliced"),
+    output_norm_mlp_case((1, 1, 1, 1, 1)),
+    output_norm_mlp_case((3, 2, 5, 7, 1), biases=True, layout="transposed"),
+    output_norm_mlp_case((1, 8, 576, 576, 1536)),
+    output_norm_mlp_case((2, 65, 40, 33, 70), output_bias=True),
+    output_norm_mlp_case((1, 13, 96, 96, 130), bf16, output_bias=True, biases=True),
+    output_norm_mlp_case((2, 2, 6, 7, 17), bf16, layout="sliced"),
+    output_norm_mlp_case((1, 4, 64, 96, 131), f16, biases=True),
+    output_norm_mlp_case((2, 3, 3, 1, 17), f16, epsilon=0.0),
+    output_norm_mlp_case((0, 3, 7, 2, 4)),
+    output_norm_mlp_case((2, 0, 7, 2, 4), bf16),
 )

@@ -4,11 +4,10 @@ A row is (what to change in good arguments, the message). BUILD makes the argume
 """
 
 import torch
-from support import kv_error_table
+from support import forward_error_table, kv_error_table
 from support.kv_error_table import f64, i64
 from support.providers import number, sampling_arguments
 
-from specdec_kernels import pack_linear
 from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
 
 
@@ -272,121 +271,16 @@ TREE = [
     (dict(max_depth=5), r"max_depth must be in \[0, N\] = \[0, 4\], got 5"),
 ]  # fmt: skip
 
-
-def linear_args(x=None, panels=None, in_features=5, out_features=3, bias=None):
-    return (
-        torch.zeros(2, 5) if x is None else x,
-        pack_linear(torch.zeros(3, 5)).panels if panels is None else panels,
-        *(in_features, out_features, bias),
-    )
-
-
-PANELS = pack_linear(torch.zeros(3, 5)).panels
-BF16 = torch.zeros(2, 5, dtype=torch.bfloat16)
-LINEAR = [
-    (dict(x=torch.zeros(2, 6)), r"x must be \[\.\.\., K\] with K = 5, got \[2, 6\]"),
-    (dict(x=torch.tensor(1.0)), r"x must be \[\.\.\., K\] with K = 5, got \[\]"),
-    (dict(x=f64(2, 5)), "x must be float32, bfloat16 or float16, got float64"),
-    (dict(x=BF16), "panels must be bfloat16, got float32"),
-    (dict(panels=f64(1, 5, 16)), "panels must be float32, got float64"),
-    (dict(panels=PANELS[:, :4]),
-     r"panels must be \[1, 5, \d+\] for the instruction set of this process, got \[1, 4, \d+\]"),
-    (dict(panels=PANELS[..., None, :]),
-     r"panels must be \[1, 5, \d+\] for the instruction set of this process, "
-     r"got \[1, 5, 1, \d+\]"),
-    (dict(panels=PANELS.transpose(1, 2).contiguous().transpose(1, 2)),
-     "panels must be contiguous"),
-    (dict(x=torch.zeros(2, 0), in_features=0), "in_features must be at least 1, got 0"),
-    (dict(out_features=-1), "out_features must be at least 1, got -1"),
-    (dict(out_features=2**62), r"out_features must leave the weight \[N, K\] with less than "
-     r"2\*\*56 entries, got \[4611686018427387904, 5\]"),
-    (dict(bias=torch.zeros(4)), r"bias must be \[3\], got \[4\]"),
-    (dict(bias=torch.zeros(1, 3)), r"bias must be \[3\], got \[1, 3\]"),
-    (dict(bias=torch.zeros(3).half()), "bias must be float32, got float16"),
-]  # fmt: skip
-PACK = [
-    (dict(weight=torch.zeros(3)), r"weight must be \[N, K\], got \[3\]"),
-    (dict(weight=torch.zeros(3, 2, 1)), r"weight must be \[N, K\], got \[3, 2, 1\]"),
-    (dict(weight=i64(3, 2)), "weight must be float32, bfloat16 or float16, got int64"),
-    (dict(weight=torch.zeros(3, 0)), r"weight must not be empty, got \[3, 0\]"),
-    (dict(weight=torch.zeros(2, 3).T), r"weight must be contiguous, got strides \[1, 3\]"),
-    (dict(weight=torch.zeros(1, 3).expand(2, 3)),
-     r"weight must be contiguous, got strides \[0, 1\]"),
-]  # fmt: skip
-
-
-def attention_args(query=None, keys=None, values=None, mask=None, scale=None, soft_cap=None):
-    return (
-        torch.zeros(2, 4, 3, 5) if query is None else query,
-        torch.zeros(2, 2, 7, 5) if keys is None else keys,
-        torch.zeros(2, 2, 7, 6) if values is None else values,
-        *(mask, scale, soft_cap),
-    )
-
-
-ATTENTION = [
-    (dict(query=torch.zeros(2, 4, 5)), r"query must be \[B, H, n, D\], got \[2, 4, 5\]"),
-    (dict(query=f64(2, 4, 3, 5)), "query must be float32, bfloat16 or float16, got float64"),
-    (dict(query=torch.zeros(2, 4, 5, 3).transpose(2, 3)),
-     "query must have a contiguous last dimension, got stride 3"),
-    (dict(query=torch.zeros(2, 4, 3, 0)),
-     r"query must have at least 1 entry in the last dimension, got \[2, 4, 3, 0\]"),
-    (dict(query=torch.zeros(1, 1, 1, 5).expand(2, 2**27, 2**27, 5), keys=torch.zeros(2, 1, 7, 5),
-          values=torch.zeros(2, 1, 7, 6)),
-     r"query must leave the output \[B, n, H, D_v\] with less than 2\*\*56 entries, "
-     r"got \[2, 134217728, 134217728, 6\]"),
-    (dict(keys=torch.zeros(2, 7, 5)),
-     r"keys must be \[B, H_kv, S, D\] = \[2, H_kv, S, 5\], got \[2, 7, 5\]"),
-    (dict(keys=torch.zeros(1, 2, 7, 5)),
-     r"keys must be \[B, H_kv, S, D\] = \[2, H_kv, S, 5\], got \[1, 2, 7, 5\]"),
-    (dict(keys=torch.zeros(2, 2, 7, 6)),
-     r"keys must be \[B, H_kv, S, D\] = \[2, H_kv, S, 5\], got \[2, 2, 7, 6\]"),
-    (dict(keys=torch.zeros(2, 3, 7, 5)),
-     "keys must have a number of heads that divides 4, that of query, got 3"),
-    (dict(keys=torch.zeros(2, 0, 7, 5)),
-     "keys must have a number of heads that divides 4, that of query, got 0"),
-    (dict(keys=torch.zeros(2, 2, 1, 5).expand(2, 2, 2**31, 5)),
-     "keys must have less than 2147483648 slots, got 2147483648"),
-    (dict(keys=torch.zeros(2, 2, 7, 5).half()), "keys must be float32, got float16"),
-    (dict(keys=torch.zeros(2, 2, 5, 7).transpose(2, 3)),
-     "keys must have a contiguous last dimension, got stride 7"),
-    (dict(values=torch.zeros(2, 2, 6)),
-     r"values must be \[B, H_kv, S, D_v\] = \[2, 2, 7, D_v\], got \[2, 2, 6\]"),
-    (dict(values=torch.zeros(2, 1, 7, 5)),
-     r"values must be \[B, H_kv, S, D_v\] = \[2, 2, 7, D_v\], got \[2, 1, 7, 5\]"),
-    (dict(values=torch.zeros(2, 2, 8, 5)),
-     r"values must be \[B, H_kv, S, D_v\] = \[2, 2, 7, D_v\], got \[2, 2, 8, 5\]"),
-    (dict(values=torch.zeros(2, 2, 7, 0)),
-     r"values must have at least 1 entry in the last dimension, got \[2, 2, 7, 0\]"),
-    (dict(values=torch.zeros(2, 2, 7, 5).bfloat16()), "values must be float32, got bfloat16"),
-    (dict(values=torch.zeros(2, 2, 5, 7).transpose(2, 3)),
-     "values must have a contiguous last dimension, got stride 7"),
-    (dict(mask=torch.ones(2, 4, 3, 7).bool()),
-     r"mask must be \[B, 1, n, S\] = \[2, 1, 3, 7\], got \[2, 4, 3, 7\]"),
-    (dict(mask=torch.ones(2, 3, 7).bool()),
-     r"mask must be \[B, 1, n, S\] = \[2, 1, 3, 7\], got \[2, 3, 7\]"),
-    (dict(mask=torch.ones(2, 1, 3, 6).bool()),
-     r"mask must be \[B, 1, n, S\] = \[2, 1, 3, 7\], got \[2, 1, 3, 6\]"),
-    (dict(mask=torch.zeros(2, 1, 3, 7)), "mask must be bool, got float32"),
-    (dict(scale=float("nan")), "scale must be finite, got nan"),
-    (dict(scale=1e39), r"scale must be finite, got 1e\+39"),
-    (dict(soft_cap=0.0), "soft_cap must be finite and above 0, got 0"),
-    (dict(soft_cap=-2.5), "soft_cap must be finite and above 0, got -2.5"),
-    (dict(soft_cap=float("inf")), "soft_cap must be finite and above 0, got inf"),
-]  # fmt: skip
-
 BUILD = {
-    "cached_attention": attention_args,
-    "pack_linear": lambda weight=None: (torch.zeros(3, 5) if weight is None else weight,),
-    "packed_linear": linear_args,
     "sample": sample_args,
     "verify_chain": chain_args,
     "verify_tree": tree_args,
+    **forward_error_table.BUILD,
     **kv_error_table.BUILD,
 }
 ROWS = {
     "sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE,
-    "pack_linear": PACK, "packed_linear": LINEAR, "cached_attention": ATTENTION,
+    **forward_error_table.ROWS,
     **kv_error_table.ROWS,
 }  # fmt: skip
 TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]
@@ -410,12 +304,7 @@ DEVICES = [
     ("verify_chain", "max_new_tokens", dict(max_new_tokens=i64(3)),
      "max_new_tokens must be on the device of target"),
     *kv_error_table.DEVICES,
-    ("cached_attention", "keys", {}, "keys must be on the device of query"),
-    ("cached_attention", "values", {}, "values must be on the device of query"),
-    ("cached_attention", "mask", dict(mask=torch.ones(2, 1, 3, 7).bool()),
-     "mask must be on the device of query"),
-    ("packed_linear", "panels", {}, "panels must be on the device of x"),
-    ("packed_linear", "bias", dict(bias=torch.zeros(3)), "bias must be on the device of x"),
+    *forward_error_table.DEVICES,
     ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),
     ("verify_tree", "parents", {}, "tree parents must be on the device of target"),
     ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),

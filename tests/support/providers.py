@@ -30,6 +30,8 @@ OUTPUTS = {
     "pack_linear": ("panels",),
     "packed_linear": ("y",),
     "cached_attention": ("out",),
+    "norm_qkv_rope": ("query", "key", "value"),
+    "output_norm_mlp": ("y",),
 }
 # Providers that round differently draw different tokens only where a uniform lies this close to a
 # step of the cumulative distribution: the share of draws in which that may happen.

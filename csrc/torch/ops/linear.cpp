@@ -35,6 +35,7 @@ void check_packed_linear(const Tensor& x, const Tensor& panels, int64_t in_featu
                 "x must be [..., K] with K = ", in_features, ", got ", shape_of(x));
   check_floats("x", x);
   check_on_cpu("x", x);
+  check_entries("out_features", "the weight", "[N, K]", {out_features, in_features});
   check_panels("panels", panels, out_features, in_features, x, "x");
   if (bias) check_vector("bias", *bias, out_features, x.scalar_type(), x, "x");
 }

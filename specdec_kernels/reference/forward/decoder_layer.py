@@ -26,7 +26,8 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def norm_qkv_rope(
     x: Tensor,
     norm: Tensor,
-    panels: Sequence[Tensor],
+    qkv: Sequence[Tensor],
+    in_features: Sequence[int],
     out_features: Sequence[int],
     cos: Tensor,
     sin: Tensor,
@@ -39,7 +40,7 @@ def norm_qkv_rope(
     outputs = []
     for i in range(3):
         bias = biases[i] if biases else None
-        y = packed_linear(normed, panels[i], x.shape[-1], out_features[i], bias)
+        y = packed_linear(normed, qkv[i], in_features[i], out_features[i], bias)
         y = y.unflatten(-1, (-1, cos.shape[-1]))
         if head_norms and i < 2:
             y = _rms_norm(y, head_norms[i], epsilon)
@@ -51,16 +52,18 @@ def output_norm_mlp(
     attended: Tensor,
     residual: Tensor,
     norm: Tensor,
-    panels: Sequence[Tensor],
-    intermediate_size: int,
+    output: Tensor,
+    mlp: Sequence[Tensor],
+    in_features: Sequence[int],
+    out_features: Sequence[int],
     output_bias: Tensor | None,
     biases: Sequence[Tensor],
     epsilon: float,
 ) -> Tensor:
     """The output projection and the gated network, each with its residual."""
-    hidden, size = residual.shape[-1], intermediate_size
+    sizes = list(zip(in_features, out_features, strict=True))
     bias = biases or (None,) * 3
-    h = residual + packed_linear(attended, panels[0], attended.shape[-1], hidden, output_bias)
+    h = residual + packed_linear(attended, output, *sizes[0], output_bias)
     normed = _rms_norm(h, norm, epsilon)
-    gate, up = (packed_linear(normed, panels[1 + i], hidden, size, bias[i]) for i in range(2))
-    return h + packed_linear(silu(gate) * up, panels[3], size, hidden, bias[2])
+    gate, up = (packed_linear(normed, mlp[i], *sizes[1 + i], bias[i]) for i in range(2))
+    return h + packed_linear(silu(gate) * up, mlp[2], *sizes[3], bias[2])
