@@ -130,8 +130,9 @@ def test_a_shared_row_that_is_not_valid_is_reported(simt, value, index):
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 def test_drafts_beyond_the_first_32_are_tested_by_their_own_rows(simt, kind):
-    """A warp tests 32 drafts side by side, then the next ones."""
-    case = chain_case(3, 70, 67, kind=kind, acceptance=0.99)
+    """A warp tests 32 drafts side by side, then the next ones. Some would be accepted after the
+    first that is rejected."""
+    case = chain_case(3, 70, 67, kind=kind, acceptance=0.97)
     want = outputs(simt, case, schedule="lazy", group=1)
     assert want[1].max() > 32
     assert_outputs_equal("verify_chain", outputs(simt, case, schedule="parallel", group=1), want)
