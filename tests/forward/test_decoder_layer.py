@@ -397,8 +397,8 @@ def test_with_attention_they_are_a_layer_of_transformers(family, sizes, dtype):
     eps = torch.finfo(dtype).eps
     assert_close("y", y, want, atol=32 * eps * float(want.abs().amax()))
     # Every rounding to 16 bits is at the same place, so only sums near a tie differ, and what
-    # follows from them. Over eight seeds at least 0.957 and 0.903 were equal.
-    equal = {torch.float32: 0.0, torch.bfloat16: 0.95, torch.float16: 0.9}[dtype]
+    # follows from them. Over 16 seeds at least 0.957 and 0.877 were equal.
+    equal = {torch.float32: 0.0, torch.bfloat16: 0.95, torch.float16: 0.85}[dtype]
     assert (y == want).double().mean() >= equal
 
 

@@ -367,6 +367,49 @@ def cached_attention(r):
     })  # fmt: skip
 
 
+def weights(r, sizes, dtype):
+    """Packed weights [N, K]."""
+    drawn = (torch.randn(size, generator=r.tensors) / size[1] ** 0.5 for size in sizes)
+    return [sk.pack_linear(odd(r, weight.to(dtype))) for weight in drawn]
+
+
+def vectors(r, sizes, dtype):
+    return [laid_out(r, odd(r, torch.randn(n, generator=r.tensors).to(dtype))) for n in sizes]
+
+
+def hidden_states(r, shape, dtype):
+    return laid_out(r, odd(r, torch.randn(shape, generator=r.tensors).to(dtype)))
+
+
+def norm_qkv_rope(r):
+    b, n, c, dtype = size(r, 3), size(r, 9), r.choice((1, 2, 7, 33, 64, 257)), r.choice(FLOATS)
+    h_kv, d = r.choice((1, 2, 3)), r.choice((2, 4, 6, 10, 34, 64))
+    outputs = [h_kv * r.choice((1, 2, 3)) * d, h_kv * d, h_kv * d]
+    angles = r.choice((1, b)), n, d
+    return Call(sk.norm_qkv_rope, {
+        "x": hidden_states(r, (b, n, c), dtype), "norm": vectors(r, [c], dtype)[0],
+        "qkv": weights(r, [(k, c) for k in outputs], dtype),
+        "cos": hidden_states(r, angles, dtype), "sin": hidden_states(r, angles, dtype),
+        "biases": vectors(r, outputs, dtype) if r.happens(0.5) else [],
+        "head_norms": vectors(r, [d, d], dtype) if r.happens(0.5) else [],
+        "epsilon": r.choice((0.0, 1e-6, 1e-5, 0.5, 1e30)),
+    })  # fmt: skip
+
+
+def output_norm_mlp(r):
+    b, n, c, dtype = size(r, 3), size(r, 9), r.choice((1, 2, 7, 33, 64, 257)), r.choice(FLOATS)
+    a, inner = r.choice((1, 6, 34, 64)), r.choice((1, 2, 17, 33, 70, 300))
+    output, *mlp = weights(r, [(c, a), (inner, c), (inner, c), (c, inner)], dtype)
+    return Call(sk.output_norm_mlp, {
+        "attended": hidden_states(r, (b, n, a), dtype),
+        "residual": hidden_states(r, (b, n, c), dtype), "norm": vectors(r, [c], dtype)[0],
+        "output": output, "mlp": mlp,
+        "output_bias": vectors(r, [c], dtype)[0] if r.happens(0.5) else None,
+        "biases": vectors(r, [inner, inner, c], dtype) if r.happens(0.5) else [],
+        "epsilon": r.choice((0.0, 1e-6, 1e-5, 0.5, 1e30)),
+    })  # fmt: skip
+
+
 MAKERS = {
     "sample": sample,
     "verify_chain": verify_chain,
@@ -386,4 +429,6 @@ MAKERS = {
     "pack_linear": pack_linear,
     "packed_linear": packed_linear,
     "cached_attention": cached_attention,
+    "norm_qkv_rope": norm_qkv_rope,
+    "output_norm_mlp": output_norm_mlp,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import proofs
 import torch
+from proofs import intervals
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import Status, _library, reference
@@ -265,7 +266,32 @@ def check_cached_attention(given, out):
         assert ((got >= value.amin(0) - slack) & (got <= value.amax(0) + slack)).all()
 
 
+def moderate(given):
+    """Whether all numbers are finite, and no product of float32 overflows."""
+    given = [t for t in tensors(given.values()) if t.is_floating_point()]
+    return all(bool((t.abs() < 1e6).all()) for t in given)
+
+
+def check_norm_qkv_rope(given, *out):
+    lead, size = given["x"].shape[:2], given["cos"].shape[2]
+    for y, outputs in zip(out, given["out_features"], strict=True):
+        assert y.shape == (*lead, outputs // size, size)
+        assert y.is_contiguous()
+    if moderate(given):
+        for y, interval in zip(out, intervals.norm_qkv_rope(**given), strict=True):
+            assert interval.holds(y).all()
+
+
+def check_output_norm_mlp(given, y):
+    assert y.shape == given["residual"].shape
+    assert y.is_contiguous()
+    if moderate(given):
+        assert intervals.output_norm_mlp(**given)[0].holds(y).all()
+
+
 CHECKS = {
+    "norm_qkv_rope": check_norm_qkv_rope,
+    "output_norm_mlp": check_output_norm_mlp,
     "cached_attention": check_cached_attention,
     "pack_linear": check_pack_linear,
     "packed_linear": check_packed_linear,
