@@ -1,6 +1,6 @@
 """The kernels for AVX-512, its products of bfloat16 and AMX, compiled over a shim of their
 instructions, so that their logic is tested on any machine. A machine that has them runs
-tests/forward/test_linear.py and tests/forward/test_attention.py with them."""
+the other tests of this folder with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.shared_build import built_once
 from support.sources import CSRC, ROOT
 
 from specdec_kernels import reference
-from specdec_kernels.reference.forward import linear
+from specdec_kernels.reference.forward import decoder_layer, linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MACROS = ["__AVX2__", "__AVX512DQ__", "__AVX512BF16__", "__AMX_BF16__"]
@@ -144,3 +144,39 @@ def test_hidden_slots_change_nothing(dtype, d):
         seen = mask[0, 0, i]
         alone = query[:, :, i : i + 1], keys[:, :, seen], values[:, :, seen], None, None, None
         assert_close("out", attended(alone), out[:, i : i + 1])
+
+
+def by_kernel(name, y, *rest):
+    """What a kernel of a decoder layer makes of y, whose memory goes on behind its end."""
+    longer = torch.full((y.numel() + 20,), 77.0).to(y.dtype)
+    longer[: y.numel()] = y.flatten()
+    given = [ctypes.c_void_p(x.data_ptr()) if torch.is_tensor(x) else x for x in rest]
+    out = ctypes.c_void_p(longer.data_ptr())
+    given.insert(2 if name == "normalise" else 0, out)
+    getattr(kernels("avx512", "decoder_layer"), name)(DTYPES.index(y.dtype), *given)
+    assert (longer[y.numel() :] == 77).all()
+    return longer[: y.numel()].view(y.shape)
+
+
+@by_dtype
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 31, 33, 64, 100, 577])
+def test_a_decoder_layer_agrees_with_the_specification(dtype, n):
+    x, z = (torch.randn(n).to(dtype) for _ in range(2))
+    eps, size = torch.finfo(dtype).eps, ctypes.c_int64(n)
+    y = by_kernel("normalise", torch.zeros_like(x), x, z, size, ctypes.c_float(0.25))
+    want = decoder_layer._rms_norm(x, z, 0.25)
+    assert_close("normalise", y, want, rtol=8 * eps if dtype == DTYPES[0] else eps)
+    in_place = by_kernel("gate", x, z, size)
+    want = torch.nn.functional.silu(x.double()).to(dtype) * z
+    assert_close("gate", in_place, want, rtol=8 * eps if dtype == DTYPES[0] else eps)
+    assert_close("add", by_kernel("add", x, z, size), x + z)
+
+
+@by_dtype
+@pytest.mark.parametrize("size", [2, 10, 32, 34, 80])
+def test_heads_are_rotated_as_the_specification_says(dtype, size):
+    x, cos, sin = torch.randn(3, size), torch.randn(size), torch.randn(size)
+    x, cos, sin = (y.to(dtype) for y in (x, cos, sin))
+    y = by_kernel("rotate", x, *map(ctypes.c_int64, x.shape), cos, sin)
+    want = decoder_layer._rotated(x[None, None], cos[None, None], sin[None, None])[0, 0]
+    assert_close("rotate", y, want, atol=4e-7 if dtype == DTYPES[0] else 0)
