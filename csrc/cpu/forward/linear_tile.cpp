@@ -13,6 +13,9 @@ namespace {
 constexpr int64_t kRun = 16;        // inputs whose products are summed in registers
 constexpr int64_t kBlock = 256;     // at most; the weights of a block fit in the first-level cache
 constexpr int64_t kBlockUnit = 32;  // a block consists of whole runs, and of whole tiles of AMX
+// Whether a block of 16-bit weights for several passes is made floats once. AVX2 does so beside the
+// products, in every pass, sooner than it stores them.
+constexpr bool kWidensOnce = kLanes != 8;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -23,7 +26,7 @@ struct Float32 {
   using Element = float;
   using Row = float;
   static constexpr int kInputs = 1, kParts = 1;
-  static constexpr bool kWidens = false;  // a block for several passes is made floats once
+  static constexpr bool kWidens = false;
 
   static V widen(const float* p) { return load<V>(p); }
   static void narrow(V v, float* out) { store(out, v); }
@@ -37,7 +40,7 @@ struct Float16 {
   using Element = uint16_t;
   using Row = float;
   static constexpr int kInputs = 1, kParts = 1;
-  static constexpr bool kWidens = true;
+  static constexpr bool kWidens = kWidensOnce;
 
   static V widen(const uint16_t* p) { return from_float16(p); }
   static void narrow(V v, uint16_t* out) { to_float16(v, out); }
@@ -49,7 +52,7 @@ struct BFloat16 {
   using Element = uint16_t;
   using Row = float;
   static constexpr int kInputs = 2, kParts = 2;
-  static constexpr bool kWidens = true;
+  static constexpr bool kWidens = kWidensOnce;
 
   static V widen(const uint16_t* p) { return from_bfloat16(p); }
   static void narrow(V v, uint16_t* out) { to_bfloat16(v, out); }
@@ -139,11 +142,13 @@ __attribute__((noinline)) void multiply_rows(const typename Type::Row* x, int64_
       }
       w += Type::kInputs * kWidth;
     }
+#pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       sums[m][0] += run[m][0];
       sums[m][1] += run[m][1];
     }
   }
+#pragma GCC unroll 16  // else the compiler keeps another copy of the sums, in memory
   for (int m = 0; m < M; ++m) {
     totals[m][0] += sums[m][0];
     totals[m][1] += sums[m][1];
