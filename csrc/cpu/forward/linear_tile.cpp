@@ -105,30 +105,32 @@ void read_rows(const PackedLinearParams& p, void* rows) {
   }
 }
 
-// The block after the one that is multiplied comes into the cache meanwhile, a part of it in each
-// pass over the block: the processor's own prefetching ends with a page and between two passes.
-struct NextBlock {
-  const char* begin;
-  int64_t bytes;  // for each input
+// Panels that a thread reads side by side, a block of each in turn: the processor fetches ahead of
+// each of them. More rows have less time for it.
+constexpr int panels_at_once(int64_t rows) { return 3 * rows <= kBlockRows ? 3 : 2; }
 
-  NextBlock(const void* block, int64_t inputs, int64_t bytes_of_input, int64_t passes)
-      : begin(static_cast<const char*>(block) + inputs * bytes_of_input),
-        bytes(bytes_of_input / passes) {}
+// The next blocks of these panels come into the cache while one is multiplied, an equal part of
+// each in every pass: the processor's own prefetching ends with a page and between two passes.
+struct NextBlocks {
+  const char* begin;  // of the part that comes, in the first panel
+  int64_t bytes;      // of a part, for each input
+  int64_t stride;     // from panel to panel
 };
 
 // Adds to `totals` the products of M rows with `inputs` inputs of one panel, at most a block.
 template <class Type, int M>
 __attribute__((noinline)) void multiply_rows(const typename Type::Row* x, int64_t stride,
                                              const typename Type::Element* w, int64_t inputs,
-                                             const NextBlock& next, V (*totals)[2]) {
+                                             const NextBlocks& next, V (*totals)[2]) {
+  constexpr int kPanels = panels_at_once(M);
   const char* ahead = next.begin;
   const int64_t ahead_step = next.bytes * Type::kInputs;
   V sums[M][2] = {};
   for (int64_t k = 0; k < inputs;) {
     V run[M][2] = {};
     for (const int64_t end = smaller(k + kRun, inputs); k < end; k += Type::kInputs) {
-      __builtin_prefetch(ahead);
-      if (kWidth * Type::kInputs * sizeof *w > 64) __builtin_prefetch(ahead + 64);
+#pragma GCC unroll 3
+      for (int i = 0; i < kPanels; ++i) __builtin_prefetch(ahead + i * next.stride);
       ahead += ahead_step;
 #pragma GCC unroll 2
       for (int part = 0; part < Type::kParts; ++part) {
@@ -157,7 +159,7 @@ __attribute__((noinline)) void multiply_rows(const typename Type::Row* x, int64_
 
 template <class Type, int M = kBlockRows>
 void multiply_up_to(int64_t rows, const typename Type::Row* x, int64_t stride,
-                    const typename Type::Element* w, int64_t inputs, const NextBlock& next,
+                    const typename Type::Element* w, int64_t inputs, const NextBlocks& next,
                     V (*totals)[2]) {
   if (rows == M) return multiply_rows<Type, M>(x, stride, w, inputs, next, totals);
   if constexpr (M > 1) multiply_up_to<Type, M - 1>(rows, x, stride, w, inputs, next, totals);
@@ -166,7 +168,7 @@ void multiply_up_to(int64_t rows, const typename Type::Row* x, int64_t stride,
 // The same for any number of rows, in passes of equally many, which the registers hold.
 template <class Type>
 void multiply_block(int64_t rows, int64_t passes, const typename Type::Row* x, int64_t stride,
-                    const typename Type::Element* w, int64_t inputs, NextBlock next,
+                    const typename Type::Element* w, int64_t inputs, NextBlocks next,
                     V (*totals)[2]) {
   for (; passes > 0; --passes) {
     const int64_t part = (rows + passes - 1) / passes;
@@ -224,21 +226,37 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
   const bool widened = Type::kWidens && p.rows > 2 * kBlockRows;
   const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
   alignas(64) float wide[kBlock * kWidth];
-  V totals[kGroupRows][2];
-  for (int64_t panel = begin; panel < end; ++panel) {
-    __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
-    for (int64_t k = 0; k < size; k += block) {
-      const int64_t inputs = smaller(block, size - k);
-      const NextBlock next(w, inputs, kWidth * sizeof *w, passes);
-      const auto* x = static_cast<const typename Type::Row*>(rows) + k;
-      if constexpr (Type::kWidens) {
-        if (widened) widen_block<Type>(w, inputs, wide);
-        if (widened) multiply_block<Float32>(p.rows, passes, x, size, wide, inputs, next, totals);
+  V totals[2 * kGroupRows][2];
+  // Panels side by side are as far apart as the share of each. Those left over come one by one.
+  for (int64_t at_once = panels_at_once(p.rows); begin < end; at_once = 1) {
+    const int64_t share = (end - begin) / at_once, stride = share * size * kWidth;
+    const int64_t parts = at_once * passes;
+    const int64_t bytes = (kWidth * static_cast<int64_t>(sizeof *w) + parts - 1) / parts;
+    for (const int64_t share_end = begin + share; begin < share_end; ++begin) {
+      __builtin_memset(totals, 0, static_cast<size_t>(at_once * p.rows) * sizeof *totals);
+      for (int64_t k = 0; k < size; k += block) {
+        const int64_t inputs = smaller(block, size - k);
+        const auto* x = static_cast<const typename Type::Row*>(rows) + k;
+        for (int64_t i = 0; i < at_once; ++i) {
+          const Element* panel = w + i * stride;
+          V(*const sums)[2] = totals + i * p.rows;
+          const NextBlocks next = {
+              reinterpret_cast<const char*>(w + inputs * kWidth) + i * passes * inputs * bytes,
+              bytes, at_once > 1 ? stride * static_cast<int64_t>(sizeof *w) : 64};
+          if constexpr (Type::kWidens) {
+            if (widened) widen_block<Type>(panel, inputs, wide);
+            if (widened) multiply_block<Float32>(p.rows, passes, x, size, wide, inputs, next, sums);
+          }
+          if (!widened) multiply_block<Type>(p.rows, passes, x, size, panel, inputs, next, sums);
+        }
+        w += inputs * kWidth;
       }
-      if (!widened) multiply_block<Type>(p.rows, passes, x, size, w, inputs, next, totals);
-      w += inputs * kWidth;
+      for (int64_t i = 0; i < at_once; ++i) {
+        write_panel<Type>(p, (begin + i * share) * kWidth, totals + i * p.rows);
+      }
     }
-    write_panel<Type>(p, panel * kWidth, totals);
+    begin += (at_once - 1) * share;
+    w += (at_once - 1) * stride;
   }
 }
 
