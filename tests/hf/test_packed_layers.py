@@ -172,6 +172,10 @@ def without_a_bias(model):
     model.model.layers[1].self_attn.k_proj.bias = None
 
 
+def with_a_norm_of_another_dtype(model):
+    model.model.layers[1].post_attention_layernorm.bfloat16()
+
+
 def with_an_adapter(model):
     class Adapted(torch.nn.Linear):
         pass
@@ -182,7 +186,8 @@ def with_an_adapter(model):
 @pytest.mark.parametrize(
     ("which", "change"),
     [("llama", subclassed), ("llama", with_another_activation), ("llama-biases", without_a_bias),
-     ("llama", with_an_adapter), ("qwen3", with_another_epsilon)],
+     ("llama", with_an_adapter), ("llama", with_a_norm_of_another_dtype),
+     ("qwen3", with_another_epsilon)],
     ids=lambda x: getattr(x, "__name__", None),
 )  # fmt: skip
 def test_layers_that_are_not_those_of_the_ops_stay(which, change):
