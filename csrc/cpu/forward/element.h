@@ -1,9 +1,9 @@
 #pragma once
-// Numbers of the three dtypes as registers of floats, and functions of them. As linear_vector.h,
+// Numbers of the three dtypes as registers of floats, and functions of them. As vector.h,
 // only files that are compiled once per instruction set include it.
 #include <cstddef>
 
-#include "cpu/forward/linear_vector.h"
+#include "cpu/forward/vector.h"
 
 namespace specdec::cpu {
 namespace {
