@@ -30,7 +30,6 @@ from specdec_hf.drafting.drafter import Draft, Drafter, drafts_trees, rules_of
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.protocol import vocab_size_of
 from specdec_hf.trees import as_layout
-from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
 BINS = 20
 SIGNIFICANCE = 1e-4  # of each test
@@ -141,8 +140,7 @@ def check_drafter(
     }
     check = DrafterCheck(resolved.name)
     check.findings.append(_check_greedy(drafter, model, prompt, options))
-    lossless = [rule for rule in rules_of(resolved) if rule in LOSSLESS_RULES + LOSSLESS_TREE_RULES]
-    for rule in lossless if rules is None else rules:
+    for rule in rules_of(resolved) if rules is None else rules:
         for temperature in TEMPERATURES if rule != "greedy" else ():
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
             run = _Run(drafter, model, prompt, {**options, **sampling, "rule": rule}, resolved)

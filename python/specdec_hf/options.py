@@ -8,6 +8,7 @@ This module does without torch, because the command line reads it before it load
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import textwrap
 import time
@@ -16,7 +17,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from specdec_hf.arguments import check_flag, check_integer, shown
+from specdec_hf.arguments import check_flag, check_integer, check_number, shown
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.schedules.base import LONGEST_DRAFT, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from specdec_hf.loop.streaming import Streamer, Trace
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
+# The lossy rules, each with the options that only it takes: their defaults, or None where the
+# caller must say how much is lost.
+LOSSY_RULES: dict[str, dict[str, float | None]] = {
+    "typical": {"typical_epsilon": 0.09, "typical_delta": 0.3},
+    "lenient": {"lenience": None},
+}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -50,6 +57,21 @@ def _keep(name: str, value: Any) -> Any:
 
 def _or_none(check: Callable[..., Any], *limits: Any) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else check(name, value, *limits)
+
+
+def _number(rule: str, holds: Callable[[float], bool]) -> Callable[[str, Any], Any]:
+    """A number that keeps its rule as it is and in float32, which the ops read; or None."""
+
+    def check(name: str, value: Any) -> float | None:
+        if value is None:
+            return None
+        number = check_number(name, value)
+        for x, where in ((number, ""), (ctypes.c_float(number).value, " in float32")):
+            if not holds(x):
+                raise ValueError(f"{name} must be {rule}{where}, got {shown(value)}")
+        return number
+
+    return check
 
 
 def _must_be(rule: str, *types: Any) -> Callable[[str, Any], Any]:
@@ -121,12 +143,40 @@ class CommonOptions:
             _must_be("a string", str),
             """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
             plain decoding with the same seed; with ``tree`` one of the lossless rules of
-            `specdec_kernels.verify_tree`; see docs/rules.md. A drafter may offer more: `medusa` has
-            the lossy "typical". "auto" is greedy without sampling. With sampling it is the first
-            rule of the drafter: for chains block where the drafts of a named drafter come with
-            their distribution, and token otherwise; for trees what docs/loop.md#trees lists
-            first.""",
+            `specdec_kernels.verify_tree`; see docs/rules.md. "typical" and, for chains, "lenient"
+            are lossy; see docs/loop.md#lossy-rules. "auto" is never one of these. It is greedy
+            without sampling. With sampling it is the first rule of the drafter: for chains block
+            where the drafts of a named drafter come with their distribution, and token otherwise;
+            for trees what docs/loop.md#trees lists first.""",
             with_beams=("auto", "greedy"),
+        ),
+    )
+    lenience: float | None = field(
+        default=None,
+        metadata=own(
+            _number("in (0, 1]", lambda x: 0 < x <= 1),
+            """how lenient rule "lenient" is, in (0, 1], which must then be given. The rule compares
+            P with lenience times Q: 1 is rule token, and no token's probability exceeds the
+            target's divided by it.""",
+            with_beams=(None,),
+        ),
+    )
+    typical_epsilon: float | None = field(
+        default=None,
+        metadata=own(
+            _number("in [0, 1]", lambda x: 0 <= x <= 1),
+            """largest bound of rule "typical", in [0, 1]. The rule accepts a draft whose
+            probability exceeds min(epsilon, delta * exp(-H)), H the entropy of P. None is 0.09,
+            Medusa's.""",
+            with_beams=(None,),
+        ),
+    )
+    typical_delta: float | None = field(
+        default=None,
+        metadata=own(
+            _number("finite and at least 0", lambda x: 0 <= x < float("inf")),
+            """factor of exp(-H) in the bound of rule "typical", at least 0. None is 0.3.""",
+            with_beams=(None,),
         ),
     )
     tree: Any = field(
@@ -246,6 +296,7 @@ class Options(CommonOptions):
         for option in fields(Options):
             value = getattr(self, option.name)
             setattr(self, option.name, option.metadata["check"](option.name, value))
+        rule_parameters(self)
 
 
 ALIASES = ("gamma", "num_speculative_tokens")
@@ -271,6 +322,29 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
             f"got {sorted(given)}"
         )
     return given.pop() if given else None
+
+
+def rule_parameters(options: CommonOptions) -> dict[str, Any]:
+    """The arguments of the ops that belong to the rule, by name; empty for lossless rules.
+
+    Raises:
+        ValueError: one is missing, or belongs to another rule.
+    """
+    for rule, parameters in LOSSY_RULES.items():
+        for name in parameters:
+            value = getattr(options, name)
+            if value is not None and rule != options.rule:
+                raise ValueError(
+                    f"{name} is for rule {rule!r} alone, got {value} with rule {options.rule!r}"
+                )
+    found = {}
+    for name, default in LOSSY_RULES.get(options.rule, {}).items():
+        value = getattr(options, name)
+        value = default if value is None else value
+        if value is None:
+            raise ValueError(f"rule {options.rule!r} needs {name}, which has no default")
+        found[name] = value
+    return found
 
 
 def pop_options(arguments: dict[str, Any]) -> Options:

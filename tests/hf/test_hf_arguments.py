@@ -202,7 +202,7 @@ REFUSED = {
         {"num_assistant_tokens_schedule": "best", "drafter": "prompt_lookup"},
         "num_assistant_tokens_schedule must be",
     ),
-    "rule": ({"rule": "typical"}, "rule must be 'auto'"),
+    "rule": ({"rule": "synthetic"}, "rule must be 'auto'"),
     "lossy greedy": (
         {"rule": "greedy", "do_sample": True},
         "rule='greedy' needs do_sample=False",

@@ -207,7 +207,7 @@ def test_equal_siblings_of_two_models_are_two_trials():
 def refused():
     """What is given in place of `tree=(2,)` and a draft model, or beside them, and the message."""
     model = hf_models.perturbed("llama")
-    typical = {"rule": "typical", "do_sample": True}
+    lenient = {"rule": "lenient", "lenience": 0.5, "do_sample": True}
     k_seq = {"drafter": [model] * 2, "rule": "k_seq", "do_sample": True}
     schedule = {"num_assistant_tokens_schedule": "heuristic"}
     other = hf_models.build("llama", vocab_size=97)
@@ -220,7 +220,7 @@ def refused():
         "gamma": ({"gamma": 3}, "num_assistant_tokens must not be given with tree"),
         "schedule": (schedule, "_schedule must be 'constant' or 'optimal' with tree"),
         "cache": ({"cache": "dynamic"}, "cache must be 'auto' or 'spec' with tree, got 'dynamic'"),
-        "typical": (typical, "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_"),
+        "lenient": (lenient, "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_"),
         "several": (k_seq, "with this drafter, got 'k_seq'"),
         "greedy": ({"rule": "greedy", "do_sample": True}, "rule='greedy' needs do_sample=False"),
         "eagle": (

@@ -26,6 +26,11 @@ def reads_draft(rule: str) -> bool:
     return rule in RULES_READING_DRAFT or rule in TREE_RULES_READING_DRAFT
 
 
+def text_depends_on_drafts(rule: str) -> bool:
+    """Whether the text of a seed changes with what is drafted, or with whether anything is."""
+    return rule not in ("greedy", "match", "target_only")
+
+
 @dataclass(frozen=True, eq=False)
 class History:
     """The committed tokens of every sequence, without padding, on the host.

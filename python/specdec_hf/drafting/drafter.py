@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.registry import DRAFTERS
+from specdec_hf.options import LOSSY_RULES
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ class Drafter(ABC):
 
     Attributes:
         name: in the statistics.
-        rules: acceptance rules that can verify its drafts, the best first, which is rule "auto" of
-            sampled calls. A drafter of trees has rules of `verify_tree`, by default target_only,
-            match and greedy.
+        rules: lossless acceptance rules that can verify its drafts, the best first, which is rule
+            "auto" of sampled calls. A drafter of trees has rules of `verify_tree`, by default
+            target_only, match and greedy. The lossy rules follow from them; see `lossy_rules_of`.
         size, depth: for a drafter of trees, no tree has more nodes, or deeper ones; 0 for chains.
         draws: whether every draft comes with the distribution that it was drawn from.
         reports_confidence: whether every draft comes with `Draft.confidence`.
@@ -245,9 +246,29 @@ def drafts_trees(drafter: Drafter | None) -> bool:
 
 
 def rules_of(drafter: Drafter | None) -> tuple[str, ...]:
-    """The acceptance rules of a drafter, or of calls without drafts."""
+    """The lossless acceptance rules of a drafter, or of calls without drafts.
+
+    Raises:
+        ValueError: the drafter names a lossy rule, which rule "auto" could then be.
+    """
     if drafter is None:
         return LOSSLESS_RULES
+    lossy = [rule for rule in drafter.rules if rule in LOSSY_RULES]
+    if lossy:
+        raise ValueError(
+            f"{type(drafter).__name__}.rules must be lossless rules, got {', '.join(lossy)}, which "
+            "calls may ask for whatever the drafter"
+        )
     if drafts_trees(drafter) and drafter.rules == LOSSLESS_RULES:
         return RULES_OF_DETERMINISTIC_TREES
     return drafter.rules
+
+
+def lossy_rules_of(drafter: Drafter | None) -> tuple[str, ...]:
+    """The lossy rules that can verify a drafter's drafts.
+
+    Rule typical reads P alone. Rule lenient compares P with Q as token does; trees have no such.
+    """
+    if drafter is None or (not drafts_trees(drafter) and "token" in drafter.rules):
+        return tuple(LOSSY_RULES)
+    return ("typical",)

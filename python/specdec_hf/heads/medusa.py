@@ -132,7 +132,7 @@ def load_medusa(folder: str | Path) -> MedusaHeads:
 class MedusaDrafter(ParallelDrafter[MedusaHeads], entry="medusa"):
     """Trained heads, each of which offers its most likely tokens at one depth of a fixed tree.
 
-    Rule typical, which must be asked for, is that of the source and lossy; the other rules are not.
+    The rule of the source is typical, which is lossy and must be asked for.
 
     Args:
         head: `MedusaHeads`, or the folder of some. They are not changed.
@@ -146,7 +146,7 @@ class MedusaDrafter(ParallelDrafter[MedusaHeads], entry="medusa"):
     Source: Cai et al. 2024, arXiv 2401.10774.
     """
 
-    rules = (*RULES_OF_DETERMINISTIC_TREES, "typical")
+    rules = RULES_OF_DETERMINISTIC_TREES
     kind, load = MedusaHeads, staticmethod(load_medusa)
 
     def __init__(self, head: MedusaHeads | str | Path, tree: TreeSpec | None = None) -> None:

@@ -29,7 +29,6 @@ from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.policy import width_of
 from specdec_hf.runner.protocol import Lengths, Runner
 from specdec_hf.runner.spec_runner import SpecRunner
-from specdec_kernels import LOSSLESS_RULES, LOSSLESS_TREE_RULES
 
 SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache and text have to grow
 MIN_MAX_DRAFT = 16  # drafters make buffers of this size, whatever small numbers a call asks for
@@ -65,6 +64,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         model=model,
         call=call,
         rule=plan.rule,
+        rule_parameters=plan.rule_parameters,
         runner=runner,
         drafter=plan.drafter,
         context=context,
@@ -109,14 +109,14 @@ def _make_runner(plan: Plan) -> tuple[Runner, torch.Tensor | None, list[str]]:
 
 
 def _statistics(plan: Plan, runner: Runner, notes: list[str]) -> SpecStats:
-    options, drafter, rule = plan.options, plan.drafter, plan.rule
+    options, drafter = plan.options, plan.drafter
     tree = "" if options.tree is None else str(options.tree)
     if not tree and drafter is not None and drafter.size:
         tree = f"that of {drafter.name}"
     return SpecStats(
         sequences=[SequenceStats(prompt_tokens=int(n)) for n in plan.lengths],
-        rule=rule,
-        lossless=rule in LOSSLESS_RULES or rule in LOSSLESS_TREE_RULES,
+        rule=plan.rule,
+        lossless=plan.lossless,
         drafter="none" if drafter is None else drafter.name,
         cache=runner.kind,
         tree=tree,

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import IGNORED, describe
-from specdec_hf.drafting.context import DraftContext, reads_draft
+from specdec_hf.drafting.context import DraftContext, text_depends_on_drafts
 from specdec_hf.drafting.drafter import Draft, Drafter
 from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.loop.round_record import RoundRecord
@@ -103,9 +103,9 @@ class DraftLengthPolicy:
         if isinstance(guard, BenefitGuard):
             self.guard = copy.deepcopy(guard)
         elif guard is not False:
-            # Rules that read the draft's distribution emit other text in rounds without drafts, so
-            # a pause, which depends on time, changes the text.
-            self.guard = BenefitGuard(stops=guard is True or not reads_draft(rule))
+            # Under other rules a round without drafts emits other text, so that a pause, which
+            # depends on time, changes the text.
+            self.guard = BenefitGuard(stops=guard is True or not text_depends_on_drafts(rule))
         if self.guard is not None:
             self.guard.start(costs, budget, trusted=earlier.trusted)
         self._note_what_texts_depend_on()
@@ -119,7 +119,7 @@ class DraftLengthPolicy:
         return earlier
 
     def _note_what_texts_depend_on(self) -> None:
-        if not reads_draft(self.rule):
+        if not text_depends_on_drafts(self.rule):
             return
         for depends, on in (
             (self.schedule.reads_clock, "timing, and the same seeds need not give it again"),
@@ -139,7 +139,7 @@ class DraftLengthPolicy:
         guard, number, longest = self.guard, self.stats.rounds, int(self._limits.max())
         if guard is not None and longest:
             affordable = guard.affordable(number, longest)
-            if affordable < longest and guard.stops and reads_draft(self.rule):
+            if affordable < longest and guard.stops and text_depends_on_drafts(self.rule):
                 self.stats.note(
                     f"drafting waits for the clock under rule {self.rule!r}: the text depends on "
                     "timing, and the same seeds need not give it again"

@@ -20,12 +20,17 @@ from specdec_hf.arguments import did_you_mean
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import describe
-from specdec_hf.drafting.context import reads_draft
-from specdec_hf.drafting.drafter import Drafter, drafts_trees, rules_of
+from specdec_hf.drafting.context import text_depends_on_drafts
+from specdec_hf.drafting.drafter import Drafter, drafts_trees, lossy_rules_of, rules_of
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.loop.draft_length import begin_schedule, check_schedule
-from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
+from specdec_hf.options import (
+    DEFAULT_NUM_ASSISTANT_TOKENS,
+    LOSSY_RULES,
+    Options,
+    rule_parameters,
+)
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.runner.choose import ChosenKind, check_kind, choose_kind
@@ -45,6 +50,8 @@ class Plan:
 
     Attributes:
         options: those of the call with the drafter chosen; rule and cache may be "auto".
+        rule_parameters: those of the ops that belong to the rule.
+        lossless: whether the text is sure to be as the target alone would write it.
         started: when the call began, by the clock of the options.
         lengths: [B], tokens of each prompt.
         budgets: [B], most new tokens of each sequence.
@@ -62,6 +69,8 @@ class Plan:
     options: Options
     drafter: Drafter | None
     rule: str
+    rule_parameters: dict[str, Any]
+    lossless: bool
     started: float
     lengths: Lengths
     budgets: NDArray[np.int64]
@@ -103,7 +112,9 @@ def make_plan(model: Any, call: Call, options: Options) -> Plan:
     reason = _why_nothing_is_drafted(call)
     if reason is None:
         try:
-            return planner.plan(*_with_usable_head(model, _with_tree(options)), cache=options.cache)
+            return planner.plan(
+                *_with_usable_head(model, _with_tree(call, options)), cache=options.cache
+            )
         except (ValueError, ImportError) as error:  # the native module of the suffix automaton
             reason = str(error)
         try:
@@ -136,8 +147,10 @@ def _why_nothing_is_drafted(call: Call) -> str | None:
     return f"whether drafts fit {names} is known after the prompt only; name a drafter to try"
 
 
-def _with_tree(options: Options) -> Options:
-    schedule = options.num_assistant_tokens_schedule or "optimal"
+def _with_tree(call: Call, options: Options) -> Options:
+    # Optimal goes by the clock, on which the text of a lossy rule would depend.
+    lossy = options.rule in LOSSY_RULES and call.do_sample
+    schedule = options.num_assistant_tokens_schedule or ("constant" if lossy else "optimal")
     return replace(options, drafter=AutoDrafter(), num_assistant_tokens_schedule=schedule)
 
 
@@ -186,7 +199,11 @@ class _Planner:
         model, call, lengths = self.model, self.call, self.lengths
         drafter = resolve_drafter(options.drafter, options.tree, model)
         trees = drafts_trees(drafter)
-        rule = resolve_rule(options.rule, call.do_sample, rules_of(drafter))
+        rule = resolve_rule(
+            options.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter)
+        )
+        parameters, lossless = rule_parameters(options), drafter is None or rule not in LOSSY_RULES
+        remarks = [] if lossless else [_lossy_note(rule, parameters)]
         _check_options(model, call, options, drafter)
         chosen = None
         if call.prefill is None:
@@ -211,34 +228,44 @@ class _Planner:
                 do_sample=call.do_sample,
                 num_return_sequences=call.num_return_sequences,
             )
-        rounding = []
         if drafter is not None and not exact:
-            rounding = rounding_notes(model, rule, costs)
+            remarks += rounding_notes(model, rule, costs)
         return Plan(
-            model, call, options, drafter, rule, self.started, lengths, self.budgets, self.seeds,
-            schedule, costs, draft_size, chosen, self.packed, [*notes, *rounding],
+            model, call, options, drafter, rule, parameters, lossless, self.started, lengths,
+            self.budgets, self.seeds, schedule, costs, draft_size, chosen, self.packed,
+            [*notes, *remarks],
         )  # fmt: skip
 
 
-def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str]) -> str:
+def _lossy_note(rule: str, parameters: dict[str, Any]) -> str:
+    values = " and ".join(f"{name}={value:g}" for name, value in parameters.items())
+    return f"rule {rule!r} with {values} is lossy: the text need not be as the target's own"
+
+
+def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str], lossy: Sequence[str]) -> str:
     """The acceptance rule of a call.
 
     Args:
         rule: what the caller asked for. "auto" is greedy without sampling, else the first rule
-            that the drafter supports.
+            that the drafter supports. Without sampling "typical" decides as greedy does, and is
+            called so.
         do_sample: whether the call samples.
         supported: the lossless rules that the drafter's drafts can be verified with, best first.
+        lossy: the others that they can be, which must be asked for.
 
     Raises:
         ValueError: another rule, or greedy verification of sampled text, which is not lossless.
     """
     if rule == "auto":
         return supported[0] if do_sample else "greedy"
-    if rule not in supported:
+    choices = (*supported, *lossy)
+    if rule not in choices:
         raise ValueError(
-            f"rule must be 'auto', {', '.join(map(repr, supported))} with this drafter, "
-            f"got {rule!r}{did_you_mean(rule, supported)}"
+            f"rule must be 'auto', {', '.join(map(repr, choices))} with this drafter, "
+            f"got {rule!r}{did_you_mean(rule, choices)}"
         )
+    if rule == "typical" and not do_sample:
+        return "greedy"
     if rule == "greedy" and do_sample:
         raise ValueError(
             "rule='greedy' needs do_sample=False: it would not keep the target's distribution"
@@ -299,8 +326,8 @@ def costs_of(model: Any, options: Options, rule: str, lengths: Lengths, *, exact
     """The costs that decide how much a call drafts.
 
     Where the text depends on how much is drafted, a clock
-    decides only for callers who ask for it. Where the rule reads the draft distribution the guard
-    never waits by itself, and its notes may come from a clock.
+    decides only for callers who ask for it. Where that is so by the rule, the guard never waits by
+    itself, and its notes may come from a clock.
 
     Args:
         options: those of the caller, with the defaults that he left.
@@ -309,7 +336,7 @@ def costs_of(model: Any, options: Options, rule: str, lengths: Lengths, *, exact
     """
     schedule = make_schedule(options.num_assistant_tokens_schedule or "constant")
     asked_for = options.guard or schedule.reads_clock
-    if exact or asked_for or reads_draft(rule):
+    if exact or asked_for or text_depends_on_drafts(rule):
         return Costs()
     share = 1.0 if model.device.type == "cpu" else SHARE_ON_DEVICE
     return ExpectedCosts(len(lengths), share, int(lengths.max()))
@@ -318,7 +345,7 @@ def costs_of(model: Any, options: Options, rule: str, lengths: Lengths, *, exact
 def rounding_notes(model: Any, rule: str, costs: Costs) -> list[str]:
     """A note where drafts may change the text, because wider forwards round otherwise."""
     dtype = coarse_arithmetic(model)
-    if dtype is None or reads_draft(rule):
+    if dtype is None or text_depends_on_drafts(rule):
         return []
     timing = ", and depend on timing" if costs.measured else ""
     return [

@@ -31,6 +31,7 @@ class Session:
     """The state of one call between rounds.
 
     Attributes:
+        rule_parameters: arguments of the ops that belong to the rule.
         length_policy: says how many tokens each sequence drafts.
         history: all committed tokens.
         prompt_lengths: [B] tokens of each prompt, without padding.
@@ -45,6 +46,7 @@ class Session:
     model: Any
     call: Call
     rule: str
+    rule_parameters: dict[str, Any]
     runner: Runner
     drafter: Drafter | None
     context: DraftContext | None

@@ -1,0 +1,257 @@
+"""The lossy rules in the loop: they reach the op with their parameters, and calls say so.
+
+What the rules themselves emit is enumerated in tests/chain and tests/tree.
+"""
+
+from itertools import count
+
+import pytest
+import torch
+from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.loop import drafted
+from specdec_hf.options import LOSSY_RULES
+from support import hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+from specdec_kernels import RULES, TREE_RULES, verify_chain
+
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": 5}
+LENIENT = {"rule": "lenient", "lenience": 0.2}
+TYPICAL = {"rule": "typical", "typical_epsilon": 0.02, "typical_delta": 0.6}
+CASES = {
+    "lenient": {**SAMPLED, **LENIENT},
+    "lenient greedy": {"do_sample": False, **LENIENT},
+    "typical": {**SAMPLED, **TYPICAL},
+    "typical by default": {**SAMPLED, "rule": "typical"},
+}
+# The arguments of the op that a case stands for, spelled out.
+ASKED = {
+    "lenient": {"rule": "lenient", "lenience": 0.2},
+    "lenient greedy": {"rule": "lenient", "lenience": 0.2, "temperature": 0.0},
+    "typical": {"rule": "typical", "typical_epsilon": 0.02, "typical_delta": 0.6},
+    "typical by default": {"rule": "typical"},
+}
+# Each of them decides unlike the op with these arguments in their place.
+OTHERS = {
+    "lenient": [{"rule": "token"}, {"lenience": 1.0}, {"lenience": 0.5}],
+    "lenient greedy": [{"rule": "greedy"}, {"lenience": 1.0}, {"lenience": 0.01}],
+    "typical": [{"rule": "match"}, {"typical_epsilon": 0.09}, {"typical_delta": 0.01}],
+    "typical by default": [{"rule": "match"}, {"typical_epsilon": 0.002}, {"typical_delta": 0.05}],
+}
+DRAFTERS = {
+    "model": lambda: hf_models.perturbed("llama", 0.3),
+    "cascade": lambda: [hf_models.perturbed("llama", 0.3), hf_models.perturbed("llama", 0.5)],
+    "copying": lambda: "prompt_lookup",
+}
+
+
+def run(lengths=(9, 6), **settings):
+    settings = {"num_assistant_tokens": 4, "max_new_tokens": 24, **settings}
+    return hf_models.decode(hf_models.tiny("llama"), lengths, **settings)
+
+
+def verdicts(rounds, **arguments):
+    """The tokens that the op gives for the traced rounds of a call."""
+    sampling = {name: SAMPLED[name] for name in ("temperature", "top_k")}
+    if "temperature" in arguments:
+        sampling = {}
+    return [
+        verify_chain(
+            traced.logits, traced.draft_token_ids, traced.distribution, seeds=traced.seeds,
+            positions=torch.from_numpy(traced.lengths), **{**sampling, **arguments},
+        ).tokens.tolist()
+        for traced in rounds
+    ]  # fmt: skip
+
+
+def emitted(traced):
+    """{sequence: tokens} of a round."""
+    return {step.sequence: step.tokens for step in traced.steps}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_lossy_rule_reaches_the_op_with_its_parameters(case, drafter):
+    rounds = []
+    out = run(drafter=DRAFTERS[drafter](), trace=rounds.append, **CASES[case])
+    assert out.stats.rule == ASKED[case]["rule"]
+    for traced, tokens in zip(rounds, verdicts(rounds, **ASKED[case]), strict=True):
+        for b, mine in emitted(traced).items():
+            assert mine == tokens[b][: len(mine)]
+    if drafter == "model":
+        asked = verdicts(rounds, **ASKED[case])
+        for other in OTHERS[case]:
+            assert verdicts(rounds, **{**ASKED[case], **other}) != asked, other
+
+
+def test_typical_reaches_the_op_of_trees_with_its_parameters(monkeypatch):
+    calls, original = [], drafted.verify_tree
+
+    def verify_tree(*args, **kwargs):
+        verdict = original(*args, **kwargs)
+        with_drafts = kwargs["rule"] == "typical"
+        others = [
+            original(*args, **{**kwargs, **other}).num_accepted.tolist()
+            for other in ({"rule": "target_only"}, {"typical_epsilon": 0.5}, {"typical_delta": 0.0})
+        ]
+        calls.append((with_drafts, verdict.num_accepted.tolist(), others, kwargs))
+        return verdict
+
+    monkeypatch.setattr(drafted, "verify_tree", verify_tree)
+    drafter = hf_models.perturbed("llama", 0.3)
+    out = run(drafter=drafter, tree=(2, 2), num_assistant_tokens=None, **CASES["typical"])
+    trees = [call for call in calls if call[0]]
+    assert out.stats.accepted > 0 < len(trees)
+    for _, _, _, kwargs in trees:
+        assert (kwargs["typical_epsilon"], kwargs["typical_delta"]) == (0.02, 0.6)
+    for k in range(3):
+        assert [others[k] for _, _, others, _ in trees] != [mine for _, mine, _, _ in trees]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_statistics_say_that_a_rule_is_lossy_in_one_note(case):
+    settings = CASES[case]
+    stats = run(drafter="prompt_lookup", **settings).stats
+    assert not stats.lossless
+    [note] = [note for note in stats.notes if "lossy" in note]
+    assert note.startswith(f"rule {settings['rule']!r} with ")
+    values = LOSSY_RULES[settings["rule"]] | {
+        name: value for name, value in settings.items() if name in LOSSY_RULES[settings["rule"]]
+    }
+    assert all(f"{name}={value}" in note for name, value in values.items())
+    for plain in ({**settings, "drafter": None}, {**SAMPLED, "drafter": "prompt_lookup"}):
+        stats = run(**plain).stats
+        assert stats.lossless
+        assert not any("lossy" in note for note in stats.notes)
+
+
+@pytest.mark.parametrize("case", ["lenient", "typical"])
+def test_a_lossy_text_follows_from_its_seed_however_it_is_asked_for(case):
+    settings = {**CASES[case], "drafter": hf_models.perturbed("llama", 0.3)}
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 6))
+    call = {**settings, "num_assistant_tokens": 4, "max_new_tokens": 24, "guard": False}
+    out = run(**settings)
+    wanted = out.sequences.tolist()
+    token = {name: value for name, value in settings.items() if name not in LOSSY_RULES[case]}
+    assert wanted != run(**{**token, "rule": "token"}).sequences.tolist()
+    own = {n: call.pop(n) for n in ("drafter", "rule", "seed", "guard", "num_assistant_tokens")}
+    own |= {name: call.pop(name) for name in LOSSY_RULES[case]}
+    decoder = SpeculativeDecoder(**own)
+    assert model.generate(**inputs, custom_generate=decoder, **call).tolist() == wanted
+    streamed = [[], []]
+    for step in decoder.stream(model, **inputs, **call):
+        streamed[step.sequence] += step.tokens
+    assert [row[9:] for row in wanted] == streamed
+    for b in range(2):
+        cut = slice(9 - (9, 6)[b], None)
+        one = {name: value[b : b + 1, cut] for name, value in inputs.items()}
+        alone = generate(model, **one, **call, **{**own, "seed": out.stats.seeds[b : b + 1]})
+        assert alone[0].tolist() == wanted[b][cut]
+
+
+def test_typical_without_sampling_is_greedy():
+    plain = run()
+    out = run(drafter=hf_models.perturbed("llama", 0.3), rule="typical")
+    assert out.sequences.tolist() == plain.sequences.tolist()
+    assert (out.stats.rule, out.stats.lossless, out.stats.notes) == ("greedy", True, [])
+
+
+@pytest.mark.parametrize("case", ["lenient", "typical"])
+def test_the_guard_measures_a_lossy_call_and_pauses_only_where_it_is_asked_to(case):
+    """By a clock for which a phase takes longer each time, so that drafting never pays."""
+
+    def stats(**settings):
+        ticks = count()
+        settings = {"max_new_tokens": 40, "guard": None, **settings}
+        return run(
+            drafter=hf_models.perturbed("llama", 0.3), clock=lambda: next(ticks) ** 2, **settings
+        ).stats
+
+    def pauses(stats):
+        return any("drafting pauses" in note for note in stats.notes)
+
+    def depends_on_timing(stats):
+        start = f"drafting waits for the clock under rule {case!r}: the text depends on timing"
+        return any(note.startswith(start) for note in stats.notes)
+
+    by_default = stats(**CASES[case])
+    assert by_default.benefit < 1
+    assert not pauses(by_default)
+    assert not depends_on_timing(by_default)
+    assert pauses(stats(**SAMPLED, rule="match")), "the control, whose text drafts do not change"
+    asked_for = stats(**{**CASES[case], "guard": True})
+    assert pauses(asked_for)
+    assert depends_on_timing(asked_for)
+    scheduled = stats(**CASES[case], num_assistant_tokens_schedule="optimal")
+    assert f"schedule 'optimal' under rule {case!r}: the text depends on timing" in str(
+        scheduled.notes
+    )
+
+
+@pytest.mark.parametrize("settings", [CASES["typical"], CASES["lenient"]], ids=["tree", "chains"])
+def test_the_default_drafter_serves_lossy_rules(settings):
+    settings = {**settings, "num_assistant_tokens": None, "guard": None}
+    out = run(drafter="auto", **settings)
+    trees = settings["rule"] == "typical"
+    assert out.stats.drafter == ("auto" if trees else "suffix_automaton")
+    assert out.stats.rule == settings["rule"]
+    again = run(drafter="auto", **settings)
+    assert again.sequences.tolist() == out.sequences.tolist()
+    assert not any("timing" in note for note in out.stats.notes)
+
+
+def test_rule_auto_is_never_lossy():
+    class Lossy(Drafter):
+        rules = ("typical", "token")
+
+        def propose(self, history, limits):
+            return None
+
+    with pytest.raises(ValueError, match=r"Lossy\.rules must be lossless rules, got typical"):
+        run(drafter=Lossy(), do_sample=True)
+    assert {*LOSSY_RULES} < {*RULES, *TREE_RULES}
+    for drafter in DRAFTERS.values():
+        assert run(drafter=drafter(), **SAMPLED).stats.lossless
+
+
+def test_lenient_needs_a_drafter_whose_distribution_can_be_compared():
+    class Matching(Drafter):
+        rules = ("match",)
+
+        def propose(self, history, limits):
+            return None
+
+    assert run(drafter=Matching(), **CASES["typical"]).stats.rule == "typical"
+    with pytest.raises(ValueError, match="rule must be 'auto', 'match', 'typical' with this dra"):
+        run(drafter=Matching(), **CASES["lenient"])
+
+
+REFUSED = {
+    "no lenience": ({"rule": "lenient"}, "rule 'lenient' needs lenience, which has no default"),
+    "above 1": ({"rule": "lenient", "lenience": 2.0}, "lenience must be in (0, 1], got 2.0"),
+    "zero": ({"rule": "lenient", "lenience": 0}, "lenience must be in (0, 1], got 0"),
+    "tiny": ({"rule": "lenient", "lenience": 1e-50}, "in (0, 1] in float32, got 1e-50"),
+    "nan": ({"rule": "lenient", "lenience": float("nan")}, "in (0, 1], got nan"),
+    "other rule": ({"lenience": 0.5}, "lenience is for rule 'lenient' alone, got 0.5 with rule 'a"),
+    "epsilon": ({"rule": "typical", "typical_epsilon": 1.5}, "epsilon must be in [0, 1], got 1.5"),
+    "delta": ({"rule": "typical", "typical_delta": -1}, "delta must be finite and at least 0, got"),
+    "huge": ({"rule": "typical", "typical_delta": 1e60}, "at least 0 in float32, got 1e+60"),
+    "of another": ({"rule": "typical", "lenience": 0.5}, "got 0.5 with rule 'typical'"),
+    "beams": ({"lenience": 0.5, "rule": "lenient", "num_beams": 2}, "rule must be 'auto' or 'gre"),
+    "synthetic": ({"rule": "synthetic"}, "'typical', 'lenient' with this drafter, got 'synthetic'"),
+    "tree": (
+        {"rule": "lenient", "lenience": 0.5, "tree": (2,), "num_assistant_tokens": None},
+        "'greedy', 'typical' with this drafter, got 'lenient'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_parameters_are_named(case):
+    kwargs, message = REFUSED[case]
+    with pytest.raises(ValueError) as raised:
+        run(drafter=hf_models.perturbed("llama"), **kwargs)
+    assert message in str(raised.value)
+    with pytest.raises(TypeError, match="lenience must be a number, got 'much'"):
+        run(drafter="prompt_lookup", rule="lenient", lenience="much")
