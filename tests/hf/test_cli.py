@@ -55,6 +55,28 @@ def test_generate_samples_with_a_model_drafter(folder, tmp_path):  # noqa: F811
     assert "Say no." in result.output
 
 
+def test_a_lossy_rule_is_said_in_a_note_and_in_the_summary(folder, tmp_path):  # noqa: F811
+    """Its greedy text is not compared with that of model.generate, from which it differs."""
+    texts = {}
+    lossy = ["--rule", "lenient", "--lenience", 0.05]
+    for options in ([], lossy):
+        path = tmp_path / "out.json"
+        result = invoke(
+            "generate", "--model", folder, "--prompt", "Say: the cat sat. The cat sat",
+            "--max-new-tokens", 20, "--drafter", "layers:1", "--guard", "off", "--json", path,
+            *options,
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        report = json.loads(path.read_text())
+        texts[len(options)] = report["prompts"][0]["turns"][0]["tokens"]
+        assert report["summary"]["lossless"] is (not options)
+        assert says(result, "rule lenient, lossy") is bool(options)
+        assert says(result, "rule 'lenient' with lenience=0.05 is lossy") is bool(options)
+        assert ("greedy_outputs_identical" in report["summary"]) is (not options)
+    assert texts[0] != texts[len(lossy)]
+    assert (report["rule"], report["lenience"]) == ("lenient", 0.05)
+
+
 def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path):  # noqa: F811
     report = tmp_path / "report.json"
     result = invoke(

@@ -66,6 +66,29 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
     assert "2 of 2" in text
 
 
+def test_bench_says_which_configs_are_lossy(folder, questions, tmp_path):  # noqa: F811
+    report = tmp_path / "out.json"
+    result = invoke(
+        "bench", "--questions", questions, "--limit", 1, "--model", folder, "--max-new-tokens", 16,
+        "--drafter", "layers:1", "--drafter", "auto", "--rule", "lenient", "--lenience", 0.05,
+        "--guard", "off", "--runs", 1, "--json", report,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    *others, model, chains = json.loads(report.read_text())["results"][0]["rows"]
+    assert model["name"] == "layers:1, lossy rule lenient 0.05, guard off"
+    assert chains["name"] == "auto, lossy rule lenient 0.05, guard off"
+    assert model["identical"] < model["texts"]
+    for row in (model, chains):
+        assert any("is lossy" in note for note in row["notes"])
+    for row in others:
+        assert "lossy" not in row["name"]
+        assert row["identical"] == row["texts"]
+    refused = ("bench", "--questions", questions, "--model", folder, "--rule", "lenient")
+    assert "--rule 'lenient' needs --lenience" in one_line_error(*refused, "--drafter", "auto")
+    trees = one_line_error(*refused, "--lenience", 0.5, "--drafter", "token_recycling")
+    assert "typical with trees of --drafter token_recycling, got 'lenient'" in trees
+
+
 def test_ragged_batches_are_compared_greedily_and_sampled(folder, questions, tmp_path):  # noqa: F811
     report = tmp_path / "out.json"
     result = invoke(

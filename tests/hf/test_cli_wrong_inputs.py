@@ -13,7 +13,8 @@ from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.ngram_table import NgramTable
-from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES
+from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
+from specdec_hf.options import LOSSY_RULES
 from support import hf_models
 from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -22,6 +23,7 @@ from transformers import Gemma3Config
 SCHEDULE = "--num-assistant-tokens-schedule"
 
 LOOKUP = ("--drafter", "prompt_lookup")
+LENIENT = ("--rule", "lenient", "--lenience")
 SEVERAL = ("--drafter", "prompt_lookup", "--drafter", "layers:1")
 BEFORE_TORCH = [
     ([], "give either --prompt TEXT or --prompts FILE"),
@@ -51,6 +53,15 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--rule", "best"], "--rule must be one of auto, token, block, greedy, m"),
     (["--prompt", "a", *LOOKUP, "--rule", "token", "--tree", "2"], "one of auto, greedy, match, "),
     (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "greedy needs --temperature 0"),
+    (["--prompt", "a", "--rule", "lenient"], "--rule 'lenient' needs --lenience, which has no def"),
+    (["--prompt", "a", *LENIENT, "2"], "--lenience must be in (0, 1], got 2.0"),
+    (["--prompt", "a", *LENIENT, "1e-50"], "--lenience must be in (0, 1] in float32, got 1e-50"),
+    (["--prompt", "a", *LENIENT, "much"], "Invalid value for '--lenience'"),
+    (["--prompt", "a", "--lenience", ".5"], "--lenience is for --rule 'lenient' alone, got 0.5"),
+    (["--prompt", "a", *LENIENT, ".5", *LOOKUP, "--tree", "2"], "match, target_only, typical with"),
+    (["--prompt", "a", *LENIENT, ".5", *SEVERAL], "typical with trees of --drafter prompt_lookup"),
+    (["--prompt", "a", "--rule", "tipical"], "got 'tipical'; did you mean 'typical'?"),
+    (["--prompt", "a", "--typical-delta", "1"], "--typical-delta is for --rule 'typical' alone"),
     (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1, got"),
     (["--prompt", "a", "--tree", "2,0"], "--tree must be an integer in [1, 1024], got 0"),
     (["--prompt", "a", "--tree", "99,99"], "--tree must have at most 1024 nodes"),
@@ -226,6 +237,8 @@ def test_the_rules_of_the_command_line_are_those_of_the_drafters():
     assert set(options.TREE_RULES) == set(tree_model.RULES_OF_ONE_MODEL)
     drawn = TrieDrafter([NgramDrafter(), NgramDrafter()], TrieTree(2, 2))
     assert set(options.TRIE_RULES) == set(drawn.rules)
+    assert tuple(LOSSY_RULES) == lossy_rules_of(PromptLookupDrafter())
+    assert lossy_rules_of(drawn) == options.LOSSY_TREE_RULES
 
 
 def test_help_and_version_succeed():

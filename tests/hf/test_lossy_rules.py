@@ -75,7 +75,7 @@ def emitted(traced):
 def test_a_lossy_rule_reaches_the_op_with_its_parameters(case, drafter):
     rounds = []
     out = run(drafter=DRAFTERS[drafter](), trace=rounds.append, **CASES[case])
-    assert out.stats.rule == ASKED[case]["rule"]
+    assert (out.stats.rule, out.stats.drafted > 0) == (ASKED[case]["rule"], True)
     for traced, tokens in zip(rounds, verdicts(rounds, **ASKED[case]), strict=True):
         for b, mine in emitted(traced).items():
             assert mine == tokens[b][: len(mine)]

@@ -17,6 +17,8 @@ from specdec_hf.cli.options import (
     CHAIN_RULES,
     CLI_NUM_ASSISTANT_TOKENS,
     COPY_TREE_RULES,
+    LOSSY_TREE_RULES,
+    ONLY_CHAIN_RULES,
     TREE_RULES,
     TRIE_RULES,
 )
@@ -24,7 +26,13 @@ from specdec_hf.cli.paths import check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import AUTO, DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of
-from specdec_hf.options import COMMON, CommonOptions, resolve_num_assistant_tokens
+from specdec_hf.options import (
+    COMMON,
+    LOSSY_RULES,
+    CommonOptions,
+    resolve_num_assistant_tokens,
+    rule_parameters,
+)
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
 
@@ -270,6 +278,7 @@ def _check_schedule(schedule: str, *, trees: bool) -> None:
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     named = [entry for entry in map(_named, settings.drafter) if entry is not None]
     rules: tuple[str, ...]
+    lossy = tuple(LOSSY_RULES)
     if _is_auto(settings):
         option = chains_of_auto(settings)
         only_trees = () if option else COPY_TREE_RULES
@@ -278,13 +287,17 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     elif settings.tree is None and not any(entry.own_tree for entry in named):
         rules, which = CHAIN_RULES, ""
     elif any(not entry.draws for entry in named):
-        rules = COPY_TREE_RULES
+        rules, lossy = COPY_TREE_RULES, LOSSY_TREE_RULES
         which = f" with trees of --drafter {' --drafter '.join(settings.drafter)}"
     elif isinstance(settings.tree, TrieTree):
-        rules, which = TRIE_RULES, " with several --drafter"
+        rules, lossy, which = TRIE_RULES, LOSSY_TREE_RULES, " with several --drafter"
     else:
-        rules, which = TREE_RULES, " with --tree"
-    check_choice("--rule", settings.rule, ("auto", *rules), which)
+        rules, lossy, which = TREE_RULES, LOSSY_TREE_RULES, " with --tree"
+    check_choice("--rule", settings.rule, ("auto", *rules, *lossy), which)
+    try:
+        rule_parameters(settings)
+    except ValueError as error:
+        _refuse(error)
     if settings.rule == "greedy" and settings.do_sample:
         fail(
             "--rule greedy needs --temperature 0: it would not keep the distribution of sampled "
@@ -300,10 +313,9 @@ def _is_auto(settings: Settings) -> bool:
 def chains_of_auto(settings: Settings) -> str | None:
     """The option with which drafter "auto" drafts chains; None where it may draft trees."""
     schedule = (settings.num_assistant_tokens_schedule or "constant").partition(":")[0]
-    only_chains = settings.rule in set(CHAIN_RULES) - set(COPY_TREE_RULES)
     given = {
         f"{SCHEDULE} {schedule}": schedule not in tree_schedules(),
-        f"--rule {settings.rule}": only_chains,
+        f"--rule {settings.rule}": settings.rule in ONLY_CHAIN_RULES,
         "--num-assistant-tokens": settings.num_assistant_tokens is not None,
     }
     return next((option for option, is_given in given.items() if is_given), None)

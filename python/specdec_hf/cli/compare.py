@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, run_stream
 from specdec_hf.runner.protocol import context_length
-
-SAME_TEXT = ("match", "target_only")  # sampled text is that of plain decoding with the same seed
 
 
 @dataclass
@@ -60,9 +59,13 @@ class Turn:
     def identical(self) -> bool | None:
         """Whether both generated the same tokens; None when there is nothing to compare.
 
-        Sampled texts are the same only under rules whose text does not depend on the drafts.
+        Sampled texts are the same only under rules whose text does not depend on the drafts, and
+        no texts need be under a lossy rule.
         """
-        if not self.baseline or not (self.seed is None or self.stats.rule in SAME_TEXT):
+        sampled = self.seed is not None
+        if not self.baseline or not self.stats.lossless:
+            return None
+        if sampled and text_depends_on_drafts(self.stats.rule):
             return None
         return self.tokens == self.baseline_tokens
 

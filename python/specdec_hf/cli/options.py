@@ -12,7 +12,7 @@ import typer
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.options import COMMON
+from specdec_hf.options import COMMON, LOSSY_RULES
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
 
 _OPS = find_spec("specdec_kernels")
@@ -20,11 +20,14 @@ assert _OPS is not None
 assert _OPS.origin is not None
 # The tables of the ops, without importing the ops, which loads torch.
 _RULES = runpy.run_path(str(Path(_OPS.origin).parent / "arguments" / "rules.py"))
+# Lossless rules; of trees, those that a draft model draws.
 CHAIN_RULES: tuple[str, ...] = _RULES["LOSSLESS_RULES"]
-TREE_RULES: tuple[str, ...] = _RULES["LOSSLESS_TREE_RULES"]  # a draft model draws the tree
+TREE_RULES: tuple[str, ...] = _RULES["LOSSLESS_TREE_RULES"]
 COPY_TREE_RULES = tuple(r for r in TREE_RULES if r not in _RULES["TREE_RULES_READING_DRAFT"])
 # As in `TrieDrafter`: siblings are drawn independently, each from a distribution of its own.
 TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
+LOSSY_TREE_RULES = tuple(rule for rule in LOSSY_RULES if rule in _RULES["TREE_RULES"])
+ONLY_CHAIN_RULES = {*CHAIN_RULES, *LOSSY_RULES} - {*COPY_TREE_RULES, *LOSSY_TREE_RULES}
 
 CLI_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
 
@@ -64,8 +67,12 @@ _WORDS = {
     "rule": (
         "RULE",
         f"{{text}}: auto, {', '.join(CHAIN_RULES)}; with trees also "
-        f"{', '.join(rule for rule in TREE_RULES if rule not in CHAIN_RULES)}.",
+        f"{', '.join(rule for rule in TREE_RULES if rule not in CHAIN_RULES)}. Lossy: typical, "
+        "and for chains lenient.",
     ),
+    "lenience": ("X", "{text}."),
+    "typical_epsilon": ("X", "{text}."),
+    "typical_delta": ("X", "{text}."),
     "guard": (
         "MODE",
         "on: drafts wait until plain decoding has paid for them, and pause where they are slower. "

@@ -84,6 +84,7 @@ def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "answers": len(turns),
         "drafter": "; ".join(sorted({turn.stats.drafter for turn in turns})),
+        "lossless": all(turn.stats.lossless for turn in turns),
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
         "mean_acceptance_length": 1 + accepted / rounds,
@@ -156,6 +157,8 @@ def print_summary(summary: dict[str, Any]) -> None:
     table = Table("", Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", f"{summary['model']}, {summary['dtype']}, {summary['device']}")
     table.add_row("drafter", summary["drafter"])
+    if not summary["lossless"]:
+        table.add_row("rule", f"{summary['rule']}, lossy")
     table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
     if "baseline" in summary:
         table.add_row(

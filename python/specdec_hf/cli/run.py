@@ -66,7 +66,8 @@ def run(
         rule = turns[0].stats.rule
         summary = summarize(turns, greedy=not settings.do_sample)
         summary |= {
-            "model": loaded.title, "dtype": loaded.dtype, "device": str(loaded.model.device)
+            "model": loaded.title, "dtype": loaded.dtype, "device": str(loaded.model.device),
+            "rule": rule,
         }  # fmt: skip
         if not interrupted and not isinstance(failure, BrokenPipeError):
             print_summary(summary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +34,7 @@ from specdec_hf.lab.bench.configs import (
     settings_of,
 )
 from specdec_hf.lab.bench.results import Results
+from specdec_hf.options import LOSSY_RULES
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
 PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp")
+MEASURED = ("guard", "rule", *(name for names in LOSSY_RULES.values() for name in names))
 
 Questions = Annotated[
     str,
@@ -119,7 +121,7 @@ Markdown = Annotated[
 @takes_settings(
     without=(
         "system", "dtype", "temperature", "top_k", "min_p", "seed",
-        "drafter", "tree", "rule", "num_assistant_tokens_schedule",
+        "drafter", "tree", "num_assistant_tokens_schedule",
     ),
     max_new_tokens=64,
 )  # fmt: skip
@@ -155,13 +157,23 @@ def bench(
         check_choice("--dtype", one, DTYPES)
     for name in peers:
         check_choice("--peer", name, PEERS)
-    common = replace(settings, drafter=("none",), num_assistant_tokens=None, guard="auto")
+    # Plain generation, which is compared with, takes none of what is measured.
+    measured = {name: getattr(settings, name) for name in MEASURED}
+    unmeasured: dict[str, Any] = {
+        one.name: one.default for one in fields(Settings) if one.name in MEASURED
+    }
+    common = replace(
+        settings,
+        drafter=("none",),
+        num_assistant_tokens=None,
+        **unmeasured,
+    )
     samplings = samplings_of(once(temperature, 0.0), settings.sampling["top_p"])
     default = [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
     drafters = list(drafter) or default
     for sampling in samplings:  # each is completed
         plain = replace(common, sampling=sampling)
-        drafting = replace(plain, guard=settings.guard)
+        drafting = replace(plain, **measured)
         chosen = settings_of(drafting, drafters, schedule, number)
         sources = [check(one) for one in (plain, *chosen)]
     prompts = first_of_each_category(read_prompts(questions), limit)

@@ -14,6 +14,7 @@ from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
 from specdec_hf.drafting.registry import AUTO, DRAFTERS, value_of
+from specdec_hf.options import LOSSY_RULES, rule_parameters
 from specdec_hf.schedules.registry import tree_schedules
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def settings_of(
         parts = merged(name)
         own_tree = len(parts) == 1 and has_own_tree(parts[0])
         trees_of_auto = parts == [AUTO] and chains_of_auto(common) is None
-        default = "optimal" if trees_of_auto else "constant"
+        # As the loop chooses for drafter "auto".
+        default = "optimal" if trees_of_auto and common.rule not in LOSSY_RULES else "constant"
         for schedule in _schedules(parts, list(dict.fromkeys(schedules)) or [default]):
             chosen.append(
                 replace(
@@ -110,6 +112,11 @@ def make_configs(
         words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]
         if schedule != "constant":
             words.append(schedule)
+        if settings.rule in LOSSY_RULES:
+            parameters = ", ".join(f"{x:g}" for x in rule_parameters(settings).values())
+            words.append(f"lossy rule {settings.rule} {parameters}")
+        elif settings.rule != "auto":
+            words.append(f"rule {settings.rule}")
         if settings.guard != "auto":
             words.append(f"guard {settings.guard}")
         configs.append(
