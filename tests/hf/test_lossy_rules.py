@@ -42,7 +42,7 @@ OTHERS = {
 DRAFTERS = {
     "model": lambda: hf_models.perturbed("llama", 0.3),
     "cascade": lambda: [hf_models.perturbed("llama", 0.3), hf_models.perturbed("llama", 0.5)],
-    "copying": lambda: "prompt_lookup",
+    "random": lambda: "random",
 }
 
 
