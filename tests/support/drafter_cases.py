@@ -87,6 +87,9 @@ OTHERS: dict[str, Make] = {
     "unigram": named("ngram:1"),
     "bigram": named("ngram:2"),
     "model": lambda target, folder: ModelDrafter(draft_model(target)),
+    "model, own sampling": lambda target, folder: ModelDrafter(
+        draft_model(target), temperature=0.5, top_k=3
+    ),
     "horizontal cascade": lambda target, folder: HorizontalCascade(
         [draft_model(target), RandomDrafter()], [2]
     ),
@@ -98,7 +101,10 @@ OTHERS: dict[str, Make] = {
 TREES: dict[str, tuple[Make, Any]] = {
     "model, tree": (lambda target, folder: draft_model(target), TreeSpec.branching((2, 1, 1))),
     "two models, tree": (
-        lambda target, folder: [draft_model(target), hf_models.with_noise(target, 0.4)],
+        lambda target, folder: [
+            ModelDrafter(draft_model(target), temperature=2.0),
+            hf_models.with_noise(target, 0.4),
+        ],
         TreeSpec.branching((2, 1, 1)),
     ),
     "model, EAGLE-2": (lambda target, folder: draft_model(target), EagleTree(2, GAMMA, 5)),
@@ -124,8 +130,9 @@ TREES: dict[str, tuple[Make, Any]] = {
 
 # Rule "auto" reads the distribution that these drafts were drawn from.
 DRAWN = (
-    "ngram", "model", "early_exit", "exit_head", "pass_head", "eagle3_chain", "horizontal cascade",
-    "vertical cascade", "model, tree", "two models, tree", "merged, drawn",
+    "ngram", "model", "model, own sampling", "early_exit", "exit_head", "pass_head",
+    "eagle3_chain", "horizontal cascade", "vertical cascade", "model, tree",
+    "two models, tree", "merged, drawn",
 )  # fmt: skip
 # These draw as one of those above does.
 DRAWN_ALIKE = ("random", "unigram", "bigram", "layers", "layer_skip")

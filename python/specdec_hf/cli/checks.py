@@ -25,7 +25,17 @@ from specdec_hf.cli.options import (
 from specdec_hf.cli.paths import check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafting.registry import AUTO, DRAFTERS, FILE, FOLDER, Entry, entry_of, value_of
+from specdec_hf.drafting.registry import (
+    AUTO,
+    DRAFTERS,
+    FILE,
+    FOLDER,
+    SAMPLING,
+    Entry,
+    entry_of,
+    split_options,
+    value_of,
+)
 from specdec_hf.options import (
     COMMON,
     LOSSY_RULES,
@@ -357,8 +367,9 @@ def _find_drafter(name: str) -> Source | None:
         fail(f"--{error}")
     if entry is None:
         hint = did_you_mean(name, [*DRAFTERS, "none", "embedded"])
-        return find_model("--drafter", name, other=OTHER_DRAFTERS, hint=hint)
-    value, kinds = value_of(name), entry.value.split("|")
+        model, _ = split_options(name, SAMPLING)
+        return find_model("--drafter", model, other=OTHER_DRAFTERS, hint=hint)
+    value, kinds = split_options(value_of(name), entry.options)[0], entry.value.split("|")
     if value and FILE in kinds and not ("N" in kinds and value.isdecimal()):
         check_readable("--drafter", Path(value))
     if FOLDER in kinds and not Path(value).is_dir():

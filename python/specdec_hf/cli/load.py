@@ -25,8 +25,16 @@ from specdec_hf.cli.weights import (
     load_tokenizer,
 )
 from specdec_hf.drafters.fingerprint import same_vocabulary
+from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafters.text import TextDrafter
-from specdec_hf.drafting.registry import AUTO, make_drafter
+from specdec_hf.drafting.registry import (
+    AUTO,
+    DRAFTERS,
+    SAMPLING,
+    make_drafter,
+    sampling_of,
+    split_options,
+)
 from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.protocol import vocab_size_of
 
@@ -113,22 +121,29 @@ def _load(
             own_tokenizer = _own_tokenizer(settings, tokenizer, config, draft_path, draft_config)
         drafts.append((draft_path, own_tokenizer))
     named = [_named_drafter(name, config, tokenizer) for name in settings.drafter]
+    samplings = [_own_sampling(name) for name in settings.drafter]
     check_tokenizer(tokenizer, config)
     say(f"loading {sources.model.title}")
     model = load_model(path, device=device, dtype=dtype, progress=say)
     drafters: list[Any] = []
-    for source, made in zip(sources.drafters, named, strict=True):
+    for source, made, sampling in zip(sources.drafters, named, samplings, strict=True):
         if source is not None:
             say(f"loading {source.title}")
             path, own_tokenizer = drafts.pop(0)
+            if sampling and own_tokenizer is not None:
+                fail(
+                    f"--drafter: {', '.join(sampling)} of {source.title} cannot be given: a draft "
+                    "model of another vocabulary drafts its most likely tokens"
+                )
             drafter = load_model(path, device=device, dtype=model.dtype, progress=say)
             if own_tokenizer is not None:
                 drafter = TextDrafter(drafter, own_tokenizer, tokenizer)
-            drafters.append(drafter)
+            drafters.append(ModelDrafter(drafter, **sampling) if sampling else drafter)
         else:
             drafters.append(made)
     if settings.compile is not False:
-        for loaded in (model, *(x for x in drafters if isinstance(x, PreTrainedModel))):
+        models = [x.model if isinstance(x, ModelDrafter) else x for x in drafters]
+        for loaded in (model, *(x for x in models if isinstance(x, PreTrainedModel))):
             if loaded.device.type == "cpu":
                 say("packing weights")
                 pack_for_call(loaded)  # what it could not pack is said by the first answer
@@ -149,6 +164,16 @@ def _named_drafter(name: str, config: Any, tokenizer: Any) -> Any:
             drafter.check_tokenizer(tokenizer)
         return drafter
     except (OSError, ValueError) as error:
+        fail(f"--drafter {name}: {error}")
+
+
+def _own_sampling(name: str) -> dict[str, Any]:
+    """The sampling parameters that follow the name of a draft model."""
+    if name.partition(":")[0] in DRAFTERS:  # its class reads them
+        return {}
+    try:
+        return own_sampling(**sampling_of(split_options(name, SAMPLING)[1]))
+    except ValueError as error:
         fail(f"--drafter {name}: {error}")
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafting.context import DraftContext
+from specdec_hf.drafting.registry import SAMPLING, sampling_of, split_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,23 +28,27 @@ class LayersDrafter(ModelDrafter, entry="layers"):
 
     Args:
         layers: how many of the target's layers draft.
+        sampling: ``temperature``, ``top_k``, ``top_p`` and ``min_p`` as in `ModelDrafter`.
 
     Raises:
-        TypeError: ``layers`` is no integer.
-        ValueError: ``layers`` is below 1, and, when a call starts, a target without as many.
+        TypeError: ``layers`` is no integer, or a sampling parameter no number.
+        ValueError: ``layers`` is below 1, a sampling parameter is out of range, and, when a call
+            starts, a target without as many layers.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, **sampling: float | None) -> None:
         self.layers = check_integer("layers", layers, 1)
         self.cache_kind = "auto"
         self.model: Any = None
+        self.sampling = own_sampling(**sampling)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Drafts with N layers."""
-        if not (text.isdecimal() and len(text) < 5):
+        """Drafts with N layers, and with the sampling parameters that follow it."""
+        number, options = split_options(text, SAMPLING)
+        if not (number.isdecimal() and len(number) < 5):
             raise ValueError(f"drafter must be layers:N with a number of layers, got {text!r}")
-        return cls(int(text))
+        return cls(int(number), **sampling_of(options))
 
     def check_config(self, config: Any) -> None:
         _check_layers(config, self.layers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +15,7 @@ from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import RowSampler, token_stats
 from specdec_hf.request.inputs import check_language_model
+from specdec_hf.request.sampling import PARAMETERS, check_value
 from specdec_hf.runner.choose import choose_kind, choose_runner
 from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for, use_compiled
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
@@ -114,17 +117,38 @@ class ModelDrafter(DrawingDrafter):
     Args:
         model: the draft model. Neither it nor its configs are changed.
         cache: "auto", "spec", "aligned" or "dynamic", as in `generate`.
+        temperature, top_k, top_p, min_p: of the drafts; None takes the call's. Lossless rules keep
+            the target's distribution whatever they are. Temperature 0 drafts the most likely token,
+            and greedy calls always do.
+
+    Raises:
+        TypeError: no model, or an argument of a wrong type.
+        ValueError: a sampling parameter out of range.
+
+    Source: Leviathan et al. 2023, section 6.
     """
 
     name = "model"
     rolls_back = True
 
-    def __init__(self, model: Any, cache: str = "auto") -> None:
+    sampling: Mapping[str, float] = MappingProxyType({})  # in the place of the call's
+
+    def __init__(
+        self,
+        model: Any,
+        cache: str = "auto",
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+    ) -> None:
         check_language_model("model", model)
         if not isinstance(cache, str):
             raise TypeError(f"cache must be a string, got {shown(cache)}")
         self.model = model
         self.cache_kind = cache
+        self.sampling = own_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
     def start(self, context: DraftContext) -> None:
         """Check the vocabulary and make an empty cache.
@@ -133,15 +157,25 @@ class ModelDrafter(DrawingDrafter):
             ValueError: the two vocabularies differ in size.
         """
         self._context = context
-        self._draft = DraftModel(self.model, context, self.cache_kind)
+        self._draft = DraftModel(self.model, context, self.cache_kind, sampling=self.sampling)
         self.relative_cost = self._draft.relative_cost
+
+
+def own_sampling(**given: float | None) -> dict[str, float]:
+    """The checked sampling parameters that are not None."""
+    own = {name: value for name, value in given.items() if value is not None}
+    for name, value in own.items():
+        if name not in PARAMETERS:
+            raise TypeError(f"a draft model takes {', '.join(PARAMETERS)}, got {name}")
+        check_value(name, value)
+    return {name: type(PARAMETERS[name].neutral)(value) for name, value in own.items()}
 
 
 class DraftModel:
     """Any causal LM of the target's vocabulary; it may be on another device or in another dtype.
 
     It samples with the target's sampling parameters, so that its distribution is close to the one
-    that its drafts are verified with.
+    that its drafts are verified with, unless it is given some of its own.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
@@ -149,6 +183,7 @@ class DraftModel:
         cache: "auto", "spec", "aligned" or "dynamic", as in `generate`; trees need "spec".
         tree: whether `feed` will be called.
         own_vocabulary: whether the model may have another vocabulary than the target.
+        sampling: parameters in the place of the call's; see `RowSampler`.
 
     Raises:
         ValueError: the two vocabularies differ in size, or the cache cannot serve the model.
@@ -162,6 +197,7 @@ class DraftModel:
         *,
         tree: bool = False,
         own_vocabulary: bool = False,
+        sampling: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         ours = vocab_size_of(model)
         theirs = vocab_size_of(context.model)
@@ -201,7 +237,7 @@ class DraftModel:
                 borrower=context.lease(),
             )  # fmt: skip
             context.report_compiled(f"draft model {type(model).__name__}", made)
-        self.sampler = RowSampler(context, self.device)
+        self.sampler = RowSampler(context, self.device, sampling)
         self._context_length = context_length(model)
         self._nodes_fed = 0
 
@@ -240,11 +276,12 @@ class DraftModel:
         missing = int((lengths - self.runner.lengths).max())
         tokens = torch.from_numpy(history.last(missing)).to(self.device, non_blocking=True)
         self._nodes_fed = 0
-        return self.runner.forward(tokens, lengths - missing, 1)[:, -1]
+        logits = self.runner.forward(tokens, lengths - missing, 1)[:, -1]
+        return self.sampler.at_own_temperature(logits)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Feed one token [B, 1] of each sequence at ``starts[b]``; logits [B, V] after it."""
-        return self.runner.forward(tokens, starts, 1)[:, -1]
+        return self.sampler.at_own_temperature(self.runner.forward(tokens, starts, 1)[:, -1])
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Feed the next nodes of a tree below each sequence's last token; their logits [B, m, V].
@@ -257,7 +294,8 @@ class DraftModel:
         self._nodes_fed = parents.shape[1]
         runner = self.runner
         assert isinstance(runner, SpecRunner)
-        return runner.forward_tree(tokens.clamp(min=0), lengths - 1, parents)
+        logits = runner.forward_tree(tokens.clamp(min=0), lengths - 1, parents)
+        return self.sampler.at_own_temperature(logits)
 
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
         """Keep the committed path in the cache, down to its first node that was not fed.

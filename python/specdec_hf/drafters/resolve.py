@@ -110,13 +110,18 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
                 f"its own, got {layout}"
             )
         drafters.append(one)
-    models = [one.model for one in drafters if isinstance(one, ModelDrafter)]
+    models = [one for one in drafters if isinstance(one, ModelDrafter)]
     if isinstance(layout, EagleTree):
         if len(models) != 1 or len(drafters) != 1:
             raise ValueError(
                 f"drafter must be one draft model with tree=EagleTree, got {_named(drafter)}"
             )
-        return EagleDrafter(models[0], layout)
+        if models[0].sampling:
+            raise ValueError(
+                "drafter must have no sampling parameters of its own with tree=EagleTree, which "
+                f"draws nothing, got {dict(models[0].sampling)}"
+            )
+        return EagleDrafter(models[0].model, layout)
     if len(models) == len(drafters):
         return TreeModelDrafter(models, layout)
     if len(drafters) == 1 and drafters[0].several:

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import DraftModel
+from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import (
     RULES_OF_DETERMINISTIC_TREES,
@@ -55,7 +54,7 @@ class TreeModelDrafter(Drafter):
     models (SpecInfer) hang below one root, and each node keeps the distribution it was drawn from.
 
     Args:
-        models: the draft models. Neither they nor their configs are changed.
+        drafters: the draft models, with sampling parameters of their own where they have some.
         spec: the tree that each of them drafts.
 
     Raises:
@@ -64,15 +63,15 @@ class TreeModelDrafter(Drafter):
 
     name = "model"
 
-    def __init__(self, models: Sequence[Any], spec: TreeSpec) -> None:
+    def __init__(self, drafters: Sequence[ModelDrafter], spec: TreeSpec) -> None:
         if max(spec.ranks) >= MAX_WIDTH:
             raise ValueError(f"ranks of tree must be below {MAX_WIDTH}, got {max(spec.ranks)}")
-        if len(models) * spec.size > MAX_NODES:
+        if len(drafters) * spec.size > MAX_NODES:
             raise ValueError(
                 f"tree must have at most {MAX_NODES} nodes over all draft models, "
-                f"got {spec.size} for each of {len(models)}"
+                f"got {spec.size} for each of {len(drafters)}"
             )
-        self.models = list(models)
+        self.models = list(drafters)
         self.forest = Forest(spec, len(self.models))
         self.size, self.depth = self.forest.spec.size, spec.depth
         self.rules = RULES_OF_ONE_MODEL if len(self.models) == 1 else RULES_OF_SEVERAL_MODELS
@@ -84,7 +83,10 @@ class TreeModelDrafter(Drafter):
             ValueError: a draft model that does not fit; see `DraftModel`.
         """
         self._context = context
-        self._drafts = [DraftModel(model, context, "spec", tree=True) for model in self.models]
+        self._drafts = [
+            DraftModel(one.model, context, "spec", tree=True, sampling=one.sampling)
+            for one in self.models
+        ]
         self.relative_cost = sum(draft.relative_cost for draft in self._drafts)
         owners, numbers = np.array(self.forest.owners), np.array(self.forest.numbers)
         self._nodes = [np.flatnonzero(owners == copy) for copy in range(len(self.models))]

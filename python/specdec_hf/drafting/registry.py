@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 FILE = "FILE"  # the value of drafters that read a file
 FOLDER = "FOLDER"  # of drafters that read a folder
+# Sampling parameters of a draft model, which the command line takes after its name.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Entry:
         value: what the text after a colon is, such as FILE in ``ngram:FILE``; empty where the
             drafter takes none.
         needs_value: whether there must be such a text.
+        options: names of what may follow it, as in ``layers:4,temperature=0.5``.
         own_tree: whether it drafts trees of its own.
         is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
         draws, reports_confidence, several, makes_forward: as in `Drafter`.
@@ -36,6 +41,7 @@ class Entry:
     summary: str
     value: str = ""
     needs_value: bool = False
+    options: tuple[str, ...] = ()
     own_tree: bool = False
     is_model: bool = False
     makes_forward: bool = False
@@ -107,6 +113,7 @@ DRAFTERS: dict[str, Entry] = {
         "the model's first N layers as a draft model with a cache of its own",
         value="N",
         needs_value=True,
+        options=SAMPLING,
         is_model=True,
         draws=True,
     ),
@@ -198,7 +205,40 @@ def usage(name: str) -> str:
     entry = DRAFTERS[name]
     if not entry.value:
         return name
-    return f"{name}:{entry.value}" if entry.needs_value else f"{name}[:{entry.value}]"
+    options = f"[,{entry.options[0]}=..]" if entry.options else ""
+    value = entry.value + options
+    return f"{name}:{value}" if entry.needs_value else f"{name}[:{value}]"
+
+
+def split_options(text: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """A text without the options at its end, and these, as in ``FOLDER:temperature=0.5,top_k=40``.
+
+    >>> split_options("4,temperature=0.5,top_k=40", SAMPLING)
+    ('4', {'temperature': '0.5', 'top_k': '40'})
+    >>> split_options("a:b,c", SAMPLING)
+    ('a:b,c', {})
+    """
+    one = rf"(?:{'|'.join(names)})=[^,]*"
+    found = re.fullmatch(rf"(.*?)(?:^|[:,])({one}(?:,{one})*)", text) if names else None
+    if found is None:
+        return text, {}
+    return found[1], dict(option.split("=", 1) for option in found[2].split(","))
+
+
+def sampling_of(options: Mapping[str, str]) -> dict[str, float]:
+    """The numbers of options that are sampling parameters.
+
+    Raises:
+        ValueError: a text that is no number, by name.
+    """
+    read: dict[str, float] = {}
+    for name, value in options.items():
+        try:
+            read[name] = int(value) if name == "top_k" else float(value)
+        except ValueError:
+            kind = "an integer" if name == "top_k" else "a number"
+            raise ValueError(f"{name} of a drafter must be {kind}, got {value!r}") from None
+    return read
 
 
 def usages() -> str:

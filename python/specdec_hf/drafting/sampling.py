@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,15 @@ class RowSampler:
     Args:
         context: the call.
         device: where the rows will be.
+        own: sampling parameters in the place of those of the call.
     """
 
-    def __init__(self, context: DraftContext, device: torch.device) -> None:
+    def __init__(
+        self,
+        context: DraftContext,
+        device: torch.device,
+        own: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.context = context
         self.sampling: dict[str, Any] = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
@@ -33,7 +40,24 @@ class RowSampler:
                 ("min_p", context.min_p),
             )
         }
+        self._own_temperature = own.get("temperature")
+        self.sampling.update({name: own[name] for name in own if name != "temperature"})
+        if self._own_temperature == 0:
+            self.sampling["top_k"] = 1
         self.seeds = context.seeds.to(device)
+
+    def at_own_temperature(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits [B, ...] whose distribution at the call's temperature is the drafter's own.
+
+        So the drafts of several drafters have one temperature. Greedy sequences keep their logits.
+        """
+        own, temperature = self._own_temperature, self.sampling["temperature"]
+        if not own:
+            return logits
+        if isinstance(temperature, torch.Tensor):
+            scale = torch.where(temperature > 0, temperature / own, 1.0)
+            return logits.float() * scale.view(-1, *[1] * (logits.ndim - 1))
+        return logits.float() * (temperature / own) if temperature > 0 else logits
 
     def sample(
         self, logits: torch.Tensor, positions: torch.Tensor, *, filtered: bool = True

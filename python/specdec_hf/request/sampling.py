@@ -81,7 +81,7 @@ def make_sampling(
             counts = _allowed_counts(batch_size, num_return_sequences)
             raise ValueError(f"{name} must be a scalar or have {counts} entries, got {len(listed)}")
         for x in listed:
-            _check_value(name, x)
+            check_value(name, x)
         kind = type(parameter.neutral)
         dtype = torch.int32 if kind is int else torch.float32
         if per_sequence and kind is int:
@@ -92,7 +92,7 @@ def make_sampling(
     return Sampling(**checked) if do_sample else Sampling(0.0, 0, 1.0, 0.0)
 
 
-def _check_value(name: str, x: Any) -> None:
+def check_value(name: str, x: Any) -> None:
     """Refuse a value that breaks its rule, as it is or in float32, which the ops read."""
     parameter = PARAMETERS[name]
     message = f"{name} must be {parameter.rule}, got {shown(x)}"

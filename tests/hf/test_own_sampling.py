@@ -1,0 +1,173 @@
+"""A draft model with sampling parameters of its own: exact text, and what it drafts."""
+
+import itertools
+
+import proofs
+import pytest
+import torch
+from specdec_hf import DraftContext, EagleTree, LayersDrafter, ModelDrafter, generate
+from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafting.registry import SAMPLING, sampling_of, split_options
+from support import hf_models
+from support.drafter_cases import draft_model
+from support.drafter_proof import PROMPTS, VOCAB, target
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import history_of, propose
+
+from specdec_kernels import SampledDraft, verify_chain
+
+PROMPT, GAMMA = PROMPTS[2], 2
+CALL = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def context_of(size, **fields):
+    values = {
+        "rule": "token", **CALL, "seeds": torch.arange(size), "batch_size": size, "max_length": 64,
+        "max_draft": 8, **fields,
+    }  # fmt: skip
+    return DraftContext(target()[0], **values)
+
+
+def drafted(drafter, size=400, **fields):
+    drafter.start(context_of(size, **fields))
+    return propose(drafter, history_of(*[PROMPT] * size), GAMMA)
+
+
+def logits_after(model, length):
+    """The model's logits [V] * (length + 1) after the prompt and each text of this length."""
+    texts = torch.tensor(list(itertools.product(range(VOCAB), repeat=length)), dtype=torch.int64)
+    with torch.no_grad():
+        ids = torch.cat([torch.tensor(PROMPT).expand(len(texts), -1), texts], dim=1)
+        rows = model(ids).logits[:, -1]
+    return rows.view([VOCAB] * (length + 1))
+
+
+def tables(model, count, **filters):
+    """The exact conditionals of `count` tokens after the prompt."""
+    given = [logits_after(model, length) for length in range(count)]
+    return [
+        torch.stack(
+            [proofs.filtered_distribution(row, **filters) for row in table.view(-1, VOCAB)]
+        ).view(table.shape)
+        for table in given
+    ]
+
+
+OWN = [{"temperature": 0.4}, {"temperature": 3.0, "top_k": 3}, {"top_p": 0.6}, {"temperature": 0.0}]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("own", OWN, ids=str)
+def test_the_emitted_distribution_is_the_targets(own, rule):
+    """Every draft by its exact probability, and every cell of the uniforms of the real op."""
+    model = draft_model(target()[0])
+    draft = drafted(ModelDrafter(model, **own), rule=rule)
+    rows = {first: b for b, (first, _) in enumerate(draft.tokens.tolist())}
+    filters = {**CALL, **own} if own.get("temperature") != 0 else {**CALL, "top_k": 1}
+    q, p = tables(model, GAMMA, **filters), tables(target()[0], GAMMA + 1, **CALL)
+    raw = [logits_after(target()[0], length) for length in range(GAMMA + 1)]
+
+    def verify(drafts, uniforms):
+        chosen = torch.tensor([rows[first] for first, _ in drafts.tolist()])
+        handed = draft.distribution
+        first, second = drafts.T
+        target_rows = torch.stack(
+            [raw[0].expand(len(drafts), -1), raw[1][first], raw[2][first, second]], dim=1
+        )
+        zeros = torch.zeros(len(drafts), dtype=torch.int64)
+        verdict = verify_chain(
+            target_rows, drafts, SampledDraft(*(x[chosen] for x in handed[:3]), handed.temperature),
+            rule=rule, **CALL, seeds=zeros, positions=zeros, uniforms=uniforms,
+        )  # fmt: skip
+        return verdict.tokens, verdict.num_accepted
+
+    realized = proofs.enumerate_distribution(verify, q, p)
+    torch.testing.assert_close(realized.joint, proofs.joint_distribution(p), atol=1e-6, rtol=0)
+    assert 0.2 < realized.mean_accepted < GAMMA
+
+
+def test_drafts_are_drawn_from_their_own_distribution():
+    model = draft_model(target()[0])
+    for own in OWN[:3]:
+        draft = drafted(ModelDrafter(model, **own), size=2000)
+        expected = tables(model, 1, **{**CALL, **own})[0]
+        found = torch.bincount(draft.tokens[:, 0], minlength=VOCAB) / 2000
+        assert (found - expected).abs().max() < 0.05
+        others = tables(model, 1, **CALL)[0]  # the control: those of the call are far from these
+        assert (found - others).abs().max() > 0.1
+    greedy = drafted(ModelDrafter(model, temperature=0.0), size=50).tokens[:, 0]
+    assert greedy.unique().tolist() == [int(logits_after(model, 0).argmax())]
+
+
+def test_greedy_sequences_draft_the_most_likely_tokens():
+    """Also beside sampled ones, and at any temperature of the drafter."""
+    model = draft_model(target()[0])
+    most_likely = drafted(ModelDrafter(model), size=1, temperature=0.0, rule="greedy").tokens
+    mixed = torch.tensor([0.0, 1.0, 0.0])
+    for own in ({"temperature": 5.0}, {"temperature": 0.0}, {"top_p": 0.1}):
+        hot = drafted(ModelDrafter(model, **own), size=1, temperature=0.0, rule="greedy")
+        assert hot.tokens.equal(most_likely)
+        beside = drafted(ModelDrafter(model, **own), size=3, temperature=mixed)
+        assert beside.tokens[::2].equal(most_likely.expand(2, -1))
+
+
+def test_equal_sampling_parameters_draft_as_those_of_the_call():
+    model = draft_model(target()[0])
+    own, others = ModelDrafter(model, temperature=0.8, top_k=3), {**CALL, "top_k": 3}
+    ours = drafted(own, size=64)
+    theirs = drafted(ModelDrafter(model), size=64, **others)
+    assert ours.tokens.equal(theirs.tokens)
+    for got, expected in zip(ours.distribution[:3], theirs.distribution[:3], strict=True):
+        torch.testing.assert_close(got, expected, check_dtype=False)
+
+
+def test_shared_noise_keeps_the_text_and_not_the_drafts():
+    """Under rule match drafts agree with the target's most where both have one temperature."""
+    model, inputs = target()[0], hf_models.prompts((9, 1, 12), vocab_size=VOCAB)
+    settings = {"do_sample": True, "max_new_tokens": 40, "rule": "match", "seed": [5, 6, 7]}
+    plain = generate(model, **inputs, **settings, drafter=None)
+    accepted = []
+    for own in ({}, {"temperature": 0.0}, {"temperature": 0.8}):
+        out = generate(
+            model, **inputs, **settings, drafter=ModelDrafter(draft_model(model), **own),
+            guard=False, return_dict_in_generate=True,
+        )  # fmt: skip
+        assert out.sequences.equal(plain)
+        accepted.append(out.stats.draft_acceptance_rate)
+    assert accepted[0] > accepted[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "error", "message"),
+    [
+        ({"temperature": -1.0}, ValueError, "temperature must be finite and >= 0, got -1.0"),
+        ({"top_p": 0}, ValueError, "top_p must be in"),
+        ({"top_k": "many"}, TypeError, "top_k must be an integer"),
+        ({"min_p": [0.1, 0.2]}, TypeError, "min_p must be in"),
+    ],
+)
+def test_wrong_parameters_are_refused_by_name(own, error, message):
+    for make in (
+        lambda: ModelDrafter(hf_models.tiny("llama"), **own),
+        lambda: LayersDrafter(1, **own),
+    ):
+        with pytest.raises(error, match=message):
+            make()
+
+
+def test_trees_that_draw_nothing_take_no_parameters():
+    drafter = ModelDrafter(draft_model(target()[0]), temperature=0.5)
+    with pytest.raises(
+        ValueError, match=r"EagleTree, which draws nothing, got .'temperature': 0.5"
+    ):
+        resolve_drafter(drafter, EagleTree(2, 3, 5), target()[0])
+
+
+def test_a_name_is_followed_by_parameters():
+    drafter = resolve_drafter("layers:1,temperature=0.5,top_k=7", None, hf_models.tiny("llama"))
+    assert (drafter.layers, drafter.sampling) == (1, {"temperature": 0.5, "top_k": 7})
+    assert split_options("a/b:c,d:top_p=0.5", SAMPLING) == ("a/b:c,d", {"top_p": "0.5"})
+    for text in ("a/b:c", "embedded", "layers:1,heat=3"):
+        assert split_options(text, SAMPLING) == (text, {})
+    with pytest.raises(ValueError, match=r"top_k of a drafter must be an integer, got '1\.5'"):
+        sampling_of({"top_k": "1.5"})
