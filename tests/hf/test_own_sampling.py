@@ -28,9 +28,9 @@ def context_of(size, **fields):
     return DraftContext(target()[0], **values)
 
 
-def drafted(drafter, size=400, **fields):
+def drafted(drafter, size=400, prompt=PROMPT, **fields):
     drafter.start(context_of(size, **fields))
-    return propose(drafter, history_of(*[PROMPT] * size), GAMMA)
+    return propose(drafter, history_of(*[prompt] * size), GAMMA)
 
 
 def logits_after(model, length):
@@ -102,13 +102,17 @@ def test_drafts_are_drawn_from_their_own_distribution():
 def test_greedy_sequences_draft_the_most_likely_tokens():
     """Also beside sampled ones, and at any temperature of the drafter."""
     model = draft_model(target()[0])
-    most_likely = drafted(ModelDrafter(model), size=1, temperature=0.0, rule="greedy").tokens
-    mixed = torch.tensor([0.0, 1.0, 0.0])
-    for own in ({"temperature": 5.0}, {"temperature": 0.0}, {"top_p": 0.1}):
-        hot = drafted(ModelDrafter(model, **own), size=1, temperature=0.0, rule="greedy")
-        assert hot.tokens.equal(most_likely)
-        beside = drafted(ModelDrafter(model, **own), size=3, temperature=mixed)
+    mixed, seen = torch.tensor([0.0, 1.0, 0.0]), set()
+    for prompt, own in itertools.product(
+        (*PROMPTS, [1], [3]), ({"temperature": 5.0}, {"temperature": 0.0}, {"top_p": 0.1})
+    ):
+        greedy = {"size": 1, "prompt": prompt, "temperature": 0.0, "rule": "greedy"}
+        most_likely = drafted(ModelDrafter(model), **greedy).tokens
+        assert drafted(ModelDrafter(model, **own), **greedy).tokens.equal(most_likely)
+        beside = drafted(ModelDrafter(model, **own), 3, prompt, temperature=mixed)
         assert beside.tokens[::2].equal(most_likely.expand(2, -1))
+        seen.update(most_likely.flatten().tolist())
+    assert len(seen) > 1  # a row of equal logits drafts token 0
 
 
 def test_equal_sampling_parameters_draft_as_those_of_the_call():
