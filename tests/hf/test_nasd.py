@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from specdec_hf import Candidates, DraftOutcome, NasdDrafter
 from specdec_hf.drafters.ngram_table import NgramCounts
+from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import chains_of, history_of, propose
 
@@ -40,6 +41,7 @@ def test_counts_equal_their_definition(longest, shortest):
 
 class Context:
     batch_size = 2
+    model = hf_models.tiny("llama")
     num_proposals = 1
 
 
@@ -50,8 +52,8 @@ def proposed(drafter, history, gamma=4):
     return [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
 
 
-def started(*arguments):
-    drafter = NasdDrafter(*arguments)
+def started(*arguments, **options):
+    drafter = NasdDrafter(*arguments, **options)
     drafter.start(Context())
     return drafter
 
@@ -91,3 +93,51 @@ def test_rounds_without_drafts_teach_as_well():
     assert proposed(drafter, history, 2) == [[9, 1], []]
     history = history_of([1, 2, 9, 1, 2, 0], [6, 5, 4], active=(True, False))
     assert proposed(drafter, history) is None
+
+
+def test_a_chain_goes_on_after_an_unknown_ending():
+    """With guesses that follow from the seed and the position alone, as the source's code does."""
+    texts = [1, 2, 3, 1], [9]
+    assert proposed(started(2, 2), history_of([1, 2, 3, 1, 2], [9])) == [[3, 1, 2, 3], []]
+    guessed = proposed(started(2, 2, stop_if_unknown=False), history_of(*texts), 12)
+    assert [len(chain) for chain in guessed] == [12, 12]
+    vocab_size = Context.model.config.vocab_size
+    assert all(0 <= token < vocab_size for chain in guessed for token in chain)
+    assert guessed[0][:9] == guessed[1][3:]  # the same positions
+    assert len(set(guessed[0])) > 6
+    swapped = proposed(started(2, 2, stop_if_unknown=False), history_of(*texts[::-1]), 12)
+    assert swapped == guessed[::-1]
+    assert proposed(started(2, 2, stop_if_unknown=False, seed=1), history_of(*texts), 12) != guessed
+    # What is known comes first, and is drafted again after a guess that led to it.
+    known = proposed(started(1, 1, stop_if_unknown=False), history_of([5, 6, 5], [9]), 3)[0]
+    assert known == [6, 5, 6]
+
+
+def test_counts_of_finished_calls_are_kept():
+    drafter = started(2, 2, max_kept=100)
+    drafter.finish(history_of([1, 2, 3, 4], [5, 6, 7], active=(False, False)))
+    drafter.start(Context())
+    assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) == [[3, 4], [7]]
+    # Counts of the text are added to them.
+    assert proposed(drafter, history_of([9, 1, 2, 8, 1, 2, 8, 1, 2], [5, 6]), 1) == [[8], [7]]
+    without = started(2, 2)
+    without.finish(history_of([1, 2, 3, 4], [5, 6, 7], active=(False, False)))
+    without.start(Context())
+    assert proposed(without, history_of([9, 1, 2], [5, 6]), 2) is None
+
+    class OfAnotherVocabulary(Context):
+        model = hf_models.build("llama", vocab_size=11)
+
+    drafter.start(OfAnotherVocabulary())
+    assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) is None
+
+
+def test_only_the_latest_ngrams_are_kept():
+    kept = NgramCounts(1, 1)
+    for text in ([1, 2, 3], [4, 5, 6], [1, 7]):
+        counts = NgramCounts(1, 1)
+        counts.extend(np.array(text))
+        kept.take_over(counts, 3)
+    assert kept.ranking([1]) == [7]  # 1 was dropped with the first text's [2] and counted again
+    assert kept.ranking([4]) == [5]
+    assert kept.ranking([2]) == []

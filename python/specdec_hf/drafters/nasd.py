@@ -5,14 +5,17 @@ The ending of a text is its last n tokens, as in copying.py.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_flag, check_integer
 from specdec_hf.drafters.ngram_table import NgramCounts
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.runner.protocol import vocab_size_of
 from specdec_hf.trees import MAX_NODES
 
 
@@ -22,22 +25,36 @@ class NasdDrafter(Drafter, entry="nasd"):
     Each sequence has counts of its own. Every committed token is counted after the endings of
     the text before it, those of the prompt included. The target's ``top_k`` most likely tokens are
     counted there too, so likely continuations that were not taken are known as well. A call
-    begins without counts.
+    begins without counts, unless those of earlier calls are kept.
 
     Args:
         max_ngram: longest ending to look for; the N-gram model of the source has N = max_ngram + 1.
         min_ngram: shortest ending that gives a draft.
         top_k: how many of the target's most likely tokens are counted; 0 counts the text alone.
+        stop_if_unknown: whether a chain ends where no ending is known. The code of the source
+            drafts on by default, with a token drawn uniformly.
+        max_kept: how many n-grams of finished calls later calls know too, those that were counted
+            last. The code of the source keeps all.
+        seed: of the uniform draws, which depend on it and the token's position alone.
 
     Raises:
-        TypeError: a number that is not an integer.
+        TypeError: a number that is not an integer, or a flag that is none.
         ValueError: a number out of range, or not min_ngram <= max_ngram.
 
     Source: n-gram assisted speculative decoding of github.com/romsto/Speculative-Decoding; with
     ``top_k`` 0 or 1, arXiv 2404.08698.
     """
 
-    def __init__(self, max_ngram: int = 4, min_ngram: int = 2, top_k: int = 3) -> None:
+    def __init__(
+        self,
+        max_ngram: int = 4,
+        min_ngram: int = 2,
+        top_k: int = 3,
+        *,
+        stop_if_unknown: bool = True,
+        max_kept: int = 0,
+        seed: int = 0,
+    ) -> None:
         self.max_ngram = check_integer("max_ngram", max_ngram, 1, MAX_NODES)
         self.min_ngram = check_integer("min_ngram", min_ngram, 1, MAX_NODES)
         if self.min_ngram > self.max_ngram:
@@ -45,12 +62,21 @@ class NasdDrafter(Drafter, entry="nasd"):
                 f"min_ngram must be at most max_ngram={self.max_ngram}, got {self.min_ngram}"
             )
         self.candidates = check_integer("top_k", top_k, 0, MAX_NODES)
+        self.stop_if_unknown = check_flag("stop_if_unknown", stop_if_unknown)
+        self.max_kept = check_integer("max_kept", max_kept, 0)
+        self.seed = check_integer("seed", seed, 0)
+        self._vocab_size = 0
 
     def start(self, context: DraftContext) -> None:
-        """Begin without counts."""
+        """Begin without counts, or with those of earlier calls of a vocabulary of this size."""
         self._num_proposals = context.num_proposals
+        vocab_size = vocab_size_of(context.model)
+        if vocab_size != self._vocab_size:
+            self._earlier = NgramCounts(self.max_ngram, self.min_ngram)
+        self._vocab_size = vocab_size
+        earlier = self._earlier if self.max_kept else None
         self._counts = [
-            NgramCounts(self.max_ngram, self.min_ngram) for _ in range(context.batch_size)
+            NgramCounts(self.max_ngram, self.min_ngram, earlier) for _ in range(context.batch_size)
         ]
         self._observed: tuple[NDArray[np.int64], Candidates] | None = None
 
@@ -60,17 +86,33 @@ class NasdDrafter(Drafter, entry="nasd"):
         count, gamma = self._num_proposals, int(limits.max())
         chains = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
         for b in np.flatnonzero(history.active).tolist():
-            ending = self._ending(history.tokens[b], int(history.lengths[b]))
-            for k, token in enumerate(self._counts[b].ranking(ending)[:count]):
-                follow = self._counts[b].continuation([*ending, token], gamma - 1)
-                chains[b, k, : len(follow) + 1] = [token, *follow]
+            length, counts = int(history.lengths[b]), self._counts[b]
+            ending = self._ending(history.tokens[b], length)
+            guess = None if self.stop_if_unknown else functools.partial(self._guess, length)
+            begins = [[token] for token in counts.ranking(ending)[:count]] or [[]]
+            for k, begin in enumerate(begins):
+                follow = counts.continuation([*ending, *begin], gamma - len(begin), guess)
+                chains[b, k, : len(begin) + len(follow)] = [*begin, *follow]
         if (chains < 0).all():
             return None
         return Draft(torch.from_numpy(chains).flatten(1), num_proposals=count)
 
+    def _guess(self, length: int, index: int) -> int:
+        """A token drawn uniformly; the noise of the verification has no part in it."""
+        noise = np.random.default_rng((self.seed, length + index))
+        return int(noise.integers(self._vocab_size))
+
     def observe(self, history: History, candidates: Candidates) -> None:
         self._count(history)
         self._observed = history.lengths.copy(), candidates
+
+    def finish(self, history: History) -> None:
+        if self.max_kept:
+            for counts, text, length in zip(
+                self._counts, history.tokens, history.lengths, strict=True
+            ):
+                counts.extend(text[:length])
+                self._earlier.take_over(counts, self.max_kept)
 
     def _count(self, history: History) -> None:
         """Count what was committed since the last time, and the target's tokens after that."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,7 @@ class NgramCounts:
     Args:
         max_ngram, min_ngram: longest and shortest n-gram that is stored. The empty one, 0, is
             followed by every token.
+        earlier: counts of earlier texts, which are added to these where they are read.
 
     Example:
         >>> counts = NgramCounts(max_ngram=2, min_ngram=1)
@@ -213,8 +214,9 @@ class NgramCounts:
         ([7, 8], [7, 8], [])
     """
 
-    def __init__(self, max_ngram: int, min_ngram: int) -> None:
+    def __init__(self, max_ngram: int, min_ngram: int, earlier: NgramCounts | None = None) -> None:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._earlier = earlier
         self._length = 0  # of the text that was counted
         # n-gram -> counts of the tokens after it, the one that was counted last at the end
         self._counts: dict[tuple[int, ...], dict[int, int]] = {}
@@ -237,10 +239,17 @@ class NgramCounts:
                 for token in tokens:
                     counts[token] = counts.pop(token, 0) + 1
 
+    def take_over(self, counts: NgramCounts, max_ngrams: int) -> None:
+        """Add the counts of a text that has ended; then only the latest n-grams are kept."""
+        for ngram, followers in counts._counts.items():
+            self._counts[ngram] = _sum(self._counts.pop(ngram, {}), followers)
+        for ngram in list(self._counts)[: max(0, len(self._counts) - max_ngrams)]:
+            del self._counts[ngram]
+
     def followers(self, ngram: Sequence[int]) -> Followers:
         """The tokens that followed an n-gram, and how often each did."""
-        counts = self._counts.get(tuple(ngram))
-        if counts is None:
+        counts = self._after(tuple(ngram))
+        if not counts:
             return NONE
         return np.array(list(counts), np.int64), np.array(list(counts.values()), np.int64)
 
@@ -252,24 +261,48 @@ class NgramCounts:
         """
         ranked: dict[int, None] = {}
         for ngram in self._endings(text):
-            counts = self._counts.get(ngram, {})
+            counts = self._after(ngram)
             ranked.update(dict.fromkeys(sorted(counts, key=lambda token: -counts[token])))
         return list(ranked)
 
     def best(self, text: Sequence[int]) -> int | None:
         """The first token of `ranking`; None if no ending is stored."""
         for ngram in self._endings(text):
-            if counts := self._counts.get(ngram):
+            if counts := self._after(ngram):
                 return max(counts, key=lambda token: counts[token])
         return None
 
-    def continuation(self, text: Sequence[int], count: int) -> list[int]:
-        """The ``count`` tokens that follow, each the best one; fewer where none is known."""
+    def continuation(
+        self, text: Sequence[int], count: int, guess: Callable[[int], int] | None = None
+    ) -> list[int]:
+        """The ``count`` tokens that follow, each the best one; fewer where none is known.
+
+        ``guess`` gives the token of an index where none is known, so that there are not fewer.
+        """
         grown = list(text)
-        while len(grown) < len(text) + count and (token := self.best(grown)) is not None:
+        while (index := len(grown) - len(text)) < count:
+            token = self.best(grown)
+            if token is None:
+                if guess is None:
+                    break
+                token = guess(index)
             grown.append(token)
         return grown[len(text) :]
+
+    def _after(self, ngram: tuple[int, ...]) -> dict[int, int]:
+        """Counts of the tokens after an n-gram."""
+        counts = self._counts.get(ngram, {})
+        if self._earlier is None:
+            return counts
+        return _sum(self._earlier._after(ngram).copy(), counts)
 
     def _endings(self, text: Sequence[int]) -> Iterable[tuple[int, ...]]:
         length = len(text)
         return (tuple(text[length - size :]) for size in self._sizes if size <= length)
+
+
+def _sum(counts: dict[int, int], later: dict[int, int]) -> dict[int, int]:
+    """``counts`` with others added, the tokens of which are then the ones counted last."""
+    for token, number in later.items():
+        counts[token] = counts.pop(token, 0) + number
+    return counts

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.resolve import parts_of
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.request.inputs import RULE, is_language_model
@@ -109,6 +110,9 @@ class RemoteDrafter(Drafter):
 
     def commit(self, outcome: DraftOutcome) -> None:
         self._ask("commit", outcome)
+
+    def finish(self, history: History) -> None:
+        self._ask("finish", _shown(history))
 
     def close(self) -> None:
         """Let `serve_drafter` return there."""
@@ -207,6 +211,10 @@ class _Server:
 
     def commit(self, outcome: DraftOutcome) -> None:
         self.drafter.commit(outcome)
+
+    def finish(self, shown: tuple[NDArray[Any], ...]) -> None:
+        for part in parts_of(self.drafter):
+            part.finish(History(*shown))
 
     def close(self, _: None) -> None:
         """Do nothing, because `serve_drafter` returns after this message."""

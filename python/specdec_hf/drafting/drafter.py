@@ -239,6 +239,13 @@ class Drafter(ABC):
     def commit(self, outcome: DraftOutcome) -> None:  # noqa: B027  # need not be overridden
         """Learn the outcome of a round, also of one without drafts."""
 
+    def finish(self, history: History) -> None:  # noqa: B027  # need not be overridden
+        """Learn the texts of a call in which all sequences have ended.
+
+        Args:
+            history: all committed tokens.
+        """
+
 
 def drafts_trees(drafter: Drafter | None) -> bool:
     """Whether a call with this drafter, or without one, verifies trees."""

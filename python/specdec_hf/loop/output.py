@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
+from specdec_hf.drafters.resolve import parts_of
 from specdec_hf.loop.processors import process_ended
 from specdec_hf.loop.session import Session
 from specdec_hf.request.call import Call
@@ -73,6 +74,8 @@ def finish(session: Session) -> SpecOutput:
                 longest, _fed_columns(session.call), session.call.sampling
             )
         past = export_cache(session.model, session.runner, mask[:, :-1])
+    for part in parts_of(session.drafter):
+        part.finish(session.history.shown())
     session.stats.total_seconds = session.clock() - session.started
     session.length_policy.finish()
     sequences = np.full((batch_size, columns + longest), session.call.pad, dtype=np.int64)
