@@ -14,6 +14,7 @@ from specdec_hf.drafters.cascade import VerticalCascade as VerticalCascade
 from specdec_hf.drafters.copying import PromptLookupDrafter as PromptLookupDrafter
 from specdec_hf.drafters.copying import RestDrafter as RestDrafter
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter as SuffixAutomatonDrafter
+from specdec_hf.drafters.kept_texts import KeptTexts as KeptTexts
 from specdec_hf.drafters.layers import LayersDrafter as LayersDrafter
 from specdec_hf.drafters.lookahead import LookaheadDrafter as LookaheadDrafter
 from specdec_hf.drafters.model import ModelDrafter as ModelDrafter

@@ -1,7 +1,11 @@
-"""The drafter over suffix automata: what it drafts, and the text that it drafts for."""
+"""The drafter over suffix automata: what it drafts, and the texts that it keeps for later calls."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from specdec_hf import SuffixAutomatonDrafter
+import pytest
+from specdec_hf import KeptTexts, SpeculativeDecoder, SuffixAutomatonDrafter, generate
+from specdec_hf.drafters.kept_texts import END, kept_with
 from specdec_host import Corpus, SuffixAutomaton
 from support import hf_models
 from support.drafter_proof import VOCAB
@@ -76,3 +80,128 @@ def test_several_chains_come_from_the_text_and_the_corpus():
         chains = chains_of(propose(drafter, history_of([1, 2, 3, 1, 2], [1]), 2))
         assert chains[0] == [[3, 1], [8, 1], [-1, -1]]
         assert chains[1] == [[2, 8], [-1, -1], [-1, -1]]
+
+
+KEPT = ([1, 2, 3, 4, 5], [7, 8, 9])
+
+
+def second_call(keep, *texts, **options):
+    """What a drafter copies for a text after a call that ended with the texts `KEPT`."""
+    drafter = started(keep=keep, **options)
+    drafter.finish(history_of(*KEPT, active=(False, False)))
+    drafter.start(Context())
+    return propose(drafter, history_of(*texts), 4)
+
+
+def test_a_later_call_copies_from_texts_that_are_kept():
+    texts = [9, 9, 2, 3], [6, 8]
+    assert second_call(0, *texts) is None
+    draft = second_call(2**10, *texts)
+    # A text ends there, and nothing of the text after it is drafted.
+    assert draft.tokens.tolist() == [[4, 5, -1, -1], [9, -1, -1, -1]]
+    assert (draft.confidence[:, 2:] == 0).all()
+    assert (draft.confidence > 0).sum() == 3
+
+
+def test_the_longer_match_wins_then_the_text_itself_then_newer_texts():
+    assert second_call(2**10, [2, 3, 6, 2, 3], [1]).tokens[0].tolist() == [6, 2, 3, 6]
+    assert second_call(2**10, [3, 6, 2, 3], [1]).tokens[0, :2].tolist() == [4, 5]
+    assert second_call(2**10, [3, 6, 2, 3], [1], max_match=1).tokens[0, 0] == 6
+    for max_bytes, expected in ((2**10, 3), (8 * 20, 4)):  # in one array, and in one each
+        kept = KeptTexts(max_bytes)
+        for text in ([1, 2, 3], [1, 2, 4]):
+            kept.add([np.array(text)], Context.model.config.vocab_size)
+        draft = propose(started(keep=kept), history_of([1, 2], [0]), 1)
+        assert draft.tokens.tolist() == [[expected], [-1]]
+
+
+def test_the_oldest_texts_are_dropped_first():
+    generator, limit = np.random.default_rng(0), 8 * 400
+    kept, texts = KeptTexts(limit), []
+    for _ in range(300):
+        texts.append(generator.integers(0, 50, generator.integers(1, 30)))
+        kept.add(texts[-1:], 50)
+        assert kept.nbytes <= limit
+        held = np.concatenate([corpus.tokens for corpus in kept.corpora(50)[::-1]])
+        everything = np.concatenate([np.append(text, END) for text in texts])
+        assert (held == everything[-len(held) :]).all()
+        assert len(held) >= min(len(everything), 400 - 50 - 30)
+        assert len(kept.corpora(50)) < 24
+    assert kept.corpora(51) == ()
+    kept.add([np.arange(1000) % 50], 50)
+    assert kept.nbytes == limit
+    kept.add([np.array([3])], 51)
+    assert kept.corpora(50) == ()
+    assert kept.nbytes == 16
+
+
+def test_threads_share_what_is_kept():
+    kept = KeptTexts(2**20)
+
+    def call(n):
+        kept.add([np.full(20, n)], 100)
+        drafter = started(keep=kept)
+        return propose(drafter, history_of([n, n], [99]), 2).tokens.tolist()
+
+    with ThreadPoolExecutor(8) as pool:
+        drafts = list(pool.map(call, range(64)))
+    assert drafts == [[[n, n], [-1, -1]] for n in range(64)]
+    held = np.concatenate([corpus.tokens for corpus in kept.corpora(100)])
+    assert (np.bincount(held[held != END], minlength=64) == 20).all()
+    assert (held == END).sum() == 64
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True, "rule": "match", "seed": [5, 6, 7]}])
+def test_what_is_kept_changes_drafts_and_no_text(settings):
+    """The store of a name belongs to the target."""
+    model = hf_models.build("llama", vocab_size=50)
+    inputs = hf_models.prompts((9, 1, 12), vocab_size=50)
+    settings = {
+        "do_sample": False, "max_new_tokens": 24, "guard": False, "num_assistant_tokens": 5,
+        "return_dict_in_generate": True, **settings,
+    }  # fmt: skip
+    outs = [
+        generate(model, **inputs, **settings, drafter=name)
+        for name in ("suffix_automaton", *["suffix_automaton:keep=1MiB"] * 2)
+    ]
+    assert outs[0].sequences.equal(outs[1].sequences)
+    assert outs[1].sequences.equal(outs[2].sequences)
+    accepted = [out.stats.mean_acceptance_length for out in outs]
+    assert accepted[0] == accepted[1]
+    assert accepted[2] > accepted[1] + 1
+    other = generate(
+        hf_models.build("llama", vocab_size=50), **inputs, **settings,
+        drafter="suffix_automaton:keep=1MiB",
+    )  # fmt: skip
+    assert other.stats.mean_acceptance_length == accepted[0]
+    assert kept_with(model, 2**20).nbytes == 2 * 8 * (9 + 1 + 12 + 3 * 25)
+
+
+def test_texts_of_calls_that_were_ended_early_are_not_kept():
+    kept, model = KeptTexts(2**20), hf_models.tiny("llama")
+    decoder = SpeculativeDecoder(SuffixAutomatonDrafter(keep=kept))
+    stream = decoder.stream(model, **hf_models.prompts((5,)), max_new_tokens=8, do_sample=False)
+    next(stream)
+    stream.close()
+    assert kept.nbytes == 0
+    for _ in decoder.stream(model, **hf_models.prompts((5,)), max_new_tokens=8, do_sample=False):
+        assert kept.nbytes == 0
+    assert kept.nbytes == 8 * (5 + 8 + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: SuffixAutomatonDrafter(keep=-1), ValueError, "keep must be at least 0, got -1"),
+        (lambda: SuffixAutomatonDrafter(keep="1MiB"), TypeError, "keep must be"),
+        (lambda: KeptTexts(7), ValueError, "max_bytes must be at least 8, got 7"),
+        (
+            lambda: SuffixAutomatonDrafter.from_text("keep=64MB"),
+            ValueError,
+            "keep must be a number of bytes such as 64MiB, got '64MB'",
+        ),
+    ],
+)
+def test_wrong_limits_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

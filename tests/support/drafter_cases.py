@@ -11,7 +11,10 @@ import numpy as np
 from specdec_hf import (
     EagleTree,
     HorizontalCascade,
+    KeptTexts,
     ModelDrafter,
+    NasdDrafter,
+    SuffixAutomatonDrafter,
     TextDrafter,
     TreeSpec,
     TrieTree,
@@ -68,6 +71,15 @@ def generator(target: Any, folder: Path) -> Any:
     )
 
 
+def with_kept_texts(target: Any, folder: Path) -> SuffixAutomatonDrafter:
+    """A suffix automaton beside texts of earlier calls."""
+    vocab_size = target.config.vocab_size
+    kept = KeptTexts(2**16)
+    for text in np.random.default_rng(0).integers(0, vocab_size, (9, 300)):
+        kept.add([text], vocab_size)
+    return SuffixAutomatonDrafter(keep=kept)
+
+
 LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
 NAMED: dict[str, Make] = {
     name: named(name) for name in ("auto", "prompt_lookup", "random", "suffix_automaton", *LEARNING)
@@ -94,6 +106,8 @@ OTHERS: dict[str, Make] = {
         [draft_model(target), RandomDrafter()], [2]
     ),
     "vertical cascade": lambda target, folder: [draft_model(target), "prompt_lookup"],
+    "suffix_automaton, kept": with_kept_texts,
+    "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
     "text": of_another_vocabulary,
     "candidate generator": generator,
 }
@@ -139,7 +153,10 @@ DRAWN_ALIKE = ("random", "unigram", "bigram", "layers", "layer_skip")
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (
     "prompt_lookup", "suffix_automaton", "rest", "nasd", "blockwise", "text", "candidate generator",
+    "suffix_automaton, kept", "nasd, kept",
 )  # fmt: skip
+# What these draft depends on earlier calls.
+KEEPING = ("suffix_automaton, kept", "nasd, kept")
 
 
 def make(name: str, target: Any, folder: Path) -> dict[str, Any]:

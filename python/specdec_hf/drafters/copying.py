@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.fingerprint import check_fingerprint
+from specdec_hf.drafters.kept_texts import KeptTexts, kept_with, read_bytes, within_text
 from specdec_hf.drafting.checks import check_vocab_size, describe
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.registry import DRAFTERS, split_options
+from specdec_hf.runner.protocol import vocab_size_of
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal, SuffixAutomaton
@@ -239,14 +242,18 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         min_match: fewest tokens of a match that gives a draft.
         max_match: most tokens of a match that are looked at.
         min_confidence: a chain ends before the product of its confidences falls below this.
+        keep: bytes of the texts of its finished calls that it copies from too, or a `KeptTexts`
+            that several drafters share. 0 keeps nothing. The longest match wins, and of equally
+            long ones that in the sequence itself or in ``corpus``.
 
     Raises:
         TypeError: an argument of a wrong type.
-        ValueError: not 1 <= min_match <= max_match <= 65536, a confidence outside of [0, 1], or ids
-            out of range.
+        ValueError: not 1 <= min_match <= max_match <= 65536, a confidence outside of [0, 1], a
+            negative ``keep``, or ids out of range.
         ImportError: `specdec_host` was not built.
 
-    Source: SAM Decoding (arXiv 2411.10666).
+    Source: SAM Decoding (arXiv 2411.10666). Texts of earlier calls: Lookahead (arXiv 2312.12728),
+    which stores them in a trie.
     """
 
     def __init__(
@@ -255,6 +262,8 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         min_match: int = 1,
         max_match: int = 32,
         min_confidence: float = 0.03,
+        *,
+        keep: int | KeptTexts = 0,
     ) -> None:
         import specdec_host  # noqa: PLC0415  # only drafters that copy need the native module
 
@@ -264,14 +273,26 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         self.min_match, self.max_match = min_match, max_match
         self.min_confidence = min_confidence
         self._propose_from(self._make(), 1, 1)  # validates them
+        self._kept: KeptTexts | None = None
+        if isinstance(keep, KeptTexts):
+            self._kept = keep
+        elif check_integer("keep", keep, 0):
+            self._kept = KeptTexts(keep)
+        self._keep_with_target = 0
         super().__init__(corpus)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Copies from the datastore in a file too, if there is one."""
+        """Copies from the datastore in a file too, if there is one.
+
+        What ``keep`` keeps belongs to the target, because a name makes a drafter for every call.
+        """
         import specdec_host  # noqa: PLC0415
 
-        return cls(specdec_host.Corpus.open(text) if text else None)
+        path, options = split_options(text, DRAFTERS[cls.name].options)
+        drafter = cls(specdec_host.Corpus.open(path) if path else None)
+        drafter._keep_with_target = read_bytes(options["keep"]) if options else 0
+        return drafter
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call with empty automata.
@@ -281,11 +302,34 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         """
         super().start(context)
         self._texts: list[SuffixAutomaton] = [self._make() for _ in range(context.batch_size)]
+        self._vocab_size = vocab_size_of(context.model)
+        if self._keep_with_target:
+            self._kept = kept_with(context.model, self._keep_with_target)
+        self._earlier = () if self._kept is None else self._kept.corpora(self._vocab_size)
 
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
         automaton = self._texts[b]
         automaton.append(text[len(automaton) :])
-        return self._propose_from(automaton, gamma, count)
+        found = self._propose_from(automaton, gamma, count)
+        for corpus in self._earlier:
+            if found.match_length >= self.max_match:
+                break
+            earlier = corpus.propose(
+                text[-self.max_match :],
+                gamma,
+                count=count,
+                min_match=max(self.min_match, found.match_length + 1),
+                max_match=self.max_match,
+                min_confidence=self.min_confidence,
+            )
+            if earlier.match_length > found.match_length:
+                found = within_text(earlier)
+        return found
+
+    def finish(self, history: History) -> None:
+        if self._kept is not None:
+            texts = [self._text.of(history, b) for b in range(len(history.lengths))]
+            self._kept.add(texts, self._vocab_size)
 
     def _propose_from(self, text: SuffixAutomaton, gamma: int, count: int) -> Proposal:
         return text.propose(

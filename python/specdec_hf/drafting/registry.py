@@ -73,8 +73,9 @@ DRAFTERS: dict[str, Entry] = {
         "drafters.copying",
         "SuffixAutomatonDrafter",
         "copies what most often followed the longest end of the text that occurred before, there "
-        "or in the text that FILE was built from",
+        "or in the text that FILE was built from, and with keep=64MiB in those of earlier calls",
         value=FILE,
+        options=("keep",),
         reports_confidence=True,
         several=True,
     ),
