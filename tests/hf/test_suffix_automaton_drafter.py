@@ -1,9 +1,11 @@
 """The drafter over suffix automata: what it drafts, and the texts that it keeps for later calls."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import specdec_host
 from specdec_hf import KeptTexts, SpeculativeDecoder, SuffixAutomatonDrafter, generate
 from specdec_hf.drafters.kept_texts import END, kept_with
 from specdec_host import Corpus, SuffixAutomaton
@@ -135,7 +137,12 @@ def test_the_oldest_texts_are_dropped_first():
     assert kept.nbytes == 16
 
 
-def test_threads_share_what_is_kept():
+def test_threads_share_what_is_kept(monkeypatch):
+    def slow(tokens):
+        time.sleep(0.002)  # others begin to add meanwhile
+        return Corpus(tokens)
+
+    monkeypatch.setattr(specdec_host, "Corpus", slow)
     kept = KeptTexts(2**20)
 
     def call(n):

@@ -318,7 +318,7 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
                 text[-self.max_match :],
                 gamma,
                 count=count,
-                min_match=max(self.min_match, found.match_length + 1),
+                min_match=self.min_match,
                 max_match=self.max_match,
                 min_confidence=self.min_confidence,
             )
