@@ -42,6 +42,9 @@ OF_LOOP = {
     ],
     "num_assistant_beams": [(2.0, "num_assistant_beams must be an integer, got 2.0")],
     "rule": [(None, "rule must be a string, got None")],
+    "lenience": [("a", "lenience must be a number, got 'a'"), (True, "got True")],
+    "typical_epsilon": [("a", "typical_epsilon must be a number, got 'a'"), (True, "got True")],
+    "typical_delta": [([1], "typical_delta must be a number, got [1]"), (True, "got True")],
     "tree": [
         ("x", "tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got 'x'"),
         ((2, True), "tree must be an integer in [1, 1024], got True"),
@@ -139,6 +142,10 @@ TABLE = {
             (hf_models.tiny("llama").model, "forwards to one, got LlamaModel"),
         ],
         "cache": [(None, "cache must be a string, got None")],
+        "temperature": [("a", "temperature must be finite and >= 0, got 'a'")],
+        "top_k": [("a", "top_k must be an integer >= 0, got 'a'")],
+        "top_p": [("a", "top_p must be in (0, 1], got 'a'")],
+        "min_p": [("a", "min_p must be in [0, 1], got 'a'")],
     },
     BenefitGuard: {
         "window": [*INTEGER, (None, "window must be an integer, got None")],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec_hf.runner.packed import attention
+from specdec_hf.runner.packed import attention, decoder_layer
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -43,7 +43,9 @@ def test_it_is_transformers_own(rows, size, dtype, additive):
         assert torch.allclose(ours.float(), own.float(), atol=tolerance)
 
 
-def test_a_packed_twin_attends_so(monkeypatch):
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_a_packed_twin_attends_so(activation, monkeypatch):
+    """In decoder layers that run by ops of their own, and as their classes say."""
     attended, attend = [], attention.attend
 
     def spied(*args, **kwargs):
@@ -51,5 +53,7 @@ def test_a_packed_twin_attends_so(monkeypatch):
         return attend(*args, **kwargs)
 
     monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, spied)
-    assert hf_models.decode(hf_models.build("llama")).stats.packed.reason == ""
+    monkeypatch.setattr(decoder_layer, "attend", spied)
+    packed = hf_models.decode(hf_models.build("llama", hidden_act=activation)).stats.packed
+    assert (packed.reason, packed.fused) == ("", 2 if activation == "silu" else 0)
     assert attended
