@@ -91,7 +91,11 @@ def test_a_weight_with_other_memory_makes_another_draft_model():
     [
         (lambda: hf_models.tiny("llama"), "layers:9", r"must have N in \[1, 2\], got 9"),
         (lambda: hf_models.tiny("llama"), "layers:x", "with a number of layers, got 'x'"),
-        (lambda: hf_models.tiny("llama"), "layers", r"drafter must be layers:N\[,temperature=\.\.\], got 'layers'"),
+        (
+            lambda: hf_models.tiny("llama"),
+            "layers",
+            r"drafter must be layers:N\[,temperature=\.\.\], got 'layers'",
+        ),
         (lambda: encoder_models.tiny("t5"), "layers:1", "needs a model of text alone, got 't5'"),
     ],
     ids=["too-many", "no-number", "none", "encoder"],
