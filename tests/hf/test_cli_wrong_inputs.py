@@ -81,7 +81,8 @@ BEFORE_TORCH = [
     (["--prompt", "a", *SEVERAL, "--tree", "2"], "--tree must not be given with several --drafter"),
     (["--prompt", "a", *SEVERAL, "--drafter", "none"], "--drafter none must be the only one, got"),
     (["--prompt", "a", "--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
-    (["--prompt", "a", "--drafter", "layers"], "drafter must be layers:N[,temperature=..], got 'layers'"),
+    (["--prompt", "a", "--drafter", "layers"],
+     "drafter must be layers:N[,temperature=..], got 'layers'"),
 ]  # fmt: skip
 BEFORE_WEIGHTS = [
     (["--prompt", "a", "--drafter", "layers:99"], "layers:N must have N in [1, 2], got 99"),
