@@ -25,7 +25,7 @@ CASES = {
     "typical": {**SAMPLED, **TYPICAL},
     "typical by default": {**SAMPLED, "rule": "typical"},
 }
-# The arguments of the op that a case stands for, spelled out.
+# The arguments that the op takes in each case.
 ASKED = {
     "lenient": {"rule": "lenient", "lenience": 0.2},
     "lenient greedy": {"rule": "lenient", "lenience": 0.2, "temperature": 0.0},

@@ -72,7 +72,7 @@ def _linear_layers(layer: Any) -> list[Any]:
     ]  # fmt: skip
 
 
-class _Halves:
+class _LayerParts:
     """The modules of a layer, held here because a module looks its own up slowly."""
 
     def __init__(self, layer: Any) -> None:
@@ -124,18 +124,18 @@ def _fused_class(kind: Any) -> type:
         position_embeddings: Any = None,
         **kwargs: Any,
     ) -> Any:
-        halves: _Halves = self.halves
+        parts: _LayerParts = self.parts
         if position_embeddings is not None and not kwargs.get("output_attentions"):
             cos, sin = position_embeddings
             like = cos.dtype == sin.dtype == hidden_states.dtype
             if (
                 like
-                and hidden_states.dtype == halves.norms[0]._parameters["weight"].dtype
+                and hidden_states.dtype == parts.norms[0]._parameters["weight"].dtype
                 and cos.ndim == 3
-                and cos.shape[-1] == halves.head_dim
+                and cos.shape[-1] == parts.head_dim
                 and not torch.is_autocast_enabled("cpu")
             ):
-                return halves.forward(
+                return parts.forward(
                     hidden_states, attention_mask, past_key_values, cos, sin, kwargs
                 )
         return kind.forward(
@@ -155,7 +155,7 @@ def fuse(layer: nn.Module) -> bool:
     """
     if unfused_reason(layer) is not None:
         return False
-    layer.halves = _Halves(layer)  # type: ignore[assignment]
     kind: Any = type(layer)
+    layer.parts = _LayerParts(layer)  # type: ignore[assignment]
     layer.__class__ = _fused_class(kind)
     return True
