@@ -237,6 +237,17 @@ def test_numbers_that_overflow_are_those_of_a_norm_in_float32(dtype):
     assert all(y[0, 0].all() for y in call("norm_qkv_rope", args))
 
 
+def test_numbers_whose_squares_underflow_are_those_of_a_norm_in_float32():
+    """Without an epsilon the factor is infinite, as it is in Transformers."""
+    args = [*norm_qkv_rope_case((1, 2, 7, 1, 1, 2), torch.float32).args()[:-1], 0.0]
+    args[0][0, 1] = 1e-30
+    out = call("norm_qkv_rope", args)
+    for y, interval in zip(out, intervals.norm_qkv_rope(*args), strict=True):
+        assert y[0, 0].isfinite().all()
+        assert not y[0, 1].isfinite().any()
+        assert interval.holds(y).all()
+
+
 def test_float16_numbers_that_overflow_are_infinite():
     case = output_norm_mlp_case((1, 1, 1, 1, 1), torch.float16)
     args = list(case.args())

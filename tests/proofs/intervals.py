@@ -43,6 +43,7 @@ def _norm(x: Interval, weight: Tensor, epsilon: float) -> Interval:
     size, wide = x.middle.shape[-1], weight.double()
     mean = x.middle.square().mean(-1, keepdim=True) + epsilon
     change = (2 * x.middle.abs() * x.radius + x.radius.square()).mean(-1, keepdim=True)
+    change = change + _TINY  # squares underflow
     factor = mean.rsqrt()
     # Squares are summed in at least 16 lanes, and a sum under a root counts half.
     off = (
