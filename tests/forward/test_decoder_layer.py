@@ -295,7 +295,9 @@ def test_every_number_of_16_bits_is_activated_as_by_torch(dtype):
     got = torch.cat([activated(x) for x in every.split(256)])
     want = torch.nn.functional.silu(every)
     assert_close("y", got, want, rtol=float(torch.finfo(dtype).eps), atol=1e-36)
-    assert (got == want).double().mean() >= 0.998
+    # The processor's own products of bfloat16 take a subnormal for zero.
+    normal = want.abs() >= torch.finfo(dtype).tiny
+    assert (got == want)[normal].double().mean() >= 0.998
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: str(d)[6:])
