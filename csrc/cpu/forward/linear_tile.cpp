@@ -110,7 +110,8 @@ void read_rows(const PackedLinearParams& p, void* rows) {
 constexpr int panels_at_once(int64_t rows) { return 3 * rows <= kBlockRows ? 3 : 2; }
 
 // The next blocks of these panels come into the cache while one is multiplied, an equal part of
-// each in every pass: the processor's own prefetching ends with a page and between two passes.
+// each in every pass: the processor's own prefetching ends with a page and between two passes. They
+// come into the second-level cache, since the block that is multiplied fills the first.
 struct NextBlocks {
   const char* begin;  // of the part that comes, in the first panel
   int64_t bytes;      // of a part, for each input
@@ -130,7 +131,7 @@ __attribute__((noinline)) void multiply_rows(const typename Type::Row* x, int64_
     V run[M][2] = {};
     for (const int64_t end = smaller(k + kRun, inputs); k < end; k += Type::kInputs) {
 #pragma GCC unroll 3
-      for (int i = 0; i < kPanels; ++i) __builtin_prefetch(ahead + i * next.stride);
+      for (int i = 0; i < kPanels; ++i) __builtin_prefetch(ahead + i * next.stride, 0, 2);
       ahead += ahead_step;
 #pragma GCC unroll 2
       for (int part = 0; part < Type::kParts; ++part) {
