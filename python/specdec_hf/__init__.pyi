@@ -37,6 +37,9 @@ from specdec_hf.drafting.drafter import DraftOutcome as DraftOutcome
 from specdec_hf.heads.auto import AutoDrafter as AutoDrafter
 from specdec_hf.heads.blockwise import BlockwiseDrafter as BlockwiseDrafter
 from specdec_hf.heads.blockwise import BlockwiseHeads as BlockwiseHeads
+from specdec_hf.heads.eagle import EagleChainDrafter as EagleChainDrafter
+from specdec_hf.heads.eagle import EagleDrafter as EagleDrafter
+from specdec_hf.heads.eagle import EagleHead as EagleHead
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter as Eagle3ChainDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter as Eagle3Drafter
 from specdec_hf.heads.eagle3.files import load_head as load_head

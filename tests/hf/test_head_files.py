@@ -8,12 +8,13 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
 from specdec_hf.heads.blockwise import BlockwiseHeads, load_blockwise, save_blockwise
+from specdec_hf.heads.eagle import load_eagle, save_eagle
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.exit_head import load_exit, save_exit
 from specdec_hf.heads.medusa import MedusaHeads, load_medusa, save_medusa
 from specdec_hf.heads.pass_head import load_pass, save_pass
 from support import hf_models, published_heads
-from support.heads import exit_head, head_for, parallel_heads, pass_head
+from support.heads import eagle_head, exit_head, head_for, parallel_heads, pass_head
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.published_heads import MEDUSA_WEIGHTS
 
@@ -30,6 +31,7 @@ def with_its_own_output(target):
 HEADS = {
     "eagle3": (head_for, save_head, load_head),
     "eagle3 with its own output": (with_its_own_output, save_head, load_head),
+    "eagle": (eagle_head, save_eagle, load_eagle),
     "medusa": (partial(parallel_heads, MedusaHeads), save_medusa, load_medusa),
     "blockwise": (partial(parallel_heads, BlockwiseHeads), save_blockwise, load_blockwise),
     "exit": (exit_head, save_exit, load_exit),
@@ -107,6 +109,10 @@ DAMAGED = [
     ("eagle3", {}, {"fc.weight": lambda x: x / 0}, "fc.weight .* must be finite"),
     ("eagle3", {}, {"d2t": lambda x: 0 * x + 5}, r"d2t must lead to .* got 5 to 70, 66 of 66"),
     ("eagle3", {}, {"layers.0.hidden_norm.weight": torch.ones(32)}, f"holds {NORM} in two spell"),
+    ("eagle", {}, {"fc.bias": None}, "lacks fc.bias"),
+    ("eagle", {}, {"layers.0.input_layernorm.weight": torch.ones(32)}, "which no EAGLE head has"),
+    ("eagle", {"bias": "no"}, {}, "bias must be true or false, got 'no'"),
+    ("eagle", {"num_hidden_layers": 2}, {}, "num_hidden_layers of a head must be 1, got 2"),
     ("eagle3", {"hidden_size": None}, {}, "must hold hidden_size"),
     ("eagle3", {"hidden_size": "32"}, {}, "hidden_size must be an integer, got '32'"),
     ("eagle3", {"num_hidden_layers": 2}, {}, "num_hidden_layers of a head must be 1, got 2"),

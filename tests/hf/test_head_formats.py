@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from specdec_hf import Eagle3Drafter, generate
+from specdec_hf import Eagle3Drafter, EagleChainDrafter, generate
+from specdec_hf.heads.eagle import load_eagle, save_eagle
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import load_head, save_as_speculators, save_head
 from support import hf_models, published_heads
@@ -86,6 +87,78 @@ def test_a_published_head_is_written_back_as_it_was(kind, target, tmp_path):
         assert fields.keys() == json.loads((folder / "config.json").read_text()).keys() | {
             "tie_word_embeddings"
         }
+
+
+EAGLE_FIELDS = ({}, {"bias": False}, {"qkv_bias": True})
+
+
+def eagle_states(target, folder, monkeypatch):
+    """Hidden states of the first chain that a head drafts, and what they must be."""
+    prompt, seen = hf_models.prompts((9,))["input_ids"], []
+    states = "specdec_hf.heads.eagle3.drafter.HeadDraft._logits"
+    monkeypatch.setattr(states, lambda self, x: seen.append(x) or self._in_vocabulary(
+        self._step.logits(x)))  # fmt: skip
+    drafter, drafts = EagleChainDrafter(folder), []
+    propose = drafter.propose
+
+    def proposed(history, limits):
+        drafts.append((history.tokens[0, : history.lengths[0]].tolist(), propose(history, limits)))
+        return drafts[-1][1]
+
+    drafter.propose = proposed
+    generate(target, prompt, drafter=drafter, max_new_tokens=6, guard=False, gamma=3)
+    text, draft = drafts[0]
+    tokens = torch.tensor([text + draft.tokens[0, :2].tolist()])
+    final = target(tokens[:, : len(text)], output_hidden_states=True).hidden_states[-1]
+    torch.testing.assert_close(target.lm_head(final), target(tokens[:, : len(text)]).logits)
+    rows = load_file(folder / "model.safetensors")["embed_tokens.weight"]
+    features = final[:, :-1]
+    want = []
+    for count in range(3):  # each draft reads the state that the head gave before it
+        embeddings = rows[tokens[:, 1 : len(text) + count]]
+        out = published_heads.expected_eagle_states(target, folder, embeddings, features)
+        want.append(out[0, -1])
+        features = torch.cat([features, out[:, -1:]], dim=1)
+    return torch.stack([x[0, -1] for x in seen[:3]]), torch.stack(want)
+
+
+@pytest.mark.parametrize("fields", EAGLE_FIELDS, ids=str)
+def test_a_head_of_the_first_eagle_computes_what_its_authors_compute(
+    fields, target, tmp_path, monkeypatch
+):
+    folder = published_heads.eagle(target, tmp_path, **fields)
+    got, want = eagle_states(target, folder, monkeypatch)
+    assert want.std() > 0.5
+    torch.testing.assert_close(got, want, atol=1e-4 * float(want.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("fields", EAGLE_FIELDS, ids=str)
+def test_a_head_of_the_first_eagle_is_written_back_as_it_was(fields, target, tmp_path):
+    folder = published_heads.eagle(target, tmp_path / "given", **fields)
+    head = load_eagle(folder)
+    save_eagle(head, tmp_path / "made", torch.float32)
+    given, made = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "made"))
+    assert made.keys() == given.keys() - {published_heads.FREQUENCIES}
+    assert all(torch.equal(x, given[name]) for name, x in made.items())
+    assert load_eagle(tmp_path / "made").config.to_dict() == head.config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("load", "publish", "message"),
+    [
+        (load_eagle, "authors", "draft_vocab_size: it belongs to a head of EAGLE-3, .* eagle3 re"),
+        (load_eagle, "speculators", "belongs to a head of the library speculators"),
+        (load_head, "eagle", "must hold draft_vocab_size; heads of the first EAGLE, which drafter"),
+    ],
+)
+def test_a_head_of_the_other_eagle_is_refused_by_name(load, publish, message, target, tmp_path):
+    folder = published(publish, target, tmp_path)
+    if publish == "speculators":
+        config = json.loads((folder / "config.json").read_text())
+        del config["draft_vocab_size"]
+        (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        load(folder)
 
 
 def test_the_layers_are_written_in_both_spellings():

@@ -23,7 +23,14 @@ from specdec_hf import (
 from specdec_hf.drafters.ngram import RandomDrafter
 from support import hf_models
 from support.drafter_proof import GAMMA
-from support.heads import blockwise_folder, exit_folder, head_folder, medusa_folder, pass_folder
+from support.heads import (
+    blockwise_folder,
+    eagle_folder,
+    exit_folder,
+    head_folder,
+    medusa_folder,
+    pass_folder,
+)
 from support.letters import letters
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -89,6 +96,8 @@ NAMED: dict[str, Make] = {
     "early_exit": named("early_exit:1"),
     "layer_skip": named("layer_skip:1-1"),
     "eagle3": lambda target, folder: f"eagle3:{head_folder(target, folder)}",
+    "eagle": lambda target, folder: f"eagle:{eagle_folder(target, folder)}",
+    "eagle_chain": lambda target, folder: f"eagle_chain:{eagle_folder(target, folder)}",
     "medusa": lambda target, folder: f"medusa:{medusa_folder(target, folder)}",
     "blockwise": lambda target, folder: f"blockwise:{blockwise_folder(target, folder)}",
     "exit_head": lambda target, folder: f"exit_head:{exit_folder(target, folder)}",
@@ -149,7 +158,7 @@ DRAWN = (
     "two models, tree", "merged, drawn",
 )  # fmt: skip
 # These draw as one of those above does.
-DRAWN_ALIKE = ("random", "unigram", "bigram", "layers", "layer_skip")
+DRAWN_ALIKE = ("random", "unigram", "bigram", "layers", "layer_skip", "eagle_chain")
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (
     "prompt_lookup", "suffix_automaton", "rest", "nasd", "blockwise", "text", "candidate generator",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from specdec_hf import generate
 from specdec_hf.heads.blockwise import BlockwiseHeads, save_blockwise
+from specdec_hf.heads.eagle import EagleConfig, EagleHead, save_eagle
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
@@ -41,6 +42,28 @@ def head_for(target: Any, tokens: Any = None, noise: float = 0.0) -> Eagle3Head:
     torch.set_rng_state(state)
     head.borrow(target)
     return head.eval()
+
+
+def eagle_head(target: Any) -> EagleHead:
+    """A head of the first EAGLE that begins as the target's last layer."""
+    like, head = head_for(target), EagleHead(EagleConfig.like(target))
+    size = target.config.hidden_size
+    with torch.no_grad():
+        for name, weight in head.midlayer.named_parameters():
+            if name == "fc.weight":
+                weight.copy_(torch.cat([0.1 * torch.eye(size), torch.eye(size)], dim=1))
+            elif name == "fc.bias":
+                weight.zero_()
+            else:
+                taken = like.midlayer.get_parameter(name)
+                weight.copy_(taken[:, -weight.shape[-1] :] if weight.ndim > 1 else taken)
+    return head.eval()
+
+
+def eagle_folder(target: Any, folder: Path) -> Path:
+    """The folder of such a head."""
+    save_eagle(eagle_head(target), folder / "eagle", torch.float32)
+    return folder / "eagle"
 
 
 def head_folder(target: Any, folder: Path) -> Path:

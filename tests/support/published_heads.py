@@ -1,4 +1,4 @@
-"""EAGLE-3 heads of random weights in the layouts of their publishers, and what they compute.
+"""Heads of random weights in the layouts of their publishers, and what they compute.
 
 The names and fields are those of published checkpoints; nothing here uses the library's own heads.
 """
@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 TOKENS = tuple(range(3, 40))  # of the target, which the head can draft
+FREQUENCIES = "layers.0.self_attn.rotary_emb.inv_freq"  # readers make them from the config
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 
 
@@ -102,6 +107,55 @@ def speculators(target: Any, folder: Path, **fields: Any) -> Path:
     tensors = random_tensors(target, "layers.0")
     rows = target.get_input_embeddings().weight.detach()
     return write(folder, config, tensors | {"embed_tokens.weight": rows.flip(0).contiguous()})
+
+
+def eagle(target: Any, folder: Path, **fields: Any) -> Path:
+    """As the authors of the first EAGLE do, with embeddings and the frequencies of angles."""
+    config = layer_fields(target) | {"architectures": ["LlamaForCausalLM"]} | fields
+    size, rows = config["hidden_size"], target.get_input_embeddings().weight.detach()
+    wide = random_tensors(target, "layers.0")
+    unused = ("fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d")
+    norms = ("layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight")
+    tensors = {name: x for name, x in wide.items() if name not in unused + norms}
+    generator = torch.Generator().manual_seed(5)
+    for x in "qkv":
+        name = f"layers.0.self_attn.{x}_proj"
+        tensors[f"{name}.weight"] = wide[f"{name}.weight"][:, :size].contiguous()
+        if config.get("qkv_bias"):
+            tensors[f"{name}.bias"] = torch.randn(len(wide[f"{name}.weight"]), generator=generator)
+    tensors["fc.weight"] = 0.3 * torch.randn(size, 2 * size, generator=generator)
+    if config.get("bias", True):
+        tensors["fc.bias"] = torch.randn(size, generator=generator)
+    tensors["embed_tokens.weight"] = rows.flip(0).contiguous()
+    tensors[FREQUENCIES] = torch.ones(config["head_dim"] // 2)
+    return write(folder, config, tensors)
+
+
+@torch.no_grad()
+def expected_eagle_states(
+    target: Any, folder: Path, embeddings: torch.Tensor, features: torch.Tensor
+) -> torch.Tensor:
+    """Hidden states [1, n, H] after pairs, by Transformers' own layer without its first norm."""
+    given = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    config = LlamaConfig.from_dict(given)
+    config.attention_bias = given.get("qkv_bias", False)
+    config._attn_implementation = "eager"
+    layer = LlamaDecoderLayer(config, 0).eval()
+    layer.input_layernorm = torch.nn.Identity()
+    if config.attention_bias:
+        layer.self_attn.o_proj.bias = None
+    name = "layers.0."
+    state = {k[len(name) :]: x for k, x in tensors.items() if k.startswith(name)}
+    del state[FREQUENCIES.removeprefix(name)]
+    layer.load_state_dict(state)
+    joined = functional.linear(
+        torch.cat([embeddings, features], -1), tensors["fc.weight"], tensors.get("fc.bias")
+    )
+    n = joined.shape[1]
+    turns = LlamaRotaryEmbedding(config)(joined, torch.arange(n)[None])
+    mask = torch.full((n, n), -torch.inf).triu(1)[None, None]
+    return layer(joined, attention_mask=mask, position_embeddings=turns)
 
 
 def medusa(target: Any, folder: Path, blocks: int = 1, own: bool = True) -> Path:

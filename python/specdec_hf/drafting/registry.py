@@ -152,6 +152,22 @@ DRAFTERS: dict[str, Entry] = {
         needs_value=True,
         draws=True,
     ),
+    "eagle": Entry(
+        "heads.eagle",
+        "EagleDrafter",
+        "trees of a head of the first EAGLE in a folder, which predicts hidden states",
+        value=FOLDER,
+        needs_value=True,
+        own_tree=True,
+    ),
+    "eagle_chain": Entry(
+        "heads.eagle",
+        "EagleChainDrafter",
+        "chains of such a head",
+        value=FOLDER,
+        needs_value=True,
+        draws=True,
+    ),
     "medusa": Entry(
         "heads.medusa",
         "MedusaDrafter",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,12 @@ from specdec_hf.heads.files import checked
 from specdec_hf.runner.protocol import vocab_size_of
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-_SIZES = (
+# What a config.json says of a decoder layer, those of attention and network first.
+SIZES = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
-    "draft_vocab_size", "max_position_embeddings",
+    "max_position_embeddings",
 )  # fmt: skip
+_DRAFT_SIZE = "draft_vocab_size"
 # Variants of the published architecture that `Eagle3Head` does not compute.
 _REFUSED = ("norm_before_fc", "fc_norm", "norm_output", "attention_bias", "mlp_bias")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -64,7 +67,7 @@ class HeadConfig:
             ValueError: a target whose sizes are not those of a Llama layer, or layers it lacks.
         """
         config = model.config.get_text_config(decoder=True)
-        missing = [name for name in (*_SIZES[:4], "rms_norm_eps") if not hasattr(config, name)]
+        missing = [name for name in (*SIZES[:4], "rms_norm_eps") if not hasattr(config, name)]
         if missing:
             raise ValueError(
                 f"model must have a decoder layer of the sizes of Llama, and {type(model).__name__}"
@@ -80,7 +83,7 @@ class HeadConfig:
             raise ValueError(f"layers must rise within [0, {total}], got {list(chosen)}")
         head_dim = getattr(config, "head_dim", None)
         layer = LlamaConfig(
-            **{name: getattr(config, name) for name in _SIZES[:4]},
+            **{name: getattr(config, name) for name in SIZES[:4]},
             num_hidden_layers=1,
             head_dim=head_dim or config.hidden_size // config.num_attention_heads,
             rms_norm_eps=config.rms_norm_eps,
@@ -143,21 +146,12 @@ class HeadConfig:
         The layers have two spellings: number n is the state before layer n in the field that vLLM
         reads, and the state after it in ``eagle_config``, which SGLang and SpecForge read.
         """
-        names = ("head_dim", "rms_norm_eps", "hidden_act", "rope_parameters", "model_type")
-        sizes = {name: getattr(self.layer, name) for name in (*_SIZES, *names) if name != _SIZES[5]}
-        rope = dict(self.layer.rope_parameters)  # type: ignore[arg-type]  # set in the constructor
-        scaled = rope.get("rope_type", "default") != "default"
         given: dict[str, Any] = {
             "architectures": [ARCHITECTURE],
-            **sizes,
-            # For readers of before rope_parameters, which would take the default without a word.
-            "rope_theta": rope.pop("rope_theta"),
-            "rope_scaling": rope if scaled else None,
-            "num_hidden_layers": 1,
+            **fields_of(self.layer),
             "target_hidden_size": self.target_hidden_size,
-            "draft_vocab_size": self.draft_vocab_size,
+            _DRAFT_SIZE: self.draft_vocab_size,
             "norm_before_residual": self.norm_before_residual,
-            "tie_word_embeddings": False,
         }
         if self.layers:
             after = [layer - 1 for layer in self.layers]
@@ -172,30 +166,59 @@ class HeadConfig:
         Raises:
             ValueError: a field that is missing or of a wrong value, by name.
         """
-        given = {"num_key_value_heads": given.get("num_attention_heads")} | given
-        missing = [name for name in _SIZES if name not in given]
-        if missing:
-            raise ValueError(f"config.json of a head must hold {', '.join(missing)}")
-        for name in _SIZES:
-            checked(name, given[name], 1)
-        for name, only in (
-            ("num_hidden_layers", 1), ("hidden_act", "silu"), ("model_type", "llama"),
-            *((name, False) for name in _REFUSED),
-        ):  # fmt: skip
-            if (value := given.get(name)) is not None and value != only:
-                raise ValueError(f"{name} of a head must be {only}, got {value!r}")
-        size = checked("target_hidden_size", given.get("target_hidden_size") or given[_SIZES[0]])
+        layer = decoder_layer(given, (*SIZES, _DRAFT_SIZE), dict.fromkeys(_REFUSED, False))
+        size = checked("target_hidden_size", given.get("target_hidden_size") or layer.hidden_size)
         before = given.get("norm_before_residual") or False
         if not isinstance(before, bool):
             raise ValueError(
                 f"config.json: norm_before_residual must be true or false, got {before!r}"
             )
         layers = _layers_of(given)
-        return cls(_decoder_layer(given), size, given["draft_vocab_size"], layers, before)
+        return cls(layer, size, given[_DRAFT_SIZE], layers, before)
 
 
-def _decoder_layer(given: dict[str, Any]) -> LlamaConfig:
-    """The sizes and the rotary embedding of the decoder layer; ValueError by the field's name."""
+def fields_of(layer: LlamaConfig) -> dict[str, Any]:
+    """What a config.json says of a decoder layer."""
+    names = ("head_dim", "rms_norm_eps", "hidden_act", "rope_parameters", "model_type")
+    rope = dict(layer.rope_parameters)  # type: ignore[arg-type]  # set in the constructor
+    scaled = rope.get("rope_type", "default") != "default"
+    return {
+        **{name: getattr(layer, name) for name in (*SIZES, *names)},
+        # For readers of before rope_parameters, which would take the default without a word.
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": rope if scaled else None,
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+    }
+
+
+def decoder_layer(
+    given: dict[str, Any], sizes: Sequence[str], refused: dict[str, Any]
+) -> LlamaConfig:
+    """The sizes and the rotary embedding of the decoder layer of a head.
+
+    Args:
+        given: the fields of config.json.
+        sizes: those that it must hold.
+        refused: the only values that other fields may have.
+
+    Raises:
+        ValueError: a field that is missing or of a wrong value, by name.
+    """
+    given = {"num_key_value_heads": given.get("num_attention_heads")} | given
+    missing = [name for name in sizes if name not in given]
+    if missing:
+        other = "; heads of the first EAGLE, which drafter eagle reads, lack it"
+        raise ValueError(
+            f"config.json of a head must hold {', '.join(missing)}"
+            f"{other if missing == [_DRAFT_SIZE] else ''}"
+        )
+    for name in sizes:
+        checked(name, given[name], 1)
+    only = {"num_hidden_layers": 1, "hidden_act": "silu", "model_type": "llama", **refused}
+    for name, wanted in only.items():
+        if (value := given.get(name)) is not None and value != wanted:
+            raise ValueError(f"{name} of a head must be {wanted}, got {value!r}")
     epsilon = given.get("rms_norm_eps", 1e-6)
     number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
     if not number or not 0 < epsilon < math.inf:

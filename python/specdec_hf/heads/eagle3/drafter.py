@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from specdec_hf.drafters.model import DrawingDrafter, room_in
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.eagle3.files import load_head
-from specdec_hf.heads.eagle3.head import Eagle3Head, HeadCache
+from specdec_hf.heads.eagle3.head import Eagle3Head, HeadCache, PairHead
 from specdec_hf.heads.eagle3.step import (
     Eagle3Step,
     borrow_graphs,
@@ -31,9 +31,11 @@ from specdec_kernels import tree_attention
 # Rotary embeddings whose angles depend on the largest place of a forward.
 NO_TABLE = ("dynamic", "longrope")
 
+P = TypeVar("P", bound=PairHead)
+
 
 class HeadDraft:
-    """An `Eagle3Head` that drafts in one call, with the methods of a `DraftModel`.
+    """A `PairHead` that drafts in one call, with the methods of a `DraftModel`.
 
     Its cache holds the pairs of committed tokens alone from one round to the next: those of drafts
     are made again from the target's features once the drafts are committed.
@@ -49,7 +51,7 @@ class HeadDraft:
     """
 
     def __init__(
-        self, head: Eagle3Head, context: DraftContext, *, full_vocabulary: bool = False
+        self, head: PairHead, context: DraftContext, *, full_vocabulary: bool = False
     ) -> None:
         self.head = head
         self.model = context.model
@@ -61,7 +63,7 @@ class HeadDraft:
         self._full = full_vocabulary
         self._embed = head.embed(context.model)
         self._states = context.keep_states(head.config.layers)
-        self._cache = HeadCache(head.config, context.batch_size, head.fc.weight)
+        self._cache = HeadCache(head.config, context.batch_size, head.lm_head)
         self._cosines = self._sines = torch.empty(0)  # [P, D]
         rope: Any = head.config.layer.rope_parameters
         self._rope_type: str = rope["rope_type"]
@@ -228,7 +230,46 @@ def _pick(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     return rows.gather(1, last[:, None, None].expand(-1, -1, rows.shape[2]))
 
 
-class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter, entry="eagle3"):
+class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
+    """Base class of drafters of trees with a `PairHead`.
+
+    Args:
+        head: of the kind, or the folder of one. It is not changed. A `PlacedHead` shares its copy
+            with other drafters.
+        layout: size of the tree.
+
+    Raises:
+        TypeError: no head.
+        ValueError: a folder whose head cannot be read, by name of what is wrong.
+    """
+
+    def __init__(
+        self, head: P | PlacedHead[P] | str | Path, layout: EagleTree | None = None
+    ) -> None:
+        super().__init__(head)
+        GrowingTreeDrafter.__init__(self, EagleTree() if layout is None else layout)
+
+    def draft_with(self, head: P, context: DraftContext) -> HeadDraft:
+        return HeadDraft(head, self._begin(context))
+
+
+class PairChainDrafter(HeadDrafter[P], DrawingDrafter):
+    """Base class of drafters of chains with a `PairHead`, each token with its distribution.
+
+    Args:
+        head: of the kind, or the folder of one. It is not changed.
+
+    Raises:
+        TypeError: no head.
+        ValueError: a folder whose head cannot be read, by name of what is wrong.
+    """
+
+    def draft_with(self, head: P, context: DraftContext) -> HeadDraft:
+        self._context = context
+        return HeadDraft(head, context, full_vocabulary=True)
+
+
+class Eagle3Drafter(PairTreeDrafter[Eagle3Head], entry="eagle3"):
     """A trained head that reads the target's hidden states; see `specdec_hf.heads.eagle3.head`.
 
     Args:
@@ -245,19 +286,8 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head], GrowingTreeDrafter, entry="eagle3")
 
     kind, load = Eagle3Head, staticmethod(load_head)
 
-    def __init__(
-        self,
-        head: Eagle3Head | PlacedHead[Eagle3Head] | str | Path,
-        layout: EagleTree | None = None,
-    ) -> None:
-        super().__init__(head)
-        GrowingTreeDrafter.__init__(self, EagleTree() if layout is None else layout)
 
-    def draft_with(self, head: Eagle3Head, context: DraftContext) -> HeadDraft:
-        return HeadDraft(head, self._begin(context))
-
-
-class Eagle3ChainDrafter(HeadDrafter[Eagle3Head], DrawingDrafter, entry="eagle3_chain"):
+class Eagle3ChainDrafter(PairChainDrafter[Eagle3Head], entry="eagle3_chain"):
     """A trained head that drafts token by token, each with the distribution it was drawn from.
 
     Args:
@@ -271,7 +301,3 @@ class Eagle3ChainDrafter(HeadDrafter[Eagle3Head], DrawingDrafter, entry="eagle3_
     """
 
     kind, load = Eagle3Head, staticmethod(load_head)
-
-    def draft_with(self, head: Eagle3Head, context: DraftContext) -> HeadDraft:
-        self._context = context
-        return HeadDraft(head, context, full_vocabulary=True)

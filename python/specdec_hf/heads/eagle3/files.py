@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from specdec_hf.heads.eagle3.config import HeadConfig
-from specdec_hf.heads.eagle3.head import Eagle3Head
+from specdec_hf.heads.eagle3.head import Eagle3Head, PairHead
 from specdec_hf.heads.files import (
     WEIGHTS,
     check_tensors,
@@ -25,15 +25,13 @@ from specdec_hf.heads.files import (
 )
 
 _LAYER, _OTHER_LAYER = "midlayer.", "layers.0."
-_OUTPUT, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
-# Published names whose weights are one matrix here -> that matrix.
+_OUTPUT, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
+# Layers of a head -> the published layers whose rows they hold together.
 _FUSED = {
-    "midlayer.qkv_proj.weight": [f"midlayer.self_attn.{x}_proj.weight" for x in "qkv"],
-    "midlayer.gate_up_proj.weight": [f"midlayer.mlp.{x}_proj.weight" for x in ("gate", "up")],
-}
-_RENAMED = {
-    "midlayer.o_proj.weight": "midlayer.self_attn.o_proj.weight",
-    "midlayer.down_proj.weight": "midlayer.mlp.down_proj.weight",
+    "midlayer.qkv_proj": [f"midlayer.self_attn.{x}_proj" for x in "qkv"],
+    "midlayer.gate_up_proj": [f"midlayer.mlp.{x}_proj" for x in ("gate", "up")],
+    "midlayer.o_proj": ["midlayer.self_attn.o_proj"],
+    "midlayer.down_proj": ["midlayer.mlp.down_proj"],
 }
 TYPE = "speculators_model_type"
 VERSION = "0.9.0"
@@ -71,8 +69,8 @@ def save_as_speculators(
     tensors = _tensors(head)
     if _OUTPUT not in tensors:
         tensors[_OUTPUT] = head.output_of(model)
-    if _EMBEDDINGS not in tensors:
-        tensors[_EMBEDDINGS] = model.get_input_embeddings().weight
+    if EMBEDDINGS not in tensors:
+        tensors[EMBEDDINGS] = model.get_input_embeddings().weight
     tensors = _renamed(tensors, _LAYER, _OTHER_LAYER)
     write_head(folder, to_speculators(head.config.to_dict(), model.config), tensors, dtype)
 
@@ -92,17 +90,11 @@ def _renamed_too(name: str, tensors: Collection[str]) -> bool:
 
 def _tensors(head: Eagle3Head) -> dict[str, torch.Tensor]:
     """What a file holds, by the published names."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, weight in head.state_dict().items():
-        if name in _FUSED:
-            sizes = _sizes(head.config)[name]
-            tensors |= dict(zip(_FUSED[name], weight.split(sizes), strict=True))
-        else:
-            tensors[_RENAMED.get(name, name)] = weight
+    tensors = published_weights(head)
     if head.own_lm_head:
         tensors[_OUTPUT] = head.lm_head
     if head.embeddings is not None:
-        tensors[_EMBEDDINGS] = head.embeddings
+        tensors[EMBEDDINGS] = head.embeddings
     tokens = head.tokens.cpu()
     tensors["d2t"] = tokens - torch.arange(len(tokens))
     tensors["t2d"] = _known(tokens, head.config)
@@ -128,23 +120,19 @@ def load_head(folder: str | Path) -> Eagle3Head:
         head = Eagle3Head(config)
     optional = {"t2d"}
     if config.target_hidden_size == config.layer.hidden_size:
-        optional |= {_OUTPUT, _EMBEDDINGS}  # the target's will do
+        optional |= {_OUTPUT, EMBEDDINGS}  # the target's will do
     if config.draft_vocab_size == config.vocab_size:
         optional.add("d2t")
     check_tensors(tensors, _expected(head), optional, folder / WEIGHTS, "EAGLE-3 head")
-    state = {}
-    for name in head.state_dict():
-        parts = _FUSED.get(name, [_RENAMED.get(name, name)])
-        state[name] = torch.cat([tensors[part].float() for part in parts])
-    head.load_state_dict(state)
+    read_published(head, tensors)
     if "d2t" in tensors:
         head.tokens = draft_tokens(tensors["d2t"], config.vocab_size)
     if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), _known(head.tokens, config)):
         raise ValueError(f"t2d of {folder / WEIGHTS} must mark the tokens of d2t and no others")
     if _OUTPUT in tensors:
         head.lm_head, head.own_lm_head = tensors[_OUTPUT].float(), True
-    if _EMBEDDINGS in tensors:
-        head.embeddings = tensors[_EMBEDDINGS].float()
+    if EMBEDDINGS in tensors:
+        head.embeddings = tensors[EMBEDDINGS].float()
     return head.eval()
 
 
@@ -155,24 +143,41 @@ def _known(tokens: torch.Tensor, config: HeadConfig) -> torch.Tensor:
     return known
 
 
-def _sizes(config: HeadConfig) -> dict[str, list[int]]:
-    """How many rows of a fused matrix each published one has."""
-    size = config.layer.intermediate_size
-    return dict(zip(_FUSED, (list(config.projected), [size, size]), strict=True))
+def published_weights(head: PairHead) -> dict[str, torch.Tensor]:
+    """The weights of a head by published names, those of its decoder layer as in ``midlayer``."""
+    tensors = {}
+    for name, weight in head.state_dict().items():
+        parts = _parts(name, head.config)
+        sizes = [rows or len(weight) for rows in parts.values()]
+        tensors |= dict(zip(parts, weight.split(sizes), strict=True))
+    return tensors
+
+
+def read_published(head: PairHead, tensors: dict[str, torch.Tensor]) -> None:
+    """Set the weights of a head from tensors as `published_weights` gives them."""
+    head.load_state_dict(
+        {
+            name: torch.cat([tensors[part].float() for part in _parts(name, head.config)])
+            for name in head.state_dict()
+        }
+    )
+
+
+def _parts(name: str, config: HeadConfig) -> dict[str, int]:
+    """Published names of what a weight consists of, and the rows of each; 0 is all of them."""
+    layer, _, kind = name.rpartition(".")
+    parts = [f"{part}.{kind}" for part in _FUSED.get(layer, [layer])]
+    sizes = {3: list(config.projected), 2: [config.layer.intermediate_size] * 2}
+    return dict(zip(parts, sizes.get(len(parts), [0]), strict=True))
 
 
 def _expected(head: Eagle3Head) -> dict[str, list[int]]:
     """Published names and shapes; the last four may be missing."""
-    config, shapes = head.config, {}
-    for name, weight in head.state_dict().items():
-        if name in _FUSED:
-            for part, rows in zip(_FUSED[name], _sizes(config)[name], strict=True):
-                shapes[part] = [rows, *weight.shape[1:]]
-        else:
-            shapes[_RENAMED.get(name, name)] = list(weight.shape)
+    config = head.config
+    shapes = {name: list(weight.shape) for name, weight in published_weights(head).items()}
     draft = config.draft_vocab_size
     shapes[_OUTPUT] = [draft, config.layer.hidden_size]
-    shapes[_EMBEDDINGS] = [config.vocab_size, config.layer.hidden_size]
+    shapes[EMBEDDINGS] = [config.vocab_size, config.layer.hidden_size]
     shapes["d2t"], shapes["t2d"] = [draft], [config.vocab_size]
     return shapes
 

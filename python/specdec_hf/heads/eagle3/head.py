@@ -35,60 +35,87 @@ class Norm(nn.RMSNorm):
         return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
-class DecoderLayer(nn.Module):
-    """A Llama layer that reads a token's embedding beside a hidden state.
+class HeadLayer(nn.Module):
+    """A Llama layer over pairs, without what it does to its input; override `combine`.
 
     The attention itself is left to the caller: drafting keeps keys and values in a cache, training
     has those of all places at hand.
+
+    Args:
+        config: of the head.
+        width: numbers of the input of the projections to queries, keys and values.
+        bias: whether these projections have a bias.
     """
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: HeadConfig, width: int, *, bias: bool = False) -> None:
         super().__init__()
         layer, size = config.layer, config.layer.hidden_size
         self.head_dim = config.head_dim
         self.projected = config.projected
-        self.norm_before_residual = config.norm_before_residual
-        self.input_layernorm = Norm(size, layer.rms_norm_eps)
-        self.hidden_norm = Norm(size, layer.rms_norm_eps)
         self.post_attention_layernorm = Norm(size, layer.rms_norm_eps)
-        self.qkv_proj = nn.Linear(2 * size, sum(self.projected), bias=False)
+        self.qkv_proj = nn.Linear(width, sum(self.projected), bias=bias)
         self.o_proj = nn.Linear(self.projected[0], size, bias=False)
         self.gate_up_proj = nn.Linear(size, 2 * layer.intermediate_size, bias=False)
         self.down_proj = nn.Linear(layer.intermediate_size, size, bias=False)
 
+    def combine(
+        self, embeddings: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The input of the projections [B, n, width] and the residual [B, n, H] of n pairs."""
+        raise NotImplementedError
+
     def project(
         self, embeddings: torch.Tensor, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [B, H, n, D], and keys and values [B, K, n, D], of n pairs.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [B, H, n, D], keys and values [B, K, n, D], and the residual of n pairs.
 
         Args:
             embeddings: [B, n, H] of their tokens.
             hidden: [B, n, H].
             rotary: cosines and sines [B or 1, 1, n, D] of their places.
         """
-        both = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(hidden)], dim=-1)
+        both, residual = self.combine(embeddings, hidden)
         heads = self.qkv_proj(both).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         turned = (sum(self.projected[:2])) // self.head_dim
         queries = self.projected[0] // self.head_dim
         qk, values = heads[:, :turned], heads[:, turned:]
         qk = _rotate(qk, *rotary)
-        return qk[:, :queries], qk[:, queries:], values
+        return qk[:, :queries], qk[:, queries:], values, residual
 
-    def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The hidden states [B, n, H] after the layer, given what attention returned."""
-        if self.norm_before_residual:
-            hidden = self.hidden_norm(hidden)
-        hidden = hidden + self.o_proj(attended.transpose(1, 2).flatten(2))
+        hidden = residual + self.o_proj(attended.transpose(1, 2).flatten(2))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         out: torch.Tensor = hidden + self.down_proj(functional.silu(gate) * up)
         return out
 
 
-class Eagle3Head(Head):
-    """An EAGLE-3 head.
+class DecoderLayer(HeadLayer):
+    """A layer that reads a token's embedding beside a hidden state, each normalised."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        size, epsilon = config.layer.hidden_size, config.layer.rms_norm_eps
+        super().__init__(config, 2 * size)
+        self.norm_before_residual = config.norm_before_residual
+        self.input_layernorm = Norm(size, epsilon)
+        self.hidden_norm = Norm(size, epsilon)
+
+    def combine(
+        self, embeddings: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed = self.hidden_norm(hidden)
+        both = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
+        return both, normed if self.norm_before_residual else hidden
+
+
+class PairHead(Head):
+    """A head with one decoder layer over pairs.
 
     Args:
         config: its sizes.
+        fc: gives hidden states [B, n, H] from features.
+        midlayer: the decoder layer.
+        norm: of the hidden states, before the output matrix.
 
     Attributes:
         embeddings: [V, H] of the target's tokens, of the head's own; None takes the target's.
@@ -97,13 +124,12 @@ class Eagle3Head(Head):
     config: HeadConfig
     embeddings: torch.Tensor | None
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(
+        self, config: HeadConfig, fc: nn.Module, midlayer: HeadLayer, norm: nn.Module
+    ) -> None:
         super().__init__(config.draft_vocab_size, config.layer.hidden_size)
         self.config = config
-        size = config.layer.hidden_size
-        self.fc = nn.Linear(config.features, size, bias=False)
-        self.midlayer = DecoderLayer(config)
-        self.norm = Norm(size, eps=config.layer.rms_norm_eps)
+        self.fc, self.midlayer, self.norm = fc, midlayer, norm
         self.register_buffer("embeddings", None, persistent=False)
         self.rotary = LlamaRotaryEmbedding(config.layer)
 
@@ -120,12 +146,29 @@ class Eagle3Head(Head):
 
     def turns(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [B, 1, n, D] of the rotary embedding at places [B, n]."""
-        cosines, sines = self.rotary(self.fc.weight, places)
+        cosines, sines = self.rotary(self.lm_head, places)
         return cosines[:, None], sines[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., draft_vocab_size] from hidden states [..., H]."""
         return functional.linear(self.norm(hidden), self.lm_head)
+
+
+class Eagle3Head(PairHead):
+    """An EAGLE-3 head.
+
+    Args:
+        config: its sizes.
+    """
+
+    fc: nn.Linear
+    midlayer: DecoderLayer
+
+    def __init__(self, config: HeadConfig) -> None:
+        size = config.layer.hidden_size
+        fc = nn.Linear(config.features, size, bias=False)
+        norm = Norm(size, eps=config.layer.rms_norm_eps)
+        super().__init__(config, fc, DecoderLayer(config), norm)
 
     def begin_as(self, model: Any) -> None:
         """Start from the target's last layer and final norm, before training.

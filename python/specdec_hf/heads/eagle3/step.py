@@ -1,4 +1,4 @@
-"""The part of an EAGLE-3 head that runs at each draft step, and its compiled form.
+"""The part of a head that runs at each draft step, and its compiled form.
 
 A graph takes weights, buffers, widths and the number of slots as inputs, so all heads of the same
 sizes share the graphs of a process. A head needs two for one sequence and two for a batch: for one
@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import pad
 
-from specdec_hf.heads.eagle3.head import Eagle3Head, HeadCache
+from specdec_hf.heads.eagle3.head import HeadCache, PairHead
 from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.compiled_call import (
     CompiledCall,
@@ -41,7 +41,7 @@ from specdec_kernels import kv_append_
 
 
 class Eagle3Step(nn.Module):
-    """A forward of an `Eagle3Head` over the keys and values of earlier pairs.
+    """A forward of a `PairHead` over the keys and values of earlier pairs.
 
     All its products are those of linear layers, also that with the output matrix, so that all of
     them can be packed. It shares the head's weights.
@@ -50,7 +50,7 @@ class Eagle3Step(nn.Module):
         head: in the dtype and on the device that it drafts in.
     """
 
-    def __init__(self, head: Eagle3Head) -> None:
+    def __init__(self, head: PairHead) -> None:
         super().__init__()
         self.fc, self.midlayer, self.norm = head.fc, head.midlayer, head.norm
         rows, size = head.lm_head.shape
@@ -102,11 +102,11 @@ class Eagle3Step(nn.Module):
             visible: slots that the pairs see; only given without a mask.
         """
         rotary = cosines[places][:, None], sines[places][:, None]
-        q, k, v = self.midlayer.project(embeddings, hidden, rotary)
+        q, k, v, residual = self.midlayer.project(embeddings, hidden, rotary)
         kv_append_([keys, values], [k, v], starts)
         slots = visible if mask is None else mask.shape[2]
         attended = _attend(q, keys[:, :, :slots], values[:, :, :slots], mask)
-        out: torch.Tensor = self.midlayer.finish(hidden, attended)
+        out: torch.Tensor = self.midlayer.finish(residual, attended)
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -240,7 +240,7 @@ class CompiledStep:
         cuda_graphs: replays steps on a CUDA device; None on others.
     """
 
-    def __init__(self, head: Eagle3Head) -> None:
+    def __init__(self, head: PairHead) -> None:
         self.packed: Any = copied(Eagle3Step(head), self._replace)
         self.eager = self.packed
         self.warm_ups = WarmUps()
@@ -279,7 +279,7 @@ class CompiledStep:
         finally:
             _graphs_of[self._run] += forward.graphs_made() - before
 
-    def warm_up(self, head: Eagle3Head, *, several: bool, check: bool) -> str | None:
+    def warm_up(self, head: PairHead, *, several: bool, check: bool) -> str | None:
         """Make the graphs for one sequence or for several, and compare them with the head's own.
 
         Args:
@@ -301,13 +301,13 @@ class CompiledStep:
         with self._lock:
             return self.cuda_graphs.lend(cache, user, borrower, weights)
 
-    def check_replays(self, head: Eagle3Head, batch_size: int) -> None:
+    def check_replays(self, head: PairHead, batch_size: int) -> None:
         """Compare logits of replayed steps with the head's own, with new inputs in each replay."""
         graphs, own, call = self.cuda_graphs, Eagle3Step(head), WarmUpCall()
         if graphs is None or graphs.reason or batch_size in self._checked:
             return
         with self._lock, compile_settings(), torch.inference_mode():
-            cache = self.lend(HeadCache(head.config, batch_size, head.fc.weight, 24), call, call)
+            cache = self.lend(HeadCache(head.config, batch_size, head.lm_head, 24), call, call)
             if isinstance(cache, str):
                 return  # another call has the buffers, so that this one runs without graphs
             try:
@@ -318,7 +318,7 @@ class CompiledStep:
                 graphs.refuse(reason)
         self._checked.add(batch_size)
 
-    def compare(self, head: Eagle3Head) -> str | None:
+    def compare(self, head: PairHead) -> str | None:
         """Compare logits of `packed` with the head's own; gives the reason of a first failure."""
         with self._lock, torch.inference_mode():
             if self._compared:
@@ -330,7 +330,7 @@ class CompiledStep:
             self.eager = own
             return f"on packed weights {reason}"
 
-    def _difference(self, head: Eagle3Head, batch_size: int, check: bool) -> str | None:
+    def _difference(self, head: PairHead, batch_size: int, check: bool) -> str | None:
         own = Eagle3Step(head)
         if check and (reason := _difference(self.packed, own, batch_size)):
             self.eager = own
@@ -369,7 +369,7 @@ def _difference(
 
 
 def compiled_step(
-    head: Eagle3Head, *, several: bool, check: bool, note: Callable[[str], None]
+    head: PairHead, *, several: bool, check: bool, note: Callable[[str], None]
 ) -> CompiledCall:
     """The compiled step of a head for one call; ``stats.eager`` says why it has no graph.
 
@@ -390,7 +390,7 @@ def compiled_step(
 
 def borrow_graphs(
     call: CompiledCall,
-    head: Eagle3Head,
+    head: PairHead,
     cache: HeadCache,
     user: Any,
     borrower: Borrower | None,
@@ -424,7 +424,7 @@ def borrow_graphs(
 
 
 def packed_step(
-    head: Eagle3Head, *, check: bool, note: Callable[[str], None]
+    head: PairHead, *, check: bool, note: Callable[[str], None]
 ) -> tuple[Any, PackedStats]:
     """The step of a head on packed weights, or on its own where that is not possible.
 
@@ -453,7 +453,7 @@ def packed_step(
     )
 
 
-def _made_for(head: Eagle3Head) -> CompiledStep:
+def _made_for(head: PairHead) -> CompiledStep:
     record = record_of(head)
     if record.compiled is None:
         with torch.inference_mode(False), torch.no_grad():

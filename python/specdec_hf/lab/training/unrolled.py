@@ -93,11 +93,12 @@ def unroll(head: Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
     places = torch.arange(size, device=batch.tokens.device)[None]
     for step in range(1, steps + 1):
         embeddings = functional.pad(batch.embeddings[:, step:], (0, 0, 0, step))
-        q, k, v = head.midlayer.project(embeddings, hidden, head.turns(places + step - 1))
+        turns = head.turns(places + step - 1)
+        q, k, v, residual = head.midlayer.project(embeddings, hidden, turns)
         share = q.shape[1] // k.shape[1]
         keys.append(k.repeat_interleave(share, dim=1))
         values.append(v.repeat_interleave(share, dim=1))
-        hidden = head.midlayer.finish(hidden, _attend(q, keys, values))
+        hidden = head.midlayer.finish(residual, _attend(q, keys, values))
         yield head.logits(hidden[:, : size - step])
 
 
