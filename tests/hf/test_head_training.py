@@ -146,8 +146,12 @@ def texts():
 
 @pytest.fixture(scope="module")
 def whole(target, texts, tmp_path_factory):
-    """An unbroken run."""
-    return trained(target, tmp_path_factory.mktemp("whole"), texts=texts)
+    """An unbroken run, on one thread as those that it is compared with: others sum otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = trained(target, tmp_path_factory.mktemp("whole"), texts=texts)
+    torch.set_num_threads(threads)
+    return made
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ Source: EAGLE, arXiv 2401.15077.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ class EagleConfig(HeadConfig):
         }  # fmt: skip
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> EagleConfig:
+    def from_dict(cls, given: dict[str, Any]) -> EagleConfig:
         """The config of a config.json in the published layout.
 
         Raises:

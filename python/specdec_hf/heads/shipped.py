@@ -92,9 +92,11 @@ def agreement_of(head: Eagle3Head, model: Any, sample: Sample) -> float | None:
         head.borrow(model)
         hidden = head.fuse(features[:, :-1].float())
         places = torch.arange(hidden.shape[1], device=model.device)[None]
-        q, k, v = head.midlayer.project(embeddings[:, 1:].float(), hidden, head.turns(places))
+        q, k, v, residual = head.midlayer.project(
+            embeddings[:, 1:].float(), hidden, head.turns(places)
+        )
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        logits = head.logits(head.midlayer.finish(hidden, attended))
+        logits = head.logits(head.midlayer.finish(residual, attended))
         first = sample.answer - 2  # the pair there drafts the first token of the answer
         drafts = head.tokens[logits[:, first:].argmax(dim=-1)]
         final = out.last_hidden_state[:, first + 1 :]

@@ -145,7 +145,7 @@ def _known(tokens: torch.Tensor, config: HeadConfig) -> torch.Tensor:
 
 def published_weights(head: PairHead) -> dict[str, torch.Tensor]:
     """The weights of a head by published names, those of its decoder layer as in ``midlayer``."""
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, weight in head.state_dict().items():
         parts = _parts(name, head.config)
         sizes = [rows or len(weight) for rows in parts.values()]
