@@ -116,7 +116,8 @@ def test_a_wrong_head_is_refused_by_name_and_a_default_call_goes_on_without(
         run(target, AutoDrafter(), **how)
     out = run(target, "auto", **how)
     assert (out.stats.drafter, out.stats.rule) == ("auto", before.stats.rule)
-    assert out.stats.notes == [f"drafter 'auto' drafts without the model's head: {refused.value}"]
+    # Another note may say that the guard, which goes by the clock, let nothing be drafted.
+    assert f"drafter 'auto' drafts without the model's head: {refused.value}" in out.stats.notes
     assert out.sequences.tolist() == before.sequences.tolist()
     assert drafts_on_host("auto", AutoDrafter(), target)
 
