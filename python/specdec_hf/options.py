@@ -33,6 +33,8 @@ LOSSY_RULES: dict[str, dict[str, float | None]] = {
     "typical": {"typical_epsilon": 0.09, "typical_delta": 0.3},
     "lenient": {"lenience": None},
 }
+# What verification can leave out. It is lossy, too, and shows what the part is for.
+ABLATIONS = ("residual",)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -72,6 +74,14 @@ def _number(rule: str, holds: Callable[[float], bool]) -> Callable[[str, Any], A
         return number
 
     return check
+
+
+def _check_ablation(name: str, value: Any) -> Any:
+    _must_be("None or a string", NoneType, str)(name, value)
+    if value not in (None, *ABLATIONS):
+        choices = ", ".join(map(repr, ABLATIONS))
+        raise ValueError(f"{name} must be None or {choices}, got {shown(value)}")
+    return value
 
 
 def _must_be(rule: str, *types: Any) -> Callable[[str, Any], Any]:
@@ -176,6 +186,17 @@ class CommonOptions:
         metadata=own(
             _number("finite and at least 0", lambda x: 0 <= x < float("inf")),
             """factor of exp(-H) in the bound of rule "typical", at least 0. None is 0.3.""",
+            with_beams=(None,),
+        ),
+    )
+    ablate: str | None = field(
+        default=None,
+        metadata=own(
+            _check_ablation,
+            """what verification leaves out, to show what it is for. None is nothing. "residual":
+            recovered tokens are drawn from P and not from the residual, so that sampled text is
+            biased towards the drafter's. It is for chains, whose rule is then "token"; see
+            docs/loop.md#without-the-residual.""",
             with_beams=(None,),
         ),
     )

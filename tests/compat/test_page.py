@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the documents are no
 def test_the_printed_code_runs(monkeypatch):
     monkeypatch.setattr(utils, "_speculative_sampling", utils._speculative_sampling)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     model = hf_models.tiny("llama")
     names = dict(model=model, assistant=model, inputs=hf_models.prompts((9,)))
     for block in blocks:
@@ -33,6 +33,8 @@ def test_the_printed_code_runs(monkeypatch):
     assert names["out"].shape == (1, 25)
     assert utils._speculative_sampling is transformers._speculative_sampling
     assert names["sequence_lengths"].tolist() == [4]
+    assert 0 < len(names["text"]) <= 16 >= len(names["best"])
+    assert names["alpha"] > 0.5  # the assistant is the model itself
 
 
 @pytest.mark.parametrize("name", MODULES)

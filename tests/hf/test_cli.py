@@ -77,6 +77,20 @@ def test_a_lossy_rule_is_said_in_a_note_and_in_the_summary(folder, tmp_path):  #
     assert (report["rule"], report["lenience"]) == ("lenient", 0.05)
 
 
+def test_a_text_without_the_residual_is_said_to_be_lossy(folder, tmp_path):  # noqa: F811
+    path = tmp_path / "out.json"
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "Say: the cat sat.", "--max-new-tokens", 8,
+        "--drafter", "layers:1", "--temperature", 1, "--ablate", "residual", "--json", path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert says(result, "rule token without the residual, lossy")
+    assert says(result, "ablate='residual' is lossy")
+    report = json.loads(path.read_text())
+    assert (report["rule"], report["ablate"]) == ("token", "residual")
+    assert report["summary"]["lossless"] is False
+
+
 def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path):  # noqa: F811
     report = tmp_path / "report.json"
     result = invoke(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.cli.checks import Settings
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.lab.bench import configs as bench_configs
 from specdec_hf.lab.bench import runs as bench_runs
@@ -83,6 +84,10 @@ def test_bench_says_which_configs_are_lossy(folder, questions, tmp_path):  # noq
     for row in others:
         assert "lossy" not in row["name"]
         assert row["identical"] == row["texts"]
+    chosen = Settings(drafter=["layers:1"], rule="token", ablate="residual")
+    loaded = SimpleNamespace(drafters=[None], dtype="float32", model=None)
+    configs, _ = bench_configs.make_configs([chosen], loaded, (), None)
+    assert configs[-1].name == "layers:1, rule token, lossy without the residual"
     refused = ("bench", "--questions", questions, "--model", folder, "--rule", "lenient")
     assert "--rule 'lenient' needs --lenience" in one_line_error(*refused, "--drafter", "auto")
     trees = one_line_error(*refused, "--lenience", 0.5, "--drafter", "token_recycling")

@@ -24,6 +24,7 @@ SCHEDULE = "--num-assistant-tokens-schedule"
 
 LOOKUP = ("--drafter", "prompt_lookup")
 LENIENT = ("--rule", "lenient", "--lenience")
+HOT = ("--prompt", "a", "--temperature", "1")
 SEVERAL = ("--drafter", "prompt_lookup", "--drafter", "layers:1")
 BEFORE_TORCH = [
     ([], "give either --prompt TEXT or --prompts FILE"),
@@ -69,6 +70,13 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--tree", "2"], "--tree needs --drafter prompt_lookup or a draft model"),
     (["--prompt", "a", "--rule", "target_only", "--gamma", "2"], "with --num-assistant-tokens"),
     (["--prompt", "a", "--tree", "2,2", "--drafter", "ngram"], "several chains, got --drafter ngr"),
+    (["--prompt", "a", "--ablate", "residual"], "residual needs --temperature above 0: greedy"),
+    ([*HOT, "--ablate", "x"], "--ablate must be None or 'residual', got 'x'"),
+    ([*HOT, "--ablate", "residual", "--rule", "block"], "--rule must be auto or token with --abl"),
+    ([*HOT, "--ablate", "residual", "--tree", "2", "--drafter", "prompt_lookup"],
+     "--ablate residual is for chains, got trees of --drafter prompt_lookup"),
+    ([*HOT, "--ablate", "residual", "--drafter", "lookahead"], "got trees of --drafter lookahead"),
+    ([*HOT, "--ablate", "residual", "--drafter", "none"], "--ablate needs a drafter, but --dra"),
     (["--prompt", "a", "--dtype", "int8"], "--dtype must be one of float32, bfloat16, float16, au"),
     (["--prompt", "a", "--device", "gpu"], "--device must be cpu, cuda, cuda:N or mps, got 'gpu'"),
     (["--prompt", "a", "--system", " "], "--system is empty"),

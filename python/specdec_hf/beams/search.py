@@ -11,6 +11,7 @@ Source: Leviathan et al., arXiv 2211.17192, appendix A.4.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -170,9 +171,16 @@ class BeamSearch:
 
     Args:
         model, call, options: as in `beam_search`, with the drafter chosen.
+        make_beams: makes the beams for model, call and steps, which say how a step is made.
     """
 
-    def __init__(self, model: Any, call: Call, options: Options) -> None:
+    def __init__(
+        self,
+        model: Any,
+        call: Call,
+        options: Options,
+        make_beams: Callable[[Any, Call, int], Beams] = Beams,
+    ) -> None:
         assert call.beams is not None
         drafter = draft_model_of(model, call, options)
         self.gamma, self.width = draft_size(call, options)
@@ -190,7 +198,7 @@ class BeamSearch:
         steps = int(budgets.min())
         if steps < call.max_new_tokens:
             self.stats.note("stopped at the model's context length")
-        self.beams = Beams(model, call, steps)
+        self.beams = make_beams(model, call, steps)
         self.text = committed_prompts(call, lengths, int(lengths.max()) + steps)
         size = call.beams.num_beams + self.gamma * self.width  # nodes of one round
         twin, self.stats.packed = pack_for(model, options.compile)

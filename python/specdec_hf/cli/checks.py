@@ -169,6 +169,7 @@ def check(settings: Settings) -> Sources:
     _check_values(settings)
     _check_drafting(settings)
     _check_abilities(settings)
+    _check_ablation(settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
@@ -223,6 +224,7 @@ def _check_drafting(settings: Settings) -> None:
         (SCHEDULE, schedule not in (None, "constant")),
         ("--tree", settings.tree is not None),
         ("--guard", settings.guard != "auto"),
+        ("--ablate", settings.ablate is not None),
     ):
         if given and "none" in settings.drafter:
             fail(f"{option} needs a drafter, but --drafter is none")
@@ -285,6 +287,19 @@ def _check_schedule(schedule: str, *, trees: bool) -> None:
         fail(f"{SCHEDULE}: {error}")
 
 
+def _check_ablation(settings: Settings) -> None:
+    if settings.ablate is None:
+        return
+    option = f"--ablate {settings.ablate}"
+    if not settings.do_sample:
+        fail(f"{option} needs --temperature above 0: greedy decoding does not sample")
+    if settings.rule not in ("auto", "token"):
+        fail(f"--rule must be auto or token with {option}, got {settings.rule!r}")
+    if settings.tree is not None or (has_own_tree(settings.drafter[0]) and not _is_auto(settings)):
+        drafters = " --drafter ".join(settings.drafter)
+        fail(f"{option} is for chains, got trees of --drafter {drafters}")
+
+
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     named = [entry for entry in map(_named, settings.drafter) if entry is not None]
     rules: tuple[str, ...]
@@ -326,6 +341,7 @@ def chains_of_auto(settings: Settings) -> str | None:
     given = {
         f"{SCHEDULE} {schedule}": schedule not in tree_schedules(),
         f"--rule {settings.rule}": settings.rule in ONLY_CHAIN_RULES,
+        f"--ablate {settings.ablate}": settings.ablate is not None,
         "--num-assistant-tokens": settings.num_assistant_tokens is not None,
     }
     return next((option for option, is_given in given.items() if is_given), None)

@@ -73,6 +73,10 @@ _WORDS = {
     "lenience": ("X", "{text}."),
     "typical_epsilon": ("X", "{text}."),
     "typical_delta": ("X", "{text}."),
+    "ablate": (
+        "residual",
+        "{text}: residual draws recovered tokens of chains from P, so that sampled text is biased.",
+    ),
     "guard": (
         "MODE",
         "on: drafts wait until plain decoding has paid for them, and pause where they are slower. "

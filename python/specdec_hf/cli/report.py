@@ -158,7 +158,8 @@ def print_summary(summary: dict[str, Any]) -> None:
     table.add_row("model", f"{summary['model']}, {summary['dtype']}, {summary['device']}")
     table.add_row("drafter", summary["drafter"])
     if not summary["lossless"]:
-        table.add_row("rule", f"{summary['rule']}, lossy")
+        without = f" without the {summary['ablate']}" if summary["ablate"] else ""
+        table.add_row("rule", f"{summary['rule']}{without}, lossy")
     table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
     if "baseline" in summary:
         table.add_row(

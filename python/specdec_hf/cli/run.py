@@ -67,7 +67,7 @@ def run(
         summary = summarize(turns, greedy=not settings.do_sample)
         summary |= {
             "model": loaded.title, "dtype": loaded.dtype, "device": str(loaded.model.device),
-            "rule": rule,
+            "rule": rule, "ablate": settings.ablate,
         }  # fmt: skip
         if not interrupted and not isinstance(failure, BrokenPipeError):
             print_summary(summary)

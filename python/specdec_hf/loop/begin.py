@@ -65,6 +65,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         call=call,
         rule=plan.rule,
         rule_parameters=plan.rule_parameters,
+        ablate=options.ablate,
         runner=runner,
         drafter=plan.drafter,
         context=context,

@@ -6,8 +6,9 @@ the last committed token, with `verify_tree`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -116,7 +117,10 @@ class Drafted:
         positions = torch.from_numpy(self.lengths).to(session.model.device, non_blocking=True)
         distribution = None if draft is None else draft.distribution
         if not session.drafts_trees:
-            verdict: Verdict | TreeVerdict = verify_chain(
+            verify: Callable[..., Verdict] = verify_chain
+            if session.ablate == "residual":
+                verify = verify_without_residual
+            verdict: Verdict | TreeVerdict = verify(
                 logits,
                 self.tokens,
                 distribution,
@@ -223,6 +227,22 @@ class Drafted:
             path, taken = chain.path, chain.tokens
         carried = path[:, :0] if self.draft is None or self.draft.carried is None else extra[0]
         return DraftOutcome(lengths, kept, path, taken, carried)
+
+
+def verify_without_residual(
+    target: torch.Tensor, draft_token_ids: torch.Tensor, draft: Any, **arguments: Any
+) -> Verdict:
+    """`verify_chain` whose recovered token is drawn from P, as after a draft that ended there.
+
+    Rule token decides draft i by the uniform of its position, so the second verification, which is
+    shown the accepted drafts alone, accepts them again. Then it draws from P, as `verify_chain`
+    does where there is no draft.
+    """
+    first = verify_chain(target, draft_token_ids, draft, **arguments)
+    number = torch.arange(draft_token_ids.shape[1], device=draft_token_ids.device)
+    accepted = draft_token_ids.masked_fill(number >= first.num_accepted[:, None], -1)
+    second = verify_chain(target, accepted, draft, **arguments)
+    return second._replace(status=first.status | second.status, accept_probs=first.accept_probs)
 
 
 def _children(tokens: list[int], parents: list[int]) -> tuple[dict[int, list[int]], int, int]:

@@ -106,6 +106,7 @@ def make_plan(model: Any, call: Call, options: Options) -> Plan:
         TypeError: a drafter or seed of a wrong type.
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
     """
+    options = _with_rule_of_ablation(call, options)
     planner = _Planner(model, call, options)
     if options.drafter != AUTO or options.tree is not None:  # only drafters serve ``tree``
         return planner.plan(options)
@@ -126,6 +127,25 @@ def make_plan(model: Any, call: Call, options: Options) -> Plan:
         except (ValueError, ImportError) as error:
             reason = str(error)
     return planner.plan(*_without_drafts(options, reason))
+
+
+def _with_rule_of_ablation(call: Call, options: Options) -> Options:
+    """The residual of chains is a part of rule token.
+
+    Raises:
+        ValueError: another rule, or a call that draws no recovered token.
+    """
+    if options.ablate is None:
+        return options
+    if not call.do_sample:
+        raise ValueError(
+            f"ablate={options.ablate!r} needs do_sample=True: greedy decoding draws no token"
+        )
+    if options.rule not in ("auto", "token"):
+        raise ValueError(
+            f"rule must be 'auto' or 'token' with ablate={options.ablate!r}, got {options.rule!r}"
+        )
+    return replace(options, rule="token")
 
 
 def plain_beams(call: Call, options: Options) -> tuple[Options, list[str]]:
@@ -199,11 +219,16 @@ class _Planner:
         model, call, lengths = self.model, self.call, self.lengths
         drafter = resolve_drafter(options.drafter, options.tree, model)
         trees = drafts_trees(drafter)
+        if trees and options.ablate is not None:
+            raise ValueError(
+                f"ablate={options.ablate!r} is for chains, got trees of {describe(drafter)}"
+            )
         rule = resolve_rule(
             options.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter)
         )
-        parameters, lossless = rule_parameters(options), drafter is None or rule not in LOSSY_RULES
-        remarks = [] if lossless else [_lossy_note(rule, parameters)]
+        parameters = rule_parameters(options)
+        remarks = [] if drafter is None else _lossy_notes(rule, parameters, options.ablate)
+        lossless = not remarks
         _check_options(model, call, options, drafter)
         chosen = None
         if call.prefill is None:
@@ -237,9 +262,20 @@ class _Planner:
         )  # fmt: skip
 
 
-def _lossy_note(rule: str, parameters: dict[str, Any]) -> str:
-    values = " and ".join(f"{name}={value:g}" for name, value in parameters.items())
-    return f"rule {rule!r} with {values} is lossy: the text need not be as the target's own"
+def _lossy_notes(rule: str, parameters: dict[str, Any], ablate: str | None) -> list[str]:
+    """What may make the text of drafts another than the target's own; empty where nothing does."""
+    notes = []
+    if rule in LOSSY_RULES:
+        values = " and ".join(f"{name}={value:g}" for name, value in parameters.items())
+        notes.append(
+            f"rule {rule!r} with {values} is lossy: the text need not be as the target's own"
+        )
+    if ablate is not None:
+        notes.append(
+            f"ablate={ablate!r} is lossy: recovered tokens are drawn from P, so that the text is "
+            "biased towards the drafter's"
+        )
+    return notes
 
 
 def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str], lossy: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ class Session:
 
     Attributes:
         rule_parameters: arguments of the ops that belong to the rule.
+        ablate: what verification leaves out, or None.
         length_policy: says how many tokens each sequence drafts.
         history: all committed tokens.
         prompt_lengths: [B] tokens of each prompt, without padding.
@@ -47,6 +48,7 @@ class Session:
     call: Call
     rule: str
     rule_parameters: dict[str, Any]
+    ablate: str | None
     runner: Runner
     drafter: Drafter | None
     context: DraftContext | None

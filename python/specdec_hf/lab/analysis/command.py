@@ -35,6 +35,7 @@ from specdec_hf.cli.run import (
 )
 from specdec_hf.cli.terminal import FAILED, fail
 from specdec_hf.lab.analysis.tables import print_report, to_dict
+from specdec_hf.options import ABLATIONS
 from specdec_hf.requirements import install_command
 from specdec_hf.schedules.base import LONGEST_DRAFT
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from specdec_hf.lab.analysis.replay import Text
 
 DRAWS = 10_000  # of the ablation's experiment
-ABLATIONS = ("residual",)
 
 Drafters = Annotated[
     list[str],

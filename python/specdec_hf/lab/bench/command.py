@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
 PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp")
-MEASURED = ("guard", "rule", *(name for names in LOSSY_RULES.values() for name in names))
+MEASURED = ("guard", "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names))
 
 Questions = Annotated[
     str,

@@ -117,6 +117,8 @@ def make_configs(
             words.append(f"lossy rule {settings.rule} {parameters}")
         elif settings.rule != "auto":
             words.append(f"rule {settings.rule}")
+        if settings.ablate is not None:
+            words.append(f"lossy without the {settings.ablate}")
         if settings.guard != "auto":
             words.append(f"guard {settings.guard}")
         configs.append(

@@ -1,0 +1,434 @@
+"""The functions of Speculative-Decoding: greedy text, distributions, beams, caches, errors."""
+
+import inspect
+import re
+
+import proofs
+import pytest
+import torch
+from specdec_hf import compat, generate
+from support import encoder_models, hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE, chi_square
+from support.sources import ROOT
+from transformers import DynamicCache
+
+NEW, NO_END = 20, 500  # an id beyond the vocabulary ends nothing
+PROMPT = hf_models.prompts((9,))["input_ids"][0].tolist()
+PROCESSORS = {
+    "multinomial": compat.MultinomialProcessor(0.7),
+    "top-k": compat.TopKProcessor(0.7, top_k=9),
+    "nucleus": compat.NucleusProcessor(1.0, top_p=0.8),
+    "cold nucleus": compat.NucleusProcessor(0.6, top_p=0.8),
+    "top-k nucleus": compat.TopKNucleusProcessor(1.0, top_k=9, top_p=0.8),
+    "hot top-k nucleus": compat.TopKNucleusProcessor(1.7, top_k=9, top_p=0.8),
+}
+
+
+class WithoutEven(compat.GreedyProcessor):
+    """Writes to the logits that it gets, as the program's own processors do."""
+
+    def _process(self, logits):
+        logits[..., ::2] = -1e20
+        return logits
+
+
+class ColdWithoutEven(compat.MultinomialProcessor):
+    _process = WithoutEven._process
+
+
+def plain(name="llama", **settings):
+    """The new tokens that Transformers gives."""
+    ids = torch.tensor([PROMPT])
+    settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": NO_END, **settings}
+    out = hf_models.tiny(name).generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    return out[0, len(PROMPT) :].tolist()
+
+
+def speculative(name="llama", drafter=None, **settings):
+    settings = {"max_gen_len": NEW, "eos_tokens_id": NO_END, **settings}
+    drafter = drafter or hf_models.perturbed(name, 0.2)
+    return compat.speculative_generate(PROMPT, drafter, hf_models.tiny(name), **settings)
+
+
+def filters(processor):
+    return {n: getattr(processor, n) for n in ("top_k", "top_p") if hasattr(processor, n)}
+
+
+def distribution(processor, row):
+    """A processor's distribution by its definition: filters at temperature 1, then the temperature.
+
+    Returns [V] float64.
+    """
+    kept = proofs.filtered_distribution(row, **filters(processor)) > 0
+    cold = proofs.filtered_distribution(row, temperature=processor.temperature)
+    cold = torch.where(kept, cold, 0.0)
+    return cold / cold.sum()
+
+
+def rows(number=6):
+    return 2 * torch.randn(number, hf_models.VOCAB, generator=torch.Generator().manual_seed(4))
+
+
+# Texts.
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_greedy_texts_are_those_of_model_generate(name):
+    want = plain(name)
+    assert compat.autoregressive_generate(PROMPT, hf_models.tiny(name), NEW, eos_tokens_id=500) == (
+        want
+    )
+    for settings in ({}, {"gamma": 1}, {"gamma": 0}, {"use_egag": True, "gamma_max": 7}):
+        text, rate = speculative(name, **settings)
+        assert text == want
+        assert (0 < rate < 1) == (settings.get("gamma") != 0)
+    assert speculative(name, drafter=hf_models.tiny(name)) == (want, 1.0)
+
+
+def test_a_text_ends_with_the_first_of_several_ids():
+    want = plain()
+    ends = [want[12], want[7], 2**20]
+    cut = plain(eos_token_id=ends)
+    assert len(cut) <= 8
+    assert speculative(eos_tokens_id=ends)[0] == cut
+    model = hf_models.tiny("llama")
+    assert compat.autoregressive_generate(PROMPT, model, eos_tokens_id=ends) == cut
+    assert compat.autoregressive_generate(PROMPT, model, eos_tokens_id=int(cut[-1])) == cut
+
+
+def test_a_text_ends_with_the_context():
+    model = hf_models.build("llama", context=16)
+    text, _ = compat.speculative_generate(PROMPT, model, model, eos_tokens_id=NO_END)
+    assert len(text) == 16 - len(PROMPT)
+
+
+def test_processors_of_the_callers_own_change_target_and_text():
+    want = plain(suppress_tokens=list(range(0, hf_models.VOCAB, 2)))
+    assert want != plain()
+    assert speculative(logits_processor=WithoutEven())[0] == want
+    model = hf_models.tiny("llama")
+    text = compat.autoregressive_generate(PROMPT, model, 30, ColdWithoutEven(0.5), NO_END)
+    assert len(text) == 30
+    assert all(token % 2 for token in text)
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_sampled_texts_follow_from_the_default_generator(case):
+    def drawn(seed, **settings):
+        torch.manual_seed(seed)
+        return speculative(logits_processor=PROCESSORS[case], **settings)
+
+    assert drawn(3) == drawn(3)
+    assert len({tuple(drawn(seed)[0]) for seed in range(3)}) > 1
+    assert 0 < drawn(3)[1] < 1
+    torch.manual_seed(3)
+    model = hf_models.tiny("llama")
+    alone = compat.autoregressive_generate(PROMPT, model, NEW, PROCESSORS[case], NO_END)
+    assert len(alone) == NEW
+
+
+def asked(monkeypatch, processor, **settings):
+    """The arguments that `generate` gets."""
+    found = {}
+
+    def record(model, **kwargs):
+        found.update(kwargs)
+        return generate(model, **kwargs)
+
+    monkeypatch.setattr(compat, "generate", record)
+    speculative(logits_processor=processor, **settings)
+    return found
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_the_loop_samples_from_the_distribution_of_a_processor(case, monkeypatch):
+    processor = PROCESSORS[case]
+    given = asked(monkeypatch, processor)
+    of_op = {name: given[name] for name in ("temperature", "top_k", "top_p", "min_p")}
+    assert (given["rule"], given["do_sample"]) == ("token", True)
+    for row in rows():
+        made = row[None].clone()
+        for process in given.get("logits_processor", ()):
+            made = process(None, made)
+        found = proofs.filtered_distribution(made[0], **of_op)
+        torch.testing.assert_close(found, distribution(processor, row))
+    after = {"temperature": processor.temperature, **filters(processor)}
+    late = [proofs.filtered_distribution(row, **after) for row in rows()]
+    unlike = [
+        not torch.allclose(p, distribution(processor, r)) for p, r in zip(late, rows(), strict=True)
+    ]
+    assert any(unlike) == case.startswith(("cold", "hot")), "the control: filters at the end"
+
+
+def test_skipping_the_adjustment_leaves_out_the_residual(monkeypatch):
+    processor = PROCESSORS["multinomial"]
+    assert asked(monkeypatch, processor, skip_sample_adjustment=True)["ablate"] == "residual"
+    assert "ablate" not in asked(monkeypatch, processor)
+    assert speculative(skip_sample_adjustment=True)[0] == plain()
+
+    def drawn(**settings):
+        torch.manual_seed(1)
+        return speculative(logits_processor=processor, **settings)[0]
+
+    assert drawn(skip_sample_adjustment=True) != drawn()
+
+
+def test_egag_reaches_its_schedule(monkeypatch):
+    given = asked(
+        monkeypatch, compat.GREEDY, use_egag=True, gamma_min=2, gamma_max=6, egag_ema_beta=0.25
+    )
+    schedule = given["num_assistant_tokens_schedule"]
+    assert (schedule.name, schedule.gamma_min, schedule.gamma_max) == ("egag", 2, 6)
+    assert schedule.beta == 0.25
+
+
+# Logits processors.
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_processors_give_their_distribution_and_change_no_logits(case):
+    processor, logits = PROCESSORS[case], rows()
+    before = logits.clone()
+    for shaped in (logits, logits.view(2, 3, -1)):
+        probs = processor(shaped)
+        assert probs.dtype == torch.float32
+        for row, found in zip(before, probs.reshape(6, -1), strict=True):
+            torch.testing.assert_close(
+                found.double(), distribution(processor, row), atol=1e-6, rtol=1e-5
+            )
+    assert logits.equal(before)
+
+
+def test_tokens_are_drawn_from_the_probabilities():
+    probs = torch.tensor([0.5, 0.0, 0.2, 0.3])
+    torch.manual_seed(0)
+    tokens = compat.MultinomialProcessor(1.0).sample(probs.expand(2, 2000, 4))
+    assert (tokens.shape, tokens.dtype) == ((2, 2000, 1), torch.int64)
+    assert chi_square(tokens.flatten(), probs.double()) > SIGNIFICANCE
+    assert chi_square(tokens.flatten(), torch.tensor([0.4, 0.0, 0.3, 0.3])) < SIGNIFICANCE
+    assert compat.GREEDY.sample(probs[None]).tolist() == [[0]]
+    with pytest.raises(RuntimeError, match=r"a distribution in every row, got none in rows \[1\]"):
+        compat.MultinomialProcessor(1.0).sample(torch.stack([probs, probs * 0]))
+
+
+# Beams.
+
+
+def searched(name, width, top_k, min_length, alpha, ends, steps=NEW):
+    """The best text by the definition, with a forward over the whole text for every beam."""
+
+    def score(text, total):
+        return total / ((min_length + len(text)) / (min_length + 1)) ** alpha
+
+    model, running, ended = hf_models.tiny(name), [([], 0.0)], []
+    for step in range(steps):
+        found = [(score(text, total), text, total, True) for text, total in ended]
+        for text, total in running:
+            with torch.no_grad():
+                row = model(torch.tensor([PROMPT + text])).logits[0, -1].log_softmax(-1)
+            best = row.topk(min(width if step == 0 else top_k, len(row)))
+            if step == 0:
+                best = row.topk(max(width, top_k))
+            for logprob, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                longer = [*text, token]
+                found.append((score(longer, total + logprob), longer, total + logprob, False))
+        found = sorted(found, key=lambda one: one[0], reverse=True)[:width]
+        ended = [(text, total) for _, text, total, over in found if over or text[-1] in ends]
+        running = [(t, total) for _, t, total, over in found if not over and t[-1] not in ends]
+        if not running:
+            break
+    return max([*ended, *running], key=lambda one: score(*one))[0]
+
+
+def beams(name="llama", **settings):
+    settings = {"max_gen_len": NEW, "eos_tokens_id": NO_END, **settings}
+    return compat.beam_search_generate(PROMPT, hf_models.tiny(name), **settings)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.2, 3.0])
+@pytest.mark.parametrize(("width", "top_k"), [(2, 3), (4, 3), (6, 1), (3, 40)])
+def test_beams_are_those_of_the_definition(width, top_k, alpha):
+    """With ids that end some texts early, so that the length penalty decides."""
+    ends = [5, 11, 20, 30, 41, 60]
+    want = searched("llama", width, top_k, 5.0, alpha, ends)
+    found = beams(num_beams=width, top_k=top_k, alpha=alpha, eos_tokens_id=ends)
+    assert found == want
+
+
+def test_the_length_penalty_decides_between_texts_that_ended():
+    ends = [5, 11, 20, 30, 41, 60]
+    lengths = {
+        alpha: len(beams(num_beams=6, alpha=alpha, eos_tokens_id=ends)) for alpha in (0.0, 4.0)
+    }
+    assert lengths[0.0] < lengths[4.0]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_beams_without_ends_are_those_of_transformers(name):
+    for width in (2, 4):
+        want = plain(name, num_beams=width, length_penalty=0.0)
+        assert beams(name, num_beams=width, top_k=hf_models.VOCAB) == want
+    assert beams(name, num_beams=1) == plain(name)
+
+
+def test_models_without_a_prompt_of_their_own_are_refused_by_name():
+    model = encoder_models.tiny("bart")
+    for call, name in (
+        (lambda: compat.beam_search_generate(PROMPT, model), "model"),
+        (lambda: compat.autoregressive_generate(PROMPT, model), "model"),
+        (lambda: compat.speculative_generate(PROMPT, None, model), "target"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be a decoder-only model with the gen"):
+            call()
+
+
+# The residual and the caches.
+
+
+def test_the_residual_is_normalised():
+    p, q = rows(2).softmax(-1).split(1)
+    residual = compat.max_fn(p - q)
+    torch.testing.assert_close(residual, (p - q).clamp(min=0) / (p - q).clamp(min=0).sum())
+    with pytest.raises(ValueError, match="x must have a positive entry in every row, got Tensor"):
+        compat.max_fn(torch.stack([p - q, p - p]))
+
+
+def cached(tokens):
+    cache = DynamicCache(config=hf_models.tiny("llama").config)
+    with torch.no_grad():
+        hf_models.tiny("llama")(torch.tensor([tokens]), past_key_values=cache)
+    return cache
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_pruned_cache_is_that_of_the_shorter_text(number):
+    cache, shorter = cached(PROMPT), cached(PROMPT[: len(PROMPT) - number])
+    layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+    tuples = compat.prune_cache(layers, number)
+    assert compat.prune_cache(cache, number) is cache
+    assert cache.get_seq_length() == len(PROMPT) - number
+    for n, layer in enumerate(shorter.layers):
+        for found in ((cache.layers[n].keys, cache.layers[n].values), tuples[n]):
+            torch.testing.assert_close(found, (layer.keys, layer.values))
+
+
+def test_what_an_encoder_gave_is_not_pruned():
+    x = torch.arange(24.0).view(1, 2, 6, 2)
+    (layer, absent) = compat.prune_cache(((x, x + 1, x + 2, x + 3), None), 2)
+    assert absent is None
+    assert [t.shape[2] for t in layer] == [4, 4, 6, 6]
+    assert layer[1].equal((x + 1)[:, :, :4])
+    assert compat.prune_cache(None, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("cache", "number", "error", "message"),
+    [
+        ([], 1, ValueError, "cache must be None, a tuple of layers or a DynamicCache, got list"),
+        (((torch.ones(1, 1, 3, 1),) * 2,), 4, ValueError, "at most the 3 tokens of the cache, g"),
+        (None, -1, ValueError, "num_tokens_to_discard must be at least 0, got -1"),
+        (None, 1.5, TypeError, "num_tokens_to_discard must be an integer, got 1.5"),
+    ],
+)
+def test_wrong_caches_are_named(cache, number, error, message):
+    with pytest.raises(error, match=message):
+        compat.prune_cache(cache, number)
+    with pytest.raises(ValueError, match="at most the 9 tokens of the cache, got 10"):
+        compat.prune_cache(cached(PROMPT), 10)
+
+
+# What is printed, wrong arguments, the page.
+
+
+class Letters:
+    def decode(self, tokens):
+        return "".join(chr(65 + token) for token in tokens)
+
+
+def test_debug_prints_every_round_and_every_step(capsys):
+    text, _ = speculative(debug=True, gamma=3, drafter=hf_models.perturbed("llama", 0.4))
+    lines = capsys.readouterr().out
+    shown = re.findall(r"^  (?:accepted|recovered|bonus|plain): \[(.*)\]$", lines, re.MULTILINE)
+    assert [int(token) for part in shown for token in part.split(", ")] == text
+    accepted = re.findall(r"^position \d+: (\d) of (\d) drafts accepted$", lines, re.MULTILINE)
+    assert len(accepted) > 2
+    assert "  rejected: [" in lines
+    assert lines.endswith(f"{NEW} tokens, ended by length\n")
+    speculative(debug=True, tokenizer=Letters(), drafter=hf_models.tiny("llama"))
+    assert f"plain: {Letters().decode(text[:1])!r}" in capsys.readouterr().out
+    best = beams(debug=True, num_beams=2, max_gen_len=5)
+    *_, first, _ = capsys.readouterr().out.splitlines()
+    assert first.endswith(f" {best}")
+
+
+class OwnSample(compat.MultinomialProcessor):
+    def sample(self, probs):
+        return probs.argmin(-1, keepdim=True)
+
+
+class OwnCall(compat.MultinomialProcessor):
+    def __call__(self, logits):
+        return logits.softmax(-1)
+
+
+REFUSED = {
+    "temperature": (lambda: compat.MultinomialProcessor(0), ValueError, "must be above 0, got 0"),
+    "cold": (lambda: compat.GreedyProcessor(-1), ValueError, "temperature must be finite and >= 0"),
+    "top_k": (lambda: compat.TopKProcessor(1, 0), ValueError, "top_k must be at least 1, got 0"),
+    "top_p": (lambda: compat.NucleusProcessor(1, 1.5), ValueError, "top_p must be in (0, 1], got"),
+    "both": (lambda: compat.TopKNucleusProcessor(1, 3, 0), ValueError, "top_p must be in (0, 1]"),
+    "processor": (lambda: speculative(logits_processor=3), TypeError, "must be a LogitsProcessor"),
+    "sample": (
+        lambda: speculative(logits_processor=OwnSample(1)),
+        ValueError,
+        "logits_processor must have the sample method of GreedyProcessor or MultinomialProcessor",
+    ),
+    "call": (lambda: speculative(logits_processor=OwnCall(1)), ValueError, "got OwnCall with its"),
+    "flag": (lambda: speculative(use_egag=1), TypeError, "use_egag must be True or False, got 1"),
+    "length": (lambda: speculative(max_gen_len=0), ValueError, "max_gen_len must be at least 1"),
+    "ends": (lambda: speculative(eos_tokens_id=[]), ValueError, "eos_tokens_id must have at least"),
+    "end": (lambda: speculative(eos_tokens_id="a"), TypeError, "eos_tokens_id must be a sequence"),
+    "padding": (lambda: speculative(pad_token_id=-1), ValueError, "pad_token_id must be at least"),
+    "gamma": (lambda: speculative(gamma=-1), ValueError, "gamma must be at least 0, got -1"),
+    "beams": (lambda: beams(num_beams=0), ValueError, "num_beams must be at least 1, got 0"),
+    "continuations": (lambda: beams(top_k=0), ValueError, "top_k must be at least 1, got 0"),
+    "alpha": (lambda: beams(alpha=-1), ValueError, "alpha must be at least 0, got -1"),
+    "target": (
+        lambda: compat.speculative_generate(PROMPT, None, 3),
+        TypeError,
+        "target must be a causal language model",
+    ),
+    "inputs": (
+        lambda: compat.autoregressive_generate([], hf_models.tiny("llama")),
+        ValueError,
+        "inputs must have at least one token, got none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_arguments_are_refused_by_name(case):
+    call, error, message = REFUSED[case]
+    with pytest.raises(error) as raised:
+        call()
+    assert message in str(raised.value)
+
+
+def test_the_arguments_are_those_of_the_paper():
+    paper = {
+        "tokenizer": None, "gamma": 5, "use_egag": False, "gamma_min": 1, "gamma_max": None,
+        "egag_ema_beta": 0.0, "logits_processor": compat.GREEDY, "max_gen_len": 40,
+        "eos_tokens_id": 1, "pad_token_id": 0, "use_cache": False, "skip_sample_adjustment": False,
+        "first_target": True, "debug": False,
+    }  # fmt: skip
+    found = inspect.signature(compat.speculative_generate).parameters
+    assert list(found)[:3] == ["inputs", "drafter", "target"]
+    assert {name: one.default for name, one in list(found.items())[3:]} == paper
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documents are not here")
+def test_the_page_lists_every_name():
+    page = (ROOT / "docs" / "compat.md").read_text()
+    row = re.search(r"^\| `specdec_hf.compat` \|(.*?)\|", page, re.MULTILINE)[1]
+    assert set(re.findall(r"`(\w+)`", row)) == set(compat.__all__)

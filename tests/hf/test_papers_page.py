@@ -1,0 +1,80 @@
+"""docs/papers.md: its commands are accepted, the names in it exist, and its links lead on."""
+
+import re
+import shlex
+
+import pytest
+import specdec_hf
+from specdec_hf import compat
+from support.cli_models import invoke, says, write_folder
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.sources import ROOT
+
+import specdec_kernels
+from specdec_kernels import analysis
+
+PAGE = ROOT / "docs" / "papers.md"
+TEXT = PAGE.read_text() if PAGE.is_file() else ""
+COMMANDS = sorted({*re.findall(r"`python -m specdec_hf ((?:generate|analyze|bench) [^`]*)`", TEXT)})
+
+pytestmark = pytest.mark.skipif(not TEXT, reason="the documents are not beside the tests")
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """What the words of the page stand for; nothing is loaded."""
+
+    def reached(*_, **__):
+        raise ValueError("a model would be loaded")
+
+    for module in ("cli.run", "lab.analysis.command", "lab.bench.command"):
+        monkeypatch.setattr(f"specdec_hf.{module}.load_models", reached)
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"category": "a", "turns": ["Why?"]}\n' * 4)
+    return {"FOLDER": str(write_folder(tmp_path / "model")), "FILE": str(file), "TEXT": "Why?"}
+
+
+def run(command, places):
+    words = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in command]
+    return invoke(*words)
+
+
+def test_the_commands_are_accepted(places, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(COMMANDS) > 40
+    for command in COMMANDS:
+        result = run(shlex.split(command), places)
+        assert says(result, "a model would be loaded"), f"{command}: {result.output}"
+    refused = run(shlex.split("generate --prompt TEXT --drafter rest"), places)
+    assert not says(refused, "a model would be loaded"), "the control"
+
+
+def test_the_names_of_the_page_exist():
+    for call in re.findall(r"`(specdec_kernels|specdec_host)\.(\w+)\(", TEXT):
+        assert hasattr(__import__(call[0]), call[1]), call
+    for name in re.findall(r"`(\w+(?:Cascade|Drafter|Tree|Spec|Queue))\b", TEXT):
+        assert name in specdec_hf.__all__, name
+    listed = re.findall(r"`(\w+)`(?:, `(\w+)`)*(?:, `(\w+)`)? of `specdec_kernels.analysis`", TEXT)
+    for name in {*sum(listed, ()), *re.findall(r"`specdec_kernels\.analysis\.(\w+)`", TEXT)} - {""}:
+        assert hasattr(analysis, name), name
+    program = TEXT.partition("## The program")[2].partition("\n## ")[0]
+    for name in re.findall(r"`(\w+(?:_generate|_fn|_cache|Processor))`", program):
+        assert name in compat.__all__, name
+    for name in ("tree_attention", "cached_attention", "expand_tree", "rerank_tree"):
+        assert hasattr(specdec_kernels, name) == (f"`{name}`" in TEXT)
+
+
+def anchors(page):
+    """The addresses of the headings of a page, as the documents and GitHub make them."""
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        yield re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+
+
+def test_the_links_of_the_page_lead_to_headings():
+    links = re.findall(r"\]\((?!https:)([\w/-]+\.md)(?:#([\w-]+))?\)", TEXT)
+    assert len(links) > 60
+    for name, section in links:
+        page = PAGE.parent / name
+        assert page.is_file(), name
+        assert not section or section in anchors(page), f"{name}#{section}"
