@@ -69,12 +69,12 @@ def oracle_factor(alpha: float, cost: float) -> float:
 
     A round then has 1 / (1 - alpha) tokens, of which one is not drafted, and takes
     1 + cost * alpha / (1 - alpha) plain steps. It is infinite where drafts cost nothing and are all
-    accepted.
+    accepted, and 1 where a draft costs more than a plain step, so that none is made.
 
     >>> round(oracle_factor(0.75, 0.25), 3)
     2.286
     """
-    seconds = 1 - alpha + cost * alpha
+    seconds = 1 - alpha + min(cost, 1) * alpha
     return 1 / seconds if seconds > 0 else math.inf
 
 

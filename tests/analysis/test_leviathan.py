@@ -87,6 +87,7 @@ def test_an_oracle_drafts_what_is_accepted_and_no_more():
         assert all(oracle_factor(alpha, cost) >= walltime_factor(alpha, g, cost) for g in range(65))
     assert oracle_factor(1, 0) == math.inf
     assert oracle_factor(1, 0.25) == 4  # every token is a draft
+    assert oracle_factor(0.9, 1.5) == 1  # none is
 
 
 def test_an_oracle_improves_the_best_gamma_by_up_to_60_percent():
