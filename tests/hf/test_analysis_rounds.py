@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from specdec_hf import ModelDrafter, PromptLookupDrafter
+from specdec_hf.drafters.lookahead import LookaheadDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
@@ -158,6 +159,7 @@ def tree_drafters(model):
     return {
         "eagle3": Eagle3Drafter(head_for(model, noise=0.1)),
         "token_recycling": TokenRecyclingDrafter(),
+        "lookahead": LookaheadDrafter(),
         "merged": TrieDrafter(
             [PromptLookupDrafter(min_ngram=1), ModelDrafter(hf_models.with_noise(model, 0.2))],
             TrieTree(3, 3, 9),
@@ -166,7 +168,7 @@ def tree_drafters(model):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["eagle3", "token_recycling", "merged"])
+@pytest.mark.parametrize("name", ["eagle3", "token_recycling", "lookahead", "merged"])
 def test_a_tree_is_accepted_as_often_as_the_target_draws_one_of_its_children(name, sampling):
     model = hf_models.tiny("llama")
     arguments = {"do_sample": sampling is SAMPLING, "max_new_tokens": 16}

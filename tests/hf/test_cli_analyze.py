@@ -103,8 +103,12 @@ def test_figures_and_page_are_written(analysed):
     )
     assert "Hello hello &amp; &lt;b&gt;" in page
     assert "not asked" not in page
-    for title in ("Table 2: measured", "Section 3.4: arithmetic", "Without the residual"):
+    for title in (
+        "Table 2: measured", "Section 3.4: arithmetic", "Without the residual", "Table 3 as printed"
+    ):  # fmt: skip
         assert f"<h2>{title}" in page
+    expected = "".join(f"<td>{x}</td>" for x in ("0.75", "0.02", "3.16x", "3.2x", "3.4x"))
+    assert expected in page
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -34,7 +34,7 @@ from specdec_hf.cli.run import (
 )
 from specdec_hf.cli.terminal import FAILED, fail
 from specdec_hf.lab.analysis.printing import print_report
-from specdec_hf.lab.analysis.tables import tables_of
+from specdec_hf.lab.analysis.tables import printed_tables, tables_of
 from specdec_hf.lab.bench.configs import merged
 from specdec_hf.requirements import install_command
 from specdec_hf.schedules.base import LONGEST_DRAFT
@@ -325,7 +325,8 @@ def analyze(analysis: Analysis, output: Path | None, json_file: Path | None) -> 
     if output is not None and last:
         from specdec_hf.lab.analysis.figures import write_pictures
 
-        write_pictures(output, loaded, analysis.prompts, settings, last, plain, tables)
+        every = [*tables, *printed_tables()]
+        write_pictures(output, loaded, analysis.prompts, settings, last, plain, every)
     write_json(json_file, _report(analysis, loaded, found))
     if failed:
         _tell(failed)
@@ -335,7 +336,7 @@ def _report(analysis: Analysis, loaded: Loaded, found: Found) -> dict[str, Any]:
     """All that was measured, as plain values for JSON."""
     from specdec_kernels.analysis import LENIENCE_SPEEDS, TABLE_1, lenience_speeds, table_1
 
-    printed = {
+    printed: dict[str, Iterable[tuple[Any, Any]]] = {
         "table_1": zip(TABLE_1, table_1(), strict=True),
         "lenience_speeds": zip(LENIENCE_SPEEDS, lenience_speeds(), strict=True),
     }

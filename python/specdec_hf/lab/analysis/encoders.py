@@ -59,7 +59,7 @@ def load_encoder_decoder(settings: Settings, sources: Sources, say: Say) -> Load
             continue
         draft_model = _load(found, device, model.dtype, say)
         try:
-            sampling = sampling_of(split_options(name, SAMPLING)[1])
+            sampling: dict[str, Any] = sampling_of(split_options(name, SAMPLING)[1])
             drafters.append(ModelDrafter(draft_model, **sampling))
         except ValueError as error:
             fail(f"--drafter {name}: {error}")

@@ -218,7 +218,8 @@ class Measurement:
         )
         stream = decoder.stream(self.model, **self.inputs[i], **self.arguments)
         steps, output = run_stream(stream, lambda step: self.advance(len(step.tokens)))
-        for step in steps if on_step is not None else ():
-            on_step(step)
+        if on_step is not None:
+            for step in steps:
+                on_step(step)
         stats: SpecStats = output.stats
         return stats

@@ -35,7 +35,7 @@ def measure_operations(
     if drafts_trees(drafter):
         return None
     positions = replay(drafter, model, text, sampling, compile=False)
-    counts = []
+    counts: list[int] = []
     for number in range(COUNTED):
         with FlopCounterMode(display=False) as counter:
             position = next(positions, None)

@@ -111,7 +111,8 @@ def write_text(
         )
     prompt, encoded, encoder = inputs["input_ids"][0].tolist(), None, None
     if is_encoder_decoder(model):
-        call = prepare_call(model, **inputs, **settings)
+        arguments: dict[str, Any] = {**inputs, **settings}
+        call = prepare_call(model, **arguments)
         prompt, encoded, encoder = call.prompt_ids[0].tolist(), call.encoded, call.encoder
     answer = [token for step in steps for token in step.tokens]
     tokens = np.array([*prompt, *answer])
@@ -160,7 +161,7 @@ def replay(
         children = [token for token in _children(draft) if token < len(p)]
         yield Position(index, p, _q(draft, len(p)), logits, draft, children)
         if drafter.candidates:
-            drafter.observe(history, _candidates(drafter.candidates, history, logits))
+            drafter.observe(history, _candidates(drafter.candidates, history, logits, draft))
         none = np.zeros((1, 0), dtype=np.int64)
         drafter.commit(DraftOutcome.of_chain(np.array([index]), np.array([0]), none))
         begin = index - 1 if i else 0  # the first round reads the prompt
@@ -192,7 +193,13 @@ def _children(draft: Draft | None) -> list[int]:
     return list(dict.fromkeys(children))
 
 
-def _candidates(count: int, history: History, logits: Tensor) -> Candidates:
-    """The target's next tokens after the pending token alone: what follows a draft is unknown."""
+def _candidates(count: int, history: History, logits: Tensor, draft: Draft | None) -> Candidates:
+    """The target's next tokens after the pending token alone: what follows a draft is unknown.
+
+    The nodes of a tree have rows, as absent ones.
+    """
+    nodes = 0 if draft is None or draft.parents is None else draft.tokens.shape[1]
     ids = logits.topk(min(count, len(logits))).indices.numpy()
-    return Candidates(history.last(1), np.array([[-1]]), ids[None, None])
+    tokens = np.concatenate([history.last(1), np.full((1, nodes), -1)], axis=1)
+    rows = np.broadcast_to(ids, (1, 1 + nodes, len(ids)))
+    return Candidates(tokens, np.full_like(tokens, -1), rows)

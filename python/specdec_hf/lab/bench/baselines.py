@@ -28,10 +28,12 @@ class Baseline(ABC):
     Attributes:
         chains: how many chains K are drafted side by side. They begin with the K likeliest tokens
             where there are several, and are drawn otherwise.
+        samples: whether text may be sampled.
         rounds: forwards of the target in the last call.
     """
 
     chains = 1
+    samples = True
 
     def __init__(self, model: PreTrainedModel, drafter: PreTrainedModel, gamma: int) -> None:
         self.model, self.drafter, self.gamma = model, drafter, gamma
@@ -62,8 +64,10 @@ class Baseline(ABC):
         """[1, W] token ids of one prompt and its answer; random numbers are torch's own.
 
         Raises:
-            ValueError: several prompts.
+            ValueError: several prompts, or sampled text of which the longest chain would be biased.
         """
+        if do_sample and not self.samples:
+            raise ValueError("do_sample must be False: the longest of sampled chains is biased")
         if len(input_ids) != 1:
             raise ValueError(f"input_ids must be of one sequence, got {len(input_ids)}")
         sampling = {
@@ -145,24 +149,13 @@ class BestOf(Baseline):
     SpecInfer (arXiv 2305.09781) compares its trees with.
     """
 
+    samples = False
+
     def __init__(
         self, model: PreTrainedModel, drafter: PreTrainedModel, gamma: int, chains: int
     ) -> None:
         super().__init__(model, drafter, gamma)
         self.chains = chains
-
-    def generate(
-        self, input_ids: Tensor, max_new_tokens: int, do_sample: bool, **arguments: Any
-    ) -> Tensor:
-        """As in `Baseline`.
-
-        Raises:
-            ValueError: sampled text, of which the longest chain would be biased.
-        """
-        if do_sample:
-            raise ValueError("do_sample must be False: the longest of sampled chains is biased")
-        ids: Tensor = super().generate(input_ids, max_new_tokens, do_sample, **arguments)
-        return ids
 
     def choose(self, p: Tensor, q: Tensor, drafts: Tensor) -> tuple[int, int, int]:
         chosen = p.argmax(-1)
