@@ -18,6 +18,7 @@ from specdec_kernels.analysis.acceptance import (
     typical_set,
 )
 from specdec_kernels.analysis.baselines import (
+    best_of_likeliest_tokens,
     best_of_tokens,
     rejection_acceptance,
     rejection_mass,
@@ -74,6 +75,7 @@ __all__ = [
     "acceptance_rate",
     "acceptance_uniforms",
     "accepted_mass",
+    "best_of_likeliest_tokens",
     "best_of_tokens",
     "block_acceptance",
     "clustered_mean",

@@ -40,7 +40,7 @@ def best_of_tokens(alpha: float, gamma: int, sequences: int) -> float:
     Each chain of gamma drafts is accepted token by token with probability alpha, independently of
     the others, and the recovered or bonus token is included. Greedy decoding alone is lossless with
     it: the longest of several sampled chains is not distributed as P, because a chain that holds
-    likelier tokens gets longer. In greedy decoding chains of one drafter agree, so it is a bound.
+    likelier tokens gets longer.
 
     Source: the batched extension in appendix A of Stratos's notes on speculative decoding.
 
@@ -50,8 +50,32 @@ def best_of_tokens(alpha: float, gamma: int, sequences: int) -> float:
     >>> best_of_tokens(0.5, 2, 1), best_of_tokens(0.5, 2, 2)
     (1.75, 2.1875)
     """
-    if gamma < 0:
-        raise ValueError(f"gamma must be at least 0, got {gamma}")
+    _check_gamma(gamma)
     if sequences < 1:
         raise ValueError(f"sequences must be at least 1, got {sequences}")
     return 1 + sum(1 - (1 - alpha**i) ** sequences for i in range(1, gamma + 1))
+
+
+def best_of_likeliest_tokens(first: float, alpha: float, gamma: int) -> float:
+    """The same for the chains of one greedy drafter that begin with its K likeliest tokens.
+
+    At most one of them begins with the target's token, and goes on as a single chain does.
+
+    Args:
+        first: probability that the target's token is among the K likeliest.
+        alpha: probability that each later draft of that chain is accepted.
+        gamma: drafts of each chain.
+
+    Raises:
+        ValueError: gamma below 0.
+
+    >>> best_of_likeliest_tokens(0.75, 0.5, 2)
+    2.125
+    """
+    _check_gamma(gamma)
+    return 1 + first * sum(alpha**i for i in range(gamma))
+
+
+def _check_gamma(gamma: int) -> None:
+    if gamma < 0:
+        raise ValueError(f"gamma must be at least 0, got {gamma}")

@@ -11,7 +11,7 @@ from proofs import acceptance_bound
 from scipy.special import bdtr, bdtrc
 from support.providers import SIGNIFICANCE, assert_close
 
-from specdec_kernels import analysis
+from specdec_kernels import analysis, verify_chain
 from specdec_kernels.analysis.acceptance import ROW_RULES
 
 
@@ -187,8 +187,10 @@ def test_errors_name_argument_rule_and_value():
         analysis.accepted_mass(p, p, "block")
     with pytest.raises(ValueError, match=r"^lenience must be in \(0, 1\], got 0.0$"):
         analysis.lenient_argmax(p, torch.tensor(0), 0.0)
-    with pytest.raises(ValueError, match=r"^gamma must be at least 0, got -1$"):
-        analysis.best_of_tokens(0.5, -1, 2)
+    for best_of in (analysis.best_of_tokens, analysis.best_of_likeliest_tokens):
+        arguments = (0.5, -1, 2) if best_of is analysis.best_of_tokens else (0.5, 0.5, -1)
+        with pytest.raises(ValueError, match=r"^gamma must be at least 0, got -1$"):
+            best_of(*arguments)
     with pytest.raises(ValueError, match=r"^sequences must be at least 1, got 0$"):
         analysis.best_of_tokens(0.5, 2, 0)
     with pytest.raises(ValueError, match=r"^limit must be at least 0, got -1$"):
@@ -253,6 +255,23 @@ def test_lenience_at_argmax_accepts_what_is_nearly_as_likely_as_the_likeliest():
     rows, ids = tensor([0.4, 0.25, 0.2, 0.15]).expand(4, 4), torch.arange(4)
     accepted = [int(analysis.lenient_argmax(rows, ids, l).sum()) for l in analysis.LENIENCES]
     assert accepted == [1, 3, 4, 4]  # a smaller lenience accepts no less
+
+
+def test_lenience_at_argmax_is_that_of_the_op():
+    generator = torch.Generator().manual_seed(7)
+    logits = 2 * torch.randn(80, 2, 9, generator=generator)
+    tokens = torch.randint(9, (80, 1), generator=generator)
+    zeros = torch.zeros(80, dtype=torch.int64)
+    shares = []
+    for l in analysis.LENIENCES:
+        verdict = verify_chain(
+            logits, tokens, None, rule="lenient", lenience=l, temperature=0.0, seeds=zeros,
+            positions=zeros,
+        )  # fmt: skip
+        accepted = analysis.lenient_argmax(logits[:, 0].softmax(-1), tokens[:, 0], l)
+        assert verdict.num_accepted.tolist() == accepted.long().tolist()
+        shares.append(int(accepted.sum()))
+    assert shares == sorted(set(shares))
 
 
 # Baselines.
@@ -328,6 +347,21 @@ def test_the_best_of_several_chains_has_the_formulas_length_and_another_distribu
         assert (first == p) == (sequences == 1)  # the longest of several is biased
         assert tokens >= analysis.expected_tokens(alpha, gamma) - 1e-12
     assert analysis.best_of_tokens(0.5, 0, 3) == 1
+
+
+def test_of_greedy_chains_that_begin_apart_one_goes_on():
+    """By enumeration of which drafts of that chain are accepted."""
+    first, alpha = Fraction(3, 4), Fraction(2, 5)
+    for gamma in range(4):
+        mean = Fraction(0)
+        for accepted in product((True, False), repeat=gamma):
+            chances = [first, *[alpha] * gamma][:gamma]
+            share = math.prod(c if a else 1 - c for a, c in zip(accepted, chances, strict=True))
+            mean += share * (1 + ([*accepted, False].index(False)))
+        tokens = analysis.best_of_likeliest_tokens(float(first), float(alpha), gamma)
+        assert tokens == pytest.approx(float(mean), abs=1e-12)
+    alone = analysis.best_of_likeliest_tokens(0.4, 0.4, 3)
+    assert alone == pytest.approx(analysis.expected_tokens(0.4, 3))
 
 
 # Acceptance in rows that depend on the prefix.

@@ -270,26 +270,28 @@ def _first_children(found: Found) -> ShownTable:
 
 
 def _baselines(found: Found) -> ShownTable:
-    from specdec_kernels.analysis import best_of_tokens, expected_tokens
+    from specdec_kernels.analysis import best_of_likeliest_tokens, expected_tokens
 
     rows = []
     for temperature, one, speed in _each_speed(found):
         if speed.alpha is None or math.isnan(speed.alpha):
             continue
         rejection = one.acceptance.rejection[0]
-        best = None if temperature > 0 else best_of_tokens(speed.alpha, speed.gamma, BEST_OF)
+        first, _ = one.acceptance.first_estimates()[BEST_OF - 1]
+        best = best_of_likeliest_tokens(first, speed.alpha, speed.gamma)
         rows.append(
             (
                 one.name, f"{temperature:g}", str(speed.gamma),
                 _number(expected_tokens(speed.alpha, speed.gamma)),
-                _number(expected_tokens(rejection, speed.gamma)), _number(best),
+                _number(expected_tokens(rejection, speed.gamma)),
+                _number(None if temperature > 0 else best),
             )
         )  # fmt: skip
     names = ("drafter", "T", "γ", "speculative", "rejection", f"best of {BEST_OF}")
     note = (
         "speculative: Equation 1. rejection: the same with the acceptance of Appendix A.2. best: "
-        f"the longest of {BEST_OF} independent chains, whose drafts cost {BEST_OF} times as much; "
-        "of sampled chains it would be biased."
+        f"the longest of {BEST_OF} greedy chains that begin with the likeliest tokens, which cost "
+        f"{BEST_OF} times as much; the longest of sampled chains would be biased."
     )
     title = "Baselines: expected tokens per round that drafts"
     return ShownTable(title, names, rows, note if rows else "")
