@@ -64,10 +64,54 @@ def accepted_mass(
     if rule == "typical":
         return torch.where(typical_set(p, epsilon, delta), q, 0.0)
     if rule == "lenient":
-        if not 0 < lenience <= 1:
-            raise ValueError(f"lenience must be in (0, 1], got {lenience}")
+        _check_lenience(lenience)
         return torch.minimum(p / lenience, q)
     raise ValueError(f"rule must be one of {', '.join(ROW_RULES)}, got {rule!r}")
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """D_LK of Definition 3.2, [..., V] -> [...]: `sum(abs(p - m))` with `m = (p + q) / 2`.
+
+    For distributions it is 1 minus the acceptance rate of rule token (Lemma 3.3 and Theorem 3.5),
+    symmetric, 0 where they are equal, and 1 where no token has a probability in both (Corollary
+    3.4). It is half of the L1 distance, which is the total variation.
+
+    >>> divergence(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]))
+    tensor(0.2500, dtype=torch.float64)
+    """
+    p, q = p.double(), q.double()
+    return (p - (p + q) / 2).abs().sum(-1)
+
+
+def lenient_argmax(p: Tensor, tokens: Tensor, lenience: float) -> Tensor:
+    """Whether rule lenient accepts drafts at temperature 0, Appendix A.5.
+
+    It does where `p(x) >= lenience * max(p)`. The paper prints the comparison the other way round,
+    with which smaller values of the lenience would accept less.
+
+    Args:
+        p: [..., V], the target's probabilities at temperature 1.
+        tokens: [...] int64, the drafts.
+        lenience: in (0, 1]; 1 accepts the likeliest token alone, and those as likely.
+
+    Returns:
+        [...] bool.
+
+    Raises:
+        ValueError: lenience outside (0, 1].
+
+    >>> p = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]])
+    >>> lenient_argmax(p, torch.tensor([0, 1]), 1.0), lenient_argmax(p, torch.tensor([0, 1]), 0.5)
+    (tensor([ True, False]), tensor([True, True]))
+    """
+    _check_lenience(lenience)
+    drafted = p.gather(-1, tokens[..., None])[..., 0]
+    return drafted.double() >= lenience * p.amax(-1).double()
+
+
+def _check_lenience(lenience: float) -> None:
+    if not 0 < lenience <= 1:
+        raise ValueError(f"lenience must be in (0, 1], got {lenience}")
 
 
 def typical_set(p: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:

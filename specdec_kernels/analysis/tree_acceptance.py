@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -108,6 +109,32 @@ def k_seq_factor(p: Tensor, q: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
         enough = 1 - (1 - beta(middle)) ** drafts <= middle * beta(middle)
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return high, beta(high)
+
+
+def first_children_acceptance(by_trial: Sequence[float]) -> list[float]:
+    """Probability that one of the first k children of a node is accepted, for each k.
+
+    Child k is tried where all before it were rejected, so it is `1 - prod(1 - a_j)` over its trials
+    j <= k: the table of SpecInfer (arXiv 2305.09781), which shows how often the target's token is
+    among the k likeliest of the drafter.
+
+    Args:
+        by_trial: share of trials 0, 1, ... that accepted their child, such as
+            ``out.stats.acceptance_by_trial`` of the loop.
+
+    Raises:
+        ValueError: a share outside [0, 1].
+
+    >>> first_children_acceptance([0.5, 0.5, 0.2])
+    [0.5, 0.75, 0.8]
+    """
+    accepted, rejected = [], 1.0
+    for trial, share in enumerate(by_trial):
+        if not 0 <= share <= 1:
+            raise ValueError(f"by_trial[{trial}] must be in [0, 1], got {share}")
+        rejected *= 1 - share
+        accepted.append(1 - rejected)
+    return accepted
 
 
 def tree_acceptance_bound(p: Tensor, q: Tensor, drafts: int, draw: str) -> Tensor:

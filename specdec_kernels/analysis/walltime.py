@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 
@@ -37,6 +38,44 @@ def operations_factor(alpha: float, gamma: int, cost: float) -> float:
     1.3333333333333333
     """
     return (gamma * cost + gamma + 1) / expected_tokens(alpha, gamma)
+
+
+def improvement_bound(alpha: float, cost: float) -> float:
+    """The speed-up that the best gamma reaches at least, Corollary 3.9: (1 + alpha) / (1 + cost).
+
+    It is that of one draft a round, and 1, which plain decoding has, where alpha does not exceed
+    the cost: then no gamma is faster.
+
+    >>> improvement_bound(0.75, 0.25), improvement_bound(0.25, 0.5)
+    (1.4, 1.0)
+    """
+    return max(walltime_factor(alpha, 1, cost), 1.0)
+
+
+def memory_accesses_factor(alpha: float, gamma: int) -> float:
+    """Reads of the target's weights and KV cache per token against plain decoding, section 3.4.
+
+    They are read once a round, so it is the inverse of Equation 1. Reads of the drafter are left
+    out, as in the paper.
+
+    >>> memory_accesses_factor(0.5, 2)
+    0.5714285714285714
+    """
+    return 1 / expected_tokens(alpha, gamma)
+
+
+def oracle_factor(alpha: float, cost: float) -> float:
+    """Speed-up with an oracle that drafts just the tokens that will be accepted, section 3.5.
+
+    A round then has 1 / (1 - alpha) tokens, of which one is not drafted, and takes
+    1 + cost * alpha / (1 - alpha) plain steps. It is infinite where drafts cost nothing and are all
+    accepted, and 1 where a draft costs more than a plain step, so that none is made.
+
+    >>> round(oracle_factor(0.75, 0.25), 3)
+    2.286
+    """
+    seconds = 1 - alpha + min(cost, 1) * alpha
+    return 1 / seconds if seconds > 0 else math.inf
 
 
 def optimal_gamma(

@@ -11,7 +11,7 @@ from proofs import acceptance_bound
 from scipy.special import bdtr, bdtrc
 from support.providers import SIGNIFICANCE, assert_close
 
-from specdec_kernels import analysis
+from specdec_kernels import analysis, verify_chain
 from specdec_kernels.analysis.acceptance import ROW_RULES
 
 
@@ -185,6 +185,14 @@ def test_errors_name_argument_rule_and_value():
             analysis.acceptance_rate(p, p, "lenient", lenience=lenience)
     with pytest.raises(ValueError, match=r"^rule must be one of token, greedy, .*, got 'block'$"):
         analysis.accepted_mass(p, p, "block")
+    with pytest.raises(ValueError, match=r"^lenience must be in \(0, 1\], got 0.0$"):
+        analysis.lenient_argmax(p, torch.tensor(0), 0.0)
+    for best_of in (analysis.best_of_tokens, analysis.best_of_likeliest_tokens):
+        arguments = (0.5, -1, 2) if best_of is analysis.best_of_tokens else (0.5, 0.5, -1)
+        with pytest.raises(ValueError, match=r"^gamma must be at least 0, got -1$"):
+            best_of(*arguments)
+    with pytest.raises(ValueError, match=r"^sequences must be at least 1, got 0$"):
+        analysis.best_of_tokens(0.5, 2, 0)
     with pytest.raises(ValueError, match=r"^limit must be at least 0, got -1$"):
         analysis.optimal_gamma(0.5, 0.1, limit=-1)
     for count in (analysis.num_accepted_distribution, analysis.mean_accepted):
@@ -204,6 +212,9 @@ def test_nothing_waits_for_the_device():
     p, q = torch.empty(2, 3, 7, device="meta")
     for rule in ROW_RULES:
         assert analysis.acceptance_rate(p, q, rule).is_meta
+    assert analysis.divergence(p, q).is_meta
+    assert analysis.lenient_argmax(p, p[..., 0].long(), 0.5).is_meta
+    assert analysis.rejection_mass(p, q).is_meta
     assert acceptance_bound(p, q, 2).shape == (3,)
     assert analysis.block_acceptance(p, q).shape == (3, 7)
     for rule in (*ROW_RULES, "block"):
@@ -214,6 +225,143 @@ def test_nothing_waits_for_the_device():
     for value in (*figures, *estimate.interval()):
         assert value.is_meta
     assert estimate.expected_tokens(3).is_meta
+
+
+def test_divergence_is_one_minus_the_acceptance_rate():
+    """Definition 3.2, Lemma 3.3, Corollary 3.4 and Theorem 3.5 of Leviathan et al. 2023."""
+    seen = set()
+    for p, q in rational_pairs(np.random.default_rng(3)):
+        middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+        want = sum(abs(a - m) for a, m in zip(p, middle, strict=True))
+        assert want == sum(abs(b - m) for b, m in zip(q, middle, strict=True))
+        assert want == 1 - sum(map(min, p, q))
+        found = float(analysis.divergence(tensor(p), tensor(q)))
+        assert found == pytest.approx(float(want), abs=1e-15)
+        reverse = float(analysis.divergence(tensor(q), tensor(p)))
+        assert reverse == pytest.approx(found, abs=1e-15)
+        assert found + float(analysis.acceptance_rate(tensor(p), tensor(q))) == pytest.approx(1)
+        assert (want == 0) == (p == q)
+        assert (want == 1) == (not any(map(min, p, q)))
+        seen |= {want} & {0, 1}
+    assert seen == {0, 1}
+
+
+def test_lenience_at_argmax_accepts_what_is_nearly_as_likely_as_the_likeliest():
+    for p, _ in rational_pairs(np.random.default_rng(4)):
+        for l in (Fraction(1), Fraction(1, 2), Fraction(1, 4)):
+            rows = tensor(p).expand(5, 5)
+            accepted = analysis.lenient_argmax(rows, torch.arange(5), float(l))
+            assert accepted.tolist() == [x >= l * max(p) for x in p]
+    rows, ids = tensor([0.4, 0.25, 0.2, 0.15]).expand(4, 4), torch.arange(4)
+    accepted = [int(analysis.lenient_argmax(rows, ids, l).sum()) for l in analysis.LENIENCES]
+    assert accepted == [1, 3, 4, 4]  # a smaller lenience accepts no less
+
+
+def test_lenience_at_argmax_is_that_of_the_op():
+    generator = torch.Generator().manual_seed(7)
+    logits = 2 * torch.randn(80, 2, 9, generator=generator)
+    tokens = torch.randint(9, (80, 1), generator=generator)
+    zeros = torch.zeros(80, dtype=torch.int64)
+    shares = []
+    for l in analysis.LENIENCES:
+        verdict = verify_chain(
+            logits, tokens, None, rule="lenient", lenience=l, temperature=0.0, seeds=zeros,
+            positions=zeros,
+        )  # fmt: skip
+        accepted = analysis.lenient_argmax(logits[:, 0].softmax(-1), tokens[:, 0], l)
+        assert verdict.num_accepted.tolist() == accepted.long().tolist()
+        shares.append(int(accepted.sum()))
+    assert shares == sorted(set(shares))
+
+
+# Baselines.
+
+
+def emitted(p, accepted, after):
+    """Rational distribution of the token of a round with one draft.
+
+    Args:
+        p: the target's.
+        accepted: probability that each token is drafted and accepted.
+        after: distribution of the token after a rejection.
+    """
+    rejected = 1 - sum(accepted)
+    return [a + rejected * x for a, x in zip(accepted, after, strict=True)]
+
+
+def test_rejection_sampling_keeps_the_distribution_and_accepts_less():
+    """Appendix A.2, by enumeration: draft from Q, accept with p / (M q), else draw from P."""
+    fewer = biased = 0
+    for p, q in rational_pairs(np.random.default_rng(5)):
+        lacks = any(a and not b for a, b in zip(p, q, strict=True))
+        m = None if lacks else max(a / b for a, b in zip(p, q, strict=True) if b)
+        accepted = [
+            b * (a / (m * b)) if b and m else Fraction(0) for a, b in zip(p, q, strict=True)
+        ]
+        assert emitted(p, accepted, p) == p
+        mass = analysis.rejection_mass(tensor(p), tensor(q))
+        assert_close("mass", mass, tensor(accepted), atol=1e-15)
+        rate = float(analysis.rejection_acceptance(tensor(p), tensor(q)))
+        assert rate == pytest.approx(float(sum(accepted)), abs=1e-15)
+        alpha = float(analysis.acceptance_rate(tensor(p), tensor(q)))
+        assert rate <= alpha + 1e-15
+        fewer += rate < alpha - 1e-3
+        # Negative control: what rule token accepts must not be followed by a draw from P.
+        token = [min(a, b) for a, b in zip(p, q, strict=True)]
+        assert emitted(p, token, rational_residual(p, q)) == p
+        biased += emitted(p, token, p) != p
+    assert min(fewer, biased) > 40
+
+
+def longest_of(p, q, gamma, sequences):
+    """Best of several chains of rule token: mean tokens, and the first token's distribution.
+
+    Chains are drafted independently, with the rows P and Q at every position, and the first of the
+    longest is kept.
+    """
+    v, mean, first = len(p), Fraction(0), [Fraction(0)] * len(p)
+    residual, single = rational_residual(p, q), []
+    for drafts in product(range(v), repeat=gamma):
+        weight = math.prod(q[x] for x in drafts)
+        for n in range(gamma + 1) if weight else ():
+            accept = [min(Fraction(1), p[x] / q[x]) for x in drafts[: n + 1]]
+            share = math.prod(accept[:n]) * (1 - accept[n] if n < gamma else 1)
+            single.append((n, drafts[0] if n else None, weight * share))
+    for chains in product(single, repeat=sequences):
+        share = math.prod(one[2] for one in chains)
+        n, token, _ = max(chains, key=lambda one: one[0])
+        mean += share * (n + 1)
+        for y in range(v):
+            first[y] += share * (residual[y] if token is None else Fraction(token == y))
+    return mean, first
+
+
+def test_the_best_of_several_chains_has_the_formulas_length_and_another_distribution():
+    p, q = normalized([3, 1, 2]), normalized([1, 4, 2])
+    alpha = float(sum(map(min, p, q)))
+    for gamma, sequences in ((1, 1), (2, 1), (1, 3), (2, 2)):
+        mean, first = longest_of(p, q, gamma, sequences)
+        tokens = analysis.best_of_tokens(alpha, gamma, sequences)
+        assert tokens == pytest.approx(float(mean), abs=1e-12)
+        assert sum(first) == 1
+        assert (first == p) == (sequences == 1)  # the longest of several is biased
+        assert tokens >= analysis.expected_tokens(alpha, gamma) - 1e-12
+    assert analysis.best_of_tokens(0.5, 0, 3) == 1
+
+
+def test_of_greedy_chains_that_begin_apart_one_goes_on():
+    """By enumeration of which drafts of that chain are accepted."""
+    first, alpha = Fraction(3, 4), Fraction(2, 5)
+    for gamma in range(4):
+        mean = Fraction(0)
+        for accepted in product((True, False), repeat=gamma):
+            chances = [first, *[alpha] * gamma][:gamma]
+            share = math.prod(c if a else 1 - c for a, c in zip(accepted, chances, strict=True))
+            mean += share * (1 + ([*accepted, False].index(False)))
+        tokens = analysis.best_of_likeliest_tokens(float(first), float(alpha), gamma)
+        assert tokens == pytest.approx(float(mean), abs=1e-12)
+    alone = analysis.best_of_likeliest_tokens(0.4, 0.4, 3)
+    assert alone == pytest.approx(analysis.expected_tokens(0.4, 3))
 
 
 # Acceptance in rows that depend on the prefix.

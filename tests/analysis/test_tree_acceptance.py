@@ -11,7 +11,11 @@ from support.toy_chain import TOLERANCE
 from support.toy_tree import DRAWN, ToyTree, sibling_distribution
 
 from specdec_kernels import analysis
-from specdec_kernels.analysis import tree_acceptance, tree_acceptance_bound
+from specdec_kernels.analysis import (
+    first_children_acceptance,
+    tree_acceptance,
+    tree_acceptance_bound,
+)
 from specdec_kernels.analysis.tree_acceptance import SIBLING_RULES
 
 pytestmark = pytest.mark.slow
@@ -159,6 +163,20 @@ def test_kernels_accept_as_often_as_the_formula(rule):
     assert toy.realized("cpp").mean_accepted == pytest.approx(want, abs=2 * TOLERANCE)
 
 
+def test_acceptance_of_the_first_children_follows_from_that_of_each_trial():
+    """Children 0, 1, ... of rule target_only, of which the target draws at most one."""
+    p = torch.tensor([0.4, 0.1, 0.3, 0.2])
+    drawn = p[:3].tolist()
+    tried = [1 - sum(drawn[:child]) for child in range(3)]
+    by_trial = [drawn[child] / tried[child] for child in range(3)]
+    assert first_children_acceptance(by_trial) == pytest.approx([0.4, 0.5, 0.8])
+    q = torch.tensor([0.5, 0.2, 0.2, 0.1])
+    alone = [float(tree_acceptance(p, q, k, "target_only")) for k in (1, 2, 3)]
+    assert first_children_acceptance(by_trial) == pytest.approx(alone)
+    assert first_children_acceptance([]) == []
+    assert first_children_acceptance([1.0, 0.0]) == [1.0, 1.0]
+
+
 def test_errors_name_argument_rule_and_value():
     p = torch.tensor([0.5, 0.5])
     with pytest.raises(ValueError, match=r"rule must be one of target_only, .*, got 'token'"):
@@ -167,3 +185,6 @@ def test_errors_name_argument_rule_and_value():
         tree_acceptance_bound(p, p, 2, "independent")
     with pytest.raises(ValueError, match="drafts must be at least 1, got 0"):
         tree_acceptance(p, p, 0, "k_seq")
+    for share in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=rf"by_trial\[1\] must be in \[0, 1\], got {share}"):
+            first_children_acceptance([0.5, share])

@@ -1,4 +1,4 @@
-"""What `analyze` measures: acceptance on texts, speed from rounds, the residual, every token."""
+"""What `analyze` measures: acceptance on texts, the residual, every token."""
 
 import math
 
@@ -8,20 +8,19 @@ import torch
 from specdec_hf import ModelDrafter, PromptLookupDrafter, SpeculativeDecoder
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter
+from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.lab.analysis.explain import Explainer
-from specdec_hf.lab.analysis.measure import compare_speed
-from specdec_hf.lab.analysis.replay import MeasuredAcceptance, replay, write_text
+from specdec_hf.lab.analysis.replay import replay, write_text
 from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
-from specdec_hf.loop.round_record import RoundRecord
-from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import run_stream
 from support import cli_models, hf_models
 from support.heads import expected_logits, head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
-from specdec_kernels.analysis import acceptance_rate
+from specdec_kernels.analysis import acceptance_rate, tree_acceptance
 
 SAMPLING = {"temperature": 0.6, "top_k": 0, "top_p": 0.9, "min_p": 0.0}
+GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 FILTERED = {"temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -60,6 +59,11 @@ def test_alpha_of_a_model_is_that_of_two_plain_forwards():
     error = float(torch.minimum(p, q).sum(-1).std()) / math.sqrt(len(p))
     assert measured.estimates()[0][1] == pytest.approx(error, rel=1e-3)
     assert measured.drafted == measured.positions == 24
+    # Definition 3.2 and Appendix A.2, from their formulas.
+    assert measured.divergence[0] == pytest.approx(1 - measured.alpha, abs=1e-12)
+    least = torch.where(p > 0, q / p, math.inf).amin(-1)
+    assert measured.rejection[0] == pytest.approx(float(least.mean()), abs=1e-5)
+    assert measured.rejection[0] < measured.alpha
     # Negative control: the unfiltered distributions have another acceptance rate.
     p, q = ((rows_of(m, text) / 0.6).softmax(-1) for m in (model, drafter))
     assert abs(float(torch.minimum(p, q).sum(-1).mean()) - measured.alpha) > 1e-3
@@ -123,48 +127,67 @@ def test_a_drafter_does_not_see_the_text_that_follows():
     assert drafter.observed == [(1, 1, 3)] * 24
 
 
+def greedy_text(tokens=24):
+    model = hf_models.tiny("llama")
+    arguments = {"do_sample": False, "max_new_tokens": tokens}
+    return model, write_text(model, hf_models.prompts((9,)), arguments, 0)
+
+
+def test_lenience_at_argmax_compares_probabilities_before_the_argmax():
+    model, text = greedy_text()
+    drafter = hf_models.perturbed("llama", 0.5)
+    measured = MeasuredAcceptance(greedy=True)
+    measured.begin_text()
+    for position in replay(ModelDrafter(drafter), model, text, GREEDY):
+        measured.add(position)
+    drafted = rows_of(drafter, text).argmax(-1)
+    p = rows_of(model, text).softmax(-1)
+    share = p[torch.arange(24), drafted] / p.amax(-1)
+    wanted = [float((share >= l).double().mean()) for l in measured.lenience]
+    assert [mean for mean, _ in measured.estimates()] == pytest.approx(wanted)
+    assert wanted[0] == measured.alpha < wanted[-1]
+
+
+def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
+    """SpecInfer's table for greedy decoding, and for sampling by the acceptance of siblings."""
+    model, text = greedy_text()
+    drafter = hf_models.perturbed("llama", 0.5)
+    measured = MeasuredAcceptance(greedy=True)
+    measured.begin_text()
+    for position in replay(ModelDrafter(drafter), model, text, GREEDY):
+        measured.add(position)
+    ranked = rows_of(drafter, text).argsort(-1, descending=True)
+    chosen = torch.from_numpy(text.tokens[text.begin :])[:, None]
+    wanted = [float((ranked[:, :k] == chosen).any(-1).double().mean()) for k in range(1, 6)]
+    found = [mean for mean, _ in measured.first_estimates()]
+    assert found == pytest.approx(wanted)
+    assert found[0] == pytest.approx(measured.alpha)
+    assert found[0] < found[-1]
+
+    model, text = text_of(FILTERED)
+    measured = MeasuredAcceptance()
+    measured.begin_text()
+    positions = list(replay(ModelDrafter(drafter), model, text, FILTERED))
+    for position in positions:
+        measured.add(position)
+    for k, (mean, _) in enumerate(measured.first_estimates(), start=1):
+        rates = [tree_acceptance(x.p, x.q, k, "multi_draft") for x in positions]
+        assert mean == pytest.approx(float(torch.stack(rates).mean()))
+    # A copying drafter has no other tokens than the one it copied.
+    measured = MeasuredAcceptance()
+    measured.begin_text()
+    for position in replay(PromptLookupDrafter(min_ngram=1), model, text, FILTERED):
+        measured.add(position)
+    assert measured.drafted > 0
+    assert math.isnan(measured.first_estimates()[0][0])
+
+
 def test_nothing_drafted_has_no_alpha():
     measured = MeasuredAcceptance()
     measured.begin_text()
     assert math.isnan(measured.alpha)
     assert measured.to_dict()["alpha"] is None
-
-
-# Speed.
-
-
-def calls(*rounds):
-    """Statistics of one call whose rounds are (draft, verify, accept, drafted, emitted)."""
-    log = [
-        RoundRecord(0.0, draft, verify, accept, 0.0, 0.0, [drafted], [emitted - 1], [emitted])
-        for draft, verify, accept, drafted, emitted in rounds
-    ]
-    return [SpecStats(round_log=log)]
-
-
-def test_speed_follows_from_the_rounds_after_the_first():
-    plain = calls((0, 9.0, 0, 0, 1), (0, 0.9, 0.1, 0, 1), (0, 1.0, 0.0, 0, 1))
-    fast = calls((5, 9.0, 0, 4, 2), (0.4, 1.2, 0.2, 4, 3), (0.4, 1.3, 0.1, 4, 3))
-    speed = compare_speed(plain, fast, alpha=0.5, gamma=4, temperature=1.0)
-    assert speed.cost == pytest.approx(0.1)
-    assert speed.verification == pytest.approx(1.4)
-    assert speed.drafting == 1
-    assert speed.expected_tokens == 1.9375
-    assert speed.expected_paper == pytest.approx(1.9375 / 1.4)
-    assert speed.expected == pytest.approx(1.9375 / 1.8)
-    assert speed.measured == pytest.approx(6 / 3.6)
-    assert speed.measured_tokens == 3
-
-
-def test_rounds_without_drafts_count_as_plain_ones():
-    plain = calls((0, 9.0, 0, 0, 1), (0, 1.0, 0, 0, 1))
-    fast = calls((0, 9.0, 0, 0, 1), (0, 1.0, 0, 0, 1), (0.4, 1.6, 0.0, 4, 2))
-    speed = compare_speed(plain, fast, alpha=0.5, gamma=4, temperature=1.0)
-    assert speed.drafting == 0.5
-    assert speed.expected_tokens == pytest.approx((1 + 1.9375) / 2)
-    assert speed.expected == pytest.approx((1 + 1.9375) / 3)
-    nothing = calls((0, 9.0, 0, 0, 1), (0, 1.0, 0, 0, 1))
-    assert compare_speed(plain, nothing, alpha=0.5, gamma=4, temperature=1.0) is None
+    assert measured.to_dict()["first_children"] == [None] * 5
 
 
 # The residual.

@@ -5,7 +5,8 @@ import json
 
 import pytest
 from specdec_hf import PromptLookupDrafter
-from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
+from support import encoder_models
+from support.cli_models import END, folder, invoke, says, tokenizer  # noqa: F401
 from support.heads import blockwise_folder, head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import AutoModelForCausalLM
@@ -29,6 +30,7 @@ def analysed(folder, tmp_path_factory):  # noqa: F811
         "analyze", "--model", folder, "--prompts", home / "prompts.jsonl", "--drafter", "layers:1",
         "--drafter", "prompt_lookup", "--max-new-tokens", 12, "--gamma", "2,4", "--temperature",
         0.5, "--ablate", "residual", "--output", home / "pictures", "--json", home / "out.json",
+        "--num-assistant-tokens-schedule", "heuristic",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     return result, json.loads((home / "out.json").read_text()), home / "pictures"
@@ -38,7 +40,11 @@ def test_every_table_is_printed(analysed):
     result, _, _ = analysed
     for words in (
         "Figure 1: rounds of the first answer, layers:1", "Table 1: operations and speed",
-        "Corollary 3.6", "Table 4: expected against measured", "Table 5: acceptance rate under",
+        "Table 2: measured speed-up of", "prompts layers:1", "Table 3: acceptance rates", "T=0.5",
+        "Corollary 3.6", "Table 4: expected against measured", "Sections 3.3 and 3.5: what α",
+        "Section 3.4: arithmetic operations", "SpecInfer, Table 1: how often", "Baselines",
+        "Section 3.5: what each schedule leaves", "constant, γ = 4", "heuristic",
+        "Table 5 and Appendix A.5: acceptance rate under", "0.87 8 4.91x 4.9x",
         "Without the residual", "drafted and rejected", "1.53x 1.53x 1.96x 1.96x",
     ):  # fmt: skip
         assert says(result, words), words
@@ -61,6 +67,13 @@ def test_the_report_holds_what_was_measured(analysed):
             assert accepted["drafted"] == 24
             assert rates == sorted(rates)
             assert [speed["gamma"] for speed in one["speed"]] == [2, 4]
+            assert accepted["divergence"] == pytest.approx(1 - accepted["alpha"])
+            assert accepted["rejection_sampling"] <= accepted["alpha"]
+            assert accepted["first_children"] == sorted(accepted["first_children"])
+            # One of two layers, and the same output matrix.
+            assert 0.5 < one["operations"] < 1
+            schedules = [made["schedule"] for made in one["schedules"]]
+            assert schedules == ["oracle", "constant, γ = 2", "constant, γ = 4", "heuristic"]
         assert list(one["calls"]) == ["2", "4"]
         emitted = [
             sum(token["kind"] != "rejected" for said in answer for token in said)
@@ -90,6 +103,12 @@ def test_figures_and_page_are_written(analysed):
     )
     assert "Hello hello &amp; &lt;b&gt;" in page
     assert "not asked" not in page
+    for title in (
+        "Table 2: measured", "Section 3.4: arithmetic", "Without the residual", "Table 3 as printed"
+    ):  # fmt: skip
+        assert f"<h2>{title}" in page
+    expected = "".join(f"<td>{x}</td>" for x in ("0.75", "0.02", "3.16x", "3.2x", "3.4x"))
+    assert expected in page
 
 
 @pytest.fixture
@@ -97,11 +116,11 @@ def analyze(folder, tmp_path):  # noqa: F811
     """Runs the command with some drafters; its result and its report."""
     (tmp_path / "prompts.jsonl").write_text(PROMPTS)
 
-    def call(*drafters):
+    def call(*drafters, options=()):
         named = [argument for drafter in drafters for argument in ("--drafter", drafter)]
         result = invoke(
             "analyze", "--model", folder, "--prompts", tmp_path / "prompts.jsonl", "--limit", 1,
-            "--max-new-tokens", 6, "--gamma", 2, "--json", tmp_path / "out.json", *named,
+            "--max-new-tokens", 6, "--gamma", 2, "--json", tmp_path / "out.json", *named, *options,
         )  # fmt: skip
         report = tmp_path / "out.json"
         return result, json.loads(report.read_text()) if report.exists() else None
@@ -122,6 +141,67 @@ def test_drafters_that_read_hidden_states_are_measured(folder, analyze, tmp_path
         # The first position follows the prompt, which is not read yet.
         assert (one["acceptance"]["drafted"], one["acceptance"]["positions"]) == (5, 6)
         assert one["calls"]["2"][0]["drafted"] > 0
+
+
+def test_trees_are_measured_those_of_heads_and_those_that_merge_drafters(
+    folder,  # noqa: F811
+    analyze,
+    tmp_path,
+):
+    head = head_folder(AutoModelForCausalLM.from_pretrained(folder), tmp_path)
+    names = [f"eagle3:{head}", "auto", "prompt_lookup+layers:1"]
+    result, report = analyze(*names, options=["--temperature", 0])
+    assert result.exit_code == 0, result.output
+    assert [m["drafter"] for m in report["measured"]] == names
+    for one in report["measured"]:
+        assert one["trees"]
+        assert one["acceptance"]["positions"] == 6
+        (stats,) = next(iter(one["calls"].values()))
+        assert stats["rule"] == "target_only"
+        assert stats["tree"]
+        emitted = [token for said in one["rounds"][0] for token in said]
+        assert len(emitted) == stats["new_tokens"] == 6
+    merged = report["measured"][2]
+    assert list(merged["calls"]) == ["2"]
+    assert merged["acceptance"]["drafted"] == 6
+    assert says(result, "Of trees γ is the depth")
+
+
+def test_an_encoder_decoder_is_measured_with_its_encoder(tmp_path):
+    """Its draft model is one too. One of the drafters needs a decoder alone, and is named."""
+    for name, seed in (("target", 5), ("small", 8)):
+        encoder_models.build("t5", END + 1, seed).save_pretrained(tmp_path / name)
+        tokenizer(template=None).save_pretrained(tmp_path / name)
+    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    small = str(tmp_path / "small")
+    result = invoke(
+        "analyze", "--model", tmp_path / "target", "--prompts", tmp_path / "prompts.jsonl",
+        "--max-new-tokens", 6, "--gamma", 2, "--temperature", 0, "--json", tmp_path / "out.json",
+        "--output", tmp_path / "pictures", "--drafter", small, "--drafter", "prompt_lookup",
+        "--drafter", "layers:1",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert list(report["failed"]) == ["layers:1"]
+    assert [m["drafter"] for m in report["measured"]] == [small, "prompt_lookup"]
+    model = report["measured"][0]
+    assert (model["acceptance"]["drafted"], model["acceptance"]["positions"]) == (12, 12)
+    assert [call["new_tokens"] for call in model["calls"]["2"]] == [6, 6]
+    figure = (tmp_path / "pictures" / "figure-5.svg").read_text()
+    assert "encoder of the target" in figure
+    assert "#f58518" in figure  # that of the draft model
+
+
+def test_a_drafter_that_cannot_be_analyzed_is_named_and_the_others_are_measured(analyze):
+    result, report = analyze("early_exit:1", "layers:1", "layer_skip:1-1")
+    assert result.exit_code == 1
+    assert says(result, "Table 4: expected against measured")
+    last = result.output.splitlines()[-1]
+    assert last.startswith("error: --drafter early_exit:1: cannot be analyzed: it runs the target")
+    assert "layers:N has the distribution of early_exit:N" in last
+    assert "; --drafter layer_skip:1-1: cannot be analyzed" in last
+    assert [m["drafter"] for m in report["measured"]] == ["layers:1"] * 2
+    assert list(report["failed"]) == ["early_exit:1", "layer_skip:1-1"]
 
 
 def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypatch):

@@ -114,6 +114,22 @@ def test_ragged_batches_are_compared_greedily_and_sampled(folder, questions, tmp
         assert all(1 <= len(text) <= 5 for a in row["answers"] for text in a["texts"])
 
 
+def test_the_baselines_of_speculative_sampling_take_part(folder, questions, tmp_path):  # noqa: F811
+    report = tmp_path / "out.json"
+    result = invoke(
+        "bench", "--questions", questions, "--model", folder, "--max-new-tokens", 5, "--drafter",
+        "layers:1", "--peer", "rejection", "--peer", "best_of", "--limit", 1,
+        "--temperature", 0, "--temperature", 0.7, "--runs", 1, "--json", report,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    greedy, sampled = json.loads(report.read_text())["results"]
+    names = ["rejection sampling, A.2", "best of 4 chains"]
+    rows = {row["name"]: row for row in greedy["rows"]}
+    assert all(rows[name]["identical"] == rows[name]["texts"] for name in names)
+    assert names[0] in [row["name"] for row in sampled["rows"]]
+    assert "the longest of sampled chains is biased" in sampled["left_out"][names[1]]
+
+
 def test_texts_must_equal_those_of_the_reference(monkeypatch):
     """Those of other ways to generate must equal those of plain Transformers all the same."""
     texts = {PLAIN: [[1]], "peer": [[1]], "ours": [[2]], "equal": [[2]], "other": [[1]]}

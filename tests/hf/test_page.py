@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from specdec_hf.lab.analysis.explain import Explained
 from specdec_hf.lab.analysis.page import MEANINGS, Answer, details_of, number, render_page
+from specdec_hf.lab.analysis.tables import ShownTable
 from support.chromium import Chromium, find_chromium
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -28,7 +29,11 @@ TOKENS = [token for said in ROUNDS for token in said]
 
 def page():
     answer = Answer("small: prompt 1", "Say <i>hello</i> & goodbye.\nTwice.", ROUNDS)
-    return render_page(TITLE, {"model": "tiny <1>", "temperature": "0.7"}, [answer])
+    tables = [
+        ShownTable("Table <2>", ("M_q", "α"), [("a & b", "0.50"), ("c", "-")], "★ fastest"),
+        ShownTable("Nothing", (), (), "nothing was drafted"),
+    ]
+    return render_page(TITLE, {"model": "tiny <1>", "temperature": "0.7"}, [answer], tables)
 
 
 class Reader(HTMLParser):
@@ -91,6 +96,16 @@ def test_the_page_tells_of_every_token():
     assert "uniform of the draw" not in read.tokens[4]["details"]
     assert "Say <i>hello</i> & goodbye.\nTwice." in read.text
     assert "tiny <1>" in read.text
+
+
+def test_the_tables_follow_the_answers():
+    text = page()
+    assert text.count("<table>") == 1
+    assert "<h2>Table &lt;2&gt;</h2>" in text
+    assert '<th scope="col">M_q</th><th scope="col">α</th>' in text
+    assert "<tr><td>a &amp; b</td><td>0.50</td></tr>" in text
+    assert text.index("Nothing") > text.index("★ fastest") > text.index("</ol>")
+    assert '<p class="note">nothing was drafted</p>' in text
 
 
 def test_the_page_needs_nothing_beside_itself():

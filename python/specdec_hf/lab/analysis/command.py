@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -19,7 +19,6 @@ from specdec_hf.cli.checks import (
     Sources,
     check,
     check_limit,
-    has_own_tree,
     makes_forward,
 )
 from specdec_hf.cli.paths import check_folder, check_json
@@ -34,24 +33,29 @@ from specdec_hf.cli.run import (
     progress_bar,
 )
 from specdec_hf.cli.terminal import FAILED, fail
-from specdec_hf.lab.analysis.tables import print_report, to_dict
+from specdec_hf.lab.analysis.printing import print_report
+from specdec_hf.lab.analysis.tables import printed_tables, tables_of
+from specdec_hf.lab.bench.configs import merged
 from specdec_hf.options import ABLATIONS
 from specdec_hf.requirements import install_command
 from specdec_hf.schedules.base import LONGEST_DRAFT
+from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
     from specdec_hf.drafting.drafter import Drafter
     from specdec_hf.lab.analysis.measure import DrafterAnalysis, Measurement
     from specdec_hf.lab.analysis.replay import Text
+    from specdec_hf.lab.analysis.tables import Found
 
 DRAWS = 10_000  # of the ablation's experiment
+WARM_UP_TOKENS = 4
 
 Drafters = Annotated[
     list[str],
     options.drafter_option(
-        "A name that --drafter help lists, or a model, named as for --model. Several are measured "
-        "one after the other."
+        "A name that --drafter help lists, or a model, named as for --model; a+b merges two. "
+        "Several are measured one after the other."
     ),
 ]
 Seed = Annotated[
@@ -64,6 +68,15 @@ Gammas = Annotated[
     str,
     typer.Option(
         "--num-assistant-tokens", "--gamma", metavar="N,N,..", help="Tokens to draft per round."
+    ),
+]
+Schedules = Annotated[
+    list[str],
+    typer.Option(
+        "--num-assistant-tokens-schedule",
+        metavar="NAME",
+        help="Compare a schedule with an oracle for the number of drafts: "
+        f"{', '.join(SCHEDULES)}; it begins with the first N. May be repeated.",
     ),
 ]
 Ablate = Annotated[
@@ -88,6 +101,7 @@ def analyze_command(
     dtype: options.Dtype = "auto",
     device: options.Device = None,
     gammas: Gammas = "3,7",
+    schedule: Schedules = [],  # noqa: B006  # typer copies it
     max_new_tokens: options.MaxNewTokens = 48,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
@@ -113,10 +127,14 @@ def analyze_command(
     check_json(json_file, prompts)
     _check_ablation(ablate, settings)
     numbers = parse_gammas(gammas)
-    sources = _check_drafters(settings)
+    _check_schedules(schedule)
+    failed = _left_out(settings)
+    checked = _check_drafters(settings, max(numbers))
     _check_figures(output)
     chosen = read_prompts(prompts or SHIPPED_PROMPTS)[:limit]
-    analyze(chosen, settings, sources, numbers, bool(ablate), output, json_file)
+    task = "shipped" if prompts is None else "stdin" if prompts == "-" else Path(prompts).stem
+    analysis = Analysis(chosen, task, settings, checked, numbers, schedule, bool(ablate), failed)
+    analyze(analysis, output, json_file)
 
 
 def parse_gammas(text: str) -> list[int]:
@@ -140,26 +158,47 @@ def _check_ablation(ablate: str | None, settings: Settings) -> None:
         fail("--ablate residual needs --temperature above 0: greedy decoding does not sample")
 
 
-def _check_drafters(settings: Settings) -> Sources:
-    """Check each drafter as the only one; completes the sampling parameters."""
-    found = []
-    for name in settings.drafter:
+def _check_schedules(schedules: Sequence[str]) -> None:
+    for schedule in schedules:
+        try:
+            make_schedule(schedule)
+        except (TypeError, ValueError) as error:
+            fail(f"--num-assistant-tokens-schedule: {error}")
+
+
+def _left_out(settings: Settings) -> dict[str, str]:
+    """Why drafters cannot be analyzed, by name; the settings keep the others."""
+    failed = {}
+    for name in dict.fromkeys(settings.drafter):
         if name == "none":
             fail("--drafter must not be none: without drafts there is nothing to analyze")
-        if has_own_tree(name):
-            fail(f"--drafter {name} drafts trees, but analyze measures chains")
-        if makes_forward(name):
-            fail(
-                f"--drafter {name} cannot be analyzed: it runs the target within its rounds"
-                + (
-                    "; layers:N has the distribution of early_exit:N"
-                    * name.startswith("early_exit")
-                )
+        if any(map(makes_forward, merged(name))):
+            failed[name] = "cannot be analyzed: it runs the target within its rounds" + (
+                "; layers:N has the distribution of early_exit:N" * name.startswith("early_exit")
             )
-        alone = replace(settings, drafter=[name], sampling=dict(settings.sampling))
-        found.append(check(alone))
+    settings.drafter = [name for name in dict.fromkeys(settings.drafter) if name not in failed]
+    if not settings.drafter:
+        fail(_message(failed))
+    return failed
+
+
+def _check_drafters(settings: Settings, gamma: int) -> list[tuple[Settings, Sources]]:
+    """Check each drafter as the only one; completes the sampling parameters.
+
+    Args:
+        settings: of the command.
+        gamma: the depth of trees that merge drafters.
+    """
+    checked = []
+    for name in settings.drafter:
+        parts = merged(name)
+        depth = gamma if len(parts) > 1 else None
+        alone = replace(
+            settings, drafter=parts, sampling=dict(settings.sampling), num_assistant_tokens=depth
+        )
+        checked.append((alone, check(alone)))
     settings.sampling = alone.sampling
-    return Sources(found[0].model, [sources.drafters[0] for sources in found])
+    return checked
 
 
 def _check_figures(output: Path | None) -> None:
@@ -170,60 +209,154 @@ def _check_figures(output: Path | None) -> None:
     check_folder("--output", output)
 
 
-def analyze(
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    sources: Sources,
-    gammas: Sequence[int],
-    ablate: bool,
-    output: Path | None,
-    json_file: Path | None,
-) -> None:
+@dataclass
+class Analysis:
+    """What the command is to do.
+
+    Attributes:
+        prompts: questions.
+        task: their name.
+        settings: options of all.
+        checked: those of each drafter, whose tree merges several, and the models that they name.
+        gammas, schedules, ablate: as in the command.
+        failed: messages of drafters that cannot be analyzed, by name; those that fail are added.
+    """
+
+    prompts: Sequence[Prompt]
+    task: str
+    settings: Settings
+    checked: Sequence[tuple[Settings, Sources]]
+    gammas: Sequence[int]
+    schedules: Sequence[str]
+    ablate: bool
+    failed: dict[str, str]
+
+    def load(self, say: Callable[[str], None]) -> Loaded:
+        """The models of all drafters."""
+        names = [name for settings, _ in self.checked for name in settings.drafter]
+        model = self.checked[0][1].model
+        sources = Sources(model, [one for _, each in self.checked for one in each.drafters])
+        alone = replace(self.settings, drafter=names)
+        say("importing")
+        from specdec_hf.lab.analysis.encoders import load_encoder_decoder
+
+        check_fit = functools.partial(check_prompts, self.prompts, self.settings)
+        loaded = load_encoder_decoder(alone, sources, say)
+        return loaded or load_models(alone, sources, say, check_fit)
+
+    def resolve(self, loaded: Loaded) -> dict[str, Drafter]:
+        """The drafters by name, without those that cannot be analyzed with this model."""
+        from specdec_hf.drafters.resolve import resolve_drafter
+        from specdec_hf.drafting.drafter import rules_of
+        from specdec_hf.lab.analysis.replay import rule_for
+
+        drafters, left = {}, list(loaded.drafters)
+        for name, (settings, _) in zip(self.settings.drafter, self.checked, strict=True):
+            parts = [left.pop(0) for _ in settings.drafter]
+            try:
+                one = resolve_drafter(
+                    parts if len(parts) > 1 else parts[0], settings.tree, loaded.model
+                )
+                assert one is not None
+                one.check_config(loaded.model.config)
+                one.check_tokenizer(loaded.tokenizer)
+            except (OSError, TypeError, ValueError) as error:
+                self.failed[name] = str(error)
+                continue
+            if rule_for(one) in rules_of(one):
+                drafters[name] = one
+            else:
+                self.failed[name] = (
+                    f"cannot be analyzed: rule {rule_for(one)} cannot verify its drafts, only "
+                    f"{', '.join(rules_of(one))} can"
+                )
+        return drafters
+
+    def measurement(
+        self, loaded: Loaded, temperature: float, *, warm_up: bool = False
+    ) -> Measurement:
+        """How to measure at one temperature, or a short answer that warms up."""
+        from specdec_hf.lab.analysis.measure import Measurement
+
+        settings = self.settings
+        prompts = self.prompts[:1] if warm_up else self.prompts
+        chats = [
+            [*begin_chat(settings), {"role": "user", "content": prompt.turns[0]}]
+            for prompt in prompts
+        ]
+        inputs = [encode(loaded.tokenizer, chat, loaded.model.device) for chat in chats]
+        sampling = settings.sampling if temperature else {**NEUTRAL, "temperature": 0.0}
+        return Measurement(
+            loaded.model, loaded.tokenizer, inputs, sampling,
+            WARM_UP_TOKENS if warm_up else settings.max_new_tokens,
+            self.gammas[:1] if warm_up else self.gammas, settings.seed or 0,
+            draws=DRAWS if self.ablate and temperature > 0 and not warm_up else 0,
+            schedules=() if warm_up else self.schedules,
+        )  # fmt: skip
+
+
+def analyze(analysis: Analysis, output: Path | None, json_file: Path | None) -> None:
     """Load the models, measure, print the tables, and write figures, page and report."""
+    settings, failed = analysis.settings, analysis.failed
     with progress_bar() as say:
-        loaded = load_models(
-            settings, sources, say, functools.partial(check_prompts, prompts, settings)
-        )
-        drafters = _resolved(settings.drafter, loaded)
+        loaded = analysis.load(say)
+        drafters = analysis.resolve(loaded)
         say("warming up")
-        failed: dict[str, str] = {}
-        _measure(_measurement(loaded, prompts[:1], settings, gammas[:1], 0.0, 4), drafters, failed)
-    if len(failed) == len(drafters):
+        _measure(analysis.measurement(loaded, 0.0, warm_up=True), drafters, failed)
+    if failed.keys() >= drafters.keys():
         _tell(failed)
     found: dict[float, list[DrafterAnalysis]] = {}
-    plain = []
+    plain: list[Text] = []
     temperatures = sorted({0.0, settings.sampling["temperature"]})
     with progress() as bar:
-        stages = 1 + len(drafters) * (1 + len(gammas))
-        total = len(prompts) * settings.max_new_tokens * stages
+        compared = 1 + len(analysis.schedules) if analysis.schedules else 0
+        stages = 1 + len(drafters) * (1 + len(analysis.gammas) + compared)
+        total = len(analysis.prompts) * settings.max_new_tokens * stages
         for temperature in temperatures:
             task = bar.add_task(f"temperature {temperature:g}", total=total)
-            measurement = _measurement(
-                loaded, prompts, settings, gammas, temperature, settings.max_new_tokens
-            )
+            measurement = analysis.measurement(loaded, temperature)
             measurement.advance = functools.partial(bar.advance, task)
-            measurement.draws = DRAWS if ablate and temperature > 0 else 0
-            texts, found[temperature] = _measure(measurement, drafters, failed)
-            plain = [text.stats for text in texts]
+            plain, found[temperature] = _measure(measurement, drafters, failed)
             bar.update(task, completed=total)
 
     last = found[temperatures[-1]]
-    print_report(loaded, found)
+    tables = tables_of(found, loaded.title, analysis.task)
+    print_report(loaded, found, tables)
     if output is not None and last:
         from specdec_hf.lab.analysis.figures import write_pictures
 
-        write_pictures(output, loaded, prompts, settings, last, plain)
-    content = {
-        "info": collect_info(),
-        **asdict(settings),
-        "num_assistant_tokens": list(gammas),
-        "device": str(loaded.model.device),
-        **to_dict(found),
-        "failed": failed,
-    }
-    write_json(json_file, content)
+        every = [*tables, *printed_tables()]
+        write_pictures(output, loaded, analysis.prompts, settings, last, plain, every)
+    write_json(json_file, _report(analysis, loaded, found))
     if failed:
         _tell(failed)
+
+
+def _report(analysis: Analysis, loaded: Loaded, found: Found) -> dict[str, Any]:
+    """All that was measured, as plain values for JSON."""
+    from specdec_kernels.analysis import LENIENCE_SPEEDS, TABLE_1, lenience_speeds, table_1
+
+    printed: dict[str, Iterable[tuple[Any, Any]]] = {
+        "table_1": zip(TABLE_1, table_1(), strict=True),
+        "lenience_speeds": zip(LENIENCE_SPEEDS, lenience_speeds(), strict=True),
+    }
+    return {
+        "info": collect_info(),
+        **asdict(analysis.settings),
+        "num_assistant_tokens": list(analysis.gammas),
+        "num_assistant_tokens_schedule": list(analysis.schedules),
+        "device": str(loaded.model.device),
+        **{
+            name: [{"printed": one._asdict(), "computed": two._asdict()} for one, two in rows]
+            for name, rows in printed.items()
+        },
+        "measured": [
+            {**one.to_dict(), "temperature": temperature}
+            for temperature, analyses in found.items()
+            for one in analyses
+        ],
+        "failed": analysis.failed,
+    }
 
 
 def _measure(
@@ -246,45 +379,9 @@ def _measure(
     return texts, found
 
 
+def _message(failed: Mapping[str, str]) -> str:
+    return "; ".join(f"--drafter {name}: {message}" for name, message in failed.items())
+
+
 def _tell(failed: Mapping[str, str]) -> NoReturn:
-    fail("; ".join(f"--drafter {name}: {message}" for name, message in failed.items()), FAILED)
-
-
-def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
-    """The drafters by name, each of which drafts chains."""
-    from specdec_hf.drafters.resolve import resolve_drafter
-    from specdec_hf.drafting.drafter import rules_of
-    from specdec_hf.lab.analysis.replay import REPLAY_RULE
-
-    given = loaded.drafter if isinstance(loaded.drafter, list) else [loaded.drafter]
-    drafters = {}
-    for name, one in zip(names, given, strict=True):
-        drafter = resolve_drafter(one, None, loaded.model)
-        assert drafter is not None
-        if REPLAY_RULE not in rules_of(drafter):
-            fail(
-                f"--drafter {name} cannot be analyzed: rule {REPLAY_RULE} cannot verify its "
-                f"drafts, only {', '.join(rules_of(drafter))} can"
-            )
-        drafters[name] = drafter
-    return drafters
-
-
-def _measurement(
-    loaded: Loaded,
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    gammas: Sequence[int],
-    temperature: float,
-    max_new_tokens: int,
-) -> Measurement:
-    from specdec_hf.lab.analysis.measure import Measurement
-
-    chats = [
-        [*begin_chat(settings), {"role": "user", "content": prompt.turns[0]}] for prompt in prompts
-    ]
-    inputs = [encode(loaded.tokenizer, chat, loaded.model.device) for chat in chats]
-    sampling = settings.sampling if temperature else {**NEUTRAL, "temperature": 0.0}
-    return Measurement(
-        loaded.model, loaded.tokenizer, inputs, sampling, max_new_tokens, gammas, settings.seed or 0
-    )
+    fail(_message(failed), FAILED)

@@ -6,6 +6,7 @@ round stopped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_hf.lab.analysis.distributions import draft_probs, target_probs
-from specdec_hf.loop.streaming import Kind, TracedRound
+from specdec_hf.loop.streaming import Kind, Step, TracedRound
 from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -59,7 +60,8 @@ class Explained:
 class Explainer:
     """Takes the rounds of one sequence as they are traced, and explains their tokens.
 
-    It is the argument ``trace`` of a `SpeculativeDecoder` whose rule is token.
+    It is the argument ``trace`` of a `SpeculativeDecoder` whose rule is token. Rounds of trees are
+    not traced; `add_step` takes what they appended.
 
     Args:
         tokenizer: of the target.
@@ -118,6 +120,15 @@ class Explainer:
                     q=float(q[i, token]) if i < compared else None, **drafted,
                 )
             )  # fmt: skip
+        self.rounds.append(said)
+
+    def add_step(self, step: Step) -> None:
+        """Explain one round of trees: only the tokens that it appended, and P of each."""
+        said = []
+        for token, kind, logprob in zip(step.tokens, step.kinds, step.logprobs, strict=True):
+            drafter = self.drafter if kind == "accepted" else ""
+            probability = math.exp(logprob)
+            said.append(Explained(token, self._append(token), kind, probability, drafter))
         self.rounds.append(said)
 
     def _draft_rows(self, traced: TracedRound, compared: int, vocab_size: int) -> Tensor:

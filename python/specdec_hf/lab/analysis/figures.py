@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
+from specdec_hf.lab.analysis.encoders import EncoderSeconds
 from specdec_hf.lab.analysis.measure import DrafterAnalysis
 from specdec_hf.lab.analysis.page import Answer, render_page
+from specdec_hf.lab.analysis.replay import Text
+from specdec_hf.lab.analysis.tables import ShownTable
 from specdec_hf.loop.round_record import RoundRecord
-from specdec_hf.loop.statistics import SpecStats
 from specdec_kernels.analysis import (
     expected_tokens,
     operations_factor,
@@ -37,7 +39,8 @@ rcParams["svg.hashsalt"] = "specdec"  # equal figures become equal files
 GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1)
 ALPHAS = np.linspace(0, 0.99, 199)
-DRAFT, VERIFY, ACCEPT, PROMPT = "#4c78a8", "#7b4ea3", "#bab0ac", "#eeca3b"
+DRAFT, VERIFY, ACCEPT, PROMPT = "#4c78a8", "#7b4ea3", "#bab0ac", "#d8c7e8"
+ENCODER, DRAFT_ENCODER = "#eeca3b", "#f58518"  # yellow and orange, as in the paper
 MARK: dict[str, Any] = {"color": "#d62728", "markeredgecolor": "white", "zorder": 5}
 SIGNS = "osD^v<>P"  # one for each measured point
 SHOWN_ROUNDS = 14  # of the timeline's last row
@@ -70,7 +73,8 @@ def write_pictures(
     prompts: Sequence[Prompt],
     settings: Settings,
     found: Sequence[DrafterAnalysis],
-    plain: Sequence[SpecStats],
+    plain: Sequence[Text],
+    tables: Sequence[ShownTable],
 ) -> None:
     """Write Figures 2 to 5 and the page of tokens, and say where.
 
@@ -79,29 +83,35 @@ def write_pictures(
         loaded: names the model.
         prompts, settings: what was asked.
         found: what was measured of each drafter at the temperature of ``settings``.
-        plain: statistics of each prompt without drafts.
+        plain: the answer to each prompt without drafts.
+        tables: for the page.
     """
     marks = [
         Measured(one.name, s.alpha, s.gamma, s.cost, s.measured_tokens, s.measured)
         for one in found
         for s in one.speeds
+        if s.alpha is not None
     ]
     rows = [
-        (f"{one.name}, γ = {gamma}", calls[0].round_log)
+        Timeline(
+            f"{one.name}, {'depth' if one.trees else 'γ'} = {gamma}", calls[0].round_log,
+            one.encoders[gamma], trees=one.trees,
+        )
         for one in found
         for gamma, calls in sorted(one.calls.items(), reverse=True)
-    ]
+    ]  # fmt: skip
+    rows.append(Timeline("plain", plain[0].stats.round_log, plain[0].encoders))
     drawn = {
         "figure-2.svg": draw_expected_tokens(marks),
         "figure-3.svg": draw_optimal_gamma(marks),
         "figure-4.svg": draw_speed_and_operations(marks),
-        "figure-5.svg": draw_timeline([*rows, ("plain", plain[0].round_log)]),
+        "figure-5.svg": draw_timeline(rows),
     }
     output.mkdir(exist_ok=True)
     for name, figure in drawn.items():
         figure.savefig(output / name, metadata={"Date": None})
     answers = [
-        Answer(f"{one.name}: {prompt}", prompt.turns[0], answer.rounds)
+        Answer(f"{one.name}: {prompt}", prompt.turns[0], answer)
         for one in found
         for prompt, answer in zip(prompts, one.answers, strict=True)
     ]
@@ -113,7 +123,8 @@ def write_pictures(
         "seed of the first prompt": str(settings.seed),
     }
     page = output / "figure-1.html"
-    page.write_text(render_page("How each token came about", header, answers), encoding="utf-8")
+    text = render_page("How each token came about", header, answers, tables)
+    page.write_text(text, encoding="utf-8")
     names = ", ".join(["figure-1.html", *drawn])
     console.print(visible(f"wrote {names} to {output}"), style="dim")
 
@@ -162,30 +173,56 @@ def draw_speed_and_operations(measured: Sequence[Measured] = ()) -> Figure:
     return figure
 
 
-def draw_timeline(
-    rows: Sequence[tuple[str, Sequence[RoundRecord]]], seconds: float | None = None
-) -> Figure:
+@dataclass(frozen=True)
+class Timeline:
+    """A row of Figure 5.
+
+    Attributes:
+        title: of the row.
+        records: rounds of a call of one sequence; the first round reads the prompt.
+        encoders: seconds of the encoders of an encoder-decoder and of its draft model.
+        trees: whether rounds draft trees, whose nodes are not drafted one by one.
+    """
+
+    title: str
+    records: Sequence[RoundRecord]
+    encoders: EncoderSeconds = field(default_factory=EncoderSeconds)
+    trees: bool = False
+
+    @property
+    def offset(self) -> float:
+        """Seconds from the start of the target's encoder to the start of the call's rounds.
+
+        The encoder of the draft model runs as the call begins, so it is a part of the time before
+        the first round.
+        """
+        return self.encoders.target + max(0.0, self.encoders.drafter - self.records[0].began)
+
+
+def draw_timeline(rows: Sequence[Timeline], seconds: float | None = None) -> Figure:
     """Figure 5: a timeline of recorded rounds, one row for each way of decoding.
 
     The time of drafting is divided evenly among the drafts of a round, because only its whole is
-    recorded. The number above a round is that of the tokens it emitted.
+    recorded. The number above a round is that of the tokens it emitted. Encoders come first, that
+    of the target before that of the draft model.
 
     Args:
-        rows: title, and rounds of a call of one sequence; the first round reads the prompt.
+        rows: the last is that of plain decoding.
         seconds: how much is shown; None shows the first rounds of the last row.
     """
     shown = seconds
     if shown is None:
-        last = rows[-1][1][:SHOWN_ROUNDS][-1]
-        shown = last.began + last.seconds
+        last = rows[-1].records[:SHOWN_ROUNDS][-1]
+        shown = rows[-1].offset + last.began + last.seconds
     figure = Figure(figsize=(11, 0.9 + 0.95 * len(rows)), layout="constrained")
     panel = figure.subplots()
-    for y, (_, records) in enumerate(rows):
-        for number, record in enumerate(records):
-            if record.began >= shown:
+    for y, row in enumerate(rows):
+        _draw_encoders(panel, y, row.encoders)
+        for number, record in enumerate(row.records):
+            if row.offset + record.began >= shown:
                 break
-            _draw_round(panel, y, record, reads_prompt=number == 0, shown=shown)
-    panel.set_yticks(range(len(rows)), [title for title, _ in rows])
+            _draw_round(panel, y, row, record, reads_prompt=number == 0, shown=shown)
+    panel.set_yticks(range(len(rows)), [row.title for row in rows])
     panel.set(xlim=(0, shown), ylim=(len(rows) - 0.45, -0.6), xlabel="seconds")
     panel.tick_params(left=False)
     panel.spines[["top", "right", "left"]].set_visible(False)
@@ -195,6 +232,8 @@ def draw_timeline(
         "accept and commit": ACCEPT,
         "target reads the prompt": PROMPT,
     }
+    if any(row.encoders.target for row in rows):
+        names |= {"encoder of the target": ENCODER, "encoder of the drafter": DRAFT_ENCODER}
     figure.legend(
         handles=[Patch(color=colour, label=name) for name, colour in names.items()],
         loc="outside upper right", ncols=len(names), frameon=False, fontsize="small",
@@ -202,23 +241,34 @@ def draw_timeline(
     return figure
 
 
+def _draw_encoders(panel: Any, y: int, encoders: EncoderSeconds) -> None:
+    blocks = ((0.0, encoders.target, ENCODER), (encoders.target, encoders.drafter, DRAFT_ENCODER))
+    for began, took, colour in blocks:
+        if took:
+            _draw_block(panel, y, began, took, colour)
+
+
 def _draw_round(
-    panel: Any, y: int, record: RoundRecord, *, reads_prompt: bool, shown: float
+    panel: Any, y: int, row: Timeline, record: RoundRecord, *, reads_prompt: bool, shown: float
 ) -> None:
-    began, drafted = record.began, record.drafted[0]
+    began, drafted = row.offset + record.began, record.drafted[0]
     if drafted:
-        step = record.draft / drafted
-        steps = [(began + i * step, step) for i in range(drafted)]
+        count = 1 if row.trees else drafted
+        step = record.draft / count
+        steps = [(began + i * step, step) for i in range(count)]
         panel.broken_barh(steps, (y - 0.3, 0.6), color=DRAFT, edgecolor="white", linewidth=0.6)
     began += record.draft
-    colour = PROMPT if reads_prompt else VERIFY
-    forward = [(began, record.target)]
-    panel.broken_barh(forward, (y - 0.3, 0.6), color=colour, edgecolor="white", linewidth=0.6)
+    _draw_block(panel, y, began, record.target, PROMPT if reads_prompt else VERIFY)
     rest = [(began + record.target, record.after_target)]
     panel.broken_barh(rest, (y - 0.3, 0.6), color=ACCEPT)
     if began + record.target <= shown:
         middle = began + record.target / 2
         panel.text(middle, y - 0.33, f"+{record.emitted[0]}", ha="center", va="bottom", fontsize=7)
+
+
+def _draw_block(panel: Any, y: int, began: float, took: float, colour: str) -> None:
+    block = [(began, took)]
+    panel.broken_barh(block, (y - 0.3, 0.6), color=colour, edgecolor="white", linewidth=0.6)
 
 
 def _panel(ylabel: str, width: float = 6.4) -> tuple[Figure, Any]:

@@ -3,156 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.lab.analysis.explain import Explainer
-from specdec_hf.lab.analysis.replay import (
-    REPLAY_RULE,
-    MeasuredAcceptance,
-    Position,
-    Text,
-    replay,
-    write_text,
+from specdec_hf.drafting.drafter import Drafter, drafts_trees
+from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
+from specdec_hf.lab.analysis.encoders import EncoderSeconds, timed_encoders
+from specdec_hf.lab.analysis.explain import Explained, Explainer
+from specdec_hf.lab.analysis.operations import measure_operations
+from specdec_hf.lab.analysis.replay import Text, replay, rule_for, write_text
+from specdec_hf.lab.analysis.residual import Ablation, draw_experiment
+from specdec_hf.lab.analysis.speed import (
+    ORACLE_DRAFTS,
+    Scheduled,
+    Speed,
+    compare_speed,
+    compare_with_oracle,
 )
-from specdec_hf.lab.analysis.residual import Ablated, Experiment, ablate_residual, draw_experiment
-from specdec_hf.loop.round_record import RoundRecord
-from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import run_stream
-from specdec_kernels.analysis import expected_tokens, walltime_factor
 
 Advance = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Speed:
-    """One row of Table 4, measured here at batch size 1.
-
-    The first round of each text, which reads the prompt, is left out of all figures.
-
-    Attributes:
-        temperature, gamma, alpha: as in the table.
-        cost: c, time of one draft step in units of one plain step.
-        verification: v, time to verify the drafts of a round, with what a round does beside it, in
-            the same units; the paper assumes 1.
-        drafting: share of the rounds that drafted. A drafter that copies cannot always.
-        expected_paper: Theorem 3.8, for rounds that all draft gamma tokens and v = 1.
-        expected: the same with measured v and share of rounds that drafted.
-        measured: tokens per second over those of plain decoding.
-        expected_tokens, measured_tokens: tokens per round.
-    """
-
-    temperature: float
-    gamma: int
-    alpha: float
-    cost: float
-    verification: float
-    drafting: float
-    expected_paper: float
-    expected: float
-    measured: float
-    expected_tokens: float
-    measured_tokens: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-
-def compare_speed(
-    plain: Sequence[SpecStats],
-    speculative: Sequence[SpecStats],
-    *,
-    alpha: float,
-    gamma: int,
-    temperature: float,
-) -> Speed | None:
-    """A row of Table 4; None where no round after the first drafted anything.
-
-    Args:
-        plain, speculative: statistics of the same prompts without and with drafts, one sequence
-            each.
-        alpha: measured acceptance rate.
-        gamma: drafts per round.
-        temperature: of both.
-    """
-    steps, rounds = later_rounds(plain), later_rounds(speculative)
-    with_drafts = [r for r in rounds if r.drafted[0]]
-    if not steps or not with_drafts:
-        return None
-    step = sum(r.seconds for r in steps) / _emitted(steps)
-    drafted = sum(r.drafted[0] for r in with_drafts)
-    cost = sum(r.draft for r in with_drafts) / drafted / step
-    verification = sum(r.target + r.after_target for r in with_drafts) / len(with_drafts) / step
-    share = len(with_drafts) / len(rounds)
-    tokens = share * expected_tokens(alpha, gamma) + 1 - share
-    seconds = share * (gamma * cost + verification) + 1 - share
-    return Speed(
-        temperature=temperature,
-        gamma=gamma,
-        alpha=alpha,
-        cost=cost,
-        verification=verification,
-        drafting=share,
-        expected_paper=walltime_factor(alpha, gamma, cost),
-        expected=tokens / seconds,
-        measured=step / (sum(r.seconds for r in rounds) / _emitted(rounds)),
-        expected_tokens=tokens,
-        measured_tokens=_emitted(rounds) / len(rounds),
-    )
-
-
-def later_rounds(calls: Sequence[SpecStats]) -> list[RoundRecord]:
-    """The rounds of calls of one sequence, without the first of each, which reads the prompt."""
-    return [record for stats in calls for record in stats.round_log[1:]]
-
-
-def _emitted(rounds: Sequence[RoundRecord]) -> int:
-    return sum(record.emitted[0] for record in rounds)
-
-
-@dataclass
-class Ablation:
-    """The effect of leaving out the residual, at every position with a draft.
-
-    Attributes:
-        positions: exact effect at each.
-        worst: the position where the emitted token's distribution is most wrong.
-        experiment: tokens drawn there, once they are.
-    """
-
-    positions: list[Ablated] = field(default_factory=list)
-    worst: Position | None = None
-    experiment: Experiment | None = None
-    _largest: float = -1.0
-
-    def add(self, position: Position) -> None:
-        """Gather one position of `replay`."""
-        if position.q is None:
-            return
-        effect = ablate_residual(position.p, position.q)
-        self.positions.append(effect)
-        if effect.ablated > self._largest:
-            self._largest, self.worst = effect.ablated, position
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: means over the positions, and the experiment."""
-        count = len(self.positions)
-        means = {
-            name: sum(getattr(one, name) for one in self.positions) / count if count else None
-            for name in ("rejection", "recovered", "correct", "ablated")
-        }
-        largest = max((one.ablated for one in self.positions), default=None)
-        return {
-            "positions": count,
-            "mean": means,
-            "largest": largest,
-            "experiment": None if self.experiment is None else self.experiment.to_dict(),
-        }
 
 
 @dataclass
@@ -161,19 +35,57 @@ class DrafterAnalysis:
 
     Attributes:
         name: of the drafter.
+        trees: whether it drafts trees, which are verified by rule target_only.
         acceptance: on the target's own texts.
+        operations: c-hat, operations of a draft step over those of a token of the target; None for
+            trees, and where nothing was drafted.
         speeds: a row of Table 4 for each gamma at which something was drafted.
-        calls: statistics of each prompt, by gamma.
-        answers: the explained tokens of each prompt, of the first gamma.
+        calls: statistics of each prompt, by gamma, which is the depth of trees.
+        scheduled: what schedules leave of an oracle, which is the first; empty where they were not
+            asked for.
+        refused: why a schedule was left out, by its name.
+        encoders: seconds of the encoders in the first prompt of each gamma.
+        answers: the explained rounds of each prompt, of the first gamma.
         ablation: None where it was not asked for.
     """
 
     name: str
+    trees: bool = False
     acceptance: MeasuredAcceptance = field(default_factory=MeasuredAcceptance)
+    operations: float | None = None
     speeds: list[Speed] = field(default_factory=list)
     calls: dict[int, list[SpecStats]] = field(default_factory=dict)
-    answers: list[Explainer] = field(default_factory=list)
+    scheduled: list[Scheduled] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    encoders: dict[int, EncoderSeconds] = field(default_factory=dict)
+    answers: list[list[list[Explained]]] = field(default_factory=list)
     ablation: Ablation | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "drafter": self.name,
+            "trees": self.trees,
+            "acceptance": self.acceptance.to_dict(),
+            "operations": self.operations,
+            "speed": [speed.to_dict() for speed in self.speeds],
+            "schedules": [made.to_dict() for made in self.scheduled],
+            "schedules_left_out": self.refused,
+            "ablation": None if self.ablation is None else self.ablation.to_dict(),
+            "calls": {
+                str(gamma): [stats.to_dict() for stats in calls]
+                for gamma, calls in self.calls.items()
+            },
+            "rounds": [
+                [[token.to_dict() for token in said] for said in answer] for answer in self.answers
+            ],
+        }
+
+    @property
+    def trials(self) -> SequenceStats:
+        """The counts of all its calls together; of trees, trials among them."""
+        every = [stats for calls in self.calls.values() for stats in calls]
+        return SpecStats(sequences=[one for stats in every for one in stats.sequences]).together
 
 
 @dataclass
@@ -182,12 +94,14 @@ class Measurement:
 
     Attributes:
         model, tokenizer: the target.
-        inputs: ``input_ids`` and ``attention_mask`` of each prompt, one sequence each.
+        inputs: ``input_ids`` and ``attention_mask`` of each prompt, one sequence each; those of
+            the encoder for an encoder-decoder.
         sampling: ``temperature``, ``top_k``, ``top_p``, ``min_p``.
         max_new_tokens: of every text.
         gammas: numbers of drafts per round.
         seed: of the first prompt; those of the others count up.
         draws: tokens to draw in the experiment of the ablation; 0 leaves it out.
+        schedules: to compare with the oracle of section 3.5; without any, none is.
         advance: called with the number of tokens that were handled.
     """
 
@@ -199,6 +113,7 @@ class Measurement:
     gammas: Sequence[int]
     seed: int = 0
     draws: int = 0
+    schedules: Sequence[str] = ()
     advance: Advance = lambda count: None
 
     @property
@@ -219,9 +134,13 @@ class Measurement:
         """Measure one drafter on texts of `write_texts`.
 
         Raises:
-            ValueError: a drafter whose drafts cannot be verified by rule token.
+            ValueError: a drafter whose drafts the rule cannot verify.
         """
-        found = DrafterAnalysis(name, ablation=Ablation() if self.draws else None)
+        greedy, trees = self.sampling["temperature"] == 0, drafts_trees(drafter)
+        found = DrafterAnalysis(
+            name, trees, MeasuredAcceptance(greedy=greedy),
+            ablation=Ablation() if self.draws and not trees else None,
+        )  # fmt: skip
         for i, text in enumerate(texts):
             found.acceptance.begin_text()
             for position in replay(drafter, self.model, text, self.sampling, self.seed + i):
@@ -233,33 +152,74 @@ class Measurement:
             found.ablation.experiment = draw_experiment(
                 found.ablation.worst, self.sampling, self.draws, self.seed
             )
+        found.operations = measure_operations(drafter, self.model, texts[0], self.sampling)
         plain = [text.stats for text in texts]
-        for gamma in self.gammas:
-            self._decode(found, drafter, gamma)
+        for gamma in [drafter.depth] if trees else self.gammas:
+            self._measure_speed(found, drafter, gamma, texts)
             speed = compare_speed(
                 plain,
                 found.calls[gamma],
-                alpha=found.acceptance.alpha,
+                alpha=None if trees else found.acceptance.alpha,
                 gamma=gamma,
                 temperature=self.sampling["temperature"],
             )
             if speed is not None:
                 found.speeds.append(speed)
+        if self.schedules and found.speeds and not trees:
+            self._compare_schedules(found, drafter)
         return found
 
-    def _decode(self, found: DrafterAnalysis, drafter: Drafter, gamma: int) -> None:
+    def _measure_speed(
+        self, found: DrafterAnalysis, drafter: Drafter, gamma: int, texts: Sequence[Text]
+    ) -> None:
         """Answer all prompts with the drafter; the tokens of the first gamma are explained."""
-        first = gamma == self.gammas[0]
-        found.calls[gamma] = []
-        for i, inputs in enumerate(self.inputs):
-            prompt = inputs["input_ids"][0].tolist()
+        first, found.calls[gamma] = not found.calls, []
+        for i, text in enumerate(texts):
+            prompt = text.tokens[: text.begin].tolist()
             explainer = Explainer(self.tokenizer, prompt, found.name, self.sampling)
-            decoder = SpeculativeDecoder(
-                drafter, num_assistant_tokens=gamma, rule=REPLAY_RULE, guard=False,
-                seed=self.seed + i, trace=explainer if first else None,
-            )  # fmt: skip
-            stream = decoder.stream(self.model, **inputs, **self.arguments)
-            _, output = run_stream(stream, lambda step: self.advance(len(step.tokens)))
-            found.calls[gamma].append(output.stats)
+            traced = first and not found.trees
+            with timed_encoders(self.model, drafter) as encoders:
+                stats = self._decode(
+                    drafter, i, on_step=explainer.add_step if first and found.trees else None,
+                    num_assistant_tokens=None if found.trees else gamma,
+                    trace=explainer if traced else None,
+                )  # fmt: skip
+            found.calls[gamma].append(stats)
+            if i == 0:
+                found.encoders[gamma] = encoders
             if first:
-                found.answers.append(explainer)
+                found.answers.append(explainer.rounds)
+
+    def _compare_schedules(self, found: DrafterAnalysis, drafter: Drafter) -> None:
+        """Answer all prompts with each schedule, and with enough drafts for an oracle."""
+        calls: dict[str, Sequence[SpecStats]] = {
+            f"constant, γ = {gamma}": stats for gamma, stats in found.calls.items()
+        }
+        for schedule in self.schedules:
+            try:
+                calls[schedule] = self._decode_all(
+                    drafter, num_assistant_tokens=self.gammas[0],
+                    num_assistant_tokens_schedule=schedule,
+                )  # fmt: skip
+            except ValueError as error:  # it reads what this drafter lacks
+                found.refused[schedule] = str(error)
+        longest = self._decode_all(drafter, num_assistant_tokens=ORACLE_DRAFTS)
+        found.scheduled = compare_with_oracle(longest, calls, found.speeds[0].cost)
+
+    def _decode_all(self, drafter: Drafter, **options: Any) -> list[SpecStats]:
+        return [self._decode(drafter, i, **options) for i in range(len(self.inputs))]
+
+    def _decode(
+        self, drafter: Drafter, i: int, on_step: Callable[[Any], None] | None = None, **options: Any
+    ) -> SpecStats:
+        """The statistics of the answer to prompt i."""
+        decoder = SpeculativeDecoder(
+            drafter, rule=rule_for(drafter), guard=False, seed=self.seed + i, **options
+        )
+        stream = decoder.stream(self.model, **self.inputs[i], **self.arguments)
+        steps, output = run_stream(stream, lambda step: self.advance(len(step.tokens)))
+        if on_step is not None:
+            for step in steps:
+                on_step(step)
+        stats: SpecStats = output.stats
+        return stats

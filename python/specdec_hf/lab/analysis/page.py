@@ -1,6 +1,7 @@
 """Figure 1 of Leviathan et al. 2023 as one HTML page that needs nothing beside itself.
 
-Each token shows how it came about when it is pointed at or has the keyboard's focus.
+Each token shows how it came about when it is pointed at or has the keyboard's focus. The tables of
+the command follow.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from html import escape
 
 from specdec_hf.cli.terminal import visible
 from specdec_hf.lab.analysis.explain import Explained
+from specdec_hf.lab.analysis.tables import ShownTable
 
 MEANINGS = {
     "accepted": "drafted and accepted",
@@ -36,13 +38,19 @@ class Answer:
     rounds: Sequence[Sequence[Explained]]
 
 
-def render_page(title: str, header: dict[str, str], answers: Sequence[Answer]) -> str:
+def render_page(
+    title: str,
+    header: dict[str, str],
+    answers: Sequence[Answer],
+    tables: Sequence[ShownTable] = (),
+) -> str:
     """The page, as HTML text.
 
     Args:
         title: of the page.
         header: names and values to print above the answers, such as the model's name.
         answers: at least one.
+        tables: to show after the answers.
     """
     table = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
@@ -53,6 +61,7 @@ def render_page(title: str, header: dict[str, str], answers: Sequence[Answer]) -
         for kind, meaning in MEANINGS.items()
     )
     body = "".join(_answer(number, answer) for number, answer in enumerate(answers, start=1))
+    body += "".join(map(_table, tables))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -77,6 +86,17 @@ def _answer(number: int, answer: Answer) -> str:
         f'<p class="prompt">{escape(visible(answer.prompt))}</p>\n'
         f'<ol class="rounds">\n{rounds}</ol></section>\n'
     )
+
+
+def _table(shown: ShownTable) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in shown.names)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(visible(text))}</td>' for text in row)}</tr>\n"
+        for row in shown.rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>\n" * bool(rows)
+    note = f'<p class="note">{escape(visible(shown.note))}</p>\n' if shown.note else ""
+    return f"<section><h2>{escape(visible(shown.title))}</h2>\n{table}{note}</section>\n"
 
 
 def _token(name: str, token: Explained) -> str:
@@ -158,6 +178,12 @@ header dt { color: var(--faint); font-size: .85rem; }
   padding-left: 3.2rem; margin: 0; }
 .rounds li { padding-left: .5rem; border-bottom: 1px solid var(--line); }
 .rounds li::marker { color: var(--faint); font-size: .8rem; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+main section { overflow-x: auto; }
+th, td { padding: .2rem .9rem .2rem 0; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+th { border-bottom: 1px solid var(--line); color: var(--faint); font-weight: normal; }
+.note { color: var(--faint); font-size: .9rem; margin: .4rem 0 0; }
 .token { white-space: pre-wrap; overflow-wrap: anywhere; padding: .1rem 0; cursor: help;
   border-radius: .15rem; margin-right: 1px; }
 .accepted { color: var(--accepted); background: var(--accepted-ground); }

@@ -2,13 +2,13 @@
 
 The target writes a text by itself. The drafter then drafts one token at every position of it, as if
 each were the beginning of a round, so that the mean of `sum(min(P, Q))` is over the positions of
-the target's text and not only over those at which rounds happen to begin.
+the target's text and not only over those at which rounds happen to begin. A drafter of trees drafts
+a tree there, and what is measured is whether one of the root's children is accepted.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +19,24 @@ from torch import Tensor
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.drafting.checks import ask
 from specdec_hf.drafting.context import Candidates, CommittedStates, DraftContext, History
-from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
+from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome, drafts_trees
 from specdec_hf.lab.analysis.distributions import draft_probs, target_probs
+from specdec_hf.lab.analysis.encoders import EncoderSeconds, timed_encoders
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import TracedRound, run_stream
+from specdec_hf.request.encoder import EncoderSource
+from specdec_hf.request.entry import prepare_call
 from specdec_hf.runner.choose import choose_runner
+from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
 from specdec_hf.runner.protocol import HiddenStates
 from specdec_kernels import SampledDraft
-from specdec_kernels.analysis import LENIENCES, acceptance_rate, clustered_mean
 
-REPLAY_RULE = "token"
+REPLAY_RULE, TREE_RULE = "token", "target_only"
+
+
+def rule_for(drafter: Drafter) -> str:
+    """The rule whose acceptance is measured: `TREE_RULE` accepts most of deterministic trees."""
+    return TREE_RULE if drafts_trees(drafter) else REPLAY_RULE
 
 
 @dataclass
@@ -36,16 +44,21 @@ class Text:
     """A text that the target wrote by itself.
 
     Attributes:
-        tokens: [L] int64, prompt and answer.
+        tokens: [L] int64, prompt and answer. The prompt of an encoder-decoder is the decoder's.
         begin: tokens of the prompt.
         logits: one row [V] float32 for each token of the answer, after the logits processors.
         stats: of the call that wrote it.
+        encoded, encoder: what the encoder of an encoder-decoder said and read, else None.
+        encoders: how long the encoder took.
     """
 
     tokens: np.ndarray[Any, np.dtype[np.int64]]
     begin: int
     logits: list[Tensor]
     stats: SpecStats
+    encoded: Encoded | None = None
+    encoder: EncoderSource | None = None
+    encoders: EncoderSeconds = field(default_factory=EncoderSeconds)
 
 
 @dataclass
@@ -55,9 +68,11 @@ class Position:
     Attributes:
         index: of the position in the text.
         p: [V] float64, the target's distribution.
-        q: [V] float64, that of the drafter; None where it drafts nothing.
+        q: [V] float64, that of the drafter of a chain; None where it drafts nothing, or a tree.
         logits: [V] float32, the row that P was made of.
-        draft: the draft of one token; None where there is none.
+        draft: the draft of one token, or a tree; None where there is none.
+        children: the tokens that a tree has below its root, each once, in the order in which they
+            are tried; empty for a chain.
     """
 
     index: int
@@ -65,6 +80,7 @@ class Position:
     q: Tensor | None
     logits: Tensor
     draft: Draft | None = field(repr=False)
+    children: list[int] = field(default_factory=list)
 
 
 def write_text(
@@ -89,34 +105,47 @@ def write_text(
         rows.append(traced.logits[0, 0].float().cpu())
 
     decoder = SpeculativeDecoder(None, seed=seed, trace=keep)
-    steps, output = run_stream(
-        decoder.stream(model, **inputs, **settings), lambda step: on_tokens(len(step.tokens))
-    )
-    prompt = inputs["input_ids"][0].tolist()
+    with timed_encoders(model) as encoders:
+        steps, output = run_stream(
+            decoder.stream(model, **inputs, **settings), lambda step: on_tokens(len(step.tokens))
+        )
+    prompt, encoded, encoder = inputs["input_ids"][0].tolist(), None, None
+    if is_encoder_decoder(model):
+        arguments: dict[str, Any] = {**inputs, **settings}
+        call = prepare_call(model, **arguments)
+        prompt, encoded, encoder = call.prompt_ids[0].tolist(), call.encoded, call.encoder
     answer = [token for step in steps for token in step.tokens]
-    return Text(np.array([*prompt, *answer]), len(prompt), rows, output.stats)
+    tokens = np.array([*prompt, *answer])
+    return Text(tokens, len(prompt), rows, output.stats, encoded, encoder, encoders)
 
 
 @torch.inference_mode()
 def replay(
-    drafter: Drafter, model: Any, text: Text, sampling: dict[str, Any], seed: int = 0
+    drafter: Drafter,
+    model: Any,
+    text: Text,
+    sampling: dict[str, Any],
+    seed: int = 0,
+    compile: bool | None = None,
 ) -> Iterator[Position]:
-    """Let a drafter draft one token at every position of a text.
+    """Let a drafter draft one token, or a tree, at every position of a text.
 
     Args:
         drafter: begins a call here, and learns from what the text and the target say, as in rounds
-            of one draft each.
+            whose drafts were all rejected.
         model: target.
         text: by `write_text`.
         sampling: the parameters that the text was written with.
         seed: of the drafts that are drawn, which have no influence on Q.
+        compile: how the drafter's models run, as in `generate`.
     """
-    length = len(text.tokens)
-    runner, _ = choose_runner(model, 1, length)
+    length, depth = len(text.tokens), drafter.depth if drafts_trees(drafter) else 1
+    runner, _ = choose_runner(model, 1, length, encoded=text.encoded)
     states: list[CommittedStates] = []
     context = DraftContext(
-        model, REPLAY_RULE, **sampling, seeds=torch.tensor([seed], device=model.device),
-        batch_size=1, max_length=length, max_draft=16, runner=runner, kept_states=states,
+        model, rule_for(drafter), **sampling, seeds=torch.tensor([seed], device=model.device),
+        batch_size=1, max_length=length, max_draft=max(16, depth), compile=compile, runner=runner,
+        encoder=text.encoder, kept_states=states,
     )  # fmt: skip
     drafter.start(context)
     hidden: HiddenStates = {}
@@ -127,11 +156,12 @@ def replay(
     for i, logits in enumerate(text.logits):
         index = text.begin + i
         history = _history(text, index)
-        draft = ask(drafter, history, np.array([1]), context)
+        draft = ask(drafter, history, np.array([depth]), context)
         p = target_probs(logits[None], sampling)[0]
-        yield Position(index, p, _q(draft, len(p)), logits, draft)
+        children = [token for token in _children(draft) if token < len(p)]
+        yield Position(index, p, _q(draft, len(p)), logits, draft, children)
         if drafter.candidates:
-            drafter.observe(history, _candidates(drafter.candidates, history, logits))
+            drafter.observe(history, _candidates(drafter.candidates, history, logits, draft))
         none = np.zeros((1, 0), dtype=np.int64)
         drafter.commit(DraftOutcome.of_chain(np.array([index]), np.array([0]), none))
         begin = index - 1 if i else 0  # the first round reads the prompt
@@ -146,7 +176,7 @@ def _history(text: Text, index: int) -> History:
 
 
 def _q(draft: Draft | None, vocab_size: int) -> Tensor | None:
-    if draft is None:
+    if draft is None or draft.parents is not None:
         return None
     d = draft.distribution
     if d is not None:
@@ -154,73 +184,22 @@ def _q(draft: Draft | None, vocab_size: int) -> Tensor | None:
     return draft_probs(draft.tokens.cpu(), d, vocab_size)[0, 0]
 
 
-def _candidates(count: int, history: History, logits: Tensor) -> Candidates:
-    """The target's next tokens after the pending token alone: what follows a draft is unknown."""
-    ids = logits.topk(min(count, len(logits))).indices.numpy()
-    return Candidates(history.last(1), np.array([[-1]]), ids[None, None])
+def _children(draft: Draft | None) -> list[int]:
+    """The tokens below the root of a tree, each once, in their order."""
+    if draft is None or draft.parents is None:
+        return []
+    tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
+    children = (t for t, above in zip(tokens, parents, strict=True) if above < 0 <= t)
+    return list(dict.fromkeys(children))
 
 
-@dataclass
-class MeasuredAcceptance:
-    """The acceptance probabilities of one drafter, gathered position by position.
+def _candidates(count: int, history: History, logits: Tensor, draft: Draft | None) -> Candidates:
+    """The target's next tokens after the pending token alone: what follows a draft is unknown.
 
-    Attributes:
-        lenience: the values l whose acceptance `sum(min(P / l, Q))` is gathered; the first is 1,
-            the lossless rule.
-        texts: one list for each text, of [len(lenience)] float64 for each position with a draft.
-        positions: all positions, those without a draft included.
+    The nodes of a tree have rows, as absent ones.
     """
-
-    lenience: Sequence[float] = LENIENCES
-    texts: list[list[Tensor]] = field(default_factory=list)
-    positions: int = 0
-
-    def begin_text(self) -> None:
-        """The positions that follow belong to a new text."""
-        self.texts.append([])
-
-    def add(self, position: Position) -> None:
-        """Gather one position of the current text."""
-        self.positions += 1
-        if position.q is not None:
-            p, q = position.p, position.q
-            rates = [acceptance_rate(p, q, "lenient", lenience=l) for l in self.lenience]
-            self.texts[-1].append(torch.stack(rates))
-
-    @property
-    def drafted(self) -> int:
-        """Positions at which the drafter drafted a token."""
-        return sum(map(len, self.texts))
-
-    @property
-    def alpha(self) -> float:
-        """Corollary 3.6 over the positions with a draft; NaN where nothing was drafted."""
-        return self.estimates()[0][0]
-
-    def estimates(self) -> list[tuple[float, float]]:
-        """Alpha and its standard error, clustered by text, for each lenience."""
-        means = []
-        for column in range(len(self.lenience)):
-            texts = [torch.stack(rates)[:, column] for rates in self.texts if rates]
-            mean, error = clustered_mean(texts)
-            means.append((float(mean), float(error)))
-        return means
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; None for what cannot be estimated."""
-        rows = [
-            {"lenience": l, "alpha": _known(mean), "standard_error": _known(error)}
-            for l, (mean, error) in zip(self.lenience, self.estimates(), strict=True)
-        ]
-        return {
-            "alpha": rows[0]["alpha"],
-            "standard_error": rows[0]["standard_error"],
-            "positions": self.positions,
-            "drafted": self.drafted,
-            "texts": len(self.texts),
-            "lenience": rows,
-        }
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    nodes = 0 if draft is None or draft.parents is None else draft.tokens.shape[1]
+    ids = logits.topk(min(count, len(logits))).indices.numpy()
+    tokens = np.concatenate([history.last(1), np.full((1, nodes), -1)], axis=1)
+    rows = np.broadcast_to(ids, (1, 1 + nodes, len(ids)))
+    return Candidates(tokens, np.full_like(tokens, -1), rows)

@@ -7,7 +7,7 @@ is the acceptance probability. That favours what the drafter already proposes to
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -149,6 +149,46 @@ def draw_experiment(
         chi_square(_counts(ablated, len(row)), position.p),
         ablate_residual(position.p, position.q),
     )
+
+
+@dataclass
+class Ablation:
+    """The effect of leaving out the residual, at every position with a draft.
+
+    Attributes:
+        positions: exact effect at each.
+        worst: the position where the emitted token's distribution is most wrong.
+        experiment: tokens drawn there, once they are.
+    """
+
+    positions: list[Ablated] = field(default_factory=list)
+    worst: Position | None = None
+    experiment: Experiment | None = None
+    _largest: float = -1.0
+
+    def add(self, position: Position) -> None:
+        """Gather one position of `replay`."""
+        if position.q is None:
+            return
+        effect = ablate_residual(position.p, position.q)
+        self.positions.append(effect)
+        if effect.ablated > self._largest:
+            self._largest, self.worst = effect.ablated, position
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: means over the positions, and the experiment."""
+        count = len(self.positions)
+        means = {
+            name: sum(getattr(one, name) for one in self.positions) / count if count else None
+            for name in ("rejection", "recovered", "correct", "ablated")
+        }
+        largest = max((one.ablated for one in self.positions), default=None)
+        return {
+            "positions": count,
+            "mean": means,
+            "largest": largest,
+            "experiment": None if self.experiment is None else self.experiment.to_dict(),
+        }
 
 
 def _repeated(distribution: SampledDraft, draws: int) -> SampledDraft:

@@ -18,9 +18,11 @@ from specdec_hf.cli.sources import Source, embedded_gguf
 from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.lab.bench.baselines import BestOf, RejectionSampling
 from specdec_hf.lab.bench.runs import Config
 
 MODELS = (ModelDrafter, LayersDrafter)  # of the target's vocabulary
+CHAINS = 4  # of the baseline "best_of"
 
 
 class LeftOutError(Exception):
@@ -42,17 +44,18 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
         arguments = {"prompt_lookup_num_tokens": CLI_NUM_ASSISTANT_TOKENS}
         return Config("prompt lookup, Transformers", arguments=arguments, single=True, peer=True)
     if name == "assisted":
-        drafters = (resolve_drafter(one, None, loaded.model) for one in loaded.drafters)
-        models = (getattr(one, "model", None) for one in drafters if type(one) in MODELS)
-        assistant = next(models, None)
-        if assistant is None:
-            raise LeftOutError("it needs a --drafter that is a model of the target's vocabulary")
         return Config(
             "assisted, Transformers",
-            arguments={"assistant_model": assistant},
+            arguments={"assistant_model": _draft_model(loaded)},
             single=True,
             peer=True,
         )
+    if name == "rejection":
+        rejection = RejectionSampling(loaded.model, _draft_model(loaded), CLI_NUM_ASSISTANT_TOKENS)
+        return Config("rejection sampling, A.2", model=rejection, single=True, peer=True)
+    if name == "best_of":
+        best = BestOf(loaded.model, _draft_model(loaded), CLI_NUM_ASSISTANT_TOKENS, CHAINS)
+        return Config(f"best of {CHAINS} chains", model=best, single=True, peer=True)
     if name == "compiled":
         static = {"cache_implementation": "static"}
         return Config(
@@ -60,6 +63,16 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
         )
     llama = LlamaCpp(_gguf(source), loaded.model.device)
     return Config(f"llama.cpp, {llama.weights}", model=llama, single=True, peer=True)
+
+
+def _draft_model(loaded: Loaded) -> Any:
+    """The first draft model among the drafters."""
+    drafters = (resolve_drafter(one, None, loaded.model) for one in loaded.drafters)
+    models = (getattr(one, "model", None) for one in drafters if type(one) in MODELS)
+    model = next(models, None)
+    if model is None:
+        raise LeftOutError("it needs a --drafter that is a model of the target's vocabulary")
+    return model
 
 
 def _compiled(model: Any) -> Any:
