@@ -15,6 +15,7 @@ from specdec_hf import (
     ModelDrafter,
     NasdDrafter,
     SuffixAutomatonDrafter,
+    SkippedSublayers,
     TextDrafter,
     TreeSpec,
     TrieTree,
@@ -82,6 +83,13 @@ def with_kept_texts(target: Any, folder: Path) -> SuffixAutomatonDrafter:
 
 LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
 NAMED: dict[str, Make] = {
+def without_sublayers(target: Any, folder: Path) -> str:
+    """The target without the attention of its last layer, as a file says."""
+    last = target.config.num_hidden_layers - 1
+    SkippedSublayers(attention=(last,)).save(folder / "skipped")
+    return f"layer_skip:{folder / 'skipped'}"
+
+
     name: named(name) for name in ("auto", "prompt_lookup", "random", "suffix_automaton", *LEARNING)
 } | {
     "rest": datastore,
@@ -106,6 +114,7 @@ OTHERS: dict[str, Make] = {
         [draft_model(target), RandomDrafter()], [2]
     ),
     "vertical cascade": lambda target, folder: [draft_model(target), "prompt_lookup"],
+    "layer_skip, sublayers": without_sublayers,
     "suffix_automaton, kept": with_kept_texts,
     "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
     "text": of_another_vocabulary,
@@ -149,7 +158,9 @@ DRAWN = (
     "two models, tree", "merged, drawn",
 )  # fmt: skip
 # These draw as one of those above does.
-DRAWN_ALIKE = ("random", "unigram", "bigram", "layers", "layer_skip")
+DRAWN_ALIKE = (
+    "random", "unigram", "bigram", "layers", "layer_skip", "layer_skip, sublayers",
+)  # fmt: skip
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (
     "prompt_lookup", "suffix_automaton", "rest", "nasd", "blockwise", "text", "candidate generator",

@@ -28,11 +28,11 @@ from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import (
     AUTO,
     DRAFTERS,
-    FILE,
     FOLDER,
     SAMPLING,
     Entry,
     entry_of,
+    names_file,
     split_options,
     value_of,
 )
@@ -369,10 +369,10 @@ def _find_drafter(name: str) -> Source | None:
         hint = did_you_mean(name, [*DRAFTERS, "none", "embedded"])
         model, _ = split_options(name, SAMPLING)
         return find_model("--drafter", model, other=OTHER_DRAFTERS, hint=hint)
-    value, kinds = split_options(value_of(name), entry.options)[0], entry.value.split("|")
-    if value and FILE in kinds and not ("N" in kinds and value.isdecimal()):
+    value = split_options(value_of(name), entry.options)[0]
+    if names_file(name.partition(":")[0], value):
         check_readable("--drafter", Path(value))
-    if FOLDER in kinds and not Path(value).is_dir():
+    if FOLDER in entry.value.split("|") and not Path(value).is_dir():
         fail(f"--drafter {name}: folder {value} does not exist")
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from specdec_hf.drafting.registry import (
     split_options,
 )
 from specdec_hf.runner.packed.twin import pack_for_call
-from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 Say = Callable[[str], None]
 
@@ -215,3 +216,10 @@ def _draft_tokenizer(path: Path) -> Any:
         return load_tokenizer(path)
     except MissingModelError as error:
         fail(f"--drafter: {error}")
+def check_length(length: int, config: Any) -> None:
+    """Refuse a ``--length`` of texts that are longer than a model's context."""
+    context = context_length(SimpleNamespace(config=config))
+    if context is not None and length > context:
+        fail(f"--length must be at most {context}, the model's context, got {length}")
+
+
