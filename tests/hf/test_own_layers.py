@@ -130,7 +130,7 @@ def test_what_does_not_go_is_refused_by_name():
         ("early_exit:2", "drafter early_exit needs cache='spec', got 'aligned'", {
             "cache": "aligned"
         }),
-        ("early_exit:2", "drafter must be a draft model, a list of them, or one that drafts sev", {
+        ("early_exit:2", "drafter must be a draft model, a VerticalCascade, a list of them, o", {
             "tree": (2, 1)
         }),
         ("early_exit:x", "drafter must be early_exit:N with a number of layers, got 'x'", {}),

@@ -14,11 +14,12 @@ from specdec_hf import (
     KeptTexts,
     ModelDrafter,
     NasdDrafter,
-    SuffixAutomatonDrafter,
     SkippedSublayers,
+    SuffixAutomatonDrafter,
     TextDrafter,
     TreeSpec,
     TrieTree,
+    VerticalCascade,
     from_candidate_generator,
 )
 from specdec_hf.drafters.ngram import RandomDrafter
@@ -81,8 +82,6 @@ def with_kept_texts(target: Any, folder: Path) -> SuffixAutomatonDrafter:
     return SuffixAutomatonDrafter(keep=kept)
 
 
-LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
-NAMED: dict[str, Make] = {
 def without_sublayers(target: Any, folder: Path) -> str:
     """The target without the attention of its last layer, as a file says."""
     last = target.config.num_hidden_layers - 1
@@ -90,6 +89,8 @@ def without_sublayers(target: Any, folder: Path) -> str:
     return f"layer_skip:{folder / 'skipped'}"
 
 
+LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
+NAMED: dict[str, Make] = {
     name: named(name) for name in ("auto", "prompt_lookup", "random", "suffix_automaton", *LEARNING)
 } | {
     "rest": datastore,
@@ -130,6 +131,12 @@ TREES: dict[str, tuple[Make, Any]] = {
         ],
         TreeSpec.branching((2, 1, 1)),
     ),
+    "staged, tree": (
+        lambda target, folder: VerticalCascade(
+            draft_model(target), hf_models.with_noise(target, 0.4)
+        ),
+        TreeSpec.branching((2, 1, 1)),
+    ),
     "model, EAGLE-2": (lambda target, folder: draft_model(target), EagleTree(2, GAMMA, 5)),
     "several, tree": (named("prompt_lookup"), TreeSpec.branching((2, 1, 1))),
     "several of each": (
@@ -159,7 +166,7 @@ DRAWN = (
 )  # fmt: skip
 # These draw as one of those above does.
 DRAWN_ALIKE = (
-    "random", "unigram", "bigram", "layers", "layer_skip", "layer_skip, sublayers",
+    "random", "unigram", "bigram", "layers", "layer_skip", "layer_skip, sublayers", "staged, tree",
 )  # fmt: skip
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (

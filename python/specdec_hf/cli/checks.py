@@ -43,6 +43,7 @@ from specdec_hf.options import (
     resolve_num_assistant_tokens,
     rule_parameters,
 )
+from specdec_hf.schedules.base import LONGEST_DRAFT
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
 
@@ -72,6 +73,7 @@ class Settings(CommonOptions):
     max_new_tokens: options.MaxNewTokens = 128
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     drafter: Sequence[str] = options.DEFAULT_DRAFTERS
+    cascade: options.Cascade = None
     num_assistant_tokens_schedule: str | None = None
     seed: int | None = None
     guard: str = "auto"  # type: ignore[assignment]  # a name of GUARDS
@@ -212,12 +214,13 @@ def _check_number(option: str, value: float, rule: str, holds: Callable[[float],
 
 
 def _check_drafting(settings: Settings) -> None:
-    drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1
+    cascade = parse_cascade(settings)
+    drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1 and not cascade
     schedule = settings.num_assistant_tokens_schedule
     settings.tree = parse_branching(settings.tree)
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
-    own_tree = not several and has_own_tree(settings.drafter[0])
+    own_tree = len(settings.drafter) == 1 and has_own_tree(settings.drafter[0])
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
         (SCHEDULE, schedule not in (None, "constant")),
@@ -254,8 +257,47 @@ def _check_drafting(settings: Settings) -> None:
         settings.num_assistant_tokens = CLI_NUM_ASSISTANT_TOKENS
 
 
+def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:
+    """The kind in ``--cascade``, and how many tokens each drafter of a horizontal one drafts."""
+    if settings.cascade is None:
+        return None
+    kind, colon, text = settings.cascade.partition(":")
+    drafters = list(settings.drafter)
+    check_choice("--cascade", kind, ("vertical", "horizontal"))
+    if len(drafters) < 2:
+        fail(f"--cascade needs several --drafter, the largest first, got {', '.join(drafters)}")
+    for name in drafters:
+        entry = _named(name)
+        if name == "none" or (entry is not None and (entry.own_tree or entry.makes_forward)):
+            fail(f"--cascade needs drafters of chains of their own, got --drafter {name}")
+    if kind == "vertical":
+        if colon:
+            fail(f"--cascade vertical takes no numbers, got {settings.cascade!r}")
+        for name in drafters[:-1]:
+            entry = _named(name)
+            if entry is not None and not entry.is_model:
+                fail(
+                    "--cascade vertical needs draft models, such as layers:4, before the last "
+                    f"--drafter, got {name}"
+                )
+        return kind, ()
+    numbers = text.split(",")
+    if not all(number.isdecimal() and 0 < int(number) <= LONGEST_DRAFT for number in numbers):
+        fail(f"--cascade must be horizontal:N,N with tokens to draft, got {settings.cascade!r}")
+    if len(numbers) != len(drafters) - 1:
+        fail(
+            f"--cascade horizontal needs a number for each --drafter but the last, which are "
+            f"{len(drafters) - 1}, got {text!r}"
+        )
+    if settings.tree is not None:
+        fail("--tree must not be given with --cascade horizontal, which drafts chains")
+    return kind, tuple(map(int, numbers))
+
+
 def _check_abilities(settings: Settings) -> None:
     """Refuse drafters with a name that lack what the schedule or the tree needs."""
+    if settings.cascade == "vertical":  # the model's drafts have what is needed
+        return
     kind = settings.num_assistant_tokens_schedule or "constant"
     reads_stats = make_schedule(kind).reads_token_stats and settings.num_assistant_tokens != 0
     for name in settings.drafter:
@@ -287,6 +329,8 @@ def _check_schedule(schedule: str, *, trees: bool) -> None:
 
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     named = [entry for entry in map(_named, settings.drafter) if entry is not None]
+    if settings.cascade == "vertical":  # a tree is drawn by the first, a model
+        named = []
     rules: tuple[str, ...]
     lossy = tuple(LOSSY_RULES)
     if _is_auto(settings):
