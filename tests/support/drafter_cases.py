@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from specdec_hf import (
+    DistilledDrafter,
     EagleTree,
     HorizontalCascade,
     KeptTexts,
@@ -116,6 +117,7 @@ OTHERS: dict[str, Make] = {
     ),
     "vertical cascade": lambda target, folder: [draft_model(target), "prompt_lookup"],
     "layer_skip, sublayers": without_sublayers,
+    "distilled": lambda target, folder: DistilledDrafter(draft_model(target), 0.02),
     "suffix_automaton, kept": with_kept_texts,
     "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
     "text": of_another_vocabulary,
@@ -167,6 +169,7 @@ DRAWN = (
 # These draw as one of those above does.
 DRAWN_ALIKE = (
     "random", "unigram", "bigram", "layers", "layer_skip", "layer_skip, sublayers", "staged, tree",
+    "distilled",
 )  # fmt: skip
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (
@@ -174,7 +177,7 @@ DETERMINISTIC = (
     "suffix_automaton, kept", "nasd, kept",
 )  # fmt: skip
 # What these draft depends on earlier calls.
-KEEPING = ("suffix_automaton, kept", "nasd, kept")
+KEEPING = ("suffix_automaton, kept", "nasd, kept", "distilled")
 
 
 def make(name: str, target: Any, folder: Path) -> dict[str, Any]:
