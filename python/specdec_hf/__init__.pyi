@@ -14,6 +14,7 @@ from specdec_hf.drafters.cascade import VerticalCascade as VerticalCascade
 from specdec_hf.drafters.copying import PromptLookupDrafter as PromptLookupDrafter
 from specdec_hf.drafters.copying import RestDrafter as RestDrafter
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter as SuffixAutomatonDrafter
+from specdec_hf.drafters.distilled import DistilledDrafter as DistilledDrafter
 from specdec_hf.drafters.kept_texts import KeptTexts as KeptTexts
 from specdec_hf.drafters.layers import LayersDrafter as LayersDrafter
 from specdec_hf.drafters.lookahead import LookaheadDrafter as LookaheadDrafter
@@ -26,6 +27,7 @@ from specdec_hf.drafters.own_layers import EarlyExitDrafter as EarlyExitDrafter
 from specdec_hf.drafters.own_layers import LayerSkipDrafter as LayerSkipDrafter
 from specdec_hf.drafters.remote import RemoteDrafter as RemoteDrafter
 from specdec_hf.drafters.remote import serve_drafter as serve_drafter
+from specdec_hf.drafters.skipped_sublayers import SkippedSublayers as SkippedSublayers
 from specdec_hf.drafters.text import TextDrafter as TextDrafter
 from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter as TokenRecyclingDrafter
 from specdec_hf.drafting.context import Candidates as Candidates
@@ -34,6 +36,7 @@ from specdec_hf.drafting.context import History as History
 from specdec_hf.drafting.drafter import Draft as Draft
 from specdec_hf.drafting.drafter import Drafter as Drafter
 from specdec_hf.drafting.drafter import DraftOutcome as DraftOutcome
+from specdec_hf.drafting.drafter import Rejections as Rejections
 from specdec_hf.heads.auto import AutoDrafter as AutoDrafter
 from specdec_hf.heads.blockwise import BlockwiseDrafter as BlockwiseDrafter
 from specdec_hf.heads.blockwise import BlockwiseHeads as BlockwiseHeads

@@ -283,7 +283,7 @@ FIELDS = {
     for kind, names in (
         ("an integer", "max_length max_new_tokens min_length min_new_tokens num_return_sequences"),
         ("an integer", "num_beams no_repeat_ngram_size encoder_no_repeat_ngram_size pad_token_id"),
-        ("an integer", "prompt_lookup_num_tokens max_matching_ngram_size"),
+        ("an integer", "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit"),
         ("a number", "max_time length_penalty repetition_penalty encoder_repetition_penalty"),
         ("a number", "assistant_confidence_threshold"),
     )

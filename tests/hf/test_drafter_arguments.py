@@ -91,7 +91,7 @@ TYPES = {
     "tokenizer must be a tokenizer of Transformers, got 3": lambda: text_drafter(tokenizer=3),
     "target_lookbehind must be an integer, got 2.0": lambda: text_drafter(target_lookbehind=2.0),
     "model must be a causal language model": lambda: VerticalCascade(3, model()),
-    "a cascade must hold Drafters and draft mo": lambda: VerticalCascade(model(), 3),
+    "a cascade must hold Drafters, names of d": lambda: VerticalCascade(model(), 3),
     "must be an integer, got 2.0": lambda: VerticalCascade(model(), model(), 2.0),
     "counts[0] must be an integer, got 'a'": lambda: HorizontalCascade([model()] * 2, ["a"]),
     "layers must be an integer, got 2": lambda: EarlyExitDrafter(2.0),

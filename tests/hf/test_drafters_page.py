@@ -25,12 +25,15 @@ def test_the_page_lists_each_named_drafter_with_its_exported_class(name):
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_the_printed_drafters_run(capsys):
+def test_the_printed_drafters_run(capsys, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    kept, *blocks = blocks
+    kept, skipped, learning, *blocks = blocks
     assert len(blocks) == 3
+    exec(skipped, {})
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
     exec(kept, {"model": model, "inputs": inputs})
+    questions = {"small": hf_models.perturbed("llama"), "questions": [inputs], "folder": tmp_path}
+    exec(learning, {"model": model, **questions})
     greedy = model.generate(**inputs, max_new_tokens=32, do_sample=False)
     first = {"model": model, "inputs": inputs}
     exec(blocks[0], first)

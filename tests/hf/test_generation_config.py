@@ -110,6 +110,18 @@ def test_arguments_of_assisted_generation_choose_the_drafter(entry):
     assert lookup.drafted > 0
     # Endings of one token have other matches than the longer ones of the default.
     assert lookup.drafted != stats_of(prompt_lookup_num_tokens=3).drafted
+    early = stats_of(assistant_early_exit=1)
+    assert (early.drafter, early.drafted > 0) == ("early_exit", True)
+    with pytest.raises(ValueError, match="assistant_early_exit must be at least 1, got 0"):
+        stats_of(assistant_early_exit=0)
+    with pytest.raises(
+        ValueError, match="layers must be below the target's 2 with drafter early_e"
+    ):
+        stats_of(assistant_early_exit=2)
+    with pytest.raises(
+        ValueError, match="prompt_lookup_num_tokens and assistant_early_exit must no"
+    ):
+        stats_of(assistant_early_exit=1, prompt_lookup_num_tokens=2)
     drafted = [
         stats_of(
             hf_models.perturbed("llama"),

@@ -185,6 +185,10 @@ REFUSED = {
         {"prompt_lookup_num_tokens": 3, "drafter": hf_models.perturbed("llama")},
         "drafter and prompt_lookup_num_tokens must not both be given",
     ),
+    "assistant_early_exit": (
+        {"assistant_early_exit": 1, "drafter": "prompt_lookup"},
+        "drafter and assistant_early_exit must not both be given",
+    ),
     "max_matching_ngram_size": (
         {"max_matching_ngram_size": 3},
         "max_matching_ngram_size=3 needs drafter='prompt_lookup'",

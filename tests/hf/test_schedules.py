@@ -102,6 +102,34 @@ def test_the_tuned_threshold_maximises_tokens_by_cost():
     assert always.thresholds[0] == 0.0, "accepted whatever the probability"
 
 
+def test_the_draft_exit_follows_the_acceptance_rate_of_each_sequence():
+    """By the formulas of Draft & Verify, with numbers that show in single rounds."""
+    given = "draft_exit:alpha=0.5,threshold=0.4,beta1=0.25,beta2=0.75,step=0.2"
+    schedule = started(given, batch_size=3)
+    rates, thresholds = [None] * 3, [0.4] * 3
+    for drafted, accepted in (
+        ([4, 5, 0], [4, 0, 0]), ([4, 5, 2], [0, 4, 1]), ([0, 5, 4], [0, 1, 4]),
+        ([3, 1, 5], [3, 0, 0]),
+    ):  # fmt: skip
+        schedule.observe(outcome(drafted, accepted))
+        for b, (d, a) in enumerate(zip(drafted, accepted, strict=True)):
+            if d == 0:
+                continue
+            before = a / d if rates[b] is None else rates[b]
+            rates[b] = 0.25 * before + 0.75 * a / d
+            moved = thresholds[b] + (0.2 if rates[b] <= 0.5 else -0.2)
+            thresholds[b] = 0.75 * thresholds[b] + 0.25 * moved
+        assert schedule.thresholds.tolist() == pytest.approx(thresholds)
+        assert schedule.record() == {"threshold": schedule.thresholds.tolist()}
+    assert len(set(thresholds)) == 3
+    low = np.float32(min(thresholds) - 0.01)
+    goes_on = schedule.goes_on(0, stats([float(max(thresholds)) + 0.01, low, math.nan]))
+    assert goes_on.tolist() == [True, False, False]
+    for _ in range(200):
+        schedule.observe(outcome([4, 4, 4], [0, 4, 0]))
+    assert schedule.thresholds.tolist() == [1, 0, 1]
+
+
 def test_a_round_without_probabilities_teaches_no_threshold():
     schedule = started("confidence_tuned")
     schedule.lengths(MOST)

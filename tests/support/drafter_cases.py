@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 from specdec_hf import (
+    DistilledDrafter,
     EagleTree,
     HorizontalCascade,
     KeptTexts,
     ModelDrafter,
     NasdDrafter,
+    SkippedSublayers,
     SuffixAutomatonDrafter,
     TextDrafter,
     TreeSpec,
     TrieTree,
+    VerticalCascade,
     from_candidate_generator,
 )
 from specdec_hf.drafters.ngram import RandomDrafter
@@ -87,6 +90,13 @@ def with_kept_texts(target: Any, folder: Path) -> SuffixAutomatonDrafter:
     return SuffixAutomatonDrafter(keep=kept)
 
 
+def without_sublayers(target: Any, folder: Path) -> str:
+    """The target without the attention of its last layer, as a file says."""
+    last = target.config.num_hidden_layers - 1
+    SkippedSublayers(attention=(last,)).save(folder / "skipped")
+    return f"layer_skip:{folder / 'skipped'}"
+
+
 LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
 NAMED: dict[str, Make] = {
     name: named(name) for name in ("auto", "prompt_lookup", "random", "suffix_automaton", *LEARNING)
@@ -115,6 +125,8 @@ OTHERS: dict[str, Make] = {
         [draft_model(target), RandomDrafter()], [2]
     ),
     "vertical cascade": lambda target, folder: [draft_model(target), "prompt_lookup"],
+    "layer_skip, sublayers": without_sublayers,
+    "distilled": lambda target, folder: DistilledDrafter(draft_model(target), 0.02),
     "suffix_automaton, kept": with_kept_texts,
     "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
     "text": of_another_vocabulary,
@@ -128,6 +140,12 @@ TREES: dict[str, tuple[Make, Any]] = {
             ModelDrafter(draft_model(target), temperature=2.0),
             hf_models.with_noise(target, 0.4),
         ],
+        TreeSpec.branching((2, 1, 1)),
+    ),
+    "staged, tree": (
+        lambda target, folder: VerticalCascade(
+            draft_model(target), hf_models.with_noise(target, 0.4)
+        ),
         TreeSpec.branching((2, 1, 1)),
     ),
     "model, EAGLE-2": (lambda target, folder: draft_model(target), EagleTree(2, GAMMA, 5)),
@@ -158,14 +176,17 @@ DRAWN = (
     "two models, tree", "merged, drawn",
 )  # fmt: skip
 # These draw as one of those above does.
-DRAWN_ALIKE = ("random", "unigram", "bigram", "layers", "layer_skip", "eagle_chain")
+DRAWN_ALIKE = (
+    "random", "unigram", "bigram", "layers", "layer_skip", "layer_skip, sublayers", "staged, tree",
+    "distilled", "eagle_chain",
+)  # fmt: skip
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (
     "prompt_lookup", "suffix_automaton", "rest", "nasd", "blockwise", "text", "candidate generator",
     "suffix_automaton, kept", "nasd, kept",
 )  # fmt: skip
 # What these draft depends on earlier calls.
-KEEPING = ("suffix_automaton, kept", "nasd, kept")
+KEEPING = ("suffix_automaton, kept", "nasd, kept", "distilled")
 
 
 def make(name: str, target: Any, folder: Path) -> dict[str, Any]:

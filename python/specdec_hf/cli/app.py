@@ -44,6 +44,7 @@ from specdec_hf.cli.terminal import (
 from specdec_hf.lab.analysis.command import analyze_command
 from specdec_hf.lab.bench.command import bench
 from specdec_hf.lab.bench.synthetic import bench_synthetic
+from specdec_hf.lab.layer_skip.command import build_layer_skip
 from specdec_hf.lab.training.command import train_command
 from specdec_hf.requirements import explain
 
@@ -234,6 +235,7 @@ build = typer.Typer(
 )
 build.command("ngram")(no_traceback(build_ngram))
 build.command("rest")(no_traceback(build_rest))
+build.command("layer_skip")(no_traceback(build_layer_skip))
 app.add_typer(build, name="build")
 
 

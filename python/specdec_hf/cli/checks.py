@@ -22,17 +22,17 @@ from specdec_hf.cli.options import (
     TREE_RULES,
     TRIE_RULES,
 )
-from specdec_hf.cli.paths import check_readable
+from specdec_hf.cli.paths import check_folder, check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import (
     AUTO,
     DRAFTERS,
-    FILE,
     FOLDER,
     SAMPLING,
     Entry,
     entry_of,
+    names_file,
     split_options,
     value_of,
 )
@@ -43,6 +43,7 @@ from specdec_hf.options import (
     resolve_num_assistant_tokens,
     rule_parameters,
 )
+from specdec_hf.schedules.base import LONGEST_DRAFT
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
 
@@ -72,6 +73,8 @@ class Settings(CommonOptions):
     max_new_tokens: options.MaxNewTokens = 128
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     drafter: Sequence[str] = options.DEFAULT_DRAFTERS
+    cascade: options.Cascade = None
+    learn: options.Learn = None
     num_assistant_tokens_schedule: str | None = None
     seed: int | None = None
     guard: str = "auto"  # type: ignore[assignment]  # a name of GUARDS
@@ -170,6 +173,7 @@ def check(settings: Settings) -> Sources:
     _check_drafting(settings)
     _check_abilities(settings)
     _check_ablation(settings)
+    _check_learning(settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
@@ -213,12 +217,13 @@ def _check_number(option: str, value: float, rule: str, holds: Callable[[float],
 
 
 def _check_drafting(settings: Settings) -> None:
-    drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1
+    cascade = parse_cascade(settings)
+    drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1 and not cascade
     schedule = settings.num_assistant_tokens_schedule
     settings.tree = parse_branching(settings.tree)
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
-    own_tree = not several and has_own_tree(settings.drafter[0])
+    own_tree = len(settings.drafter) == 1 and has_own_tree(settings.drafter[0])
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
         (SCHEDULE, schedule not in (None, "constant")),
@@ -256,8 +261,65 @@ def _check_drafting(settings: Settings) -> None:
         settings.num_assistant_tokens = CLI_NUM_ASSISTANT_TOKENS
 
 
+def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:
+    """The kind in ``--cascade``, and how many tokens each drafter of a horizontal one drafts."""
+    if settings.cascade is None:
+        return None
+    kind, colon, text = settings.cascade.partition(":")
+    drafters = list(settings.drafter)
+    check_choice("--cascade", kind, ("vertical", "horizontal"))
+    if len(drafters) < 2:
+        fail(f"--cascade needs several --drafter, the largest first, got {', '.join(drafters)}")
+    for name in drafters:
+        entry = _named(name)
+        if name == "none" or (entry is not None and (entry.own_tree or entry.makes_forward)):
+            fail(f"--cascade needs drafters of chains of their own, got --drafter {name}")
+    if kind == "vertical":
+        if colon:
+            fail(f"--cascade vertical takes no numbers, got {settings.cascade!r}")
+        for name in drafters[:-1]:
+            entry = _named(name)
+            if entry is not None and not entry.is_model:
+                fail(
+                    "--cascade vertical needs draft models, such as layers:4, before the last "
+                    f"--drafter, got {name}"
+                )
+        return kind, ()
+    numbers = text.split(",")
+    if not all(number.isdecimal() and 0 < int(number) <= LONGEST_DRAFT for number in numbers):
+        fail(f"--cascade must be horizontal:N,N with tokens to draft, got {settings.cascade!r}")
+    if len(numbers) != len(drafters) - 1:
+        fail(
+            f"--cascade horizontal needs a number for each --drafter but the last, which are "
+            f"{len(drafters) - 1}, got {text!r}"
+        )
+    if settings.tree is not None:
+        fail("--tree must not be given with --cascade horizontal, which drafts chains")
+    return kind, tuple(map(int, numbers))
+
+
+def _check_learning(settings: Settings) -> None:
+    """Refuse ``--learn`` where no model drafts chains by itself."""
+    if settings.learn is None:
+        return
+    for option, given in (
+        ("several --drafter", len(settings.drafter) > 1), ("--tree", settings.tree is not None),
+    ):  # fmt: skip
+        if given:
+            fail(f"--learn must not be given with {option}: it learns from chains of one model")
+    entry = _named(settings.drafter[0])
+    if settings.drafter[0] == "none" or (entry is not None and not entry.is_model):
+        fail(
+            "--learn needs --drafter with a draft model, such as layers:4, got "
+            f"{settings.drafter[0]}"
+        )
+    check_folder("--learn", Path(settings.learn))
+
+
 def _check_abilities(settings: Settings) -> None:
     """Refuse drafters with a name that lack what the schedule or the tree needs."""
+    if settings.cascade == "vertical":  # the model's drafts have what is needed
+        return
     kind = settings.num_assistant_tokens_schedule or "constant"
     reads_stats = make_schedule(kind).reads_token_stats and settings.num_assistant_tokens != 0
     for name in settings.drafter:
@@ -302,6 +364,8 @@ def _check_ablation(settings: Settings) -> None:
 
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     named = [entry for entry in map(_named, settings.drafter) if entry is not None]
+    if settings.cascade == "vertical":  # a tree is drawn by the first, a model
+        named = []
     rules: tuple[str, ...]
     lossy = tuple(LOSSY_RULES)
     if _is_auto(settings):
@@ -385,10 +449,10 @@ def _find_drafter(name: str) -> Source | None:
         hint = did_you_mean(name, [*DRAFTERS, "none", "embedded"])
         model, _ = split_options(name, SAMPLING)
         return find_model("--drafter", model, other=OTHER_DRAFTERS, hint=hint)
-    value, kinds = split_options(value_of(name), entry.options)[0], entry.value.split("|")
-    if value and FILE in kinds and not ("N" in kinds and value.isdecimal()):
+    value = split_options(value_of(name), entry.options)[0]
+    if names_file(name.partition(":")[0], value):
         check_readable("--drafter", Path(value))
-    if FOLDER in kinds and not Path(value).is_dir():
+    if FOLDER in entry.value.split("|") and not Path(value).is_dir():
         fail(f"--drafter {name}: folder {value} does not exist")
     return None
 

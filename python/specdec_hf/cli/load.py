@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specdec_hf.cli.checks import Settings, Sources
+from specdec_hf.cli.checks import Settings, Sources, parse_cascade
 from specdec_hf.cli.sources import MissingModelError, Source
-from specdec_hf.cli.terminal import fail
+from specdec_hf.cli.terminal import console, fail, visible
 from specdec_hf.cli.weights import (
     embedded_folder,
     holds_tokenizer,
@@ -24,8 +25,12 @@ from specdec_hf.cli.weights import (
     load_model,
     load_tokenizer,
 )
+from specdec_hf.drafters.cascade import HorizontalCascade, VerticalCascade
+from specdec_hf.drafters.distilled import DistilledDrafter
 from specdec_hf.drafters.fingerprint import same_vocabulary
+from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
+from specdec_hf.drafters.ngram import NgramDrafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import (
     AUTO,
@@ -36,7 +41,7 @@ from specdec_hf.drafting.registry import (
     split_options,
 )
 from specdec_hf.runner.packed.twin import pack_for_call
-from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 Say = Callable[[str], None]
 
@@ -147,7 +152,69 @@ def _load(
             if loaded.device.type == "cpu":
                 say("packing weights")
                 pack_for_call(loaded)  # what it could not pack is said by the first answer
+    if settings.cascade is not None:
+        drafters = [_cascade(settings, model, tokenizer, drafters)]
+    if settings.learn is not None:
+        drafters = [_learning(drafters[0], model)]
     return Loaded(model, tokenizer, drafters, sources.model.title)
+
+
+def _cascade(settings: Settings, model: Any, tokenizer: Any, drafters: list[Any]) -> Any:
+    """The cascade of ``--cascade``, whose drafters are loaded."""
+    parsed = parse_cascade(settings)
+    assert parsed is not None
+    kind, counts = parsed
+    for n, one in enumerate(drafters):
+        if isinstance(one, NgramDrafter) and one.table is not None:
+            # A table alone rolls back; counts of the text would hold drafts.
+            drafters[n] = NgramDrafter(one.table, one.order, learn=False)
+            drafters[n].check_tokenizer(tokenizer)
+    try:
+        if kind == "horizontal":
+            return HorizontalCascade(drafters, counts)
+        models = [_model_of(one, model) for one in drafters[:-1]]
+        last = drafters[-1]
+        for one in reversed(models):
+            last = VerticalCascade(one, last)
+        return last
+    except (TypeError, ValueError) as error:
+        fail(f"--cascade {kind}: {error}")
+
+
+def _model_of(drafter: Any, target: Any) -> Any:
+    """The model that a draft model of a vertical cascade is."""
+    if isinstance(drafter, ModelDrafter) and drafter.sampling:
+        fail(
+            f"--cascade vertical: {', '.join(drafter.sampling)} of a model must not be given, "
+            "because the models of a vertical cascade draft with the call's"
+        )
+    return _model_inside(drafter, target)
+
+
+def _model_inside(drafter: Any, target: Any) -> Any:
+    """The model of a draft model, which may be made of the target's layers."""
+    if isinstance(drafter, LayersDrafter):
+        drafter.draft_for(target)
+    return drafter.model if isinstance(drafter, ModelDrafter) else drafter
+
+
+def _learning(drafter: Any, target: Any) -> DistilledDrafter:
+    """The drafter of ``--learn``."""
+    sampling = drafter.sampling if isinstance(drafter, ModelDrafter) else {}
+    return DistilledDrafter(_model_inside(drafter, target), **sampling)
+
+
+def write_learnt(settings: Settings, loaded: Loaded) -> None:
+    """Write the draft model of ``--learn``, if there is one, and say so."""
+    drafter = loaded.drafter
+    if settings.learn is not None and isinstance(drafter, DistilledDrafter):
+        drafter.save(settings.learn)
+        console.print(
+            visible(
+                f"wrote the draft model, after {drafter.learnt} rejections, to {settings.learn}"
+            ),
+            style="dim",
+        )
 
 
 def _named_drafter(name: str, config: Any, tokenizer: Any) -> Any:
@@ -189,15 +256,25 @@ def read_config(source: Source, say: Say) -> tuple[Path, Any]:
     return path, config
 
 
+def check_length(length: int, config: Any) -> None:
+    """Refuse a ``--length`` of texts that are longer than a model's context."""
+    context = context_length(SimpleNamespace(config=config))
+    if context is not None and length > context:
+        fail(f"--length must be at most {context}, the model's context, got {length}")
+
+
 def _own_tokenizer(
     settings: Settings, tokenizer: Any, config: Any, draft_path: Path, draft_config: Any
 ) -> Any:
     """The tokenizer of a draft model whose vocabulary is not the model's, else None."""
     wanted, got = (vocab_size_of(c) for c in (config, draft_config))
+    # `TextDrafter` drafts chains and does not roll back.
     tree = settings.tree is not None and len(settings.drafter) == 1
-    rule = f"--tree needs a drafter of the model's vocabulary of {wanted} tokens"
+    asked = {"--tree": tree, "--cascade": settings.cascade, "--learn": settings.learn}
+    needs = next((option for option, given in asked.items() if given), None)
+    rule = f"{needs} needs a drafter of the model's vocabulary of {wanted} tokens"
     if wanted != got:
-        if tree:
+        if needs:
             fail(f"{rule}, got {got}")
         return _draft_tokenizer(draft_path)
     if not holds_tokenizer(draft_path):  # weights alone are of the model's vocabulary
@@ -205,7 +282,7 @@ def _own_tokenizer(
     own = _draft_tokenizer(draft_path)
     if same_vocabulary(tokenizer, own):
         return None
-    if tree:
+    if needs:
         fail(f"{rule}, got as many other tokens")
     return own
 

@@ -137,6 +137,25 @@ Drafters = Annotated[
         "several become one tree."
     ),
 ]
+Cascade = Annotated[
+    str | None,
+    typer.Option(
+        "--cascade",
+        metavar="KIND",
+        help="How several --drafter, the largest first, draft for one another in place of one "
+        "tree. vertical: each, a model, verifies what the next one drafts; with --tree the next "
+        "one guesses the nodes. horizontal:N,N: each drafts so many tokens, the last the rest.",
+    ),
+]
+Learn = Annotated[
+    str | None,
+    typer.Option(
+        "--learn",
+        metavar="FOLDER",
+        help="Let the draft model learn between answers from what was rejected, and write it here "
+        "at the end.",
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(

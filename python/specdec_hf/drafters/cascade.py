@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.drafters.model import DraftModel
+from specdec_hf.arguments import check_integer, check_integers, shown
+from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafting.checks import ask, check_temperature
 from specdec_hf.drafting.context import (
     MAX_DRAFTS_PER_ROUND,
@@ -33,6 +33,7 @@ from specdec_hf.drafting.context import (
     reads_draft,
 )
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
+from specdec_hf.drafting.registry import make_drafter
 from specdec_hf.drafting.sampling import one_hot_logits
 from specdec_hf.request.inputs import check_language_model, is_language_model
 from specdec_hf.runner.protocol import vocab_size_of
@@ -141,7 +142,8 @@ class HorizontalCascade(Cascade):
     A chain's first tokens are the likeliest to be accepted, so a better drafter pays there only.
 
     Args:
-        drafters: at least two, the best one first: draft models, or drafters that roll back.
+        drafters: at least two, the best one first: draft models, drafters, or their names; all but
+            the first must roll back.
         counts: most tokens that each of them drafts; the last one drafts the rest. ``[2]`` lets the
             first of two drafters draft two tokens.
 
@@ -221,14 +223,20 @@ class HorizontalCascade(Cascade):
 
 
 def _as_drafter(one: Any) -> Drafter:
-    """A drafter of a level: one that is given, or a draft model."""
-    from specdec_hf.drafters.model import ModelDrafter  # noqa: PLC0415  # it may use cascades
-
+    """A drafter of a level: one that is given or named, or a draft model."""
     if isinstance(one, Drafter):
         return one
     if is_language_model(one):
         return ModelDrafter(one)
-    raise TypeError(f"a cascade must hold Drafters and draft models, got {type(one).__name__}")
+    if not isinstance(one, str):
+        raise TypeError(
+            "a cascade must hold Drafters, names of drafters and draft models, got "
+            f"{type(one).__name__}"
+        )
+    made: Drafter | None = make_drafter(one)
+    if made is None:
+        raise ValueError(f"a cascade must hold drafters with a name, got {shown(one)}")
+    return made
 
 
 def check_rolls_back(drafter: Drafter) -> None:
@@ -299,11 +307,12 @@ class VerticalCascade(Cascade):
 
     A round of the target holds several rounds of the draft model. Each reads the draft model's
     device once for the outcome of the verification, and once more for drafts that lie on a device.
+    With a `TreeSpec` it drafts the trees of its model with fewer forwards; see staged.py.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
-        drafter: drafts for it: a smaller model, or a `Drafter` that rolls back, such as another
-            `VerticalCascade`.
+        drafter: drafts for it: a smaller model, the name of a drafter, or a `Drafter`, such as
+            another `VerticalCascade`; one that rolls back.
         num_assistant_tokens: tokens that ``drafter`` drafts in each round of ``model``.
 
     Raises:

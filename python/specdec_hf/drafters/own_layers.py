@@ -6,21 +6,22 @@ target's own cache, and the verification goes on from the hidden states after th
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.model import DrawingDrafter, room_in
+from specdec_hf.drafters.skipped_sublayers import SkippedSublayers
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
+from specdec_hf.drafting.registry import names_file
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.runner.protocol import Lengths, context_length
 from specdec_hf.runner.spec_runner import SpecRunner
-from specdec_hf.runner.split_model import SplitModel, check_split
+from specdec_hf.runner.split_model import Skipped, SplitModel, check_split
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -112,7 +113,13 @@ class OwnLayers(OwnCacheDraft):
 
 
 class OwnLayersDrafter(OwnCacheDrafter):
-    """Base class of drafters that are a part of the target; override `parts`."""
+    """Base class of drafters that are a part of the target; override `parts`.
+
+    Attributes:
+        skipped: sublayers that the draft leaves out of the layers where it resumes.
+    """
+
+    skipped: Skipped = frozenset()
 
     def parts(self, total: int) -> tuple[int, int]:
         """For a model of ``total`` layers, how many the draft shares and where it resumes."""
@@ -139,9 +146,10 @@ class OwnLayersDrafter(OwnCacheDrafter):
         self._context = context
         model = context.runner.model
         shared, resume = self.parts(model.config.get_text_config(decoder=True).num_hidden_layers)
-        split = SplitModel(model, shared, resume, self.exit_of(context.model))
+        exit_module = self.exit_of(context.model)
+        split = SplitModel(model, shared, resume, exit_module, self.skipped)
         if context.self_check:
-            check_split(model, split, shared, resume)
+            check_split(model, split)
         self._draft = OwnLayers(context, split)
         self.relative_cost = split.first_share
 
@@ -207,36 +215,61 @@ class EarlyExitDrafter(OwnLayersDrafter, entry="early_exit"):
 
 
 class LayerSkipDrafter(OwnLayersDrafter, entry="layer_skip"):
-    """The target without a run of layers.
+    """The target without a run of layers, or without single attention and MLP sublayers.
 
-    The layers before that run see each token once, as with `EarlyExitDrafter`. Those after it run
-    again in the verification, because without the run before them they see other hidden states;
-    they then overwrite the keys and values of the drafts. Until then they attend to the target's
-    own keys and values of the committed text, so drafts need no cache of their own.
+    The layers before the first that is touched see each token once, as with `EarlyExitDrafter`.
+    Those after it run again in the verification, because without what is left out they see other
+    hidden states; they then overwrite the keys and values of the drafts. Until then they attend to
+    the target's own keys and values of the committed text, so drafts need no cache of their own.
 
     Args:
         first, last: the layers that are left out, counted from 0; at least one layer comes before
             them.
+        skipped: sublayers that are left out, in their place; ``build layer_skip`` of the command
+            line searches for them.
 
     Raises:
-        TypeError: a number that is no integer.
-        ValueError: not 1 <= first <= last, and, when a call starts, layers that the target lacks.
+        TypeError: a number that is no integer, or ``skipped`` of another type.
+        ValueError: not 1 <= first <= last, both or neither of a run and ``skipped``, and, when a
+            call starts, layers that the target lacks or that were found for another model.
 
     Source: Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168.
     """
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        *,
+        skipped: SkippedSublayers | None = None,
+    ) -> None:
+        if skipped is not None and not isinstance(skipped, SkippedSublayers):
+            raise TypeError(f"skipped must be a SkippedSublayers, got {shown(skipped)}")
+        if (skipped is None) == (first is None and last is None):
+            raise ValueError(
+                "either first and last or skipped must be given, got "
+                + ("neither" if skipped is None else "both")
+            )
+        self.found = skipped
+        if skipped is not None:
+            self.first, self.last, self.skipped = skipped.first, skipped.last, skipped.pairs()
+            return
         self.first, self.last = check_integer("first", first, 1), check_integer("last", last)
-        if last < first:
+        if self.last < self.first:
             raise ValueError(f"last must be at least first = {first}, got {last}")
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Skips layers A to B."""
-        found = re.fullmatch(r"(\d{1,4})-(\d{1,4})", text)
-        if found is None:
-            raise ValueError(f"drafter must be layer_skip:A-B with two layers, got {text!r}")
-        return cls(int(found[1]), int(found[2]))
+        """Skips layers A to B, or the sublayers that a file lists."""
+        if names_file("layer_skip", text):
+            return cls(skipped=SkippedSublayers.load(text))
+        first, _, last = text.partition("-")
+        return cls(int(first), int(last))
+
+    def check_config(self, config: Any) -> None:
+        if self.found is not None:
+            self.found.check_config(config)
+        super().check_config(config)
 
     def parts(self, total: int) -> tuple[int, int]:
         if self.last >= total:
@@ -244,4 +277,9 @@ class LayerSkipDrafter(OwnLayersDrafter, entry="layer_skip"):
                 f"last must be below the target's {total} layers with drafter layer_skip, "
                 f"got {self.last}"
             )
-        return self.first, self.last + 1
+        return self.first, self.first if self.skipped else self.last + 1
+
+    def start(self, context: DraftContext) -> None:
+        if self.found is not None:
+            self.found.check_config(context.runner.model.config)
+        super().start(context)

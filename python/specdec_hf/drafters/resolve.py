@@ -23,7 +23,7 @@ from specdec_hf.request.inputs import (
 )
 from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree
 
-_COMPOSED = (TrieDrafter, Cascade)
+_COMPOSED = (TrieDrafter, Cascade, TreeModelDrafter)
 _RULE = f"drafter must be None, the name of a drafter, a Drafter or {RULE}"
 
 
@@ -122,13 +122,15 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
                 f"draws nothing, got {dict(models[0].sampling)}"
             )
         return EagleDrafter(models[0].model, layout)
-    if len(models) == len(drafters):
-        return TreeModelDrafter(models, layout)
+    drawing = [one for one in drafters if isinstance(one, ModelDrafter | VerticalCascade)]
+    if len(drawing) == len(drafters):
+        return TreeModelDrafter(drawing, layout)
     if len(drafters) == 1 and drafters[0].several:
         return TrieDrafter(drafters, _trie_of(layout))
     raise ValueError(
-        "drafter must be a draft model, a list of them, or one that drafts several chains, such as "
-        f"'prompt_lookup', with tree=TreeSpec (TrieTree takes any), got {_named(drafter)}"
+        "drafter must be a draft model, a VerticalCascade, a list of them, or one that drafts "
+        "several chains, such as 'prompt_lookup', with tree=TreeSpec (TrieTree takes any), got "
+        f"{_named(drafter)}"
     )
 
 

@@ -24,8 +24,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.drafters.cascade import VerticalCascade
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
-from specdec_hf.drafting.context import DraftContext, History, reads_draft
+from specdec_hf.drafters.staged import StagedModel
+from specdec_hf.drafting.context import Candidates, DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import (
     RULES_OF_DETERMINISTIC_TREES,
     Draft,
@@ -53,9 +55,16 @@ class TreeModelDrafter(Drafter):
     How children are drawn follows the acceptance rule; see `draw_children`. The trees of several
     models (SpecInfer) hang below one root, and each node keeps the distribution it was drawn from.
 
+    The trees of a `VerticalCascade` are those of its model, whose nodes its drafter guesses; see
+    staged.py.
+
     Args:
-        drafters: the draft models, with sampling parameters of their own where they have some.
+        drafters: the draft models, with sampling parameters of their own where they have some, and
+            cascades.
         spec: the tree that each of them drafts.
+
+    Attributes:
+        drafters: the cascades, which keep a state of the call.
 
     Raises:
         ValueError: a rank too large for `expand_tree`, or too many nodes.
@@ -63,7 +72,7 @@ class TreeModelDrafter(Drafter):
 
     name = "model"
 
-    def __init__(self, drafters: Sequence[ModelDrafter], spec: TreeSpec) -> None:
+    def __init__(self, drafters: Sequence[ModelDrafter | VerticalCascade], spec: TreeSpec) -> None:
         if max(spec.ranks) >= MAX_WIDTH:
             raise ValueError(f"ranks of tree must be below {MAX_WIDTH}, got {max(spec.ranks)}")
         if len(drafters) * spec.size > MAX_NODES:
@@ -75,6 +84,8 @@ class TreeModelDrafter(Drafter):
         self.forest = Forest(spec, len(self.models))
         self.size, self.depth = self.forest.spec.size, spec.depth
         self.rules = RULES_OF_ONE_MODEL if len(self.models) == 1 else RULES_OF_SEVERAL_MODELS
+        self.drafters = [one for one in self.models if isinstance(one, VerticalCascade)]
+        self.candidates = max((one.candidates for one in self.drafters), default=0)
 
     def start(self, context: DraftContext) -> None:
         """Check vocabularies and make empty caches.
@@ -83,16 +94,19 @@ class TreeModelDrafter(Drafter):
             ValueError: a draft model that does not fit; see `DraftModel`.
         """
         self._context = context
-        self._drafts = [
-            DraftModel(one.model, context, "spec", tree=True, sampling=one.sampling)
-            for one in self.models
-        ]
+        self._drafts = [self._draft_of(number, context) for number in range(len(self.models))]
         self.relative_cost = sum(draft.relative_cost for draft in self._drafts)
         owners, numbers = np.array(self.forest.owners), np.array(self.forest.numbers)
         self._nodes = [np.flatnonzero(owners == copy) for copy in range(len(self.models))]
         # Only nodes with children are fed to their model; these are their places in its cache.
         fed = _feeding_order(self.forest.tree)
         self._fed = [np.where(owners == copy, fed[numbers], -1) for copy in range(len(self.models))]
+
+    def _draft_of(self, number: int, context: DraftContext) -> DraftModel:
+        one = self.models[number]
+        if isinstance(one, VerticalCascade):
+            return StagedModel(one, context, self.depth - 1, number)
+        return DraftModel(one.model, context, "spec", tree=True, sampling=one.sampling)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         batch_size, depth = len(limits), min(self.depth, int(limits.max()))
@@ -130,6 +144,11 @@ class TreeModelDrafter(Drafter):
             rows = torch.from_numpy(draft_rows).to(target, non_blocking=True)
             proposed.draft_rows = rows.expand(batch_size, -1)
         return proposed
+
+    def observe(self, history: History, candidates: Candidates) -> None:
+        for one in self.drafters:
+            if one.candidates:
+                one.observe(history, candidates.first(one.candidates))
 
     def commit(self, outcome: DraftOutcome) -> None:
         for draft, fed in zip(self._drafts, self._fed, strict=True):

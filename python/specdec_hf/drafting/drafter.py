@@ -106,6 +106,23 @@ class DraftOutcome:
         return cls(lengths, accepted, path, np.where(kept, tokens, -1), path[:, :0])
 
 
+@dataclass(frozen=True, eq=False)
+class Rejections:
+    """The places of a round where the target rejected a draft, each of another sequence.
+
+    Attributes:
+        sequences: [R] int64 on the host, which sequences of the batch.
+        lengths: [R] int64 on the host, tokens of each up to the rejected draft: those committed
+            when the round drafted, and the drafts that were accepted.
+        logits: [R, V] of the target for the next token there, after logits processors, on its
+            device; an inference tensor, which the loop does not write to any more.
+    """
+
+    sequences: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    logits: torch.Tensor
+
+
 class Drafter(ABC):
     """Base class of drafters. Override `propose`; the other methods do nothing.
 
@@ -128,6 +145,7 @@ class Drafter(ABC):
             one that overrides `forward` does.
         candidates: how many of the target's most likely next tokens `observe` is given; with 0 it
             is not called.
+        reads_rejections: whether `learn_rejections` is called.
         noise: where the random numbers come from that draw the drafts. "context": `sample` takes
             them at the positions of `DraftContext.noise_positions`. "independent": they are the
             drafter's own, and none is used twice. Rules that read the draft distribution refuse a
@@ -153,6 +171,7 @@ class Drafter(ABC):
     rolls_back = False
     makes_forward = False
     candidates = 0
+    reads_rejections = False
     noise: Literal["context", "independent"] = "context"
     relative_cost = 0.0
     drafts_at_once = False
@@ -234,6 +253,16 @@ class Drafter(ABC):
         Args:
             history: the committed tokens when the round drafted.
             candidates: the next tokens after each token that was fed.
+        """
+
+    def learn_rejections(self, rejections: Rejections) -> None:  # noqa: B027  # need not be overridden
+        """Learn the target's logits where drafts of a round were rejected; called before `commit`.
+
+        A drafter may not draft otherwise in the rest of the call because of them, unless what it
+        drafts comes with the distribution that it was drawn from.
+
+        Args:
+            rejections: at least one.
         """
 
     def commit(self, outcome: DraftOutcome) -> None:  # noqa: B027  # need not be overridden

@@ -15,6 +15,8 @@ from typing import Any
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 FILE = "FILE"  # the value of drafters that read a file
 FOLDER = "FOLDER"  # of drafters that read a folder
+# The other values that a drafter may take in the place of a file.
+_NO_FILES = {"N": r"\d+", "A-B": r"\d{1,4}-\d{1,4}"}
 # Sampling parameters of a draft model, which the command line takes after its name.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -130,8 +132,9 @@ DRAFTERS: dict[str, Entry] = {
     "layer_skip": Entry(
         "drafters.own_layers",
         "LayerSkipDrafter",
-        "the model without its layers A to B, counted from 0; those before A run once",
-        value="A-B",
+        "the model without its layers A to B, counted from 0, or without the attention and MLP "
+        "sublayers that FILE lists; the layers before them run once",
+        value="A-B|FILE",
         needs_value=True,
         makes_forward=True,
         draws=True,
@@ -289,6 +292,17 @@ def value_of(text: str) -> str:
 
 def _is_path(entry: Entry) -> bool:
     return FILE in entry.value or FOLDER in entry.value
+
+
+def names_file(name: str, value: str) -> bool:
+    """Whether the text after the colon of drafter ``name`` is a file, not another of its values.
+
+    >>> names_file("layer_skip", "4-9"), names_file("layer_skip", "4-9.json")
+    (False, True)
+    """
+    kinds = DRAFTERS[name].value.split("|")
+    others = (_NO_FILES[kind] for kind in kinds if kind in _NO_FILES)
+    return bool(value) and FILE in kinds and not any(re.fullmatch(x, value) for x in others)
 
 
 def class_of(name: str) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specdec_hf.arguments import shown
+from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.copying import PromptLookupDrafter
+from specdec_hf.drafters.own_layers import EarlyExitDrafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.options import Options, resolve_num_assistant_tokens
@@ -21,11 +22,17 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
         ValueError: the same is asked for in two ways.
     """
     drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
-    if assistant.model is not None or assistant.lookup:
+    asked = {
+        "assistant_model": assistant.model,
+        "prompt_lookup_num_tokens": "prompt_lookup" if assistant.lookup else None,
+        "assistant_early_exit": _early_exit(assistant.early_exit),
+    }
+    for name, wanted in asked.items():
+        if wanted is None:
+            continue
         if drafter not in (None, AUTO) and not (lookup and assistant.lookup):
-            name = "prompt_lookup_num_tokens" if assistant.lookup else "assistant_model"
             raise ValueError(f"drafter and {name} must not both be given")
-        drafter, lookup = assistant.model or "prompt_lookup", assistant.lookup
+        drafter, lookup = wanted, assistant.lookup
     if assistant.tokenizer is not None:
         if not is_language_model(drafter):
             raise ValueError(
@@ -57,3 +64,10 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
         num_assistant_tokens=number,
         num_assistant_tokens_schedule=schedule,
     )
+
+
+def _early_exit(layers: int | None) -> EarlyExitDrafter | None:
+    """Raises ValueError for a number of layers below 1, by the name of Transformers."""
+    if layers is None:
+        return None
+    return EarlyExitDrafter(check_integer("assistant_early_exit", layers, 1))

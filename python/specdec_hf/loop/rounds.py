@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import Candidates
+from specdec_hf.drafting.drafter import Rejections
 from specdec_hf.loop.commit import DraftCounts, HostVerdict, commit, read_verdict
 from specdec_hf.loop.drafted import Drafted
 from specdec_hf.loop.processors import process_ended, process_logits
@@ -56,6 +57,8 @@ def step(session: Session) -> list[Step]:
         steps, kept = commit(session, read, counts)
     with phases("draft"):
         if session.drafter is not None:
+            if session.drafter.reads_rejections:
+                _inform_of_rejections(session, before, drafted, read, counts, kept, logits)
             session.drafter.commit(drafted.outcome(read, kept))
     with phases("host"):
         _record_rows(session, before, drafted, read, raw, logits)
@@ -109,6 +112,29 @@ def _inform_of_candidates(session: Session, read: list[NDArray[np.int64]]) -> No
     above = np.concatenate([np.full_like(tokens[:, :1], -1), parents + 1], axis=1)
     candidates = Candidates(tokens, above, ids.reshape(*tokens.shape, -1))
     session.drafter.observe(session.history.shown(), candidates)
+
+
+def _inform_of_rejections(
+    session: Session,
+    before: _Before,
+    drafted: Drafted,
+    verdict: HostVerdict,
+    counts: DraftCounts,
+    kept: NDArray[np.int64],
+    logits: torch.Tensor,
+) -> None:
+    """Hand the drafter the target's logits where a draft was rejected."""
+    emitted = session.history.lengths - before.lengths
+    rejected = np.flatnonzero(before.active & (counts.tried > kept) & (emitted > kept))
+    if len(rejected) == 0:
+        return
+    at = drafted.rows(verdict)[rejected, kept[rejected]]
+    sequences, rows = (
+        torch.from_numpy(x).to(logits.device, non_blocking=True) for x in (rejected, at)
+    )
+    lengths = before.lengths[rejected] + kept[rejected]
+    assert session.drafter is not None
+    session.drafter.learn_rejections(Rejections(rejected, lengths, logits[sequences, rows]))
 
 
 def _record_rows(

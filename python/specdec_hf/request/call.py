@@ -62,6 +62,8 @@ class Assistant:
         from_model: whether they are defaults of the model's own generation config, which the
             arguments of the loop overrule.
         confidence_threshold: ``assistant_confidence_threshold``, or None.
+        early_exit: ``assistant_early_exit``, after how many layers the target itself drafts, or
+            None.
     """
 
     model: Any = None
@@ -73,6 +75,7 @@ class Assistant:
     schedule: str | None = None
     from_model: bool = False
     confidence_threshold: float | None = None
+    early_exit: int | None = None
 
 
 @dataclass
@@ -267,7 +270,7 @@ def assistant_of(
 
     Raises:
         TypeError: an assistant model that is no model.
-        ValueError: an assistant model and prompt lookup at once.
+        ValueError: two of an assistant model, prompt lookup and an early exit.
     """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"assistant_model must be a model, got {shown(model)}")
@@ -276,8 +279,14 @@ def assistant_of(
         for name, default in DEFAULTS.items()
     }
     lookup = config.prompt_lookup_num_tokens
-    if lookup is not None and model is not None:
-        raise ValueError("assistant_model and prompt_lookup_num_tokens must not both be given")
+    early_exit = config.assistant_early_exit
+    asked = {
+        "assistant_model": model, "prompt_lookup_num_tokens": lookup,
+        "assistant_early_exit": early_exit,
+    }  # fmt: skip
+    given = [name for name, value in asked.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} must not both be given")
     schedule = wanted["num_assistant_tokens_schedule"]
     number = wanted["num_assistant_tokens"]
     return Assistant(
@@ -290,6 +299,7 @@ def assistant_of(
         schedule=schedule,
         from_model=lookup is None and bool(origin.of("num_assistant_tokens", number)),
         confidence_threshold=_confidence_threshold(config, origin),
+        early_exit=early_exit,
     )
 
 

@@ -51,6 +51,8 @@ _KEPT = (
     "synced_gpus", "kwargs",
 )  # fmt: skip
 _REMOVED = ("tokenizer", "assistant_tokenizer")
+# Fields of a generation config that make it one of assisted generation.
+_OF_ASSISTANTS = ("prompt_lookup_num_tokens", "assistant_early_exit")
 
 
 def has_own_generate(model: Any) -> bool:
@@ -145,8 +147,10 @@ def prepare_call(
     for name in ("max_length", "min_length"):
         if name not in origin.given and getattr(defaults, name, None) is None:
             setattr(config, name, None)  # model.generate counts its own default after the prompt
-    lookup, strings = config.prompt_lookup_num_tokens, config.stop_strings
-    around = ["prompt_lookup_num_tokens"]  # it would be refused with several sequences of a prompt
+    strings = config.stop_strings
+    # They would be refused with several sequences of a prompt.
+    drafts = {name: getattr(config, name) for name in _OF_ASSISTANTS}
+    around = list(_OF_ASSISTANTS)
     if strings is not None and tokenizer is not None:
         around.append("stop_strings")
         stop = StopStringCriteria(tokenizer, strings)
@@ -165,7 +169,8 @@ def prepare_call(
         inputs_tensor: Any = None,  # handed over because it is named here
         **model_kwargs: Any,
     ) -> Call:
-        generation_config.prompt_lookup_num_tokens = lookup
+        for name, value in drafts.items():
+            setattr(generation_config, name, value)
         model_kwargs["inputs_tensor"] = inputs_tensor
         return read_call(
             model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs,

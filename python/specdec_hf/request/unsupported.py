@@ -23,7 +23,7 @@ HONOURED = frozenset(
     | {"num_beams", "early_stopping", "length_penalty"}
     | {"output_scores", "output_logits", "output_hidden_states"}
     | {"num_assistant_tokens", "num_assistant_tokens_schedule", "decoder_start_token_id"}
-    | {"assistant_confidence_threshold"}
+    | {"assistant_confidence_threshold", "assistant_early_exit"}
     | {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
 )
 # Transformers compares these fields with numbers and does not look at their types. The loop checks
@@ -31,7 +31,7 @@ HONOURED = frozenset(
 INTEGERS = (
     "max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_return_sequences",
     "num_beams", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "prompt_lookup_num_tokens",
-    "max_matching_ngram_size", "pad_token_id",
+    "max_matching_ngram_size", "pad_token_id", "assistant_early_exit",
 )  # fmt: skip
 NUMBERS = (
     "max_time", "length_penalty", "repetition_penalty", "encoder_repetition_penalty",
@@ -58,7 +58,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "cache_implementation": (None, "dynamic"),
     "output_attentions": (None, False),
     "is_assistant": (None, False),
-    "assistant_early_exit": (None,),
     "assistant_lookbehind": (None, 10),
     "target_lookbehind": (None, 10),
     "assistant_ensemble_weight": (None,),

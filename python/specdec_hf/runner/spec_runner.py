@@ -238,6 +238,42 @@ class SpecRunner:
         }
 
     @timed
+    def reread_window(self, size: int) -> dict[str, Any]:
+        """Model inputs to read the text that the cache holds once more, each token for itself.
+
+        A token attends to those before it as the cache holds them, and to itself as this forward
+        reads it. So a part of the model reads all tokens of a text in one forward as it would read
+        each of them alone. Keys and values go beyond the text, where the next forward overwrites
+        them.
+
+        Args:
+            size: tokens of the longest sequence.
+
+        Returns:
+            As `window`, for ``size`` tokens per sequence.
+        """
+        cache, lengths = self.cache, self.cache.lengths
+        longest = int(lengths.max())
+        visible = self.policy.visible(longest + size)
+        ends = torch.from_numpy(lengths.copy()).to(self.device, non_blocking=True)
+        cache.move_cursor(ends, longest, visible)
+        order = torch.arange(size, device=self.device)
+        queries, own = order[:, None], (ends[:, None] + order)[..., None]  # [n, 1], [B, n, 1]
+        slots = torch.arange(visible, device=self.device)  # [S]
+
+        def mask_of(sliding: int) -> torch.Tensor:
+            before = slots < torch.minimum(queries, ends[:, None, None])
+            if sliding:
+                before = before & (slots > queries - sliding)
+            return (before | (slots == own))[:, None]
+
+        return {
+            "past_key_values": cache,
+            "position_ids": order.expand(len(lengths), -1),
+            "attention_mask": self._by_layer_type(mask_of),
+        }
+
+    @timed
     def compact(self, base: torch.Tensor, path: torch.Tensor) -> None:
         """Move an accepted path to the slots after the root; see `SpecCache.compact`."""
         self.cache.compact(base, path)

@@ -1,14 +1,16 @@
 """A causal language model that is run in two parts, which share its layers and its cache.
 
 The first part ends within the model: it runs the first layers, keeps the hidden states after them,
-and goes on to logits with some of the later layers, or with none. The second part runs all layers
-after those hidden states. Both are views: modules of their own that hold the model's own layers,
-so neither the weights nor the model are copied or changed.
+and goes on to logits with some of the later layers, or with none; of a later layer it may leave out
+the attention or the MLP. The second part runs all layers after those hidden states. Both are views:
+modules of their own that hold the model's own layers, so neither the weights nor the model are
+copied or changed.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Set
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec_hf.runner.fit import Fit, compare, fits_of, tolerance_of
+from specdec_hf.runner.packed.decoder_layer import unfused
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.protocol import (
     Lengths,
@@ -29,6 +32,13 @@ from specdec_hf.runner.spec_runner import SpecRunner
 
 # Names of a model's list of layers and, where it has one, of its table of positions.
 _LAYERS, _POSITIONS = ("layers", "h"), "wpe"
+# The two sublayers of a decoder layer, and what classes of models call them.
+SUBLAYERS: dict[str, tuple[str, ...]] = {
+    "attention": ("self_attn", "attn", "attention"),
+    "mlp": ("mlp", "feed_forward"),
+}
+# Sublayers that are left out: the number of a layer, counted from 0, and a name of `SUBLAYERS`.
+Skipped = Set[tuple[int, str]]
 
 
 class _Tap(torch.nn.Module):
@@ -48,6 +58,22 @@ class _NoPositions(torch.nn.Module):
         return torch.zeros((), device=position_ids.device)
 
 
+class _NoSublayer(torch.nn.Module):
+    """In the place of a sublayer: it adds nothing to the residual stream, and caches nothing.
+
+    Args:
+        pair: whether the layer also takes attention weights from it.
+    """
+
+    def __init__(self, pair: bool) -> None:
+        super().__init__()
+        self.pair = pair
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        nothing = torch.zeros_like(hidden_states)
+        return (nothing, None) if self.pair else nothing
+
+
 class SplitModel:
     """The two parts of a model; see above.
 
@@ -57,12 +83,23 @@ class SplitModel:
         resume: the first part goes on with this layer after them; the model's number of layers
             goes on with none, which exits to the final norm and the head.
         exit_module: called as a layer after the others of the first part, or None.
+        skipped: sublayers that the first part leaves out from that layer on.
+
+    Attributes:
+        key: tells these two parts from others of the same model.
 
     Raises:
         ValueError: numbers out of range, or a model whose structure is not known.
     """
 
-    def __init__(self, model: Any, shared: int, resume: int, exit_module: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        shared: int,
+        resume: int,
+        exit_module: Any = None,
+        skipped: Skipped = frozenset(),
+    ) -> None:
         reason = unknown_structure(model)
         if reason is not None:
             raise ValueError(f"{type(model).__name__} cannot be run in two parts: {reason}")
@@ -73,13 +110,22 @@ class SplitModel:
                 f"layers must be in [1, {len(layers) - 1}] for {type(model).__name__} of "
                 f"{len(layers)} layers, got {shared if shared == resume else (shared, resume)}"
             )
+        outside = sorted(n for n, _ in skipped if not resume <= n < len(layers))
+        if outside:
+            raise ValueError(
+                f"layers with skipped sublayers must be in [{resume}, {len(layers) - 1}] for "
+                f"{type(model).__name__} of {len(layers)} layers, got {outside}"
+            )
         self.model = model
+        self.key = ("split", shared, resume, frozenset(skipped))
         self._tap = _Tap()
         types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(layers)
         added = [self._tap] if exit_module is None else [self._tap, exit_module]
+        without = {n: {name for m, name in skipped if m == n} for n in range(resume, len(layers))}
+        later = [n for n, names in without.items() if names != SUBLAYERS.keys()]
         self._first = self._view(
-            [*layers[:shared], *added, *layers[resume:]],
-            [*types[:shared], *[types[shared - 1]] * len(added), *types[resume:]],
+            [*layers[:shared], *added, *(_without(layers[n], without[n]) for n in later)],
+            [*types[:shared], *[types[shared - 1]] * len(added), *(types[n] for n in later)],
         )
         self._shared = self._view(
             [*layers[:shared], self._tap], [*types[:shared], types[shared - 1]]
@@ -108,6 +154,21 @@ class SplitModel:
         inputs = runner.window(starts, tokens.shape[1])
         logits = run_inputs(self._first, {"input_ids": tokens, **inputs}, 1)
         return logits, self._take_hidden()
+
+    def first_drafts(self, runner: SpecRunner, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits [B, n, V] of the first part after each token of a text that the cache holds.
+
+        Row i is what `first` gives for token i over the cache of the tokens before it, as at the
+        beginning of a round. What the cache holds is not changed.
+
+        Args:
+            runner: that of the model, which has read the text and nothing else.
+            tokens: [B, n] int64, the tokens of the cache.
+        """
+        inputs = runner.reread_window(tokens.shape[1])
+        logits = run_inputs(self._first, {"input_ids": tokens, **inputs}, tokens.shape[1])
+        self._take_hidden()
+        return logits
 
     def shared(self, runner: SpecRunner, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """The hidden states of `first` alone, without the layers and the head after them."""
@@ -149,6 +210,27 @@ class SplitModel:
         return model
 
 
+def _without(layer: Any, sublayers: Collection[str]) -> Any:
+    """A view of a decoder layer without some of its sublayers, or the layer itself.
+
+    Raises:
+        ValueError: a layer that has no module of a known name in their place.
+    """
+    if not sublayers:
+        return layer
+    view = unfused(layer)
+    for sublayer in sublayers:
+        names = SUBLAYERS[sublayer]
+        name = next((one for one in names if one in layer._modules), None)
+        if name is None:
+            raise ValueError(
+                f"{sublayer} of {type(layer).__name__} cannot be skipped: it has no module called "
+                f"{' or '.join(names)}"
+            )
+        view._modules = {**view._modules, name: _NoSublayer(sublayer == "attention")}
+    return view
+
+
 def layer_list_name(model: Any) -> str:
     """What the base model calls its list of layers."""
     return next(name for name in _LAYERS if name in model.base_model._modules)
@@ -169,13 +251,13 @@ def unknown_structure(model: Any) -> str | None:
 
 
 @torch.inference_mode()
-def check_split(model: Any, split: SplitModel, shared: int, resume: int) -> None:
+def check_split(model: Any, split: SplitModel) -> None:
     """Compare the two parts with the whole, once for each class and configuration of model.
 
     Raises:
         ValueError: logits that differ by more than rounding, or parts that do not run.
     """
-    key, known = ("split", shared, resume), fits_of(model)
+    key, known = split.key, fits_of(model)
     if key not in known:
         try:
             with undisturbed(model):

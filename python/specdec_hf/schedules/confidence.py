@@ -81,6 +81,75 @@ def with_threshold(given: str | Schedule, threshold: float) -> ConfidenceSchedul
     return ConfidenceSchedule(threshold, inner)
 
 
+class DraftExitSchedule(Schedule):
+    """Ends a draft after a token of low probability; the threshold follows the acceptance rate.
+
+    After each round of a sequence that drafted, with the share AR_e of its drafts that were
+    accepted and the threshold t::
+
+        AR = beta1 * AR + (1 - beta1) * AR_e
+        t  = beta2 * t + (1 - beta2) * (t + step if AR <= alpha else t - step)
+
+    So it drafts more where more is accepted than ``alpha``, and less where less is. Each sequence
+    has a threshold of its own, which stays in [0, 1]. AR begins as the first round's share. No
+    clock is read.
+
+    Args:
+        alpha: the acceptance rate to keep, in [0, 1].
+        threshold: the first one, in [0, 1].
+        beta1, beta2: in [0, 1], how slowly the rate and the threshold follow.
+        step: at least 0.
+
+    Raises:
+        TypeError: an argument that is not a number.
+        ValueError: an argument out of range.
+
+    Source: Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168, the adaptive draft-exiting
+    mechanism, whose alpha, beta1, beta2 and step (epsilon) are the defaults.
+    """
+
+    name = "draft_exit"
+    reads_token_stats = True
+
+    def __init__(
+        self,
+        alpha: float = 0.9,
+        threshold: float = 0.8,
+        beta1: float = 0.5,
+        beta2: float = 0.9,
+        step: float = 0.01,
+    ) -> None:
+        self.alpha = check_number("alpha", alpha, 0, 1)
+        self.threshold = check_number("threshold", threshold, 0, 1)
+        self.beta1 = check_number("beta1", beta1, 0, 1)
+        self.beta2 = check_number("beta2", beta2, 0, 1)
+        self.step = check_number("step", step, 0)
+
+    def start(self, context: ScheduleContext) -> None:
+        super().start(context)
+        self.thresholds = np.full(context.batch_size, self.threshold)
+        self._rates = np.full(context.batch_size, np.nan)
+
+    def lengths(self, most: Lengths) -> Lengths:
+        return np.minimum(self.context.num_assistant_tokens, most)
+
+    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+        return stats.probability >= self.thresholds
+
+    def observe(self, outcome: Outcome) -> None:
+        drafted = outcome.drafted > 0
+        share = outcome.accepted / np.maximum(outcome.drafted, 1)
+        begun = np.where(np.isnan(self._rates), share, self._rates)
+        rates = self.beta1 * begun + (1 - self.beta1) * share
+        moved = self.thresholds + np.where(rates <= self.alpha, self.step, -self.step)
+        mixed = self.beta2 * self.thresholds + (1 - self.beta2) * moved
+        self._rates = np.where(drafted, rates, self._rates)
+        self.thresholds = np.where(drafted, mixed.clip(0, 1), self.thresholds)
+
+    def record(self) -> dict[str, Any]:
+        return {"threshold": self.thresholds.tolist()}
+
+
 class TunedConfidenceSchedule(Schedule):
     """Ends a draft after a token of low probability, with a threshold that is tuned as it runs.
 

@@ -44,6 +44,11 @@ SCHEDULES: dict[str, Entry] = {
     "confidence_tuned": Entry(
         "confidence", "TunedConfidenceSchedule", "the same, with a threshold tuned as it runs"
     ),
+    "draft_exit": Entry(
+        "confidence",
+        "DraftExitSchedule",
+        "the same, with a threshold that keeps the acceptance rate at alpha",
+    ),
     "specdec++": Entry(
         "confidence",
         "SpecDecPlusPlusSchedule",

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -173,7 +172,7 @@ def _run(
 ) -> None:
     import torch
 
-    from specdec_hf.cli.load import find_device, read_config
+    from specdec_hf.cli.load import check_length, find_device, read_config
     from specdec_hf.cli.weights import load_model, load_tokenizer
     from specdec_hf.lab.training.model_card import collect_report, write_report
     from specdec_hf.lab.training.pipeline import Pipeline, check_begun
@@ -190,7 +189,7 @@ def _run(
     with _progress() as progress:
         progress.stage("loading", 1)
         path, config = read_config(source, lambda text: progress.stage(text, 1))
-        _check_length(settings.length, config)
+        check_length(settings.length, config)
         tokenizer = load_tokenizer(path)
         model = load_model(path, device=placed, dtype=getattr(torch, dtype))
         try:
@@ -205,15 +204,6 @@ def _run(
     )  # fmt: skip
     write_report(output, report, picture=picture)
     _print(output, report, picture=picture)
-
-
-def _check_length(length: int, config: Any) -> None:
-    """Refuse texts that are longer than the target's context."""
-    from specdec_hf.runner.protocol import context_length
-
-    context = context_length(SimpleNamespace(config=config))
-    if context is not None and length > context:
-        fail(f"--length must be at most {context}, the model's context, got {length}")
 
 
 def _licence(source: Source) -> str:

@@ -5,6 +5,7 @@ For a few tokens the dozens of small calls of a layer's own forward take as long
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from typing import Any
@@ -159,3 +160,16 @@ def fuse(layer: nn.Module) -> bool:
     layer.parts = _LayerParts(layer)  # type: ignore[assignment]
     layer.__class__ = _fused_class(kind)
     return True
+
+
+def unfused(layer: Any) -> Any:
+    """A second module over the modules of a decoder layer, which its own class runs one by one.
+
+    Args:
+        layer: of a twin, fused or not, or of a user's model; it is not changed.
+    """
+    other = copy.copy(layer)
+    if isinstance(vars(other).get("parts"), _LayerParts):
+        other.__class__ = type(layer).__base__
+        del other.parts
+    return other

@@ -1,0 +1,191 @@
+"""A draft model that learns from the target while it serves.
+
+Where a draft was rejected, the verification has computed the target's distribution P. The draft
+model is trained towards it between calls. Each draft comes with the distribution that it was drawn
+from, so a model that has learnt changes what is drafted, and no text's distribution.
+
+Source: Liu et al. 2023, "Online Speculative Decoding", arXiv 2310.07177: distillation at the tokens
+that were wrong, with the forward divergence KL(P || Q).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+from specdec_hf.arguments import check_integer, check_number
+from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.drafter import Rejections
+from specdec_hf.request.inputs import check_language_model
+from specdec_hf.runner.protocol import forward_arguments
+
+CLIP = 1.0  # norm of a gradient
+TOKENS_AT_ONCE = 2048  # of one forward in training, padding included
+
+
+@dataclass
+class Lesson:
+    """The places of one sequence where drafts were rejected.
+
+    Attributes:
+        lengths: tokens before each of them.
+        logits: [V] of the target there, one for each.
+    """
+
+    lengths: list[int]
+    logits: list[torch.Tensor]
+
+
+class DistilledDrafter(ModelDrafter):
+    """A draft model that takes gradient steps between calls, where its drafts were rejected.
+
+    A call collects the target's distribution at its rejected drafts. When all its sequences have
+    ended, the model takes ``steps`` steps of AdamW on the mean of KL(P || Q) over these places.
+    Nothing is learnt within a call: its text follows from its seed, and from what earlier calls
+    have taught. Greedy text and text of rule match are the same whatever was learnt. Calls must have
+    seeds of their own, as ``seed=None`` gives them: their noise is then none that was learnt from.
+
+    It learns where it drafts chains by itself, not in a tree or a cascade.
+
+    Args:
+        model: the draft model to begin with. It is copied in float32, and neither it nor its
+            configs are changed.
+        learning_rate: of AdamW, above 0.
+        steps: after each call with rejected drafts.
+        max_positions: rejected drafts of a call that are learnt, the first ones; each takes as much
+            memory as a row of the target's logits until the call has ended.
+        cache, temperature, top_k, top_p, min_p: as in `ModelDrafter`.
+
+    Attributes:
+        model: the copy, which drafts. Its optimiser has twice its memory.
+        learnt: rejected drafts that it has learnt from so far.
+
+    Raises:
+        TypeError: no model, or an argument of a wrong type.
+        ValueError: an argument out of range.
+
+    Source: Liu et al. 2023, "Online Speculative Decoding", arXiv 2310.07177.
+
+    >>> drafter = DistilledDrafter(small)  # doctest: +SKIP
+    >>> for inputs in questions:  # doctest: +SKIP
+    ...     generate(model, **inputs, drafter=drafter)
+    >>> drafter.save("small-for-these-questions")  # doctest: +SKIP
+    """
+
+    name = "distilled"
+    reads_rejections = True
+
+    def __init__(
+        self,
+        model: Any,
+        learning_rate: float = 1e-4,
+        steps: int = 1,
+        max_positions: int = 512,
+        cache: str = "auto",
+        **sampling: float | None,
+    ) -> None:
+        check_language_model("model", model)
+        self.learning_rate = check_number("learning_rate", learning_rate, 0)
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be above 0 and finite, got {learning_rate}")
+        self.steps = check_integer("steps", steps, 1)
+        self.max_positions = check_integer("max_positions", max_positions, 1)
+        with torch.inference_mode(False):
+            own = copy.deepcopy(model).float().eval().requires_grad_(True)
+        super().__init__(own, cache, **sampling)
+        self.learnt = 0
+        self._optimizer = torch.optim.AdamW(own.parameters(), self.learning_rate, weight_decay=0.0)
+        self._lessons: dict[int, Lesson] = {}
+
+    def start(self, context: DraftContext) -> None:
+        super().start(context)
+        self._lessons = {}
+
+    def learn_rejections(self, rejections: Rejections) -> None:
+        free = self.max_positions - sum(len(one.lengths) for one in self._lessons.values())
+        for b, length, logits in zip(
+            rejections.sequences[:free].tolist(), rejections.lengths[:free].tolist(),
+            rejections.logits[:free], strict=True,
+        ):  # fmt: skip
+            lesson = self._lessons.setdefault(b, Lesson([], []))
+            lesson.lengths.append(length)
+            lesson.logits.append(logits)
+
+    def finish(self, history: History) -> None:
+        lessons, self._lessons = self._lessons, {}
+        if not lessons:
+            return
+        count = sum(len(one.lengths) for one in lessons.values())
+        with torch.inference_mode(False), torch.enable_grad():
+            for _ in range(self.steps):
+                self._optimizer.zero_grad(set_to_none=True)
+                for batch in _batches(history, lessons):
+                    loss = _divergence(self.model, history.tokens, batch) / count
+                    loss.backward()
+                norm = clip_grad_norm_(self.model.parameters(), CLIP)
+                if not torch.isfinite(norm):
+                    self._context.note(
+                        f"drafter {self.name} learnt nothing of the call: its gradient is infinite"
+                    )
+                    break
+                self._optimizer.step()
+            else:
+                self.learnt += count
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model as it is now, as ``save_pretrained`` does; its tokenizer is not written.
+
+        ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, to draft or to learn on.
+        """
+        self.model.save_pretrained(folder)
+
+
+def _batches(
+    history: History, lessons: dict[int, Lesson]
+) -> Iterator[list[tuple[int, int, Lesson]]]:
+    """The sequences with lessons, the longest first, in batches for one forward each.
+
+    Of each: its number, how many tokens it has up to its last lesson, and the lessons.
+    """
+    order = sorted(lessons, key=lambda b: -max(lessons[b].lengths))
+    first = 0
+    while first < len(order):
+        longest = max(lessons[order[first]].lengths)
+        size = max(1, TOKENS_AT_ONCE // longest)
+        chosen = order[first : first + size]
+        yield [(b, max(lessons[b].lengths), lessons[b]) for b in chosen]
+        first += size
+
+
+def _divergence(
+    model: Any, tokens: NDArray[np.int64], batch: list[tuple[int, int, Lesson]]
+) -> torch.Tensor:
+    """The sum of KL(P || Q) over the lessons of some sequences, up to a constant.
+
+    P and Q are the distributions at temperature 1. Padding follows the tokens, so causal attention
+    never sees it.
+    """
+    device, longest = model.device, max(size for _, size, _ in batch)
+    ids = np.zeros((len(batch), longest), dtype=np.int64)
+    for row, (b, size, _) in enumerate(batch):
+        ids[row, :size] = tokens[b, :size]
+    places = [(row, n - 1) for row, (_, _, one) in enumerate(batch) for n in one.lengths]
+    rows, columns = torch.tensor(places, device=device).T
+    inputs: dict[str, Any] = {"input_ids": torch.from_numpy(ids).to(device), "use_cache": False}
+    if "logits_to_keep" in forward_arguments(model):
+        inputs["logits_to_keep"], columns = columns.unique(return_inverse=True)
+    logits = model(**inputs).logits[rows, columns].float()
+    wanted = torch.stack([x for _, _, one in batch for x in one.logits]).to(device)
+    return cross_entropy(logits, wanted.float().softmax(dim=-1), reduction="sum")

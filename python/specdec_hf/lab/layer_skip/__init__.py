@@ -1,0 +1,1 @@
+"""The search for the sublayers that a self-drafting model leaves out."""

@@ -1,0 +1,292 @@
+"""A draft model that learns between calls from the target's distributions at rejected drafts."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import DistilledDrafter, Drafter, ModelDrafter, generate
+from support import hf_models
+from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import AutoModelForCausalLM
+
+TARGET = hf_models.tiny("llama")
+
+
+def draft_model():
+    return hf_models.with_noise(TARGET, 0.4)
+
+
+def call(drafter, lengths=(9, 4, 12), prompts=1, new_tokens=16, **settings):
+    arguments = {"do_sample": False, "max_new_tokens": new_tokens, "guard": False, **settings}
+    return generate(
+        TARGET, **hf_models.prompts(lengths, seed=prompts), drafter=drafter, gamma=4,
+        return_dict_in_generate=True, **arguments,
+    )  # fmt: skip
+
+
+class Recording(DistilledDrafter):
+    """Keeps what it is told, and the texts."""
+
+    def start(self, context):
+        super().start(context)
+        self.told = []
+
+    def learn_rejections(self, rejections):
+        super().learn_rejections(rejections)
+        self.told += zip(
+            rejections.sequences.tolist(), rejections.lengths.tolist(), rejections.logits,
+            strict=True,
+        )  # fmt: skip
+
+    def finish(self, history):
+        self.history = history
+        super().finish(history)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_it_is_told_the_targets_logits_where_drafts_were_rejected(sampled):
+    drafter = Recording(draft_model())
+    out = call(drafter, do_sample=sampled, seed=3)
+    expected = []
+    starts = np.array([9, 4, 12])
+    for record in out.stats.round_log:
+        for b, (drafted, accepted, emitted) in enumerate(
+            zip(record.drafted, record.accepted, record.emitted, strict=True)
+        ):
+            if emitted > accepted < drafted:
+                expected.append((b, int(starts[b] + accepted)))
+            starts[b] += emitted
+    assert [(b, n) for b, n, _ in drafter.told] == expected
+    assert len(expected) > 5
+    assert {b for b, _ in expected} == {0, 1, 2}
+    history = drafter.history
+    for b, n, logits in drafter.told:
+        with torch.no_grad():
+            wanted = TARGET(torch.from_numpy(history.tokens[b : b + 1, :n].copy())).logits[0, -1]
+        torch.testing.assert_close(logits.clone(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_drafts_behind_the_end_of_a_text_are_not_rejected():
+    """The draft model is the target, and its text ends within a draft."""
+    text = call(None, lengths=(9,)).sequences[0, 9:].tolist()
+    drafter = Recording(TARGET)
+    ends = [text[n] for n in (5, 6, 7, 8)]
+    outs = [call(drafter, lengths=(9,), eos_token_id=end) for end in ends]
+    last = [out.stats.round_log[-1] for out in outs]
+    assert any(one.drafted > one.accepted for one in last)
+    assert drafter.learnt == 0
+    assert drafter.told == []
+
+
+@pytest.mark.parametrize("tree", [(2, 1), None])
+def test_the_places_of_a_custom_drafter_of_any_shape_are_where_its_path_ends(tree):
+    """Of trees too: the row of the last accepted node, or of the root."""
+
+    class Trees(Drafter):
+        size, depth, reads_rejections = 3, 2, True
+        seen = 0
+
+        def propose(self, history, limits):
+            tokens = torch.from_numpy(history.last(1)) + torch.tensor([1, 2, 3])
+            tokens = (tokens % 60).masked_fill(torch.from_numpy(limits < 2)[:, None], -1)
+            parents = torch.tensor([-1, 0, -1]) if tree else torch.tensor([-1, 0, 1])
+            from specdec_hf import Draft  # noqa: PLC0415
+
+            return Draft(tokens, parents=parents.expand_as(tokens))
+
+        def learn_rejections(self, rejections):
+            self.pending = rejections
+
+        def commit(self, outcome):
+            told = getattr(self, "pending", None)
+            if told is not None:
+                ends = outcome.lengths + outcome.accepted
+                assert told.lengths.tolist() == ends[told.sequences].tolist()
+                self.seen += len(told.sequences)
+                self.pending = None
+
+    drafter = Trees()
+    generate(
+        TARGET, **hf_models.prompts((9, 4)), drafter=drafter, do_sample=False, max_new_tokens=12,
+        guard=False,
+    )  # fmt: skip
+    assert drafter.seen > 5
+
+
+def divergence(model, drafter, told):
+    """The mean KL(P || Q) at what a call has told, and at T = 1."""
+    found = []
+    for b, n, logits in told:
+        text = torch.from_numpy(drafter.history.tokens[b : b + 1, :n].copy())
+        with torch.no_grad():
+            q = model(text).logits[0, -1].log_softmax(dim=-1)
+        p = logits.clone().log_softmax(dim=-1)
+        found.append((p.exp() * (p - q)).sum())
+    return torch.stack(found).mean().item()
+
+
+def test_a_step_goes_down_the_divergence_where_drafts_were_rejected():
+    """It is the step of AdamW by autograd on the definition, text by text."""
+    drafter = Recording(draft_model(), learning_rate=1e-3)
+    before = copy.deepcopy(drafter.model)
+    call(drafter)
+    expected = copy.deepcopy(before)
+    optimizer = torch.optim.AdamW(expected.parameters(), 1e-3, weight_decay=0.0)
+    losses = []
+    for b, n, logits in drafter.told:
+        text = torch.from_numpy(drafter.history.tokens[b : b + 1, :n].copy())
+        q = expected(text).logits[0, -1].log_softmax(dim=-1)
+        losses.append(-(logits.clone().softmax(dim=-1) * q).sum())
+    torch.stack(losses).mean().backward()
+    torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+    optimizer.step()
+    for (name, ours), theirs in zip(
+        drafter.model.named_parameters(), expected.parameters(), strict=True
+    ):
+        # A gradient of nearly 0 has either sign.
+        close = torch.isclose(ours, theirs, rtol=1e-3, atol=1e-5).double().mean()
+        assert close > 0.99, name
+    assert drafter.learnt == len(drafter.told)
+    told = drafter.told
+    assert divergence(drafter.model, drafter, told) < 0.9 * divergence(before, drafter, told)
+
+
+class OfOtherTokens(DistilledDrafter):
+    """Learns what the target said of each token for the next one."""
+
+    def learn_rejections(self, rejections):
+        wrong = rejections.logits.roll(1, dims=-1)
+        super().learn_rejections(dataclasses.replace(rejections, logits=wrong))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [DistilledDrafter, OfOtherTokens])
+def test_on_a_stream_of_calls_more_is_accepted(kind):
+    """The acceptance rate on texts of which it learns nothing, sum(min(P, Q)), before and after."""
+    held_out = [call(None, prompts=n, new_tokens=30).sequences for n in (91, 92, 93)]
+    texts = torch.cat(held_out)
+
+    @torch.no_grad()
+    def alpha(model):
+        p, q = (one(texts).logits.softmax(dim=-1) for one in (TARGET, model))
+        return torch.minimum(p, q).sum(dim=-1)[:, 12:].mean().item()
+
+    drafter = kind(hf_models.with_noise(TARGET, 0.2), learning_rate=3e-3, steps=8)
+    before = alpha(drafter.model)
+    for number in range(10):
+        call(drafter, prompts=number)
+    assert drafter.learnt > 100
+    gained = alpha(drafter.model) - before
+    assert gained > 0.03 if kind is DistilledDrafter else gained < 0
+
+
+def test_greedy_text_and_that_of_rule_match_never_change():
+    drafter = DistilledDrafter(draft_model(), learning_rate=0.05)
+    for settings in ({}, {"do_sample": True, "rule": "match", "seed": 4}):
+        wanted = call(None, **settings).sequences
+        rates = []
+        for _ in range(3):
+            out = call(drafter, **settings)
+            assert out.sequences.equal(wanted)
+            rates.append(out.stats.draft_acceptance_rate)
+        assert len(set(rates)) > 1, "it drafts otherwise"
+
+
+def test_within_a_call_the_text_follows_from_the_seed():
+    settings = {"do_sample": True, "rule": "token", "seed": 4}
+    texts = [call(DistilledDrafter(draft_model(), 0.05), **settings).sequences for _ in range(2)]
+    assert texts[0].equal(texts[1])
+    assert texts[0].equal(call(ModelDrafter(draft_model()), **settings).sequences)
+
+
+def test_the_users_model_is_left_as_it_was():
+    model = draft_model().to(torch.bfloat16)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    drafter = DistilledDrafter(model, learning_rate=0.01)
+    assert drafter.model.dtype == torch.float32
+    call(drafter)
+    assert drafter.learnt > 0
+    after = model.state_dict()
+    assert all(after[name].equal(weight) for name, weight in before.items())
+
+
+def test_what_was_learnt_can_be_saved(tmp_path):
+    drafter = DistilledDrafter(draft_model(), learning_rate=0.01)
+    call(drafter)
+    drafter.save(tmp_path)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.tensor([[3, 5, 8]])
+    with torch.no_grad():
+        saved, ours = (model(tokens).logits for model in (read, drafter.model))
+        assert (ours - draft_model()(tokens).logits).abs().max() > 0.01
+    torch.testing.assert_close(saved, ours)
+
+
+def test_only_the_first_rejections_are_kept():
+    drafter = Recording(draft_model(), max_positions=3)
+    call(drafter)
+    assert drafter.learnt == 3 < len(drafter.told)
+
+
+def test_a_call_without_rejections_teaches_nothing():
+    drafter = DistilledDrafter(TARGET)
+    before = copy.deepcopy(drafter.model.state_dict())
+    out = call(drafter)
+    assert out.stats.accepted == out.stats.drafted > 0
+    assert drafter.learnt == 0
+    assert all(weight.equal(before[n]) for n, weight in drafter.model.state_dict().items())
+
+
+def test_a_gradient_that_is_not_finite_is_not_learnt():
+    class Broken(DistilledDrafter):
+        def learn_rejections(self, rejections):
+            super().learn_rejections(rejections)
+            for lesson in self._lessons.values():
+                lesson.logits = [logits * torch.nan for logits in lesson.logits]
+
+    drafter = Broken(draft_model())
+    before = copy.deepcopy(drafter.model.state_dict())
+    out = call(drafter)
+    assert [note for note in out.stats.notes if "learnt nothing of the call" in note]
+    assert drafter.learnt == 0
+    assert all(weight.equal(before[n]) for n, weight in drafter.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"learning_rate": 0}, ValueError, "learning_rate must be above 0 and finite, got 0"),
+        ({"learning_rate": "x"}, TypeError, "learning_rate must be a number, got 'x'"),
+        ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
+        ({"max_positions": 0}, ValueError, "max_positions must be at least 1, got 0"),
+        ({"temperature": -1}, ValueError, "temperature must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        DistilledDrafter(draft_model(), **arguments)
+    with pytest.raises(TypeError, match="model must be"):
+        DistilledDrafter("x")
+
+
+def test_the_command_line_writes_what_was_learnt(folder, tmp_path):  # noqa: F811
+    given = ("generate", "--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 12)
+    given = (*given, "--guard", "off", "--drafter", "layers:1", "--learn", tmp_path / "learnt")
+    result = invoke(*given)
+    assert result.exit_code == 0, result.output
+    assert says(result, "wrote the draft model, after")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "learnt").config.num_hidden_layers == 1
+    result = invoke(*given[:-4], "--drafter", tmp_path / "learnt")
+    assert result.exit_code == 0, result.output
+    (tmp_path / "file").write_text("")
+    for changed, message in (
+        (("--drafter", "prompt_lookup"), "--learn must not be given with several --drafter"),
+        (("--tree", "2,1"), "--learn must not be given with --tree"),
+        (("--learn", tmp_path / "file"), "--learn must name a folder"),
+    ):
+        assert message in one_line_error(*given, *changed)
+    line = one_line_error(*given[:-4], "--drafter", "ngram", *given[-2:])
+    assert "--learn needs --drafter with a draft model, such as layers:4, got ngram" in line
