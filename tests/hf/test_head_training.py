@@ -130,7 +130,8 @@ def texts():
 
 @pytest.fixture(scope="module")
 def whole(target, texts, tmp_path_factory):
-    """An unbroken run."""
+    """An unbroken run; `one_thread` is made later, and other threads round otherwise."""
+    torch.set_num_threads(1)
     return trained(target, tmp_path_factory.mktemp("whole"), texts=texts)
 
 
