@@ -16,6 +16,7 @@ from specdec_hf.lab.training.draft_model import (
 from specdec_hf.lab.training.on_policy import OnPolicy, is_on_policy, write_answers
 from specdec_hf.lab.training.pipeline import Pipeline, Progress
 from specdec_hf.lab.training.settings import TrainingSettings
+from specdec_hf.lab.training.texts import is_held_out, read_conversations
 from specdec_hf.lab.training.unrolled import Batch, covered_by, loss_of, unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
@@ -264,19 +265,31 @@ def test_an_interrupted_run_on_its_own_texts_ends_with_the_same_weights(target, 
     assert all(torch.equal(x, weights[name]) for name, x in head.state_dict().items())
 
 
-def test_a_second_draft_model_covers_what_the_first_misses(target, whole, tmp_path):
-    """Of two of one size, the one that was boosted covers more with the first than without it."""
-    first, model = whole[0], whole[1].llama
-    pipeline, head = trained(target, tmp_path, source=first.folder, earlier=[model])
+def test_two_that_were_boosted_cover_more_than_two_that_were_not(target, whole, tmp_path):
+    """Though the second one is better alone without boosting: it then knows what the first does."""
+    source, first = whole[0].folder, whole[1].llama
+    settings = dataclasses.replace(SMALL, steps=60)
+    given = {"settings": settings, "source": source, "earlier": [first]}
+    pipeline, boosted = trained(target, tmp_path / "boosted", **given)
     curves = pipeline.curves
     assert len(curves.covered) == len(curves.steps)
-    assert curves.covered[-1] > max(curves.greedy[-1][0], first.curves.greedy[-1][0])
-    run = json.loads((tmp_path / "work" / "run.json").read_text())
+    run = json.loads((tmp_path / "boosted" / "work" / "run.json").read_text())
     assert run["curves"]["covered"] == curves.covered
-    with pytest.raises(ValueError, match="was begun with another draft model 1"):
-        trained(target, tmp_path, source=first.folder, earlier=[head.llama])
-    with pytest.raises(ValueError, match="was begun with another draft model 1"):
-        trained(target, tmp_path, source=first.folder)
+    settings = dataclasses.replace(settings, seed=1)
+    control, other = trained(target, tmp_path / "alone", settings=settings, source=source)
+    texts = [one for one in read_conversations(whole[0].data / "texts.jsonl") if is_held_out(one)]
+    covered = torch.zeros(2, 2)
+    for one in texts:
+        batch = text_batch(target, (), one.tokens)
+        for row, second in enumerate((boosted, other)):
+            covered[row] += covered_by([first, second.llama], batch, target.lm_head.weight)
+    with_boosting, without = (covered[:, 0] / covered[:, 1]).tolist()
+    assert abs(with_boosting - curves.covered[-1]) < 0.05  # states are stored in bfloat16
+    assert with_boosting > without + 0.05
+    assert curves.greedy[-1][0] < control.curves.greedy[-1][0]
+    for earlier in ([other.llama], []):
+        with pytest.raises(ValueError, match="was begun with another draft model 1"):
+            trained(target, tmp_path / "boosted", **{**given, "earlier": earlier})
 
 
 def test_a_run_whose_texts_do_not_fit_is_refused(target, whole, tmp_path):
