@@ -1,5 +1,6 @@
 """Training of draft models: where they begin, what they read, and what they write."""
 
+import copy
 import dataclasses
 import json
 
@@ -10,6 +11,7 @@ from specdec_hf.cli.weights import load_folder
 from specdec_hf.lab.training.draft_model import (
     DraftLlama,
     DraftModelConfig,
+    check_output,
     missed_by,
     project_output,
 )
@@ -89,6 +91,16 @@ def test_widths_that_do_not_fit_are_refused(target):
             DraftModelConfig.for_target(target, width, 1)
     with pytest.raises(ValueError, match="num_layers must be at least 1, got 0"):
         DraftModelConfig.for_target(target, 32, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_target_that_caps_its_logits_is_refused(dtype, target, tmp_path):
+    """Its probabilities are not those of its output matrix, so alpha would be of another target."""
+    check_output(copy.deepcopy(target).to(dtype))
+    capped = hf_models.build("gemma2", vocab_size=END + 1, final_logit_softcapping=1.0).to(dtype)
+    with pytest.raises(ValueError, match="by its output matrix alone, and those of Gemma2"):
+        trained(capped, tmp_path)
+    assert not (tmp_path / "work" / "texts.jsonl").exists()
 
 
 def test_neither_making_nor_starting_one_draws_from_the_callers_random_numbers(target):

@@ -17,7 +17,12 @@ from specdec_hf.heads.exit_head import ExitConfig, ExitHead, save_exit
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
-from specdec_hf.lab.training.draft_model import DraftLlama, DraftModelConfig, save_draft_model
+from specdec_hf.lab.training.draft_model import (
+    DraftLlama,
+    DraftModelConfig,
+    check_output,
+    save_draft_model,
+)
 from specdec_hf.lab.training.settings import DRAFT_MODEL, TrainingSettings
 from specdec_hf.runner.protocol import vocab_size_of
 
@@ -82,6 +87,7 @@ def _pass(model: Any, settings: TrainingSettings) -> Head:
 
 def _draft_model(model: Any, settings: TrainingSettings) -> Head:
     config = DraftModelConfig.for_target(model, settings.width, settings.num_layers)
+    check_output(model)
     return DraftLlama(config, model)
 
 
