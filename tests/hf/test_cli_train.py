@@ -5,7 +5,7 @@ import json
 import pytest
 from specdec_hf.heads.eagle3.files import load_head
 from support import hf_models
-from support.cli_models import folder, invoke, one_line_error  # noqa: F401
+from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
 from support.heads import head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -68,6 +68,61 @@ def test_what_does_not_fit_the_model_is_refused_before_texts_are_written(
     assert result.exit_code == 2, result.output
     assert f"error: {message}" in result.output.splitlines()[-1]
     assert not (tmp_path / "work" / "texts.jsonl").exists()
+
+
+@pytest.mark.build
+def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noqa: F811
+    output = tmp_path / "drafts"
+    given = (
+        "train", "--draft-model", "--model", folder, "--output", output, "--dtype", "float32",
+        "--width", 32, "--num-layers", 1, "--num-drafters", 2, "--loss", "total_variation",
+        "--on-policy", 0.25, *SMALL,
+    )  # fmt: skip
+    result = invoke(*given)
+    assert result.exit_code == 0, result.output
+    assert says(result, f"wrote the draft model to {output / '2'}")
+    assert not (output / "2" / "work" / "texts.jsonl").exists()
+    reports = [json.loads((output / n / "report.json").read_text()) for n in "12"]
+    assert [report["covered"] is None for report in reports] == [True, False]
+    assert all(report["settings"]["loss"] == "total_variation" for report in reports)
+    card = (output / "2" / "README.md").read_text()
+    assert "forward_kl for the first half of the steps, then total_variation" in card
+    assert "writes the answers of 25% of the steps" in card
+    assert f"At {reports[1]['covered']:.3f} of the places" in card
+    assert "AutoModelForCausalLM.from_pretrained(FOLDER)" in card
+    assert invoke(*given).exit_code == 0  # again, from what is there
+    drafters = [word for n in "12" for word in ("--drafter", output / n)]
+    asked = ("--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8)
+    for more in ((), ("--temperature", 1)):
+        result = invoke("generate", *asked, *drafters, *more)
+        assert result.exit_code == 0, result.output
+    other = invoke(
+        "train", "--draft-model", "--model", folder, "--output", tmp_path / "other", "--dtype",
+        "float32", "--width", 32, "--reuse", output / "1", *SMALL[:-4], "--steps", 1,
+    )  # fmt: skip
+    assert other.exit_code == 0, other.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--width", 64), "--width needs --draft-model, got --head eagle3"),
+        (("--on-policy", 0.5), "--on-policy needs --draft-model, got --head eagle3"),
+        (("--draft-model", "--head", "medusa"), "give either --draft-model or --head HEAD"),
+        (("--draft-model", "--draft-vocab-size", 9), "--draft-vocab-size needs a head"),
+        (("--draft-model", "--width", 40), "--width must be a multiple of 32, got 40"),
+        (("--draft-model", "--on-policy", 2), "--on-policy must be in [0, 1], got 2"),
+        (("--draft-model", "--num-drafters", 0), "--num-drafters must be at least 1, got 0"),
+        (("--loss", "mse"), "--loss must be one of forward_kl, reverse_kl, total_variation"),
+        (("--draft-model", "--reuse", "a"), "a must hold a run of train"),
+        (
+            ("--reuse", "a", "--prompts", "b"),
+            "give one of --prompts FILE, --texts FILE and --reuse FOLDER",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_one_another_are_refused(arguments, message, tmp_path):
+    assert message in one_line_error("train", "--output", tmp_path, *arguments)
 
 
 def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811

@@ -16,7 +16,7 @@ from specdec_hf.lab.training.texts import (
     is_held_out,
     read_conversations,
 )
-from specdec_hf.lab.training.unrolled import Batch, soft_cross_entropy
+from specdec_hf.lab.training.unrolled import Batch
 from support import hf_models
 from support.cli_models import END, tokenizer
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -81,22 +81,6 @@ def test_a_cut_line_of_an_interrupted_run_is_left_out(tmp_path):
     for _ in append_conversations(path, [made[2]]):
         pass
     assert read_conversations(path) == [made[1], made[2]]
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.bfloat16, 0.02)])
-def test_the_loss_is_the_cross_entropy_with_soft_labels(dtype, tolerance):
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 5, 11, generator=generator, dtype=torch.float64)
-    labels = torch.randn(3, 5, 11, generator=generator, dtype=torch.float64).softmax(dim=-1)
-    valid = torch.rand(3, 5, generator=generator) < 0.6
-    exact, ours = logits.clone().requires_grad_(), logits.to(dtype).requires_grad_()
-    want = torch.nn.functional.cross_entropy(exact[valid], labels[valid])
-    got = soft_cross_entropy(ours, labels.to(dtype), valid)
-    (2 * want).backward()
-    (2 * got).backward()
-    assert abs(got.item() - want.item()) < max(tolerance, 1e-6)
-    torch.testing.assert_close(ours.grad.double(), exact.grad, atol=tolerance, rtol=0)
-    assert float(ours.grad[~valid].abs().max()) == 0
 
 
 def test_a_place_is_an_answers_where_the_token_that_it_drafts_is():

@@ -134,8 +134,8 @@ def cut_batch(target, texts, cuts):
         features=torch.nn.functional.pad(parts[1].features, (0, 0, 0, missing)),
         final=torch.nn.functional.pad(parts[1].final, (0, 0, 0, missing)),
     )
-    fields = [field.name for field in dataclasses.fields(parts[0])[:-1]]
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in fields}
+    given = [one for one in dataclasses.fields(parts[0]) if one.default is dataclasses.MISSING]
+    joined = {one.name: torch.cat([getattr(part, one.name) for part in parts]) for one in given}
     return type(parts[0])(**joined, cuts=torch.tensor(cuts))
 
 

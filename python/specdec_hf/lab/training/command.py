@@ -1,4 +1,4 @@
-"""The command ``train``: a head that drafts for a model, from texts of the model itself."""
+"""The command ``train``: a head or a draft model, from texts of the target itself."""
 
 # ruff: noqa: PLC0415  # torch and Transformers load at first use; see cli/app.py
 from __future__ import annotations
@@ -27,9 +27,7 @@ from specdec_hf.cli.paths import check_folder, check_readable
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.sources import EMBEDDED_NAME, Source, find_model
 from specdec_hf.cli.terminal import bar, console, errors, fail, visible
-
-if TYPE_CHECKING:
-    from specdec_hf.lab.training.pipeline import TrainingSettings
+from specdec_hf.lab.training.settings import DRAFT_MODEL, FORWARD_KL, LOSSES, TrainingSettings
 
 HEADS = ("eagle3", "medusa", "blockwise", "exit_head", "pass_head")
 LICENCE = "Apache-2.0"  # of the embedded model
@@ -40,7 +38,7 @@ Output = Annotated[
     typer.Option(
         "--output",
         metavar="FOLDER",
-        help="Write the head here. A run that was interrupted goes on here.",
+        help="Write head or draft model here. A run that was interrupted goes on here.",
     ),
 ]
 Prompts = Annotated[
@@ -71,7 +69,63 @@ Steps = Annotated[
     typer.Option("--steps", metavar="N", help="Training steps.  [default: all texts four times]"),
 ]
 DraftVocabulary = Annotated[
-    int, typer.Option("--draft-vocab-size", metavar="N", help="Tokens that the head can draft.")
+    int | None,
+    typer.Option(
+        "--draft-vocab-size",
+        metavar="N",
+        help=f"Tokens that a head can draft.  [default: {TrainingSettings.draft_vocab_size}]",
+    ),
+]
+DraftModel = Annotated[
+    bool,
+    typer.Option("--draft-model", help="Train a small Llama in the place of a head."),
+]
+Width = Annotated[
+    int | None,
+    typer.Option(
+        "--width",
+        metavar="N",
+        help=f"Of a draft model, a multiple of 32.  [default: {TrainingSettings.width}]",
+    ),
+]
+NumLayers = Annotated[
+    int | None,
+    typer.Option(
+        "--num-layers",
+        metavar="N",
+        help=f"Of a draft model.  [default: {TrainingSettings.num_layers}]",
+    ),
+]
+Loss = Annotated[
+    str,
+    typer.Option(
+        "--loss",
+        metavar="LOSS",
+        help=f"{', '.join(LOSSES)}. The first half of the steps has the first.",
+    ),
+]
+OnPolicy = Annotated[
+    float | None,
+    typer.Option(
+        "--on-policy",
+        metavar="X",
+        help="Share of the steps whose answers a draft model writes itself.  [default: 0]",
+    ),
+]
+NumDrafters = Annotated[
+    int | None,
+    typer.Option(
+        "--num-drafters",
+        metavar="N",
+        help="Draft models for one tree, each trained on what those before it miss. They go to "
+        "folders 1, 2, ... of --output.  [default: 1, in --output itself]",
+    ),
+]
+Reuse = Annotated[
+    Path | None,
+    typer.Option(
+        "--reuse", metavar="FOLDER", help="Train on the texts and states of the run in this folder."
+    ),
 ]
 Layer = Annotated[
     int | None,
@@ -104,27 +158,52 @@ def train_command(
     rows: Rows = 128,
     batch_size: BatchSize = 4,
     steps: Steps = None,
-    draft_vocab_size: DraftVocabulary = 8192,
+    draft_vocab_size: DraftVocabulary = None,
     layer: Layer = None,
+    draft_model: DraftModel = False,
+    width: Width = None,
+    num_layers: NumLayers = None,
+    loss: Loss = FORWARD_KL,
+    on_policy: OnPolicy = None,
+    num_drafters: NumDrafters = None,
+    reuse: Reuse = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of texts and training.")] = 0,
     dtype: Dtype = "bfloat16",
     device: options.Device = None,
     threads: Threads = None,
 ) -> None:
-    """Train a head that drafts for a model, for --drafter HEAD:FOLDER.
+    """Train a head for --drafter HEAD:FOLDER, or a draft model for --drafter FOLDER.
 
-    The model writes a user's turn after the header of its chat template and answers it; the head
+    The model writes a user's turn after the header of its chat template and answers it; the drafter
     learns the model's probabilities over these texts.
     """
     check_choice("--head", head, HEADS)
+    check_choice("--loss", loss, LOSSES)
     check_choice("--dtype", dtype, DTYPES[:3])
+    if draft_model:
+        if head != TrainingSettings.head:
+            fail("give either --draft-model or --head HEAD, not both")
+        if draft_vocab_size is not None:
+            fail(
+                "--draft-vocab-size needs a head: a draft model drafts the whole vocabulary, got "
+                f"{draft_vocab_size}"
+            )
+        head = DRAFT_MODEL
+    else:
+        for option, given in (
+            ("--width", width), ("--num-layers", num_layers), ("--on-policy", on_policy),
+            ("--num-drafters", num_drafters),
+        ):  # fmt: skip
+            if given is not None:
+                fail(f"{option} needs --draft-model, got --head {head}")
     if device is not None and not DEVICE.fullmatch(device):
         fail(f"--device must be cpu, cuda, cuda:N or mps, got {device!r}")
     for option, value, least in (
         ("--tokens", tokens, 1), ("--length", length, 8), ("--rows", rows, 1),
         ("--batch-size", batch_size, 1), ("--steps", steps, 1),
         ("--draft-vocab-size", draft_vocab_size, 1), ("--threads", threads, 1),
-        ("--layer", layer, 1),
+        ("--layer", layer, 1), ("--width", width, 32), ("--num-layers", num_layers, 1),
+        ("--num-drafters", num_drafters, 1),
     ):  # fmt: skip
         if value is not None and value < least:
             fail(f"{option} must be at least {least}, got {value}")
@@ -132,24 +211,31 @@ def train_command(
         fail(f"--minutes must be above 0 and finite, got {minutes}")
     if not 0 <= seed < 2**31:
         fail(f"--seed must be in [0, 2**31), got {seed}")
+    if width is not None and width % 32:
+        fail(f"--width must be a multiple of 32, got {width}")
+    if on_policy is not None and not 0 <= on_policy <= 1:
+        fail(f"--on-policy must be in [0, 1], got {on_policy}")
     if layer is not None and head != "exit_head":
         fail(f"--layer needs --head exit_head, got {head}")
-    if prompts is not None and texts:
-        fail("give either --prompts FILE or --texts FILE, not both")
+    if (prompts is not None) + bool(texts) + (reuse is not None) > 1:
+        fail("give one of --prompts FILE, --texts FILE and --reuse FOLDER")
     for file in texts or ():
         check_readable("--texts", file)
     check_folder("--output", output)
     source = find_model("--model", model)
     turns = [one.turns[0] for one in read_prompts(prompts)] if prompts is not None else []
     read = [_read_text(file) for file in texts or ()]
-    from specdec_hf.lab.training.pipeline import TrainingSettings
-
     settings = TrainingSettings(
         head=head, tokens=tokens, length=length, turn_length=max(1, length // 4), rows=rows,
-        steps=steps, batch_size=batch_size, draft_vocab_size=draft_vocab_size, seed=seed,
-        layer=layer,
+        steps=steps, batch_size=batch_size,
+        draft_vocab_size=draft_vocab_size or TrainingSettings.draft_vocab_size, seed=seed,
+        layer=layer, loss=loss, on_policy=on_policy or 0.0, width=width or TrainingSettings.width,
+        num_layers=num_layers or TrainingSettings.num_layers,
     )  # fmt: skip
-    _run(source, settings, output, minutes, dtype, device, threads, turns, read)
+    folders = [output]
+    if num_drafters is not None and num_drafters > 1:
+        folders = [output / str(number) for number in range(1, num_drafters + 1)]
+    _run(source, settings, folders, minutes, dtype, device, threads, turns, read, reuse)
 
 
 def _read_text(file: Path) -> str:
@@ -162,27 +248,32 @@ def _read_text(file: Path) -> str:
 def _run(
     source: Source,
     settings: TrainingSettings,
-    output: Path,
+    folders: list[Path],
     minutes: float | None,
     dtype: str,
     device: str | None,
     threads: int | None,
     prompts: list[str],
     texts: list[str],
+    reuse: Path | None,
 ) -> None:
+    """Train a drafter in each folder; the later ones learn what those before them miss."""
     import torch
 
     from specdec_hf.cli.load import check_length, find_device, read_config
     from specdec_hf.cli.weights import load_model, load_tokenizer
     from specdec_hf.lab.training.model_card import collect_report, write_report
-    from specdec_hf.lab.training.pipeline import Pipeline, check_begun
+    from specdec_hf.lab.training.pipeline import Pipeline, check_begun, check_source
     from specdec_hf.lab.training.texts import check_prompts
 
     if threads is not None:
         torch.set_num_threads(threads)
     placed = find_device(device)
     try:
-        check_begun(output, settings)
+        for folder in folders:
+            check_begun(folder, settings)
+        if reuse is not None:
+            check_source(reuse, settings)
         check_prompts(prompts)
     except ValueError as error:
         fail(str(error))
@@ -192,26 +283,44 @@ def _run(
         check_length(settings.length, config)
         tokenizer = load_tokenizer(path)
         model = load_model(path, device=placed, dtype=getattr(torch, dtype))
-        try:
-            pipeline = Pipeline(model, tokenizer, output, settings, progress, minutes)
-            head = pipeline.run(prompts, texts)
-        except ValueError as error:
-            fail(str(error))
-    picture = importlib.util.find_spec("matplotlib") is not None
-    report = collect_report(
-        pipeline, head, target=source.title, licence=_licence(source), command=_command(),
-        data=_data(prompts, texts),
-    )  # fmt: skip
-    write_report(output, report, picture=picture)
-    _print(output, report, picture=picture)
+        picture = importlib.util.find_spec("matplotlib") is not None
+        reports, earlier = [], list[Any]()
+        for number, folder in enumerate(folders):
+            progress.name = f" of draft model {number + 1}" if len(folders) > 1 else ""
+            try:
+                pipeline = Pipeline(
+                    model, tokenizer, folder, settings, progress,
+                    _share(minutes, number, len(folders)),
+                    source=folders[0] if number and reuse is None else reuse, earlier=earlier,
+                )  # fmt: skip
+                head = pipeline.run(prompts, texts)
+            except ValueError as error:
+                fail(str(error))
+            report = collect_report(
+                pipeline, head, target=source.title, licence=_licence(source), command=_command(),
+                data=_data(prompts, texts, reuse),
+            )  # fmt: skip
+            write_report(folder, report, picture=picture)
+            reports.append(report)
+            if folder != folders[-1]:  # as it will draft
+                earlier.append(load_model(folder, device=placed, dtype=model.dtype))
+    for folder, report in zip(folders, reports, strict=True):
+        _print(folder, report, picture=picture)
+
+
+def _share(minutes: float | None, number: int, count: int) -> float | None:
+    """The minutes of one of several drafters; the first writes the texts, too."""
+    return None if minutes is None else minutes / (count + 1) * (1 if number else 2)
 
 
 def _licence(source: Source) -> str:
     return f"{LICENCE} as {EMBEDDED_NAME}" if source.kind == "embedded" else "other (the target's)"
 
 
-def _data(prompts: list[str], texts: list[str]) -> str:
+def _data(prompts: list[str], texts: list[str], reuse: Path | None) -> str:
     """Where the texts come from, for the model card."""
+    if reuse is not None:
+        return f"those of the run in {reuse.name}"
     if texts:
         return (
             "those that were given, in pieces; of 20 texts or more every 20th takes no part in "
@@ -242,7 +351,10 @@ def _print(output: Path, report: dict[str, Any], *, picture: bool) -> None:
     console.print(f"held-out acceptance of draft 1, 2, ...: {greedy} greedy, {drawn} drawn")
     if not picture:
         console.print("no picture of the curves: matplotlib is not installed", style="dim")
-    console.print(visible(f"wrote the head to {output}"), style="dim")
+    if report["covered"] is not None:
+        console.print(f"with the draft models before it: {report['covered']:.3f} greedy")
+    what = "the draft model" if report["settings"]["head"] == DRAFT_MODEL else "the head"
+    console.print(visible(f"wrote {what} to {output}"), style="dim")
 
 
 @contextmanager
@@ -255,7 +367,10 @@ def _progress() -> Iterator[Any]:
     shown = bar(*columns, note, TimeElapsedColumn(), TimeRemainingColumn())
 
     class Shown(Told):
+        name = ""  # of what is trained
+
         def stage(self, text: str, total: int) -> None:
+            text += self.name
             for task in shown.task_ids:
                 shown.remove_task(task)
             shown.add_task(text, total=total, note="")

@@ -46,9 +46,7 @@ class ChatFormat:
             ValueError: a template that changes the user's words, or a tokenizer that has neither a
                 template nor a token to begin with.
         """
-        given = model.generation_config.eos_token_id
-        ends = set(given) if isinstance(given, list) else {given}
-        ends = (ends | {tokenizer.eos_token_id}) - {None}
+        ends = end_tokens(model, tokenizer)
         if not tokenizer.chat_template:
             first = tokenizer.bos_token_id
             first = tokenizer.eos_token_id if first is None else first
@@ -56,7 +54,7 @@ class ChatFormat:
                 raise ValueError(
                     "the tokenizer must have a chat template, or a token to begin with"
                 )
-            return cls((first,), (), frozenset(ends))
+            return cls((first,), (), ends)
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": PLACEHOLDER}], tokenize=False, add_generation_prompt=True
         )
@@ -71,7 +69,14 @@ class ChatFormat:
             raise ValueError(
                 "the chat template must write tokens before and after the user's words"
             )
-        return cls(encoded[0], encoded[1], frozenset(ends | {encoded[1][0]}))
+        return cls(encoded[0], encoded[1], ends | {encoded[1][0]})
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a text."""
+    given = model.generation_config.eos_token_id
+    ends = set(given) if isinstance(given, list) else {given}
+    return frozenset((ends | {tokenizer.eos_token_id}) - {None})
 
 
 @dataclass

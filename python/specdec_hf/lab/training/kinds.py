@@ -1,4 +1,4 @@
-"""The kinds of heads that can be trained."""
+"""The kinds of heads that can be trained, and the draft model, which is trained as one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ from specdec_hf.heads.exit_head import ExitConfig, ExitHead, save_exit
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
+from specdec_hf.lab.training.draft_model import (
+    DraftLlama,
+    DraftModelConfig,
+    check_output,
+    save_draft_model,
+)
+from specdec_hf.lab.training.settings import DRAFT_MODEL, TrainingSettings
+from specdec_hf.runner.protocol import vocab_size_of
 
 MEDUSA_BLOCKS = 1  # as in the published heads
 CUTS = 16  # places of a text; with three embeddings each, 384 tokens become 432
@@ -28,44 +36,59 @@ class Kind:
 
     Attributes:
         title, source: for the model card.
-        make: gives the head for a target, a size of the draft vocabulary, a number of drafts and
-            the layer of an early exit.
+        make: gives the head for a target and settings.
         save: writes one into a folder.
         weights: the file that it writes them to.
+        is_model: whether that folder is a causal LM with its tokenizer.
         single: whether the loss has one draft step.
         cuts: places of a text that a training step drafts at; 0 is all.
     """
 
     title: str
     source: str
-    make: Callable[[Any, int, int, int | None], Head]
+    make: Callable[[Any, TrainingSettings], Head]
     save: Callable[[Any, Path], None]
     weights: str
+    is_model: bool = False
     single: bool = False
     cuts: int = 0
 
 
-def _eagle3(model: Any, size: int, drafts: int, layer: int | None) -> Head:
-    return Eagle3Head(HeadConfig.for_target(model, size))
+def _size(model: Any, settings: TrainingSettings) -> int:
+    """The draft vocabulary's."""
+    return min(settings.draft_vocab_size, vocab_size_of(model))
 
 
-def _medusa(model: Any, size: int, drafts: int, layer: int | None) -> Head:
-    return MedusaHeads(ParallelConfig.for_target(model, size, drafts, MEDUSA_BLOCKS))
+def _eagle3(model: Any, settings: TrainingSettings) -> Head:
+    return Eagle3Head(HeadConfig.for_target(model, _size(model, settings)))
 
 
-def _blockwise(model: Any, size: int, drafts: int, layer: int | None) -> Head:
+def _medusa(model: Any, settings: TrainingSettings) -> Head:
+    size = _size(model, settings)
+    return MedusaHeads(ParallelConfig.for_target(model, size, settings.draft_steps, MEDUSA_BLOCKS))
+
+
+def _blockwise(model: Any, settings: TrainingSettings) -> Head:
     text = model.config.get_text_config(decoder=True)
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    return BlockwiseHeads(ParallelConfig.for_target(model, size, drafts, inner))
+    size = _size(model, settings)
+    return BlockwiseHeads(ParallelConfig.for_target(model, size, settings.draft_steps, inner))
 
 
-def _exit(model: Any, size: int, drafts: int, layer: int | None) -> Head:
+def _exit(model: Any, settings: TrainingSettings) -> Head:
     total = model.config.get_text_config(decoder=True).num_hidden_layers
-    return ExitHead(ExitConfig.for_target(model, max(1, total // 3) if layer is None else layer))
+    layer = max(1, total // 3) if settings.layer is None else settings.layer
+    return ExitHead(ExitConfig.for_target(model, layer))
 
 
-def _pass(model: Any, size: int, drafts: int, layer: int | None) -> Head:
-    return PassHead(PassConfig.for_target(model, drafts))
+def _pass(model: Any, settings: TrainingSettings) -> Head:
+    return PassHead(PassConfig.for_target(model, settings.draft_steps))
+
+
+def _draft_model(model: Any, settings: TrainingSettings) -> Head:
+    config = DraftModelConfig.for_target(model, settings.width, settings.num_layers)
+    check_output(model)
+    return DraftLlama(config, model)
 
 
 KINDS = {
@@ -83,5 +106,9 @@ KINDS = {
     ),
     "pass_head": Kind(
         "PaSS look-ahead embeddings", "arXiv 2311.13581", _pass, save_pass, files.WEIGHTS, cuts=CUTS
+    ),
+    DRAFT_MODEL: Kind(
+        "Draft model", "distilled as in arXiv 2310.08461", _draft_model, save_draft_model,
+        files.WEIGHTS, is_model=True, single=True,
     ),
 }  # fmt: skip

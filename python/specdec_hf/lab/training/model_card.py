@@ -13,8 +13,9 @@ import transformers
 
 from specdec_hf.heads.base import Head
 from specdec_hf.lab.training.kinds import KINDS
-from specdec_hf.lab.training.pipeline import MEASURED, Pipeline
+from specdec_hf.lab.training.pipeline import MEASURED, TEXTS, Pipeline
 from specdec_hf.lab.training.texts import is_held_out, read_conversations
+from specdec_hf.lab.training.train import FIRST_LOSS
 from specdec_hf.runner.protocol import num_parameters
 
 REPORT, CARD, PICTURE = "report.json", "README.md", "training.svg"
@@ -33,7 +34,7 @@ def collect_report(
         command: that ran.
         data: where the texts come from.
     """
-    texts = read_conversations(pipeline.work / "texts.jsonl")
+    texts = read_conversations(pipeline.data / TEXTS)
     curves = pipeline.curves
     return {
         "target": target,
@@ -51,6 +52,7 @@ def collect_report(
         "loss": curves.losses[-1],
         "greedy_acceptance": curves.greedy[-1],
         "sampled_acceptance": curves.shared[-1],
+        "covered": curves.covered[-1] if curves.covered else None,
         "curves": asdict(curves),
         "parameters": num_parameters(head),
         "bytes": (pipeline.folder / KINDS[pipeline.settings.head].weights).stat().st_size,
@@ -82,6 +84,23 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
     ]
     depth = len(rows)
     times = ", ".join(f"{name} {value / 60:.1f} min" for name, value in seconds.items())
+    if kind.is_model:
+        what = (
+            f"{settings['num_layers']} layers of width {settings['width']} as in Llama, with the "
+            "target's tokenizer; embeddings and output matrix are one"
+        )
+        drafter = "AutoModelForCausalLM.from_pretrained(FOLDER)"
+    else:
+        what = (
+            f"in the published layout where there is one. They draft "
+            f"{report['draft_vocab_size']:,} tokens of the vocabulary, whose output matrix is that "
+            "of the target"
+        )
+        drafter = f'"{name}:FOLDER"'
+    loss = settings["loss"]
+    if loss != FIRST_LOSS:
+        loss = f"{FIRST_LOSS} for the first half of the steps, then {loss}"
+    covered = report["covered"]
     lines = [
         "---",
         f"license: {report['licence'].split()[0].lower()}",
@@ -91,12 +110,10 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
         f"# {kind.title} for {report['target']}",
         "",
         f"{report['parameters']:,} parameters for speculative decoding of {report['target']} "
-        f"({kind.source}), in the published layout where there is one. They draft "
-        f"{report['draft_vocab_size']:,} tokens of the vocabulary, whose output matrix is that "
-        "of the target.",
+        f"({kind.source}), {what}.",
         "",
         "```python",
-        f'generate(model, **inputs, drafter="{name}:FOLDER")',
+        f"generate(model, **inputs, drafter={drafter})",
         "```",
         "",
         "## Training",
@@ -104,6 +121,12 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
         f"- Data: {report['texts']:,} texts of {report['tokens']:,} tokens: {report['data']}.",
         f"- Steps: {report['steps']:,} of {settings['batch_size']} texts, "
         f"{depth} draft step{'s' * (depth > 1)}, labels are the target's probabilities.",
+        f"- Loss: {loss}.",
+        *(
+            [f"- The model itself writes the answers of {settings['on_policy']:.0%} of the steps."]
+            if settings["on_policy"]
+            else []
+        ),
         f"- Time: {times}, on {report['threads']} threads of {report['machine']} "
         f"({report['device']}, {report['dtype']}).",
         f"- Command: `{report['command']}`",
@@ -118,6 +141,15 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
         "|---|---|---|",
         *rows,
         "",
+        *(
+            [
+                "It was trained at the places that the draft models before it miss. At "
+                f"{covered:.3f} of the places one of them or this one drafts the target's choice.",
+                "",
+            ]
+            if covered is not None
+            else []
+        ),
         *(["![Loss and acceptance](training.svg)", ""] if picture else []),
         "## Licence",
         "",
@@ -141,7 +173,7 @@ def _draw(curves: dict[str, Any]) -> Any:
         (line,) = right.plot(curves["steps"], greedy, label=f"step {k}, greedy")
         drawn = [shares[k - 1] for shares in curves["shared"]]
         right.plot(curves["steps"], drawn, "--", color=line.get_color(), label=f"step {k}, drawn")
-    left.set(xlabel="step", ylabel="cross-entropy")
+    left.set(xlabel="step", ylabel="loss")
     right.set(xlabel="step", ylabel="acceptance on held-out texts", ylim=(0, 1))
     for panel in (left, right):
         panel.legend(frameon=False, fontsize="small")

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,16 @@ import torch
 
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.shipped import Sample, record_target
-from specdec_hf.lab.training.conversations import ChatFormat, Conversation, converse
+from specdec_hf.lab.training.conversations import (
+    ChatFormat,
+    Conversation,
+    converse,
+    end_tokens,
+)
+from specdec_hf.lab.training.draft_model import DraftLlama
 from specdec_hf.lab.training.kinds import KINDS
+from specdec_hf.lab.training.on_policy import OnPolicy
+from specdec_hf.lab.training.settings import LOSSES, TrainingSettings
 from specdec_hf.lab.training.states import StoredStates
 from specdec_hf.lab.training.texts import (
     HELD_OUT,
@@ -35,47 +43,13 @@ from specdec_hf.runner.protocol import vocab_size_of
 
 WORK = "work"  # folder of what the stages leave behind
 RUN = "run.json"  # in it: settings, times and measurements
+TEXTS = "texts.jsonl"
 SAMPLING_SHARE = 0.5  # of the time, where it is bounded
 MEASUREMENTS = 12  # on held-out texts during training
 MEASURED = 48  # texts of each
 SAMPLED = 64  # numbers of each weight that tell models apart
 # Fields of a config that change nothing in what the model computes, or are given elsewhere.
 _LEFT_OUT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """What is trained, and on how much.
-
-    Attributes:
-        head: the kind, one of `KINDS`.
-        tokens: of all texts; the target writes 20 texts in any case.
-        length: most tokens of a text.
-        turn_length: most tokens of a user's turn that the target writes.
-        rows: texts that are written at once.
-        epochs: times that the training reads all texts.
-        steps: of training; None follows from `epochs`.
-        batch_size: texts of a training step.
-        draft_steps: draft steps that the loss unrolls, or heads or look-ahead embeddings.
-        learning_rate: the largest one.
-        draft_vocab_size: tokens that can be drafted.
-        seed: of texts and training.
-        layer: after which an early exit is; None is a third of the target's.
-    """
-
-    head: str = "eagle3"
-    tokens: int = 900_000
-    length: int = 384
-    turn_length: int = 96
-    rows: int = 128
-    epochs: float = 4.0
-    steps: int | None = None
-    batch_size: int = 4
-    draft_steps: int = 3
-    learning_rate: float = 2e-3
-    draft_vocab_size: int = 8192
-    seed: int = 0
-    layer: int | None = None
 
 
 class Progress:
@@ -98,13 +72,18 @@ class Pipeline:
         settings: must be those that the folder was begun with.
         progress: told what happens.
         minutes: a bound on the whole; None means none.
+        source: folder of another run, whose texts and states are read in the place of own ones. It
+            must be of the same kind, layer, target and dtype.
+        earlier: draft models, in the order of their training. A draft model is trained at the
+            places that all of them miss.
 
     Attributes:
         curves: what the training measured.
         seconds: time of each stage, that of interrupted runs included.
 
     Raises:
-        ValueError: a folder that was begun with other settings, or a target that does not fit.
+        ValueError: a folder that was begun with other settings, a source that does not fit, or
+            settings that do not fit one another.
     """
 
     def __init__(
@@ -115,13 +94,18 @@ class Pipeline:
         settings: TrainingSettings,
         progress: Progress,
         minutes: float | None = None,
+        source: Path | None = None,
+        earlier: Sequence[Any] = (),
     ) -> None:
+        check_settings(settings, earlier)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.folder, self.progress = folder, progress
         self.work = folder / WORK
         self.work.mkdir(parents=True, exist_ok=True)
         self.curves, self.seconds, self._complete = Curves(), dict[str, float](), False
         self._run_file, self._origin = self.work / RUN, dict[str, str]()
+        self.data = self.work if source is None else source / WORK
+        self._source, self._earlier = source, list(earlier)
         check_begun(folder, settings)
         if self._run_file.exists():
             run = json.loads(self._run_file.read_text())
@@ -147,6 +131,13 @@ class Pipeline:
                 that do not fit, or too few of them.
         """
         origin = origin_of(self.model, prompts, texts)
+        if self._source is not None:
+            source = check_source(self._source, self.settings)
+            for name in ("model", "dtype"):
+                check_origin(self._source, {name: source[name]}, {name: origin[name]})
+            origin, self._complete = source, True
+        for number, model in enumerate(self._earlier, start=1):
+            origin[f"draft model {number}"] = _digest_of(model)
         if self._run_file.exists():
             check_origin(self.folder, self._origin, origin)
         self._origin = origin
@@ -163,7 +154,10 @@ class Pipeline:
             states = self._states(conversations, head)
         with self._timed("training"):
             self._train(head, conversations, states)
-        KINDS[self.settings.head].save(head, self.folder)
+        kind = KINDS[self.settings.head]
+        kind.save(head, self.folder)
+        if kind.is_model:
+            self.tokenizer.save_pretrained(self.folder)
         held_out = [one for one in conversations if is_held_out(one)]
         longest = max(held_out, key=lambda one: len(one.tokens) - one.answer)
         sample = Sample(longest.tokens, min(max(longest.answer, 2), len(longest.tokens)))
@@ -172,7 +166,7 @@ class Pipeline:
 
     def _texts(self, prompts: Sequence[str], given: Sequence[Conversation]) -> list[Conversation]:
         """The conversations, of which some may be there already."""
-        s, path = self.settings, self.work / "texts.jsonl"
+        s, path = self.settings, self.data / TEXTS
         found = read_conversations(path)
         if not self._complete:
             held = sum(len(one.tokens) for one in found)
@@ -225,8 +219,7 @@ class Pipeline:
     def _head(self, conversations: list[Conversation]) -> Head:
         """The head as training begins."""
         s, vocab_size = self.settings, vocab_size_of(self.model)
-        size = min(s.draft_vocab_size, vocab_size)
-        head = KINDS[s.head].make(self.model, size, s.draft_steps, s.layer)
+        head = KINDS[s.head].make(self.model, s)
         size = head.config.draft_vocab_size
         head.tokens = torch.from_numpy(draft_vocabulary(conversations, size, vocab_size))
         with torch.random.fork_rng(devices=[]):
@@ -237,7 +230,7 @@ class Pipeline:
 
     def _states(self, conversations: list[Conversation], head: Head) -> StoredStates:
         width = head.config.target_hidden_size * (len(head.config.layers) + 1)
-        states = StoredStates(self.work / "states.bin", conversations, width)
+        states = StoredStates(self.data / "states.bin", conversations, width)
         self.progress.stage("hidden states", int(states.starts[-1]))
         done = 0
 
@@ -262,15 +255,21 @@ class Pipeline:
             steps, s.batch_size, 1 if kind.single else s.draft_steps, s.learning_rate,
             s.seed,
             None if model.dtype == torch.float32 else model.dtype,
-            measure_every=max(1, steps // MEASUREMENTS),
+            measure_every=max(1, steps // MEASUREMENTS), loss=s.loss,
         )  # fmt: skip
+        change = None
+        if s.on_policy:
+            assert isinstance(head, DraftLlama)
+            ends = end_tokens(model, self.tokenizer)
+            change = OnPolicy(head, model, ends, s.on_policy, s.seed)
         self.progress.stage("training", steps)
         end = self._left(1.0)
         train(
             head, training, held_out,
             Collator(embeddings, head.config.target_hidden_size, model.device, kind.cuts),
             model.get_output_embeddings().weight, recipe, self.work / "checkpoint.safetensors",
-            self.curves, advance=lambda step, loss: self.progress.advance(step, f"loss {loss:.3f}"),
+            self.curves, earlier=self._earlier, change=change,
+            advance=lambda step, loss: self.progress.advance(step, f"loss {loss:.3f}"),
             measured=lambda _: self._write(),
             minutes=None if end is None else (end - time.monotonic()) / 60,
         )  # fmt: skip
@@ -303,13 +302,50 @@ class Pipeline:
         staging.replace(self._run_file)
 
 
+def check_settings(settings: TrainingSettings, earlier: Sequence[Any]) -> None:
+    """Raises ValueError for settings that only a draft model has, and for wrong ones."""
+    if settings.loss not in LOSSES:
+        raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {settings.loss!r}")
+    if not 0 <= settings.on_policy <= 1:
+        raise ValueError(f"on_policy must be in [0, 1], got {settings.on_policy}")
+    if not KINDS[settings.head].is_model:
+        for name, given in (("on_policy", settings.on_policy), ("earlier", len(earlier))):
+            if given:
+                raise ValueError(f"{name} must be 0 for {settings.head}, got {given}")
+
+
+def check_source(folder: Path, settings: TrainingSettings) -> dict[str, str]:
+    """What `origin_of` gave for a run whose texts another one may read, and the digest of these.
+
+    Raises:
+        ValueError: no such run, one whose texts are not complete or not its own, or one of another
+            kind or layer.
+    """
+    file, texts = folder / WORK / RUN, folder / WORK / TEXTS
+    if not file.exists():
+        raise ValueError(f"{folder} must hold a run of train, and {file} does not exist")
+    run = json.loads(file.read_text())
+    if not run["complete"]:
+        raise ValueError(f"the run of {folder} must have all its texts, and it was interrupted")
+    if not texts.exists():
+        raise ValueError(f"{folder} must hold texts of its own, and {texts} does not exist")
+    for name in ("head", "layer"):
+        theirs, ours = run["settings"].get(name), getattr(settings, name)
+        if theirs != ours:
+            raise ValueError(f"{folder} must hold a run with {name} = {ours}, got {theirs}")
+    origin = {name: run["origin"][name] for name in ("model", "dtype", "prompts", "texts")}
+    return origin | {"reused texts": hashlib.sha256(texts.read_bytes()).hexdigest()}
+
+
 def check_begun(folder: Path, settings: TrainingSettings) -> None:
     """Raises ValueError for a folder that was begun with other settings."""
     file = folder / WORK / RUN
     if not file.exists():
         return
-    begun, given = json.loads(file.read_text())["settings"], asdict(settings)
-    other = [name for name in given if begun.get(name) != given[name]]
+    given = asdict(settings)
+    # A folder that an earlier version began has the defaults of what that version did not know.
+    begun = asdict(TrainingSettings()) | json.loads(file.read_text())["settings"]
+    other = [name for name in given if begun[name] != given[name]]
     if other:
         name = other[0]
         raise ValueError(
@@ -347,11 +383,11 @@ def _hash(texts: Sequence[str]) -> str:
 
 def check_origin(folder: Any, begun: dict[str, str], given: dict[str, str]) -> None:
     """Raises ValueError for a folder that was begun with another model, dtype or data."""
-    for name, value in given.items():
-        if begun.get(name) == value:
+    for name in given | begun:
+        if begun.get(name) == given.get(name):
             continue
         if name == "dtype" and name in begun:
-            what = f"dtype = {begun[name]}, got {value}"
+            what = f"dtype = {begun[name]}, got {given[name]}"
         else:
-            what = f"{'another' if name == 'model' else 'other'} {name}"
+            what = f"{'another' if 'model' in name else 'other'} {name}"
         raise ValueError(f"{folder} was begun with {what}: give the same, or another folder")

@@ -20,14 +20,19 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from specdec_hf.heads.base import Head
 from specdec_hf.lab.training.conversations import Conversation
+from specdec_hf.lab.training.draft_model import DraftLlama
+from specdec_hf.lab.training.settings import FORWARD_KL
 from specdec_hf.lab.training.states import StoredStates
-from specdec_hf.lab.training.unrolled import Batch, acceptance_of, loss_of
+from specdec_hf.lab.training.unrolled import Batch, acceptance_of, covered_by, loss_of
 
 WARM_UP = 0.04  # share of the steps
 CLIP = 1.0
 BETAS = (0.9, 0.95)
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW
 PACE_STEPS = 20  # show how long a step takes, where the time is bounded
+# Share of the steps before another loss, made with this one: the gradient of reverse_kl and of
+# total_variation has the factor Q, so a drafter that knows nothing learns next to nothing by them.
+FIRST_SHARE, FIRST_LOSS = 0.5, FORWARD_KL
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Recipe:
         seed: of the order of the texts.
         autocast: dtype of the matrix products; None for float32.
         measure_every: steps between two measurements on held-out texts, and two checkpoints.
+        loss: one of `LOSSES`; the first half of the steps has "forward_kl".
     """
 
     steps: int
@@ -51,6 +57,11 @@ class Recipe:
     seed: int = 0
     autocast: torch.dtype | None = None
     measure_every: int = 100
+    loss: str = FIRST_LOSS
+
+    def loss_at(self, step: int, total: int) -> str:
+        """The loss of a step, from 1, of so many."""
+        return FIRST_LOSS if step <= FIRST_SHARE * total else self.loss
 
 
 @dataclass
@@ -58,9 +69,11 @@ class Curves:
     """What was measured; each list has an entry for each time.
 
     Attributes:
-        loss_steps, losses: steps, and the mean cross-entropy of each draft step since the last one.
+        loss_steps, losses: steps, and the mean loss of each draft step since the last one.
         steps, greedy, shared: steps, and the held-out acceptance of each draft step: of greedy
             drafts, and of drafts that are drawn at temperature 1.
+        covered: where there are earlier draft models, the held-out share of places at which one of
+            all drafts the target's choice.
     """
 
     loss_steps: list[int] = field(default_factory=list)
@@ -68,12 +81,12 @@ class Curves:
     steps: list[int] = field(default_factory=list)
     greedy: list[list[float]] = field(default_factory=list)
     shared: list[list[float]] = field(default_factory=list)
+    covered: list[float] = field(default_factory=list)
 
     def cut(self, step: int) -> None:
         """Forget what was measured after a step."""
-        for steps, curves in (
-            (self.loss_steps, [self.losses]), (self.steps, [self.greedy, self.shared])
-        ):  # fmt: skip
+        measured: list[list[Any]] = [self.greedy, self.shared, self.covered]
+        for steps, curves in ((self.loss_steps, [self.losses]), (self.steps, measured)):
             kept = sum(one <= step for one in steps)
             del steps[kept:]
             for curve in curves:
@@ -145,6 +158,8 @@ def train(
     checkpoint: Path,
     curves: Curves,
     *,
+    earlier: Sequence[Any] = (),
+    change: Callable[[int, Batch], Batch] | None = None,
     advance: Callable[[int, float], None] = lambda step, loss: None,
     measured: Callable[[Curves], None] = lambda curves: None,
     minutes: float | None = None,
@@ -159,6 +174,8 @@ def train(
         recipe: numbers of the training.
         checkpoint: file of the state, written at each measurement.
         curves: takes the measurements; those of an interrupted run precede them.
+        earlier: draft models, whose misses alone count in training; see `loss_of`.
+        change: gives the batch that a step, from 1, reads in the place of its own.
         advance: told the steps made and the loss.
         measured: called after each measurement, before the checkpoint is written.
         minutes: a bound on the time; the steps are cut to what the first ones show to fit. A run
@@ -182,10 +199,12 @@ def train(
     if recipe.autocast is not None:
         head.lm_head = head.lm_head.to(recipe.autocast)  # once, and not for every product
     for step, batch in enumerate(_batches(training, collate, recipe, first), start=first + 1):
+        given = batch if change is None else change(step, batch)
+        name = recipe.loss_at(step, total)
         with torch.autocast(
             collate.device.type, recipe.autocast, enabled=recipe.autocast is not None
         ):
-            loss, losses = loss_of(head, batch, recipe.draft_steps)
+            loss, losses = loss_of(head, given, recipe.draft_steps, name, earlier)
         if not torch.isfinite(loss):
             raise FloatingPointError(f"the loss of step {step} is {loss.item()}")
         optimizer.zero_grad()
@@ -204,10 +223,11 @@ def train(
             curves.loss_steps.append(step)
             curves.losses.append((sums / counted).tolist())
             sums, counted = torch.zeros(recipe.draft_steps), 0
-            greedy, shared = measure(head, held_out, collate, output, recipe)
+            greedy, shared, covered = measure(head, held_out, collate, output, recipe, earlier)
             curves.steps.append(step)
             curves.greedy.append(greedy)
             curves.shared.append(shared)
+            curves.covered.extend(covered)
             measured(curves)
             save_checkpoint(checkpoint, head, optimizer, step, cut)
         if step >= total:
@@ -216,19 +236,33 @@ def train(
 
 
 def measure(
-    head: Head, held_out: Texts, collate: Collator, output: torch.Tensor, recipe: Recipe
-) -> tuple[list[float], list[float]]:
-    """Acceptance of each draft step on held-out texts, of greedy and of drawn drafts."""
+    head: Head,
+    held_out: Texts,
+    collate: Collator,
+    output: torch.Tensor,
+    recipe: Recipe,
+    earlier: Sequence[Any] = (),
+) -> tuple[list[float], list[float], list[float]]:
+    """Acceptance on held-out texts.
+
+    Returns:
+        Of each draft step, of greedy and of drawn drafts; and, where there are earlier draft
+        models, how often one of all drafts the target's choice.
+    """
     head.eval()
-    sums = torch.zeros(3, recipe.draft_steps)
+    sums, covered = torch.zeros(3, recipe.draft_steps), torch.zeros(2)
     for batch in DataLoader(held_out, recipe.batch_size, collate_fn=collate):
         with torch.autocast(
             collate.device.type, recipe.autocast, enabled=recipe.autocast is not None
         ):
             sums += torch.stack(acceptance_of(head, batch, recipe.draft_steps, output))
+            if earlier:
+                assert isinstance(head, DraftLlama)
+                covered += covered_by([*earlier, head.llama], batch, output)
     head.train()
     greedy, shared, count = sums
-    return (greedy / count.clamp(min=1)).tolist(), (shared / count.clamp(min=1)).tolist()
+    shares = [(one / count.clamp(min=1)).tolist() for one in (greedy, shared)]
+    return shares[0], shares[1], [float(covered[0] / covered[1].clamp(min=1))] * bool(earlier)
 
 
 def _schedule(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,9 @@ from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.exit_head import ExitHead
 from specdec_hf.heads.parallel import ParallelHeads
 from specdec_hf.heads.pass_head import PassHead
+from specdec_hf.lab.training.draft_model import DraftLlama, missed_by
+from specdec_hf.lab.training.losses import mean_loss
+from specdec_hf.lab.training.settings import FORWARD_KL
 
 DECAY = 0.8  # weight of a draft step, relative to the one before it
 
@@ -40,6 +43,8 @@ class Batch:
         lengths: [B] int64.
         answers: [B] int64, where the answer begins.
         cuts: [B, C] int64, the places that are drafted at; None is all.
+        counted: [B, T] bool, the last tokens that a drafter has read where its draft counts; None
+            is all.
     """
 
     tokens: torch.Tensor
@@ -49,6 +54,7 @@ class Batch:
     lengths: torch.Tensor
     answers: torch.Tensor
     cuts: torch.Tensor | None = None
+    counted: torch.Tensor | None = None
 
     def after(self, step: int, values: torch.Tensor) -> torch.Tensor:
         """The values ``step`` tokens after each place, [B, T - step or C, ...] of [B, T, ...]."""
@@ -68,6 +74,8 @@ class Batch:
         if self.cuts is not None:
             ends = self.cuts + step
         valid = ends < self.lengths[:, None]
+        if self.counted is not None:
+            valid = valid & self.after(step, self.counted)
         return valid & (ends + 1 >= self.answers[:, None]) if answers else valid
 
 
@@ -84,6 +92,10 @@ def unroll(head: Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
     if isinstance(head, PassHead):
         assert batch.cuts is not None
         yield from head.logits(head.states(batch.embeddings, batch.cuts, steps)).unbind(dim=2)
+        return
+    if isinstance(head, DraftLlama):
+        # It reads tokens alone, so that a draft after accepted ones is one after a text.
+        yield head.logits(batch.tokens)[:, 1:]
         return
     assert isinstance(head, Eagle3Head)
     hidden = head.fuse(batch.features)
@@ -120,56 +132,35 @@ def _attend(
     return out
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor
-    ) -> torch.Tensor:
-        weights = valid / valid.sum().clamp(min=1)
-        normalizers = torch.logsumexp(logits, dim=-1).float()
-        shared = torch.linalg.vecdot(labels.to(logits.dtype), logits).float()
-        ctx.save_for_backward(logits.softmax(dim=-1).sub_(labels), weights)
-        loss: torch.Tensor = ((normalizers - shared) * weights).sum()
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        difference, weights = ctx.saved_tensors
-        scale = (weights * gradients[0]).to(difference.dtype)
-        return difference.mul_(scale[..., None]), None, None
-
-
-def soft_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor
-) -> torch.Tensor:
-    """Mean cross-entropy of rows of logits with the probabilities that they are to have.
-
-    It equals `torch.nn.functional.cross_entropy` of the valid rows. That one makes several float32
-    copies of the rows, which took a third of the training time: here the gradient, in the dtype of
-    the logits, is the only one, and it can be taken once.
-
-    Args:
-        logits, labels: [..., V].
-        valid: [...] bool, which rows count.
-    """
-    loss: torch.Tensor = _SoftCrossEntropy.apply(logits, labels, valid)  # type: ignore[no-untyped-call]
-    return loss
-
-
-def loss_of(head: Head, batch: Batch, steps: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The weighted loss, and the cross-entropy of each draft step.
+def loss_of(
+    head: Head,
+    batch: Batch,
+    steps: int,
+    loss: str = FORWARD_KL,
+    earlier: Sequence[Any] = (),
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The weighted loss, and the loss of each draft step.
 
     The labels are the target's probabilities over the draft vocabulary, not its choices.
+
+    Args:
+        head, batch, steps: as in `unroll`.
+        loss: one of `LOSSES`.
+        earlier: draft models; only places that they miss count. They need a head that drafts the
+            whole vocabulary.
     """
     of = partial(_labels, head)
     every = of(batch.final) if batch.cuts is None else None
+    if earlier:
+        assert every is not None
+        batch = replace(batch, counted=missed_by(earlier, batch.tokens, every.argmax(dim=-1)))
     total = torch.zeros((), device=batch.tokens.device)
     losses = []
     for step, logits in enumerate(unroll(head, batch, steps), start=1):
         labels = of(batch.after(step, batch.final)) if every is None else batch.after(step, every)
-        loss = soft_cross_entropy(logits, labels, batch.places(step))
-        losses.append(loss.detach())
-        total = total + DECAY ** (step - 1) * loss
+        mean = mean_loss(loss, logits, labels, batch.places(step))
+        losses.append(mean.detach())
+        total = total + DECAY ** (step - 1) * mean
     return total, losses
 
 
@@ -204,3 +195,18 @@ def acceptance_of(
         shared = torch.minimum(target[:, head.tokens], draft).sum(dim=-1)
         sums[:, step - 1] = torch.stack([equal.sum(), shared.sum(), valid.sum()]).float().cpu()
     return sums[0], sums[1], sums[2]
+
+
+@torch.no_grad()
+def covered_by(drafters: Sequence[Any], batch: Batch, output: torch.Tensor) -> torch.Tensor:
+    """[2] on the host: the answers' places where a draft model's choice is the target's, and all.
+
+    Args:
+        drafters: causal LMs.
+        batch: texts.
+        output: [V, E], the target's output matrix.
+    """
+    choices = functional.linear(batch.final, output.to(batch.final.dtype)).argmax(dim=-1)
+    found = ~missed_by(drafters, batch.tokens, choices)[:, 1:]
+    valid = batch.places(1, answers=True)
+    return torch.stack([(found & valid).sum(), valid.sum()]).float().cpu()
