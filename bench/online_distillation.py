@@ -90,10 +90,12 @@ def main(
     prompts: Annotated[Path, typer.Option(help='JSON lines with "turns" and "category".')],
     category: Annotated[str, typer.Option(help="The topic.")] = "math_reasoning",
     layers: Annotated[int, typer.Option(help="Layers of the draft model.")] = 10,
-    held_out: Annotated[int, typer.Option(help="Questions that it learns nothing of.")] = 8,
+    held_out: Annotated[
+        int, typer.Option("--held-out", help="Questions that it learns nothing of.")
+    ] = 8,
     tokens: Annotated[int, typer.Option(help="New tokens of each answer.")] = 64,
-    learning_rate: Annotated[float, typer.Option(help="Of the drafter.")] = 1e-4,
-    every: Annotated[int, typer.Option(help="Questions between two measurements.")] = 8,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Of the drafter.")] = 1e-4,
+    every: Annotated[int, typer.Option("--every", help="Questions between two measurements.")] = 8,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rates here.")] = None,
 ) -> None:
     """Print acceptance rates along the stream."""

@@ -200,7 +200,7 @@ def _model_inside(drafter: Any, target: Any) -> Any:
 
 def _learning(drafter: Any, target: Any) -> DistilledDrafter:
     """The drafter of ``--learn``."""
-    sampling = drafter.sampling if isinstance(drafter, ModelDrafter) else {}
+    sampling: Any = drafter.sampling if isinstance(drafter, ModelDrafter) else {}
     return DistilledDrafter(_model_inside(drafter, target), **sampling)
 
 

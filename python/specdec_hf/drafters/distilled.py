@@ -53,8 +53,9 @@ class DistilledDrafter(ModelDrafter):
     A call collects the target's distribution at its rejected drafts. When all its sequences have
     ended, the model takes ``steps`` steps of AdamW on the mean of KL(P || Q) over these places.
     Nothing is learnt within a call: its text follows from its seed, and from what earlier calls
-    have taught. Greedy text and text of rule match are the same whatever was learnt. Calls must have
-    seeds of their own, as ``seed=None`` gives them: their noise is then none that was learnt from.
+    have taught. Greedy text and text of rule match are the same whatever was learnt. Calls must
+    have seeds of their own, as ``seed=None`` gives them: their noise is then none that was learnt
+    from.
 
     It learns where it drafts chains by itself, not in a tree or a cascade.
 
@@ -93,7 +94,11 @@ class DistilledDrafter(ModelDrafter):
         steps: int = 1,
         max_positions: int = 512,
         cache: str = "auto",
-        **sampling: float | None,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
     ) -> None:
         check_language_model("model", model)
         self.learning_rate = check_number("learning_rate", learning_rate, 0)
@@ -103,7 +108,7 @@ class DistilledDrafter(ModelDrafter):
         self.max_positions = check_integer("max_positions", max_positions, 1)
         with torch.inference_mode(False):
             own = copy.deepcopy(model).float().eval().requires_grad_(True)
-        super().__init__(own, cache, **sampling)
+        super().__init__(own, cache, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         self.learnt = 0
         self._optimizer = torch.optim.AdamW(own.parameters(), self.learning_rate, weight_decay=0.0)
         self._lessons: dict[int, Lesson] = {}

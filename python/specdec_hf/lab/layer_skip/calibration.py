@@ -209,10 +209,9 @@ def ranked(drafting: Drafting) -> float:
 
 
 def _skipped(choices: Sequence[tuple[int, str]], point: Point) -> SkippedSublayers:
-    taken = [choices[n] for n in np.flatnonzero(point)]
-    return SkippedSublayers(
-        **{name: tuple(layer for layer, of in taken if of == name) for name in SUBLAYERS}
-    )
+    taken = [choices[n] for n in np.flatnonzero(point).tolist()]
+    attention, mlp = (tuple(n for n, of in taken if of == name) for name in ("attention", "mlp"))
+    return SkippedSublayers(attention, mlp)
 
 
 def _starting_points(size: int, seed: int) -> list[NDArray[np.bool_]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,13 +71,15 @@ def _next(
     generator: np.random.Generator,
 ) -> Point:
     proposals = _proposals(tried, known, size, generator)
-    if not tried:
-        return proposals[0]
-    points = np.array([point for point, _ in tried])
-    values = np.array([value for _, value in tried])
-    mean, deviation = values.mean(), values.std() or 1.0
-    scores = expected_improvement(points, (values - mean) / deviation, proposals)
-    return proposals[int(scores.argmax())]
+    chosen = 0
+    if tried:
+        points = np.array([point for point, _ in tried])
+        values = np.array([value for _, value in tried])
+        mean, deviation = values.mean(), values.std() or 1.0
+        scores = expected_improvement(points, (values - mean) / deviation, proposals)
+        chosen = int(scores.argmax())
+    point: Point = proposals[chosen]
+    return point
 
 
 def _proposals(
@@ -120,8 +123,9 @@ def expected_improvement(
     deviation = np.sqrt(np.maximum(1 - (explained**2).sum(axis=0), 1e-12))
     gain = (mean - values.max()) / deviation
     normal = np.exp(-0.5 * gain**2) / math.sqrt(2 * math.pi)
-    below: NDArray[np.float64] = 0.5 * (1 + _erf(gain / math.sqrt(2)))
-    return deviation * (gain * below + normal)
+    below = 0.5 * (1 + _erf(gain / math.sqrt(2)))
+    improvement: NDArray[np.float64] = deviation * (gain * below + normal)
+    return improvement
 
 
 def _differences(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -134,7 +138,7 @@ def _fit(
     covariance: NDArray[np.float64], values: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
     """The log likelihood up to a constant, the Cholesky factor, and the weights of the values."""
-    factor = np.linalg.cholesky(covariance + NOISE * np.eye(len(values)))
-    weights = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
+    factor: Any = np.linalg.cholesky(covariance + NOISE * np.eye(len(values)))
+    weights: Any = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
     likelihood = -0.5 * values @ weights - np.log(np.diag(factor)).sum()
     return float(likelihood), factor, weights
