@@ -167,3 +167,18 @@ def test_an_object_that_a_cascade_holds_twice_is_refused():
     same = ModelDrafter(hf_models.tiny("llama"))
     with pytest.raises(ValueError, match="drafter must hold an object once, got one ModelDrafter"):
         generate(same.model, torch.tensor([[1, 2]]), drafter=HorizontalCascade([same, same], [1]))
+
+
+@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True, "seed": 3}], ids=str)
+def test_a_schedule_that_reads_the_drafts_ends_those_of_a_vertical_cascade(how):
+    """Greedy, too, where the rule does not read their distribution."""
+    model = hf_models.build("llama", vocab_size=31)
+    drafter = VerticalCascade(hf_models.with_noise(model, 0.6), "prompt_lookup", 2)
+    out = generate(
+        model, **hf_models.prompts((9,), vocab_size=31), drafter=drafter, guard=False,
+        num_assistant_tokens=6, num_assistant_tokens_schedule="confidence", max_new_tokens=24,
+        return_dict_in_generate=True, **how,
+    )  # fmt: skip
+    drafted = [sum(one.drafted) for one in out.stats.round_log]
+    assert 0 < sum(drafted) < 6 * len(drafted) / 2
+    assert not [note for note in out.stats.notes if "neither" in note]

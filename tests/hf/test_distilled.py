@@ -270,23 +270,3 @@ def test_wrong_arguments_are_refused_by_name(arguments, kind, message):
         DistilledDrafter(draft_model(), **arguments)
     with pytest.raises(TypeError, match="model must be"):
         DistilledDrafter("x")
-
-
-def test_the_command_line_writes_what_was_learnt(folder, tmp_path):  # noqa: F811
-    given = ("generate", "--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 12)
-    given = (*given, "--guard", "off", "--drafter", "layers:1", "--learn", tmp_path / "learnt")
-    result = invoke(*given)
-    assert result.exit_code == 0, result.output
-    assert says(result, "wrote the draft model, after")
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "learnt").config.num_hidden_layers == 1
-    result = invoke(*given[:-4], "--drafter", tmp_path / "learnt")
-    assert result.exit_code == 0, result.output
-    (tmp_path / "file").write_text("")
-    for changed, message in (
-        (("--drafter", "prompt_lookup"), "--learn must not be given with several --drafter"),
-        (("--tree", "2,1"), "--learn must not be given with --tree"),
-        (("--learn", tmp_path / "file"), "--learn must name a folder"),
-    ):
-        assert message in one_line_error(*given, *changed)
-    line = one_line_error(*given[:-4], "--drafter", "ngram", *given[-2:])
-    assert "--learn needs --drafter with a draft model, such as layers:4, got ngram" in line

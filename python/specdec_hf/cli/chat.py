@@ -126,8 +126,6 @@ def chat(settings: Settings, sources: Sources) -> None:
     with progress_bar() as say:
         check_template = functools.partial(_check_template, sources.model.title)
         loaded = load_models(settings, sources, say, check_template)
-    from specdec_hf.cli.load import write_learnt
-
     conversation = Conversation(loaded, make_decoder(settings, loaded.drafter), settings)
     _greet(loaded, interactive)
     try:
@@ -135,8 +133,6 @@ def chat(settings: Settings, sources: Sources) -> None:
     except KeyboardInterrupt:
         console.print()  # ends the line that the prompt or the answer began
         raise
-    finally:
-        write_learnt(settings, loaded)
     if not answered:
         fail("the last message was not answered", FAILED)
 

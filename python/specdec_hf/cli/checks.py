@@ -22,7 +22,7 @@ from specdec_hf.cli.options import (
     TREE_RULES,
     TRIE_RULES,
 )
-from specdec_hf.cli.paths import check_folder, check_readable
+from specdec_hf.cli.paths import check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import (
@@ -74,7 +74,6 @@ class Settings(CommonOptions):
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     drafter: Sequence[str] = options.DEFAULT_DRAFTERS
     cascade: options.Cascade = None
-    learn: options.Learn = None
     num_assistant_tokens_schedule: str | None = None
     seed: int | None = None
     guard: str = "auto"  # type: ignore[assignment]  # a name of GUARDS
@@ -173,7 +172,6 @@ def check(settings: Settings) -> Sources:
     _check_drafting(settings)
     _check_abilities(settings)
     _check_ablation(settings)
-    _check_learning(settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
@@ -296,24 +294,6 @@ def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:
     if settings.tree is not None:
         fail("--tree must not be given with --cascade horizontal, which drafts chains")
     return kind, tuple(map(int, numbers))
-
-
-def _check_learning(settings: Settings) -> None:
-    """Refuse ``--learn`` where no model drafts chains by itself."""
-    if settings.learn is None:
-        return
-    for option, given in (
-        ("several --drafter", len(settings.drafter) > 1), ("--tree", settings.tree is not None),
-    ):  # fmt: skip
-        if given:
-            fail(f"--learn must not be given with {option}: it learns from chains of one model")
-    entry = _named(settings.drafter[0])
-    if settings.drafter[0] == "none" or (entry is not None and not entry.is_model):
-        fail(
-            "--learn needs --drafter with a draft model, such as layers:4, got "
-            f"{settings.drafter[0]}"
-        )
-    check_folder("--learn", Path(settings.learn))
 
 
 def _check_abilities(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from specdec_hf.cli.checks import Settings, Sources, parse_cascade
 from specdec_hf.cli.sources import MissingModelError, Source
-from specdec_hf.cli.terminal import console, fail, visible
+from specdec_hf.cli.terminal import fail
 from specdec_hf.cli.weights import (
     embedded_folder,
     holds_tokenizer,
@@ -26,7 +26,6 @@ from specdec_hf.cli.weights import (
     load_tokenizer,
 )
 from specdec_hf.drafters.cascade import HorizontalCascade, VerticalCascade
-from specdec_hf.drafters.distilled import DistilledDrafter
 from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
@@ -154,8 +153,6 @@ def _load(
                 pack_for_call(loaded)  # what it could not pack is said by the first answer
     if settings.cascade is not None:
         drafters = [_cascade(settings, model, tokenizer, drafters)]
-    if settings.learn is not None:
-        drafters = [_learning(drafters[0], model)]
     return Loaded(model, tokenizer, drafters, sources.model.title)
 
 
@@ -188,33 +185,9 @@ def _model_of(drafter: Any, target: Any) -> Any:
             f"--cascade vertical: {', '.join(drafter.sampling)} of a model must not be given, "
             "because the models of a vertical cascade draft with the call's"
         )
-    return _model_inside(drafter, target)
-
-
-def _model_inside(drafter: Any, target: Any) -> Any:
-    """The model of a draft model, which may be made of the target's layers."""
     if isinstance(drafter, LayersDrafter):
         drafter.draft_for(target)
     return drafter.model if isinstance(drafter, ModelDrafter) else drafter
-
-
-def _learning(drafter: Any, target: Any) -> DistilledDrafter:
-    """The drafter of ``--learn``."""
-    sampling: Any = drafter.sampling if isinstance(drafter, ModelDrafter) else {}
-    return DistilledDrafter(_model_inside(drafter, target), **sampling)
-
-
-def write_learnt(settings: Settings, loaded: Loaded) -> None:
-    """Write the draft model of ``--learn``, if there is one, and say so."""
-    drafter = loaded.drafter
-    if settings.learn is not None and isinstance(drafter, DistilledDrafter):
-        drafter.save(settings.learn)
-        console.print(
-            visible(
-                f"wrote the draft model, after {drafter.learnt} rejections, to {settings.learn}"
-            ),
-            style="dim",
-        )
 
 
 def _named_drafter(name: str, config: Any, tokenizer: Any) -> Any:
@@ -270,8 +243,7 @@ def _own_tokenizer(
     wanted, got = (vocab_size_of(c) for c in (config, draft_config))
     # `TextDrafter` drafts chains and does not roll back.
     tree = settings.tree is not None and len(settings.drafter) == 1
-    asked = {"--tree": tree, "--cascade": settings.cascade, "--learn": settings.learn}
-    needs = next((option for option, given in asked.items() if given), None)
+    needs = "--tree" if tree else "--cascade" if settings.cascade else None
     rule = f"{needs} needs a drafter of the model's vocabulary of {wanted} tokens"
     if wanted != got:
         if needs:

@@ -147,15 +147,6 @@ Cascade = Annotated[
         "one guesses the nodes. horizontal:N,N: each drafts so many tokens, the last the rest.",
     ),
 ]
-Learn = Annotated[
-    str | None,
-    typer.Option(
-        "--learn",
-        metavar="FOLDER",
-        help="Let the draft model learn between answers from what was rejected, and write it here "
-        "at the end.",
-    ),
-]
 Dtype = Annotated[
     str,
     typer.Option(

@@ -46,8 +46,6 @@ def run(
         loaded = load_models(
             settings, sources, say, functools.partial(check_prompts, prompts, settings)
         )
-        from specdec_hf.cli.load import write_learnt
-
         decoder = make_decoder(settings, loaded.drafter)
         say("warming up")
         _warm_up(loaded, decoder, settings, compare=compare)
@@ -61,7 +59,6 @@ def run(
             _answer(prompt, where, settings, loaded, decoder, compare, turns, report)
     except (Exception, KeyboardInterrupt) as error:  # earlier answers are still shown and written
         failure = error
-    write_learnt(settings, loaded)
     interrupted = interrupt.is_interruption(failure)
     message = f"{prompt}: {str(failure) or type(failure).__name__}"
     summary: dict[str, Any] = {}

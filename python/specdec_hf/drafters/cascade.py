@@ -390,7 +390,7 @@ class VerticalCascade(Cascade):
         if rows is None or not counts.any():
             return None
         tokens = torch.from_numpy(drafted)
-        if not reads_draft(self._context.rule):
+        if not reads_draft(self._context.rule) and self._context.goes_on is None:
             return Draft(tokens, counts=counts)
         target = self._context.model.device
         zeros = torch.zeros((batch_size, gamma), dtype=torch.int64, device=draft.device)
