@@ -183,6 +183,7 @@ def test_on_a_stream_of_calls_more_is_accepted(kind):
     assert gained > 0.03 if kind is DistilledDrafter else gained < 0
 
 
+@pytest.mark.slow
 def test_greedy_text_and_that_of_rule_match_never_change():
     drafter = DistilledDrafter(draft_model(), learning_rate=0.05)
     for settings in ({}, {"do_sample": True, "rule": "match", "seed": 4}):

@@ -208,21 +208,22 @@ def test_a_value_is_a_file_unless_it_has_another_form():
 
 def hidden_pairs(point):
     """A score with one best point, which single steps do not lead to: choices count in pairs."""
-    wanted = np.arange(14) % 3 == 0
+    wanted = np.arange(12) % 3 == 0
     alike = point == wanted
     return float((alike[::2] & alike[1::2]).sum())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
 def test_the_optimiser_finds_what_random_points_do_not(seed):
-    """150 of 16,384 points. The control draws as many at random."""
-    tried = maximise(hidden_pairs, 14, 150, seed)
-    assert max(value for _, value in tried) == 7
-    assert len({point.tobytes() for point, _ in tried}) == len(tried) == 150
-    again = maximise(hidden_pairs, 14, 150, seed)
-    assert all(a.tobytes() == b.tobytes() for (a, _), (b, _) in zip(tried, again, strict=True))
-    points = np.random.default_rng(seed).random((150, 14)) < 0.5
-    assert max(map(hidden_pairs, points)) < 7
+    """80 of 4,096 points. The control draws as many at random."""
+    tried = maximise(hidden_pairs, 12, 80, seed)
+    assert max(value for _, value in tried) == 6
+    assert len({point.tobytes() for point, _ in tried}) == len(tried) == 80
+    again = maximise(hidden_pairs, 12, 20, seed)
+    assert [a.tobytes() for a, _ in again] == [a.tobytes() for a, _ in tried[:20]]
+    points = np.random.default_rng(seed).random((80, 12)) < 0.5
+    assert max(map(hidden_pairs, points)) < 6
 
 
 def test_the_optimiser_ends_where_all_points_are_known():
@@ -244,6 +245,7 @@ def with_useless_sublayers(useless):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_search_finds_the_sublayers_that_add_nothing(temperature):
     model = with_useless_sublayers(USELESS)

@@ -61,6 +61,7 @@ GUESSERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("guesser", GUESSERS)
 @pytest.mark.parametrize("rule", RULES)
@@ -77,6 +78,7 @@ def test_guesses_change_no_tree_and_save_forwards(rule, guesser):
     assert fewer <= forwards, "a guess is never a forward of its own"
 
 
+@pytest.mark.slow
 def test_a_level_whose_nodes_were_guessed_needs_no_forward():
     """A guesser that is right: one forward a round. The control guesses at random."""
     model, chain = draft_model(), TreeSpec.branching((1, 1, 1, 1))
