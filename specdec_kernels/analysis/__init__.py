@@ -13,6 +13,7 @@ from specdec_kernels.analysis.acceptance import (
     block_acceptance,
     mean_accepted,
     num_accepted_distribution,
+    top_beta_set,
     typical_set,
 )
 from specdec_kernels.analysis.estimates import (
@@ -52,6 +53,7 @@ __all__ = [
     "operations_factor",
     "optimal_gamma",
     "table_1",
+    "top_beta_set",
     "tree_acceptance",
     "tree_acceptance_bound",
     "typical_set",
