@@ -34,6 +34,9 @@ void ChainArguments::check_rule() const {
   const float l = static_cast<float>(lenience);
   SPECDEC_CHECK(0 < l && l <= 1, "lenience must be in (0, 1], got ", l);
   check_typical();
+  SPECDEC_CHECK(top_beta_rank >= 1, "top_beta_rank must be at least 1, got ", top_beta_rank);
+  const float tau = static_cast<float>(top_beta_distance);
+  SPECDEC_CHECK(tau >= 0, "top_beta_distance must be at least 0, got ", tau);
   SPECDEC_CHECK(synthetic_rates.has_value() == (checked_rule() == Rule::kSynthetic),
                 "synthetic_rates must be given with rule synthetic and with no other");
   if (synthetic_rates) {
@@ -54,6 +57,8 @@ ChainParams ChainArguments::params(const ChainOutputs& out) {
   p.rule = checked_rule();
   p.gamma = size();
   p.lenience = p.rule == Rule::kLenient ? static_cast<float>(lenience) : 1.0f;
+  p.top_beta_rank = top_beta_rank;
+  p.top_beta_distance = static_cast<float>(top_beta_distance);
   p.synthetic_rates = pointer<float>(synthetic_rates);
   return p;
 }
@@ -74,8 +79,9 @@ ChainArguments chain_arguments(
     int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
     double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> target_indptr,
     std::optional<Tensor> uniforms, double lenience, double typical_epsilon, double typical_delta,
-    std::optional<Tensor> synthetic_rates, std::optional<Tensor> eos_token_ids,
-    std::optional<Tensor> max_new_tokens, bool with_logprobs, bool with_accept_probs) {
+    int64_t top_beta_rank, double top_beta_distance, std::optional<Tensor> synthetic_rates,
+    std::optional<Tensor> eos_token_ids, std::optional<Tensor> max_new_tokens, bool with_logprobs,
+    bool with_accept_probs) {
   return {{target,
            draft_token_ids,
            {draft, draft_ids, draft_columns, draft_logsumexp, draft_threshold, draft_temperatures,
@@ -94,6 +100,8 @@ ChainArguments chain_arguments(
            with_logprobs,
            with_accept_probs},
           lenience,
+          top_beta_rank,
+          top_beta_distance,
           synthetic_rates};
 }
 

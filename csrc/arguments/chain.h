@@ -11,6 +11,8 @@ using ChainOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 struct ChainArguments : VerifyArguments {
   double lenience;
+  int64_t top_beta_rank;
+  double top_beta_distance;
   std::optional<Tensor> synthetic_rates;
 
   // Throws a message that names the argument, the rule and the value.
@@ -22,7 +24,7 @@ struct ChainArguments : VerifyArguments {
   ChainOutputs run();
 
  private:
-  Rule checked_rule() const { return enum_of("rule", rule, Rule::kSynthetic); }
+  Rule checked_rule() const { return enum_of("rule", rule, Rule::kTopBeta); }
   bool ragged_draft() const;
   void check_draft() const;
   void check_rule() const;
@@ -38,7 +40,8 @@ ChainArguments chain_arguments(
     int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
     double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> target_indptr,
     std::optional<Tensor> uniforms, double lenience, double typical_epsilon, double typical_delta,
-    std::optional<Tensor> synthetic_rates, std::optional<Tensor> eos_token_ids,
-    std::optional<Tensor> max_new_tokens, bool with_logprobs, bool with_accept_probs);
+    int64_t top_beta_rank, double top_beta_distance, std::optional<Tensor> synthetic_rates,
+    std::optional<Tensor> eos_token_ids, std::optional<Tensor> max_new_tokens, bool with_logprobs,
+    bool with_accept_probs);
 
 }  // namespace specdec

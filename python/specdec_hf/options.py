@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import math
 import textwrap
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ DEFAULT_NUM_ASSISTANT_TOKENS = 5
 LOSSY_RULES: dict[str, dict[str, float | None]] = {
     "typical": {"typical_epsilon": 0.09, "typical_delta": 0.3},
     "lenient": {"lenience": None},
+    "top_beta": {"top_beta_rank": None, "top_beta_distance": math.inf},
 }
 # What verification can leave out. It is lossy, too, and shows what the part is for.
 ABLATIONS = ("residual",)
@@ -154,10 +156,10 @@ class CommonOptions:
             """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
             plain decoding with the same seed; with ``tree`` one of the lossless rules of
             `specdec_kernels.verify_tree`; see docs/rules.md. "typical" and, for chains, "lenient"
-            are lossy; see docs/loop.md#lossy-rules. "auto" is never one of these. It is greedy
-            without sampling. With sampling it is the first rule of the drafter: for chains block
-            where the drafts of a named drafter come with their distribution, and token otherwise;
-            for trees what docs/loop.md#trees lists first.""",
+            and "top_beta" are lossy; see docs/loop.md#lossy-rules. "auto" is never one of these. It
+            is greedy without sampling. With sampling it is the first rule of the drafter: for
+            chains block where the drafts of a named drafter come with their distribution, and token
+            otherwise; for trees what docs/loop.md#trees lists first.""",
             with_beams=("auto", "greedy"),
         ),
     )
@@ -186,6 +188,24 @@ class CommonOptions:
         metadata=own(
             _number("finite and at least 0", lambda x: 0 <= x < float("inf")),
             """factor of exp(-H) in the bound of rule "typical", at least 0. None is 0.3.""",
+            with_beams=(None,),
+        ),
+    )
+    top_beta_rank: int | None = field(
+        default=None,
+        metadata=own(
+            _or_none(check_integer, 1, 2**31 - 1),
+            """rank of rule "top_beta", at least 1, which must then be given. The rule accepts a
+            draft if fewer than so many tokens are likelier.""",
+            with_beams=(None,),
+        ),
+    )
+    top_beta_distance: float | None = field(
+        default=None,
+        metadata=own(
+            _number("at least 0", lambda x: x >= 0),
+            """distance of rule "top_beta", at least 0. The rule accepts a draft if its logarithmic
+            probability is at most so much below that of the likeliest token. None is no bound.""",
             with_beams=(None,),
         ),
     )

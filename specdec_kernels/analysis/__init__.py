@@ -15,6 +15,7 @@ from specdec_kernels.analysis.acceptance import (
     lenient_argmax,
     mean_accepted,
     num_accepted_distribution,
+    top_beta_set,
     typical_set,
 )
 from specdec_kernels.analysis.baselines import (
@@ -97,6 +98,7 @@ __all__ = [
     "rejection_acceptance",
     "rejection_mass",
     "table_1",
+    "top_beta_set",
     "tree_acceptance",
     "tree_acceptance_bound",
     "typical_set",

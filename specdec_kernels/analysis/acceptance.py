@@ -12,7 +12,10 @@ from specdec_kernels import RULES
 # Rule synthetic does not depend on P and Q.
 _RULES = tuple(rule for rule in RULES if rule != "synthetic")
 ROW_RULES = tuple(rule for rule in _RULES if rule != "block")
-_RULE_OF_PARAMETER = {"epsilon": "typical", "delta": "typical", "lenience": "lenient"}
+_RULE_OF_PARAMETER = {
+    "epsilon": "typical", "delta": "typical", "lenience": "lenient",
+    "top_beta_rank": "top_beta", "top_beta_distance": "top_beta",
+}  # fmt: skip
 
 
 def acceptance_rate(p: Tensor, q: Tensor, rule: str = "token", **parameters: float) -> Tensor:
@@ -20,7 +23,7 @@ def acceptance_rate(p: Tensor, q: Tensor, rule: str = "token", **parameters: flo
 
     Rule token: `sum(min(p, q))`, Theorem 3.5. Rule lenient: `sum(min(p / lenience, q))`, Appendix
     A.5. Rule match: `sum_x 1 / sum_y max(p_y/p_x, q_y/q_x)`, Daliri et al. 2024 (arXiv 2408.07978).
-    Rule typical: the mass of Q in `typical_set`.
+    Rule typical: the mass of Q in `typical_set`. Rule top_beta: that in `top_beta_set`.
 
     Args:
         rule, parameters: those of `accepted_mass`.
@@ -40,12 +43,15 @@ def accepted_mass(
     lenience: float = 1.0,
     epsilon: float = 0.09,
     delta: float = 0.3,
+    top_beta_rank: float = 1,
+    top_beta_distance: float = 0.0,
 ) -> Tensor:
     """[..., V] float64: probability that each token is drafted and accepted.
 
     Args:
-        rule: `token`, `match`, `greedy`, `typical` (with epsilon, delta) or `lenient` (with
-            lenience). Rule `block` looks beyond one row: see `num_accepted_distribution`.
+        rule: `token`, `match`, `greedy`, `typical` (with epsilon, delta), `lenient` (with lenience)
+            or `top_beta` (with top_beta_rank, top_beta_distance). Rule `block` looks beyond one
+            row: see `num_accepted_distribution`.
 
     Raises:
         ValueError: another rule, or lenience outside (0, 1].
@@ -63,6 +69,8 @@ def accepted_mass(
         return torch.where(ids == p.argmax(-1, keepdim=True), q, 0.0)
     if rule == "typical":
         return torch.where(typical_set(p, epsilon, delta), q, 0.0)
+    if rule == "top_beta":
+        return torch.where(top_beta_set(p, top_beta_rank, top_beta_distance), q, 0.0)
     if rule == "lenient":
         _check_lenience(lenience)
         return torch.minimum(p / lenience, q)
@@ -122,6 +130,21 @@ def typical_set(p: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
     """
     entropy = torch.special.entr(p.double()).sum(-1, keepdim=True)
     return p.double() > (delta * torch.exp(-entropy)).clamp(max=epsilon)
+
+
+def top_beta_set(p: Tensor, rank: float = 1, distance: float = 0.0) -> Tensor:
+    """[..., V] bool: where fewer than rank tokens are likelier, and `log(max(p) / p) <= distance`.
+
+    Tokens of probability 0 are not in it. Xia et al. 2023 (arXiv 2203.16487).
+
+    >>> top_beta_set(torch.tensor([0.5, 0.3, 0.2, 0.0]), 2, 1.0)
+    tensor([ True,  True, False, False])
+    """
+    p = p.double()
+    ordered = p.sort(-1, descending=True).values
+    likelier = torch.searchsorted(-ordered, -p.contiguous())
+    near = p.amax(-1, keepdim=True).log() - p.log() <= distance
+    return (p > 0) & near & (likelier < rank)
 
 
 def _agreement(p: Tensor, q: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ class ChainArguments(NamedTuple):
     lenience: float
     typical_epsilon: float
     typical_delta: float
+    top_beta_rank: int
+    top_beta_distance: float
     synthetic_rates: Tensor | None
     eos_token_ids: Tensor | None
     max_new_tokens: Tensor | None

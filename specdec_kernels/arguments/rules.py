@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 # enum class Rule, csrc/include/specdec/chain.h
-Rule = Literal["token", "block", "greedy", "match", "typical", "lenient", "synthetic"]
+Rule = Literal[
+    "token", "block", "greedy", "match", "typical", "lenient", "synthetic", "top_beta"
+]  # fmt: skip
 RULES: tuple[Rule, ...] = get_args(Rule)
 # The output follows the target's distribution; that of greedy follows it at temperature 0.
 LOSSLESS_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")

@@ -4,11 +4,11 @@ Terms, here and in the whole package. The *target* model's distribution at a pos
 *draft* model's is Q. The *drafted tokens* of a sequence are tried in order until one is *rejected*;
 those before it are *accepted*. One token follows them. After a rejection it is the
 *recovered token*: rules token, block and lenient sample it from the *residual* max(P - Q, 0)
-normalised, rules typical and synthetic from P, and for rules greedy and match it is the token that
-the target chose itself. After a fully accepted draft it is the *bonus token*, from P. The accepted
-tokens and this one are the *emitted* tokens. P is the distribution after the sampling parameters.
-The random number that is compared with the *acceptance probability* of a draft is its *acceptance
-uniform*.
+normalised, rules typical, top_beta and synthetic from P, and for rules greedy and match it is the
+token that the target chose itself. After a fully accepted draft it is the *bonus token*, from P.
+The accepted tokens and this one are the *emitted* tokens. P is the distribution after the sampling
+parameters. The random number that is compared with the *acceptance probability* of a draft is its
+*acceptance uniform*.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def verify_chain(
     lenience: float = 1.0,
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
+    top_beta_rank: int = 1,
+    top_beta_distance: float = 0.0,
     synthetic_rates: Tensor | None = None,
     eos_token_ids: Tensor | None = None,
     max_new_tokens: Tensor | None = None,
@@ -85,7 +87,7 @@ def verify_chain(
 
     The op reads logits as the model returns them and applies the sampling parameters itself. It is
     not differentiable. At temperature 0 every rule decides as "greedy" does, except "synthetic",
-    whose rates hold, and "lenient", see below.
+    whose rates hold, "lenient" and "top_beta", see below.
 
     Args:
         target: [B, gamma+1, V] float32, bfloat16 or float16, or ragged [R, V] with `target_indptr`.
@@ -114,8 +116,9 @@ def verify_chain(
             and drafts are often accepted if the drafter sampled so too, with the same seeds and
             positions) and "greedy" (accepts the argmax and ignores the temperature, so that P is
             the distribution at temperature 0). Lossy: "typical" (accepts tokens that are likely
-            enough under P), "lenient" (compares P with lenience * Q) and "synthetic" (accepts at
-            given rates whatever the rows hold: for benchmarks of servers).
+            enough under P), "top_beta" (accepts tokens that are among the likeliest and near the
+            first), "lenient" (compares P with lenience * Q) and "synthetic" (accepts at given rates
+            whatever the rows hold: for benchmarks of servers).
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
         seeds: [B] int64.
@@ -134,6 +137,10 @@ def verify_chain(
             probability at temperature 1 is at least lenience times the largest.
         typical_epsilon, typical_delta: rule typical accepts x if
             `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
+        top_beta_rank, top_beta_distance: rule top_beta accepts x if fewer than top_beta_rank tokens
+            are likelier and `log P(top) - log P(x) <= top_beta_distance`, where top is the
+            likeliest token. At least 1, and at least 0 (infinity is no bound). At temperature 0 P
+            is that of temperature 1 without filters.
         synthetic_rates: [gamma] float32, for rule synthetic: the probability that draft i is
             accepted if it is reached.
         eos_token_ids: [E] int64; nothing is emitted after one of them.
@@ -146,7 +153,8 @@ def verify_chain(
 
     Source: token: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. block: Sun et al. 2024,
     arXiv 2403.10444. match: Daliri et al. 2024, arXiv 2408.07978. typical: Cai et al. 2024
-    (Medusa). lenient: Leviathan et al. 2023, A.5.
+    (Medusa). top_beta: Stern et al. 2018 (arXiv 1811.03115), section 5; Xia et al. 2023 (arXiv
+    2203.16487). lenient: Leviathan et al. 2023, A.5.
 
     >>> target = torch.tensor([[[0.0, 9.0], [9.0, 0.0]]])
     >>> one = torch.zeros(1, dtype=torch.int64)
@@ -165,6 +173,8 @@ def verify_chain(
     conversion.require_number(lenience, "lenience")
     conversion.require_number(typical_epsilon, "typical_epsilon")
     conversion.require_number(typical_delta, "typical_delta")
+    conversion.require_integer(top_beta_rank, "top_beta_rank")
+    conversion.require_number(top_beta_distance, "top_beta_distance")
     conversion.require_flag(with_logprobs, "with_logprobs")
     conversion.require_flag(with_accept_probs, "with_accept_probs")
     return Verdict(
@@ -185,6 +195,8 @@ def verify_chain(
             lenience,
             typical_epsilon,
             typical_delta,
+            top_beta_rank,
+            top_beta_distance,
             synthetic_rates,
             eos_token_ids,
             max_new_tokens,

@@ -106,6 +106,28 @@ def test_acceptance_of_typical_equals_the_enumeration(epsilon, delta):
     assert outcomes == {True, False}
 
 
+@pytest.mark.parametrize("beta", [1, 2, 9])
+def test_acceptance_of_top_beta_equals_the_enumeration(beta):
+    outcomes = set()
+    for tau in (0.3, math.inf):
+        for p, q in rational_pairs(np.random.default_rng(3)):
+            top = float(max(p))
+            if any(x and abs(math.log(top / float(x)) - tau) < 1e-12 for x in p):
+                continue  # rounding decides
+            accepted = [
+                x > 0 and math.log(top / float(x)) <= tau and sum(y > x for y in p) < beta
+                for x in p
+            ]
+            outcomes |= set(accepted)
+            a, b = tensor(p), tensor(q)
+            assert analysis.top_beta_set(a, beta, tau).tolist() == accepted
+            options = dict(top_beta_rank=beta, top_beta_distance=tau)
+            rate = float(analysis.acceptance_rate(a, b, "top_beta", **options))
+            want = float(sum(x for x, ok in zip(q, accepted, strict=True) if ok))
+            assert rate == pytest.approx(want, abs=1e-15)
+    assert outcomes == {True, False}
+
+
 def rational_match(p, q):
     """[V] accepted mass of rule match by its formula, in rationals."""
     both = [x for x in range(len(p)) if p[x] and q[x]]

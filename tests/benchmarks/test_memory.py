@@ -113,6 +113,7 @@ CALLS = {
     "chain-block": 'chain(x, rule="block")',
     "chain-block-filtered": f'chain(x, rule="block", {FILTERED})',
     "chain-typical": 'chain(x, "none", rule="typical")',
+    "chain-top-beta": 'chain(x, "none", rule="top_beta", top_beta_rank=3, top_beta_distance=9.0)',
     "chain-probs": 'chain(x, kind="probs")',
     "chain-sampled": 'chain(x, "sampled")',
     "chain-block-sparse": 'chain(x, "sparse", rule="block")',

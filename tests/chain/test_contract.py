@@ -234,7 +234,7 @@ def test_extra_memory_is_smaller_than_a_copy_of_the_rows():
         tree = sk.Tree(nodes[:n], parents[:n])
         for filters in ({}, dict(top_k=50, top_p=0.9, min_p=0.01, temperature=0.7)):
             kw = dict(seeds=at[:n], positions=at[:n], **filters)
-            for rule in ("token", "block", "greedy", "match", "typical", "lenient"):
+            for rule in ("token", "block", "greedy", "match", "typical", "top_beta", "lenient"):
                 sk.verify_chain(target[:n], tokens[:n], draft[:n], rule=rule, **kw)
             for rule in sk.TREE_RULES:
                 sk.verify_tree(target[:n], tree, draft[:n], draft_rows=rows[:n], rule=rule, **kw)

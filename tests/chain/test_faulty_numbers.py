@@ -123,7 +123,7 @@ def test_a_negative_uniform_does_not_accept_an_id_beyond_the_vocabulary(name, ki
 
 @pytest.mark.parametrize("name", HEAVY_PROVIDERS)
 def test_a_uniform_of_minus_zero_is_zero(name):
-    for rule in ("token", "block", "typical"):
+    for rule in ("token", "block", "typical", "top_beta"):
         a = ChainArguments(*proofs.chain_case(3, 2, 37, rule=rule, kind="probs").args())
         op, zeros = provider("verify_chain", name), torch.zeros(3, 3, dtype=torch.float64)
         want = op(*a._replace(uniforms=zeros))

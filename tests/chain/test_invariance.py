@@ -34,6 +34,7 @@ CHAINS = [
     proofs.chain_case(6, 3, 257, rule="block", draft="mapped-sampled"),
     proofs.chain_case(6, 3, 257, draft="wide"),
     proofs.chain_case(6, 3, 257, rule="typical"),
+    proofs.chain_case(6, 3, 257, rule="top_beta"),
     proofs.chain_case(6, 3, 257, rule="lenient", draft="sparse"),
     proofs.chain_case(6, 3, 257, rule="synthetic", filters="tensor"),
 ]

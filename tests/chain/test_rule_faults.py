@@ -323,7 +323,7 @@ def test_ids_above_16_bits_are_not_cut(name, ids_dtype):
     [("temperature", [0.1, 1.0, 4.0]), ("top_k", [1, 3, 50]), ("top_p", [0.05, 0.6, 1.0]),
      ("min_p", [1.0, 0.2, 0.0]), ("max_new_tokens", [0, 1, 3])],
 )  # fmt: skip
-@pytest.mark.parametrize("rule", ["token", "block", "typical", "lenient"])
+@pytest.mark.parametrize("rule", ["token", "block", "typical", "top_beta", "lenient"])
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_parameters_of_each_sequence_are_the_ones_used(name, parameter, values, rule):
     """vLLM on the CPU: the vectors expanded to rows were uninitialised memory. Strided ones too."""

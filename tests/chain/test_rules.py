@@ -39,6 +39,7 @@ from support.toy_chain import (
     logit_tables,
     lossy_joint_distribution,
     rejection_mass,
+    top_beta_masses,
     typical_masses,
 )
 
@@ -232,11 +233,13 @@ SMALL = {
     "lenient": dict(rule="lenient", gamma=1, lenience=0.5),
     "typical": dict(rule="typical", gamma=1, epsilon=0.9, delta=0.8),
     "synthetic": dict(rule="synthetic", gamma=1, rates=RATES[1:]),
+    "top-beta": dict(v=3, rule="top_beta", gamma=1, beta=2, tau=1.5),
 }
 MASSES = {
     "lenient": functools.partial(lenient_masses, lenience=0.5),
     "typical": functools.partial(typical_masses, epsilon=0.9, delta=0.8),
     "synthetic": functools.partial(synthetic_masses, rate=float(RATES[1])),
+    "top-beta": functools.partial(top_beta_masses, beta=2, tau=1.5),
 }
 IN_TEST = ("token-sampled", "lenient")
 
@@ -351,6 +354,93 @@ def test_typical_has_the_distribution_of_its_formula(name, form):
     )
     assert form != "all" or float(realized.accepted[-1]) == pytest.approx(1, abs=1e-9)
     assert form == "all" or 0 < realized.mean_accepted < toy.gamma
+
+
+TOP_BETA = {
+    "both": dict(v=4, beta=2, tau=1.3),
+    "rank": dict(v=4, beta=2, tau=float("inf")),
+    "distance": dict(v=4, beta=4, tau=1.0),
+    "top": dict(v=4),
+    "filtered": dict(v=4, beta=3, tau=1.5, target_filters=dict(temperature=1.3, top_k=2)),
+    "probs": dict(v=4, beta=2, tau=0.8, kind="probs"),
+    "zeros": dict(v=4, beta=4, tau=float("inf"), holes=True),
+}
+
+
+@pytest.mark.parametrize(("name", "form"), enumerated(TOP_BETA, ["both", "filtered"]))
+def test_top_beta_has_the_distribution_of_its_formula(name, form):
+    """The control: without its bound on the rank, or on the distance, it is another one."""
+    toy = ToyChain(**TOP_BETA[form], rule="top_beta")
+    beta, tau = (toy.options.get(k, x) for k, x in (("beta", 1), ("tau", 0.0)))
+    realized = toy.realized(name)
+    want = lossy_joint_distribution(toy, top_beta_masses, beta=beta, tau=tau)
+    assert_joint_distribution(realized, want)
+    assert 0 < realized.mean_accepted < toy.gamma
+    for other in (dict(beta=9, tau=tau), dict(beta=beta, tau=9.0)) if form == "both" else ():
+        unlike = lossy_joint_distribution(toy, top_beta_masses, **other)
+        with pytest.raises(AssertionError, match="P\\(y1"):
+            assert_joint_distribution(realized, unlike)
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_top_beta_at_temperature_zero_counts_at_temperature_one(name, kind):
+    """Tokens of rank 0 to 4, the last impossible; ln(0.4 / 0.3) = 0.29, ln(0.4 / 0.1) = 1.39."""
+    p = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0]).expand(5, 2, 5)
+    drafts = torch.arange(5)[:, None]
+    for beta, tau, accepted in (
+        (1, 9.0, [0]), (2, 9.0, [0, 1]), (9, 0.3, [0, 1]), (9, 0.2, [0]), (3, 1.0, [0, 1, 2]),
+        (9, float("inf"), [0, 1, 2, 3]),
+    ):  # fmt: skip
+        got = verify(provider("verify_chain", name), p if kind == "probs" else p.log(), drafts,
+                     kind=kind, rule="top_beta", beta=beta, tau=tau, temperature=0.0)  # fmt: skip
+        hits = [int(x in accepted) for x in range(5)]
+        assert got[1].tolist() == got[4][:, 0].tolist() == hits
+        assert got[0].tolist() == [[x, 0] if hit else [0, -1] for x, hit in enumerate(hits)]
+        assert not got[3].any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_top_beta_counts_ties_as_one_rank(name, temperature):
+    """Both tied tokens have no likelier one; the third has two."""
+    target = torch.tensor([2.0, 2.0, 1.0, -9.0]).expand(3, 2, 4)
+    drafts = torch.arange(3)[:, None]
+    for beta, hits in ((1, [1, 1, 0]), (2, [1, 1, 0]), (3, [1, 1, 1])):
+        got = verify(provider("verify_chain", name), target, drafts, rule="top_beta", beta=beta,
+                     tau=9.0, temperature=temperature)  # fmt: skip
+        assert got[1].tolist() == hits
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_the_distance_of_top_beta_is_that_at_the_temperature(name):
+    """The logits are 1 apart, which is a distance of 2 at temperature 0.5."""
+    target = torch.tensor([1.0, 0.0, -1.0]).expand(1, 2, 3)
+    for temperature, tau, count in ((0.5, 1.9, 0), (0.5, 2.1, 1), (2.0, 0.4, 0), (2.0, 0.6, 1)):
+        got = verify(provider("verify_chain", name), target, torch.tensor([[1]]), rule="top_beta",
+                     beta=3, tau=tau, temperature=temperature)  # fmt: skip
+        assert int(got[1]) == count
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_top_beta_counts_likelier_tokens_over_the_whole_row(name):
+    """They lie in tiles before and after that of the drafted token."""
+    v = 9_001
+    target = torch.zeros(1, 2, v)
+    target[..., [3, 4_500, 9_000]] = torch.tensor([3.0, 2.0, 1.0])
+    target[..., 4_501] = 0.5
+    for beta, count in ((3, 0), (4, 1)):
+        got = verify(provider("verify_chain", name), target, torch.tensor([[4_501]]),
+                     rule="top_beta", beta=beta, tau=9.0)  # fmt: skip
+        assert int(got[1]) == count
+
+
+def test_the_public_function_hands_on_the_parameters_of_top_beta():
+    target, zero = torch.tensor([1.0, 0.0, -1.0]).expand(1, 2, 3), torch.zeros(1).long()
+    for beta, tau, count in ((2, 1.5, 1), (1, 2.0, 0), (2, 0.5, 0)):
+        got = verify_chain(target, torch.tensor([[1]]), rule="top_beta", top_beta_rank=beta,
+                           top_beta_distance=tau, seeds=zero, positions=zero)  # fmt: skip
+        assert int(got.num_accepted) == count
 
 
 @pytest.mark.parametrize("target", [dict(), dict(temperature=0.8, top_k=2), dict(temperature=0.0)])

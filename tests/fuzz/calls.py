@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -144,6 +145,9 @@ def verify_chain(r):
         more["synthetic_rates"] = odd(r, torch.rand(gamma, generator=r.tensors))
     if rule == "typical":
         more |= {"typical_epsilon": r.choice((0.0, 0.09, 1.0)), "typical_delta": r.choice((0, 9.0))}
+    if rule == "top_beta":
+        more["top_beta_rank"] = r.choice((1, 3, 2**62))
+        more["top_beta_distance"] = r.choice((0.0, 1.0, math.inf))
     target = laid_out(r, rows(r, kind, target_shape, r.choice(FLOATS)))
     return Call(sk.verify_chain, {
         "target": target, "draft_token_ids": tokens, "draft": q, "kind": kind, "rule": rule,

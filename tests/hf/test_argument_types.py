@@ -45,6 +45,8 @@ OF_LOOP = {
     "lenience": [("a", "lenience must be a number, got 'a'"), (True, "got True")],
     "typical_epsilon": [("a", "typical_epsilon must be a number, got 'a'"), (True, "got True")],
     "typical_delta": [([1], "typical_delta must be a number, got [1]"), (True, "got True")],
+    "top_beta_rank": [(1.5, "top_beta_rank must be an integer in [1, 2147483647], got 1.5")],
+    "top_beta_distance": [("a", "top_beta_distance must be a number, got 'a'"), (True, "got True")],
     "ablate": [(True, "ablate must be None or a string, got True")],
     "tree": [
         ("x", "tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got 'x'"),

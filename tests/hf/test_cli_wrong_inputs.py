@@ -61,6 +61,8 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--lenience", ".5"], "--lenience is for --rule 'lenient' alone, got 0.5"),
     (["--prompt", "a", *LENIENT, ".5", *LOOKUP, "--tree", "2"], "match, target_only, typical with"),
     (["--prompt", "a", *LENIENT, ".5", *SEVERAL], "typical with trees of --drafter prompt_lookup"),
+    (["--prompt", "a", "--rule", "top_beta"], "--rule 'top_beta' needs --top-beta-rank, which has"),
+    (["--prompt", "a", "--top-beta-rank", "2"], "--top-beta-rank is for --rule 'top_beta' alone"),
     (["--prompt", "a", "--rule", "tipical"], "got 'tipical'; did you mean 'typical'?"),
     (["--prompt", "a", "--typical-delta", "1"], "--typical-delta is for --rule 'typical' alone"),
     (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1, got"),

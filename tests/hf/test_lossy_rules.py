@@ -3,6 +3,7 @@
 What the rules themselves emit is enumerated in tests/chain and tests/tree.
 """
 
+import math
 from itertools import count
 
 import pytest
@@ -18,12 +19,16 @@ from specdec_kernels import RULES, TREE_RULES, verify_chain
 
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": 5}
 LENIENT = {"rule": "lenient", "lenience": 0.2}
+TOP_BETA = {"rule": "top_beta", "top_beta_rank": 5, "top_beta_distance": 1.5}
 TYPICAL = {"rule": "typical", "typical_epsilon": 0.02, "typical_delta": 0.6}
 CASES = {
     "lenient": {**SAMPLED, **LENIENT},
     "lenient greedy": {"do_sample": False, **LENIENT},
     "typical": {**SAMPLED, **TYPICAL},
     "typical by default": {**SAMPLED, "rule": "typical"},
+    "top_beta": {**SAMPLED, **TOP_BETA},
+    "top_beta greedy": {"do_sample": False, **TOP_BETA},
+    "top_beta of any distance": {"do_sample": False, "rule": "top_beta", "top_beta_rank": 2},
 }
 # The arguments that the op takes in each case.
 ASKED = {
@@ -31,13 +36,25 @@ ASKED = {
     "lenient greedy": {"rule": "lenient", "lenience": 0.2, "temperature": 0.0},
     "typical": {"rule": "typical", "typical_epsilon": 0.02, "typical_delta": 0.6},
     "typical by default": {"rule": "typical"},
-}
+    "top_beta": TOP_BETA,
+    "top_beta greedy": {**TOP_BETA, "temperature": 0.0},
+    "top_beta of any distance": {
+        "rule": "top_beta", "top_beta_rank": 2, "top_beta_distance": math.inf, "temperature": 0.0
+    },
+}  # fmt: skip
 # Each of them decides unlike the op with these arguments in their place.
 OTHERS = {
     "lenient": [{"rule": "token"}, {"lenience": 1.0}, {"lenience": 0.5}],
     "lenient greedy": [{"rule": "greedy"}, {"lenience": 1.0}, {"lenience": 0.01}],
     "typical": [{"rule": "match"}, {"typical_epsilon": 0.09}, {"typical_delta": 0.01}],
     "typical by default": [{"rule": "match"}, {"typical_epsilon": 0.002}, {"typical_delta": 0.05}],
+    "top_beta": [{"rule": "match"}, {"top_beta_rank": 2}, {"top_beta_distance": 0.3}],
+    "top_beta greedy": [{"rule": "greedy"}, {"top_beta_rank": 2}, {"top_beta_distance": 0.3}],
+    "top_beta of any distance": [
+        {"rule": "greedy"},
+        {"top_beta_rank": 4},
+        {"top_beta_distance": 0.3},
+    ],
 }
 DRAFTERS = {
     "model": lambda: hf_models.perturbed("llama", 0.3),
@@ -126,7 +143,7 @@ def test_the_statistics_say_that_a_rule_is_lossy_in_one_note(case):
         assert not any("lossy" in note for note in stats.notes)
 
 
-@pytest.mark.parametrize("case", ["lenient", "typical"])
+@pytest.mark.parametrize("case", ["lenient", "typical", "top_beta"])
 def test_a_lossy_text_follows_from_its_seed_however_it_is_asked_for(case):
     settings = {**CASES[case], "drafter": hf_models.perturbed("llama", 0.3)}
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 6))
@@ -223,7 +240,8 @@ def test_lenient_needs_a_drafter_whose_distribution_can_be_compared():
             return None
 
     assert run(drafter=Matching(), **CASES["typical"]).stats.rule == "typical"
-    with pytest.raises(ValueError, match="rule must be 'auto', 'match', 'typical' with this dra"):
+    assert run(drafter=Matching(), **CASES["top_beta"]).stats.rule == "top_beta"
+    with pytest.raises(ValueError, match="rule must be 'auto', 'match', 'typical', 'top_beta' wi"):
         run(drafter=Matching(), **CASES["lenient"])
 
 
@@ -238,8 +256,29 @@ REFUSED = {
     "delta": ({"rule": "typical", "typical_delta": -1}, "delta must be finite and at least 0, got"),
     "huge": ({"rule": "typical", "typical_delta": 1e60}, "at least 0 in float32, got 1e+60"),
     "of another": ({"rule": "typical", "lenience": 0.5}, "got 0.5 with rule 'typical'"),
+    "no rank": (
+        {"rule": "top_beta", "top_beta_distance": 1},
+        "needs top_beta_rank, which has no def",
+    ),
+    "rank": (
+        {"rule": "top_beta", "top_beta_rank": 0},
+        "top_beta_rank must be an integer in [1, 214",
+    ),
+    "distance": (
+        {"rule": "top_beta", "top_beta_rank": 1, "top_beta_distance": -1},
+        "top_beta_distance must be at least 0",
+    ),
+    "nan distance": (
+        {"rule": "top_beta", "top_beta_rank": 1, "top_beta_distance": float("nan")},
+        "got nan",
+    ),
+    "rank of another": ({"top_beta_rank": 2}, "top_beta_rank is for rule 'top_beta' alone, got 2"),
+    "top_beta of trees": (
+        {**TOP_BETA, "tree": (2,), "num_assistant_tokens": None},
+        "'greedy', 'typical' with this drafter, got 'top_beta'",
+    ),
     "beams": ({"lenience": 0.5, "rule": "lenient", "num_beams": 2}, "rule must be 'auto' or 'gre"),
-    "synthetic": ({"rule": "synthetic"}, "'typical', 'lenient' with this drafter, got 'synthetic'"),
+    "synthetic": ({"rule": "synthetic"}, "'lenient', 'top_beta' with this drafter, got 's"),
     "tree": (
         {"rule": "lenient", "lenience": 0.5, "tree": (2,), "num_assistant_tokens": None},
         "'greedy', 'typical' with this drafter, got 'lenient'",

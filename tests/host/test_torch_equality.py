@@ -49,7 +49,9 @@ FAULTS = {
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("rule", ["token", "block", "match", "greedy", "typical", "lenient"])
+@pytest.mark.parametrize(
+    "rule", ["token", "block", "match", "greedy", "typical", "top_beta", "lenient"]
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_the_data_set_the_same_status(fault, rule):
     case = proofs.chain_case(4, 3, 67, rule=rule, filters="tensor")

@@ -300,8 +300,9 @@ SCALARS = {
     "sample": {"noise": "a string", "method": "a string"},
     "verify_chain": {
         "kind": "a string", "rule": "a string", "lenience": "a number",
-        "typical_epsilon": "a number", "typical_delta": "a number",
-        "with_logprobs": "True or False", "with_accept_probs": "True or False",
+        "typical_epsilon": "a number", "typical_delta": "a number", "top_beta_rank": "an integer",
+        "top_beta_distance": "a number", "with_logprobs": "True or False",
+        "with_accept_probs": "True or False",
     },
     "verify_tree": {
         "kind": "a string", "rule": "a string", "typical_epsilon": "a number",

@@ -104,12 +104,13 @@ def chain_case(
             noise = [spaced(x) for x in noise]
         rates = torch.rand(gamma, generator=g) if rule == "synthetic" else None
         lenience = 0.6 if rule == "lenient" else 1.0
+        top = (3, 1.5) if rule == "top_beta" else (1, 0.0)
         ends = ending_limits(made.tokens, gamma + 2, g) if limits else (None, None)
         return (
             *(target, made.tokens, made.rows, made.ids, made.columns),
             *(made.logsumexp, made.threshold, made.temperatures, 1.0),
             *(KINDS.index(kind), RULES.index(rule), *params, *noise),
-            *(target_indptr, None, lenience, 0.09, 0.3, rates, *ends, not bare, not bare),
+            *(target_indptr, None, lenience, 0.09, 0.3, *top, rates, *ends, not bare, not bare),
         )
 
     sizes = [f"B{b}", f"g{gamma}", f"V{v}", SHORT[dtype], rule]
@@ -288,6 +289,8 @@ CASES: tuple[Case, ...] = (
     chain_case(2, 1, 67, f16, draft="narrow", layout="ragged-padded"),
     chain_case(2, 2, 67, limits=True, bare=True),
     chain_case(2, 2, 67, rule="typical", filters="tensor"),
+    chain_case(2, 2, 67, rule="top_beta", filters="tensor"),
+    chain_case(2, 2, 67, bf16, rule="top_beta", kind="probs", filters="zero"),
     chain_case(1, 2, 67, rule="lenient", limits=True),
     chain_case(2, 2, 67, bf16, rule="lenient", filters="zero"),
     chain_case(2, 2, 67, rule="synthetic", draft="none", limits=True, id_dtype=torch.int32),
@@ -318,6 +321,9 @@ CASES: tuple[Case, ...] = (
         layout="ragged",
         limits=True,
     ),
+    chain_case(7, 4, 517, rule="top_beta", draft="none", layout="ragged", limits=True),
+    chain_case(5, 4, 517, bf16, rule="top_beta", kind="probs", filters="scalar"),
+    chain_case(7, 4, 517, rule="top_beta", filters="zero", layout="sliced"),
     chain_case(7, 5, 517, rule="synthetic", filters="tensor"),
     chain_case(5, 3, 131, rule="match", draft="none", layout="ragged", limits=True),
     chain_case(5, 4, 517, kind="probs", rule="greedy", limits=True),

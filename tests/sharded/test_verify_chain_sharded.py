@@ -27,7 +27,7 @@ SETTINGS = [
 # Vocabulary, ranks, and where the shards start: uneven, of one token, not in the order of ranks,
 # and empty where two start at once.
 SPLITS = ((131, 3, (0, 130, 1)), (29, 4, (25, 2, 0, 2)))
-NOT_SERVED = {"probs", "typical", "lenient", "synthetic", "mapped", "wide", "narrow"}
+NOT_SERVED = {"probs", "typical", "top_beta", "lenient", "synthetic", "mapped", "wide", "narrow"}
 # What no random case below has. The large ones are worked on a few sequences at a time.
 EDGES = {"B0", "g0", "V1", "bf16", "f16", "sampled", "sparse", "limits"}
 SERVED = [

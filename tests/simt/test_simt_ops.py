@@ -37,6 +37,7 @@ LARGE = [
     chain_case(1, 3, V, rule="block", draft="sampled", layout="ragged"),
     chain_case(1, 2, V, torch.float16, rule="block", draft="mapped"),
     chain_case(1, 2, V, rule="typical", draft="none", filters="warm"),
+    chain_case(1, 2, V, rule="top_beta", draft="none", filters="warm"),
     chain_case(1, 2, V, rule="match", draft="none"),
     # Kernels of their own serve the ratio test, but not this pair of kinds or dtypes.
     chain_case(3, 3, 4097, kind="probs", draft="sampled"),
@@ -167,7 +168,10 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
         ("logits", {"layout": "ragged", "limits": True}),
         *(("probs", {"kind": "probs", "rule": rule}) for rule in ("token", "lenient", "greedy")),
         ("probs", {"kind": "probs", "draft": "none"}),
-        *(("general", {"rule": rule}) for rule in ("block", "match", "typical", "synthetic")),
+        *(
+            ("general", {"rule": rule})
+            for rule in ("block", "match", "typical", "top_beta", "synthetic")
+        ),
         *(("general", {"draft": draft}) for draft in ("sparse", "mapped")),
         *(("general", {"filters": filters}) for filters in ("scalar", "tensor")),
         ("general", {"kind": "probs", "filters": "warm"}),

@@ -25,7 +25,7 @@ def sample_args(logits=None, seeds=None, positions=None, noise="draft", method="
 def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse=None,
                threshold=None, ts=None, t=1.0, kind="logits", rule="token", seeds=None,
                positions=None, target_indptr=None, uniforms=None, lenience=1.0, epsilon=0.09,
-               delta=0.3, rates=None, eos_token_ids=None, max_new_tokens=None,
+               delta=0.3, beta=1, tau=0.0, rates=None, eos_token_ids=None, max_new_tokens=None,
                **filters):  # fmt: skip
     return (
         torch.zeros(3, 5, 7) if target is None else target,
@@ -34,8 +34,8 @@ def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse
         *sampling_arguments(**filters),
         i64(3) if seeds is None else seeds,
         i64(3) if positions is None else positions,
-        *(target_indptr, uniforms, lenience, epsilon, delta, rates, eos_token_ids, max_new_tokens),
-        *(True, True),
+        *(target_indptr, uniforms, lenience, epsilon, delta, beta, tau, rates),
+        *(eos_token_ids, max_new_tokens, True, True),
     )
 
 
@@ -104,8 +104,8 @@ CHAIN = [
     *FILTERS,
     (dict(kind=2), r"kind must be in \[0, 1\], got 2"),
     (dict(kind=-1), r"kind must be in \[0, 1\], got -1"),
-    (dict(rule=7), r"rule must be in \[0, 6\], got 7"),
-    (dict(rule=2**32), r"rule must be in \[0, 6\], got 4294967296"),
+    (dict(rule=8), r"rule must be in \[0, 7\], got 8"),
+    (dict(rule=2**32), r"rule must be in \[0, 7\], got 4294967296"),
     (dict(tokens=i64(3)), r"draft_token_ids must be \[B, gamma\], got \[3\]"),
     (dict(tokens=torch.zeros(3, 4)), "draft_token_ids must be int32 or int64, got float32"),
     (dict(tokens=i64(3, 4).short()), "draft_token_ids must be int32 or int64, got int16"),
@@ -200,6 +200,9 @@ CHAIN = [
     (dict(delta=-1.0), "typical_delta must be finite and at least 0, got -1"),
     (dict(delta=float("inf")), "typical_delta must be finite and at least 0, got inf"),
     (dict(delta=float("nan")), "typical_delta must be finite and at least 0, got nan"),
+    (dict(beta=0), "top_beta_rank must be at least 1, got 0"),
+    (dict(tau=-0.5), "top_beta_distance must be at least 0, got -0.5"),
+    (dict(tau=float("nan")), "top_beta_distance must be at least 0, got nan"),
     (dict(rule="synthetic"),
      "synthetic_rates must be given with rule synthetic and with no other"),
     (dict(rates=torch.ones(4)),

@@ -184,13 +184,13 @@ def sample(op, logits, *, seeds=0, positions=0, noise="draft", method=None, **fi
 
 def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=None, kind="logits",
            rule="token", seeds=0, positions=0, target_indptr=None, uniforms=None, lenience=1.0,
-           epsilon=0.09, delta=0.3, rates=None, eos_token_ids=None, max_new_tokens=None,
-           logprobs=True, accept_probs=True, **filters):  # fmt: skip
+           epsilon=0.09, delta=0.3, beta=1, tau=0.0, rates=None, eos_token_ids=None,
+           max_new_tokens=None, logprobs=True, accept_probs=True, **filters):  # fmt: skip
     """Call an implementation of `verify_chain` with the arguments of the public function.
 
     sampled: logsumexp, threshold and temperature of a `SampledDraft`, whose logits are `draft`.
     ids: those of a `SparseDraft`, whose probabilities are `draft`. columns: those of a `DraftMap`.
-    rates: `synthetic_rates`.
+    beta, tau: `top_beta_rank` and `top_beta_distance`. rates: `synthetic_rates`.
     """
     n = len(tokens)
     logsumexp, threshold, t = sampled or (None, None, 1.0)
@@ -199,8 +199,8 @@ def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=No
         target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, number(kind, KINDS),
         number(rule, RULES), *sampling_arguments(**filters),
         per_sequence(seeds, n), per_sequence(positions, n),
-        target_indptr, uniforms, lenience, epsilon, delta, rates, eos_token_ids, max_new_tokens,
-        logprobs, accept_probs,
+        target_indptr, uniforms, lenience, epsilon, delta, beta, tau, rates, eos_token_ids,
+        max_new_tokens, logprobs, accept_probs,
     )  # fmt: skip
 
 

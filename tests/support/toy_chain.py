@@ -5,6 +5,8 @@ cell of the uniforms in which its decision is the same, and gives the exact join
 the emitted tokens. The asserts below compare that with the target's, or with a rule's formula.
 """
 
+import math
+
 import proofs
 import pytest
 import torch
@@ -260,6 +262,15 @@ def typical_masses(p, q, epsilon, delta, unfiltered=None):
     """Rule typical. unfiltered: the distribution whose entropy counts, where it is not p."""
     h = -torch.special.xlogy(*[unfiltered if unfiltered is not None else p] * 2).sum(-1, True)
     accepted = torch.where(p > (delta * (-h).exp()).clamp(max=epsilon), q, 0.0)
+    return accepted, rejection_mass(accepted, p)
+
+
+def top_beta_masses(p, q, beta, tau, unfiltered=None):
+    """Rule top_beta by pairwise comparisons. unfiltered: as in `typical_masses`, of the ranks."""
+    ranked = p if unfiltered is None else unfiltered
+    likelier = (ranked.unsqueeze(-2) > ranked.unsqueeze(-1)).sum(-1)
+    near = (p > 0) & (ranked.amax(-1, keepdim=True) <= ranked * math.exp(min(tau, 700.0)))
+    accepted = torch.where(near & (likelier < beta), q, 0.0)
     return accepted, rejection_mass(accepted, p)
 
 

@@ -93,13 +93,14 @@ ENTRIES = (
 TYPES = {
     "fp32": [
         "temperature", "top_p", "min_p", "draft_temperature", "lenience", "typical_epsilon",
-        "typical_delta",
+        "typical_delta", "top_beta_distance",
     ],
     "i32": [
         "top_k", "gamma", "v", "d", "n_rows", "n_draft", "tiles", "d_tiles", "stats_size",
         "draft_stats", "residual_stats", "id_limit", "num_eos", "max_depth",
         "num_rows", "slots", "window", "m", "size", "branches", "length", "num_nodes", "width",
         "children", "num_caches", "batch", "path_length", "columns", "num_blocks", "block_size",
+        "top_beta_rank",
     ],
     "i64": [
         "row_stride", "target_stride_b", "target_stride_i", "draft_stride_b", "draft_stride_i",
@@ -282,6 +283,7 @@ def variants() -> list[tuple[str, object, dict[str, object]]]:
         sequences("block-sparse-row-parallel", "block", "sparse", ROW_PARALLEL),
         sequences("lenient-sparse", "lenient", "sparse", SCALARS),
         sequences("typical-lazy", "typical", "one-hot", SCALARS),
+        sequences("top-beta-lazy", "top_beta", "one-hot", SCALARS),
         sequences("synthetic-row-parallel", "synthetic", "one-hot", SCALARS, ROW_PARALLEL),
         trees("tree-greedy", "greedy", "one-hot", SCALARS),
         trees("tree-match-filters", "match", "one-hot", FILTERS),

@@ -11,7 +11,7 @@ from specdec_kernels.arguments import rules
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 RULES = ("token", "token", "block", "block", "block", "lenient", "typical", "synthetic", "match",
-         "greedy")  # fmt: skip
+         "greedy", "top_beta")  # fmt: skip
 
 
 def logits(rows, v, generator, dtype):
@@ -148,6 +148,7 @@ def random_chain(seed):
         rules.KINDS.index(kind), rules.RULES.index(rule), *random_sampling(rnd, n, v),
         torch.randint(-(2**62), 2**62, (n,), generator=g),
         torch.randint(0, 2**40, (n,), generator=g), indptr, uniforms,
-        rnd.choice([1.0, 0.5, 0.1]), rnd.choice([0.09, 0.5, 1.0]), rnd.choice([0.3, 2.0]), rates,
+        rnd.choice([1.0, 0.5, 0.1]), rnd.choice([0.09, 0.5, 1.0]), rnd.choice([0.3, 2.0]),
+        rnd.choice([1, 3, 2**40]), rnd.choice([0.0, 1.0, float("inf")]), rates,
         ends, most, rnd.random() < 0.8, rnd.random() < 0.8,
     )  # fmt: skip

@@ -65,7 +65,17 @@ bool ChainVerifier::decide_row(int64_t i, int64_t x) {
     draft = draft_of(i, x);
     accepted = accepts_ratio(i, x, row, stats, draft);
   } else {
-    accepted = p_.rule == Rule::kSynthetic ? accepts_at_rate(i) : accepts_typical(i, x, row, stats);
+    switch (p_.rule) {
+      case Rule::kSynthetic:
+        accepted = accepts_at_rate(i);
+        break;
+      case Rule::kTopBeta:
+        accepted = accepts_top_beta(x, row, stats);
+        record_accept_prob(i, accepted);
+        break;
+      default:
+        accepted = accepts_typical(i, x, row, stats);
+    }
   }
   if (accepted) {
     write(i, x, stats.logprob(row, x));
@@ -90,6 +100,7 @@ bool ChainVerifier::accept_target_token(int64_t i, int64_t x, const RowView& row
   if (p_.rule == Rule::kLenient && x >= 0 && x < p_.vocab) {
     accepted |= accept_near_maximum(row.at(x), stats.max, p_.lenience, p_.kind == Kind::kProbs);
   }
+  if (p_.rule == Rule::kTopBeta && x >= 0) accepted |= accepts_top_beta(x, row, stats);
   if (p_.rule == Rule::kSynthetic) {
     accepted = x >= 0 && accepts_at_rate(i);
   } else if (x >= 0) {
@@ -119,6 +130,19 @@ bool ChainVerifier::accepts_typical(int64_t i, int64_t x, const RowView& row,
   const bool accepted = p_x > bound;
   record_accept_prob(i, accepted);
   return accepted;
+}
+
+// Rule top_beta. At temperature 0 P is that of temperature 1 without filters.
+bool ChainVerifier::accepts_top_beta(int64_t x, const RowView& row, const RowStats& stats) {
+  const float value = row.at(x);
+  const bool probabilities = p_.kind == Kind::kProbs && state_.greedy;
+  if (!within_top_distance(value, stats.max, state_.greedy ? 1 : stats.inv_t, p_.top_beta_distance,
+                           probabilities) ||
+      (!state_.greedy && stats.logprob(row, x) == -INFINITY)) {
+    return false;
+  }
+  return value == stats.max ||
+         count_larger(row, value, parallel_, scratch_.entropies) < p_.top_beta_rank;
 }
 
 // Rule synthetic, at every temperature.

@@ -12,7 +12,7 @@ namespace specdec::cpu {
 struct ChainScratch {
   Scratch target, draft;
   ResidualSums residual;
-  std::vector<float> entropies;  // [tiles]
+  std::vector<float> entropies;  // [tiles], or counts of rule top_beta
   // Rule block, one for each draft.
   std::vector<RowStats> all_stats;
   std::vector<DraftDistribution> drafts;
@@ -35,6 +35,7 @@ class ChainVerifier : SequenceView<ChainParams> {
   bool accepts_ratio(int64_t i, int64_t x, const RowView& row, const RowStats& stats,
                      const DraftDistribution& draft);
   bool accepts_typical(int64_t i, int64_t x, const RowView& row, const RowStats& stats);
+  bool accepts_top_beta(int64_t x, const RowView& row, const RowStats& stats);
   bool accepts_at_rate(int64_t i);
 
   // Rule block, in block.cpp.

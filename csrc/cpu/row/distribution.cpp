@@ -205,6 +205,22 @@ double entropy(const RowView& row, const RowStats& stats, const Parallel& parall
   return stats.log_sum - total(sums) * stats.inv_t;
 }
 
+int64_t count_larger(const RowView& row, float value, const Parallel& parallel,
+                     std::vector<float>& counts) {
+  counts.resize(row.tiles());
+  parallel(row.tiles(), [&](int64_t begin, int64_t end) {
+    float buffer[kTile];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* tile = row.tile(t, buffer);
+      const int64_t n = row.tile_size(t);
+      int32_t larger = 0;
+      for (int64_t j = 0; j < n; ++j) larger += tile[j] > value;
+      counts[t] = static_cast<float>(larger);  // exact: a tile has few entries
+    }
+  });
+  return static_cast<int64_t>(total(counts));
+}
+
 void target_weights(const RowView& row, const RowStats& stats, int64_t t, double c, float* out) {
   const int64_t n = row.tile_size(t);
   const float* tile = row.tile(t, out);

@@ -87,6 +87,10 @@ RowStats measure_direct(const RowView& row, const Parallel& parallel, Scratch& s
 double entropy(const RowView& row, const RowStats& stats, const Parallel& parallel,
                std::vector<float>& sums);
 
+// How many entries of the row are larger than a value; reuses the memory of `counts`.
+int64_t count_larger(const RowView& row, float value, const Parallel& parallel,
+                     std::vector<float>& counts);
+
 // c * P over one tile, or over the survivors.
 void target_weights(const RowView& row, const RowStats& stats, int64_t t, double c, float* out);
 void survivor_weights(const RowStats& stats, const Survivors& s, double c, float* out);

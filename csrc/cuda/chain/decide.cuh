@@ -140,6 +140,10 @@ class ChainVerifier : ChainView<kVariant> {
         return draw_from_target();
       }
       if (t_.action == Action::kEntropy) return decide_typical();
+      // A sum of ones, which scales may have rounded.
+      if (t_.action == Action::kCount) {
+        return decide_top_beta(t_.found + 0.5 < static_cast<double>(p_.top_beta_rank));
+      }
     }
     t_.action == Action::kMeasure ? decide_row() : after_residual();
   }
@@ -249,6 +253,7 @@ class ChainVerifier : ChainView<kVariant> {
       t_.status |= kTargetInvalid;
       return finish();
     }
+    if (rule_is(Rule::kTopBeta) && t_.x >= 0) return begin_top_beta();
     if (chooses) return accept_target_token();
     if (t_.x < 0) return draw_p();
     if (!kGeneral || reads_draft()) return decide_by_ratio();
@@ -272,7 +277,25 @@ class ChainVerifier : ChainView<kVariant> {
 
   __device__ void decide_typical() {
     accept_or_draw(exp_of(drafted_logprob()) >
-                   typical_bound(p_.typical_epsilon, p_.typical_delta, t_.entropy));
+                   typical_bound(p_.typical_epsilon, p_.typical_delta, t_.found));
+  }
+
+  // Rule top_beta. At temperature 0 P is that of temperature 1 without filters.
+  __device__ void begin_top_beta() {
+    const bool near =
+        within_top_distance(t_.entry, t_.stats.max, t_.greedy ? 1 : t_.stats.inv_t,
+                            p_.top_beta_distance, p_.kind == Kind::kProbs && t_.greedy) &&
+        (t_.greedy || drafted_logprob() > -INFINITY);
+    if (!near || t_.entry == t_.stats.max) return decide_top_beta(near);
+    t_.action = Action::kCount;
+  }
+
+  __device__ void decide_top_beta(bool accepted) {
+    if (!t_.greedy) return accept_or_draw(accepted);
+    record_accept_prob(t_.i, accepted);
+    if (accepted) return accept(0.0);
+    write(t_.i, t_.token, 0.0);
+    finish();
   }
 
   __device__ void accept_or_draw(bool accepted) {

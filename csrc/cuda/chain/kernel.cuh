@@ -120,6 +120,7 @@ __forceinline__ __device__ void run_actions(BlockGroup& group, const ChainJob& j
         if (warp_id() == 0) verifier.test_drafts();
         break;
       case Action::kEntropy:
+      case Action::kCount:
       case Action::kResidual:
       case Action::kChoose:
       case Action::kDraw:

@@ -13,6 +13,7 @@ enum class Action : int32_t {
   kMeasureAll,  // computes the statistics of all rows, and tests all drafts
   kMeasure,     // those of the current row and its draft
   kEntropy,     // sums over the row
+  kCount,       // counts the tokens of the row that are likelier than the drafted one
   kResidual,    // sums over the row, and chooses the warp tile to draw from
   kChoose,      // chooses the warp tile to draw from in P
   kDraw,        // draws from that warp tile
@@ -103,8 +104,8 @@ struct ChainTask : SequenceState {
   bool residual_loops;        // loops over whole warp tiles serve these rows
   double sums[4];             // what kEntropy or kResidual added up, see ChainSums
   double positive, negative;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
-  double entropy;
-  int64_t token;  // the target's choice, or the token drawn
+  double found;               // the entropy, or the number of likelier tokens
+  int64_t token;              // the target's choice, or the token drawn
 
   // Whether the sums of rule block need P at the draft's listed tokens alone. Then no tile sums are
   // kept to draw from.

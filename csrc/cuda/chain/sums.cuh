@@ -1,6 +1,6 @@
 #pragma once
-// The actions that sum over a row or draw from it: kEntropy, kResidual, kChoose and kDraw. They
-// share the code that reads warp tiles, and the code that adds up what is known of them.
+// The actions that sum over a row or draw from it: kEntropy, kCount, kResidual, kChoose and kDraw.
+// They share the code that reads warp tiles, and the code that adds up what is known of them.
 #include "cuda/chain/actions.cuh"
 
 namespace specdec::cuda {
@@ -51,6 +51,7 @@ class ChainSums : ChainView<kVariant> {
   enum Sum { kPositive, kNegative, kBeyond, kDirect, kTarget };
 
   __device__ bool entropy() const { return kGeneral && action_is(Action::kEntropy); }
+  __device__ bool counts() const { return kGeneral && action_is(Action::kCount); }
   __device__ bool chooses() const { return action_is(Action::kChoose); }
 
   __device__ int64_t warp_tiles_beyond() const {
@@ -79,7 +80,7 @@ class ChainSums : ChainView<kVariant> {
 
   // What the loops over warp tiles need. For one thread.
   __device__ void prepare() const {
-    t_.scaled_target = ScaledTarget(t_.stats, direct() || entropy(), t_.c);
+    t_.scaled_target = ScaledTarget(t_.stats, direct() || entropy() || counts(), t_.c);
     t_.residual_loops = false;
     if (!action_is(Action::kResidual)) return;
     t_.residual_loops =
@@ -93,8 +94,8 @@ class ChainSums : ChainView<kVariant> {
     return static_cast<int>(group_.warp_tile_step(t_.filling ? job_.plan.splits : 1));
   }
 
-  // Reads warp tiles of the row, and of the draft's. kEntropy and kResidual store the sum of each;
-  // kDraw reads the chosen one and picks the token.
+  // Reads warp tiles of the row, and of the draft's. kEntropy, kCount and kResidual store the sum
+  // of each; kDraw reads the chosen one and picks the token.
   __device__ void visit_tiles() const {
     auto warp_tile = static_cast<int>(action_is(Action::kDraw) ? t_.chosen_tile
                                       : t_.filling ? group_.first_warp_tile(t_.own_split)
@@ -131,9 +132,9 @@ class ChainSums : ChainView<kVariant> {
     }
   }
 
-  // The values of a warp tile: cP - lQ, P on the scale of its tile statistics, or the terms of the
-  // entropy. Returns false in some lane if the draft row, or a direct target row, is not valid
-  // there.
+  // The values of a warp tile: cP - lQ, P on the scale of its tile statistics, the terms of the
+  // entropy, or 1 for each likelier token. Returns false in some lane if the draft row, or a direct
+  // target row, is not valid there.
   __device__ bool read_values(int warp_tile, float (&values)[kPerLane]) const {
     Packed draft_words;
     if constexpr (kGeneral) {
@@ -152,6 +153,9 @@ class ChainSums : ChainView<kVariant> {
     const bool valid = !direct() || action_is(Action::kDraw) || fill_direct(warp_tile, values);
     if (entropy()) {
       weigh_entropy(values, t_.stats);
+    } else if (counts()) {
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > t_.entry ? 1.0f : 0.0f;
     } else if (!target_alone()) {
       t_.scaled_target.normalise_all(values);
       return subtract(warp_tile, draft_words, values) && valid;
@@ -184,7 +188,7 @@ class ChainSums : ChainView<kVariant> {
 
   // Whether an action reads no draft.
   __device__ bool target_alone() const {
-    return entropy() || (action_is(Action::kDraw) && !t_.residual);
+    return entropy() || counts() || (action_is(Action::kDraw) && !t_.residual);
   }
 
   __device__ void store(int warp_tile, const float (&values)[kPerLane], bool valid) const {
@@ -244,7 +248,11 @@ class ChainSums : ChainView<kVariant> {
     if (!(kGeneral && sparse()) && warp_tiles_beyond() > 0) mass_beyond = t_.sums[kBeyond];
     const double positive = t_.sums[kPositive];
     if (entropy()) {
-      t_.entropy = t_.stats.entropy(positive);
+      t_.found = t_.stats.entropy(positive);
+      return;
+    }
+    if (counts()) {
+      t_.found = positive;
       return;
     }
     if (direct()) {
@@ -270,7 +278,7 @@ class ChainSums : ChainView<kVariant> {
     const float max = linear ? run.largest(group_, tile_stats) : t_.stats.max;
     const WarpTileMasses masses(group_, tile_stats, warp_tiles, run, max, t_.stats.inv_t, linear);
     const double sum = masses.sum();
-    if (((which == kPositive && !entropy()) || which == kTarget) && sum > 0) {
+    if (((which == kPositive && !entropy() && !counts()) || which == kTarget) && sum > 0) {
       int64_t rest;
       const int64_t tile = masses.choose(group_, residual_uniform(p_, t_, t_.i), rest);
       if (thread_id() == 0) {

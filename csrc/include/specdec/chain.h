@@ -9,7 +9,16 @@
 namespace specdec {
 
 // In the order of RULES in specdec_kernels/arguments/rules.py.
-enum class Rule : int32_t { kToken, kBlock, kGreedy, kMatch, kTypical, kLenient, kSynthetic };
+enum class Rule : int32_t {
+  kToken,
+  kBlock,
+  kGreedy,
+  kMatch,
+  kTypical,
+  kLenient,
+  kSynthetic,
+  kTopBeta
+};
 
 // The target is [B, gamma+1, V], or ragged [R, V] with the R rows of all sequences; the draft is
 // [B, gamma, D], or ragged [R-B, D], because the last row of a sequence has no draft. The draft's
@@ -17,7 +26,9 @@ enum class Rule : int32_t { kToken, kBlock, kGreedy, kMatch, kTypical, kLenient,
 struct ChainParams : VerifyParams {
   const float* synthetic_rates;  // [gamma], null unless the rule is synthetic
   int64_t gamma;
-  float lenience;  // 1 unless the rule is lenient
+  float lenience;         // 1 unless the rule is lenient
+  int64_t top_beta_rank;  // rule top_beta
+  float top_beta_distance;
   Rule rule;
 
   SPECDEC_HD bool reads_draft() const {

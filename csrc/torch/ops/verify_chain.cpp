@@ -11,8 +11,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
       "draft_temperatures, float draft_temperature, int kind, int rule, Tensor? temperatures, "
       "float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, float top_p, Tensor? min_ps,"
       " float min_p, Tensor seeds, Tensor positions, Tensor? target_indptr, Tensor? uniforms, "
-      "float lenience, float typical_epsilon, float typical_delta, Tensor? synthetic_rates, "
-      "Tensor? eos_token_ids, Tensor? max_new_tokens, bool with_logprobs, bool with_accept_probs)";
+      "float lenience, float typical_epsilon, float typical_delta, int top_beta_rank, float "
+      "top_beta_distance, Tensor? synthetic_rates, Tensor? eos_token_ids, Tensor? max_new_tokens, "
+      "bool with_logprobs, bool with_accept_probs)";
   m.def(("verify_chain" + arguments +
          " -> (Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, Tensor "
          "accept_probs)")

@@ -68,11 +68,13 @@ _WORDS = {
         "RULE",
         f"{{text}}: auto, {', '.join(CHAIN_RULES)}; with trees also "
         f"{', '.join(rule for rule in TREE_RULES if rule not in CHAIN_RULES)}. Lossy: typical, "
-        "and for chains lenient.",
+        "and for chains lenient and top_beta.",
     ),
     "lenience": ("X", "{text}."),
     "typical_epsilon": ("X", "{text}."),
     "typical_delta": ("X", "{text}."),
+    "top_beta_rank": ("N", "{text}."),
+    "top_beta_distance": ("X", "{text}."),
     "ablate": (
         "residual",
         "{text}: residual draws recovered tokens of chains from P, so that sampled text is biased.",

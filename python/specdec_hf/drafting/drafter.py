@@ -303,8 +303,11 @@ def rules_of(drafter: Drafter | None) -> tuple[str, ...]:
 def lossy_rules_of(drafter: Drafter | None) -> tuple[str, ...]:
     """The lossy rules that can verify a drafter's drafts.
 
-    Rule typical reads P alone. Rule lenient compares P with Q as token does; trees have no such.
+    Rules typical and top_beta read P alone. Rule lenient compares P with Q as token does. Trees
+    have rule typical only.
     """
-    if drafter is None or (not drafts_trees(drafter) and "token" in drafter.rules):
+    if drafts_trees(drafter):
+        return ("typical",)
+    if drafter is None or "token" in drafter.rules:
         return tuple(LOSSY_RULES)
-    return ("typical",)
+    return tuple(rule for rule in LOSSY_RULES if rule != "lenient")

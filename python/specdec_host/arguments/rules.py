@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 # Public functions pass the index of a name in its tuple, which is that of the C++ enumeration.
-Rule = Literal["token", "block", "greedy", "match", "typical", "lenient", "synthetic"]
+Rule = Literal[
+    "token", "block", "greedy", "match", "typical", "lenient", "synthetic", "top_beta"
+]  # fmt: skip
 RULES: tuple[Rule, ...] = get_args(Rule)
 TreeRule = Literal[
     "greedy", "match", "target_only", "multi_draft", "multi_draft_wor", "top_k_plus_one",

@@ -54,6 +54,8 @@ def verify_chain(
     lenience: float = 1.0,
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
+    top_beta_rank: int = 1,
+    top_beta_distance: float = 0.0,
     synthetic_rates: Array | None = None,
     eos_token_ids: Array | None = None,
     max_new_tokens: Array | None = None,
@@ -77,7 +79,8 @@ def verify_chain(
         kind: "logits" or "probs", the content of the target and of a draft given as an array.
         rule: one of `RULES`; docs/rules.md gives their formulas. Lossless, so that the output
             follows the target's distribution: "token", "block", "match" (with drafts that were
-            sampled with `noise="shared"`) and "greedy". Lossy: "typical", "lenient", "synthetic".
+            sampled with `noise="shared"`) and "greedy". Lossy: "typical", "top_beta", "lenient",
+            "synthetic".
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
         seeds: [B] int64.
@@ -89,6 +92,9 @@ def verify_chain(
         lenience: in (0, 1], for rule lenient.
         typical_epsilon, typical_delta: rule typical accepts x if
             `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
+        top_beta_rank, top_beta_distance: rule top_beta accepts x if fewer than top_beta_rank tokens
+            are likelier and `log P(top) - log P(x) <= top_beta_distance`, where top is the
+            likeliest token.
         synthetic_rates: [gamma] float32, for rule synthetic: the probability that draft i is
             accepted if it is reached.
         eos_token_ids: [E] int64; nothing is emitted after one of them.
@@ -101,7 +107,7 @@ def verify_chain(
 
     Source: token: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. block: Sun et al. 2024,
     arXiv 2403.10444. match: Daliri et al. 2024, arXiv 2408.07978. typical: Cai et al. 2024
-    (Medusa). lenient: Leviathan et al. 2023, A.5.
+    (Medusa). top_beta: Stern et al. 2018; Xia et al. 2023. lenient: Leviathan et al. 2023, A.5.
 
     >>> target = np.array([[[0.0, 9.0], [9.0, 0.0]]], dtype=np.float32)
     >>> one = np.zeros(1, dtype=np.int64)
@@ -128,6 +134,8 @@ def verify_chain(
             conversion.require_number(lenience, "lenience"),
             conversion.require_number(typical_epsilon, "typical_epsilon"),
             conversion.require_number(typical_delta, "typical_delta"),
+            conversion.require_integer(top_beta_rank, "top_beta_rank"),
+            conversion.require_number(top_beta_distance, "top_beta_distance"),
             require_array_or_none(synthetic_rates, "synthetic_rates"),
             require_array_or_none(eos_token_ids, "eos_token_ids"),
             require_array_or_none(max_new_tokens, "max_new_tokens"),

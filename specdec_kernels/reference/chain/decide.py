@@ -56,6 +56,7 @@ def _accept_by_target_token(s: ChainSequence, i: int, token: int, row: TargetRow
         accepted = _accept_at_rate(s, i)
     else:
         accepted = token == wanted or _accept_near_maximum(s, i, token)
+        accepted |= s.a.rule_name == "top_beta" and s.in_top_beta(s.unprocessed_logprobs(i), token)
         s.accept_probs[i] = float(accepted)
     s.emit(row, token if accepted else wanted)
     return accepted
@@ -86,6 +87,9 @@ def _accept_by_probability(s: ChainSequence, i: int, token: int, row: TargetRow)
     draft = None
     if rule == "typical":
         accepted = p > s.typical_bound(row)
+        s.accept_probs[i] = float(accepted)
+    elif rule == "top_beta":
+        accepted = s.in_top_beta(row.logprobs, token)
         s.accept_probs[i] = float(accepted)
     elif rule == "synthetic":
         accepted = _accept_at_rate(s, i)

@@ -157,6 +157,20 @@ class ChainSequence(VerifiedSequence):
         self.lenience = float32(self.a.lenience) if self.a.rule_name == "lenient" else 1.0
         return super().open()
 
+    def in_top_beta(self, logprobs: Tensor, token: int) -> bool:
+        """Whether a token is near enough to the likeliest one; see docs/rules.md#top_beta.
+
+        logprobs: [V] float64, up to a constant.
+        """
+        own = float(logprobs[token])
+        near = own > -math.inf and float(logprobs.max()) - own <= float32(self.a.top_beta_distance)
+        return near and int((logprobs > own).sum()) < self.a.top_beta_rank
+
+    def unprocessed_logprobs(self, i: int) -> Tensor:
+        """[V] float64: log P of row i at temperature 1 without filters, up to a constant."""
+        row = self.unprocessed(i)
+        return row.log() if self.a.kind_name == "probs" else row
+
     def find_drafts(self, rows: int) -> None:
         """Finds the drafts to verify, up to an absent one or to the end of the sequence.
 

@@ -8,13 +8,21 @@ import triton
 import triton.language as tl
 
 from specdec_kernels.triton.chain.residual import recovered_or_bonus
-from specdec_kernels.triton.chain.rules import BLOCK_RULE, LENIENT, SYNTHETIC, TYPICAL
+from specdec_kernels.triton.chain.rules import (
+    BLOCK_RULE,
+    LENIENT,
+    SYNTHETIC,
+    TOP_BETA,
+    TYPICAL,
+)
 from specdec_kernels.triton.chain.sequence import TargetDistribution, row_uniform
 from specdec_kernels.triton.row.distribution import (
     GUMBEL,
     MASSES,
     RowStats,
+    count_larger,
     entropy,
+    entry,
     gumbel_argmax,
     row_stats,
     weight_params,
@@ -55,11 +63,13 @@ class ChainScratch(NamedTuple):
 
 
 class RuleParams(NamedTuple):
-    """The parameters of the rules lenient, typical and synthetic."""
+    """The parameters of the rules lenient, typical, top_beta and synthetic."""
 
     lenience: Any
     epsilon: Any
     delta: Any
+    top_beta_rank: Any
+    top_beta_distance: Any
     synthetic_rates: Any  # [gamma]; may be None
 
 
@@ -190,6 +200,22 @@ def accept_typical(
 
 
 @triton.jit
+def accept_top_beta(
+    row, x, v, stats, maximum, inv_t, rank, distance, PROBS: tl.constexpr, TILE: tl.constexpr
+):
+    """Rule top_beta: log P(top) - log P(x) <= tau, and fewer than beta tokens are likelier.
+
+    To count these takes a pass over the row, so that is done only where it decides.
+    """
+    value = entry(row, x, v, PROBS, TILE)
+    below = (maximum.to(tl.float64) - value.to(tl.float64)) * inv_t
+    near = (value > -INF) & ((value == maximum) | (below <= distance))
+    if near & (value < maximum):
+        near = count_larger(row, v, stats, value, PROBS, TILE) < rank
+    return near
+
+
+@triton.jit
 def decide(
     rows, draft_token_ids, count, no_bonus, status_after_drafts, drafts, params, noise, scratch,
     rule_params, out, gamma, v,
@@ -227,6 +253,13 @@ def decide(
             if RULE == LENIENT:
                 hit = hit | accept_near_maximum(row, x, token, v, rule_params.lenience, PROBS)
                 token = tl.where(hit, x, token)
+            if RULE == TOP_BETA:  # noqa: SIM102  (compiled in for this rule only)
+                if x >= 0:
+                    hit = accept_top_beta(
+                        row, x, v, stats, p_stats.maximum, tl.full([], 1.0, tl.float64),
+                        rule_params.top_beta_rank, rule_params.top_beta_distance, PROBS, TILE,
+                    )  # fmt: skip
+                    token = tl.where(hit, x, token)
             accepted = hit.to(tl.int32)
             accept_prob = tl.where(x >= 0, accepted.to(tl.float64), accept_prob)
             if RULE == SYNTHETIC:  # noqa: SIM102  (compiled in for this rule only)
@@ -263,6 +296,14 @@ def decide(
                             p_stats, inv_t, PROBS, TILE, BLOCK, LOG_TILES,
                         )  # fmt: skip
                         accepted = hit.to(tl.int32)
+                        accept_prob = accepted.to(tl.float64)
+                elif RULE == TOP_BETA:
+                    if x >= 0:
+                        hit = accept_top_beta(
+                            row, x, v, stats, p_stats.maximum, inv_t.to(tl.float64),
+                            rule_params.top_beta_rank, rule_params.top_beta_distance, PROBS, TILE,
+                        )  # fmt: skip
+                        accepted = (hit & (logprob > -INF)).to(tl.int32)
                         accept_prob = accepted.to(tl.float64)
                 else:
                     q_x, log_q_x, q_logsumexp, q_threshold, mode = draft_entry(

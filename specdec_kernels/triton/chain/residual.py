@@ -9,7 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.rules import BLOCK_RULE, LENIENT, SYNTHETIC, TYPICAL
+from specdec_kernels.triton.chain.rules import (
+    BLOCK_RULE,
+    LENIENT,
+    SYNTHETIC,
+    TOP_BETA,
+    TYPICAL,
+)
 from specdec_kernels.triton.row.distribution import MASSES, draw_token, probabilities, row_stats
 from specdec_kernels.triton.row.draft import (
     DRAFT_PROBS,
@@ -167,7 +173,7 @@ def recovered_or_bonus(
     linear = tl.full([], 0, tl.int32)
     # The other rules draw from P alone. The condition is for the compiler: some versions of Triton
     # fail to analyse this much dead code.
-    if RULE != TYPICAL and RULE != SYNTHETIC:  # noqa: PLR1714  (no `in` in Triton)
+    if RULE != TYPICAL and RULE != SYNTHETIC and RULE != TOP_BETA:  # noqa: PLR1714  (no `in` here)
         linear = (p.direct | (mode != KEEP)).to(tl.int32)
         work = linear
         while work > 0:

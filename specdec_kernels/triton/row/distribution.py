@@ -229,6 +229,23 @@ def entropy(
 
 
 @triton.jit
+def entry(row, x, v, PROBS: tl.constexpr, TILE: tl.constexpr):
+    """The logit of one token, to the bit as scans of the row see it."""
+    logits = load_logits(row, x // TILE, v, PROBS, TILE)
+    return tl.max(tl.where(tl.arange(0, TILE) == x % TILE, logits, float("-inf")), 0)
+
+
+@triton.jit
+def count_larger(row, v, stats, value, PROBS: tl.constexpr, TILE: tl.constexpr):
+    """How many logits of the row are larger than a value."""
+    count = tl.full([], 0, tl.int64)
+    for t in tl.range(0, stats.tiles, num_stages=STAGES):
+        logits = load_logits(row, t, v, PROBS, TILE)
+        count += tl.sum((logits > value).to(tl.int32), 0)
+    return count
+
+
+@triton.jit
 def weight_params(threshold, logsumexp, temperature, inv_t):
     """WeightParams of a row; the offset has the size of the logits, so l - offset is accurate."""
     offset = logsumexp * temperature
