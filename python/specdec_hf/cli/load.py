@@ -5,14 +5,17 @@ Importing this module imports torch and transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from specdec_hf.cli.checks import Settings, Sources
 from specdec_hf.cli.sources import MissingModelError, Source
@@ -25,7 +28,9 @@ from specdec_hf.cli.weights import (
     load_tokenizer,
 )
 from specdec_hf.drafters.fingerprint import same_vocabulary
+from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
+from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import (
     AUTO,
@@ -39,6 +44,23 @@ from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.protocol import vocab_size_of
 
 Say = Callable[[str], None]
+MODELS = (ModelDrafter, LayersDrafter)  # of the target's vocabulary
+
+
+@dataclass(frozen=True)
+class DraftingModel:
+    """A language model that drafts.
+
+    Attributes:
+        model, tokenizer: of the texts that it writes alone.
+        sampling: its own parameters, in the place of those of the call.
+        shares_vocabulary: whether its vocabulary is the target's.
+    """
+
+    model: Any
+    tokenizer: Any
+    sampling: Mapping[str, float]
+    shares_vocabulary: bool
 
 
 @dataclass
@@ -54,6 +76,21 @@ class Loaded:
     def drafter(self) -> Any:
         """The argument ``drafter`` of `generate`."""
         return self.drafters if len(self.drafters) > 1 else self.drafters[0]
+
+    def draft_models(self) -> list[DraftingModel | None]:
+        """The model of each drafter; None where it has none that could write a text alone."""
+        found: list[DraftingModel | None] = []
+        for one in self.drafters:
+            drafter = resolve_drafter(one, None, self.model)
+            if isinstance(drafter, TextDrafter):
+                own = drafter.assistant_tokenizer
+                found.append(DraftingModel(drafter.model, own, {}, shares_vocabulary=False))
+            elif isinstance(drafter, ModelDrafter) and type(drafter) in MODELS:
+                given = self.tokenizer, drafter.sampling
+                found.append(DraftingModel(drafter.model, *given, shares_vocabulary=True))
+            else:
+                found.append(None)
+        return found
 
     @property
     def dtype(self) -> str:
@@ -109,13 +146,13 @@ def _load(
     settings: Settings, sources: Sources, say: Say, check_tokenizer: Any, device: str, dtype: Any
 ) -> Loaded:
     say(f"reading {sources.model.title}")
-    path, config = read_config(sources.model, say)
+    path, config = read_config(sources.model, say, encoder_decoders=True)
     tokenizer = load_tokenizer(path)
     if settings.system is not None and tokenizer.chat_template is None:
         fail(f"--system needs a chat template, which the tokenizer of {sources.model.title} lacks")
     drafts = []
     for found in filter(None, sources.drafters):
-        draft_path, draft_config = read_config(found, say)
+        draft_path, draft_config = read_config(found, say, encoder_decoders=True)
         own_tokenizer = None
         if draft_path != path:
             own_tokenizer = _own_tokenizer(settings, tokenizer, config, draft_path, draft_config)
@@ -177,14 +214,23 @@ def _own_sampling(name: str) -> dict[str, Any]:
         fail(f"--drafter {name}: {error}")
 
 
-def read_config(source: Source, say: Say) -> tuple[Path, Any]:
-    """Folder or file of a model, and its configuration."""
+def read_config(source: Source, say: Say, *, encoder_decoders: bool = False) -> tuple[Path, Any]:
+    """Folder or file of a model, and its configuration.
+
+    Args:
+        source: of the model.
+        say: as in `load`.
+        encoder_decoders: whether it may be one.
+    """
     path = embedded_folder(progress=say) if source.kind == "embedded" else source.path
     config = load_config(path)
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    known, kinds = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "causal language models"
+    if config.is_encoder_decoder and encoder_decoders:
+        known, kinds = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, "encoder-decoders of text"
+    if config.model_type not in known:
         fail(
             f"{source.option}: {source.title} is of type {config.model_type!r}, which Transformers "
-            "does not list among causal language models"
+            f"does not list among {kinds}"
         )
     return path, config
 

@@ -94,24 +94,6 @@ def step_kinds(kept: int, accepted: int, tried: int) -> list[Kind]:
     return [*drafts, last][:kept]
 
 
-def text_pieces(tokenizer: Any, tokens: list[int], kinds: list[Kind]) -> list[tuple[str, Kind]]:
-    """Text of each run of tokens of one kind.
-
-    A character whose bytes are spread over several tokens takes the kind of the last of them.
-    """
-    pieces: list[tuple[str, Kind]] = []
-    done = ""
-    for end in range(1, len(tokens) + 1):
-        if end < len(tokens) and kinds[end] == kinds[end - 1]:
-            continue
-        text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(tokens):
-            continue
-        pieces.append((text[len(done) :], kinds[end - 1]))
-        done = text
-    return [piece for piece in pieces if piece[0]]
-
-
 @dataclass(frozen=True, eq=False)
 class TracedRound:
     """The rows, drafts and decisions of one round. Tensors are on the target's device.

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.cli.explain import Explainer
 from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.lab.analysis.explain import Explainer
 from specdec_hf.lab.analysis.replay import (
     REPLAY_RULE,
     MeasuredAcceptance,

@@ -15,12 +15,7 @@ import torch
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, embedded_gguf
-from specdec_hf.drafters.layers import LayersDrafter
-from specdec_hf.drafters.model import ModelDrafter
-from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.lab.bench.runs import Config
-
-MODELS = (ModelDrafter, LayersDrafter)  # of the target's vocabulary
 
 
 class LeftOutError(Exception):
@@ -42,9 +37,8 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
         arguments = {"prompt_lookup_num_tokens": CLI_NUM_ASSISTANT_TOKENS}
         return Config("prompt lookup, Transformers", arguments=arguments, single=True, peer=True)
     if name == "assisted":
-        drafters = (resolve_drafter(one, None, loaded.model) for one in loaded.drafters)
-        models = (getattr(one, "model", None) for one in drafters if type(one) in MODELS)
-        assistant = next(models, None)
+        drafts = filter(None, loaded.draft_models())
+        assistant = next((one.model for one in drafts if one.shares_vocabulary), None)
         if assistant is None:
             raise LeftOutError("it needs a --drafter that is a model of the target's vocabulary")
         return Config(
