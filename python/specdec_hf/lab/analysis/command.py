@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -66,6 +66,16 @@ Gammas = Annotated[
         "--num-assistant-tokens", "--gamma", metavar="N,N,..", help="Tokens to draft per round."
     ),
 ]
+Tree = Annotated[
+    str | None,
+    typer.Option(
+        "--tree",
+        metavar="N,N,..",
+        help="Also draw the trees that each drafter drafts for the first prompt: children at each "
+        "depth, such as 4,2,1. Drafters of trees of their own are drawn without it, and not "
+        "measured.",
+    ),
+]
 Ablate = Annotated[
     str | None,
     typer.Option(
@@ -88,6 +98,7 @@ def analyze_command(
     dtype: options.Dtype = "auto",
     device: options.Device = None,
     gammas: Gammas = "3,7",
+    tree: Tree = None,
     max_new_tokens: options.MaxNewTokens = 48,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
@@ -106,7 +117,7 @@ def analyze_command(
     """
     settings = Settings(
         model=model, drafter=drafter, dtype=dtype, device=device, system=system,
-        max_new_tokens=max_new_tokens, seed=seed,
+        max_new_tokens=max_new_tokens, seed=seed, tree=tree,
         sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
     )  # fmt: skip
     check_limit(limit)
@@ -146,8 +157,6 @@ def _check_drafters(settings: Settings) -> Sources:
     for name in settings.drafter:
         if name == "none":
             fail("--drafter must not be none: without drafts there is nothing to analyze")
-        if has_own_tree(name):
-            fail(f"--drafter {name} drafts trees, but analyze measures chains")
         if makes_forward(name):
             fail(
                 f"--drafter {name} cannot be analyzed: it runs the target within its rounds"
@@ -158,7 +167,7 @@ def _check_drafters(settings: Settings) -> Sources:
             )
         alone = replace(settings, drafter=[name], sampling=dict(settings.sampling))
         found.append(check(alone))
-    settings.sampling = alone.sampling
+    settings.sampling, settings.tree = alone.sampling, alone.tree
     return Sources(found[0].model, [sources.drafters[0] for sources in found])
 
 
@@ -182,17 +191,19 @@ def analyze(
     """Load the models, measure, print the tables, and write figures, page and report."""
     with progress_bar() as say:
         loaded = load_models(
-            settings, sources, say, functools.partial(check_prompts, prompts, settings)
+            settings, sources, say, functools.partial(_check_model, prompts, settings)
         )
         drafters = _resolved(settings.drafter, loaded)
         say("warming up")
         failed: dict[str, str] = {}
-        _measure(_measurement(loaded, prompts[:1], settings, gammas[:1], 0.0, 4), drafters, failed)
-    if len(failed) == len(drafters):
+        if drafters:
+            few = _measurement(loaded, prompts[:1], settings, gammas[:1], 0.0, 4)
+            _measure(few, drafters, failed)
+    if len(failed) == len(settings.drafter):
         _tell(failed)
     found: dict[float, list[DrafterAnalysis]] = {}
     plain = []
-    temperatures = sorted({0.0, settings.sampling["temperature"]})
+    temperatures = sorted({0.0, settings.sampling["temperature"]}) if drafters else []
     with progress() as bar:
         stages = 1 + len(drafters) * (1 + len(gammas))
         total = len(prompts) * settings.max_new_tokens * stages
@@ -207,23 +218,46 @@ def analyze(
             plain = [text.stats for text in texts]
             bar.update(task, completed=total)
 
-    last = found[temperatures[-1]]
-    print_report(loaded, found)
+    last = found[temperatures[-1]] if found else []
+    if found:
+        print_report(loaded, found)
     if output is not None and last:
         from specdec_hf.lab.analysis.figures import write_pictures
 
         write_pictures(output, loaded, prompts, settings, last, plain)
+    drawn = {
+        name: one
+        for name, one in zip(settings.drafter, loaded.drafters, strict=True)
+        if name not in failed and (settings.tree is not None or has_own_tree(name))
+    }
+    pictures = []
+    if drawn:
+        from specdec_hf.lab.analysis.tree_pictures import draft_trees, print_trees, write_trees
+
+        pictures = draft_trees(loaded, prompts[0], settings, drawn, failed)
+        print_trees(pictures)
+        if output is not None and pictures:
+            write_trees(output, loaded, settings, pictures)
     content = {
         "info": collect_info(),
         **asdict(settings),
         "num_assistant_tokens": list(gammas),
         "device": str(loaded.model.device),
         **to_dict(found),
+        "trees": [picture.to_dict() for picture in pictures],
         "failed": failed,
     }
     write_json(json_file, content)
     if failed:
         _tell(failed)
+
+
+def _check_model(
+    prompts: Sequence[Prompt], settings: Settings, tokenizer: Any, config: Any
+) -> None:
+    if config.is_encoder_decoder:
+        fail(f"--model must be a causal language model, got the type {config.model_type!r}")
+    check_prompts(prompts, settings, tokenizer, config)
 
 
 def _measure(
@@ -251,7 +285,7 @@ def _tell(failed: Mapping[str, str]) -> NoReturn:
 
 
 def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
-    """The drafters by name, each of which drafts chains."""
+    """The drafters of chains by name; those of trees of their own are left out."""
     from specdec_hf.drafters.resolve import resolve_drafter
     from specdec_hf.drafting.drafter import rules_of
     from specdec_hf.lab.analysis.replay import REPLAY_RULE
@@ -259,6 +293,8 @@ def _resolved(names: Sequence[str], loaded: Loaded) -> dict[str, Drafter]:
     given = loaded.drafter if isinstance(loaded.drafter, list) else [loaded.drafter]
     drafters = {}
     for name, one in zip(names, given, strict=True):
+        if has_own_tree(name):
+            continue
         drafter = resolve_drafter(one, None, loaded.model)
         assert drafter is not None
         if REPLAY_RULE not in rules_of(drafter):
