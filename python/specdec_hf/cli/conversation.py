@@ -198,10 +198,11 @@ class Conversation:
 
     def _ngram_decoder(self) -> SpeculativeDecoder:
         """The decoder of ``/ngram``: chains by counted n-grams, with the settings they take."""
+        lossless: dict[str, Any] = {name: None for x in LOSSY_RULES.values() for name in x}
         settings = replace(
             self.given, sampling=dict(self.given.sampling), drafter=[NGRAM], tree=None,
             num_assistant_tokens_schedule=None, rule="auto",
-            **{name: None for names in LOSSY_RULES.values() for name in names},
+            **lossless,
         )  # fmt: skip
         check(settings)
         return make_decoder(settings, NGRAM)
