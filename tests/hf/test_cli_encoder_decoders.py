@@ -78,6 +78,7 @@ def test_chat_continues_each_message_by_itself(t5):
     assert shown[0] != shown[1]
 
 
+@pytest.mark.build  # a tool of the laboratory
 def test_bench_pads_the_prompts_of_an_encoder_on_the_right(tmp_path):
     """Where an encoder counts its positions from the left, padding there would change texts."""
     bart = cli_models.write_encoder_decoder(tmp_path / "bart", "bart")
@@ -98,6 +99,7 @@ def test_bench_pads_the_prompts_of_an_encoder_on_the_right(tmp_path):
         assert answer["texts"] == wanted
 
 
+@pytest.mark.build
 def test_bench_leaves_out_the_default_drafters_that_an_encoder_decoder_refuses(
     t5, tmp_path, monkeypatch
 ):

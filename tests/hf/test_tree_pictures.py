@@ -109,6 +109,7 @@ def test_no_two_nodes_are_drawn_on_one_another(parents):
         assert places[n + 1][0] == places[parent + 1][0] + tree_pictures.COLUMN
 
 
+@pytest.mark.build  # a tool of the laboratory
 def test_analyze_draws_the_trees_of_each_drafter(folder, tmp_path):  # noqa: F811
     prompts, report = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     prompts.write_text('{"turns": ["Say: the cat sat. The cat sat"]}\n')
@@ -128,6 +129,7 @@ def test_analyze_draws_the_trees_of_each_drafter(folder, tmp_path):  # noqa: F81
     assert [one["drafter"] for one in content["trees"]] == ["layers:1", "prompt_lookup"]
 
 
+@pytest.mark.build
 def test_trees_of_a_drafter_of_its_own_are_drawn_and_not_measured(folder, tmp_path):  # noqa: F811
     prompts, report = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     prompts.write_text('{"turns": ["Say: the cat sat. The cat sat"]}\n')
