@@ -53,8 +53,9 @@ class DistilledDrafter(ModelDrafter):
     A call collects the target's distribution at its rejected drafts. When all its sequences have
     ended, the model takes ``steps`` steps of AdamW on the mean of KL(P || Q) over these places.
     Nothing is learnt within a call: its text follows from its seed, and from what earlier calls
-    have taught. Greedy text and text of rule match are the same whatever was learnt. Calls must have
-    seeds of their own, as ``seed=None`` gives them: their noise is then none that was learnt from.
+    have taught. Greedy text and text of rule match are the same whatever was learnt. Calls must
+    have seeds of their own, as ``seed=None`` gives them: their noise is then none that was learnt
+    from.
 
     It learns where it drafts chains by itself, not in a tree or a cascade.
 
