@@ -252,6 +252,17 @@ def test_without_a_template_a_message_is_continued_as_text(tmp_path):
     assert first.splitlines()[0] == second.splitlines()[0]  # no memory
 
 
+def test_options_switch_on_what_commands_do(folder):  # noqa: F811
+    start = ("chat", "--model", folder, "--max-new-tokens", 4, "--drafter", "layers:1")
+    result = invoke(*start, "--alone", "--trace", input="Say it\n/clear\n/quit\nnever read\n")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert {"target alone", "drafter layers:1 alone"} <= set(lines)
+    assert "round position token" in " ".join(result.output.split())
+    assert lines[-1] == "> /clear"
+    assert "alone" not in invoke(*start, input="Say it\n").output
+
+
 def test_the_drafters_of_a_cascade_answer_alone_one_by_one(folder):  # noqa: F811
     result = invoke(
         "chat", "--model", folder, "--max-new-tokens", 4, "--drafter", "layers:1", "--drafter",

@@ -68,7 +68,7 @@ def test_the_decisions_of_chains_are_those_of_plain_forwards(models, rule):
                 later = float(probs(models[1], ids[: token.position + 1])[token.token])
                 assert token.q != pytest.approx(later, abs=1e-7)
             if rule == "match":
-                assert token.uniform is None
+                assert (token.uniform, token.q) == (None, None)
             elif token.drafter:
                 uniforms = acceptance_uniforms(torch.tensor([5]), torch.tensor([begin]), 3, rule)
                 assert token.uniform == float(uniforms[0, token.position - begin])
@@ -152,6 +152,17 @@ def test_a_tree_is_drawn_with_the_verdict_of_each_node():
     assert sat == "│   ├── 3  ×sat×  rejected, P 5.00e-04, Q 0.5000, accept 0.0010"
     assert on == "│   └──  ‹on›  recovered, P 0.7500"
     assert other == "└── 2 ␛  not looked at, P 0.1250, Q 0.5000"
+
+
+def test_nodes_that_are_parts_of_a_character_are_shown_as_one_sign():
+    explainer = Explainer(cli_models.tokenizer(), [], "drafty", SAMPLING)
+    first, second, third, last = explainer.tokenizer("😄").input_ids
+    a = explainer.tokenizer("a").input_ids[0]
+    unfinished = "\N{REPLACEMENT CHARACTER}"
+    assert explainer._piece([a], [first]) == unfinished
+    assert explainer._piece([a, first], [second]) == unfinished
+    assert explainer._piece([a, first, second, third], [last]) == "😄"
+    assert explainer._piece([a, first], [a]) == "a"
 
 
 def test_masks_that_are_too_wide_are_told_of():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdec_hf.cli.distributions import draft_probs, target_probs
 from specdec_hf.cli.trace import UNFINISHED
+from specdec_hf.drafting.context import reads_draft
 from specdec_hf.loop.streaming import Kind, TracedRound
 from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 
@@ -35,7 +36,8 @@ class Explained:
         p: probability under the target, P.
         drafter: who drafted it; empty for recovered, bonus and plain tokens.
         q: probability under the drafter, Q, where something was drafted; 1 for a deterministic
-            draft. Of a recovered token it is Q at the place of the rejected draft.
+            draft. Of a recovered token it is Q at the place of the rejected draft. None for sampled
+            texts under rules that do not read Q.
         accept_prob: of a draft, which is accepted if the uniform is smaller; None for other tokens.
         uniform: what decided. That of a recovered, bonus or plain token drew it: it is the first
             token whose cumulative probability exceeds the uniform, in the order of ids. None at
@@ -182,6 +184,8 @@ class Explainer:
         p = target_probs(traced.logits[0, : compared + 1], self.sampling).cpu()
         q = draft_probs(traced.draft_token_ids.clamp(min=0), traced.distribution, p.shape[-1])
         q = q[0, :compared].cpu()
+        # Rules that do not read Q are not told what drafts were drawn from.
+        knows_q = not self.random or reads_draft(traced.rule)
         uniforms = acceptance_uniforms(
             traced.seeds, torch.from_numpy(traced.lengths), compared, traced.rule
         )
@@ -200,8 +204,8 @@ class Explainer:
                 said.append(
                     Explained(
                         rejected, self._text(rejected), "rejected", float(p[i, rejected]),
-                        q=float(q[i, rejected]), unread=size - i - 1, position=begin + i,
-                        **drafted,
+                        q=float(q[i, rejected]) if knows_q else None, unread=size - i - 1,
+                        position=begin + i, **drafted,
                     )
                 )  # fmt: skip
                 drafted = {}
@@ -214,7 +218,8 @@ class Explainer:
             said.append(
                 Explained(
                     token, self._append(token), kind, float(p[i, token]),
-                    q=float(q[i, token]) if i < compared else None, position=begin + i, **drafted,
+                    q=float(q[i, token]) if i < compared and knows_q else None,
+                    position=begin + i, **drafted,
                 )
             )  # fmt: skip
         return said
@@ -315,9 +320,13 @@ class Explainer:
         return added or text
 
     def _piece(self, before: list[int], tokens: list[int]) -> str:
-        """What tokens add to a text that ends with some others."""
-        known = self._decoded(before).rstrip(UNFINISHED)
-        return self._decoded([*before, *tokens]).removeprefix(known)
+        """What tokens add to a text that ends with some others; � for a part of a character."""
+        shown = self._decoded(before)
+        known = shown.rstrip(UNFINISHED)
+        added = self._decoded([*before, *tokens]).removeprefix(known)
+        for _ in range(len(shown) - len(known)):
+            added = added.removeprefix(UNFINISHED) or UNFINISHED
+        return added
 
     def _decoded(self, tokens: list[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
