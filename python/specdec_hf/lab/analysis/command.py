@@ -357,8 +357,7 @@ def analyze(analysis: Analysis, output: Path | None, json_file: Path | None) -> 
         from specdec_hf.lab.analysis.tree_pictures import write_trees
 
         write_trees(output, loaded, settings, pictures)
-    trees = [picture.to_dict() for picture in pictures]
-    write_json(json_file, {**_report(analysis, loaded, found), "trees": trees})
+    write_json(json_file, _report(analysis, loaded, found, pictures))
     if failed:
         _tell(failed)
 
@@ -387,8 +386,10 @@ def _draw_trees(
     return pictures
 
 
-def _report(analysis: Analysis, loaded: Loaded, found: Found) -> dict[str, Any]:
-    """All that was measured, as plain values for JSON."""
+def _report(
+    analysis: Analysis, loaded: Loaded, found: Found, pictures: Sequence[Picture]
+) -> dict[str, Any]:
+    """All that was measured and drawn, as plain values for JSON."""
     from specdec_kernels.analysis import LENIENCE_SPEEDS, TABLE_1, lenience_speeds, table_1
 
     printed: dict[str, Iterable[tuple[Any, Any]]] = {
@@ -410,6 +411,7 @@ def _report(analysis: Analysis, loaded: Loaded, found: Found) -> dict[str, Any]:
             for temperature, analyses in found.items()
             for one in analyses
         ],
+        "trees": [picture.to_dict() for picture in pictures],
         "failed": analysis.failed,
     }
 

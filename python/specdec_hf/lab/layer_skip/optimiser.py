@@ -70,13 +70,15 @@ def _next(
     generator: np.random.Generator,
 ) -> Point:
     proposals = _proposals(tried, known, size, generator)
+    chosen: Point = proposals[0]
     if not tried:
-        return proposals[0]
+        return chosen
     points = np.array([point for point, _ in tried])
     values = np.array([value for _, value in tried])
     mean, deviation = values.mean(), values.std() or 1.0
     scores = expected_improvement(points, (values - mean) / deviation, proposals)
-    return proposals[int(scores.argmax())]
+    chosen = proposals[int(scores.argmax())]
+    return chosen
 
 
 def _proposals(
@@ -121,7 +123,8 @@ def expected_improvement(
     gain = (mean - values.max()) / deviation
     normal = np.exp(-0.5 * gain**2) / math.sqrt(2 * math.pi)
     below: NDArray[np.float64] = 0.5 * (1 + _erf(gain / math.sqrt(2)))
-    return deviation * (gain * below + normal)
+    improvement: NDArray[np.float64] = deviation * (gain * below + normal)
+    return improvement
 
 
 def _differences(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -134,7 +137,8 @@ def _fit(
     covariance: NDArray[np.float64], values: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
     """The log likelihood up to a constant, the Cholesky factor, and the weights of the values."""
-    factor = np.linalg.cholesky(covariance + NOISE * np.eye(len(values)))
-    weights = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
+    noisy = covariance + NOISE * np.eye(len(values))
+    factor: NDArray[np.float64] = np.linalg.cholesky(noisy)
+    weights: NDArray[np.float64] = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
     likelihood = -0.5 * values @ weights - np.log(np.diag(factor)).sum()
     return float(likelihood), factor, weights
