@@ -318,7 +318,7 @@ class Options(CommonOptions):
         default=None,
         metadata=own(
             _must_be("None or a function", NoneType, Callable),
-            "called after every round with a `TracedRound`; not with ``tree``.",
+            "called after every round with a `TracedRound`.",
             with_beams=(None,),
         ),
     )

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import ModelDrafter, PromptLookupDrafter, SpeculativeDecoder
+from specdec_hf.cli.explain import Explainer
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter
 from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
-from specdec_hf.lab.analysis.explain import Explainer
 from specdec_hf.lab.analysis.replay import replay, write_text
 from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
 from specdec_hf.loop.streaming import run_stream

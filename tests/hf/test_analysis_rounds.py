@@ -215,11 +215,20 @@ def test_everything_is_measured_of_a_tree_that_has_a_meaning_for_it():
     (stats,) = found.calls[speed.gamma]
     assert stats.rule == "target_only"
     # Every token is explained, and the text is that of plain decoding.
-    said = [token for one in found.answers[0] for token in one]
+    explained = [token for one in found.answers[0] for token in one]
+    said = [token for token in explained if token.kind != "rejected"]
     assert [token.token for token in said] == texts[0].tokens[texts[0].begin :].tolist()
-    assert {token.drafter for token in said if token.kind == "accepted"} == {"recycling"}
-    assert all(token.p == pytest.approx(1) for token in said)
+    assert {token.drafter for token in explained if token.accept_prob is not None} == {"recycling"}
+    assert all(token.p == (token.kind != "rejected") for token in explained)
     assert "".join(token.text for token in said)
+    # The trees that are drawn are those that were measured.
+    accepted = [
+        node for tree in found.first_trees for node in tree.nodes if node.kind == "accepted"
+    ]
+    assert len(accepted) == stats.accepted > 0
+    assert {node.token for node in accepted} <= {token.token for token in said}
+    drafted = sum(len(tree.nodes) for tree in found.first_trees)
+    assert drafted == stats.drafted
     # SpecInfer's table is that of the trials.
     tables = tables_by_title([found])
     (title,) = (title for title in tables if title.startswith("SpecInfer"))

@@ -25,6 +25,7 @@ def test_generate_writes_the_text_that_it_printed(folder, tmp_path):  # noqa: F8
     result = invoke(
         "generate", "--model", folder, "--prompt", "Say: the cat sat. The cat sat",
         "--max-new-tokens", 10, "--drafter", "layers:1", "--guard", "off", "--json", path,
+        "--no-rejected",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     report = json.loads(path.read_text())
@@ -286,6 +287,25 @@ def test_where_there_is_no_colour_marks_tell_drafted_tokens_apart():
     assert legend(MARKS).plain == (
         "«drafted and accepted»  ‹recovered after a rejection›  bonus or plain"
     )
+
+
+def test_rejected_drafts_stand_before_the_token_that_replaces_them():
+    """Siblings are apart, and half of a character is not shown."""
+    tokenizer = cli_models.tokenizer()
+    s, o, first, second, t = tokenizer("soét").input_ids
+    c, d, half = tokenizer("cdé").input_ids[:3]
+    steps = [
+        Step(0, [s, o], ["accepted", "recovered"], [0.0] * 2, rejected=[c]),
+        Step(0, [first], ["recovered"], [0.0], rejected=[c, d, half]),
+        Step(0, [second], ["recovered"], [0.0], rejected=[c]),
+        Step(0, [t], ["bonus"], [0.0]),
+    ]
+    assert render(tokenizer, steps, marks=MARKS).plain == "«s»×c×‹o›×c××d××c×‹é›t"
+    coloured = render(tokenizer, steps)
+    struck = {coloured.plain[a:b] for a, b, style in coloured.spans if style == "red strike"}
+    assert struck == {"c", "d"}
+    assert render(tokenizer, steps, marks=MARKS, rejected=False).plain == "«s»‹oé›t"
+    assert legend(MARKS, rejected=True).plain.split("  ")[1] == "×drafted and rejected×"
 
 
 def test_a_stream_of_pieces_is_the_text():

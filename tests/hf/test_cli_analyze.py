@@ -159,8 +159,10 @@ def test_trees_are_measured_those_of_heads_and_those_that_merge_drafters(
         (stats,) = next(iter(one["calls"].values()))
         assert stats["rule"] == "target_only"
         assert stats["tree"]
-        emitted = [token for said in one["rounds"][0] for token in said]
+        explained = [token for said in one["rounds"][0] for token in said]
+        emitted = [token for token in explained if token["kind"] != "rejected"]
         assert len(emitted) == stats["new_tokens"] == 6
+    assert [one["drafter"] for one in report["trees"]] == names
     merged = report["measured"][2]
     assert list(merged["calls"]) == ["2"]
     assert merged["acceptance"]["drafted"] == 6
@@ -202,6 +204,21 @@ def test_a_drafter_that_cannot_be_analyzed_is_named_and_the_others_are_measured(
     assert "; --drafter layer_skip:1-1: cannot be analyzed" in last
     assert [m["drafter"] for m in report["measured"]] == ["layers:1"] * 2
     assert list(report["failed"]) == ["early_exit:1", "layer_skip:1-1"]
+
+
+def test_a_drafter_that_does_not_fit_is_named_and_the_others_are_measured(analyze, tmp_path):
+    """Where no other is left, no weights are read."""
+    (tmp_path / "empty").mkdir()
+    head = f"eagle3:{tmp_path / 'empty'}"
+    names = [head, f"prompt_lookup+{head}"]
+    result, report = analyze(*names)
+    assert result.exit_code == 2
+    assert report is None
+    result, report = analyze(*names, "layers:1")
+    assert result.exit_code == 1
+    assert list(report["failed"]) == names
+    assert report["failed"][head] == report["failed"][names[1]]
+    assert [m["drafter"] for m in report["measured"]] == ["layers:1"] * 2
 
 
 def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypatch):

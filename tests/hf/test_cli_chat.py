@@ -1,13 +1,17 @@
-"""The command ``chat``: several turns, whose cache is kept where that is exact."""
+"""The command ``chat``: several turns, whose cache is kept where that is exact, and commands."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import chat, interrupt
-from specdec_hf.cli.chat import Conversation
-from specdec_hf.cli.checks import Settings
-from specdec_hf.cli.load import Loaded
-from specdec_hf.cli.run import encode
+from specdec_hf.cli.checks import Settings, check
+from specdec_hf.cli.commands import COMMANDS, run_command
+from specdec_hf.cli.conversation import Conversation
+from specdec_hf.cli.load import Loaded, load
+from specdec_hf.cli.run import View, encode, make_decoder
+from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import PieceStream
 from support import cli_models, hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
@@ -65,7 +69,8 @@ def test_chat_answers_every_line_of_standard_input(folder):  # noqa: F811
     assert lines == ["> Say :smile:", "> /help", "> Again [bold]", "> /reset", "> Once more"]
     assert result.output.count("4 tokens, ") == 3
     assert "; cut at --max-new-tokens 4" in result.output
-    assert "/reset forgets the conversation" in result.output
+    for name in COMMANDS:
+        assert f"\n{name} " in result.output
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -87,7 +92,8 @@ def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatc
     assert not interrupt.State.seen
     said = [message["content"] for message in conversation.messages]
     assert said[2:5:2] == ["Go on", "And now?"]
-    assert said[3] == "".join(piece for pieces in seen[:3] for piece, _ in pieces)
+    shown = [piece for pieces in seen[:3] for piece, kind in pieces if kind != "rejected"]
+    assert said[3] == "".join(shown)
     assert len(said[1]) == len(said[5]) == 12
     assert [past is not None for past in given] == [True, False]  # the cache had changed
     model, tokenizer = conversation.loaded.model, conversation.loaded.tokenizer
@@ -98,10 +104,30 @@ def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatc
 
 def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
     start = ("chat", "--model", folder, "--max-new-tokens", 2)
-    for text, first in (("/foo", "/foo"), ("/reset it", "/reset"), ("/", "/")):
+    must = f"error: a command must be one of {', '.join(COMMANDS)}, got"
+    for text, line in (
+        ("/foo", f"{must} '/foo'"),
+        ("/gama 3", f"{must} '/gama'; did you mean '/gamma'?"),
+        ("/", f"{must} '/'"),
+        ("/reset it", "error: /reset takes no value, got 'it'"),
+        ("/gamma", "error: /gamma takes one integer, got ''"),
+        ("/gamma 2 3", "error: /gamma takes one integer, got '2 3'"),
+        ("/gamma -1", "error: /gamma must be an integer in [0, 1024], got -1"),
+        ("/length 0", "error: /length must be an integer in [1, 2147483647], got 0"),
+        ("/length x", "error: /length takes one integer, got 'x'"),
+        ("/processor top", "error: /processor must be one of greedy, multinomial, topk, nucleus, "
+         "topknucleus, minp, got 'top'; did you mean 'topk'?"),
+        ("/processor topk 1", "error: /processor topk takes temperature, top_k, got '1'"),
+        ("/processor topk 1 2.5", "error: /processor topk takes temperature, top_k, got '1 2.5'"),
+        ("/processor greedy 1", "error: /processor greedy takes no value, got '1'"),
+        ("/processor nucleus 1 2", "error: --top-p must be in (0, 1], got 2.0"),
+        ("/processor topk 0 3", "error: --top-k needs --temperature above 0: greedy decoding does "
+         "not sample"),
+        ("/drafter", "error: /drafter needs a drafter that is a language model, got --drafter "
+         "auto"),
+    ):  # fmt: skip
         result = invoke(*start, input=f"Hi\n{text}\n")
-        line = f"error: commands are /help, /reset, /exit, alone in a message, got {first}"
-        assert line in result.output.splitlines()
+        assert line in result.output.splitlines(), text
         assert result.exit_code == 1  # the last message was not answered
     result = invoke(*start, input="/etc/hosts is a file\n")
     assert result.exit_code == 0, result.output
@@ -116,3 +142,133 @@ def test_chat_goes_on_after_a_message_that_is_too_long(folder):  # noqa: F811
     assert result.output.count("2 tokens, ") == 1
     result = invoke(*start, input=f"Hi\n{'word ' * 90}\n")
     assert result.exit_code == 1, result.output
+
+
+@pytest.fixture
+def drafting(folder):  # noqa: F811
+    """A conversation whose settings commands may change, with a draft model."""
+    given = Settings(
+        model=str(folder), drafter=["layers:1"], max_new_tokens=12, guard="off", seed=4
+    )
+    settings = replace(given, sampling=dict(given.sampling))
+    loaded = load(settings, check(settings), lambda text: None)
+    return Conversation(loaded, make_decoder(settings, loaded.drafter), settings, View(), given)
+
+
+def said(conversation, capsys, *texts):
+    """What commands print, all of which are obeyed."""
+    capsys.readouterr()
+    for text in texts:
+        assert run_command(conversation, text)
+    return capsys.readouterr().out
+
+
+def test_commands_change_how_the_next_answer_is_made(drafting, capsys):
+    """Those that are refused leave all as it was."""
+    assert said(drafting, capsys, "/gamma 3", "/length 20") == "/gamma: 3\n/length: 20\n"
+    greedy = drafting.answer("Say it")
+    assert max(max(record.drafted) for record in greedy.stats.round_log) == 3
+    assert len(greedy.tokens) == 20
+    drafting.reset()
+    line = "/processor: temperature 0.9, top_k 40\n"
+    assert said(drafting, capsys, "/processor topk 0.9 40") == line
+    sampled = drafting.answer("Say it")
+    assert (sampled.seed, sampled.stats.rule) == (4, "block")
+    assert sampled.tokens != greedy.tokens
+    kept = drafting.settings, drafting.given, drafting.decoder
+    assert not run_command(drafting, "/processor minp 1 3")
+    assert (drafting.settings, drafting.given, drafting.decoder) == kept
+    assert said(drafting, capsys, "/processor greedy", "/speculative") == (
+        "/processor: greedy\n/speculative: off\n"
+    )
+    drafting.reset()
+    plain = drafting.answer("Say it")
+    assert (plain.tokens, plain.stats.drafted) == (greedy.tokens, 0)
+    assert said(drafting, capsys, "/speculative") == "/speculative: on\n"
+    drafting.reset()
+    assert drafting.answer("Say it").stats.drafted > 0
+    assert "/gamma N" in said(drafting, capsys, "/help")
+
+
+def test_the_cache_of_an_answer_serves_the_next_one_unless_it_is_switched_off(
+    conversation, monkeypatch, capsys
+):
+    given = streams(conversation, monkeypatch)
+    conversation.answer("Say it")
+    conversation.answer("Again")
+    assert said(conversation, capsys, "/cache") == "/cache: off\n"
+    conversation.answer("And now?")
+    assert [past is not None for past in given] == [False, True, False]
+
+
+def test_other_answers_are_those_of_the_models_alone(drafting, capsys):
+    said(drafting, capsys, "/target", "/drafter", "/ngram", "/debug", "/gamma 4")
+    turn = drafting.answer("Say it")
+    capsys.readouterr()
+    drafting.show_more(turn)
+    shown = capsys.readouterr().out
+    loaded, messages = drafting.loaded, drafting.messages[:-1]
+    inputs = encode(loaded.tokenizer, messages, "cpu")
+    (small,) = loaded.draft_models()
+    assert small.model is not loaded.model
+    texts = []
+    for name, model in (("target", loaded.model), ("drafter layers:1", small.model)):
+        ids = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0]
+        text = loaded.tokenizer.decode(ids[turn.prompt_tokens :], skip_special_tokens=True)
+        head = f"{name} alone\n{visible(text)}\n{len(ids) - turn.prompt_tokens} tokens, "
+        assert head in shown
+        texts.append(text)
+    assert texts[0] != texts[1]
+    assert texts[0] == drafting.messages[-1]["content"]
+    assert "drafted by nasd\n" in shown
+    assert "uniform" in shown  # of the table of decisions
+    for name in ("/target", "/drafter", "/ngram", "/debug"):
+        assert said(drafting, capsys, name) == f"{name}: off\n"
+    drafting.show_more(drafting.answer("Again"))
+    assert "alone" not in capsys.readouterr().out
+
+
+def test_rejected_drafts_are_shown_and_are_no_part_of_the_conversation(folder):  # noqa: F811
+    start = (
+        "chat", "--model", folder, "--max-new-tokens", 16, "--drafter", "layers:1", "--guard",
+        "off",
+    )  # fmt: skip
+    texts = {}
+    for option in ("--rejected", "--no-rejected"):
+        texts[option] = invoke(*start, option, input="Say: the cat sat\n").output
+        assert ("×drafted and rejected×" in texts[option]) is (option == "--rejected")
+    assert texts["--rejected"].count("×") > 2
+    assert "×" not in texts["--no-rejected"]
+
+
+def test_without_a_template_a_message_is_continued_as_text(tmp_path):
+    bare = cli_models.write_folder(tmp_path, template=None)
+    start = ("chat", "--model", bare, "--max-new-tokens", 3)
+    line = one_line_error(*start)
+    assert line.endswith("; with --no-chat-template the model continues each message as text")
+    result = invoke(*start, "--no-chat-template", input="Say it\nSay it\n")
+    assert result.exit_code == 0, result.output
+    first, second = result.output.split("> Say it\n")[1:]
+    assert first.splitlines()[0] == second.splitlines()[0]  # no memory
+
+
+def test_options_switch_on_what_commands_do(folder):  # noqa: F811
+    start = ("chat", "--model", folder, "--max-new-tokens", 4, "--drafter", "layers:1")
+    result = invoke(*start, "--alone", "--trace", input="Say it\n/clear\n/quit\nnever read\n")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert {"target alone", "drafter layers:1 alone"} <= set(lines)
+    assert "round position token" in " ".join(result.output.split())
+    assert lines[-1] == "> /clear"
+    assert "alone" not in invoke(*start, input="Say it\n").output
+
+
+def test_the_drafters_of_a_cascade_answer_alone_one_by_one(folder):  # noqa: F811
+    result = invoke(
+        "chat", "--model", folder, "--max-new-tokens", 4, "--drafter", "layers:1", "--drafter",
+        "prompt_lookup", "--cascade", "vertical", "--alone", input="Say it\n/ngram\nAgain\n",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.output.count("drafter layers:1 alone\n") == 2
+    assert says(result, "note: --drafter prompt_lookup has no text of its own")
+    assert "drafted by nasd\n" in result.output

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from rich.text import Text
-from specdec_hf.cli.chat import WordWrap
+from specdec_hf.cli.terminal import WordWrap
 from support.cli_models import folder  # noqa: F401
 
 pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
@@ -119,7 +119,7 @@ def test_control_c_stops_an_answer_and_then_leaves(folder):  # noqa: F811
     session = Session(CHAT, "chat", "--model", folder, "--max-new-tokens", 40, "--drafter", "none")
     session.until("> ")
     session.type("/rest\r")
-    session.until("error: commands are /help, /reset, /exit, alone in a message, got /rest\r\n")
+    session.until("got '/rest'; did you mean '/reset'?\r\n")
     session.type("Say it\r")
     session.until("\x1b[?2004l\r")  # where readline has read the line
     session.wait()

@@ -115,17 +115,17 @@ def test_a_threshold_is_for_drafters_that_were_named(model, options):
             run(model, **GREEDY, **options, drafter="suffix_automaton")
 
 
-def test_traced_calls_get_chains(model):
+def test_traced_calls_get_the_trees_of_others(model):
     inputs, traced = hf_models.prompts((9,), vocab_size=11), []
-    options = {"guard": False, "trace": traced.append}
     kwargs = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
-    with pytest.raises(ValueError, match="trace must be None with tree"):
-        model.generate(
-            **inputs, **kwargs, custom_generate=SpeculativeDecoder(AutoDrafter(), **options)
-        )
-    out = model.generate(**inputs, **kwargs, custom_generate=SpeculativeDecoder(**options))
-    assert out.stats.drafter == "suffix_automaton"
+    plain, out = (
+        model.generate(**inputs, **kwargs, custom_generate=SpeculativeDecoder(guard=False, **more))
+        for more in ({}, {"trace": traced.append})
+    )
+    assert out.stats.drafter == plain.stats.drafter == AutoDrafter().name
+    assert out.sequences.tolist() == plain.sequences.tolist()
     assert len(traced) == out.stats.rounds
+    assert any(r.parents is not None for r in traced)
 
 
 def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model):

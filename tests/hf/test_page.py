@@ -5,8 +5,9 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
-from specdec_hf.lab.analysis.explain import Explained
-from specdec_hf.lab.analysis.page import MEANINGS, Answer, details_of, number, render_page
+from specdec_hf.cli.decisions import number
+from specdec_hf.cli.explain import Explained
+from specdec_hf.lab.analysis.page import MEANINGS, Answer, details_of, render_page
 from specdec_hf.lab.analysis.tables import ShownTable
 from support.chromium import Chromium, find_chromium
 from support.hf_models import one_thread  # noqa: F401  # autouse here

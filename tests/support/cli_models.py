@@ -13,7 +13,7 @@ import gguf
 import pytest
 import torch
 from specdec_hf.cli.app import app
-from support import hf_models
+from support import encoder_models, hf_models
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -43,6 +43,13 @@ def write_folder(path: Path, template: str | None = TEMPLATE, **settings: int) -
     """A model folder in the Hugging Face layout."""
     hf_models.build("llama", vocab_size=END + 1, **settings).save_pretrained(path)
     tokenizer(template).save_pretrained(path)
+    return path
+
+
+def write_encoder_decoder(path: Path, name: str = "t5") -> Path:
+    """A folder of a tiny encoder-decoder, whose tokenizer has no chat template."""
+    encoder_models.build(name, vocab_size=END + 1).save_pretrained(path)
+    tokenizer(None).save_pretrained(path)
     return path
 
 

@@ -30,7 +30,7 @@ from specdec_hf.cli.prompts import (
     read_standard_input,
 )
 from specdec_hf.cli.report import collect_info, drafter_table, schedule_table, write_json
-from specdec_hf.cli.run import load_models, progress_bar, run
+from specdec_hf.cli.run import View, load_models, progress_bar, run
 from specdec_hf.cli.terminal import (
     FAILED,
     INTERRUPTED,
@@ -135,6 +135,9 @@ def generate_command(
     settings: Settings,
     limit: options.Limit = None,
     compare: options.Compare = True,
+    alone: options.Alone = False,
+    rejected: options.Rejected = True,
+    trace: options.Traced = False,
     json_file: options.JsonFile = None,
 ) -> None:
     """Answer prompts with and without speculation.
@@ -143,18 +146,27 @@ def generate_command(
     """
     if prompt is None and prompts is None:
         fail("give either --prompt TEXT or --prompts FILE")
-    _answer(prompt, prompts, settings, limit, json_file, compare=compare)
+    if alone and not compare:
+        fail("--alone shows what --compare runs, got --no-compare")
+    view = View(compare=compare, alone=alone, rejected=rejected, trace=trace)
+    _answer(prompt, prompts, settings, limit, json_file, view)
 
 
 @app.command("chat")
 @no_traceback
 @takes_settings(max_new_tokens=512)
-def chat_command(settings: Settings) -> None:
+def chat_command(
+    settings: Settings,
+    alone: options.Alone = False,
+    rejected: options.Rejected = True,
+    trace: options.Traced = False,
+) -> None:
     """Talk to a model; answers are printed as they come.
 
-    Drafted tokens are coloured, or marked where there is no colour. Ctrl-D ends.
+    Drafted tokens are coloured, or marked where there is no colour. /help lists the commands of a
+    conversation, which change it as it goes on. Ctrl-D ends.
     """
-    chat(settings, check(settings))
+    chat(settings, View(alone=alone, rejected=rejected, trace=trace))
 
 
 @app.command("demo")
@@ -171,7 +183,7 @@ def demo_command(
     if prompt is None and prompts is None:
         prompts = str(SHIPPED_PROMPTS)
     settings = Settings(max_new_tokens=max_new_tokens, compile=compile)
-    _answer(prompt, prompts, settings, limit, json_file)
+    _answer(prompt, prompts, settings, limit, json_file, View())
     console.print("the same for a text of your own: generate --prompt TEXT")
 
 
@@ -181,8 +193,7 @@ def _answer(
     settings: Settings,
     limit: int | None,
     json_file: Path | None,
-    *,
-    compare: bool = True,
+    view: View,
 ) -> None:
     if prompt is not None and prompts is not None:
         fail("give either --prompt TEXT or --prompts FILE, not both")
@@ -192,7 +203,7 @@ def _answer(
     check_json(json_file, prompts)
     sources = check(settings)
     chosen = _read_prompt(prompt) if prompt is not None else read_prompts(prompts or "")
-    run(chosen[:limit], settings, sources, compare=compare, json_file=json_file)
+    run(chosen[:limit], settings, sources, view, json_file)
 
 
 app.command("analyze")(no_traceback(analyze_command))

@@ -70,6 +70,7 @@ class Settings(CommonOptions):
     dtype: options.Dtype = "auto"
     device: options.Device = None
     system: options.System = None
+    chat_template: options.ChatTemplate = True
     max_new_tokens: options.MaxNewTokens = 128
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
     drafter: Sequence[str] = options.DEFAULT_DRAFTERS
@@ -168,6 +169,8 @@ def check(settings: Settings) -> Sources:
         fail(f"--device must be cpu, cuda, cuda:N or mps, got {settings.device!r}")
     if settings.system is not None:
         check_text("--system", settings.system)
+        if not settings.chat_template:
+            fail("--system needs a chat template, but --no-chat-template is given")
     _check_values(settings)
     _check_drafting(settings)
     _check_abilities(settings)

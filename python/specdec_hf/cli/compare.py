@@ -1,10 +1,10 @@
-"""One prompt with and without speculation: texts, times, and whether they agree."""
+"""One prompt with and without speculation, and by a model alone: texts, times, and agreement."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, run_stream
+from specdec_hf.runner.encoded import is_encoder_decoder
 from specdec_hf.runner.protocol import context_length
 
 
@@ -104,7 +105,8 @@ def run_turn(
 
     Args:
         model: target.
-        inputs: ``input_ids`` and ``attention_mask`` of one sequence.
+        inputs: ``input_ids`` and ``attention_mask`` of one sequence; of an encoder-decoder those of
+            its encoder.
         decoder: the speculative decoder.
         settings: generation arguments.
         compare: run the baseline too.
@@ -123,26 +125,81 @@ def run_turn(
         return turn
     began = time.perf_counter()
     if settings["do_sample"]:
-        # Without drafts all rules draw from the target alike; only match takes other noise.
-        plain = SpeculativeDecoder(
-            None,
-            rule="match" if output.stats.rule == "match" else "auto",
-            cache=decoder.cache,
-            seed=turn.seed,
-            compile=decoder.compile,
-        )
+        plain = plain_decoder(decoder, output.stats.rule, turn.seed)
         for step in plain.stream(model, **inputs, **settings):
             turn.baseline_tokens += step.tokens
             on_tokens(len(step.tokens))
         turn.baseline = "plain decoding in this library"
     else:
-        limited = {**settings, "max_new_tokens": _room(model, turn.prompt_tokens, settings)}
+        width = prompt_width(model, inputs)
+        limited = {**settings, "max_new_tokens": _room(model, width, settings)}
         sequences = model.generate(**inputs, **limited, streamer=_Counter(on_tokens))
-        turn.baseline_tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        turn.baseline_tokens = sequences[0, width:].tolist()
         turn.baseline = "model.generate"
     _synchronize(model)
     turn.baseline_seconds = time.perf_counter() - began
     return turn
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The answer of one model by itself; seconds are those of the whole call."""
+
+    name: str
+    text: str
+    tokens: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "tokens_per_second": self.tokens / self.seconds}
+
+
+def answer_alone(
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    inputs: dict[str, torch.Tensor],
+    decoder: SpeculativeDecoder,
+    settings: dict[str, Any],
+    seed: int | None,
+) -> Alone:
+    """Let one model answer by plain decoding.
+
+    Args:
+        name: to print.
+        model, tokenizer: the target or a draft model, and the tokenizer of ``inputs``.
+        inputs: ``input_ids`` and ``attention_mask`` of one sequence.
+        decoder: whose cache, forwards and noise are taken.
+        settings: generation arguments.
+        seed: of the sampling.
+    """
+    plain = plain_decoder(decoder, decoder.rule, seed)
+    began = time.perf_counter()
+    tokens = [x for step in plain.stream(model, **inputs, **settings) for x in step.tokens]
+    _synchronize(model)
+    seconds = time.perf_counter() - began
+    return Alone(name, tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), seconds)
+
+
+def plain_decoder(decoder: SpeculativeDecoder, rule: str, seed: int | None) -> SpeculativeDecoder:
+    """The same without drafts. Then all rules draw alike; only match takes other noise."""
+    return SpeculativeDecoder(
+        None,
+        rule="match" if rule == "match" else "auto",
+        cache=decoder.cache,
+        seed=seed,
+        compile=decoder.compile,
+    )
+
+
+def prompt_width(model: Any, inputs: dict[str, torch.Tensor]) -> int:
+    """How many ids of a generated sequence come before the first new one.
+
+    An encoder-decoder's begin with the token that starts its decoder, since its encoder reads the
+    prompt.
+    """
+    return 1 if is_encoder_decoder(model) else inputs["input_ids"].shape[1]
 
 
 def _room(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:

@@ -5,15 +5,18 @@ Importing this module imports torch and transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from specdec_hf.cli.checks import Settings, Sources, parse_cascade
 from specdec_hf.cli.sources import MissingModelError, Source
@@ -30,6 +33,7 @@ from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafters.ngram import NgramDrafter
+from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import (
     AUTO,
@@ -43,21 +47,61 @@ from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 Say = Callable[[str], None]
+MODELS = (ModelDrafter, LayersDrafter)  # of the target's vocabulary
+
+
+@dataclass(frozen=True)
+class DraftingModel:
+    """A language model that drafts.
+
+    Attributes:
+        model, tokenizer: of the texts that it writes alone.
+        sampling: its own parameters, in the place of those of the call.
+        shares_vocabulary: whether its vocabulary is the target's.
+    """
+
+    model: Any
+    tokenizer: Any
+    sampling: Mapping[str, float]
+    shares_vocabulary: bool
 
 
 @dataclass
 class Loaded:
-    """The models that a command uses, in eval mode on one device, and the tokenizer."""
+    """The models that a command uses, in eval mode on one device, and the tokenizer.
+
+    Attributes:
+        model, tokenizer: the target's.
+        drafters: those that draft; ``--cascade`` makes one of all.
+        title: name of the target.
+        levels: the drafters of the cascade; empty without one.
+    """
 
     model: Any
     tokenizer: Any
     drafters: list[Any]
     title: str
+    levels: list[Any] = field(default_factory=list)
 
     @property
     def drafter(self) -> Any:
         """The argument ``drafter`` of `generate`."""
         return self.drafters if len(self.drafters) > 1 else self.drafters[0]
+
+    def draft_models(self) -> list[DraftingModel | None]:
+        """The model of each ``--drafter``; None where it has none that could write a text alone."""
+        found: list[DraftingModel | None] = []
+        for one in self.levels or self.drafters:
+            drafter = resolve_drafter(one, None, self.model)
+            if isinstance(drafter, TextDrafter):
+                own = drafter.assistant_tokenizer
+                found.append(DraftingModel(drafter.model, own, {}, shares_vocabulary=False))
+            elif isinstance(drafter, ModelDrafter) and type(drafter) in MODELS:
+                given = self.tokenizer, drafter.sampling
+                found.append(DraftingModel(drafter.model, *given, shares_vocabulary=True))
+            else:
+                found.append(None)
+        return found
 
     @property
     def dtype(self) -> str:
@@ -65,11 +109,17 @@ class Loaded:
         return str(self.model.dtype).removeprefix("torch.")
 
 
+def refuse_drafter(name: str, message: str) -> None:
+    """End the command, whose drafter ``name`` does not fit its model."""
+    fail(f"--drafter {name}: {message}")
+
+
 def load(
     settings: Settings,
     sources: Sources,
     say: Say,
     check_tokenizer: Callable[[Any, Any], None] = lambda tokenizer, config: None,
+    refuse: Callable[[str, str], None] = refuse_drafter,
 ) -> Loaded:
     """The models of a command, or one line about what is wrong with them.
 
@@ -79,17 +129,19 @@ def load(
         say: called with a short text before each slow step.
         check_tokenizer: called with tokenizer and config before any weight is read; it may refuse
             prompts that do not fit.
+        refuse: called before that with each drafter that does not fit the model, and the reason.
+            Where it returns, None stands in the place of the drafter.
     """
     device = find_device(settings.device)
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
     try:
-        return _load(settings, sources, say, check_tokenizer, device, dtype)
+        return _load(settings, sources, say, check_tokenizer, refuse, device, dtype)
     except MissingModelError as error:
         if sources.model.kind != "embedded":
             fail(str(error))
     try:  # the converted model may be damaged
         embedded_folder(again=True, progress=say)
-        return _load(settings, sources, say, check_tokenizer, device, dtype)
+        return _load(settings, sources, say, check_tokenizer, refuse, device, dtype)
     except MissingModelError as error:
         fail(str(error))
 
@@ -110,21 +162,27 @@ def find_device(name: str | None) -> str:
 
 
 def _load(
-    settings: Settings, sources: Sources, say: Say, check_tokenizer: Any, device: str, dtype: Any
+    settings: Settings,
+    sources: Sources,
+    say: Say,
+    check_tokenizer: Callable[[Any, Any], None],
+    refuse: Callable[[str, str], None],
+    device: str,
+    dtype: Any,
 ) -> Loaded:
     say(f"reading {sources.model.title}")
-    path, config = read_config(sources.model, say)
+    path, config = read_config(sources.model, say, encoder_decoders=True)
     tokenizer = load_tokenizer(path)
     if settings.system is not None and tokenizer.chat_template is None:
         fail(f"--system needs a chat template, which the tokenizer of {sources.model.title} lacks")
     drafts = []
     for found in filter(None, sources.drafters):
-        draft_path, draft_config = read_config(found, say)
+        draft_path, draft_config = read_config(found, say, encoder_decoders=True)
         own_tokenizer = None
         if draft_path != path:
             own_tokenizer = _own_tokenizer(settings, tokenizer, config, draft_path, draft_config)
         drafts.append((draft_path, own_tokenizer))
-    named = [_named_drafter(name, config, tokenizer) for name in settings.drafter]
+    named = [_named_drafter(name, config, tokenizer, refuse) for name in settings.drafter]
     samplings = [_own_sampling(name) for name in settings.drafter]
     check_tokenizer(tokenizer, config)
     say(f"loading {sources.model.title}")
@@ -151,9 +209,10 @@ def _load(
             if loaded.device.type == "cpu":
                 say("packing weights")
                 pack_for_call(loaded)  # what it could not pack is said by the first answer
+    levels: list[Any] = []
     if settings.cascade is not None:
-        drafters = [_cascade(settings, model, tokenizer, drafters)]
-    return Loaded(model, tokenizer, drafters, sources.model.title)
+        levels, drafters = drafters, [_cascade(settings, model, tokenizer, drafters)]
+    return Loaded(model, tokenizer, drafters, sources.model.title, levels)
 
 
 def _cascade(settings: Settings, model: Any, tokenizer: Any, drafters: list[Any]) -> Any:
@@ -190,8 +249,10 @@ def _model_of(drafter: Any, target: Any) -> Any:
     return drafter.model if isinstance(drafter, ModelDrafter) else drafter
 
 
-def _named_drafter(name: str, config: Any, tokenizer: Any) -> Any:
-    """The drafter of a checked name; None for none and for models.
+def _named_drafter(
+    name: str, config: Any, tokenizer: Any, refuse: Callable[[str, str], None]
+) -> Any:
+    """The drafter of a checked name; None for none, for models and where it is refused.
 
     "auto" remains a name: the loop chooses call by call.
     """
@@ -204,7 +265,8 @@ def _named_drafter(name: str, config: Any, tokenizer: Any) -> Any:
             drafter.check_tokenizer(tokenizer)
         return drafter
     except (OSError, ValueError) as error:
-        fail(f"--drafter {name}: {error}")
+        refuse(name, str(error))
+        return None
 
 
 def _own_sampling(name: str) -> dict[str, Any]:
@@ -217,14 +279,23 @@ def _own_sampling(name: str) -> dict[str, Any]:
         fail(f"--drafter {name}: {error}")
 
 
-def read_config(source: Source, say: Say) -> tuple[Path, Any]:
-    """Folder or file of a model, and its configuration."""
+def read_config(source: Source, say: Say, *, encoder_decoders: bool = False) -> tuple[Path, Any]:
+    """Folder or file of a model, and its configuration.
+
+    Args:
+        source: of the model.
+        say: as in `load`.
+        encoder_decoders: whether it may be one.
+    """
     path = embedded_folder(progress=say) if source.kind == "embedded" else source.path
     config = load_config(path)
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    known, kinds = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "causal language models"
+    if config.is_encoder_decoder and encoder_decoders:
+        known, kinds = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, "encoder-decoders of text"
+    if config.model_type not in known:
         fail(
             f"{source.option}: {source.title} is of type {config.model_type!r}, which Transformers "
-            "does not list among causal language models"
+            f"does not list among {kinds}"
         )
     return path, config
 

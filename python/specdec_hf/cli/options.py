@@ -123,6 +123,14 @@ System = Annotated[
     str | None,
     typer.Option("--system", metavar="TEXT", help="System message of the chat template."),
 ]
+ChatTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--chat-template/--no-chat-template",
+        help="Put messages in the tokenizer's chat template where it has one. Without it a model "
+        "continues each message as text, and knows no earlier ones.",
+    ),
+]
 ModelName = Annotated[
     str,
     typer.Option(
@@ -190,6 +198,24 @@ Limit = Annotated[
 ]
 Compare = Annotated[
     bool, typer.Option("--compare/--no-compare", help="Also run without speculation.")
+]
+Rejected = Annotated[
+    bool,
+    typer.Option(
+        "--rejected/--no-rejected", help="Show the rejected drafts too, which are no text."
+    ),
+]
+Traced = Annotated[
+    bool,
+    typer.Option(
+        "--trace",
+        help="Show of every draft its position, Q, P, their ratio, the uniform and the verdict, "
+        "and draw trees.",
+    ),
+]
+Alone = Annotated[
+    bool,
+    typer.Option("--alone", help="Show the texts and speeds of target and drafter alone, too."),
 ]
 JsonFile = Annotated[
     Path | None,

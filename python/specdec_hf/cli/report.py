@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
-    from specdec_hf.cli.compare import Turn
+    from specdec_hf.cli.compare import Alone, Turn
 
 CUT = {"length": "--max-new-tokens {}", "context": "the model's context"}  # by stop reason
 
@@ -107,7 +108,9 @@ def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
     return summary
 
 
-def print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
+def print_turn(
+    tokenizer: Any, prompt: Prompt, text: str, turn: Turn, *, rejected: bool = True
+) -> None:
     """Print the user's text, the answer in colours, and its figures."""
     from specdec_hf.cli.trace import marks_of, render
 
@@ -116,9 +119,18 @@ def print_turn(tokenizer: Any, prompt: Prompt, text: str, turn: Turn) -> None:
     title = title if len(title) <= longest else title[: longest - 1] + "…"
     console.rule(Text(visible(prompt.category or str(prompt))), align="left", style="dim")
     console.print(title, style="bold")
-    console.print(render(tokenizer, turn.steps, marks=marks_of(console)))
+    console.print(render(tokenizer, turn.steps, marks=marks_of(console), rejected=rejected))
     console.print(figures(turn), style="dim")
     print_notes(turn)
+
+
+def print_alone(answers: Sequence[Alone]) -> None:
+    """Print texts and speeds of models that answered by themselves."""
+    for one in answers:
+        console.print(visible(f"{one.name} alone"), style="bold")
+        console.print(visible(one.text), soft_wrap=True)
+        speed = one.tokens / one.seconds
+        console.print(f"{one.tokens} tokens, {speed:.1f} tokens/s", style="dim")
 
 
 def print_notes(turn: Turn) -> None:
@@ -149,7 +161,7 @@ def figures(turn: Turn) -> str:
     return line
 
 
-def print_summary(summary: dict[str, Any]) -> None:
+def print_summary(summary: dict[str, Any], *, rejected: bool = True) -> None:
     """Print the figures of all answers and the legend of the colours or marks."""
     from specdec_hf.cli.trace import legend, marks_of
 
@@ -169,7 +181,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     if summary.get("ratio") is not None:
         table.add_row("ratio", f"{summary['ratio']:.2f}x")
     if summary["drafted"]:
-        console.print(legend(marks_of(console)))
+        console.print(legend(marks_of(console), rejected=rejected))
         table.add_row("tokens per round", f"{summary['mean_acceptance_length']:.2f}")
         accepted = f"{summary['accepted']} of {summary['drafted']}"
         table.add_row("drafts accepted", f"{summary['draft_acceptance_rate']:.0%} ({accepted})")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from specdec_hf.cli import interrupt
 from specdec_hf.cli.advice import print_advice, verdict
-from specdec_hf.cli.checks import GUARDS, Settings, Sources
+from specdec_hf.cli.checks import GUARDS, NEUTRAL, Settings, Sources
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.report import (
     collect_info,
+    print_alone,
     print_summary,
     print_turn,
     summarize,
@@ -29,16 +30,33 @@ from specdec_hf.options import COMMON
 
 if TYPE_CHECKING:
     from specdec_hf.api import SpeculativeDecoder
-    from specdec_hf.cli.compare import Turn
+    from specdec_hf.cli.compare import Alone, Turn
+    from specdec_hf.cli.explain import Explainer
     from specdec_hf.cli.load import Loaded
+
+
+@dataclass(frozen=True)
+class View:
+    """What ``generate`` and ``chat`` show of an answer beside its text.
+
+    Attributes:
+        compare: whether it is also made without speculation, where the command compares at all.
+        alone: whether the texts of target and drafter alone are shown.
+        rejected: whether rejected drafts are.
+        trace: whether every decision is.
+    """
+
+    compare: bool = True
+    alone: bool = False
+    rejected: bool = True
+    trace: bool = False
 
 
 def run(
     prompts: list[Prompt],
     settings: Settings,
     sources: Sources,
-    *,
-    compare: bool,
+    view: View,
     json_file: Path | None,
 ) -> None:
     """Answer all prompts, print every answer and a summary, and write the report."""
@@ -48,7 +66,7 @@ def run(
         )
         decoder = make_decoder(settings, loaded.drafter)
         say("warming up")
-        _warm_up(loaded, decoder, settings, compare=compare)
+        _warm_up(loaded, decoder, settings, compare=view.compare)
 
     report: list[dict[str, Any]] = []
     turns: list[Turn] = []
@@ -56,7 +74,7 @@ def run(
     try:
         for number, prompt in enumerate(prompts, start=1):
             where = f"prompt {number} of {len(prompts)}"
-            _answer(prompt, where, settings, loaded, decoder, compare, turns, report)
+            _answer(prompt, where, settings, loaded, decoder, view, turns, report)
     except (Exception, KeyboardInterrupt) as error:  # earlier answers are still shown and written
         failure = error
     interrupted = interrupt.is_interruption(failure)
@@ -70,7 +88,7 @@ def run(
             "rule": rule, "ablate": settings.ablate,
         }  # fmt: skip
         if not interrupted and not isinstance(failure, BrokenPipeError):
-            print_summary(summary)
+            print_summary(summary, rejected=view.rejected)
             print_advice(verdict(turns))
         content = {
             "info": collect_info(),
@@ -98,12 +116,13 @@ def load_models(
     sources: Sources,
     say: Callable[[str], None],
     check_tokenizer: Callable[[Any, Any], None] = lambda tokenizer, config: None,
+    refuse: Callable[[str, str], None] | None = None,
 ) -> Loaded:
     """Import what loads models, and load them; see load.py."""
     say("importing")
-    from specdec_hf.cli.load import load
+    from specdec_hf.cli.load import load, refuse_drafter
 
-    return load(settings, sources, say, check_tokenizer)
+    return load(settings, sources, say, check_tokenizer, refuse or refuse_drafter)
 
 
 def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:
@@ -127,9 +146,14 @@ def begin_chat(settings: Settings) -> list[dict[str, str]]:
     return [] if settings.system is None else [{"role": "system", "content": settings.system}]
 
 
-def encode(tokenizer: Any, chat: list[dict[str, str]], device: Any) -> dict[str, Any]:
-    """``input_ids`` and ``attention_mask`` of a conversation, or of its last text alone."""
-    if tokenizer.chat_template is None:
+def encode(
+    tokenizer: Any, chat: list[dict[str, str]], device: Any, *, template: bool = True
+) -> dict[str, Any]:
+    """``input_ids`` and ``attention_mask`` of a conversation.
+
+    Without ``template``, and where the tokenizer has none, it is that of the last text alone.
+    """
+    if not template or tokenizer.chat_template is None:
         encoded = tokenizer(chat[-1]["content"], return_tensors="pt")
     else:
         encoded = tokenizer.apply_chat_template(
@@ -144,7 +168,7 @@ def _answer(
     settings: Settings,
     loaded: Loaded,
     decoder: SpeculativeDecoder,
-    compare: bool,
+    view: View,
     turns: list[Turn],
     report: list[dict[str, Any]],
 ) -> None:
@@ -157,23 +181,85 @@ def _answer(
     chat = begin_chat(settings)
     for text in prompt.turns:
         chat.append({"role": "user", "content": text})
-        inputs = encode(tokenizer, chat, loaded.model.device)
+        inputs = encode(tokenizer, chat, loaded.model.device, template=settings.chat_template)
+        explainer = None
+        if view.trace:
+            explainer = make_explainer(loaded, inputs, settings)
         with progress() as bar:
-            total = settings.max_new_tokens * (2 if compare else 1)
+            total = settings.max_new_tokens * (2 if view.compare else 1)
             turn = run_turn(
                 loaded.model,
                 inputs,
-                decoder,
+                decoder if explainer is None else replace(decoder, trace=explainer),
                 generation_arguments(settings),
-                compare=compare,
+                compare=view.compare,
                 on_tokens=functools.partial(bar.advance, bar.add_task(where, total=total)),
             )
-        chat.append({"role": "assistant", "content": turn.to_dict(tokenizer)["text"]})
+        said = turn.to_dict(tokenizer)
         turns.append(turn)
-        answers.append({"prompt": text, **turn.to_dict(tokenizer)})
+        answers.append({"prompt": text, **said})
         if len(answers) == 1:
             report.append(entry)
-        print_turn(tokenizer, prompt, text, turn)
+        print_turn(tokenizer, prompt, text, turn, rejected=view.rejected)
+        if explainer is not None:
+            from specdec_hf.cli.decisions import print_decisions
+
+            print_decisions(explainer)
+            answers[-1] |= explainer.to_dict()
+        if view.alone:
+            alone = [_target_alone(tokenizer, turn)]
+            alone += drafters_alone(loaded, chat, decoder, settings, turn.seed)
+            print_alone(alone)
+            answers[-1]["alone"] = [one.to_dict() for one in alone]
+        chat.append({"role": "assistant", "content": said["text"]})
+
+
+def make_explainer(loaded: Loaded, inputs: dict[str, Any], settings: Settings) -> Explainer:
+    """What explains every decision of an answer: the argument ``trace`` of its decoder."""
+    from specdec_hf.cli.explain import Explainer
+    from specdec_hf.runner.encoded import is_encoder_decoder
+
+    prompt = [] if is_encoder_decoder(loaded.model) else inputs["input_ids"][0].tolist()
+    sampling = {**NEUTRAL, **settings.sampling}
+    return Explainer(loaded.tokenizer, prompt, ", ".join(settings.drafter), sampling)
+
+
+def drafters_alone(
+    loaded: Loaded,
+    chat: list[dict[str, str]],
+    decoder: SpeculativeDecoder,
+    settings: Settings,
+    seed: int | None,
+) -> list[Alone]:
+    """The answers of the draft models alone to the last message of a conversation.
+
+    A note names the drafters that are no language models, which have no text of their own.
+    """
+    from specdec_hf.cli.compare import answer_alone
+
+    answers = []
+    for name, one in zip(settings.drafter, loaded.draft_models(), strict=True):
+        if one is None:
+            if name != "none":
+                console.print(f"note: --drafter {name} has no text of its own", style="dim")
+            continue
+        inputs = encode(one.tokenizer, chat, one.model.device, template=settings.chat_template)
+        arguments = generation_arguments(settings)
+        if settings.do_sample:
+            arguments |= one.sampling
+        answers.append(
+            answer_alone(
+                f"drafter {name}", one.model, one.tokenizer, inputs, decoder, arguments, seed
+            )
+        )
+    return answers
+
+
+def _target_alone(tokenizer: Any, turn: Turn) -> Alone:
+    from specdec_hf.cli.compare import Alone
+
+    text = tokenizer.decode(turn.baseline_tokens, skip_special_tokens=True)
+    return Alone("target", text, len(turn.baseline_tokens), turn.baseline_seconds)
 
 
 def _warm_up(
@@ -197,11 +283,16 @@ def check_prompts(
     from specdec_hf.runner.protocol import context_length
 
     context = context_length(SimpleNamespace(config=config))
+    if config.is_encoder_decoder:  # whose decoder has positions of its own
+        own = getattr(config, "max_encoder_position_embeddings", context)
+        context = None if own is None else own + 1
     for prompt in prompts if context is not None else ():
         chat = [*begin_chat(settings), {"role": "user", "content": prompt.turns[0]}]
-        tokens = encode(tokenizer, chat, "cpu")["input_ids"].shape[1]
+        encoded = encode(tokenizer, chat, "cpu", template=settings.chat_template)
+        tokens = encoded["input_ids"].shape[1]
         if tokens >= context:
-            fail(f"{prompt} has {tokens} tokens, but the model's context is {context}")
+            limit = context - config.is_encoder_decoder
+            fail(f"{prompt} has {tokens} tokens, but the model's context is {limit}")
 
 
 def _report_difference(loaded: Loaded, settings: Settings, baseline: str) -> None:

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import Any, NoReturn
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
+from rich.text import Text
 
 from specdec_hf.cli import interrupt
 
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = interrupt.EXIT
+
+TAB = 8
+# Chinese and Japanese have no blanks between words: a line may end after each of their characters.
+_PARTS = re.compile(r"\n|[^\S\n]+|[⺀-￿]|[^\s⺀-￿]+")
 
 # Control characters but tab and line feed, which would move the cursor or colour the terminal.
 _CONTROLS = {
@@ -87,3 +94,54 @@ def close_output() -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     return True
+
+
+class WordWrap:
+    """Breaks lines of a text that comes in pieces; a word is held back until it is complete.
+
+    Args:
+        width: of a line in cells; None breaks none, and holds nothing back.
+    """
+
+    def __init__(self, width: int | None) -> None:
+        self.width = width
+        self._column = 0
+        self._gap, self._word = Text(), Text()
+
+    def feed(self, piece: Text) -> Text:
+        """What can be printed once the text goes on with this piece."""
+        if self.width is None:
+            return piece
+        ready = Text()
+        for part in _PARTS.finditer(piece.plain):
+            text = piece[part.start() : part.end()]
+            if text.plain == "\n":
+                ready.append_text(self.rest()).append("\n")
+                self._column = 0
+            elif text.plain.isspace():
+                ready.append_text(self._end_of_word())
+                self._gap.append_text(text)
+            else:
+                if text.plain >= "⺀":
+                    ready.append_text(self._end_of_word())
+                self._word.append_text(text)
+        return ready
+
+    def rest(self) -> Text:
+        """What was held back, at the end of the text or of a line."""
+        ready = self._end_of_word().append_text(self._gap)
+        self._gap = Text()
+        return ready
+
+    def _end_of_word(self) -> Text:
+        if not self._word:
+            return Text()
+        assert self.width is not None
+        gap, word = self._gap, self._word
+        self._gap, self._word = Text(), Text()
+        size = cell_len(word.plain)
+        column = self._column + cell_len(gap.plain) + (TAB - 1) * gap.plain.count("\t")
+        if self._column and column + size > self.width:
+            gap, column = Text("\n"), 0
+        self._column = (column + size) % self.width if size > self.width else column + size
+        return gap.append_text(word)

@@ -1,6 +1,7 @@
 """Generated text that shows how each token came about (Leviathan et al. 2023, Figure 1).
 
-Accepted drafts and recovered tokens have colours, or marks around them where there is no colour.
+Accepted drafts, rejected drafts and recovered tokens have colours, or marks around them where
+there is no colour. A rejected draft stands before the recovered token that replaces it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import Any, Literal
 from rich.text import Text
 
 from specdec_hf.cli.terminal import Terminal, visible
-from specdec_hf.loop.streaming import Kind, Step, text_pieces
+from specdec_hf.loop.streaming import Kind, Step
 
 Shown = Kind | Literal["rejected"]
 STYLES: dict[Shown, str] = {
     "accepted": "green", "rejected": "red strike", "recovered": "blue", "bonus": "", "plain": ""
 }  # fmt: skip
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # as a part of a character is decoded
 Marks = dict[Shown, tuple[str, str]]
 MARKS: Marks = {"accepted": ("«", "»"), "rejected": ("×", "×"), "recovered": ("‹", "›")}
 ASCII_MARKS: Marks = {"accepted": ("[", "]"), "rejected": ("~", "~"), "recovered": ("{", "}")}
@@ -41,41 +43,59 @@ def styled(piece: str, kind: Shown, marks: Marks) -> Text:
 
 
 def render(
-    tokenizer: Any, steps: Iterable[Step], sequence: int = 0, marks: Marks | None = None
+    tokenizer: Any,
+    steps: Iterable[Step],
+    sequence: int = 0,
+    marks: Marks | None = None,
+    *,
+    rejected: bool = True,
 ) -> Text:
-    """The text of one sequence: accepted drafts green, recovered tokens blue, others plain."""
-    tokens: list[int] = []
-    kinds: list[Kind] = []
-    for step in steps:
-        if step.sequence == sequence:
-            tokens += step.tokens
-            kinds += step.kinds
-    text = Text()
-    for piece, kind in text_pieces(tokenizer, tokens, kinds):
-        text.append_text(styled(piece, kind, marks or {}))
-    return text
+    """The text of one sequence: accepted drafts green, recovered tokens blue, others plain.
+
+    Args:
+        tokenizer: of the tokens.
+        steps: of the call.
+        sequence: which of its sequences.
+        marks: in place of colours; see `marks_of`.
+        rejected: whether rejected drafts are shown too, in red.
+    """
+    stream, runs = PieceStream(tokenizer, rejected=rejected), list[tuple[str, Shown]]()
+    pieces = [piece for step in steps if step.sequence == sequence for piece in stream.feed(step)]
+    for piece, kind in [*pieces, stream.rest()]:
+        if runs and runs[-1][1] == kind != "rejected":  # rejected siblings are apart
+            runs[-1] = (runs[-1][0] + piece, kind)
+        else:
+            runs.append((piece, kind))
+    return Text().join(styled(piece, kind, marks or {}) for piece, kind in runs)
 
 
 class PieceStream:
     """The text of a sequence that is still growing, piece by piece.
 
     Bytes of a character that is not complete are held back until it is, or until `rest`.
+
+    Args:
+        tokenizer: of the tokens.
+        rejected: whether rejected drafts are pieces too; they are no part of the text.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, rejected: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.rejected = rejected
         self.tokens: list[int] = []
         self.done = ""
         self.kind: Kind = "plain"
 
-    def feed(self, step: Step) -> list[tuple[str, Kind]]:
+    def feed(self, step: Step) -> list[tuple[str, Shown]]:
         """The pieces that a step completes."""
-        pieces: list[tuple[str, Kind]] = []
+        pieces: list[tuple[str, Shown]] = []
         for token, kind in zip(step.tokens, step.kinds, strict=True):
+            if kind == "recovered" and self.rejected:
+                pieces += [(self._instead(draft), "rejected") for draft in step.rejected]
             self.tokens.append(token)
             self.kind = kind
             text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-            if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            if text.endswith(UNFINISHED):
                 continue
             new, self.done = text[len(self.done) :], text
             if pieces and pieces[-1][1] == kind:
@@ -83,6 +103,11 @@ class PieceStream:
             else:
                 pieces.append((new, kind))
         return [piece for piece in pieces if piece[0]]
+
+    def _instead(self, token: int) -> str:
+        """What another token would add to the text; empty for a part of a character."""
+        text = self.tokenizer.decode([*self.tokens, token], skip_special_tokens=True)
+        return "" if text.endswith(UNFINISHED) else text[len(self.done) :].lstrip(UNFINISHED)
 
     def rest(self) -> tuple[str, Kind]:
         """The end of the text, which was held back while it could still change."""

@@ -133,7 +133,7 @@ def load_model(
     dtype: torch.dtype | str = torch.float32,
     progress: Callable[[str], None] | None = None,
 ) -> Any:
-    """The causal language model in a folder or GGUF file, in eval mode.
+    """The language model in a folder or GGUF file, in eval mode: causal, or an encoder-decoder.
 
     Args:
         path: folder, or a file whose weights are dequantised.
@@ -146,9 +146,10 @@ def load_model(
     """
     transformers.utils.logging.disable_progress_bar()
     with _named_errors("a model", path), _gguf_progress(progress, f"reading {path.name}"):
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            **_arguments(path), **_dequantised(path), dtype=dtype
-        )
+        kind: Any = transformers.AutoModelForCausalLM
+        if path.is_dir() and load_config(path).is_encoder_decoder:
+            kind = transformers.AutoModelForSeq2SeqLM
+        model: Any = kind.from_pretrained(**_arguments(path), **_dequantised(path), dtype=dtype)
     return model.to(device).eval()
 
 

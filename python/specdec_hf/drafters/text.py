@@ -74,7 +74,7 @@ class TextDrafter(Drafter):
                 raise TypeError(f"{name} must be a tokenizer of Transformers, got {shown(value)}")
         ours = check_integer("assistant_lookbehind", assistant_lookbehind, 1)
         target = check_integer("target_lookbehind", target_lookbehind, 1)
-        self.model = model
+        self.model, self.assistant_tokenizer = model, assistant_tokenizer
         self._ours = Vocabulary(assistant_tokenizer, ours)
         self._target = Vocabulary(tokenizer, target)
 

@@ -55,11 +55,14 @@ class DraftCounts:
         depths: length of the longest path of them; for a chain the same number.
         tried: length of the longest path that the verification compared. It equals the number of
             accepted tokens where nothing was rejected.
+        rejected: for each sequence, the tokens that the verification rejected after the accepted
+            ones, each once.
     """
 
     drafted: NDArray[np.int64]
     depths: NDArray[np.int64]
     tried: NDArray[np.int64]
+    rejected: list[list[int]]
 
 
 def read_verdict(verdict: Verdict | TreeVerdict, *extra: torch.Tensor) -> HostVerdict:
@@ -139,7 +142,8 @@ def commit(
             history.active[b] = False
             session.stats.sequences[b].stop_reason = reason
         kinds = step_kinds(count, accepted, int(counts.tried[b]))
-        steps.append(Step(b, tokens, kinds, logprobs, reason))
+        rejected = counts.rejected[b] if kinds[-1:] == ["recovered"] else []
+        steps.append(Step(b, tokens, kinds, logprobs, reason, rejected))
         if verdict.status[b]:
             _note_draft_faults(session, Status(int(verdict.status[b])))
     session.runner.truncate(history.lengths - 1)

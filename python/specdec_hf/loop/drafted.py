@@ -131,7 +131,7 @@ class Drafted:
                 positions=positions,
                 with_accept_probs=session.trace is not None,
             )
-            extra: list[torch.Tensor] = []
+            extra = [self.tokens]
         else:
             tree = self.layout
             # Rules that draw from a distribution all draw from the target's where there is no tree.
@@ -147,6 +147,7 @@ class Drafted:
                 seeds=session.seeds,
                 positions=positions,
                 max_depth=0 if draft is None else draft.depth,
+                with_accept_probs=session.trace is not None,
             )
             extra = [verdict.path, tree.tokens, tree.parents]
             if draft is not None:
@@ -158,17 +159,22 @@ class Drafted:
     def count(self, verdict: HostVerdict) -> DraftCounts:
         """How much was drafted for each sequence."""
         if not self.session.drafts_trees:
-            return DraftCounts(self.counts, self.counts, self.counts)
+            chains = zip(verdict.extra[0], verdict.num_accepted, self.counts, strict=True)
+            after = (ids[:count][accepted : accepted + 1] for ids, accepted, count in chains)
+            rejected = [ids[ids >= 0].tolist() for ids in after]
+            return DraftCounts(self.counts, self.counts, self.counts, rejected)
         path, tokens, parents = verdict.extra[:3]
         drafted = np.zeros(len(path), dtype=np.int64)
         depths, tried = drafted.copy(), drafted.copy()
+        rejected = [[] for _ in path]
         for b in np.flatnonzero(self.session.history.active).tolist():
             nodes, above = tokens[b].tolist(), parents[b].tolist()
             children, drafted[b], depths[b] = _children(nodes, above)
             accepted = int(verdict.num_accepted[b])
             taken = path[b, :accepted].tolist()
-            tried[b] = accepted + self._count_trials(b, taken, nodes, above, children)
-        return DraftCounts(drafted, depths, tried)
+            rejected[b] = self._count_trials(b, taken, nodes, above, children)
+            tried[b] = accepted + bool(rejected[b])
+        return DraftCounts(drafted, depths, tried, rejected)
 
     def _count_trials(
         self,
@@ -177,11 +183,11 @@ class Drafted:
         tokens: list[int],
         parents: list[int],
         children: dict[int, list[int]],
-    ) -> bool:
+    ) -> list[int]:
         """Count the trials of the verification along a path.
 
         Returns:
-            Whether the last node of the path has children, all of which were then rejected.
+            The tokens of the children of the last node, each once: all of them were rejected.
         """
         stats, rule = self.session.stats.sequences[b], self.session.rule
         tries_equal = rule in RULES_TRYING_EQUAL_SIBLINGS
@@ -194,14 +200,14 @@ class Drafted:
             listed = [tokens[n] for n in siblings]
             if node is None:
                 stats.record_trials(len(listed if tries_equal else set(listed)), None)
-                return len(siblings) > 0
+                return list(dict.fromkeys(listed))
             token = tokens[node]
             trial = (
                 siblings.index(node) if tries_equal else list(dict.fromkeys(listed)).index(token)
             )
             stats.record_trials(trial + 1, trial)
             members = [n for n in siblings if tokens[n] == token]
-        return False
+        return []
 
     def rows(self, verdict: HostVerdict) -> NDArray[np.int64]:
         """[B, n], the row of logits that each emitted token was chosen from."""
@@ -225,6 +231,7 @@ class Drafted:
         else:
             chain = DraftOutcome.of_chain(lengths, kept, verdict.tokens[:, :-1])
             path, taken = chain.path, chain.tokens
+            del extra[0]
         carried = path[:, :0] if self.draft is None or self.draft.carried is None else extra[0]
         return DraftOutcome(lengths, kept, path, taken, carried)
 

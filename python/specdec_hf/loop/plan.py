@@ -341,8 +341,6 @@ def _check_tree_options(options: Options) -> None:
             "num_assistant_tokens must not be given with a drafter of trees, which says what is "
             f"drafted, got {options.num_assistant_tokens}"
         )
-    if options.trace is not None:
-        raise ValueError("trace must be None with tree: only rounds of chains are traced")
     if options.cache not in ("auto", "spec"):
         raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 

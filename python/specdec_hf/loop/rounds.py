@@ -12,6 +12,7 @@ Terms:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, TracedRound
 from specdec_hf.schedules.base import Outcome
-from specdec_kernels import Tree
+from specdec_kernels import Tree, TreeVerdict, Verdict
 
 
 @torch.inference_mode()
@@ -64,14 +65,27 @@ def step(session: Session) -> list[Step]:
         _record_rows(session, before, drafted, read, raw, logits)
         _record_round(session, before, phases, counts, kept, width=raw.shape[1] - 1)
     if session.trace is not None:
-        draft = drafted.draft
-        session.trace(
-            TracedRound(
-                session.rule, session.seeds, drafted.lengths, logits, drafted.tokens,
-                None if draft is None else draft.distribution, verdict.accept_probs, steps,
-            )
-        )  # fmt: skip
+        session.trace(_traced(session, drafted, logits, verdict, steps))
     return steps
+
+
+def _traced(
+    session: Session,
+    drafted: Drafted,
+    logits: torch.Tensor,
+    verdict: Verdict | TreeVerdict,
+    steps: list[Step],
+) -> TracedRound:
+    draft = drafted.draft
+    traced = TracedRound(
+        session.rule, session.seeds, drafted.lengths, logits, drafted.tokens,
+        None if draft is None else draft.distribution, verdict.accept_probs, steps,
+    )  # fmt: skip
+    if draft is None or not isinstance(verdict, TreeVerdict):
+        return traced
+    return replace(
+        traced, parents=drafted.layout.parents, path=verdict.path, draft_rows=draft.draft_rows
+    )
 
 
 class _Before:

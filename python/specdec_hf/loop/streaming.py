@@ -6,12 +6,15 @@ Kinds of tokens, in the words of vLLM's rejection sampler:
 - recovered: drawn from the residual in place of the first rejected draft.
 - bonus: drawn from the target after a fully accepted draft.
 - plain: drawn from the target where nothing was drafted.
+
+A rejected draft is no token of the text; `Step.rejected` names those that the recovered token
+replaces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -32,6 +35,9 @@ class Step:
         kinds: how each token came about: "accepted", "recovered", "bonus" or "plain".
         logprobs: log probability of each token under the filtered target.
         finished: why the sequence ended with this step, "" while it goes on.
+        rejected: the drafts that the recovered token replaces: the first rejected one of a chain,
+            of a tree the children of the last accepted node, each token once. Empty where the step
+            has no recovered token.
     """
 
     sequence: int
@@ -39,6 +45,7 @@ class Step:
     kinds: list[Kind]
     logprobs: list[float]
     finished: str = ""
+    rejected: list[int] = field(default_factory=list)
 
     @property
     def from_draft(self) -> list[bool]:
@@ -87,24 +94,6 @@ def step_kinds(kept: int, accepted: int, tried: int) -> list[Kind]:
     return [*drafts, last][:kept]
 
 
-def text_pieces(tokenizer: Any, tokens: list[int], kinds: list[Kind]) -> list[tuple[str, Kind]]:
-    """Text of each run of tokens of one kind.
-
-    A character whose bytes are spread over several tokens takes the kind of the last of them.
-    """
-    pieces: list[tuple[str, Kind]] = []
-    done = ""
-    for end in range(1, len(tokens) + 1):
-        if end < len(tokens) and kinds[end] == kinds[end - 1]:
-            continue
-        text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(tokens):
-            continue
-        pieces.append((text[len(done) :], kinds[end - 1]))
-        done = text
-    return [piece for piece in pieces if piece[0]]
-
-
 @dataclass(frozen=True, eq=False)
 class TracedRound:
     """The rows, drafts and decisions of one round. Tensors are on the target's device.
@@ -119,6 +108,12 @@ class TracedRound:
         distribution: what the drafts were drawn from; None for deterministic drafts.
         accept_probs: [B, gamma], as in `Verdict`.
         steps: what the round appended to each active sequence.
+        parents: [B, N], as in `Tree`, where the round drafted trees, whose nodes take the place of
+            the gamma drafts above; row n+1 of ``logits`` is then that after node n. None for
+            chains, and for rounds without drafts.
+        path: [B, depth] of trees, as in `TreeVerdict`.
+        draft_rows: [B, N] of trees, the row of ``distribution`` that each node was drawn from; None
+            means row n.
     """
 
     rule: str
@@ -129,6 +124,9 @@ class TracedRound:
     distribution: SampledDraft | None
     accept_probs: torch.Tensor
     steps: list[Step]
+    parents: torch.Tensor | None = None
+    path: torch.Tensor | None = None
+    draft_rows: torch.Tensor | None = None
 
 
 Trace = Callable[[TracedRound], None]

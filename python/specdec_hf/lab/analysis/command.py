@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from specdec_hf.lab.analysis.measure import DrafterAnalysis, Measurement
     from specdec_hf.lab.analysis.replay import Text
     from specdec_hf.lab.analysis.tables import Found
+    from specdec_hf.lab.analysis.tree_pictures import Picture
 
 DRAWS = 10_000  # of the ablation's experiment
 WARM_UP_TOKENS = 4
@@ -79,6 +80,16 @@ Schedules = Annotated[
         f"{', '.join(SCHEDULES)}; it begins with the first N. May be repeated.",
     ),
 ]
+Tree = Annotated[
+    str | None,
+    typer.Option(
+        "--tree",
+        metavar="N,N,..",
+        help="Also draw the trees that each drafter of chains drafts for the first prompt: "
+        "children at each depth, such as 4,2,1. Drafters of trees of their own are measured, and "
+        "drawn without it.",
+    ),
+]
 Ablate = Annotated[
     str | None,
     typer.Option(
@@ -102,6 +113,7 @@ def analyze_command(
     device: options.Device = None,
     gammas: Gammas = "3,7",
     schedule: Schedules = [],  # noqa: B006  # typer copies it
+    tree: Tree = None,
     max_new_tokens: options.MaxNewTokens = 48,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
@@ -120,7 +132,7 @@ def analyze_command(
     """
     settings = Settings(
         model=model, drafter=drafter, dtype=dtype, device=device, system=system,
-        max_new_tokens=max_new_tokens, seed=seed,
+        max_new_tokens=max_new_tokens, seed=seed, tree=tree,
         sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
     )  # fmt: skip
     check_limit(limit)
@@ -183,7 +195,7 @@ def _left_out(settings: Settings) -> dict[str, str]:
 
 
 def _check_drafters(settings: Settings, gamma: int) -> list[tuple[Settings, Sources]]:
-    """Check each drafter as the only one; completes the sampling parameters.
+    """Check each drafter as the only one; completes the sampling parameters and the tree.
 
     Args:
         settings: of the command.
@@ -192,12 +204,16 @@ def _check_drafters(settings: Settings, gamma: int) -> list[tuple[Settings, Sour
     checked = []
     for name in settings.drafter:
         parts = merged(name)
+        if len(parts) > 1 and settings.tree is not None:
+            fail(f"--tree must not be given with --drafter {name}, whose drafts become one tree")
         depth = gamma if len(parts) > 1 else None
         alone = replace(
             settings, drafter=parts, sampling=dict(settings.sampling), num_assistant_tokens=depth
         )
         checked.append((alone, check(alone)))
     settings.sampling = alone.sampling
+    if settings.tree is not None:
+        settings.tree = alone.tree
     return checked
 
 
@@ -232,17 +248,23 @@ class Analysis:
     failed: dict[str, str]
 
     def load(self, say: Callable[[str], None]) -> Loaded:
-        """The models of all drafters."""
+        """The models of all drafters; those that do not fit the target are added to ``failed``."""
+
+        def refuse(part: str, message: str) -> None:
+            for name in self.settings.drafter:
+                if part in merged(name):
+                    self.failed[name] = message
+
+        def check_fit(tokenizer: Any, config: Any) -> None:
+            if self.failed.keys() >= set(self.settings.drafter):
+                fail(_message(self.failed))
+            check_prompts(self.prompts, self.settings, tokenizer, config)
+
         names = [name for settings, _ in self.checked for name in settings.drafter]
         model = self.checked[0][1].model
         sources = Sources(model, [one for _, each in self.checked for one in each.drafters])
         alone = replace(self.settings, drafter=names)
-        say("importing")
-        from specdec_hf.lab.analysis.encoders import load_encoder_decoder
-
-        check_fit = functools.partial(check_prompts, self.prompts, self.settings)
-        loaded = load_encoder_decoder(alone, sources, say)
-        return loaded or load_models(alone, sources, say, check_fit)
+        return load_models(alone, sources, say, check_fit, refuse)
 
     def resolve(self, loaded: Loaded) -> dict[str, Drafter]:
         """The drafters by name, without those that cannot be analyzed with this model."""
@@ -253,9 +275,12 @@ class Analysis:
         drafters, left = {}, list(loaded.drafters)
         for name, (settings, _) in zip(self.settings.drafter, self.checked, strict=True):
             parts = [left.pop(0) for _ in settings.drafter]
+            if name in self.failed:
+                continue
             try:
+                several = len(parts) > 1  # of whose chains the layout makes one tree
                 one = resolve_drafter(
-                    parts if len(parts) > 1 else parts[0], settings.tree, loaded.model
+                    parts if several else parts[0], settings.tree if several else None, loaded.model
                 )
                 assert one is not None
                 one.check_config(loaded.model.config)
@@ -327,13 +352,44 @@ def analyze(analysis: Analysis, output: Path | None, json_file: Path | None) -> 
 
         every = [*tables, *printed_tables()]
         write_pictures(output, loaded, analysis.prompts, settings, last, plain, every)
-    write_json(json_file, _report(analysis, loaded, found))
+    pictures = _draw_trees(analysis, loaded, drafters, last)
+    if output is not None and pictures:
+        from specdec_hf.lab.analysis.tree_pictures import write_trees
+
+        write_trees(output, loaded, settings, pictures)
+    write_json(json_file, _report(analysis, loaded, found, pictures))
     if failed:
         _tell(failed)
 
 
-def _report(analysis: Analysis, loaded: Loaded, found: Found) -> dict[str, Any]:
-    """All that was measured, as plain values for JSON."""
+def _draw_trees(
+    analysis: Analysis,
+    loaded: Loaded,
+    drafters: Mapping[str, Drafter],
+    measured: Sequence[DrafterAnalysis],
+) -> list[Picture]:
+    """Print the trees of the first prompt, and return them.
+
+    Drafters of trees are drawn as they were measured. Where ``--tree`` is given, drafters of chains
+    answer once more and draft trees of its shape, which are drawn and not measured.
+    """
+    from specdec_hf.lab.analysis.tree_pictures import Picture, draft_trees, print_trees
+
+    prompt, settings = analysis.prompts[0], analysis.settings
+    pictures = [
+        Picture(one.name, prompt.turns[0], one.first_trees) for one in measured if one.trees
+    ]
+    if settings.tree is not None:
+        chains = {one.name: drafters[one.name] for one in measured if not one.trees}
+        pictures += draft_trees(loaded, prompt, settings, chains, analysis.failed)
+    print_trees(pictures)
+    return pictures
+
+
+def _report(
+    analysis: Analysis, loaded: Loaded, found: Found, pictures: Sequence[Picture]
+) -> dict[str, Any]:
+    """All that was measured and drawn, as plain values for JSON."""
     from specdec_kernels.analysis import LENIENCE_SPEEDS, TABLE_1, lenience_speeds, table_1
 
     printed: dict[str, Iterable[tuple[Any, Any]]] = {
@@ -355,6 +411,7 @@ def _report(analysis: Analysis, loaded: Loaded, found: Found) -> dict[str, Any]:
             for temperature, analyses in found.items()
             for one in analyses
         ],
+        "trees": [picture.to_dict() for picture in pictures],
         "failed": analysis.failed,
     }
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.cli.explain import Explained, ExplainedTree, Explainer
 from specdec_hf.drafting.drafter import Drafter, drafts_trees
 from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.lab.analysis.encoders import EncoderSeconds, timed_encoders
-from specdec_hf.lab.analysis.explain import Explained, Explainer
 from specdec_hf.lab.analysis.operations import measure_operations
 from specdec_hf.lab.analysis.replay import Text, replay, rule_for, write_text
 from specdec_hf.lab.analysis.residual import Ablation, draw_experiment
@@ -46,6 +46,7 @@ class DrafterAnalysis:
         refused: why a schedule was left out, by its name.
         encoders: seconds of the encoders in the first prompt of each gamma.
         answers: the explained rounds of each prompt, of the first gamma.
+        first_trees: of the rounds of the first prompt; empty for chains.
         ablation: None where it was not asked for.
     """
 
@@ -59,6 +60,7 @@ class DrafterAnalysis:
     refused: dict[str, str] = field(default_factory=dict)
     encoders: dict[int, EncoderSeconds] = field(default_factory=dict)
     answers: list[list[list[Explained]]] = field(default_factory=list)
+    first_trees: list[ExplainedTree] = field(default_factory=list)
     ablation: Ablation | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,16 +179,15 @@ class Measurement:
         for i, text in enumerate(texts):
             prompt = text.tokens[: text.begin].tolist()
             explainer = Explainer(self.tokenizer, prompt, found.name, self.sampling)
-            traced = first and not found.trees
             with timed_encoders(self.model, drafter) as encoders:
                 stats = self._decode(
-                    drafter, i, on_step=explainer.add_step if first and found.trees else None,
-                    num_assistant_tokens=None if found.trees else gamma,
-                    trace=explainer if traced else None,
+                    drafter, i, num_assistant_tokens=None if found.trees else gamma,
+                    trace=explainer if first else None,
                 )  # fmt: skip
             found.calls[gamma].append(stats)
             if i == 0:
                 found.encoders[gamma] = encoders
+                found.first_trees += explainer.trees
             if first:
                 found.answers.append(explainer.rounds)
 
@@ -209,17 +210,12 @@ class Measurement:
     def _decode_all(self, drafter: Drafter, **options: Any) -> list[SpecStats]:
         return [self._decode(drafter, i, **options) for i in range(len(self.inputs))]
 
-    def _decode(
-        self, drafter: Drafter, i: int, on_step: Callable[[Any], None] | None = None, **options: Any
-    ) -> SpecStats:
+    def _decode(self, drafter: Drafter, i: int, **options: Any) -> SpecStats:
         """The statistics of the answer to prompt i."""
         decoder = SpeculativeDecoder(
             drafter, rule=rule_for(drafter), guard=False, seed=self.seed + i, **options
         )
         stream = decoder.stream(self.model, **self.inputs[i], **self.arguments)
-        steps, output = run_stream(stream, lambda step: self.advance(len(step.tokens)))
-        if on_step is not None:
-            for step in steps:
-                on_step(step)
+        _, output = run_stream(stream, lambda step: self.advance(len(step.tokens)))
         stats: SpecStats = output.stats
         return stats

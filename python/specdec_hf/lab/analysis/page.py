@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from specdec_hf.cli.decisions import number
+from specdec_hf.cli.explain import Explained
 from specdec_hf.cli.terminal import visible
-from specdec_hf.lab.analysis.explain import Explained
 from specdec_hf.lab.analysis.tables import ShownTable
 
 MEANINGS = {
@@ -52,27 +53,50 @@ def render_page(
         answers: at least one.
         tables: to show after the answers.
     """
+    body = "".join(_answer(number, answer) for number, answer in enumerate(answers, start=1))
+    body += "".join(map(_table, tables))
+    note = (
+        "Each line is one round: one forward of the target. Point at a token to see how it came "
+        "about, or reach it with Tab and go on with the arrow keys; Escape hides the details."
+    )
+    return document(title, header, MEANINGS, note, f"{body}</main>\n<script>{SCRIPT}</script>")
+
+
+def document(
+    title: str,
+    header: dict[str, str],
+    meanings: dict[str, str],
+    note: str,
+    body: str,
+    style: str = "",
+) -> str:
+    """A page that needs nothing beside itself, as HTML text.
+
+    Args:
+        title: of the page.
+        header: names and values to print above the body.
+        meanings: of the kinds of tokens, for the legend.
+        note: a sentence that explains the body.
+        body: HTML of the element ``main`` and of what follows, with the end tag of ``main``.
+        style: more rules of style.
+    """
     table = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         for name, value in header.items()
     )
     legend = "".join(
         f'<li><span class="token {kind}">token</span> {escape(meaning)}</li>'
-        for kind, meaning in MEANINGS.items()
+        for kind, meaning in meanings.items()
     )
-    body = "".join(_answer(number, answer) for number, answer in enumerate(answers, start=1))
-    body += "".join(map(_table, tables))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n"
         f"<header><h1>{escape(title)}</h1><dl>{table}</dl>"
         f'<ul class="legend">{legend}</ul>'
-        "<p>Each line is one round: one forward of the target. Point at a token to see how it came "
-        "about, or reach it with Tab and go on with the arrow keys; Escape hides the details.</p>"
-        f"</header>\n<main>\n{body}</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f"<p>{escape(note)}</p></header>\n<main>\n{body}\n</body>\n</html>\n"
     )
 
 
@@ -135,11 +159,6 @@ def details_of(token: Explained) -> dict[str, str]:
     if token.unread:
         details["drafts after it"] = f"{token.unread}, not looked at"
     return details
-
-
-def number(value: float) -> str:
-    """A probability with four digits, small ones as a power of ten."""
-    return f"{value:.4f}" if value == 0 or value >= 1e-3 else f"{value:.2e}"
 
 
 STYLE = """

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.cli.distributions import draft_probs, target_probs
 from specdec_hf.drafting.checks import ask
 from specdec_hf.drafting.context import Candidates, CommittedStates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome, drafts_trees
-from specdec_hf.lab.analysis.distributions import draft_probs, target_probs
 from specdec_hf.lab.analysis.encoders import EncoderSeconds, timed_encoders
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import TracedRound, run_stream

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from specdec_hf.lab.analysis.distributions import target_probs
+from specdec_hf.cli.distributions import target_probs
 from specdec_kernels.analysis import rejection_acceptance
 
 

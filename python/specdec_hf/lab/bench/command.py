@@ -120,7 +120,7 @@ Markdown = Annotated[
 
 @takes_settings(
     without=(
-        "system", "dtype", "temperature", "top_k", "min_p", "seed",
+        "system", "chat_template", "dtype", "temperature", "top_k", "min_p", "seed",
         "drafter", "cascade", "learn", "tree", "num_assistant_tokens_schedule",
     ),
     max_new_tokens=64,
@@ -184,7 +184,9 @@ def bench(
     results = Results()
     for one in dtypes:
         plain_settings = [replace(common, dtype=one, sampling=sampling) for sampling in samplings]
-        loaded, configs, left_out = _load(plain_settings[0], chosen, sources, peers, prompts)
+        loaded, configs, left_out = _load(
+            plain_settings[0], chosen, sources, peers, prompts, named=bool(drafter)
+        )
         for size in sizes:
             batches = in_batches(loaded, prompts, size)
             for plain in plain_settings:
@@ -219,6 +221,8 @@ def _load(
     sources: list[Sources],
     peers: list[str],
     prompts: list[Prompt],
+    *,
+    named: bool,
 ) -> tuple[Loaded, list[Config], dict[str, str]]:
     """The models in one dtype, the configs, and why a peer is left out."""
     names = [name for each in chosen for name in each.drafter]
@@ -226,4 +230,4 @@ def _load(
     with progress_bar() as say:
         check_fit = functools.partial(check_prompts, prompts, settings)
         loaded = load_models(replace(settings, drafter=names), found, say, check_fit)
-        return loaded, *make_configs(chosen, loaded, peers, found.model)
+        return loaded, *make_configs(chosen, loaded, peers, found.model, named=named)

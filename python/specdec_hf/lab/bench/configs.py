@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_hf.cli.checks import Settings, chains_of_auto, has_own_tree
 from specdec_hf.cli.prompts import Prompt
@@ -81,12 +81,27 @@ def _schedules(parts: list[str], schedules: Sequence[str]) -> list[str]:
 
 
 def make_configs(
-    chosen: Sequence[Settings], loaded: Loaded, peers: Sequence[str], source: Source
+    chosen: Sequence[Settings],
+    loaded: Loaded,
+    peers: Sequence[str],
+    source: Source,
+    *,
+    named: bool = True,
 ) -> tuple[list[Config], dict[str, str]]:
-    """The plain config, the peers, and those of the drafters; and why a peer is left out."""
+    """The plain config, the peers, and those of the drafters; and why a peer is left out.
+
+    Args:
+        chosen: the settings of each drafter.
+        loaded: the models.
+        peers: names.
+        source: where the target came from.
+        named: whether the user named the drafters. Those that an encoder-decoder refuses, such as
+            trees, are left out where he did not.
+    """
     from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.lab.bench.peers import LeftOutError, make_peer
     from specdec_hf.lab.bench.runs import PLAIN, Config
+    from specdec_hf.runner.encoded import is_encoder_decoder
 
     configs, left_out = [Config(PLAIN)], {}
     for name in peers:
@@ -126,6 +141,7 @@ def make_configs(
                 ", ".join([*words, *last]),
                 decoder,
                 schedule=schedule,
+                peer=not named and is_encoder_decoder(loaded.model),
                 drafts_on_host=all(
                     drafts_on_host(name, drafter, loaded.model)
                     for name, drafter in zip(settings.drafter, mine, strict=True)
@@ -191,6 +207,9 @@ def _categories_in_turns(prompts: list[Prompt]) -> list[Prompt]:
 def _padded(loaded: Loaded, prompts: list[Prompt]) -> dict[str, Any]:
     from torch.nn.utils.rnn import pad_sequence
 
+    from specdec_hf.runner.encoded import is_encoder_decoder
+
+    side: Literal["left", "right"] = "right" if is_encoder_decoder(loaded.model) else "left"
     encoded = [
         encode(
             loaded.tokenizer, [{"role": "user", "content": prompt.turns[0]}], loaded.model.device
@@ -198,6 +217,6 @@ def _padded(loaded: Loaded, prompts: list[Prompt]) -> dict[str, Any]:
         for prompt in prompts
     ]
     return {
-        name: pad_sequence([one[name][0] for one in encoded], batch_first=True, padding_side="left")
+        name: pad_sequence([one[name][0] for one in encoded], batch_first=True, padding_side=side)
         for name in encoded[0]
     }

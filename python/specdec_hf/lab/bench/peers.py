@@ -15,13 +15,9 @@ import torch
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, embedded_gguf
-from specdec_hf.drafters.layers import LayersDrafter
-from specdec_hf.drafters.model import ModelDrafter
-from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.lab.bench.baselines import BestOf, RejectionSampling
 from specdec_hf.lab.bench.runs import Config
 
-MODELS = (ModelDrafter, LayersDrafter)  # of the target's vocabulary
 CHAINS = 4  # of the baseline "best_of"
 
 
@@ -66,10 +62,9 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
 
 
 def _draft_model(loaded: Loaded) -> Any:
-    """The first draft model among the drafters."""
-    drafters = (resolve_drafter(one, None, loaded.model) for one in loaded.drafters)
-    models = (getattr(one, "model", None) for one in drafters if type(one) in MODELS)
-    model = next(models, None)
+    """The first draft model of the target's vocabulary."""
+    drafts = filter(None, loaded.draft_models())
+    model = next((one.model for one in drafts if one.shares_vocabulary), None)
     if model is None:
         raise LeftOutError("it needs a --drafter that is a model of the target's vocabulary")
     return model

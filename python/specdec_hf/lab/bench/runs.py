@@ -16,6 +16,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.cli.compare import prompt_width
 from specdec_hf.cli.load import Loaded
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import run_stream
@@ -59,7 +60,8 @@ class Batch:
     Attributes:
         prompts: their names.
         category: of all of them, "" where they are of several.
-        inputs: ``input_ids`` and ``attention_mask`` [B, W], padded on the left.
+        inputs: ``input_ids`` and ``attention_mask`` [B, W], padded on the left, and on the right
+            for an encoder.
     """
 
     prompts: list[str]
@@ -216,7 +218,7 @@ def _answer(model: Any, config: Config, batch: Batch, arguments: dict[str, Any])
     began = time.perf_counter()
     sequences, stats = _generate(model, config, batch.inputs, arguments)
     seconds = time.perf_counter() - began
-    width = batch.inputs["input_ids"].shape[1]
+    width = prompt_width(model, batch.inputs)
     texts = [_until_end(row, model) for row in sequences[:, width:].tolist()]
     answer = Answer(batch.prompts, batch.category, texts, seconds, [seconds], stats=stats)
     if stamps.first:

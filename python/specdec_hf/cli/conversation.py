@@ -1,0 +1,218 @@
+"""A conversation: its messages, the cache of its last answer, and how the next one is made.
+
+The cache of an answer serves the next one where the new conversation begins with exactly the tokens
+that the cache holds. Templates that rewrite earlier answers, such as those that drop their
+reasoning, make the model read the conversation again.
+"""
+
+# ruff: noqa: PLC0415  # torch loads at first use; see app.py
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from specdec_hf.cli import interrupt
+from specdec_hf.cli.checks import Settings, check
+from specdec_hf.cli.run import (
+    View,
+    begin_chat,
+    drafters_alone,
+    encode,
+    generation_arguments,
+    make_decoder,
+    make_explainer,
+)
+from specdec_hf.cli.terminal import WordWrap, console
+from specdec_hf.options import LOSSY_RULES
+
+if TYPE_CHECKING:
+    from specdec_hf.api import SpeculativeDecoder
+    from specdec_hf.cli.compare import Turn
+    from specdec_hf.cli.explain import Explainer
+    from specdec_hf.cli.load import Loaded
+    from specdec_hf.loop.streaming import Step
+
+NGRAM = "nasd"  # the drafter of /ngram
+
+
+@dataclass
+class Switches:
+    """What is made and shown of each answer of a conversation.
+
+    Attributes:
+        speculative: whether the target's answer is drafted.
+        target, drafter: whether the target and the draft models answer alone too.
+        ngram: whether the target's answer is also drafted by counted n-grams.
+        cache: whether the keys and values of an answer serve the next one.
+        debug: whether every decision is shown.
+    """
+
+    speculative: bool = True
+    target: bool = False
+    drafter: bool = False
+    ngram: bool = False
+    cache: bool = True
+    debug: bool = False
+
+
+class Conversation:
+    """Messages so far, the cache of the last answer, and how the next one is made.
+
+    Args:
+        loaded: the models.
+        decoder: of the settings.
+        settings: checked ones.
+        view: what is shown of the answers; commands may change it.
+        given: the settings before their check, which commands change; None for the same.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        decoder: SpeculativeDecoder,
+        settings: Settings,
+        view: View = View(),  # noqa: B008  # it cannot be changed
+        given: Settings | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.decoder = decoder
+        self.settings = settings
+        self.given = settings if given is None else given
+        self.rejected = view.rejected
+        writes = view.alone and any(loaded.draft_models())
+        self.explainer: Explainer | None = None
+        self.switches = Switches(target=view.alone, drafter=writes, debug=view.trace)
+        self.reset()
+
+    def change(self, **values: Any) -> None:
+        """Take other settings from the next answer on, or leave them where they are refused.
+
+        Raises:
+            typer.Exit: they are, which one line has told.
+            ValueError: they do not fit the drafter.
+        """
+        given = replace(self.given, **values)
+        settings = replace(given, sampling=dict(given.sampling))
+        check(settings)
+        decoder = make_decoder(settings, self.loaded.drafter)
+        self.given, self.settings, self.decoder = given, settings, decoder
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = begin_chat(self.settings)
+        self.past: Any = None
+        self.cached: list[int] = []
+
+    def answer(self, text: str) -> Turn:
+        """Answer a message, and print the answer as it comes.
+
+        Raises:
+            ValueError: the conversation is longer than the model's context; it is as before then.
+            KeyboardInterrupt: Ctrl-C; the conversation goes on from the begun answer.
+        """
+        from specdec_hf.cli.compare import Turn, plain_decoder
+        from specdec_hf.cli.trace import PieceStream, marks_of, styled
+        from specdec_hf.loop.streaming import run_stream
+        from specdec_hf.runner.encoded import is_encoder_decoder
+
+        messages = [*self.messages, {"role": "user", "content": text}]
+        inputs = self._encode(messages)
+        ids = inputs["input_ids"][0].tolist()
+        past = self.past if 0 < len(self.cached) < len(ids) else None
+        if ids[: len(self.cached)] != self.cached or not self.switches.cache:
+            past = None
+        decoder, self.explainer = self.decoder, None
+        if not self.switches.speculative:
+            decoder = plain_decoder(decoder, decoder.rule, decoder.seed)
+        if self.switches.debug:
+            self.explainer = make_explainer(self.loaded, inputs, self.settings)
+            decoder = replace(decoder, trace=self.explainer)
+        began = time.perf_counter()
+        stream = decoder.stream(
+            self.loaded.model,
+            **inputs,
+            **generation_arguments(self.settings),
+            past_key_values=past,
+            return_dict_in_generate=True,
+        )
+        marks = marks_of(console)
+        pieces = PieceStream(self.loaded.tokenizer, rejected=self.rejected)
+        wrap = WordWrap(console.width if console.is_terminal else None)
+
+        def show(step: Step) -> None:
+            for piece, kind in pieces.feed(step):
+                console.print(wrap.feed(styled(piece, kind, marks)), end="", soft_wrap=True)
+
+        try:
+            steps, output = run_stream(stream, show)
+        except BaseException as error:
+            if interrupt.is_interruption(error):
+                stream.close()
+                console.print(wrap.rest(), soft_wrap=True)
+                self.past, self.cached = None, []  # the stream has changed the cache
+                self.messages = [*messages, self._said(pieces.tokens)]
+            raise
+        console.print(wrap.feed(styled(*pieces.rest(), marks)), end="", soft_wrap=True)
+        console.print(wrap.rest(), soft_wrap=True)
+        turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began)
+        if self.settings.do_sample:
+            turn.seed = output.stats.seeds[0]
+        sequence = output.sequences[0].tolist()
+        self.past, self.cached = output.past_key_values, sequence[:-1]
+        if is_encoder_decoder(self.loaded.model):  # its cache holds the answer and no message
+            self.past, self.cached = None, []
+        self.messages = [*messages, self._said(turn.tokens)]
+        return turn
+
+    def show_more(self, turn: Turn) -> None:
+        """Print what is switched on: the decisions of the last answer, and other answers.
+
+        Args:
+            turn: the last answer, with which the conversation goes on.
+        """
+        from specdec_hf.cli.compare import answer_alone, run_turn
+        from specdec_hf.cli.report import figures, print_alone
+        from specdec_hf.cli.trace import marks_of, render
+
+        if self.explainer is not None:
+            from specdec_hf.cli.decisions import print_decisions
+
+            print_decisions(self.explainer)
+        messages, loaded = self.messages[:-1], self.loaded
+        arguments, inputs = generation_arguments(self.settings), self._encode(messages)
+        if self.switches.target:
+            target = (loaded.model, loaded.tokenizer, inputs)
+            print_alone([answer_alone("target", *target, self.decoder, arguments, turn.seed)])
+        if self.switches.drafter:
+            print_alone(drafters_alone(loaded, messages, self.decoder, self.settings, turn.seed))
+        if self.switches.ngram:
+            decoder = replace(self._ngram_decoder(), seed=turn.seed)
+            counted = run_turn(loaded.model, inputs, decoder, arguments, compare=False)
+            console.print(f"drafted by {NGRAM}", style="bold")
+            marks = marks_of(console)
+            console.print(
+                render(loaded.tokenizer, counted.steps, marks=marks, rejected=self.rejected)
+            )
+            console.print(figures(counted), style="dim")
+
+    def _ngram_decoder(self) -> SpeculativeDecoder:
+        """The decoder of ``/ngram``: chains by counted n-grams, with the settings they take."""
+        lossless: dict[str, Any] = {name: None for x in LOSSY_RULES.values() for name in x}
+        settings = replace(
+            self.given, sampling=dict(self.given.sampling), drafter=[NGRAM], tree=None,
+            cascade=None, num_assistant_tokens_schedule=None, rule="auto", ablate=None,
+            **lossless,
+        )  # fmt: skip
+        check(settings)
+        return make_decoder(settings, NGRAM)
+
+    def _encode(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        return encode(
+            self.loaded.tokenizer, messages, self.loaded.model.device,
+            template=self.settings.chat_template,
+        )  # fmt: skip
+
+    def _said(self, tokens: list[int]) -> dict[str, str]:
+        text = self.loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+        return {"role": "assistant", "content": text}

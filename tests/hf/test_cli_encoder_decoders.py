@@ -1,0 +1,142 @@
+"""Encoder-decoders on the command line: texts of `generate`, `bench` and `chat`, and refusals."""
+
+import json
+
+import pytest
+import typer
+from specdec_hf.cli.load import read_config
+from specdec_hf.cli.sources import Source
+from specdec_hf.cli.terminal import visible
+from support import cli_models, encoder_models
+from support.cli_models import invoke, one_line_error, says
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import AutoModelForSeq2SeqLM
+
+TEXT = "the story of a bear, the story of a cat, the story of"
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    """The folder of a tiny T5."""
+    return cli_models.write_encoder_decoder(tmp_path_factory.mktemp("t5"))
+
+
+def plain_text(path, text, new_tokens):
+    """The new tokens of Transformers."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(path)
+    inputs = cli_models.tokenizer(None)(text, return_tensors="pt")
+    ids = model.generate(
+        inputs["input_ids"], attention_mask=inputs["attention_mask"], do_sample=False,
+        max_new_tokens=new_tokens,
+    )  # fmt: skip
+    return ids[0, 1:].tolist()
+
+
+@pytest.mark.parametrize("drafter", ["suffix_automaton", "model", "auto"])
+def test_generate_answers_with_an_encoder_decoder(t5, tmp_path, drafter):
+    path = tmp_path / "out.json"
+    result = invoke(
+        "generate", "--model", t5, "--prompt", TEXT, "--drafter", t5 if drafter == "model" else
+        drafter, "--max-new-tokens", 12, "--guard", "off", "--trace", "--alone", "--json", path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert says(result, "greedy outputs identical yes")
+    turn = json.loads(path.read_text())["prompts"][0]["turns"][0]
+    assert turn["tokens"] == plain_text(t5, TEXT, 12)
+    assert len(turn["tokens"]) == 12
+    said = [token for one in turn["rounds"] for token in one if token["kind"] != "rejected"]
+    assert [token["token"] for token in said] == turn["tokens"]
+    assert [token["position"] for token in said] == list(range(1, 13))
+    if drafter == "model":
+        assert turn["stats"]["accepted"] == turn["stats"]["drafted"] > 0
+        assert [one["text"] for one in turn["alone"]] == [turn["text"]] * 2
+    else:
+        assert [one["name"] for one in turn["alone"]] == ["target"]
+        assert says(result, f"note: --drafter {drafter} has no text of its own")
+
+
+def test_a_sampled_text_of_an_encoder_decoder_is_that_of_its_seed(t5, tmp_path):
+    path = tmp_path / "out.json"
+    result = invoke(
+        "generate", "--model", t5, "--prompt", TEXT, "--drafter", "prompt_lookup", "--rule",
+        "match", "--temperature", 1, "--seed", 3, "--max-new-tokens", 8, "--json", path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert says(result, "sampled outputs identical yes")
+
+
+def test_chat_continues_each_message_by_itself(t5):
+    result = invoke(
+        "chat", "--model", t5, "--no-chat-template", "--max-new-tokens", 6, "--drafter", "none",
+        input=f"{TEXT}\nsomething else\n{TEXT}\n",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    answers = [part.partition("\n")[2] for part in result.output.split("\n> ")[1:]]
+    shown = [answer.partition("\n6 tokens, ")[0] for answer in answers]
+    texts = [plain_text(t5, text, 6) for text in (TEXT, "something else", TEXT)]
+    assert shown == [visible(cli_models.tokenizer(None).decode(text)) for text in texts]
+    assert shown[0] != shown[1]
+
+
+@pytest.mark.build  # a tool of the laboratory
+def test_bench_pads_the_prompts_of_an_encoder_on_the_right(tmp_path):
+    """Where an encoder counts its positions from the left, padding there would change texts."""
+    bart = cli_models.write_encoder_decoder(tmp_path / "bart", "bart")
+    questions, path = tmp_path / "questions.jsonl", tmp_path / "out.json"
+    texts = ["the story of a bear", "why?"]
+    questions.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
+    result = invoke(
+        "bench", "--questions", questions, "--model", bart, "--drafter", "suffix_automaton",
+        "--batch-size", 2, "--max-new-tokens", 6, "--runs", 1, "--json", path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (content,) = json.loads(path.read_text())["results"]
+    wanted = [plain_text(bart, text, 6) for text in texts]
+    assert wanted[0] != wanted[1]
+    for row in content["rows"]:
+        assert row["identical"] == row["texts"] == 1
+        (answer,) = row["answers"]
+        assert answer["texts"] == wanted
+
+
+@pytest.mark.build
+def test_bench_leaves_out_the_default_drafters_that_an_encoder_decoder_refuses(
+    t5, tmp_path, monkeypatch
+):
+    questions, path = tmp_path / "questions.jsonl", tmp_path / "out.json"
+    questions.write_text(json.dumps({"turns": [TEXT]}) + "\n")
+    start = (
+        "bench", "--questions", questions, "--model", t5, "--max-new-tokens", 4, "--runs", 1,
+        "--json", path,
+    )  # fmt: skip
+    monkeypatch.setattr("specdec_hf.lab.bench.command.ALL", ["nasd", "token_recycling"])
+    assert invoke(*start).exit_code == 0
+    (content,) = json.loads(path.read_text())["results"]
+    assert "cannot be used with a tree of drafts" in content["left_out"]["token_recycling"]
+    assert "nasd" in [row["name"] for row in content["rows"]]
+    line = one_line_error(*start, "--drafter", "token_recycling", code=1)
+    assert "T5ForConditionalGeneration cannot be used with a tree of drafts" in line
+
+
+def test_other_commands_refuse_encoder_decoders_by_name(t5, tmp_path):
+    result = invoke("train", "--model", t5, "--output", tmp_path / "head")
+    assert result.exit_code == 2
+    assert "is of type 't5', which Transformers does not list among causal la" in result.output
+    line = one_line_error("generate", "--model", t5, "--prompt", "a", "--system", "Be brief.")
+    assert "--system needs a chat template, which the tokenizer of" in line
+    assert "chat needs a chat template, which" in one_line_error("chat", "--model", t5)
+
+
+def test_models_of_sounds_are_refused(tmp_path):
+    encoder_models.build("whisper").save_pretrained(tmp_path)
+    with pytest.raises(typer.Exit) as caught:
+        read_config(Source("--model", "x", "folder", tmp_path), str, encoder_decoders=True)
+    assert caught.value.exit_code == 2
+
+
+def test_the_prompt_of_an_encoder_may_be_as_long_as_its_positions(tmp_path):
+    bart = cli_models.write_encoder_decoder(tmp_path, "bart")
+    start = ("generate", "--model", bart, "--max-new-tokens", 2, "--drafter", "none")
+    assert invoke(*start, "--prompt", "x" * 64).exit_code == 0
+    line = one_line_error(*start, "--prompt", "x" * 65)
+    assert line == "error: the prompt has 65 tokens, but the model's context is 64"
