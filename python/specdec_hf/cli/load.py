@@ -259,7 +259,9 @@ def _model_inside(drafter: Any, target: Any) -> Any:
 
 def _learning(drafter: Any, target: Any) -> DistilledDrafter:
     """The drafter of ``--learn``."""
-    sampling = drafter.sampling if isinstance(drafter, ModelDrafter) else {}
+    sampling: dict[str, Any] = {}
+    if isinstance(drafter, ModelDrafter):
+        sampling |= drafter.sampling
     return DistilledDrafter(_model_inside(drafter, target), **sampling)
 
 

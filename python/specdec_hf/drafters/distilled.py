@@ -104,7 +104,8 @@ class DistilledDrafter(ModelDrafter):
         self.max_positions = check_integer("max_positions", max_positions, 1)
         with torch.inference_mode(False):
             own = copy.deepcopy(model).float().eval().requires_grad_(True)
-        super().__init__(own, cache, **sampling)
+        parameters: dict[str, Any] = dict(sampling)
+        super().__init__(own, cache, **parameters)
         self.learnt = 0
         self._optimizer = torch.optim.AdamW(own.parameters(), self.learning_rate, weight_decay=0.0)
         self._lessons: dict[int, Lesson] = {}

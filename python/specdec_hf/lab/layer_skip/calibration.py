@@ -209,10 +209,11 @@ def ranked(drafting: Drafting) -> float:
 
 
 def _skipped(choices: Sequence[tuple[int, str]], point: Point) -> SkippedSublayers:
-    taken = [choices[n] for n in np.flatnonzero(point)]
-    return SkippedSublayers(
-        **{name: tuple(layer for layer, of in taken if of == name) for name in SUBLAYERS}
-    )
+    taken = [choices[n] for n in np.flatnonzero(point).tolist()]
+    layers: dict[str, Any] = {
+        name: tuple(layer for layer, of in taken if of == name) for name in SUBLAYERS
+    }
+    return SkippedSublayers(**layers)
 
 
 def _starting_points(size: int, seed: int) -> list[NDArray[np.bool_]]:

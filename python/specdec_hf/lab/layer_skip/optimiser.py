@@ -138,7 +138,7 @@ def _fit(
 ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
     """The log likelihood up to a constant, the Cholesky factor, and the weights of the values."""
     noisy = covariance + NOISE * np.eye(len(values))
-    factor: NDArray[np.float64] = np.linalg.cholesky(noisy)
+    factor = np.linalg.cholesky(noisy).astype(np.float64, copy=False)
     weights: NDArray[np.float64] = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
     likelihood = -0.5 * values @ weights - np.log(np.diag(factor)).sum()
     return float(likelihood), factor, weights
