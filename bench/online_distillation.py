@@ -68,7 +68,7 @@ def run_stream(
         if number % every == 0 or number == len(stream):
             rows.append(
                 {
-                    "questions": number, "positions": drafter.learnt,
+                    "questions": number, "positions": drafter.num_learnt,
                     "held_out": acceptance(drafter, model, texts),
                     "stream": accepted / drafted if drafted else float("nan"),
                 }

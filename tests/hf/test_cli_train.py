@@ -1,6 +1,7 @@
 """The command ``train``."""
 
 import json
+import shutil
 
 import pytest
 from specdec_hf.heads.eagle3.files import load_head
@@ -85,6 +86,9 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
     reports = [json.loads((output / n / "report.json").read_text()) for n in "12"]
     assert [report["covered"] is None for report in reports] == [True, False]
     assert all(report["settings"]["loss"] == "total_variation" for report in reports)
+    assert all(report["loss_name"] == "total_variation" for report in reports)
+    for report in reports:
+        assert set(report["curves"]["loss_names"]) == {"forward_kl", "total_variation"}
     card = (output / "2" / "README.md").read_text()
     assert "forward_kl for the first half of the steps, then total_variation" in card
     assert "writes the answers of 25% of the steps" in card
@@ -123,6 +127,26 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
 )
 def test_options_that_do_not_fit_one_another_are_refused(arguments, message, tmp_path):
     assert message in one_line_error("train", "--output", tmp_path, *arguments)
+
+
+@pytest.mark.parametrize("drafters", [1, 2])
+def test_the_target_and_other_models_are_not_overwritten(drafters, folder, tmp_path):  # noqa: F811
+    copied, other = tmp_path / "drafts" / "1", tmp_path / "other"
+    shutil.copytree(folder, copied)
+    output = copied.parent if drafters > 1 else copied
+    given = ("train", "--draft-model", "--num-drafters", drafters)
+    line = one_line_error(*given, "--model", copied, "--output", output)
+    assert f"--output must not be the folder of --model, got {copied}" in line
+    (tmp_path / "link").symlink_to(copied)
+    line = one_line_error("train", "--model", copied, "--output", tmp_path / "link")
+    assert "--output must not be the folder of --model, got" in line
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    line = one_line_error("train", "--model", copied, "--output", other)
+    assert f"{other} holds a config.json and no work/run.json" in line
+    assert sorted(path.name for path in copied.iterdir()) == sorted(
+        path.name for path in folder.iterdir()
+    )
 
 
 def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811

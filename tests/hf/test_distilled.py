@@ -77,7 +77,7 @@ def test_drafts_behind_the_end_of_a_text_are_not_rejected():
     outs = [call(drafter, lengths=(9,), eos_token_id=end) for end in ends]
     last = [out.stats.round_log[-1] for out in outs]
     assert any(one.drafted > one.accepted for one in last)
-    assert drafter.learnt == 0
+    assert drafter.num_learnt == 0
     assert drafter.told == []
 
 
@@ -149,7 +149,7 @@ def test_a_step_goes_down_the_divergence_where_drafts_were_rejected():
         # A gradient of nearly 0 has either sign.
         close = torch.isclose(ours, theirs, rtol=1e-3, atol=1e-5).double().mean()
         assert close > 0.99, name
-    assert drafter.learnt == len(drafter.told)
+    assert drafter.num_learnt == len(drafter.told)
     told = drafter.told
     assert divergence(drafter.model, drafter, told) < 0.9 * divergence(before, drafter, told)
 
@@ -178,7 +178,7 @@ def test_on_a_stream_of_calls_more_is_accepted(kind):
     before = alpha(drafter.model)
     for number in range(10):
         call(drafter, prompts=number)
-    assert drafter.learnt > 100
+    assert drafter.num_learnt > 100
     gained = alpha(drafter.model) - before
     assert gained > 0.03 if kind is DistilledDrafter else gained < 0
 
@@ -209,9 +209,62 @@ def test_the_users_model_is_left_as_it_was():
     drafter = DistilledDrafter(model, learning_rate=0.01)
     assert drafter.model.dtype == torch.float32
     call(drafter)
-    assert drafter.learnt > 0
+    assert drafter.num_learnt > 0
     after = model.state_dict()
     assert all(after[name].equal(weight) for name, weight in before.items())
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_seed_that_was_learnt_from_is_refused_where_the_rule_reads_q(rule):
+    """The noise that decides a text would otherwise have changed the Q that it is compared with."""
+    settings = {"do_sample": True, "temperature": 0.9, "rule": rule}
+    drafter = DistilledDrafter(draft_model(), learning_rate=0.01)
+    seeds = call(drafter, seed=4, **settings).stats.seeds
+    learnt = drafter.num_learnt
+    assert learnt > 0
+    for seed in (4, [7, 8, seeds[0]]):
+        with pytest.raises(
+            ValueError, match=f"seed must be none .* {rule} .* got {seeds[0]} again"
+        ):
+            call(drafter, seed=seed, **settings)
+    assert drafter.num_learnt == learnt
+    for seed in (5, None, None):  # the control
+        call(drafter, seed=seed, **settings)
+    assert drafter.num_learnt > learnt
+    with pytest.raises(ValueError, match=f"got {seeds[0]} again"):
+        call(drafter, seed=4, **settings)
+    call(drafter, seed=4, **{**settings, "rule": "match"})
+
+
+def test_calls_without_noise_teach_no_seed_and_repeat_any():
+    """So seed 0, which greedy calls have, stays free for a sampled one."""
+    drafter = DistilledDrafter(draft_model(), learning_rate=0.01)
+    for rule in ("greedy", "token"):
+        for _ in range(2):
+            call(drafter, rule=rule)
+    call(drafter, lengths=(9,), do_sample=True, rule="token", seed=0)
+    call(drafter, lengths=(9,), rule="token", seed=0)
+
+
+def test_a_call_of_rule_match_teaches_its_seed():
+    drafter = DistilledDrafter(draft_model(), learning_rate=0.01)
+    for _ in range(2):
+        call(drafter, do_sample=True, rule="match", seed=4)
+    with pytest.raises(ValueError, match="rule token reads its distribution, got 4 again"):
+        call(drafter, do_sample=True, rule="token", seed=4)
+
+
+def test_what_was_learnt_is_saved_in_the_dtype_of_the_given_model(tmp_path):
+    drafter = DistilledDrafter(draft_model().to(torch.bfloat16), learning_rate=0.01)
+    call(drafter)
+    drafter.save(tmp_path)
+    assert drafter.model.dtype == torch.float32
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert read.dtype == torch.bfloat16
+    for (name, ours), theirs in zip(
+        drafter.model.named_parameters(), read.parameters(), strict=True
+    ):
+        assert ours.bfloat16().equal(theirs), name
 
 
 def test_what_was_learnt_can_be_saved(tmp_path):
@@ -229,7 +282,7 @@ def test_what_was_learnt_can_be_saved(tmp_path):
 def test_only_the_first_rejections_are_kept():
     drafter = Recording(draft_model(), max_positions=3)
     call(drafter)
-    assert drafter.learnt == 3 < len(drafter.told)
+    assert drafter.num_learnt == 3 < len(drafter.told)
 
 
 def test_a_call_without_rejections_teaches_nothing():
@@ -237,23 +290,47 @@ def test_a_call_without_rejections_teaches_nothing():
     before = copy.deepcopy(drafter.model.state_dict())
     out = call(drafter)
     assert out.stats.accepted == out.stats.drafted > 0
-    assert drafter.learnt == 0
+    assert drafter.num_learnt == 0
     assert all(weight.equal(before[n]) for n, weight in drafter.model.state_dict().items())
 
 
-def test_a_gradient_that_is_not_finite_is_not_learnt():
-    class Broken(DistilledDrafter):
-        def learn_rejections(self, rejections):
-            super().learn_rejections(rejections)
-            for lesson in self._lessons.values():
-                lesson.logits = [logits * torch.nan for logits in lesson.logits]
+class Broken(DistilledDrafter):
+    """Its gradient is not a number from the step after the first ``finite`` ones on."""
 
-    drafter = Broken(draft_model())
+    finite = 0
+
+    def finish(self, history):
+        self._optimizer.register_step_post_hook(self.after_step)
+        if not self.finite:
+            self.spoil()
+        super().finish(history)
+
+    def after_step(self, *_):
+        self.finite -= 1
+        if not self.finite:
+            self.spoil()
+
+    def spoil(self):
+        for rejected in self.current.values():
+            rejected.logits[:] = [logits * torch.nan for logits in rejected.logits]
+
+    def learn_rejections(self, rejections):
+        super().learn_rejections(rejections)
+        self.current = self._rejected
+
+
+@pytest.mark.parametrize("finite", [0, 1])
+def test_the_note_counts_the_steps_before_a_gradient_that_is_not_finite(finite):
+    drafter = Broken(draft_model(), steps=3)
+    drafter.finite = finite
     before = copy.deepcopy(drafter.model.state_dict())
     out = call(drafter)
-    assert [note for note in out.stats.notes if "learnt nothing of the call" in note]
-    assert drafter.learnt == 0
-    assert all(weight.equal(before[n]) for n, weight in drafter.model.state_dict().items())
+    told = f"drafter distilled took {finite} of 3 steps after the call: the gradient of the next"
+    assert [note for note in out.stats.notes if told in note]
+    assert (drafter.num_learnt > 0) == (finite > 0)
+    after = drafter.model.state_dict()
+    assert all(weight.equal(before[n]) for n, weight in after.items()) == (finite == 0)
+    assert all(weight.isfinite().all() for weight in after.values())
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ from specdec_hf.cli.weights import load_folder
 from specdec_hf.lab.training.draft_model import (
     DraftLlama,
     DraftModelConfig,
-    check_output,
     missed_by,
     project_output,
 )
+from specdec_hf.lab.training.kinds import KINDS
+from specdec_hf.lab.training.model_card import _draw
 from specdec_hf.lab.training.on_policy import OnPolicy, is_on_policy, write_answers
-from specdec_hf.lab.training.pipeline import Pipeline, Progress
+from specdec_hf.lab.training.pipeline import Pipeline, Progress, _read_curves
 from specdec_hf.lab.training.settings import TrainingSettings
+from specdec_hf.lab.training.states import check_output
 from specdec_hf.lab.training.texts import is_held_out, read_conversations
 from specdec_hf.lab.training.unrolled import Batch, covered_by, loss_of, unroll
 from support import hf_models
@@ -101,6 +103,35 @@ def test_a_target_that_caps_its_logits_is_refused(dtype, target, tmp_path):
     with pytest.raises(ValueError, match="by its output matrix alone, and those of Gemma2"):
         trained(capped, tmp_path)
     assert not (tmp_path / "work" / "texts.jsonl").exists()
+
+
+@pytest.mark.parametrize("share", [0.003, 0.03, 0.06])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_target_that_shifts_its_logits_is_refused(dtype, share, target):
+    """By a bias of its output layer, and by as much in its forward."""
+    shifted = copy.deepcopy(target).to(dtype)
+    tokens = torch.arange(64)[None]
+    size = share * float(shifted(tokens).logits.detach().abs().max())
+    bias = torch.nn.Parameter(torch.full((END + 1,), size, dtype=dtype))
+    if share > torch.finfo(dtype).eps:
+        shifted.lm_head.register_forward_hook(lambda layer, inputs, logits: logits + bias)
+        with pytest.raises(ValueError, match=r"output matrix alone, .* differ by up to"):
+            check_output(shifted)
+        shifted.lm_head._forward_hooks.clear()
+        check_output(shifted)
+    shifted.lm_head.bias = bias
+    with pytest.raises(ValueError, match=r"of LlamaForCausalLM has a bias of \(258,\)"):
+        check_output(shifted)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_head_is_made_for_a_target_with_an_output_bias(name, target):
+    settings = dataclasses.replace(SMALL, head=name, draft_vocab_size=50)
+    KINDS[name].make(target, settings)
+    biased = copy.deepcopy(target).to(torch.bfloat16)
+    biased.lm_head.bias = torch.nn.Parameter(torch.full((END + 1,), 0.01, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="LlamaForCausalLM has a bias of"):
+        KINDS[name].make(biased, settings)
 
 
 def test_neither_making_nor_starting_one_draws_from_the_callers_random_numbers(target):
@@ -261,7 +292,36 @@ def test_other_losses_raise_acceptance_too(loss, target, whole, tmp_path):
     shared = pipeline.curves.shared
     assert shared[-1][0] > shared[0][0] + 0.1
     assert pipeline.curves.losses[-1] != whole[0].curves.losses[-1]
+    # Measured at every second step, and the loss changes after the 15th.
+    curves = pipeline.curves
+    assert curves.loss_steps == [*range(2, 15, 2), 15, *range(16, 31, 2)]
+    assert curves.loss_names == ["forward_kl"] * 8 + [loss] * 8
+    assert curves.steps == [*range(2, 31, 2)]
+    before = whole[0].curves  # the same steps as far as the 14th
+    assert curves.losses[:7] == before.losses[:7]
+    assert before.loss_names == ["forward_kl"] * 15
+    alone = 2 * before.losses[7][0] - curves.losses[7][0]  # its 16th step, with that loss
+    assert abs(curves.losses[8][0] - alone) > 0.05
+    figure = _draw(dataclasses.asdict(curves))
+    lines = figure.axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["step 1, forward_kl", f"step 1, {loss}"]
+    assert [len(line.get_xdata()) for line in lines] == [8, 8]
     assert not (tmp_path / "work" / "texts.jsonl").exists()
+
+
+def test_what_was_measured_after_a_checkpoint_is_forgotten(whole):
+    curves = copy.deepcopy(whole[0].curves)
+    curves.cut(9)
+    assert curves.loss_steps == curves.steps == [2, 4, 6, 8]
+    assert {len(x) for x in dataclasses.asdict(curves).values()} == {4, 0}
+    assert curves.covered == []
+
+
+def test_a_run_of_an_earlier_version_names_the_losses_that_are_known(whole):
+    written = dataclasses.asdict(whole[0].curves)
+    del written["loss_names"]
+    assert _read_curves(written, "forward_kl") == whole[0].curves
+    assert set(_read_curves(written, "reverse_kl").loss_names) == {"loss without a name"}
 
 
 def test_an_interrupted_run_on_its_own_texts_ends_with_the_same_weights(target, whole, tmp_path):

@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from specdec_hf.arguments import check_integer, check_number
 from specdec_hf.drafters.model import ModelDrafter
-from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Rejections
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.protocol import forward_arguments
@@ -35,12 +35,12 @@ TOKENS_AT_ONCE = 2048  # of one forward in training, padding included
 
 
 @dataclass
-class Lesson:
-    """The places of one sequence where drafts were rejected.
+class RejectedPositions:
+    """The positions of one sequence at which drafts were rejected.
 
     Attributes:
-        lengths: tokens before each of them.
-        logits: [V] of the target there, one for each.
+        lengths: number of tokens before each of them.
+        logits: [V] of the target at each of them.
     """
 
     lengths: list[int]
@@ -51,11 +51,11 @@ class DistilledDrafter(ModelDrafter):
     """A draft model that takes gradient steps between calls, where its drafts were rejected.
 
     A call collects the target's distribution at its rejected drafts. When all its sequences have
-    ended, the model takes ``steps`` steps of AdamW on the mean of KL(P || Q) over these places.
+    ended, the model takes ``steps`` steps of AdamW on the mean of KL(P || Q) over these positions.
     Nothing is learnt within a call: its text follows from its seed, and from what earlier calls
-    have taught. Greedy text and text of rule match are the same whatever was learnt. Calls must
-    have seeds of their own, as ``seed=None`` gives them: their noise is then none that was learnt
-    from.
+    have taught. Greedy text and text of rule match are the same whatever was learnt. Under a rule
+    that reads Q a call must have seeds of its own, as ``seed=None`` gives them: its Q would
+    otherwise depend on the noise that decides the text, which would bias it.
 
     It learns where it drafts chains by itself, not in a tree or a cascade.
 
@@ -70,11 +70,12 @@ class DistilledDrafter(ModelDrafter):
 
     Attributes:
         model: the copy, which drafts. Its optimiser has twice its memory.
-        learnt: rejected drafts that it has learnt from so far.
+        num_learnt: rejected drafts that it has learnt from so far.
 
     Raises:
         TypeError: no model, or an argument of a wrong type.
-        ValueError: an argument out of range.
+        ValueError: an argument out of range; in `start`, a seed that it has learnt from, under a
+            rule that reads Q.
 
     Source: Liu et al. 2023, "Online Speculative Decoding", arXiv 2310.07177.
 
@@ -106,78 +107,95 @@ class DistilledDrafter(ModelDrafter):
             raise ValueError(f"learning_rate must be above 0 and finite, got {learning_rate}")
         self.steps = check_integer("steps", steps, 1)
         self.max_positions = check_integer("max_positions", max_positions, 1)
+        self._dtype = model.dtype
         with torch.inference_mode(False):
             own = copy.deepcopy(model).float().eval().requires_grad_(True)
         super().__init__(own, cache, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        self.learnt = 0
+        self.num_learnt = 0
         self._optimizer = torch.optim.AdamW(own.parameters(), self.learning_rate, weight_decay=0.0)
-        self._lessons: dict[int, Lesson] = {}
+        self._rejected: dict[int, RejectedPositions] = {}
+        self._seeds: dict[int, int] = {}  # of the call's sequences that are drawn
+        self._learnt_seeds: set[int] = set()
 
     def start(self, context: DraftContext) -> None:
+        temperatures = torch.as_tensor(context.temperature).expand(context.batch_size).tolist()
+        drawn = enumerate(zip(context.seeds.tolist(), temperatures, strict=True))
+        seeds = {b: seed for b, (seed, temperature) in drawn if temperature > 0}
+        repeated = [seed for seed in seeds.values() if seed in self._learnt_seeds]
+        if repeated and reads_draft(context.rule):
+            raise ValueError(
+                f"seed must be none that drafter {self.name} has learnt from, because rule "
+                f"{context.rule} reads its distribution, got {repeated[0]} again; seed=None draws "
+                "others"
+            )
         super().start(context)
-        self._lessons = {}
+        self._rejected, self._seeds = {}, seeds
 
     def learn_rejections(self, rejections: Rejections) -> None:
-        free = self.max_positions - sum(len(one.lengths) for one in self._lessons.values())
+        free = self.max_positions - sum(len(one.lengths) for one in self._rejected.values())
         for b, length, logits in zip(
             rejections.sequences[:free].tolist(), rejections.lengths[:free].tolist(),
             rejections.logits[:free], strict=True,
         ):  # fmt: skip
-            lesson = self._lessons.setdefault(b, Lesson([], []))
-            lesson.lengths.append(length)
-            lesson.logits.append(logits)
+            rejected = self._rejected.setdefault(b, RejectedPositions([], []))
+            rejected.lengths.append(length)
+            rejected.logits.append(logits)
 
     def finish(self, history: History) -> None:
-        lessons, self._lessons = self._lessons, {}
-        if not lessons:
+        rejected, self._rejected = self._rejected, {}
+        if not rejected:
             return
-        count = sum(len(one.lengths) for one in lessons.values())
+        count, made = sum(len(one.lengths) for one in rejected.values()), 0
         with torch.inference_mode(False), torch.enable_grad():
-            for _ in range(self.steps):
+            while made < self.steps:
                 self._optimizer.zero_grad(set_to_none=True)
-                for batch in _batches(history, lessons):
+                for batch in _batches(history, rejected):
                     loss = _divergence(self.model, history.tokens, batch) / count
                     loss.backward()
                 norm = clip_grad_norm_(self.model.parameters(), CLIP)
                 if not torch.isfinite(norm):
                     self._context.note(
-                        f"drafter {self.name} learnt nothing of the call: its gradient is infinite"
+                        f"drafter {self.name} took {made} of {self.steps} steps after the call: "
+                        "the gradient of the next one is not finite"
                     )
                     break
                 self._optimizer.step()
-            else:
-                self.learnt += count
+                made += 1
             self._optimizer.zero_grad(set_to_none=True)
+        if made:
+            self.num_learnt += count
+            self._learnt_seeds |= {seed for b, seed in self._seeds.items() if b in rejected}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model as it is now, as ``save_pretrained`` does; its tokenizer is not written.
 
+        The weights have the dtype of the model that was given.
         ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, to draft or to learn on.
         """
-        self.model.save_pretrained(folder)
+        copy.deepcopy(self.model).to("cpu", self._dtype).save_pretrained(folder)
 
 
 def _batches(
-    history: History, lessons: dict[int, Lesson]
-) -> Iterator[list[tuple[int, int, Lesson]]]:
-    """The sequences with lessons, the longest first, in batches for one forward each.
+    history: History, rejected: dict[int, RejectedPositions]
+) -> Iterator[list[tuple[int, int, RejectedPositions]]]:
+    """The sequences with rejected drafts, the longest first, in batches for one forward each.
 
-    Of each: its number, how many tokens it has up to its last lesson, and the lessons.
+    Of each: its number, its number of tokens up to its last rejected draft, and the positions.
     """
-    order = sorted(lessons, key=lambda b: -max(lessons[b].lengths))
+    order = sorted(rejected, key=lambda b: -max(rejected[b].lengths))
     first = 0
     while first < len(order):
-        longest = max(lessons[order[first]].lengths)
+        longest = max(rejected[order[first]].lengths)
         size = max(1, TOKENS_AT_ONCE // longest)
         chosen = order[first : first + size]
-        yield [(b, max(lessons[b].lengths), lessons[b]) for b in chosen]
+        yield [(b, max(rejected[b].lengths), rejected[b]) for b in chosen]
         first += size
 
 
 def _divergence(
-    model: Any, tokens: NDArray[np.int64], batch: list[tuple[int, int, Lesson]]
+    model: Any, tokens: NDArray[np.int64], batch: list[tuple[int, int, RejectedPositions]]
 ) -> torch.Tensor:
-    """The sum of KL(P || Q) over the lessons of some sequences, up to a constant.
+    """The sum of KL(P || Q) over the rejected positions of some sequences, up to a constant.
 
     P and Q are the distributions at temperature 1. Padding follows the tokens, so causal attention
     never sees it.

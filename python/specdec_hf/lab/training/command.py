@@ -27,7 +27,14 @@ from specdec_hf.cli.paths import check_folder, check_readable
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.sources import EMBEDDED_NAME, Source, find_model
 from specdec_hf.cli.terminal import bar, console, errors, fail, visible
-from specdec_hf.lab.training.settings import DRAFT_MODEL, FORWARD_KL, LOSSES, TrainingSettings
+from specdec_hf.lab.training.settings import (
+    DRAFT_MODEL,
+    FORWARD_KL,
+    LOSSES,
+    RUN,
+    WORK,
+    TrainingSettings,
+)
 
 HEADS = ("eagle3", "medusa", "blockwise", "exit_head", "pass_head")
 LICENCE = "Apache-2.0"  # of the embedded model
@@ -223,6 +230,11 @@ def train_command(
         check_readable("--texts", file)
     check_folder("--output", output)
     source = find_model("--model", model)
+    folders = [output]
+    if num_drafters is not None and num_drafters > 1:
+        folders = [output / str(number) for number in range(1, num_drafters + 1)]
+    for folder in (output, *folders):
+        _check_keeps_models(folder, source)
     turns = [one.turns[0] for one in read_prompts(prompts)] if prompts is not None else []
     read = [_read_text(file) for file in texts or ()]
     settings = TrainingSettings(
@@ -232,10 +244,18 @@ def train_command(
         layer=layer, loss=loss, on_policy=on_policy or 0.0, width=width or TrainingSettings.width,
         num_layers=num_layers or TrainingSettings.num_layers,
     )  # fmt: skip
-    folders = [output]
-    if num_drafters is not None and num_drafters > 1:
-        folders = [output / str(number) for number in range(1, num_drafters + 1)]
     _run(source, settings, folders, minutes, dtype, device, threads, turns, read, reuse)
+
+
+def _check_keeps_models(output: Path, source: Source) -> None:
+    """Refuse a folder whose model a run would overwrite: the target, or one that no run wrote."""
+    if output.exists() and source.path.exists() and output.samefile(source.path):
+        fail(f"--output must not be the folder of {source.option}, got {output}")
+    if (output / "config.json").exists() and not (output / WORK / RUN).exists():
+        fail(
+            f"--output must be empty or hold an earlier run, and {output} holds a config.json and "
+            f"no {WORK}/{RUN}"
+        )
 
 
 def _read_text(file: Path) -> str:

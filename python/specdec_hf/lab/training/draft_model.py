@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_hf.arguments import check_integer
@@ -27,7 +26,6 @@ from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 HEAD_SIZE = 32  # of attention; widths are its multiples
 INNER = 4  # the feed-forward layer's width, relative to the model's
-CHECKED, ROUNDING = 64, 8  # tokens, and times the dtype's epsilon, of the check of a target
 CONTEXT = 2048  # where the target's config says none
 # Standard deviation of the embeddings as training begins: small beside what the layers add to them,
 # since an output matrix that is tied to large ones would draft the token that it has just read.
@@ -130,25 +128,6 @@ class DraftLlama(WholeVocabularyHead):
         spread = rows.std() / SPREAD
         self.llama.get_input_embeddings().weight.copy_(rows / spread)
         self.llama.model.norm.weight.fill_(float(spread))
-
-
-@torch.no_grad()
-def check_output(model: Any) -> None:
-    """Refuse a target whose logits are not those of its output matrix, which labels are made with.
-
-    Raises:
-        ValueError: they differ by more than rounding: they are scaled, capped or shifted.
-    """
-    tokens = torch.arange(min(CHECKED, vocab_size_of(model)), device=model.device)[None]
-    final = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-    logits = functional.linear(final, model.get_output_embeddings().weight).float()
-    own = model(input_ids=tokens, use_cache=False).logits.float()
-    difference, largest = (float(x.abs().max()) for x in (own - logits, own))
-    if not difference <= ROUNDING * torch.finfo(model.dtype).eps * largest:
-        raise ValueError(
-            "model must give its logits by its output matrix alone, and those of "
-            f"{type(model).__name__} differ by up to {difference:.3g} of {largest:.3g}"
-        )
 
 
 def project_output(model: Any, width: int) -> torch.Tensor:

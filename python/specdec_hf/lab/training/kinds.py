@@ -20,10 +20,10 @@ from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 from specdec_hf.lab.training.draft_model import (
     DraftLlama,
     DraftModelConfig,
-    check_output,
     save_draft_model,
 )
 from specdec_hf.lab.training.settings import DRAFT_MODEL, TrainingSettings
+from specdec_hf.lab.training.states import check_output
 from specdec_hf.runner.protocol import vocab_size_of
 
 MEDUSA_BLOCKS = 1  # as in the published heads
@@ -36,7 +36,7 @@ class Kind:
 
     Attributes:
         title, source: for the model card.
-        make: gives the head for a target and settings.
+        new: gives the head for a target and settings.
         save: writes one into a folder.
         weights: the file that it writes them to.
         is_model: whether that folder is a causal LM with its tokenizer.
@@ -46,12 +46,23 @@ class Kind:
 
     title: str
     source: str
-    make: Callable[[Any, TrainingSettings], Head]
+    new: Callable[[Any, TrainingSettings], Head]
     save: Callable[[Any, Path], None]
     weights: str
     is_model: bool = False
     single: bool = False
     cuts: int = 0
+
+    def make(self, model: Any, settings: TrainingSettings) -> Head:
+        """The head for a target and settings.
+
+        Raises:
+            ValueError: no head of this kind fits the target, or its logits are not those of its
+                output matrix alone; see `check_output`.
+        """
+        head = self.new(model, settings)
+        check_output(model)
+        return head
 
 
 def _size(model: Any, settings: TrainingSettings) -> int:
@@ -86,9 +97,9 @@ def _pass(model: Any, settings: TrainingSettings) -> Head:
 
 
 def _draft_model(model: Any, settings: TrainingSettings) -> Head:
-    config = DraftModelConfig.for_target(model, settings.width, settings.num_layers)
-    check_output(model)
-    return DraftLlama(config, model)
+    return DraftLlama(
+        DraftModelConfig.for_target(model, settings.width, settings.num_layers), model
+    )
 
 
 KINDS = {

@@ -50,6 +50,7 @@ def collect_report(
         "steps": curves.steps[-1],
         "seconds": {name: round(value, 1) for name, value in pipeline.seconds.items()},
         "loss": curves.losses[-1],
+        "loss_name": curves.loss_names[-1],
         "greedy_acceptance": curves.greedy[-1],
         "sampled_acceptance": curves.shared[-1],
         "covered": curves.covered[-1] if curves.covered else None,
@@ -167,8 +168,14 @@ def _draw(curves: dict[str, Any]) -> Any:
     rcParams["svg.hashsalt"] = "specdec"  # equal figures become equal files
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
+    names = list(dict.fromkeys(curves["loss_names"]))
     for k, losses in enumerate(zip(*curves["losses"], strict=True), start=1):
-        left.plot(curves["loss_steps"], losses, label=f"draft step {k}")
+        color = None
+        for name, style in zip(names, ("-", "--", ":"), strict=False):
+            shown = [n for n, one in enumerate(curves["loss_names"]) if one == name]
+            steps, values = ([row[n] for n in shown] for row in (curves["loss_steps"], losses))
+            (line,) = left.plot(steps, values, style, color=color, label=f"step {k}, {name}")
+            color = line.get_color()
     for k, greedy in enumerate(zip(*curves["greedy"], strict=True), start=1):
         (line,) = right.plot(curves["steps"], greedy, label=f"step {k}, greedy")
         drawn = [shares[k - 1] for shares in curves["shared"]]

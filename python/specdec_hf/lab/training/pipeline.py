@@ -25,7 +25,7 @@ from specdec_hf.lab.training.conversations import (
 from specdec_hf.lab.training.draft_model import DraftLlama
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.on_policy import OnPolicy
-from specdec_hf.lab.training.settings import LOSSES, TrainingSettings
+from specdec_hf.lab.training.settings import LOSSES, RUN, WORK, TrainingSettings
 from specdec_hf.lab.training.states import StoredStates
 from specdec_hf.lab.training.texts import (
     HELD_OUT,
@@ -38,15 +38,21 @@ from specdec_hf.lab.training.texts import (
     is_held_out,
     read_conversations,
 )
-from specdec_hf.lab.training.train import Collator, Curves, Recipe, Texts, train
+from specdec_hf.lab.training.train import (
+    FIRST_LOSS,
+    Collator,
+    Curves,
+    Recipe,
+    Texts,
+    train,
+)
 from specdec_hf.runner.protocol import vocab_size_of
 
-WORK = "work"  # folder of what the stages leave behind
-RUN = "run.json"  # in it: settings, times and measurements
 TEXTS = "texts.jsonl"
 SAMPLING_SHARE = 0.5  # of the time, where it is bounded
 MEASUREMENTS = 12  # on held-out texts during training
 MEASURED = 48  # texts of each
+UNNAMED = "loss without a name"  # of a version that averaged over the change of the loss
 SAMPLED = 64  # numbers of each weight that tell models apart
 # Fields of a config that change nothing in what the model computes, or are given elsewhere.
 _LEFT_OUT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
@@ -110,7 +116,7 @@ class Pipeline:
         if self._run_file.exists():
             run = json.loads(self._run_file.read_text())
             self.seconds, self._complete = run["seconds"], run["complete"]
-            self.curves = Curves(**run["curves"])
+            self.curves = _read_curves(run["curves"], settings.loss)
             self._origin = run.get("origin", {})
         self._end = None if minutes is None else time.monotonic() + minutes * 60 - self.spent
 
@@ -300,6 +306,12 @@ class Pipeline:
         staging = self._run_file.with_suffix(".new")
         staging.write_text(json.dumps(content))
         staging.replace(self._run_file)
+
+
+def _read_curves(written: dict[str, Any], loss: str) -> Curves:
+    """Measurements of an earlier run; one of an earlier version did not name its losses."""
+    name = loss if loss == FIRST_LOSS else UNNAMED
+    return Curves(**{"loss_names": [name] * len(written["losses"])} | written)
 
 
 def check_settings(settings: TrainingSettings, earlier: Sequence[Any]) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 DRAFT_MODEL = "draft_model"  # among the kinds of heads
 FORWARD_KL = "forward_kl"
 LOSSES = (FORWARD_KL, "reverse_kl", "total_variation")
+WORK = "work"  # folder of what the stages leave behind
+RUN = "run.json"  # in it: settings, times and measurements
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,39 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from specdec_hf.lab.training.conversations import Conversation
+from specdec_hf.runner.protocol import vocab_size_of
 
 TOKENS_AT_ONCE = 4096  # of one forward, padding included
+CHECKED = 64  # tokens of the check of a target
+
+
+@torch.no_grad()
+def check_output(model: Any) -> None:
+    """Refuse a target whose logits are not those of its output matrix, which labels are made with.
+
+    Raises:
+        ValueError: it adds a bias, or its logits differ by more than one rounding: they are scaled,
+            capped or shifted.
+    """
+    output = model.get_output_embeddings()
+    if getattr(output, "bias", None) is not None:
+        raise ValueError(
+            "model must give its logits by its output matrix alone, and that of "
+            f"{type(model).__name__} has a bias of {tuple(output.bias.shape)}"
+        )
+    tokens = torch.arange(min(CHECKED, vocab_size_of(model)), device=model.device)[None]
+    final = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+    logits = functional.linear(final, output.weight).float()
+    own = model(input_ids=tokens, use_cache=False).logits.float()
+    difference, largest = (float(x.abs().max()) for x in (own - logits, own))
+    if not difference <= torch.finfo(model.dtype).eps * largest:  # it is the same product
+        raise ValueError(
+            "model must give its logits by its output matrix alone, and those of "
+            f"{type(model).__name__} differ by up to {difference:.3g} of {largest:.3g}"
+        )
 
 
 class StoredStates:

@@ -70,6 +70,8 @@ class Curves:
 
     Attributes:
         loss_steps, losses: steps, and the mean loss of each draft step since the last one.
+        loss_names: of the losses, among `LOSSES`. Values of different losses are never averaged:
+            where the loss changes, an entry ends.
         steps, greedy, shared: steps, and the held-out acceptance of each draft step: of greedy
             drafts, and of drafts that are drawn at temperature 1.
         covered: where there are earlier draft models, the held-out share of places at which one of
@@ -78,6 +80,7 @@ class Curves:
 
     loss_steps: list[int] = field(default_factory=list)
     losses: list[list[float]] = field(default_factory=list)
+    loss_names: list[str] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     greedy: list[list[float]] = field(default_factory=list)
     shared: list[list[float]] = field(default_factory=list)
@@ -85,8 +88,9 @@ class Curves:
 
     def cut(self, step: int) -> None:
         """Forget what was measured after a step."""
+        losses: list[list[Any]] = [self.losses, self.loss_names]
         measured: list[list[Any]] = [self.greedy, self.shared, self.covered]
-        for steps, curves in ((self.loss_steps, [self.losses]), (self.steps, measured)):
+        for steps, curves in ((self.loss_steps, losses), (self.steps, measured)):
             kept = sum(one <= step for one in steps)
             del steps[kept:]
             for curve in curves:
@@ -194,13 +198,25 @@ def train(
         return
     began = time.monotonic()
     schedule = _schedule(optimizer, total, first)
-    sums, counted = torch.zeros(recipe.draft_steps), 0
+    sums, counted, summed = torch.zeros(recipe.draft_steps), 0, ""
+
+    def end_entry(step: int) -> None:
+        nonlocal sums, counted
+        if counted:
+            curves.loss_steps.append(step)
+            curves.losses.append((sums / counted).tolist())
+            curves.loss_names.append(summed)
+            sums, counted = torch.zeros(recipe.draft_steps), 0
+
     head.train()
     if recipe.autocast is not None:
         head.lm_head = head.lm_head.to(recipe.autocast)  # once, and not for every product
     for step, batch in enumerate(_batches(training, collate, recipe, first), start=first + 1):
         given = batch if change is None else change(step, batch)
         name = recipe.loss_at(step, total)
+        if name != summed:
+            end_entry(step - 1)
+            summed = name
         with torch.autocast(
             collate.device.type, recipe.autocast, enabled=recipe.autocast is not None
         ):
@@ -212,7 +228,8 @@ def train(
         clip_grad_norm_(head.parameters(), CLIP)
         optimizer.step()
         schedule.step()
-        sums, counted = sums + torch.stack(losses).float().cpu(), counted + 1
+        sums += torch.stack(losses).float().cpu()
+        counted += 1
         advance(step, loss.item())
         bound = minutes if cut is None and step == first + PACE_STEPS else None
         if bound is not None:
@@ -220,9 +237,7 @@ def train(
             cut = total = min(total, step + max(1, int(bound * 60 / pace) - PACE_STEPS))
             schedule = _schedule(optimizer, total, step)
         if bound is not None or step % recipe.measure_every == 0 or step >= total:
-            curves.loss_steps.append(step)
-            curves.losses.append((sums / counted).tolist())
-            sums, counted = torch.zeros(recipe.draft_steps), 0
+            end_entry(step)
             greedy, shared, covered = measure(head, held_out, collate, output, recipe, earlier)
             curves.steps.append(step)
             curves.greedy.append(greedy)
