@@ -10,6 +10,7 @@ imported. docs/compat.md lists every difference.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -176,6 +177,8 @@ class TopKNucleusProcessor(MultinomialProcessor):
 
 
 GREEDY = GreedyProcessor()
+# Penalties up to the largest float32 leave float64 scores all of their digits.
+_LOG_LARGEST = math.log(torch.finfo(torch.float32).max)
 
 
 def max_fn(x: Tensor) -> Tensor:
@@ -188,6 +191,7 @@ def max_fn(x: Tensor) -> Tensor:
         [..., V] in the dtype of x; every row sums to 1.
 
     Raises:
+        TypeError: what is no floating-point tensor.
         ValueError: a row without a positive entry, as where P equals Q.
 
     Source: Leviathan et al. 2023, section 2.3.
@@ -195,6 +199,8 @@ def max_fn(x: Tensor) -> Tensor:
     >>> max_fn(torch.tensor([0.5, 0.25, 0.25]) - torch.tensor([0.25, 0.0, 0.75]))
     tensor([0.5000, 0.5000, 0.0000])
     """
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        raise TypeError(f"x must be a floating-point tensor, got {shown(x)}")
     positive = x.clamp(min=0)
     total = positive.sum(-1, keepdim=True)
     if not (total > 0).all():
@@ -279,7 +285,7 @@ def speculative_generate(
         gamma: tokens to draft in each round.
         use_egag: let the entropy of the drafter set the number of drafts, as schedule "egag" does.
         gamma_min, gamma_max, egag_ema_beta: `EgagSchedule`'s gamma_min, gamma_max (None is
-            ``gamma``) and beta.
+            ``gamma``) and beta. gamma_min is at most gamma_max.
         logits_processor: of target and drafter.
         max_gen_len: most new tokens, at least 1; the target's context is another limit.
         eos_tokens_id: an id or several, after one of which the text ends.
@@ -313,13 +319,20 @@ def speculative_generate(
     own: dict[str, Any] = {"rule": "token" if sampling["do_sample"] else "greedy"}
     if skip_sample_adjustment and sampling["do_sample"]:
         own["ablate"] = "residual"
+    gamma = check_integer("gamma", gamma, 0)
     if use_egag:
-        own["num_assistant_tokens_schedule"] = EgagSchedule(gamma_min, gamma_max, egag_ema_beta)
+        schedule = EgagSchedule(gamma_min, gamma_max, egag_ema_beta)
+        if gamma_max is None and schedule.gamma_min > gamma:
+            raise ValueError(
+                f"gamma_min must be at most gamma={gamma}, which is gamma_max, got {gamma_min}"
+            )
+        own["num_assistant_tokens_schedule"] = schedule
+    _check_tokenizer(tokenizer)
     if debug:
         own["trace"] = _round_printer(tokenizer)
     out = _generate(
         target, inputs, max_gen_len, eos_tokens_id, pad_token_id,
-        drafter=drafter, gamma=check_integer("gamma", gamma, 0), guard=False, **sampling, **own,
+        drafter=drafter, gamma=gamma, guard=False, **sampling, **own,
     )  # fmt: skip
     return _new_tokens(out, inputs, debug=debug), out.stats.draft_acceptance_rate
 
@@ -382,8 +395,9 @@ def beam_search_generate(
         model: causal LM that the cache "spec" fits; see docs/loop.md#caches.
         num_beams: at least 1; 1 is greedy.
         top_k: how many tokens continue a beam, at least 1. The first step takes ``num_beams``.
-        min_length: at least 0.
-        alpha: at least 0; 0 compares sums of log probabilities.
+        min_length: finite and at least 0.
+        alpha: finite and at least 0, and no larger than the penalty of ``max_gen_len`` tokens
+            allows, which must be a float32; 0 compares sums of log probabilities.
         debug: print the beams after every step.
         tokenizer: decodes what ``debug`` prints; None prints ids.
 
@@ -400,7 +414,18 @@ def beam_search_generate(
     _check_model("model", model)
     check_flag("debug", debug)
     width, top_k = check_integer("num_beams", num_beams, 1), check_integer("top_k", top_k, 1)
-    shift, power = check_number("min_length", min_length, 0), check_number("alpha", alpha, 0)
+    shift, power = _check_finite("min_length", min_length), _check_finite("alpha", alpha)
+    longest = check_integer("max_gen_len", max_gen_len, 1)
+    _check_tokenizer(tokenizer)
+
+    def penalty(n: int) -> float:
+        return float(((shift + n) / (shift + 1)) ** power)
+
+    if power * math.log((shift + longest) / (shift + 1)) > _LOG_LARGEST:
+        raise ValueError(
+            f"alpha must be so small that the length penalty of max_gen_len={longest} tokens is "
+            f"within the range of float32, got {shown(alpha)}"
+        )
     if width == 1:
         return autoregressive_generate(
             inputs, model, max_gen_len, GREEDY, eos_tokens_id, pad_token_id, debug=debug
@@ -411,7 +436,7 @@ def beam_search_generate(
     )  # fmt: skip
 
     def make(model: Any, call: Call, steps: int) -> GnmtBeams:
-        return GnmtBeams(model, call, steps, top_k, lambda n: ((shift + n) / (shift + 1)) ** power)
+        return GnmtBeams(model, call, steps, top_k, penalty)
 
     search = BeamSearch(model, call, Options(drafter=None), make)
     beams = search.beams
@@ -472,6 +497,21 @@ def _check_model(name: str, model: Any) -> None:
         raise ValueError(
             f"{name} must be a decoder-only model with the generate of Transformers, got "
             f"{type(model).__name__}"
+        )
+
+
+def _check_finite(name: str, value: Any) -> float:
+    """The value as a float, which must be finite and at least 0."""
+    number = check_number(name, value, 0)
+    if number == math.inf:
+        raise ValueError(f"{name} must be finite, got {shown(value)}")
+    return number
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise TypeError(
+            f"tokenizer must be None or an object with decode(), got {shown(tokenizer)}"
         )
 
 

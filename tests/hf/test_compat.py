@@ -1,6 +1,7 @@
 """The functions of Speculative-Decoding: greedy text, distributions, beams, caches, errors."""
 
 import inspect
+import math
 import re
 
 import proofs
@@ -172,6 +173,21 @@ def test_skipping_the_adjustment_leaves_out_the_residual(monkeypatch):
         return speculative(logits_processor=processor, **settings)[0]
 
     assert drawn(skip_sample_adjustment=True) != drawn()
+
+
+def test_the_largest_penalties_give_a_text(capsys):
+    largest = math.log(torch.finfo(torch.float32).max) / math.log((5 + NEW) / 6)
+    assert len(beams(alpha=0.999 * largest)) == NEW
+    with pytest.raises(ValueError, match="alpha must be so small"):
+        beams(alpha=1.001 * largest)
+    assert speculative(use_egag=True, gamma=3, gamma_min=3)[0] == plain()
+    assert not capsys.readouterr().out
+
+
+def test_a_wrong_tokenizer_is_refused_before_anything_is_printed(capsys):
+    with pytest.raises(TypeError, match="tokenizer must"):
+        speculative(tokenizer="x", debug=True)
+    assert not capsys.readouterr().out
 
 
 def test_egag_reaches_its_schedule(monkeypatch):
@@ -394,6 +410,52 @@ REFUSED = {
     "beams": (lambda: beams(num_beams=0), ValueError, "num_beams must be at least 1, got 0"),
     "continuations": (lambda: beams(top_k=0), ValueError, "top_k must be at least 1, got 0"),
     "alpha": (lambda: beams(alpha=-1), ValueError, "alpha must be at least 0, got -1"),
+    "infinite alpha": (
+        lambda: beams(alpha=float("inf")),
+        ValueError,
+        "alpha must be finite, got inf",
+    ),
+    "NaN": (lambda: beams(alpha=float("nan")), ValueError, "alpha must be at least 0, got nan"),
+    "infinite length": (
+        lambda: beams(min_length=float("inf")),
+        ValueError,
+        "min_length must be finite, got inf",
+    ),
+    "penalty": (
+        lambda: beams(alpha=1e9),
+        ValueError,
+        f"penalty of max_gen_len={NEW} tokens is within the range of float32, got 1000000000.0",
+    ),
+    "gamma_min": (
+        lambda: speculative(use_egag=True, gamma=3, gamma_min=9),
+        ValueError,
+        "gamma_min must be at most gamma=3, which is gamma_max, got 9",
+    ),
+    "gamma_max": (
+        lambda: speculative(use_egag=True, gamma=9, gamma_min=5, gamma_max=3),
+        ValueError,
+        "gamma_max must be an integer in [5, 1024], got 3",
+    ),
+    "tokenizer": (
+        lambda: speculative(tokenizer="x", debug=True),
+        TypeError,
+        "tokenizer must be None or an object with decode(), got 'x'",
+    ),
+    "tokenizer of beams": (
+        lambda: beams(tokenizer="x", debug=True),
+        TypeError,
+        "tokenizer must be None or an object",
+    ),
+    "residual of a list": (
+        lambda: compat.max_fn([1.0]),
+        TypeError,
+        "x must be a floating-point tensor, got [1.0]",
+    ),
+    "residual of integers": (
+        lambda: compat.max_fn(torch.tensor([1, 2])),
+        TypeError,
+        "floating-point tensor, got Tensor",
+    ),
     "target": (
         lambda: compat.speculative_generate(PROMPT, None, 3),
         TypeError,

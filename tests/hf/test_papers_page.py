@@ -6,6 +6,9 @@ import shlex
 import pytest
 import specdec_hf
 from specdec_hf import compat
+from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.drafting.registry import DRAFTERS, class_of
+from specdec_hf.lab.bench.command import PEERS
 from support.cli_models import invoke, says, write_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
@@ -15,7 +18,9 @@ from specdec_kernels import analysis
 
 PAGE = ROOT / "docs" / "papers.md"
 TEXT = PAGE.read_text() if PAGE.is_file() else ""
-COMMANDS = sorted({*re.findall(r"`python -m specdec_hf ((?:generate|analyze|bench) [^`]*)`", TEXT)})
+OFFERED, _, NOT_OFFERED = TEXT.partition("\n## What is not offered\n")
+KINDS = "generate|analyze|bench|train|build"
+COMMANDS = sorted({*re.findall(rf"`python -m specdec_hf ((?:{KINDS}) [^`]*)`", TEXT)})
 
 pytestmark = pytest.mark.skipif(not TEXT, reason="the documents are not beside the tests")
 
@@ -27,8 +32,12 @@ def places(tmp_path, monkeypatch):
     def reached(*_, **__):
         raise ValueError("a model would be loaded")
 
-    for module in ("cli.run", "lab.analysis.command", "lab.bench.command"):
-        monkeypatch.setattr(f"specdec_hf.{module}.load_models", reached)
+    loading = (
+        "cli.run.load_models", "lab.analysis.command.load_models",
+        "lab.bench.command.load_models", "cli.load.read_config", "cli.build._tokenizer",
+    )  # fmt: skip
+    for name in loading:
+        monkeypatch.setattr(f"specdec_hf.{name}", reached)
     file = tmp_path / "questions.jsonl"
     file.write_text('{"category": "a", "turns": ["Why?"]}\n' * 4)
     return {"FOLDER": str(write_folder(tmp_path / "model")), "FILE": str(file), "TEXT": "Why?"}
@@ -45,8 +54,33 @@ def test_the_commands_are_accepted(places, tmp_path, monkeypatch):
     for command in COMMANDS:
         result = run(shlex.split(command), places)
         assert says(result, "a model would be loaded"), f"{command}: {result.output}"
-    refused = run(shlex.split("generate --prompt TEXT --drafter rest"), places)
-    assert not says(refused, "a model would be loaded"), "the control"
+    for wrong in ("generate --prompt TEXT --drafter rest", "train --head x --output FOLDER",
+                  "build layer_skip FILE --output FILE --tokens 1"):  # fmt: skip
+        refused = run(shlex.split(wrong), places)
+        assert not says(refused, "a model would be loaded"), f"the control: {wrong}"
+
+
+def unlisted(page):
+    """The drafters, classes of drafters without a name, and peers that no row of a table shows."""
+    rows = "\n".join(re.findall(r"^\|.*", page, re.MULTILINE))
+    classes = {name: getattr(specdec_hf, name) for name in specdec_hf.__all__}
+    named = {Drafter, *map(class_of, DRAFTERS)}
+    shown = {name: rf"`{name}[`:]|--drafter {name}(?!\w)" for name in DRAFTERS}
+    shown |= {
+        name: rf"`(?:[^`]*\W)?{name}\b"
+        for name, one in classes.items()
+        if isinstance(one, type) and issubclass(one, Drafter) and one not in named
+    }
+    shown |= {f"--peer {peer}": rf"--peer {peer}(?!\w)" for peer in PEERS}
+    return {name for name, pattern in shown.items() if not re.search(pattern, rows)}
+
+
+def test_every_drafter_and_every_peer_is_on_a_row_of_what_is_offered():
+    assert not unlisted(OFFERED)
+    missing = {"token_recycling", "eagle_chain", "DistilledDrafter", "--peer best_of"}
+    without = [row for row in OFFERED.splitlines() if not any(name in row for name in missing)]
+    assert unlisted("\n".join(without)) == missing | {"eagle"}, "the control"
+    assert len(unlisted(NOT_OFFERED)) > 20, "the control"
 
 
 def test_the_names_of_the_page_exist():

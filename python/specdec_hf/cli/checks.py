@@ -37,6 +37,7 @@ from specdec_hf.drafting.registry import (
     value_of,
 )
 from specdec_hf.options import (
+    ABLATIONS,
     COMMON,
     LOSSY_RULES,
     CommonOptions,
@@ -86,7 +87,7 @@ class Settings(CommonOptions):
 
 
 _NAMES = re.compile(rf"\b({'|'.join(COMMON)})\b")
-_OWN_WORDS = ("drafter", "tree", "guard")  # whose values are others than those of `generate`
+_OWN_WORDS = ("drafter", "tree", "guard", "ablate")  # whose words are others than in `generate`
 # The types of the options whose fields are of others.
 _TYPES = {
     "drafter": options.Drafters,
@@ -165,6 +166,8 @@ def check(settings: Settings) -> Sources:
         fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
     check_choice("--dtype", settings.dtype, DTYPES)
     check_choice("--guard", settings.guard, tuple(GUARDS))
+    if settings.ablate is not None:
+        check_choice("--ablate", settings.ablate, ABLATIONS)
     if settings.device is not None and not DEVICE.fullmatch(settings.device):
         fail(f"--device must be cpu, cuda, cuda:N or mps, got {settings.device!r}")
     if settings.system is not None:

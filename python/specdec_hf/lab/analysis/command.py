@@ -18,6 +18,7 @@ from specdec_hf.cli.checks import (
     Settings,
     Sources,
     check,
+    check_choice,
     check_limit,
     makes_forward,
 )
@@ -164,8 +165,7 @@ def parse_gammas(text: str) -> list[int]:
 def _check_ablation(ablate: str | None, settings: Settings) -> None:
     if ablate is None:
         return
-    if ablate not in ABLATIONS:
-        fail(f"--ablate must be one of {', '.join(ABLATIONS)}, got {ablate!r}")
+    check_choice("--ablate", ablate, ABLATIONS)
     if not settings.do_sample:
         fail("--ablate residual needs --temperature above 0: greedy decoding does not sample")
 
