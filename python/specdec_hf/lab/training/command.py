@@ -253,8 +253,8 @@ def _check_keeps_models(output: Path, source: Source) -> None:
         fail(f"--output must not be the folder of {source.option}, got {output}")
     if (output / "config.json").exists() and not (output / WORK / RUN).exists():
         fail(
-            f"--output must be empty or hold an earlier run, and {output} holds a config.json and "
-            f"no {WORK}/{RUN}"
+            f"--output must hold no model but an earlier run's, and {output} holds a config.json "
+            f"and no {WORK}/{RUN}"
         )
 
 
