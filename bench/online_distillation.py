@@ -23,7 +23,8 @@ from specdec_hf import DistilledDrafter, generate
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.layers import with_fewer_layers
-from specdec_hf.lab.analysis.replay import MeasuredAcceptance, Text, replay, write_text
+from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
+from specdec_hf.lab.analysis.replay import Text, replay, write_text
 
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 LONGEST = 500  # tokens of a question
