@@ -126,5 +126,5 @@ KERNELS = (
     KernelBudget(LOGITS, 64, 4, 156.9, 64, 4, 150),
     KernelBudget(PROBS, 64, 4, 123.3, 64, 4, 150),
     KernelBudget(SAMPLE, 64, 4, 150.8, 64, 4),
-    KernelBudget(GENERAL, 108, 2, 365.6),
+    KernelBudget(GENERAL, 108, 2, 375.1),
 )
