@@ -1,7 +1,7 @@
 """Generated text that shows how each token came about (Leviathan et al. 2023, Figure 1).
 
 Accepted drafts, rejected drafts and recovered tokens have colours, or marks around them where
-there is no colour. A rejected draft stands before the recovered token that replaces it.
+there is no colour. A rejected draft is printed before the recovered token that replaces it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """EAGLE heads of the first paper: one decoder layer over the target's final hidden states.
 
 The layer reads a token's embedding beside the final hidden state of the token before it, which one
-matrix joins. What it gives stands for the next final hidden state: the target's output matrix makes
+matrix joins. Its output predicts the next final hidden state: the target's output matrix makes
 logits of it, and the next draft reads it in the place of the target's own.
 
 Source: EAGLE, arXiv 2401.15077.
