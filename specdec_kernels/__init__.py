@@ -23,7 +23,12 @@ from specdec_kernels.arguments.rules import (
 )
 from specdec_kernels.arguments.status import Status
 from specdec_kernels.ops.attention import cached_attention
-from specdec_kernels.ops.decoder_layer import norm_qkv_rope, output_norm_mlp
+from specdec_kernels.ops.decoder_layer import (
+    PackedDecoderLayer,
+    decoder_layer_,
+    norm_qkv_rope,
+    output_norm_mlp,
+)
 from specdec_kernels.ops.expand_tree import Expansion, expand_tree
 from specdec_kernels.ops.kv import (
     kv_append_,
@@ -65,6 +70,7 @@ __all__ = [
     "Expansion",
     "FreedBlocks",
     "NgramDraft",
+    "PackedDecoderLayer",
     "PackedLinear",
     "RankedTree",
     "Rule",
@@ -81,6 +87,7 @@ __all__ = [
     "build_trie",
     "cached_attention",
     "cpu_capability",
+    "decoder_layer_",
     "draft_positions",
     "expand_tree",
     "has_cuda_kernels",

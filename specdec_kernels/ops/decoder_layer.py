@@ -1,9 +1,10 @@
-"""The two halves of a decoder layer around its attention, on the CPU, for few tokens.
+"""A decoder layer on the CPU for few tokens, and its two halves around attention.
 
-They are those of Llama, Mistral, Qwen 2 and Qwen 3: RMSNorm, grouped queries, rotary position
-embeddings over whole heads, and a gated feed-forward network with SiLU. Each replaces a dozen
-calls of PyTorch, which take longer for a few tokens than the arithmetic itself. Between them a
-caller writes its cache and attends, as with `kv_append_` and `cached_attention`.
+The layer is that of Llama, Mistral, Qwen 2 and Qwen 3: RMSNorm, grouped queries, rotary position
+embeddings over whole heads, and a gated feed-forward network with SiLU. One call replaces dozens of
+PyTorch's, which take longer for a few tokens than the arithmetic itself. Between the halves a
+caller writes a cache of its own and attends; `decoder_layer_` does so by `kv_append_` and
+`cached_attention`.
 
 Intermediate results are rounded to the dtype where the forwards of Transformers round them. As in
 `packed_linear`, the bits of a token follow from its own numbers and the weights alone.
@@ -12,11 +13,13 @@ Intermediate results are rounded to the dtype where the forwards of Transformers
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
+from specdec_kernels.arguments import conversion, in_place
 from specdec_kernels.arguments.validation import register_fake
 from specdec_kernels.ops.linear import PackedLinear
 
@@ -181,3 +184,111 @@ def _(
     epsilon: float,
 ) -> Tensor:
     return residual.new_empty(residual.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedDecoderLayer:
+    """The weights of a decoder layer, as `decoder_layer_` reads them.
+
+    Types are checked here once; shapes, dtypes and devices in every call.
+
+    Attributes:
+        norms: [C] before attention, and [C] before the MLP.
+        qkv: the packed weights [H * D, C], [H_kv * D, C] and [H_kv * D, C].
+        output: the packed weight [C, H * D].
+        mlp: the packed weights of gate and up [I, C] and of down [C, I].
+        epsilon: of all norms, at least 0.
+        scale: what scores of attention are multiplied by.
+        qkv_biases: three, or none.
+        output_bias: [C], or None.
+        mlp_biases: three, or none.
+        head_norms: two, [D], of queries and of keys, or none.
+
+    Raises:
+        TypeError: a field has a wrong type.
+    """
+
+    norms: Sequence[Tensor]
+    qkv: Sequence[PackedLinear]
+    output: PackedLinear
+    mlp: Sequence[PackedLinear]
+    epsilon: float
+    scale: float
+    qkv_biases: Sequence[Tensor] = ()
+    output_bias: Tensor | None = None
+    mlp_biases: Sequence[Tensor] = ()
+    head_norms: Sequence[Tensor] = ()
+    _weights: tuple[Any, ...] = field(init=False, repr=False)  # as the native op takes them
+
+    def __post_init__(self) -> None:
+        norms, qkv_biases, mlp_biases, head_norms = (
+            conversion.require_tensor_list(getattr(self, name), name)
+            for name in ("norms", "qkv_biases", "mlp_biases", "head_norms")
+        )
+        for name in ("qkv", "mlp"):
+            _require_weights(getattr(self, name), name)
+        _require_weight(self.output, "output")
+        conversion.require_tensors_or_none(output_bias=self.output_bias)
+        for name in ("epsilon", "scale"):
+            conversion.require_number(getattr(self, name), name)
+        packed = _unpacked([*self.qkv, self.output, *self.mlp])
+        arguments = norms, *packed, qkv_biases, self.output_bias, mlp_biases, head_norms
+        object.__setattr__(self, "_weights", arguments)
+
+
+def decoder_layer_(
+    x: Tensor,
+    layer: PackedDecoderLayer,
+    cos: Tensor,
+    sin: Tensor,
+    caches: Sequence[Tensor],
+    positions: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    """Run a decoder layer over the next tokens of every sequence, and write their keys and values.
+
+    Bit for bit `norm_qkv_rope`, `kv_append_`, `cached_attention` and `output_norm_mlp`. Nothing is
+    written where an argument does not fit.
+
+    Args:
+        x: hidden states [B, n, C] float32, bfloat16 or float16 on the CPU, any strides.
+        layer: its weights, of the same dtype.
+        cos, sin: [B, n, D], or [1, n, D] for all sequences; D is even.
+        caches: keys and values [B, H_kv, T, D] of the same dtype, changed in place as by
+            `kv_append_`.
+        positions: [B] int64, the slot of the first token of each sequence.
+        mask: [B, 1, n, S] bool with S <= T, True where a token sees one of the first S slots, its
+            own included.
+
+    Returns:
+        Hidden states [B, n, C] after the layer.
+
+    Raises:
+        RuntimeError: a shape, dtype, device or number does not fit; the message names it.
+        TypeError: an argument has a wrong type.
+
+    >>> from specdec_kernels import pack_linear
+    >>> one, x = pack_linear(torch.eye(2)), torch.tensor([[[2.0, -2.0]]])
+    >>> layer = PackedDecoderLayer([torch.ones(2)] * 2, [one] * 3, one, [one] * 3, 0.0, 1.0)
+    >>> caches, angles = [torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2)], torch.ones(1, 1, 2)
+    >>> mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    >>> decoder_layer_(x, layer, angles, angles * 0, caches, torch.tensor([0]), mask)
+    tensor([[[ 3.7311, -2.7311]]])
+    >>> caches[1][0, 0, 0]
+    tensor([ 1., -1.])
+    """
+    conversion.require_tensors(x=x, cos=cos, sin=sin, positions=positions, mask=mask)
+    if not isinstance(layer, PackedDecoderLayer):
+        raise TypeError(f"layer must be a PackedDecoderLayer, got {conversion.shown(layer)}")
+    caches = conversion.require_tensor_list(caches, "caches")
+    in_place.check_leaves(caches, "caches")
+    y: Tensor = torch.ops.specdec_kernels.decoder_layer_.default(
+        x, *layer._weights, cos, sin, caches, positions, mask, layer.scale, layer.epsilon
+    )
+    in_place.raise_versions(caches)
+    return y
+
+
+@register_fake("decoder_layer_")
+def _(x: Tensor, *_arguments: Any) -> Tensor:
+    return x.new_empty(x.shape)

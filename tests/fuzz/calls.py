@@ -202,8 +202,13 @@ def caches(r, b, s):
     for _ in range(r.choice((0, 1, 2, 3))):
         shape = (b, size(r, 3), s + r.randrange(2), r.choice((0, 1, 3, 8, 12, 33)))
         x = laid_out(r, integers(r, -100, 100, shape, r.choice(CACHE_DTYPES)))
-        out.append(x.clone() if b > 1 and x.stride(0) == 0 else x)  # written ones do not overlap
+        out.append(not_expanded(x))
     return out
+
+
+def not_expanded(x):
+    """Tensors that are written do not overlap themselves."""
+    return x.clone() if x.shape[0] > 1 and x.stride(0) == 0 else x
 
 
 def places(r, b, low, high):
@@ -414,6 +419,31 @@ def output_norm_mlp(r):
     })  # fmt: skip
 
 
+def decoder_layer_(r):
+    b, n, c, dtype = size(r, 3), size(r, 5), r.choice((1, 2, 7, 33, 64)), r.choice(FLOATS)
+    h_kv, d, inner = r.choice((1, 2, 3)), r.choice((2, 4, 10, 34)), r.choice((1, 17, 70))
+    h, s = h_kv * r.choice((1, 2, 3)), size(r, r.choice((5, 70)))
+    outputs, angles = [h * d, h_kv * d, h_kv * d], (r.choice((1, b)), n, d)
+    packed = weights(r, [*((k, c) for k in outputs), (c, h * d), (inner, c), (inner, c),
+                         (c, inner)], dtype)  # fmt: skip
+    layer = sk.PackedDecoderLayer(
+        norms=vectors(r, [c, c], dtype), qkv=packed[:3], output=packed[3], mlp=packed[4:],
+        epsilon=r.choice((0.0, 1e-5, 0.5)), scale=r.choice((0.0, 0.3, -2.0)),
+        qkv_biases=vectors(r, outputs, dtype) if r.happens(0.5) else [],
+        output_bias=vectors(r, [c], dtype)[0] if r.happens(0.5) else None,
+        mlp_biases=vectors(r, [inner, inner, c], dtype) if r.happens(0.5) else [],
+        head_norms=vectors(r, [d, d], dtype) if r.happens(0.5) else [],
+    )  # fmt: skip
+    shape = b, h_kv, s + r.choice((0, 0, 3)), d
+    caches = [not_expanded(hidden_states(r, shape, dtype)) for _ in range(2)]
+    mask = torch.rand(b, 1, n, s, generator=r.tensors) < r.choice((0.0, 0.5, 1.0))
+    return Call(sk.decoder_layer_, {
+        "x": hidden_states(r, (b, n, c), dtype), "layer": layer,
+        "cos": hidden_states(r, angles, dtype), "sin": hidden_states(r, angles, dtype),
+        "caches": caches, "positions": places(r, b, -n, s + 1), "mask": laid_out(r, mask),
+    })  # fmt: skip
+
+
 MAKERS = {
     "sample": sample,
     "verify_chain": verify_chain,
@@ -435,4 +465,5 @@ MAKERS = {
     "cached_attention": cached_attention,
     "norm_qkv_rope": norm_qkv_rope,
     "output_norm_mlp": output_norm_mlp,
+    "decoder_layer_": decoder_layer_,
 }

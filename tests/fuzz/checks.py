@@ -5,6 +5,8 @@ from __future__ import annotations
 import proofs
 import torch
 from proofs import intervals
+from support.layer_by_ops import layer_by_ops
+from support.providers import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import Status, _library, reference
@@ -289,7 +291,19 @@ def check_output_norm_mlp(given, y):
         assert intervals.output_norm_mlp(**given)[0].holds(y).all()
 
 
+def check_decoder_layer(given, y):
+    """Once more by the ops that it consists of: the same tokens go to the same slots."""
+    assert y.shape == given["x"].shape
+    assert y.is_contiguous()
+    if comparable(tuple(given.values())):
+        written = copied(given["caches"])
+        assert_close("y", y, layer_by_ops(**given | {"caches": written}))
+        for cache, want in zip(given["caches"], written, strict=True):
+            assert_close("a cache", cache, want)
+
+
 CHECKS = {
+    "decoder_layer_": check_decoder_layer,
     "norm_qkv_rope": check_norm_qkv_rope,
     "output_norm_mlp": check_output_norm_mlp,
     "cached_attention": check_cached_attention,

@@ -223,15 +223,30 @@ def test_a_rotation_that_a_library_patched_stays(monkeypatch):
     assert packed_twin(made("llama")).fused == 0
 
 
-def test_layers_that_differ_from_the_model_are_found_by_the_self_check(monkeypatch):
-    """Negative control: the ops see another epsilon."""
-    own = decoder_layer.norm_qkv_rope
-    monkeypatch.setattr(
-        decoder_layer, "norm_qkv_rope",
-        lambda *args, **more: own(*args, **{**more, "epsilon": 30.0}),
-    )  # fmt: skip
-    model = build("llama", intermediate_size=52)  # not checked before
+@pytest.mark.parametrize("op", ["norm_qkv_rope", "decoder_layer_"])
+def test_layers_that_differ_from_the_model_are_found_by_the_self_check(op, monkeypatch):
+    """Negative control: prompts, or what follows them, are read by half of an op's output."""
+    own = getattr(decoder_layer, op)
+
+    def halved(*args, **more):
+        y = own(*args, **more)
+        return y / 2 if torch.is_tensor(y) else tuple(part / 2 for part in y)
+
+    monkeypatch.setattr(decoder_layer, op, halved)
+    model = build("llama", intermediate_size={"norm_qkv_rope": 52, "decoder_layer_": 60}[op])
     output = generate(model, **prompts((9,)), max_new_tokens=8, do_sample=False,
                       return_dict_in_generate=True)  # fmt: skip
     assert output.stats.forwards == "own"
     assert any("packed weights" in note for note in output.stats.notes)
+
+
+def test_the_loop_runs_a_layer_after_the_prompt_in_one_op(monkeypatch):
+    calls, own = [], decoder_layer.decoder_layer_
+    monkeypatch.setattr(
+        decoder_layer, "decoder_layer_", lambda *args: calls.append(args[0].shape[1]) or own(*args)
+    )
+    model = made("llama")
+    decode(model, (9,))  # with the self-check
+    calls.clear()
+    output = decode(model, (9,))
+    assert calls == [1] * (2 * (output.stats.rounds - 1))

@@ -189,6 +189,17 @@ GOOD = {
         epsilon=0.5,
         biases=[torch.ones(2)] * 3,
     ),
+    "decoder_layer_": dict(
+        x=ROWS[..., :2],
+        layer=specdec_kernels.PackedDecoderLayer(
+            [torch.ones(2)] * 2, [SQUARE] * 3, SQUARE, [SQUARE] * 3, 0.5, 1.0
+        ),
+        cos=ROWS[..., :2],
+        sin=ROWS[..., :2],
+        caches=[torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2)],
+        positions=ONE,
+        mask=torch.ones(1, 1, 2, 3, dtype=torch.bool),
+    ),
     **kv_error_table.GOOD,
 }
 OPTIONAL = [  # arguments of both verifiers

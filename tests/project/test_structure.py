@@ -52,7 +52,7 @@ BELOW = {
     "tree": {"row", "chain", "tree"},
     "kv": {"kv"},
     "history": {"history"},
-    "forward": {"forward"},
+    "forward": {"kv", "forward"},  # a decoder layer writes the cache
 }
 
 

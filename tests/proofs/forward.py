@@ -180,6 +180,44 @@ def output_norm_mlp_case(
     return Case("output_norm_mlp", "-".join([*words, *([layout] * (layout != "dense"))]), build)
 
 
+def decoder_layer_case(
+    sizes: tuple[int, ...],
+    dtype: torch.dtype = f32,
+    *,
+    biases: bool = False,
+    head_norms: bool = False,
+    mask: str = "ragged",
+    hidden_slots: int = 3,
+    layout: str = "dense",
+) -> Case:
+    """A case of `decoder_layer_` of sizes (B, n, C, H, H_kv, D, I, S).
+
+    The caches have `hidden_slots` more slots than the mask. Some of the tokens of a batch are left
+    padding, and some lie beyond the cache.
+    """
+    b, n, c, h, h_kv, d, inner, s = sizes
+
+    def build(g: Generator) -> Args:
+        x, cos, sin = (torch.randn(b, n, k, generator=g).to(dtype) for k in (c, d, d))
+        outputs = [h * d, h_kv * d, h_kv * d]
+        wide = [(k, c) for k in outputs] + [(c, h * d), (inner, c), (inner, c), (c, inner)]
+        norm, other, bias, *mlp = vectors([c, c, c, inner, inner, c], g, dtype)
+        shape = b, h_kv, s + hidden_slots, d
+        caches = [spread(torch.randn(shape, generator=g).to(dtype), layout) for _ in range(2)]
+        return (
+            *(spread(x, layout), [norm, other], *weights(wide, g, dtype)),
+            *(vectors(outputs, g, dtype) if biases else [], bias if biases else None),
+            *(mlp if biases else [], vectors([d, d], g, dtype) if head_norms else []),
+            *(spread(cos, layout), spread(sin, layout), caches),
+            torch.randint(-n + 1, s + 1, (b,), generator=g),
+            visible_slots(mask, b, n, s, g), 0.3, 1e-5,
+        )  # fmt: skip
+
+    words = [f"{x}{y}" for x, y in zip(("B", "n", "C", "H", "K", "D", "I", "S"), sizes, strict=True)]
+    words += [SHORT[dtype], *(["biases"] * biases), *(["norms"] * head_norms), mask, layout]
+    return Case("decoder_layer_", "-".join(words), build)
+
+
 CASES: tuple[Case, ...] = (
     pack_case(1, 1),
     pack_case(3, 17),
@@ -247,4 +285,11 @@ CASES: tuple[Case, ...] = (
     output_norm_mlp_case((2, 3, 3, 1, 17), f16, epsilon=0.0),
     output_norm_mlp_case((0, 3, 7, 2, 4)),
     output_norm_mlp_case((2, 0, 7, 2, 4), bf16),
+    decoder_layer_case((1, 1, 7, 2, 1, 4, 5, 6)),
+    decoder_layer_case((2, 3, 33, 4, 2, 6, 17, 9), biases=True, head_norms=True, layout="sliced"),
+    decoder_layer_case((3, 5, 24, 3, 1, 16, 40, 33), mask="random", hidden_slots=0),
+    decoder_layer_case((2, 2, 33, 2, 2, 10, 17, 70), bf16, biases=True, mask="window"),
+    decoder_layer_case((1, 4, 64, 4, 2, 16, 70, 20), f16, head_norms=True),
+    decoder_layer_case((0, 2, 7, 2, 1, 4, 5, 6)),
+    decoder_layer_case((2, 0, 7, 2, 1, 4, 5, 6), bf16),
 )

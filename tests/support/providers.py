@@ -32,6 +32,7 @@ OUTPUTS = {
     "cached_attention": ("out",),
     "norm_qkv_rope": ("query", "key", "value"),
     "output_norm_mlp": ("y",),
+    "decoder_layer_": ("y",),
 }
 # Providers that round differently draw different tokens only where a uniform lies this close to a
 # step of the cumulative distribution: the share of draws in which that may happen.

@@ -1,7 +1,10 @@
 #include "specdec/decoder_layer.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "torch/arguments/attention.h"
+#include "torch/arguments/kv.h"
 #include "torch/arguments/linear.h"
 #include "torch/register.h"
 
@@ -104,14 +107,22 @@ void check_norm_qkv_rope(const Tensor& x, const Tensor& norm, const std::vector<
   check_epsilon(epsilon);
 }
 
-std::tuple<Tensor, Tensor, Tensor> norm_qkv_rope(Tensor x, Tensor norm, std::vector<Tensor> qkv,
-                                                 std::vector<int64_t> in_features,
-                                                 std::vector<int64_t> out_features, Tensor cos,
-                                                 Tensor sin, std::vector<Tensor> biases,
-                                                 std::vector<Tensor> head_norms, double epsilon) {
-  check_norm_qkv_rope(x, norm, qkv, in_features, out_features, cos, sin, biases, head_norms,
-                      epsilon);
-  const int64_t batch = x.size(0), tokens = x.size(1), size = cos.size(2);
+// Queries, keys and values, not yet written.
+std::vector<Tensor> qkv_of(const Tensor& x, const std::vector<int64_t>& out_features,
+                           int64_t head_size) {
+  std::vector<Tensor> outputs;
+  for (size_t i = 0; i < 3; ++i) {
+    outputs.push_back(torch::stable::new_empty(
+        x, {x.size(0), x.size(1), out_features[i] / head_size, head_size}));
+  }
+  return outputs;
+}
+
+// The arguments have been checked, and the outputs are those of qkv_of.
+void run_norm_qkv_rope(Tensor x, Tensor norm, const std::vector<Tensor>& qkv,
+                       const std::vector<int64_t>& out_features, Tensor cos, Tensor sin,
+                       std::vector<Tensor> biases, std::vector<Tensor> head_norms, double epsilon,
+                       const std::vector<Tensor>& outputs) {
   x = dense(x);
   norm = dense(norm);
   cos = dense(cos);
@@ -124,19 +135,28 @@ std::tuple<Tensor, Tensor, Tensor> norm_qkv_rope(Tensor x, Tensor norm, std::vec
   p.cos = cos.const_data_ptr();
   p.sin = sin.const_data_ptr();
   p.dtype = row_dtype(x);
-  p.rows = batch * tokens;
+  p.rows = x.size(0) * x.size(1);
   p.hidden = x.size(2);
-  p.head_size = size;
-  p.row_period = cos.size(0) * tokens;
+  p.head_size = cos.size(2);
+  p.row_period = cos.size(0) * x.size(1);
   p.epsilon = static_cast<float>(epsilon);
-  std::vector<Tensor> outputs;
   for (size_t i = 0; i < 3; ++i) {
-    outputs.push_back(torch::stable::new_empty(x, {batch, tokens, out_features[i] / size, size}));
     p.qkv[i] = weight_of(qkv[i], item_of(biases, i), out_features[i]);
     p.outputs[i] = outputs[i].mutable_data_ptr();
   }
   for (size_t i = 0; i < head_norms.size(); ++i) p.head_norms[i] = head_norms[i].const_data_ptr();
   cpu::norm_qkv_rope(p, torch_parallel());
+}
+
+std::tuple<Tensor, Tensor, Tensor> norm_qkv_rope(Tensor x, Tensor norm, std::vector<Tensor> qkv,
+                                                 std::vector<int64_t> in_features,
+                                                 std::vector<int64_t> out_features, Tensor cos,
+                                                 Tensor sin, std::vector<Tensor> biases,
+                                                 std::vector<Tensor> head_norms, double epsilon) {
+  check_norm_qkv_rope(x, norm, qkv, in_features, out_features, cos, sin, biases, head_norms,
+                      epsilon);
+  const std::vector<Tensor> outputs = qkv_of(x, out_features, cos.size(2));
+  run_norm_qkv_rope(x, norm, qkv, out_features, cos, sin, biases, head_norms, epsilon, outputs);
   return {outputs[0], outputs[1], outputs[2]};
 }
 
@@ -184,12 +204,11 @@ void check_output_norm_mlp(const Tensor& attended, const Tensor& residual, const
   check_epsilon(epsilon);
 }
 
-Tensor output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, Tensor output,
-                       std::vector<Tensor> mlp, std::vector<int64_t> in_features,
-                       std::vector<int64_t> out_features, std::optional<Tensor> output_bias,
-                       std::vector<Tensor> biases, double epsilon) {
-  check_output_norm_mlp(attended, residual, norm, output, mlp, in_features, out_features,
-                        output_bias, biases, epsilon);
+// The arguments have been checked.
+Tensor run_output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, const Tensor& output,
+                           const std::vector<Tensor>& mlp, const std::vector<int64_t>& out_features,
+                           std::optional<Tensor> output_bias, std::vector<Tensor> biases,
+                           double epsilon) {
   const int64_t batch = residual.size(0), tokens = residual.size(1), hidden = residual.size(2);
   Tensor y = torch::stable::new_empty(residual, {batch, tokens, hidden});
   attended = dense(attended);
@@ -208,11 +227,109 @@ Tensor output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, Tensor out
   p.y = y.mutable_data_ptr();
   p.dtype = row_dtype(residual);
   p.rows = batch * tokens;
-  p.attended_size = attended.size(2);
+  p.attended_size = attended.numel() / std::max<int64_t>(p.rows, 1);
   p.hidden = hidden;
   p.epsilon = static_cast<float>(epsilon);
   cpu::output_norm_mlp(p, torch_parallel());
   return y;
+}
+
+Tensor output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, Tensor output,
+                       std::vector<Tensor> mlp, std::vector<int64_t> in_features,
+                       std::vector<int64_t> out_features, std::optional<Tensor> output_bias,
+                       std::vector<Tensor> biases, double epsilon) {
+  check_output_norm_mlp(attended, residual, norm, output, mlp, in_features, out_features,
+                        output_bias, biases, epsilon);
+  return run_output_norm_mlp(attended, residual, norm, output, mlp, out_features, output_bias,
+                             biases, epsilon);
+}
+
+template <class T>
+std::vector<T> slice(const std::vector<T>& list, size_t begin, size_t end) {
+  return {list.begin() + begin, list.begin() + end};
+}
+
+// Says of a message in which part of a layer its argument is.
+template <class F>
+void in_part(const char* part, F&& check) {
+  try {
+    check();
+  } catch (const std::runtime_error& error) {
+    fail(part, ": ", error.what());
+  }
+}
+
+// What the parts of a layer hand on, not yet written.
+struct LayerTensors {
+  std::vector<Tensor> qkv;      // [B, n, H, D]
+  std::vector<Tensor> entries;  // keys and values [B, H_kv, n, D]
+  std::vector<Tensor> visible;  // the caches [B, H_kv, S, D], as far as the mask goes
+  Tensor query;                 // [B, H, n, D]
+  Tensor attended;              // [B, n, H, D], and as [B, n, H * D]
+  Tensor heads;
+  Extents written;
+};
+
+// All is checked before a cache is written.
+LayerTensors check_decoder_layer(
+    const Tensor& x, const std::vector<Tensor>& norms, const std::vector<Tensor>& weights,
+    const std::vector<int64_t>& in_features, const std::vector<int64_t>& out_features,
+    const std::vector<Tensor>& qkv_biases, const std::optional<Tensor>& output_bias,
+    const std::vector<Tensor>& mlp_biases, const std::vector<Tensor>& head_norms, const Tensor& cos,
+    const Tensor& sin, const std::vector<Tensor>& caches, const Tensor& positions,
+    const Tensor& mask, double scale, double epsilon) {
+  using torch::stable::narrow;
+  using torch::stable::transpose;
+  SPECDEC_CHECK(norms.size() == 2, "norms must be 2 tensors, got ", norms.size());
+  SPECDEC_CHECK(weights.size() == 7 && in_features.size() == 7 && out_features.size() == 7,
+                "qkv, output and mlp must be 7 packed weights, got ", weights.size());
+  SPECDEC_CHECK(caches.size() == 2, "caches must be 2 tensors, of keys and of values, got ",
+                caches.size());
+  in_part("before attention", [&] {
+    check_norm_qkv_rope(x, norms[0], slice(weights, 0, 3), slice(in_features, 0, 3),
+                        slice(out_features, 0, 3), cos, sin, qkv_biases, head_norms, epsilon);
+  });
+  LayerTensors t = {};
+  t.qkv = qkv_of(x, out_features, cos.size(2));
+  t.query = transpose(t.qkv[0], 1, 2);
+  t.entries = {transpose(t.qkv[1], 1, 2), transpose(t.qkv[2], 1, 2)};
+  t.written = check_append(caches, t.entries, positions);
+  const int64_t slots = caches[0].size(2);
+  SPECDEC_CHECK(caches[1].size(2) == slots, "caches[1] must have as many slots as caches[0], ",
+                slots, ", got ", caches[1].size(2));
+  SPECDEC_CHECK(mask.dim() == 4 && mask.size(3) <= slots,
+                "mask must be [B, 1, n, S] with S at most ", slots, ", the slots of caches, got ",
+                shape_of(mask));
+  for (Tensor cache : caches) t.visible.push_back(narrow(cache, 2, 0, mask.size(3)));
+  check_cached_attention(t.query, t.visible[0], t.visible[1], mask, scale, std::nullopt);
+  t.attended = torch::stable::empty_like(t.qkv[0]);
+  t.heads = torch::stable::flatten(t.attended, 2, 3);
+  in_part("after attention", [&] {
+    check_output_norm_mlp(t.heads, x, norms[1], weights[3], slice(weights, 4, 7),
+                          slice(in_features, 3, 7), slice(out_features, 3, 7), output_bias,
+                          mlp_biases, epsilon);
+  });
+  return t;
+}
+
+Tensor decoder_layer_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> weights,
+                      std::vector<int64_t> in_features, std::vector<int64_t> out_features,
+                      std::vector<Tensor> qkv_biases, std::optional<Tensor> output_bias,
+                      std::vector<Tensor> mlp_biases, std::vector<Tensor> head_norms, Tensor cos,
+                      Tensor sin, std::vector<Tensor> caches, Tensor positions, Tensor mask,
+                      double scale, double epsilon) {
+  const LayerTensors t =
+      check_decoder_layer(x, norms, weights, in_features, out_features, qkv_biases, output_bias,
+                          mlp_biases, head_norms, cos, sin, caches, positions, mask, scale, epsilon);
+  const std::vector<Tensor> read_later = read_first({x, mask, norms[1], positions}, t.written);
+  run_norm_qkv_rope(x, norms[0], weights, out_features, cos, sin, qkv_biases, head_norms, epsilon,
+                    t.qkv);
+  run_append(caches, t.entries, read_later[3]);
+  run_cached_attention(t.query, t.visible[0], t.visible[1], read_later[1], scale, std::nullopt,
+                       t.attended);
+  return run_output_norm_mlp(t.heads, read_later[0], read_later[2], weights[3],
+                             slice(weights, 4, 7), slice(out_features, 3, 7), output_bias,
+                             mlp_biases, epsilon);
 }
 
 // The features of output_norm_mlp are those of `output`, then of `mlp`.
@@ -223,17 +340,27 @@ Tensor output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, Tensor out
   "Tensor attended, Tensor residual, Tensor norm, Tensor output, Tensor[] mlp, "        \
   "SymInt[] in_features, SymInt[] out_features, Tensor? output_bias, Tensor[] biases, " \
   "float epsilon"
+// The weights are those of qkv, of the output projection and of the MLP.
+#define SPECDEC_DECODER_LAYER_ARGUMENTS(caches)                                                \
+  "Tensor x, Tensor[] norms, Tensor[] weights, SymInt[] in_features, SymInt[] out_features, "  \
+  "Tensor[] qkv_biases, Tensor? output_bias, Tensor[] mlp_biases, Tensor[] head_norms, "       \
+  "Tensor cos, Tensor sin, " caches " caches, Tensor positions, Tensor mask, float scale, "    \
+  "float epsilon"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def("norm_qkv_rope(" SPECDEC_NORM_QKV_ROPE_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
   m.def("validate_norm_qkv_rope(" SPECDEC_NORM_QKV_ROPE_ARGUMENTS ") -> ()");
   m.def("output_norm_mlp(" SPECDEC_OUTPUT_NORM_MLP_ARGUMENTS ") -> Tensor");
   m.def("validate_output_norm_mlp(" SPECDEC_OUTPUT_NORM_MLP_ARGUMENTS ") -> ()");
+  m.def("decoder_layer_(" SPECDEC_DECODER_LAYER_ARGUMENTS("Tensor(a!)[]") ") -> Tensor");
+  m.def("validate_decoder_layer_(" SPECDEC_DECODER_LAYER_ARGUMENTS("Tensor[]") ") -> ()");
 }
 SPECDEC_IMPLEMENT_CPU(norm_qkv_rope)
 SPECDEC_VALIDATE(norm_qkv_rope, check_norm_qkv_rope)
 SPECDEC_IMPLEMENT_CPU(output_norm_mlp)
 SPECDEC_VALIDATE(output_norm_mlp, check_output_norm_mlp)
+SPECDEC_IMPLEMENT_CPU(decoder_layer_)
+SPECDEC_VALIDATE(decoder_layer_, check_decoder_layer)
 
 }  // namespace
 }  // namespace specdec

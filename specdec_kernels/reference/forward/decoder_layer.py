@@ -1,4 +1,4 @@
-"""Specification of `norm_qkv_rope` and `output_norm_mlp`, as Transformers computes them."""
+"""Specification of a decoder layer and of its halves, as Transformers computes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from specdec_kernels.reference.forward.attention import cached_attention
 from specdec_kernels.reference.forward.linear import packed_linear
+from specdec_kernels.reference.kv.append import kv_append_
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -67,3 +69,38 @@ def output_norm_mlp(
     normed = _rms_norm(h, norm, epsilon)
     gate, up = (packed_linear(normed, mlp[i], *sizes[1 + i], bias[i]) for i in range(2))
     return h + packed_linear(silu(gate) * up, mlp[2], *sizes[3], bias[2])
+
+
+def decoder_layer_(
+    x: Tensor,
+    norms: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    in_features: Sequence[int],
+    out_features: Sequence[int],
+    qkv_biases: Sequence[Tensor],
+    output_bias: Tensor | None,
+    mlp_biases: Sequence[Tensor],
+    head_norms: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    caches: Sequence[Tensor],
+    positions: Tensor,
+    mask: Tensor,
+    scale: float,
+    epsilon: float,
+) -> Tensor:
+    """The first half, the cache, attention and the second half."""
+    query, key, value = (
+        y.transpose(1, 2)
+        for y in norm_qkv_rope(
+            x, norms[0], weights[:3], in_features[:3], out_features[:3], cos, sin, qkv_biases,
+            head_norms, epsilon,
+        )
+    )  # fmt: skip
+    kv_append_(caches, [key, value], positions)
+    keys, values = (cache[:, :, : mask.shape[3]] for cache in caches)
+    attended = cached_attention(query, keys, values, mask, scale, None)
+    return output_norm_mlp(
+        attended.flatten(2), x, norms[1], weights[3], weights[4:], in_features[3:],
+        out_features[3:], output_bias, mlp_biases, epsilon,
+    )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,16 +39,26 @@ def attend(
         attention_mask: [B, 1, n, S] bool; others, and none, take Transformers' own attention, as do
             other arguments that change what is computed.
     """
-    own = any(kwargs.get(name) is not None for name in ("softcap", "position_bias", "cache"))
-    few = attention_mask is not None and attention_mask.dtype == torch.bool
     # Under autocast rotary embeddings leave queries and keys, but not values, in float32.
     alike = query.dtype == key.dtype == value.dtype
-    if not few or own or not alike:
+    if not alike or not follows_mask(attention_mask, kwargs):
         out: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
         return out
     return cached_attention(query, key, value, attention_mask, scale=scaling), None
+
+
+def follows_mask(mask: torch.Tensor | None, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a boolean mask alone says what a forward's queries see, and how.
+
+    Args:
+        mask: of the forward.
+        kwargs: what else its layers get.
+    """
+    if mask is None or mask.dtype != torch.bool:
+        return False
+    return all(kwargs.get(name) is None for name in ("softcap", "position_bias", "cache"))
 
 
 AttentionInterface.register(NAME, attend)

@@ -1,4 +1,4 @@
-"""Decoder layers of a packed twin that run in two ops around their attention.
+"""Decoder layers of a packed twin that run in one op each, or in two around their attention.
 
 For a few tokens the dozens of small calls of a layer's own forward take as long as its products.
 """
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from specdec_hf.runner.packed.attention import attend
-from specdec_kernels import PackedLinear, norm_qkv_rope, output_norm_mlp
+from specdec_hf.runner.packed.attention import attend, follows_mask
+from specdec_hf.runner.spec_cache import SpecCache
+from specdec_kernels import PackedDecoderLayer, decoder_layer_, norm_qkv_rope, output_norm_mlp
 
 # Modules of Transformers whose decoder layers compute what the ops do: with the names of their
 # classes, and of the norms of heads that some have.
@@ -51,7 +52,7 @@ def unfused_reason(layer: Any) -> str | None:
         return "the rotation of its heads was replaced"
     if type(mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
         return f"its activation is {type(mlp.act_fn).__name__}"
-    if len({norm.variance_epsilon for norm in (norms[0], *norms[2:])}) != 1:
+    if len({norm.variance_epsilon for norm in norms}) != 1:
         return "its norms differ"
     if not all(hasattr(linear, "packed_weight") for linear in _linear_layers(layer)):
         return "not all of its linear layers are packed"
@@ -83,20 +84,35 @@ class _LayerParts:
         self.head_norms = [getattr(attention, name, None) for name in _HEAD_NORMS]
         self.attention, self.scaling = attention, attention.scaling
         self.layer_idx, self.head_dim = attention.layer_idx, attention.head_dim
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the weights as they are packed now."""
+        weights = [linear.packed_weight for linear in self.linear]
+        bias = [linear.bias for linear in self.linear]
+        self.packed = PackedDecoderLayer(
+            norms=[norm.weight for norm in self.norms],
+            qkv=weights[:3], output=weights[3], mlp=weights[4:],
+            epsilon=self.norms[0].variance_epsilon, scale=self.scaling,
+            qkv_biases=[] if bias[0] is None else bias[:3], output_bias=bias[3],
+            mlp_biases=[] if bias[4] is None else bias[4:],
+            head_norms=[norm.weight for norm in self.head_norms if norm is not None],
+        )  # fmt: skip
 
     def forward(
         self, x: torch.Tensor, mask: Any, cache: Any, cos: Any, sin: Any, kwargs: Any
     ) -> torch.Tensor:
-        weights: list[PackedLinear] = [linear.packed_weight for linear in self.linear]
-        bias = [linear.bias for linear in self.linear]
-        head_norms = [norm.weight for norm in self.head_norms if norm is not None]
-        first, second = self.norms
+        if isinstance(cache, SpecCache) and follows_mask(mask, kwargs):
+            own = cache.spec_layers[self.layer_idx]
+            if own.is_initialized:
+                starts = cache.cursor.starts
+                return decoder_layer_(x, self.packed, cos, sin, own.buffers, starts, mask)
+        packed = self.packed
         query, key, value = (
             states.transpose(1, 2)
             for states in norm_qkv_rope(
-                x, first._parameters["weight"], weights[:3], cos, sin,
-                epsilon=first.variance_epsilon, head_norms=head_norms,
-                biases=[] if bias[0] is None else bias[:3],
+                x, packed.norms[0], packed.qkv, cos, sin, epsilon=packed.epsilon,
+                biases=packed.qkv_biases, head_norms=packed.head_norms,
             )
         )  # fmt: skip
         if cache is not None:
@@ -105,9 +121,8 @@ class _LayerParts:
             self.attention, query, key, value, mask, scaling=self.scaling, **kwargs
         )
         return output_norm_mlp(
-            attended.flatten(2), x, second._parameters["weight"], weights[3], weights[4:],
-            epsilon=second.variance_epsilon, output_bias=bias[3],
-            biases=[] if bias[4] is None else bias[4:],
+            attended.flatten(2), x, packed.norms[1], packed.output, packed.mlp,
+            epsilon=packed.epsilon, output_bias=packed.output_bias, biases=packed.mlp_biases,
         )  # fmt: skip
 
 
@@ -160,6 +175,13 @@ def fuse(layer: nn.Module) -> bool:
     layer.parts = _LayerParts(layer)  # type: ignore[assignment]
     layer.__class__ = _fused_class(kind)
     return True
+
+
+def refresh_fused(module: nn.Module) -> None:
+    """Let a decoder layer that runs by the ops take its weights as they are packed now."""
+    parts = vars(module).get("parts")
+    if isinstance(parts, _LayerParts):
+        parts.refresh()
 
 
 def unfused(layer: Any) -> Any:

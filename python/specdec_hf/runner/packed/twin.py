@@ -20,7 +20,7 @@ from torch import nn
 
 from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.packed.attention import attend_by
-from specdec_hf.runner.packed.decoder_layer import fuse
+from specdec_hf.runner.packed.decoder_layer import fuse, refresh_fused
 from specdec_hf.runner.packed.linear import (
     LinearWithPackedCopy,
     bytes_of,
@@ -40,7 +40,8 @@ class PackedStats:
 
     Attributes:
         layers: linear layers with packed weights.
-        fused: decoder layers that run by `norm_qkv_rope` and `output_norm_mlp`.
+        fused: decoder layers that run by `decoder_layer_`, or by `norm_qkv_rope` and
+            `output_norm_mlp` where the cache is not the loop's own.
         bytes: of their packed copies, each once, those that other models share included.
         resident_bytes: memory of the whole process.
         seconds: how long packing took in this call; 0 after the first call with a model, unless
@@ -87,7 +88,7 @@ class PackedTwin:
         model: the twin, of the model's class.
         layers: those with a packed copy of a weight.
         kept: those that keep no other weight.
-        fused: how many decoder layers run in two ops around their attention.
+        fused: how many decoder layers run by the ops.
         unpacked: its modules with a matrix that are no plain linear layers, by class.
         invariant: whether no product and no attention of a token depends on other tokens than those
             before it.
@@ -127,7 +128,11 @@ class PackedTwin:
 
     def refresh(self) -> bool:
         """Pack again what has changed, and say whether anything has."""
-        return sum(layer.refresh() for layer in self.layers) > 0
+        changed = sum(layer.refresh() for layer in self.layers) > 0
+        # Another twin may have packed again what this one shares.
+        for module in self.model.modules():
+            refresh_fused(module)
+        return changed
 
 
 def _multiplies(module: nn.Module) -> bool:

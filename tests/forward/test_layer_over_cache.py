@@ -1,0 +1,208 @@
+"""`decoder_layer_`: bit for bit the ops that it consists of, and all or nothing is written."""
+
+from __future__ import annotations
+
+import copy
+
+import proofs
+import pytest
+import torch
+from proofs.forward import decoder_layer_case
+from support.layer_by_ops import layer_by_ops
+from support.providers import assert_close
+
+import specdec_kernels as sk
+from specdec_kernels import reference
+
+CASES = proofs.cases("decoder_layer_")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+X, NORMS, WEIGHTS, COS, CACHES, POSITIONS, MASK = 0, 1, 2, 9, 11, 12, 13
+op = torch.ops.specdec_kernels.decoder_layer_.default
+
+
+def drawn(dtype=torch.float32, **more):
+    sizes = (2, 3, 33, 4, 2, 6, 17, 9)
+    return list(decoder_layer_case(sizes, dtype, biases=True, head_norms=True, **more).args())
+
+
+def assert_same(args, y, want_y, want_caches):
+    assert_close("y", y, want_y)
+    for cache, want in zip(args[CACHES], want_caches, strict=True):
+        assert_close("a cache", cache, want)
+
+
+@by_case
+def test_it_is_the_four_ops_bit_for_bit(case):
+    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    args, other = case.args(), case.args()
+    want = layer_by_ops(*other)
+    y = op(*args)
+    assert y.is_contiguous()
+    assert_same(args, y, want, other[CACHES])
+
+
+@by_case
+def test_it_agrees_with_the_specification(case):
+    args, other = case.args(), case.args()
+    y, want = op(*args), reference.decoder_layer_(*other)
+    eps = torch.finfo(y.dtype).eps
+    for got, expected in [(y, want), *zip(args[CACHES], other[CACHES], strict=True)]:
+        largest = float(expected.abs().amax()) if expected.numel() else 0.0
+        assert_close("numbers", got, expected, atol=32 * eps * largest)
+
+
+@by_dtype
+def test_a_token_has_the_same_bits_alone_and_after_others(dtype):
+    """One token after another, as a loop without drafts feeds them, against all in one call."""
+    args = drawn(dtype)
+    args[POSITIONS] = torch.tensor([2, 4])
+    n, slots = 3, args[MASK].shape[3]
+    ends = args[POSITIONS][:, None] + torch.arange(n)
+    args[MASK] = (torch.arange(slots) <= ends[..., None])[:, None]
+    together = copy.deepcopy(args)
+    want, alone = op(*together), []
+    for i in range(n):
+        one = list(args)
+        one[X], one[COS], one[COS + 1] = (args[k][:, i : i + 1] for k in (X, COS, COS + 1))
+        one[POSITIONS], one[MASK] = args[POSITIONS] + i, args[MASK][:, :, i : i + 1]
+        alone.append(op(*one))
+    assert_same(args, torch.cat(alone, 1), want, together[CACHES])
+
+
+@by_dtype
+def test_hidden_slots_of_any_content_change_nothing(dtype):
+    args = drawn(dtype)
+    args[POSITIONS] = torch.tensor([1, 5])
+    args[MASK][..., 8] = False
+    clean, faulty = copy.deepcopy(args), copy.deepcopy(args)
+    for cache in faulty[CACHES]:
+        cache[:, :, 8:] = torch.nan
+    assert_close("y", op(*faulty), op(*clean))
+
+
+@pytest.mark.parametrize("at", [X, MASK, NORMS])
+def test_what_lies_in_a_cache_is_read_before_it_is_written(at):
+    args = drawn(hidden_slots=60)
+    args[POSITIONS] = torch.tensor([0, 0])
+    given = args[at][1] if at == NORMS else args[at]
+    # The same numbers, in the memory of the slots that the call writes.
+    memory = args[CACHES][0].view(torch.uint8).flatten()
+    size = given.numel() * given.element_size()
+    inside = memory[:size].view(given.dtype).view(given.shape)
+    inside.copy_(given)
+    want = layer_by_ops(*copy.deepcopy(args))
+    if at == NORMS:
+        args[NORMS] = [args[NORMS][0], inside]
+    else:
+        args[at] = inside
+    assert_close("y", op(*args), want)
+
+
+def test_padding_and_tokens_beyond_the_cache_are_not_stored():
+    args = drawn()
+    args[POSITIONS] = torch.tensor([-2, 11])  # of 3 tokens and 12 slots
+    before = copy.deepcopy(args[CACHES])
+    op(*args)
+    for cache, was in zip(args[CACHES], before, strict=True):
+        written = (cache != was).any(3).any(1)  # [B, slots]
+        assert torch.equal(written.nonzero(), torch.tensor([[0, 0], [1, 11]]))
+
+
+def test_the_version_of_a_cache_rises():
+    args = drawn()
+    layer = layer_of(args)
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        caches = [cache.clone() for cache in args[CACHES]]
+        with mode():
+            sk.decoder_layer_(args[X], layer, *args[COS : COS + 2], caches, *args[POSITIONS:14])
+        assert all(cache._version == 1 for cache in caches)
+    caches[0] = torch.zeros_like(caches[0]).requires_grad_()
+    with pytest.raises(RuntimeError, match=r"caches\[0\] must not be a leaf"):
+        sk.decoder_layer_(args[X], layer, *args[COS : COS + 2], caches, *args[POSITIONS:14])
+
+
+def layer_of(args):
+    _, norms, panels, ins, outs, qkv_biases, output_bias, mlp_biases, head_norms = args[:9]
+    packed = [sk.PackedLinear(*w) for w in zip(panels, ins, outs, strict=True)]
+    return sk.PackedDecoderLayer(
+        norms, packed[:3], packed[3], packed[4:], args[15], args[14], qkv_biases, output_bias,
+        mlp_biases, head_norms,
+    )  # fmt: skip
+
+
+def test_the_public_function_passes_everything_on():
+    args, other = drawn(), drawn()
+    y = sk.decoder_layer_(
+        args[X], layer_of(args), *args[COS : COS + 2], tuple(args[CACHES]), *args[POSITIONS:14]
+    )
+    assert_same(args, y, op(*other), other[CACHES])
+
+
+FIELDS = [
+    (dict(norms=torch.ones(2)), "norms must be a list of tensors, got Tensor"),
+    (dict(qkv=None), "qkv must be a list of PackedLinear, got NoneType"),
+    (dict(mlp=[3]), "mlp[0] must be a PackedLinear, got 3"),
+    (dict(output=None), "output must be a PackedLinear, got None"),
+    (dict(output_bias=0.5), "output_bias must be a tensor, got 0.5"),
+    (dict(qkv_biases=None), "qkv_biases must be a list of tensors, got NoneType"),
+    (dict(mlp_biases=[1]), "mlp_biases[0] must be a tensor, got 1"),
+    (dict(head_norms=[None]), "head_norms[0] must be a tensor, got None"),
+    (dict(epsilon="a"), "epsilon must be a number, got 'a'"),
+    (dict(scale=True), "scale must be a number, got True"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), FIELDS, ids=[next(iter(c)) for c, _ in FIELDS])
+def test_a_field_of_a_wrong_type_is_named(change, message):
+    layer = layer_of(drawn())
+    fields = {name: getattr(layer, name) for name in layer.__dataclass_fields__ if name[0] != "_"}
+    with pytest.raises(TypeError) as error:
+        sk.PackedDecoderLayer(**fields | change)
+    assert str(error.value) == message
+
+
+def test_a_layer_of_a_wrong_type_is_named():
+    args = drawn()
+    with pytest.raises(TypeError, match="layer must be a PackedDecoderLayer, got None"):
+        sk.decoder_layer_(args[X], None, *args[COS : COS + 2], *args[CACHES:14])
+
+
+# Argument, what it becomes, the message. The rest is the validation of the ops within.
+FAULTS = [
+    (NORMS, lambda x: x[:1], "norms must be 2 tensors, got 1"),
+    (NORMS, lambda x: [x[0][:9], x[1]], r"before attention: norm must be \[33\], got \[9\]"),
+    (NORMS, lambda x: [x[0], x[1][:9]], r"after attention: norm must be \[33\], got \[9\]"),
+    (WEIGHTS, lambda x: x[:6], "qkv, output and mlp must be 7 packed weights, got 6"),
+    (WEIGHTS, lambda x: [x[3], *x[1:]], r"before attention: qkv\[0\] must be \["),
+    (WEIGHTS, lambda x: [*x[:3], x[4], *x[4:]], r"after attention: output must be \["),
+    (CACHES, lambda x: x[:1], "caches must be 2 tensors, of keys and of values, got 1"),
+    (CACHES, lambda x: [x[0], x[1][:, :, :8]],
+     r"caches\[1\] must have as many slots as caches\[0\], 12, got 8"),
+    (CACHES, lambda x: [x[0][:, :1], x[1]], r"entries\[0\] must be \[B, H, n, D\]"),
+    (CACHES, lambda x: [x[0].half(), x[1]], r"entries\[0\] must be float16 like its cache"),
+    (POSITIONS, lambda x: x.int(), "positions must be int64, got int32"),
+    (MASK, lambda x: x[:, 0], r"mask must be \[B, 1, n, S\] with S at most 12, the slots of caches"),
+    (MASK, lambda x: torch.ones(2, 1, 3, 13).bool(),
+     r"mask must be \[B, 1, n, S\] with S at most 12, the slots of caches, got \[2, 1, 3, 13\]"),
+    (MASK, lambda x: x.float(), "mask must be bool, got float32"),
+    (14, lambda x: float("nan"), "scale must be finite, got nan"),
+    (15, lambda x: -1.0, "before attention: epsilon must be finite and at least 0, got -1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("at", "change", "message"), FAULTS)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_nothing_is_written_where_an_argument_does_not_fit(at, change, message, device):
+    args = drawn()
+    args[at] = change(args[at])
+    before = copy.deepcopy(args[CACHES])
+    if device == "meta":  # the fake kernel
+        args = [[y.to(device) for y in x] if isinstance(x, list) and torch.is_tensor(x[0]) else
+                x.to(device) if torch.is_tensor(x) else x for x in args]  # fmt: skip
+    with pytest.raises(RuntimeError, match=message):
+        op(*args)
+    if device == "cpu":
+        for cache, was in zip(args[CACHES], before, strict=True):
+            assert_close("a cache", cache, was)
