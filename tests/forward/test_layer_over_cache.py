@@ -179,13 +179,24 @@ FAULTS = [
     (WEIGHTS, lambda x: [*x[:3], x[4], *x[4:]], r"after attention: output must be \["),
     (CACHES, lambda x: x[:1], "caches must be 2 tensors, of keys and of values, got 1"),
     (CACHES, lambda x: [x[0], x[1][:, :, :8]],
-     r"caches\[1\] must have as many slots as caches\[0\], 12, got 8"),
-    (CACHES, lambda x: [x[0][:, :1], x[1]], r"entries\[0\] must be \[B, H, n, D\]"),
-    (CACHES, lambda x: [x[0].half(), x[1]], r"entries\[0\] must be float16 like its cache"),
+     r"caches\[1\] must be \[B, H_kv, S, D\] = \[2, 2, 12, 6\], got \[2, 2, 8, 6\]"),
+    (CACHES, lambda x: [x[0][:, :1], x[1]],
+     r"caches\[0\] must be \[B, H_kv, S, D\] = \[2, 2, 12, 6\], got \[2, 1, 12, 6\]"),
+    (CACHES, lambda x: [x[0][:1], x[1]], r"caches\[0\] must be \[B, H, S, D\] with B = 2, got"),
+    (CACHES, lambda x: [x[0].mT.contiguous().mT, x[1]],
+     r"caches\[0\] must have a contiguous last dimension"),
+    (CACHES, lambda x: [x[0].half(), x[1]], r"caches\[0\] must be float32, got float16"),
     (POSITIONS, lambda x: x.int(), "positions must be int64, got int32"),
-    (MASK, lambda x: x[:, 0], r"mask must be \[B, 1, n, S\] with S at most 12, the slots of caches"),
-    (MASK, lambda x: torch.ones(2, 1, 3, 13).bool(),
-     r"mask must be \[B, 1, n, S\] with S at most 12, the slots of caches, got \[2, 1, 3, 13\]"),
+    (POSITIONS, lambda x: x[:1], r"positions must be \[2\], got \[1\]"),
+    *(
+        (MASK, change, r"mask must be \[B, 1, n, S\] = \[2, 1, 3, S\] with S at most 12, the "
+         rf"slots of caches, got \[{', '.join(map(str, shape))}\]")
+        for change, shape in (
+            (lambda x: x[:, 0], (2, 3, 9)), (lambda x: x[:, :, :2], (2, 1, 2, 9)),
+            (lambda x: torch.ones(2, 1, 3, 13).bool(), (2, 1, 3, 13)),
+            (lambda x: x[:1], (1, 1, 3, 9)), (lambda x: x.expand(2, 4, 3, 9), (2, 4, 3, 9)),
+        )
+    ),
     (MASK, lambda x: x.float(), "mask must be bool, got float32"),
     (14, lambda x: float("nan"), "scale must be finite, got nan"),
     (15, lambda x: -1.0, "before attention: epsilon must be finite and at least 0, got -1"),
@@ -206,3 +217,16 @@ def test_nothing_is_written_where_an_argument_does_not_fit(at, change, message, 
     if device == "cpu":
         for cache, was in zip(args[CACHES], before, strict=True):
             assert_close("a cache", cache, was)
+
+
+def test_heads_that_share_no_keys_are_refused():
+    args = decoder_layer_case((1, 1, 7, 3, 2, 4, 5, 6)).args()
+    with pytest.raises(RuntimeError, match=r"qkv\[1\] must have a number of heads that divides 3"):
+        op(*args)
+
+
+def test_keys_and_values_in_one_memory_are_refused():
+    args = drawn()
+    args[CACHES] = [args[CACHES][0]] * 2
+    with pytest.raises(RuntimeError, match=r"caches\[1\] must"):
+        op(*args)

@@ -213,7 +213,7 @@ def decoder_layer_case(
             visible_slots(mask, b, n, s, g), 0.3, 1e-5,
         )  # fmt: skip
 
-    words = [f"{x}{y}" for x, y in zip(("B", "n", "C", "H", "K", "D", "I", "S"), sizes, strict=True)]
+    words = [f"{x}{y}" for x, y in zip("BnCHKDIS", sizes, strict=True)]
     words += [SHORT[dtype], *(["biases"] * biases), *(["norms"] * head_norms), mask, layout]
     return Case("decoder_layer_", "-".join(words), build)
 

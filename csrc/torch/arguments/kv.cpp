@@ -11,16 +11,6 @@ KvStrides strides_in_bytes(const Tensor& t, int slot_dim = 2) {
   return {stride(0), stride(3 - slot_dim), stride(slot_dim)};
 }
 
-KvTensor kv_tensor(const Tensor& cache, int slot_dim = 2) {
-  KvTensor t = {};
-  t.cache = static_cast<char*>(cache.mutable_data_ptr());
-  t.cache_stride = strides_in_bytes(cache, slot_dim);
-  t.heads = cache.size(3 - slot_dim);
-  t.slots = cache.size(slot_dim);
-  t.entry_bytes = cache.size(3) * static_cast<int64_t>(cache.element_size());
-  return t;
-}
-
 // Treats all heads of a token as one, where they are adjacent in memory.
 void merge_heads(KvTensor* t) {
   if (t->heads > 1 && t->cache_stride.head == t->entry_bytes) {
@@ -30,6 +20,16 @@ void merge_heads(KvTensor* t) {
 }
 
 }  // namespace
+
+KvTensor kv_tensor(const Tensor& cache, int slot_dim) {
+  KvTensor t = {};
+  t.cache = static_cast<char*>(cache.mutable_data_ptr());
+  t.cache_stride = strides_in_bytes(cache, slot_dim);
+  t.heads = cache.size(3 - slot_dim);
+  t.slots = cache.size(slot_dim);
+  t.entry_bytes = cache.size(3) * static_cast<int64_t>(cache.element_size());
+  return t;
+}
 
 int64_t check_batch(const char* name, const Tensor& t) {
   SPECDEC_CHECK(t.dim() == 1, name, " must be [B], got ", shape_of(t));

@@ -17,15 +17,10 @@ void check_caches(const char* name, const std::vector<Tensor>& tensors, const Te
 // The tensor must be [B, M] int32.
 void check_block_tables(const Tensor& t, int64_t batch, const Tensor& of, const char* of_name);
 
-// The arguments of kv_append_, whose caches will be written.
-Extents check_append(const std::vector<Tensor>& caches, const std::vector<Tensor>& entries,
-                     const Tensor& positions);
-// They have been checked, and no entry lies in a cache.
-void run_append(const std::vector<Tensor>& caches, const std::vector<Tensor>& entries,
-                const Tensor& positions);
-
-// The caches as kernels take them; empty ones are left out. Of the dimensions 1 and 2, `slot_dim`
-// is the slots and the other one the heads.
+// A cache that is not empty, as kernels take it. Of the dimensions 1 and 2, `slot_dim` is the slots
+// and the other one the heads.
+KvTensor kv_tensor(const Tensor& cache, int slot_dim = 2);
+// The caches as kernels take them; empty ones are left out.
 std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches, int slot_dim = 2);
 // The same with the entries to append to each cache.
 std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches,

@@ -1,4 +1,4 @@
-#include "torch/arguments/attention.h"
+#include "specdec/attention.h"
 
 #include <cmath>
 
@@ -7,6 +7,8 @@
 
 namespace specdec {
 namespace {
+
+using Number = std::optional<double>;
 
 void check_dense_rows(const char* name, const Tensor& t) {
   SPECDEC_CHECK(t.size(3) >= 1, name, " must have at least 1 entry in the last dimension, got ",
@@ -35,13 +37,9 @@ std::string shape_text(const Sizes&... sizes) {
   return "[" + out.str() + "]";
 }
 
-AttentionStrides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
-
-}  // namespace
-
 void check_cached_attention(const Tensor& query, const Tensor& keys, const Tensor& values,
-                            const std::optional<Tensor>& mask, const std::optional<double>& scale,
-                            const std::optional<double>& soft_cap) {
+                            const std::optional<Tensor>& mask, const Number& scale,
+                            const Number& soft_cap) {
   SPECDEC_CHECK(query.dim() == 4, "query must be [B, H, n, D], got ", shape_of(query));
   check_floats("query", query);
   check_on_cpu("query", query);
@@ -76,11 +74,15 @@ void check_cached_attention(const Tensor& query, const Tensor& keys, const Tenso
   check_entries("query", "the output", "[B, n, H, D_v]", {batch, queries, heads, values.size(3)});
 }
 
-void run_cached_attention(const Tensor& query, const Tensor& keys, const Tensor& values,
-                          std::optional<Tensor> mask, const std::optional<double>& scale,
-                          const std::optional<double>& soft_cap, const Tensor& out) {
+AttentionStrides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
+
+Tensor cached_attention(Tensor query, Tensor keys, Tensor values, std::optional<Tensor> mask,
+                        Number scale, Number soft_cap) {
+  check_cached_attention(query, keys, values, mask, scale, soft_cap);
+  const int64_t batch = query.size(0), heads = query.size(1), queries = query.size(2);
+  const int64_t slots = keys.size(2), size = query.size(3), value_size = values.size(3);
+  Tensor out = torch::stable::new_empty(query, {batch, queries, heads, value_size});
   if (mask && mask->stride(3) != 1) mask = contiguous(*mask);
-  const int64_t size = query.size(3);
   const CachedAttentionParams p = {
       query.const_data_ptr(),
       keys.const_data_ptr(),
@@ -88,13 +90,13 @@ void run_cached_attention(const Tensor& query, const Tensor& keys, const Tensor&
       mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr,
       out.mutable_data_ptr(),
       row_dtype(query),
-      query.size(0),
-      query.size(1),
+      batch,
+      heads,
       keys.size(1),
-      query.size(2),
-      keys.size(2),
+      queries,
+      slots,
       size,
-      values.size(3),
+      value_size,
       strides_of(query),
       strides_of(keys),
       strides_of(values),
@@ -103,16 +105,6 @@ void run_cached_attention(const Tensor& query, const Tensor& keys, const Tensor&
       static_cast<float>(scale ? *scale : 1 / std::sqrt(static_cast<double>(size))),
       soft_cap ? static_cast<float>(*soft_cap) : 0.0f};
   cpu::cached_attention(p, torch_parallel());
-}
-
-namespace {
-
-Tensor cached_attention(Tensor query, Tensor keys, Tensor values, std::optional<Tensor> mask,
-                        std::optional<double> scale, std::optional<double> soft_cap) {
-  check_cached_attention(query, keys, values, mask, scale, soft_cap);
-  Tensor out = torch::stable::new_empty(
-      query, {query.size(0), query.size(2), query.size(1), values.size(3)});
-  run_cached_attention(query, keys, values, mask, scale, soft_cap, out);
   return out;
 }
 

@@ -1,9 +1,9 @@
 #include "specdec/decoder_layer.h"
 
-#include <algorithm>
 #include <cmath>
+#include <memory>
 
-#include "torch/arguments/attention.h"
+#include "specdec/attention.h"
 #include "torch/arguments/kv.h"
 #include "torch/arguments/linear.h"
 #include "torch/register.h"
@@ -107,22 +107,11 @@ void check_norm_qkv_rope(const Tensor& x, const Tensor& norm, const std::vector<
   check_epsilon(epsilon);
 }
 
-// Queries, keys and values, not yet written.
-std::vector<Tensor> qkv_of(const Tensor& x, const std::vector<int64_t>& out_features,
-                           int64_t head_size) {
-  std::vector<Tensor> outputs;
-  for (size_t i = 0; i < 3; ++i) {
-    outputs.push_back(torch::stable::new_empty(
-        x, {x.size(0), x.size(1), out_features[i] / head_size, head_size}));
-  }
-  return outputs;
-}
-
-// The arguments have been checked, and the outputs are those of qkv_of.
+// The arguments have been checked; outputs are queries, keys and values [B, n, H, D].
 void run_norm_qkv_rope(Tensor x, Tensor norm, const std::vector<Tensor>& qkv,
                        const std::vector<int64_t>& out_features, Tensor cos, Tensor sin,
                        std::vector<Tensor> biases, std::vector<Tensor> head_norms, double epsilon,
-                       const std::vector<Tensor>& outputs) {
+                       void* const* outputs) {
   x = dense(x);
   norm = dense(norm);
   cos = dense(cos);
@@ -142,7 +131,7 @@ void run_norm_qkv_rope(Tensor x, Tensor norm, const std::vector<Tensor>& qkv,
   p.epsilon = static_cast<float>(epsilon);
   for (size_t i = 0; i < 3; ++i) {
     p.qkv[i] = weight_of(qkv[i], item_of(biases, i), out_features[i]);
-    p.outputs[i] = outputs[i].mutable_data_ptr();
+    p.outputs[i] = outputs[i];
   }
   for (size_t i = 0; i < head_norms.size(); ++i) p.head_norms[i] = head_norms[i].const_data_ptr();
   cpu::norm_qkv_rope(p, torch_parallel());
@@ -155,30 +144,30 @@ std::tuple<Tensor, Tensor, Tensor> norm_qkv_rope(Tensor x, Tensor norm, std::vec
                                                  std::vector<Tensor> head_norms, double epsilon) {
   check_norm_qkv_rope(x, norm, qkv, in_features, out_features, cos, sin, biases, head_norms,
                       epsilon);
-  const std::vector<Tensor> outputs = qkv_of(x, out_features, cos.size(2));
-  run_norm_qkv_rope(x, norm, qkv, out_features, cos, sin, biases, head_norms, epsilon, outputs);
+  const int64_t size = cos.size(2);
+  std::vector<Tensor> outputs;
+  void* data[3];
+  for (size_t i = 0; i < 3; ++i) {
+    outputs.push_back(
+        torch::stable::new_empty(x, {x.size(0), x.size(1), out_features[i] / size, size}));
+    data[i] = outputs[i].mutable_data_ptr();
+  }
+  run_norm_qkv_rope(x, norm, qkv, out_features, cos, sin, biases, head_norms, epsilon, data);
   return {outputs[0], outputs[1], outputs[2]};
 }
 
-void check_output_norm_mlp(const Tensor& attended, const Tensor& residual, const Tensor& norm,
-                           const Tensor& output, const std::vector<Tensor>& mlp,
-                           const std::vector<int64_t>& in_features,
-                           const std::vector<int64_t>& out_features,
-                           const std::optional<Tensor>& output_bias,
-                           const std::vector<Tensor>& biases, double epsilon) {
-  check_hidden("residual", residual);
+// What follows attention, whose output has `heads` numbers for each token.
+void check_mlp(const Tensor& residual, int64_t heads, const Tensor& norm, const Tensor& output,
+               const std::vector<Tensor>& mlp, const std::vector<int64_t>& in_features,
+               const std::vector<int64_t>& out_features, const std::optional<Tensor>& output_bias,
+               const std::vector<Tensor>& biases, double epsilon) {
   const int64_t batch = residual.size(0), tokens = residual.size(1), hidden = residual.size(2);
-  SPECDEC_CHECK(attended.dim() == 3 && attended.size(0) == batch && attended.size(1) == tokens &&
-                    attended.size(2) >= 1,
-                "attended must be [B, n, A] = [", batch, ", ", tokens, ", A], got ",
-                shape_of(attended));
-  check_like("attended", attended, residual, "residual");
   check_vector("norm", norm, hidden, residual.scalar_type(), residual, "residual");
   SPECDEC_CHECK(mlp.size() == 3 && in_features.size() == 4 && out_features.size() == 4,
                 "mlp must be 3 packed weights, got ", mlp.size());
   check_number("biases", biases, 3);
   const Sizes sizes = {in_features, out_features};
-  const int64_t heads = attended.size(2), size = out_features[1];
+  const int64_t size = out_features[1];
   SPECDEC_CHECK(in_features[0] == heads && out_features[0] == hidden,
                 "output must be a weight [C, A] = [", hidden, ", ", heads, "], got ", sizes.of(0));
   check_weight("output", output, hidden, heads, residual, "residual");
@@ -204,20 +193,37 @@ void check_output_norm_mlp(const Tensor& attended, const Tensor& residual, const
   check_epsilon(epsilon);
 }
 
-// The arguments have been checked.
-Tensor run_output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, const Tensor& output,
-                           const std::vector<Tensor>& mlp, const std::vector<int64_t>& out_features,
+void check_output_norm_mlp(const Tensor& attended, const Tensor& residual, const Tensor& norm,
+                           const Tensor& output, const std::vector<Tensor>& mlp,
+                           const std::vector<int64_t>& in_features,
+                           const std::vector<int64_t>& out_features,
+                           const std::optional<Tensor>& output_bias,
+                           const std::vector<Tensor>& biases, double epsilon) {
+  check_hidden("residual", residual);
+  const int64_t batch = residual.size(0), tokens = residual.size(1);
+  SPECDEC_CHECK(attended.dim() == 3 && attended.size(0) == batch && attended.size(1) == tokens &&
+                    attended.size(2) >= 1,
+                "attended must be [B, n, A] = [", batch, ", ", tokens, ", A], got ",
+                shape_of(attended));
+  check_like("attended", attended, residual, "residual");
+  check_mlp(residual, attended.size(2), norm, output, mlp, in_features, out_features, output_bias,
+            biases, epsilon);
+}
+
+// The arguments have been checked; attended is [B, n, A] without gaps.
+Tensor run_output_norm_mlp(const void* attended, int64_t attended_size, Tensor residual,
+                           Tensor norm, const Tensor& output, const std::vector<Tensor>& mlp,
+                           const std::vector<int64_t>& out_features,
                            std::optional<Tensor> output_bias, std::vector<Tensor> biases,
                            double epsilon) {
   const int64_t batch = residual.size(0), tokens = residual.size(1), hidden = residual.size(2);
   Tensor y = torch::stable::new_empty(residual, {batch, tokens, hidden});
-  attended = dense(attended);
   residual = dense(residual);
   norm = dense(norm);
   if (output_bias) output_bias = dense(*output_bias);
   biases = all_dense(biases);
   OutputNormMlpParams p = {};
-  p.attended = attended.const_data_ptr();
+  p.attended = attended;
   p.residual = residual.const_data_ptr();
   p.norm = norm.const_data_ptr();
   p.output = weight_of(output, output_bias ? &*output_bias : nullptr, hidden);
@@ -227,7 +233,7 @@ Tensor run_output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, const 
   p.y = y.mutable_data_ptr();
   p.dtype = row_dtype(residual);
   p.rows = batch * tokens;
-  p.attended_size = attended.numel() / std::max<int64_t>(p.rows, 1);
+  p.attended_size = attended_size;
   p.hidden = hidden;
   p.epsilon = static_cast<float>(epsilon);
   cpu::output_norm_mlp(p, torch_parallel());
@@ -240,8 +246,9 @@ Tensor output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, Tensor out
                        std::vector<Tensor> biases, double epsilon) {
   check_output_norm_mlp(attended, residual, norm, output, mlp, in_features, out_features,
                         output_bias, biases, epsilon);
-  return run_output_norm_mlp(attended, residual, norm, output, mlp, out_features, output_bias,
-                             biases, epsilon);
+  attended = dense(attended);
+  return run_output_norm_mlp(attended.const_data_ptr(), attended.size(2), residual, norm, output,
+                             mlp, out_features, output_bias, biases, epsilon);
 }
 
 template <class T>
@@ -259,27 +266,14 @@ void in_part(const char* part, F&& check) {
   }
 }
 
-// What the parts of a layer hand on, not yet written.
-struct LayerTensors {
-  std::vector<Tensor> qkv;      // [B, n, H, D]
-  std::vector<Tensor> entries;  // keys and values [B, H_kv, n, D]
-  std::vector<Tensor> visible;  // the caches [B, H_kv, S, D], as far as the mask goes
-  Tensor query;                 // [B, H, n, D]
-  Tensor attended;              // [B, n, H, D], and as [B, n, H * D]
-  Tensor heads;
-  Extents written;
-};
-
 // All is checked before a cache is written.
-LayerTensors check_decoder_layer(
+Extents check_decoder_layer(
     const Tensor& x, const std::vector<Tensor>& norms, const std::vector<Tensor>& weights,
     const std::vector<int64_t>& in_features, const std::vector<int64_t>& out_features,
     const std::vector<Tensor>& qkv_biases, const std::optional<Tensor>& output_bias,
     const std::vector<Tensor>& mlp_biases, const std::vector<Tensor>& head_norms, const Tensor& cos,
     const Tensor& sin, const std::vector<Tensor>& caches, const Tensor& positions,
     const Tensor& mask, double scale, double epsilon) {
-  using torch::stable::narrow;
-  using torch::stable::transpose;
   SPECDEC_CHECK(norms.size() == 2, "norms must be 2 tensors, got ", norms.size());
   SPECDEC_CHECK(weights.size() == 7 && in_features.size() == 7 && out_features.size() == 7,
                 "qkv, output and mlp must be 7 packed weights, got ", weights.size());
@@ -289,28 +283,48 @@ LayerTensors check_decoder_layer(
     check_norm_qkv_rope(x, norms[0], slice(weights, 0, 3), slice(in_features, 0, 3),
                         slice(out_features, 0, 3), cos, sin, qkv_biases, head_norms, epsilon);
   });
-  LayerTensors t = {};
-  t.qkv = qkv_of(x, out_features, cos.size(2));
-  t.query = transpose(t.qkv[0], 1, 2);
-  t.entries = {transpose(t.qkv[1], 1, 2), transpose(t.qkv[2], 1, 2)};
-  t.written = check_append(caches, t.entries, positions);
-  const int64_t slots = caches[0].size(2);
-  SPECDEC_CHECK(caches[1].size(2) == slots, "caches[1] must have as many slots as caches[0], ",
-                slots, ", got ", caches[1].size(2));
-  SPECDEC_CHECK(mask.dim() == 4 && mask.size(3) <= slots,
-                "mask must be [B, 1, n, S] with S at most ", slots, ", the slots of caches, got ",
-                shape_of(mask));
-  for (Tensor cache : caches) t.visible.push_back(narrow(cache, 2, 0, mask.size(3)));
-  check_cached_attention(t.query, t.visible[0], t.visible[1], mask, scale, std::nullopt);
-  t.attended = torch::stable::empty_like(t.qkv[0]);
-  t.heads = torch::stable::flatten(t.attended, 2, 3);
+  const int64_t batch = x.size(0), tokens = x.size(1), size = cos.size(2);
+  const int64_t heads = out_features[0] / size, kv_heads = out_features[1] / size;
+  SPECDEC_CHECK(heads % kv_heads == 0, "qkv[1] must have a number of heads that divides ", heads,
+                ", that of qkv[0], got ", kv_heads);
   in_part("after attention", [&] {
-    check_output_norm_mlp(t.heads, x, norms[1], weights[3], slice(weights, 4, 7),
-                          slice(in_features, 3, 7), slice(out_features, 3, 7), output_bias,
-                          mlp_biases, epsilon);
+    check_mlp(x, heads * size, norms[1], weights[3], slice(weights, 4, 7), slice(in_features, 3, 7),
+              slice(out_features, 3, 7), output_bias, mlp_biases, epsilon);
   });
+  check_vector("positions", positions, batch, ScalarType::Long, x, "x");
+  check_caches("caches", caches, positions, "x");
+  const int64_t slots = caches[0].size(2);
+  for (size_t i = 0; i < 2; ++i) {
+    const Tensor& cache = caches[i];
+    SPECDEC_CHECK(cache.size(1) == kv_heads && cache.size(2) == slots && cache.size(3) == size,
+                  item("caches", i), " must be [B, H_kv, S, D] = [", batch, ", ", kv_heads, ", ",
+                  slots, ", ", size, "], got ", shape_of(cache));
+    check_like(item("caches", i).c_str(), cache, x, "x");
+  }
+  SPECDEC_CHECK(slots < int64_t{1} << 31, "caches[0] must have less than 2147483648 slots, got ",
+                slots);
+  SPECDEC_CHECK(mask.dim() == 4 && mask.size(0) == batch && mask.size(1) == 1 &&
+                    mask.size(2) == tokens && mask.size(3) <= slots,
+                "mask must be [B, 1, n, S] = [", batch, ", 1, ", tokens, ", S] with S at most ",
+                slots, ", the slots of caches, got ", shape_of(mask));
+  SPECDEC_CHECK(mask.scalar_type() == ScalarType::Bool, "mask must be bool, got ",
+                dtype_name(mask));
+  check_same_device("mask", mask, x, "x");
+  SPECDEC_CHECK(std::isfinite(static_cast<float>(scale)), "scale must be finite, got ", scale);
+  return check_written("caches", caches);
+}
+
+// New keys or values [B, n, H_kv, D] of one dtype, and the cache [B, H_kv, S, D] that they go to.
+KvTensor appended(const Tensor& cache, const char* entries, int64_t tokens) {
+  KvTensor t = kv_tensor(cache);
+  const int64_t token_bytes = t.heads * t.entry_bytes;
+  t.entries = entries;
+  t.entry_stride = {tokens * token_bytes, t.entry_bytes, token_bytes};
+  t.count = tokens;
   return t;
 }
+
+AttentionStrides cache_strides(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
 Tensor decoder_layer_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> weights,
                       std::vector<int64_t> in_features, std::vector<int64_t> out_features,
@@ -318,16 +332,54 @@ Tensor decoder_layer_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> w
                       std::vector<Tensor> mlp_biases, std::vector<Tensor> head_norms, Tensor cos,
                       Tensor sin, std::vector<Tensor> caches, Tensor positions, Tensor mask,
                       double scale, double epsilon) {
-  const LayerTensors t =
-      check_decoder_layer(x, norms, weights, in_features, out_features, qkv_biases, output_bias,
-                          mlp_biases, head_norms, cos, sin, caches, positions, mask, scale, epsilon);
-  const std::vector<Tensor> read_later = read_first({x, mask, norms[1], positions}, t.written);
+  const Extents written = check_decoder_layer(x, norms, weights, in_features, out_features,
+                                              qkv_biases, output_bias, mlp_biases, head_norms, cos,
+                                              sin, caches, positions, mask, scale, epsilon);
+  const std::vector<Tensor> read_later = read_first({x, mask, norms[1], positions}, written);
+  const int64_t batch = x.size(0), tokens = x.size(1), size = cos.size(2);
+  const int64_t bytes = static_cast<int64_t>(x.element_size()), rows = batch * tokens;
+  const int64_t wide = out_features[0], narrow = out_features[1];  // of a token's queries and keys
+
+  // Queries, keys, values and what attention makes of them, [B, n, H, D] each.
+  const std::unique_ptr<char[]> scratch(new char[2 * rows * (wide + narrow) * bytes]);
+  char* const query = scratch.get();
+  char* const key = query + rows * wide * bytes;
+  char* const value = key + rows * narrow * bytes;
+  char* const attended = value + rows * narrow * bytes;
+  void* const outputs[] = {query, key, value};
   run_norm_qkv_rope(x, norms[0], weights, out_features, cos, sin, qkv_biases, head_norms, epsilon,
-                    t.qkv);
-  run_append(caches, t.entries, read_later[3]);
-  run_cached_attention(t.query, t.visible[0], t.visible[1], read_later[1], scale, std::nullopt,
-                       t.attended);
-  return run_output_norm_mlp(t.heads, read_later[0], read_later[2], weights[3],
+                    outputs);
+
+  if (rows > 0 && caches[0].size(2) > 0) {
+    const KvTensor entries[] = {appended(caches[0], key, tokens),
+                                appended(caches[1], value, tokens)};
+    cpu::kv_append({entries, 2, batch, kv_vector<const int64_t>(read_later[3])}, torch_parallel());
+  }
+
+  Tensor visible = read_later[1];
+  if (visible.stride(3) != 1) visible = contiguous(visible);
+  CachedAttentionParams p = {};
+  p.query = query;
+  p.keys = caches[0].const_data_ptr();
+  p.values = caches[1].const_data_ptr();
+  p.mask = static_cast<const uint8_t*>(visible.const_data_ptr());
+  p.out = attended;
+  p.dtype = row_dtype(x);
+  p.batch = batch;
+  p.heads = wide / size;
+  p.kv_heads = narrow / size;
+  p.queries = tokens;
+  p.slots = visible.size(3);
+  p.size = p.value_size = size;
+  p.query_strides = {tokens * wide, size, wide};
+  p.key_strides = cache_strides(caches[0]);
+  p.value_strides = cache_strides(caches[1]);
+  p.mask_stride_sequence = visible.stride(0);
+  p.mask_stride_query = visible.stride(2);
+  p.scale = static_cast<float>(scale);
+  cpu::cached_attention(p, torch_parallel());
+
+  return run_output_norm_mlp(attended, wide, read_later[0], read_later[2], weights[3],
                              slice(weights, 4, 7), slice(out_features, 3, 7), output_bias,
                              mlp_biases, epsilon);
 }
@@ -341,10 +393,11 @@ Tensor decoder_layer_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> w
   "SymInt[] in_features, SymInt[] out_features, Tensor? output_bias, Tensor[] biases, " \
   "float epsilon"
 // The weights are those of qkv, of the output projection and of the MLP.
-#define SPECDEC_DECODER_LAYER_ARGUMENTS(caches)                                                \
-  "Tensor x, Tensor[] norms, Tensor[] weights, SymInt[] in_features, SymInt[] out_features, "  \
-  "Tensor[] qkv_biases, Tensor? output_bias, Tensor[] mlp_biases, Tensor[] head_norms, "       \
-  "Tensor cos, Tensor sin, " caches " caches, Tensor positions, Tensor mask, float scale, "    \
+#define SPECDEC_DECODER_LAYER_ARGUMENTS(caches)                                               \
+  "Tensor x, Tensor[] norms, Tensor[] weights, SymInt[] in_features, SymInt[] out_features, " \
+  "Tensor[] qkv_biases, Tensor? output_bias, Tensor[] mlp_biases, Tensor[] head_norms, "      \
+  "Tensor cos, Tensor sin, " caches                                                           \
+  " caches, Tensor positions, Tensor mask, float scale, "                                     \
   "float epsilon"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {

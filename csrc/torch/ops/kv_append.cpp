@@ -4,6 +4,7 @@
 #include "torch/register.h"
 
 namespace specdec {
+namespace {
 
 Extents check_append(const std::vector<Tensor>& caches, const std::vector<Tensor>& entries,
                      const Tensor& positions) {
@@ -24,19 +25,12 @@ Extents check_append(const std::vector<Tensor>& caches, const std::vector<Tensor
   return check_written("caches", caches);
 }
 
-void run_append(const std::vector<Tensor>& caches, const std::vector<Tensor>& entries,
-                const Tensor& positions) {
+void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor positions) {
+  entries = read_first(entries, check_append(caches, entries, positions));
   const std::vector<KvTensor> tensors = kv_tensors(caches, entries);
   const KvAppendParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), positions.size(0),
                             kv_vector<const int64_t>(positions)};
   launch(positions, p, SPECDEC_PLAIN_LAUNCHERS(KvAppendParams, kv_append));
-}
-
-namespace {
-
-void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor positions) {
-  const Extents written = check_append(caches, entries, positions);
-  run_append(caches, read_first(entries, written), positions);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
