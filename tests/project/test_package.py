@@ -21,11 +21,6 @@ pytestmark = pytest.mark.build
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = "specdec_hf/heads/shipped"  # in the folder of the packages
 PROMPTS = "specdec_hf/cli/prompts.jsonl"
-# One translation unit for each module: to read the headers of PyTorch and of pybind11 again for
-# every source takes most of a build without optimisation.
-UNITY = """cmake_language(DEFER CALL
-  set_target_properties _C _host PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
-"""
 
 
 def run(*command: str, cwd: Path, **env: str) -> str:
@@ -38,19 +33,17 @@ def run(*command: str, cwd: Path, **env: str) -> str:
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
-    """The content of a wheel, built without CUDA and optimisation, and many sources as one.
+    """The content of a wheel, built without CUDA and optimisation, which saves most of the time.
 
-    That saves most of the time. The library that all other tests run is built as it is released.
+    The library that all other tests run is built as it is released.
     """
     folder = tmp_path_factory.mktemp("wheel")
-    unity = folder / "unity.cmake"
-    unity.write_text(UNITY)
     run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"),
         *("--wheel-dir", str(folder), str(ROOT)),
         cwd=folder,
         SPECDEC_CUDA="off",
-        CMAKE_ARGS=f"-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DCMAKE_PROJECT_INCLUDE={unity}",
+        CMAKE_ARGS="-DCMAKE_CXX_FLAGS_RELEASE=-O0",
     )
     wheels = list(folder.glob("*.whl"))
     assert len(wheels) == 1
