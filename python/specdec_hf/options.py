@@ -78,18 +78,21 @@ def _number(rule: str, holds: Callable[[float], bool]) -> Callable[[str, Any], A
     return check
 
 
-def _check_ablation(name: str, value: Any) -> Any:
-    _must_be("None or a string", NoneType, str)(name, value)
-    if value not in (None, *ABLATIONS):
-        choices = ", ".join(map(repr, ABLATIONS))
-        raise ValueError(f"{name} must be None or {choices}, got {shown(value)}")
-    return value
-
-
 def _must_be(rule: str, *types: Any) -> Callable[[str, Any], Any]:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, types):
             raise TypeError(f"{name} must be {rule}, got {shown(value)}")
+        return value
+
+    return check
+
+
+def _none_or_one_of(*choices: str) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        _must_be("None or a string", NoneType, str)(name, value)
+        if value not in (None, *choices):
+            named = ", ".join(map(repr, choices))
+            raise ValueError(f"{name} must be None or {named}, got {shown(value)}")
         return value
 
     return check
@@ -212,7 +215,7 @@ class CommonOptions:
     ablate: str | None = field(
         default=None,
         metadata=own(
-            _check_ablation,
+            _none_or_one_of(*ABLATIONS),
             """what verification leaves out, to show what it is for. None is nothing. "residual":
             recovered tokens are drawn from P and not from the residual, so that sampled text is
             biased towards the drafter's. It is for chains, whose rule is then "token"; see

@@ -301,6 +301,8 @@ def test_every_schedule_is_listed_and_starts(name):
         ("egag:beta=1", "beta must be below 1, got 1"),
         ("egag:beta=nan", r"beta must be a number in \[0, 1\], got nan"),
         ("egag:gamma_min=3,gamma_max=2", r"gamma_max must be an integer in \[3, 1024\], got 2"),
+        ("egag:gamma=3,beta=0.5", "takes gamma_min, gamma_max, beta, got 'gamma=3'"),
+        ("egag:beta=0.5,gamma=3", "takes gamma_min, gamma_max, beta, got 'gamma=3'"),
         ("confidence:threshold=1.5", r"threshold must be a number in \[0, 1\], got 1.5"),
         ("confidence:inner=1", "schedule 'confidence' takes threshold, got 'inner=1'"),
         ("specdec++:h=-1", r"h must be a number in \[0, 1\], got -1"),

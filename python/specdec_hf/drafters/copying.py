@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_integer, split_options
 from specdec_hf.drafters.fingerprint import check_fingerprint
 from specdec_hf.drafters.kept_texts import KeptTexts, kept_with, read_bytes, within_text
 from specdec_hf.drafting.checks import check_vocab_size, describe
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter
-from specdec_hf.drafting.registry import DRAFTERS, split_options
+from specdec_hf.drafting.registry import DRAFTERS
 from specdec_hf.runner.protocol import vocab_size_of
 
 if TYPE_CHECKING:
