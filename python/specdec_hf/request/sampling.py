@@ -96,6 +96,8 @@ def check_value(name: str, x: Any) -> None:
     """Refuse a value that breaks its rule, as it is or in float32, which the ops read."""
     parameter = PARAMETERS[name]
     message = f"{name} must be {parameter.rule}, got {shown(x)}"
+    if isinstance(x, bool | np.bool_):
+        raise TypeError(message)
     try:
         valid = parameter.holds(x)
     except TypeError as error:
