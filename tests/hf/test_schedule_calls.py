@@ -290,6 +290,29 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
     assert plain(hf_models.build("llama")) is None
 
 
+def test_the_prompts_forward_is_measured_with_its_width(monkeypatch):
+    """Tokens of the longest prompt, without those that a given cache holds."""
+    model, seen = hf_models.tiny("llama"), []
+    monkeypatch.setattr(
+        measurements.Costs, "observe_prompt", lambda self, width, seconds: seen.append(width)
+    )
+
+    def run(*text, **settings):
+        return generate(
+            model, *text, drafter=hf_models.perturbed("llama"), max_new_tokens=4, do_sample=False,
+            return_dict_in_generate=True, **settings,
+        )  # fmt: skip
+
+    run(**hf_models.prompts((9, 4)))
+    inputs = hf_models.prompts((9,))
+    run(**inputs, num_beams=2)
+    first = run(**inputs)
+    text = torch.cat([first.sequences, inputs["input_ids"]], dim=1)
+    run(text, past_key_values=first.past_key_values)  # which lacks the last token of its text
+    run(inputs_embeds=model.get_input_embeddings()(inputs["input_ids"]).detach())
+    assert seen == [9, 9, 9, 10, 0], "the last prompt is read by the model's own prefill"
+
+
 def test_measurements_are_an_average_and_a_copy():
     class Thing:
         pass

@@ -221,8 +221,8 @@ class BeamSearch:
         costs = costs_of(model, options, "greedy", lengths, exact=exact)
         if drafter is not None and not exact:
             self.stats.notes += rounding_notes(model, "greedy", costs)
-        if not costs.measured:
-            costs.padded = lambda nodes: nodes + self.beams.width - 1  # a plain round reads beams
+        others = self.beams.width - 1  # a plain round reads all beams
+        costs.padded = lambda nodes: nodes + others
         schedule = begin_schedule(
             "constant", drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
         )
@@ -251,10 +251,10 @@ class BeamSearch:
     def run_round(self) -> None:
         """One forward of the target, and the steps that its logits allow."""
         phases = Phases(self.options.clock, self.target.runner)
-        reads_prompt = self.tree.size == 0
+        prompt = int(self.text.lengths.max()) if self.tree.size == 0 else None
         drafted = None
         with phases("draft"):
-            gamma = 0 if reads_prompt else self._draft_length()
+            gamma = 0 if prompt is not None else self._draft_length()
             if gamma:
                 assert self.drafter is not None
                 drafted = draft_beams(
@@ -278,7 +278,7 @@ class BeamSearch:
             emitted=[steps] * batch_size,
         )
         outcome = Outcome(np.array([gamma]), np.array([steps - 1]), np.array([steps <= gamma]))
-        self.length_policy.learn(record, outcome, nodes, reads_prompt=reads_prompt)
+        self.length_policy.learn(record, outcome, nodes, prompt=prompt)
         self.stats.record_round(nodes, record)
 
     def _draft_length(self) -> int:

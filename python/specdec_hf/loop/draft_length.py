@@ -187,7 +187,7 @@ class DraftLengthPolicy:
         outcome: Outcome,
         width: int,
         *,
-        reads_prompt: bool,
+        prompt: int | None,
         recorded: bool = False,
     ) -> dict[str, Any]:
         """Learn from a round; returns what the schedule records of it.
@@ -196,15 +196,15 @@ class DraftLengthPolicy:
             record: its counts and times so far.
             outcome: of its drafts.
             width: drafted tokens that the target's forward read for each sequence.
-            reads_prompt: whether the round read the prompt too.
+            prompt: tokens of the prompt that the forward read for each sequence, 0 where a prefill
+                of the model's own had read them; None in all rounds after the first.
             recorded: whether CUDA graphs were recorded in the round, whose times then say nothing.
         """
         if self.drafter is None:
             return {}
         rest = record.target + record.after_target
-        if reads_prompt:
-            if self.costs.measured:
-                self.costs.prefill += rest
+        if prompt is not None:
+            self.costs.observe_prompt(prompt, rest)
             return {}
         self._in_vain += bool(self._limits.any()) and width == 0
         depth, seconds, in_vain = int(outcome.drafted.max()), record.seconds, record.draft
