@@ -29,13 +29,13 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST and "\n" not in text else name
 
 
-def did_you_mean(given: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name; empty where no name is close to it.
 
     >>> did_you_mean("promt_lookup:3", ["ngram", "prompt_lookup"])
     "; did you mean 'prompt_lookup'?"
     """
-    close = get_close_matches(given.partition(":")[0].lower(), list(names), 1, 0.7)
+    close = get_close_matches(name.partition(":")[0].lower(), list(names), 1, 0.7)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

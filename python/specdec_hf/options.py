@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_hf.arguments import check_flag, check_integer, check_number, shown
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.schedules.base import LONGEST_DRAFT, Schedule
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees import as_layout
 
@@ -135,7 +135,7 @@ class CommonOptions:
     num_assistant_tokens: int | None = field(
         default=None,
         metadata=own(
-            _or_none(check_integer, 0, LONGEST_DRAFT),
+            _or_none(check_integer, 0, MAX_DRAFT_LENGTH),
             f"""tokens to draft per round. ``gamma`` and ``num_speculative_tokens`` are aliases. Not
             with ``tree``, which says what is drafted. None is the value of the generation config,
             or {DEFAULT_NUM_ASSISTANT_TOKENS}.""",
@@ -348,7 +348,7 @@ COMMON = {option.name: option for option in fields(CommonOptions)}
 
 
 def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int | None:
-    """The value of the alias that was given, or None.
+    """The value of the alias that is not None, or None.
 
     Raises:
         TypeError: a value that is not an integer.

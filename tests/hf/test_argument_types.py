@@ -68,9 +68,9 @@ OF_LOOP = {
     "trace": [(3, "trace must be None or a function, got 3")],
     "clock": [(3, "clock must be a function that gives seconds, got 3")],
 }
-LEAST = [
-    (True, "least must be a number in [0, 1], got True"),
-    ("a", "least must be a number in [0, 1], got 'a'"),
+PROBABILITY = [
+    (True, "min_probability must be a number in [0, 1], got True"),
+    ("a", "min_probability must be a number in [0, 1], got 'a'"),
 ]
 SAMPLING = {
     "temperature": [
@@ -139,13 +139,13 @@ TABLE = {
     },
     EagleTree: {
         **dict.fromkeys(("width", "depth", "size"), INTEGER),
-        "least": LEAST,
+        "min_probability": PROBABILITY,
     },
     TrieTree: {
         "sequences": INTEGER,
         "depth": INTEGER,
         "size": INTEGER,
-        "least": LEAST,
+        "min_probability": PROBABILITY,
     },
     PromptLookupDrafter: {
         "max_ngram": [*INTEGER, (None, "max_ngram must be an integer, got None")],

@@ -90,11 +90,11 @@ def draft_size(call: Call, options: Options) -> tuple[int, int]:
     """
     assert call.beams is not None
     width, number = options.num_assistant_beams, options.num_assistant_tokens
-    least = call.beams.num_beams
-    if width is not None and width < least:
-        raise ValueError(f"num_assistant_beams must be at least num_beams={least}, got {width}")
+    num_beams = call.beams.num_beams
+    if width is not None and width < num_beams:
+        raise ValueError(f"num_assistant_beams must be at least {num_beams=}, got {width}")
     gamma = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
-    return gamma, 2 * least if width is None else width
+    return gamma, 2 * num_beams if width is None else width
 
 
 def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:

@@ -43,7 +43,7 @@ from specdec_hf.options import (
     resolve_num_assistant_tokens,
     rule_parameters,
 )
-from specdec_hf.schedules.base import LONGEST_DRAFT
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
 
@@ -286,7 +286,7 @@ def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:
                 )
         return kind, ()
     numbers = text.split(",")
-    if not all(number.isdecimal() and 0 < int(number) <= LONGEST_DRAFT for number in numbers):
+    if not all(number.isdecimal() and 0 < int(number) <= MAX_DRAFT_LENGTH for number in numbers):
         fail(f"--cascade must be horizontal:N,N with tokens to draft, got {settings.cascade!r}")
     if len(numbers) != len(drafters) - 1:
         fail(

@@ -28,14 +28,14 @@ from specdec_hf.schedules.registry import make_schedule, tree_schedules
 
 
 def begin_schedule(
-    given: str | Schedule, drafter: Drafter | None, context: ScheduleContext
+    name: str | Schedule, drafter: Drafter | None, context: ScheduleContext
 ) -> Schedule:
     """The schedule of a call, started.
 
     Raises:
         ValueError: a schedule that does not fit the drafter.
     """
-    schedule = make_schedule(given)
+    schedule = make_schedule(name)
     if drafter is None or context.num_assistant_tokens == 0:
         schedule = ConstantSchedule()
     else:
@@ -148,11 +148,11 @@ class DraftLengthPolicy:
             self._held_back += affordable == 0
         return self._limits
 
-    def goes_on(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:
-        """`DraftContext.goes_on`."""
+    def continue_drafting(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:
+        """`DraftContext.continue_drafting`."""
         self.asked = True
         self.stats.device_reads += 1
-        return self.schedule.goes_on(number, token_stats) & (number + 1 < self._limits)
+        return self.schedule.continue_drafting(number, token_stats) & (number + 1 < self._limits)
 
     def kept(self, draft: Draft, context: DraftContext) -> NDArray[np.int64]:
         """[B], how many tokens of a checked draft are verified."""

@@ -23,7 +23,7 @@ class MonotoneCost:
     first and the last.
 
     Args:
-        kept: how many times are kept for each number.
+        max_times: how many times are kept for each number.
         from_zero: whether zero tokens take zero seconds.
 
     Example:
@@ -34,8 +34,8 @@ class MonotoneCost:
         (1.5, 2.0, 3.0)
     """
 
-    def __init__(self, kept: int = 9, *, from_zero: bool = False) -> None:
-        self._kept, self._from_zero = kept, from_zero
+    def __init__(self, max_times: int = 9, *, from_zero: bool = False) -> None:
+        self._max_times, self._from_zero = max_times, from_zero
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._line: list[tuple[int, float]] | None = None
@@ -46,7 +46,7 @@ class MonotoneCost:
 
     def observe(self, n: int, seconds: float) -> None:
         """Record one measurement."""
-        times = self._times.setdefault(n, deque(maxlen=self._kept))
+        times = self._times.setdefault(n, deque(maxlen=self._max_times))
         times.append(seconds)
         self._medians[n] = median(times)
         self._line = None

@@ -39,8 +39,8 @@ from specdec_hf.lab.analysis.printing import print_report
 from specdec_hf.lab.analysis.tables import printed_tables, tables_of
 from specdec_hf.lab.bench.configs import merged
 from specdec_hf.requirements import install_command
-from specdec_hf.schedules.base import LONGEST_DRAFT
-from specdec_hf.schedules.registry import SCHEDULES, make_schedule
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
+from specdec_hf.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
@@ -159,8 +159,8 @@ def parse_gammas(text: str) -> list[int]:
         fail(f"--num-assistant-tokens must be numbers such as 3,7, got {text!r}")
     numbers = list(dict.fromkeys(map(int, parts)))
     for number in numbers:
-        if not 1 <= number <= LONGEST_DRAFT:
-            fail(f"--num-assistant-tokens must be in [1, {LONGEST_DRAFT}], got {number}")
+        if not 1 <= number <= MAX_DRAFT_LENGTH:
+            fail(f"--num-assistant-tokens must be in [1, {MAX_DRAFT_LENGTH}], got {number}")
     return numbers
 
 

@@ -44,11 +44,11 @@ def build_layer_skip(
     Attention and MLP of each layer but the first are left out or not, for the most tokens for their
     cost on these texts. A fourth of the texts is held out.
     """
-    for option, value, least in (
+    for option, value, minimum in (
         ("--evaluations", evaluations, 1), ("--length", length, 2), ("--max-draft", max_draft, 1),
     ):  # fmt: skip
-        if value < least:
-            fail(f"{option} must be at least {least}, got {value}")
+        if value < minimum:
+            fail(f"{option} must be at least {minimum}, got {value}")
     if tokens < 2 * length:
         fail(f"--tokens must be at least twice --length = {length}, got {tokens}")
     check_temperature(temperature)
