@@ -1,4 +1,4 @@
-"""Validation of arguments that are numbers, sequences of them, or flags.
+"""Validation of arguments that are numbers, sequences of them, or flags; options within a text.
 
 A wrong type is a TypeError, a number outside its range a ValueError; a bool is not a number here.
 `specdec_host`, which needs no package of ours, has its own validation.
@@ -6,7 +6,8 @@ A wrong type is a TypeError, a number outside its range a ValueError; a bool is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -28,14 +29,43 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST and "\n" not in text else name
 
 
-def did_you_mean(given: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name; empty where no name is close to it.
 
     >>> did_you_mean("promt_lookup:3", ["ngram", "prompt_lookup"])
     "; did you mean 'prompt_lookup'?"
     """
-    close = get_close_matches(given.partition(":")[0].lower(), list(names), 1, 0.7)
+    close = get_close_matches(name.partition(":")[0].lower(), list(names), 1, 0.7)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def split_options(text: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """A text without the options at its end, and these, as in ``FOLDER:temperature=0.5,top_k=40``.
+
+    >>> split_options("4,temperature=0.5,top_k=40", ["temperature", "top_k"])
+    ('4', {'temperature': '0.5', 'top_k': '40'})
+    >>> split_options("a:b,c", ["temperature"])
+    ('a:b,c', {})
+    """
+    one = rf"(?:{'|'.join(names)})=[^,]*"
+    found = re.fullmatch(rf"(.*?)(?:^|[:,])({one}(?:,{one})*)", text) if names else None
+    if found is None:
+        return text, {}
+    return found[1], dict(option.split("=", 1) for option in found[2].split(","))
+
+
+def read_number(name: str, owner: str, text: str, *, integer: bool = False) -> float:
+    """The number that an option of a schedule or a drafter has; an int where it is written as one.
+
+    Raises:
+        ValueError: the text is no number, or no integer where there must be one.
+    """
+    written = text.lstrip("+-").isdecimal()
+    try:
+        return int(text) if integer or written else float(text)
+    except ValueError:
+        kind = "an integer" if integer else "a number"
+        raise ValueError(f"{name} of {owner} must be {kind}, got {text!r}") from None
 
 
 def is_integer(value: Any) -> TypeGuard[int]:

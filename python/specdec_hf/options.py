@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_hf.arguments import check_flag, check_integer, check_number, shown
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.schedules.base import LONGEST_DRAFT, Schedule
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees import as_layout
 
@@ -78,18 +78,21 @@ def _number(rule: str, holds: Callable[[float], bool]) -> Callable[[str, Any], A
     return check
 
 
-def _check_ablation(name: str, value: Any) -> Any:
-    _must_be("None or a string", NoneType, str)(name, value)
-    if value not in (None, *ABLATIONS):
-        choices = ", ".join(map(repr, ABLATIONS))
-        raise ValueError(f"{name} must be None or {choices}, got {shown(value)}")
-    return value
-
-
 def _must_be(rule: str, *types: Any) -> Callable[[str, Any], Any]:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, types):
             raise TypeError(f"{name} must be {rule}, got {shown(value)}")
+        return value
+
+    return check
+
+
+def _none_or_one_of(*choices: str) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        _must_be("None or a string", NoneType, str)(name, value)
+        if value not in (None, *choices):
+            named = ", ".join(map(repr, choices))
+            raise ValueError(f"{name} must be None or {named}, got {shown(value)}")
         return value
 
     return check
@@ -132,7 +135,7 @@ class CommonOptions:
     num_assistant_tokens: int | None = field(
         default=None,
         metadata=own(
-            _or_none(check_integer, 0, LONGEST_DRAFT),
+            _or_none(check_integer, 0, MAX_DRAFT_LENGTH),
             f"""tokens to draft per round. ``gamma`` and ``num_speculative_tokens`` are aliases. Not
             with ``tree``, which says what is drafted. None is the value of the generation config,
             or {DEFAULT_NUM_ASSISTANT_TOKENS}.""",
@@ -212,7 +215,7 @@ class CommonOptions:
     ablate: str | None = field(
         default=None,
         metadata=own(
-            _check_ablation,
+            _none_or_one_of(*ABLATIONS),
             """what verification leaves out, to show what it is for. None is nothing. "residual":
             recovered tokens are drawn from P and not from the residual, so that sampled text is
             biased towards the drafter's. It is for chains, whose rule is then "token"; see
@@ -345,7 +348,7 @@ COMMON = {option.name: option for option in fields(CommonOptions)}
 
 
 def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int | None:
-    """The value of the alias that was given, or None.
+    """The value of the alias that is not None, or None.
 
     Raises:
         TypeError: a value that is not an integer.

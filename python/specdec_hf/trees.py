@@ -76,10 +76,10 @@ class TreeSpec:
         if len(ranks) != len(parents):
             raise ValueError(f"ranks must have {len(parents)} entries, got {len(ranks)}")
         for n, rank in enumerate(ranks):
-            least = ranks[n - 1] + 1 if n and parents[n - 1] == parents[n] else 0
-            if rank < least:
+            minimum = ranks[n - 1] + 1 if n and parents[n - 1] == parents[n] else 0
+            if rank < minimum:
                 raise ValueError(
-                    f"ranks[{n}] must be at least {least} (they rise among siblings), got {rank}"
+                    f"ranks[{n}] must be at least {minimum} (they rise among siblings), got {rank}"
                 )
         object.__setattr__(self, "ranks", ranks)
 
@@ -213,27 +213,29 @@ class EagleTree:
         width: paths that a level expands, and children of each.
         depth: most levels.
         size: most nodes.
-        least: a CPU grows no further level below a sequence where the paths that it would expand
-            have less probability than this together, by the draft model: each level is one more
-            forward of it. Devices are not asked, because the host would have to wait.
+        min_probability: a CPU grows no further level below a sequence where the paths that it would
+            expand have less probability than this together, by the draft model: each level is one
+            more forward of it. Devices are not asked, because the host would have to wait.
 
     Raises:
         TypeError: a size that is not an integer, or a probability that is no number, by name.
         ValueError: a number out of range, by name.
 
-    Source: arXiv 2406.16858, section 4; ``least`` is of this library.
+    Source: arXiv 2406.16858, section 4; ``min_probability`` is of this library.
     """
 
     width: int = 4
     depth: int = 5
     size: int = 16
-    least: float = 0.0
+    min_probability: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "width", check_integer("width", self.width, 1, 64))
         object.__setattr__(self, "depth", check_integer("depth", self.depth, 1, 64))
         object.__setattr__(self, "size", check_integer("size", self.size, 1, MAX_NODES))
-        object.__setattr__(self, "least", check_number("least", self.least, 0, 1))
+        object.__setattr__(
+            self, "min_probability", check_number("min_probability", self.min_probability, 0, 1)
+        )
 
 
 @dataclass(frozen=True)
@@ -247,8 +249,8 @@ class TrieTree:
         size: most nodes of the tree. They go to the nodes that are most likely to be committed, by
             a head's own probabilities, or by the measured acceptance of the chain for drafters that
             give none. None keeps all nodes.
-        least: with ``size``, nodes that are less likely to be committed are left out, but for the
-            first of a drafter that gives no probabilities.
+        min_probability: with ``size``, nodes that are less likely to be committed are left out, but
+            for the first of a drafter that gives no probabilities.
 
     Raises:
         TypeError: a size that is not an integer, or a probability that is no number, by name.
@@ -258,14 +260,16 @@ class TrieTree:
     sequences: int = 4
     depth: int = 5
     size: int | None = None
-    least: float = 0.0
+    min_probability: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("sequences", "depth", "size"):
             value = getattr(self, name)
             if name != "size" or value is not None:
                 object.__setattr__(self, name, check_integer(name, value, 1, MAX_NODES))
-        object.__setattr__(self, "least", check_number("least", self.least, 0, 1))
+        object.__setattr__(
+            self, "min_probability", check_number("min_probability", self.min_probability, 0, 1)
+        )
 
 
 Layout = TreeSpec | EagleTree | TrieTree

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specdec_host import _library, corpus_file
 from specdec_host.arguments.arrays import Array, require_array
 from specdec_host.arguments.checks import (
-    LONGEST_MATCH,
+    MAX_MATCH,
     check_chains,
     check_integer,
     check_probability,
@@ -145,11 +145,13 @@ class Corpus:
             ValueError: an argument out of range.
         """
         gamma, count = check_chains(gamma, count)
-        max_match = check_integer("max_match", max_match, 1, LONGEST_MATCH)
+        max_match = check_integer("max_match", max_match, 1, MAX_MATCH)
         min_match = check_integer("min_match", min_match, 1, max_match)
         context = require_array(context, "context")
-        least = check_probability("min_confidence", min_confidence)
-        return Proposal(*self.native.propose(context, gamma, count, min_match, max_match, least))
+        min_confidence = check_probability("min_confidence", min_confidence)
+        return Proposal(
+            *self.native.propose(context, gamma, count, min_match, max_match, min_confidence)
+        )
 
     def count(self, ngram: Array) -> int:
         """How often an n-gram occurs.
@@ -163,17 +165,17 @@ class Corpus:
         return len(self.tokens)
 
 
-def _ids(name: str, given: Any, *, check_values: bool = True) -> NDArray[np.int32]:
+def _ids(name: str, ids: Any, *, check_values: bool = True) -> NDArray[np.int32]:
     """The ids as a contiguous and aligned array of int32."""
-    given = require_array(given, name)
-    if given.ndim != 1:
-        raise ValueError(f"{name} must be 1-D, got {given.ndim} dimensions")
-    if given.dtype not in (np.int32, np.int64):
-        raise TypeError(f"{name} must be int32 or int64, got {given.dtype}")
-    if len(given) > MOST_TOKENS:
-        raise ValueError(f"{name} must hold at most {MOST_TOKENS} ids, got {len(given)}")
-    if check_values and len(given):
-        for value in (given.min(), given.max()):
+    ids = require_array(ids, name)
+    if ids.ndim != 1:
+        raise ValueError(f"{name} must be 1-D, got {ids.ndim} dimensions")
+    if ids.dtype not in (np.int32, np.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {ids.dtype}")
+    if len(ids) > MOST_TOKENS:
+        raise ValueError(f"{name} must hold at most {MOST_TOKENS} ids, got {len(ids)}")
+    if check_values and len(ids):
+        for value in (ids.min(), ids.max()):
             if not 0 <= value < 2**31:
                 raise ValueError(f"{name} must hold ids in [0, 2^31), got {value}")
-    return np.require(given, np.int32, ["C", "A"])
+    return np.require(ids, np.int32, ["C", "A"])

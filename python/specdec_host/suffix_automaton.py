@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec_host import _library
 from specdec_host.arguments.arrays import Array, require_array
 from specdec_host.arguments.checks import (
-    LONGEST_MATCH,
+    MAX_MATCH,
     check_chains,
     check_integer,
     check_probability,
@@ -56,7 +56,7 @@ class SuffixAutomaton:
     def __init__(self, max_match: int = 32, corpus: Corpus | None = None) -> None:
         if corpus is not None and not isinstance(corpus, Corpus):
             raise TypeError(f"corpus must be a Corpus or None, got {type(corpus).__name__}")
-        self.max_match = check_integer("max_match", max_match, 1, LONGEST_MATCH)
+        self.max_match = check_integer("max_match", max_match, 1, MAX_MATCH)
         self.corpus = corpus
         self._native = _library.SuffixAutomaton(
             self.max_match, None if corpus is None else corpus.native
@@ -98,8 +98,8 @@ class SuffixAutomaton:
         """
         gamma, count = check_chains(gamma, count)
         min_match = check_integer("min_match", min_match, 1, self.max_match)
-        least = check_probability("min_confidence", min_confidence)
-        return Proposal(*self._native.propose(gamma, count, min_match, least))
+        min_confidence = check_probability("min_confidence", min_confidence)
+        return Proposal(*self._native.propose(gamma, count, min_match, min_confidence))
 
     def count(self, ngram: Array) -> int:
         """How often an n-gram of at most ``max_match + 1`` tokens occurs in the text.

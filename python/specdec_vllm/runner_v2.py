@@ -32,13 +32,13 @@ def _init(original: Any, settings: Settings) -> Any:
 def _verify(original: Any, settings: Settings) -> Any:
     """The processors of vLLM, then temperature and filters fused into the verification."""
 
-    def _verify(self: Any, *given: Any) -> Any:
+    def _verify(self: Any, *arguments: Any) -> Any:
         sampler = self.sampler
         fused = hasattr(self, "specdec_rule") and not sampler.return_sampling_mask
         if not fused or sampler.logprobs_mode.startswith("processed"):
-            return original(self, *given)
-        logits, draft_logits, draft_sampled, pos, indptr, index, index_np = given[:7]
-        expanded, local, lengths_np, verified = given[7:]
+            return original(self, *arguments)
+        logits, draft_logits, draft_sampled, pos, indptr, index, index_np = arguments[:7]
+        expanded, local, lengths_np, verified = arguments[7:]
         rows = logits
         if sampler.needs_logits_processing[index_np].any():
             rows = _processed(

@@ -64,15 +64,15 @@ _LARGEST_DELTA = 1e9  # above exp(H) of any vocabulary; the op wants a finite nu
 _NAMES = (_PREFIX, _RULE, _EPSILON, _DELTA)
 
 
-def _flag(given: Mapping[str, str]) -> bool:
-    text = given.get(_PREFIX, "1")
+def _flag(environment: Mapping[str, str]) -> bool:
+    text = environment.get(_PREFIX, "1")
     if text not in ("0", "1"):
         raise ValueError(f"{_PREFIX} must be 0 or 1, got {text!r}")
     return text == "1"
 
 
-def _rule(given: Mapping[str, str]) -> ServedRule | None:
-    text = given.get(_RULE)
+def _rule(environment: Mapping[str, str]) -> ServedRule | None:
+    text = environment.get(_RULE)
     for rule in RULES:
         if text == rule:
             return rule
@@ -81,8 +81,8 @@ def _rule(given: Mapping[str, str]) -> ServedRule | None:
     return None
 
 
-def _number(given: Mapping[str, str], name: str, default: float, largest: float) -> float:
-    text = given.get(name)
+def _number(environment: Mapping[str, str], name: str, default: float, largest: float) -> float:
+    text = environment.get(name)
     if text is None:
         return default
     try:

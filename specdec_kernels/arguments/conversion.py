@@ -39,13 +39,13 @@ def require_tensor(value: object, name: str) -> None:
         raise TypeError(f"{name} must be a tensor, got {shown(value)}")
 
 
-def require_tensors(**given: object) -> None:
-    for name, value in given.items():
+def require_tensors(**tensors: object) -> None:
+    for name, value in tensors.items():
         require_tensor(value, name)
 
 
-def require_tensors_or_none(**given: object) -> None:
-    for name, value in given.items():
+def require_tensors_or_none(**tensors: object) -> None:
+    for name, value in tensors.items():
         if value is not None:
             require_tensor(value, name)
 

@@ -332,8 +332,8 @@ def reconstruct_indices_from_tree_mask(
 def _check_lengths(verified_seq_len: Tensor) -> None:
     """Lengths must be at least 0. On a GPU this is not checked: the host would wait."""
     if verified_seq_len.device.type == "cpu" and len(verified_seq_len):
-        least = int(verified_seq_len.min())
-        require(least >= 0, f"verified_seq_len must be at least 0, got {least}")
+        shortest = int(verified_seq_len.min())
+        require(shortest >= 0, f"verified_seq_len must be at least 0, got {shortest}")
 
 
 def _check_out(out: Tensor, name: str, dtype: torch.dtype, entries: int) -> None:

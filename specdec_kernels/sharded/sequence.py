@@ -28,9 +28,9 @@ class Parameters:
 
     @classmethod
     def of(cls, a: ChainArguments) -> Parameters:
-        def vector(given: Tensor | None, scalar: float) -> Tensor:
-            if given is not None:
-                return given.double()
+        def vector(vector: Tensor | None, scalar: float) -> Tensor:
+            if vector is not None:
+                return vector.double()
             return torch.full_like(a.seeds, float32(scalar), dtype=torch.float64)
 
         t, k = vector(a.temperatures, a.temperature), vector(a.top_ks, a.top_k).long()

@@ -114,10 +114,10 @@ def verify_chain_sharded(
         )  # fmt: skip
         width = target_shard.shape[-1]
         collectives.require_device(a.target.device)
-        for name, value, least in (("vocab_start", vocab_start, 0), ("vocab_size", vocab_size, 1)):
+        for name, value, low in (("vocab_start", vocab_start, 0), ("vocab_size", vocab_size, 1)):
             if value is not None:
                 conversion.require_integer(value, name)
-                require(value >= least, f"{name} must be at least {least}, got {value}")
+                require(value >= low, f"{name} must be at least {low}, got {value}")
     except Exception as error:
         collectives.fail(error)
     shard, starts = agree(collectives, a, width, vocab_start, vocab_size)

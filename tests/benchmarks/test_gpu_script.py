@@ -99,11 +99,17 @@ def gpu(tmp_path):
     return run
 
 
+def make_flashinfer_headers(folder):
+    """The file by which the script finds FlashInfer's headers, empty."""
+    headers = folder / "include/flashinfer"
+    headers.mkdir(parents=True)
+    (headers / "sampling.cuh").touch()
+
+
 @pytest.mark.parametrize(("cut", "rows"), [(60, 0), (100, 3), (150, 6)])
 def test_a_run_that_is_cut_off_has_left_the_goals_that_it_timed(gpu, tmp_path, cut, rows):
     """However long the other parts take."""
-    (tmp_path / "include/flashinfer").mkdir(parents=True)
-    (tmp_path / "include/flashinfer/sampling.cuh").touch()
+    make_flashinfer_headers(tmp_path)
     status, said = gpu(simulated=True, CUT=str(cut))
     assert status == -9
     assert "Summary" not in said
@@ -141,8 +147,7 @@ def test_a_library_that_does_not_launch_is_built_again(gpu):
 def test_the_kernel_of_flashinfer_is_compiled_and_timed_where_its_headers_are(gpu, tmp_path):
     absent = gpu(simulated=True, CLEAN="1")[1]
     assert "ABSENT   FlashInfer's headers" in absent
-    (tmp_path / "include/flashinfer").mkdir(parents=True)
-    (tmp_path / "include/flashinfer/sampling.cuh").touch()
+    make_flashinfer_headers(tmp_path)
     _, said = gpu(simulated=True, CLEAN="1")
     assert "passed   FlashInfer's kernel" in said
     assert "passed   goals by FlashInfer" in said

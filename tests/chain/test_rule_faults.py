@@ -22,6 +22,7 @@ from specdec_kernels.arguments.chain import ChainArguments
 TARGET, DRAFT = Status.TARGET_INVALID, Status.DRAFT_INVALID
 EMPTY, RANGE = Status.EMPTY_RESIDUAL, Status.DRAFT_OUT_OF_RANGE
 NAN, INF = float("nan"), float("inf")
+INVALID = pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
 
 
 def options(rule, gamma=3):
@@ -36,7 +37,7 @@ def certain(b=4, gamma=3, v=70, token=5):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
+@INVALID
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_invalid_target_row_keeps_the_drafts_accepted_before(name, value, rule):
     """Elsewhere: an all-NaN row emits a valid-looking id, or ends the whole batch."""
@@ -50,7 +51,7 @@ def test_an_invalid_target_row_keeps_the_drafts_accepted_before(name, value, rul
 
 
 @pytest.mark.parametrize("rule", RULES_READING_DRAFT)
-@pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "minus-inf"])
+@INVALID
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_invalid_draft_row_ends_the_drafts(name, value, rule):
     target, drafts, q = certain()

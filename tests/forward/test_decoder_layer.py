@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import proofs
@@ -14,8 +11,8 @@ import torch
 from proofs import intervals
 from proofs.forward import norm_qkv_rope_case, output_norm_mlp_case
 from support.compiled import assert_one_graph
+from support.instruction_sets import run_on
 from support.providers import OUTPUTS, assert_close, run_case
-from support.sources import ROOT
 
 import specdec_kernels as sk
 from specdec_kernels import reference
@@ -477,15 +474,4 @@ print(sk.cpu_capability())
 
 @pytest.mark.parametrize("capability", ["plain", "avx2", "avx512"])
 def test_every_instruction_set_keeps_the_contract(capability):
-    if capability != "plain" and sk.cpu_capability() == "plain":
-        pytest.skip("this processor has no AVX2")
-    if capability == "avx512" and sk.cpu_capability() != capability:
-        pytest.skip("this processor has no AVX-512")
-    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    chosen = {"SPECDEC_CPU_CAPABILITY": capability, "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER], env={**os.environ, **chosen}, capture_output=True,
-        text=True, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == capability
+    assert run_on(capability, OTHER) == capability

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import proofs
@@ -12,8 +10,8 @@ import pytest
 import torch
 from proofs.forward import numbers
 from support.compiled import assert_one_graph
+from support.instruction_sets import run_on
 from support.providers import assert_close, run_case
-from support.sources import ROOT
 
 import specdec_kernels as sk
 from specdec_kernels import reference
@@ -270,18 +268,7 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize("capability", ["plain", "avx2", "avx512", "avx512_bf16", "amx_bf16"])
 def test_every_instruction_set_keeps_the_contract(capability):
-    if capability != "plain" and sk.cpu_capability() == "plain":
-        pytest.skip("this processor has no AVX2")
-    if capability not in ("plain", "avx2") and sk.cpu_capability() != "avx512":
-        pytest.skip("this processor has no AVX-512")
-    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    chosen = {"SPECDEC_CPU_CAPABILITY": capability, "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER], env={**os.environ, **chosen}, capture_output=True,
-        text=True, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    used, _, error = done.stdout.strip().partition(" ")
+    used, _, error = run_on(capability, OTHER).partition(" ")
     width = {"plain": 8, "avx2": 16}.get(capability, 32)
     assert used == (capability if capability in ("plain", "avx2") else "avx512")
     assert error == (

@@ -37,16 +37,22 @@ def rows_of(model, text):
     return logits[text.begin - 1 : -1]
 
 
+def measured_by(positions, *, greedy=False):
+    """The acceptance that the positions of one text give."""
+    measured = MeasuredAcceptance(greedy=greedy)
+    measured.begin_text()
+    for position in positions:
+        measured.add(position)
+    return measured
+
+
 # Acceptance.
 
 
 def test_alpha_of_a_model_is_that_of_two_plain_forwards():
     model, text = text_of(FILTERED)
     drafter = hf_models.perturbed("llama", 0.3)
-    measured = MeasuredAcceptance()
-    measured.begin_text()
-    for position in replay(ModelDrafter(drafter), model, text, FILTERED):
-        measured.add(position)
+    measured = measured_by(replay(ModelDrafter(drafter), model, text, FILTERED))
 
     def probs(logits):
         keep = logits >= logits.topk(20).values[:, -1:]
@@ -71,11 +77,9 @@ def test_alpha_of_a_model_is_that_of_two_plain_forwards():
 
 def test_a_copying_drafter_counts_as_one_hot_and_only_where_it_drafts():
     model, text = text_of(SAMPLING, tokens=40)
-    measured, drafter = MeasuredAcceptance(), PromptLookupDrafter(min_ngram=1)
-    measured.begin_text()
-    rates = []
-    for position in replay(drafter, model, text, SAMPLING):
-        measured.add(position)
+    positions = list(replay(PromptLookupDrafter(min_ngram=1), model, text, SAMPLING))
+    measured, rates = measured_by(positions), []
+    for position in positions:
         if position.q is not None:
             copied = int(position.q.argmax())
             assert float(position.q[copied]) == 1
@@ -136,10 +140,7 @@ def greedy_text(tokens=24):
 def test_lenience_at_argmax_compares_probabilities_before_the_argmax():
     model, text = greedy_text()
     drafter = hf_models.perturbed("llama", 0.5)
-    measured = MeasuredAcceptance(greedy=True)
-    measured.begin_text()
-    for position in replay(ModelDrafter(drafter), model, text, GREEDY):
-        measured.add(position)
+    measured = measured_by(replay(ModelDrafter(drafter), model, text, GREEDY), greedy=True)
     drafted = rows_of(drafter, text).argmax(-1)
     p = rows_of(model, text).softmax(-1)
     share = p[torch.arange(24), drafted] / p.amax(-1)
@@ -152,10 +153,7 @@ def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
     """SpecInfer's table for greedy decoding, and for sampling by the acceptance of siblings."""
     model, text = greedy_text()
     drafter = hf_models.perturbed("llama", 0.5)
-    measured = MeasuredAcceptance(greedy=True)
-    measured.begin_text()
-    for position in replay(ModelDrafter(drafter), model, text, GREEDY):
-        measured.add(position)
+    measured = measured_by(replay(ModelDrafter(drafter), model, text, GREEDY), greedy=True)
     ranked = rows_of(drafter, text).argsort(-1, descending=True)
     chosen = torch.from_numpy(text.tokens[text.begin :])[:, None]
     wanted = [float((ranked[:, :k] == chosen).any(-1).double().mean()) for k in range(1, 6)]
@@ -165,26 +163,19 @@ def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
     assert found[0] < found[-1]
 
     model, text = text_of(FILTERED)
-    measured = MeasuredAcceptance()
-    measured.begin_text()
     positions = list(replay(ModelDrafter(drafter), model, text, FILTERED))
-    for position in positions:
-        measured.add(position)
+    measured = measured_by(positions)
     for k, (mean, _) in enumerate(measured.first_estimates(), start=1):
         rates = [tree_acceptance(x.p, x.q, k, "multi_draft") for x in positions]
         assert mean == pytest.approx(float(torch.stack(rates).mean()))
     # A copying drafter has no other tokens than the one it copied.
-    measured = MeasuredAcceptance()
-    measured.begin_text()
-    for position in replay(PromptLookupDrafter(min_ngram=1), model, text, FILTERED):
-        measured.add(position)
+    measured = measured_by(replay(PromptLookupDrafter(min_ngram=1), model, text, FILTERED))
     assert measured.drafted > 0
     assert math.isnan(measured.first_estimates()[0][0])
 
 
 def test_nothing_drafted_has_no_alpha():
-    measured = MeasuredAcceptance()
-    measured.begin_text()
+    measured = measured_by([])
     assert math.isnan(measured.alpha)
     assert measured.to_dict()["alpha"] is None
     assert measured.to_dict()["first_children"] == [None] * 5

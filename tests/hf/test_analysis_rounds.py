@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
+from hf.test_analysis import measured_by
 from specdec_hf import ModelDrafter, PromptLookupDrafter
 from specdec_hf.drafters.lookahead import LookaheadDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
-from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.lab.analysis.measure import Measurement
 from specdec_hf.lab.analysis.operations import measure_operations
 from specdec_hf.lab.analysis.replay import replay, rule_for, write_text
@@ -176,12 +176,11 @@ def test_a_tree_is_accepted_as_often_as_the_target_draws_one_of_its_children(nam
     text = write_text(model, hf_models.prompts((9,)), arguments, 3)
     drafter = tree_drafters(model)[name]
     assert rule_for(drafter) == "target_only"
-    measured, rates, firsts = MeasuredAcceptance(greedy=sampling is GREEDY), [], []
-    measured.begin_text()
+    positions, rates, firsts = list(replay(drafter, model, text, sampling)), [], []
+    measured = measured_by(positions, greedy=sampling is GREEDY)
     with torch.inference_mode():
         logits = model(torch.from_numpy(text.tokens)[None]).logits[0].double()
-    for position in replay(drafter, model, text, sampling):
-        measured.add(position)
+    for position in positions:
         row = logits[position.index - 1]
         p = (row / (sampling["temperature"] or 1e-9)).softmax(-1)
         if position.draft is None:
@@ -264,10 +263,7 @@ def test_an_encoder_decoder_is_measured_on_the_text_of_its_decoder(name):
     text = write_text(model, inputs, arguments, 1)
     assert text.tokens[: text.begin].tolist() == [encoder_models.START]
     assert len(text.tokens) == text.begin + 12
-    measured = MeasuredAcceptance()
-    measured.begin_text()
-    for position in replay(ModelDrafter(drafter), model, text, SAMPLING):
-        measured.add(position)
+    measured = measured_by(replay(ModelDrafter(drafter), model, text, SAMPLING))
 
     def probs(one):
         decoder = torch.from_numpy(text.tokens)[None]

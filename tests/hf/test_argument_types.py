@@ -12,6 +12,7 @@ import torch
 from specdec_hf import (
     BenefitGuard,
     EagleTree,
+    LayersDrafter,
     ModelDrafter,
     PromptLookupDrafter,
     SpeculativeDecoder,
@@ -67,10 +68,22 @@ OF_LOOP = {
     "trace": [(3, "trace must be None or a function, got 3")],
     "clock": [(3, "clock must be a function that gives seconds, got 3")],
 }
-LEAST = [
-    (True, "least must be a number in [0, 1], got True"),
-    ("a", "least must be a number in [0, 1], got 'a'"),
+PROBABILITY = [
+    (True, "min_probability must be a number in [0, 1], got True"),
+    ("a", "min_probability must be a number in [0, 1], got 'a'"),
 ]
+SAMPLING = {
+    "temperature": [
+        ("a", "temperature must be finite and >= 0, got 'a'"),
+        (True, "temperature must be finite and >= 0, got True"),
+    ],
+    "top_k": [
+        ("a", "top_k must be an integer >= 0, got 'a'"),
+        (True, "top_k must be an integer >= 0, got True"),
+    ],
+    "top_p": [("a", "top_p must be in (0, 1], got 'a'"), (True, "got True")],
+    "min_p": [("a", "min_p must be in [0, 1], got 'a'"), (np.bool_(False), "got ")],
+}
 INTEGER = [(True, "got True"), (1.5, "got 1.5"), ("3", "got '3'")]
 TABLE = {
     generate: {
@@ -126,13 +139,13 @@ TABLE = {
     },
     EagleTree: {
         **dict.fromkeys(("width", "depth", "size"), INTEGER),
-        "least": LEAST,
+        "min_probability": PROBABILITY,
     },
     TrieTree: {
         "sequences": INTEGER,
         "depth": INTEGER,
         "size": INTEGER,
-        "least": LEAST,
+        "min_probability": PROBABILITY,
     },
     PromptLookupDrafter: {
         "max_ngram": [*INTEGER, (None, "max_ngram must be an integer, got None")],
@@ -145,10 +158,7 @@ TABLE = {
             (hf_models.tiny("llama").model, "forwards to one, got LlamaModel"),
         ],
         "cache": [(None, "cache must be a string, got None")],
-        "temperature": [("a", "temperature must be finite and >= 0, got 'a'")],
-        "top_k": [("a", "top_k must be an integer >= 0, got 'a'")],
-        "top_p": [("a", "top_p must be in (0, 1], got 'a'")],
-        "min_p": [("a", "min_p must be in [0, 1], got 'a'")],
+        **SAMPLING,
     },
     BenefitGuard: {
         "window": [*INTEGER, (None, "window must be an integer, got None")],
@@ -204,6 +214,16 @@ def test_the_table_has_every_argument(function):
     parameters = inspect.signature(function).parameters.values()
     named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
     assert named == set(TABLE[function])
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_flag_is_no_sampling_parameter(name):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    for value in (True, [False], np.array([True]), torch.tensor([True])):
+        with pytest.raises(TypeError, match=f"^{name} must be .*, got (True|False)$"):
+            generate(model, **inputs, do_sample=True, max_new_tokens=2, **{name: value})
+    with pytest.raises(TypeError, match=f"^{name} must be .*, got True$"):
+        LayersDrafter(1, **{name: True})
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint64])

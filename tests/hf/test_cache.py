@@ -51,7 +51,7 @@ def test_a_round_reads_from_the_device_once(drafter, tree):
     # A draft's tokens are read where they are on the host, which this test's are.
     # Scores of a growing tree and accepted paths are too, and on a CPU alone.
     allowed = (
-        (rounds, "read_verdict"), (checks, "read_chain"), (GrowingTreeDrafter, "_goes_on"),
+        (rounds, "read_verdict"), (checks, "read_chain"), (GrowingTreeDrafter, "_continues"),
         (spec_cache, "_is_in_place"),
     )  # fmt: skip
     with spied_reads(*allowed) as (calls, others):

@@ -8,6 +8,7 @@ import proofs
 import pytest
 import torch
 from specdec_hf import compat, generate
+from specdec_hf.compat.logits_processors import GREEDY
 from support import encoder_models, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE, chi_square
@@ -137,7 +138,7 @@ def asked(monkeypatch, processor, **settings):
         found.update(kwargs)
         return generate(model, **kwargs)
 
-    monkeypatch.setattr(compat, "generate", record)
+    monkeypatch.setattr(compat.decoding, "generate", record)
     speculative(logits_processor=processor, **settings)
     return found
 
@@ -191,9 +192,7 @@ def test_a_wrong_tokenizer_is_refused_before_anything_is_printed(capsys):
 
 
 def test_egag_reaches_its_schedule(monkeypatch):
-    given = asked(
-        monkeypatch, compat.GREEDY, use_egag=True, gamma_min=2, gamma_max=6, egag_ema_beta=0.25
-    )
+    given = asked(monkeypatch, GREEDY, use_egag=True, gamma_min=2, gamma_max=6, egag_ema_beta=0.25)
     schedule = given["num_assistant_tokens_schedule"]
     assert (schedule.name, schedule.gamma_min, schedule.gamma_max) == ("egag", 2, 6)
     assert schedule.beta == 0.25
@@ -223,7 +222,7 @@ def test_tokens_are_drawn_from_the_probabilities():
     assert (tokens.shape, tokens.dtype) == ((2, 2000, 1), torch.int64)
     assert chi_square(tokens.flatten(), probs.double()) > SIGNIFICANCE
     assert chi_square(tokens.flatten(), torch.tensor([0.4, 0.0, 0.3, 0.3])) < SIGNIFICANCE
-    assert compat.GREEDY.sample(probs[None]).tolist() == [[0]]
+    assert GREEDY.sample(probs[None]).tolist() == [[0]]
     with pytest.raises(RuntimeError, match=r"a distribution in every row, got none in rows \[1\]"):
         compat.MultinomialProcessor(1.0).sample(torch.stack([probs, probs * 0]))
 
@@ -480,7 +479,7 @@ def test_wrong_arguments_are_refused_by_name(case):
 def test_the_arguments_are_those_of_the_paper():
     paper = {
         "tokenizer": None, "gamma": 5, "use_egag": False, "gamma_min": 1, "gamma_max": None,
-        "egag_ema_beta": 0.0, "logits_processor": compat.GREEDY, "max_gen_len": 40,
+        "egag_ema_beta": 0.0, "logits_processor": GREEDY, "max_gen_len": 40,
         "eos_tokens_id": 1, "pad_token_id": 0, "use_cache": False, "skip_sample_adjustment": False,
         "first_target": True, "debug": False,
     }  # fmt: skip

@@ -18,6 +18,7 @@ from support.hf_models import (  # noqa: F401  # one_thread is autouse here
     decode,
     one_thread,
     prompts,
+    unchanged,
     with_noise,
 )
 from support.recorded_ops import compile_on_cpu, run_layers_as_they_are
@@ -222,13 +223,10 @@ def test_another_cache_runs_eagerly(llama):
 @pytest.mark.slow
 def test_the_model_is_as_before_and_its_graphs_go_with_it(as_they_are):
     model = build("llama", layers=1)
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    decode(model, (9,), compile=True, max_new_tokens=4)
-    for module, attributes in before:
-        assert vars(module).keys() == attributes.keys()
-        assert all(vars(module)[name] is value for name, value in attributes.items())
+    with unchanged(model):
+        decode(model, (9,), compile=True, max_new_tokens=4)
     gone = weakref.ref(model)
-    del model, before, module, attributes
+    del model
     gc.collect()
     assert gone() is None
 

@@ -18,6 +18,7 @@ from specdec_hf import (
 from specdec_hf.drafters.copying import lookup
 from specdec_hf.drafting.drafter import Draft
 from support import hf_models
+from support.clocks import Clock
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 NEW = 40
@@ -88,17 +89,6 @@ def test_a_draft_model_with_a_sliding_window_forgets_several_drafts(lengths, cas
         accepted.append([one.acceptance_histogram for one in out.stats.sequences])
     assert accepted[0] == accepted[1]
     assert 0 < out.stats.accepted < out.stats.drafted - 2 * out.stats.rounds
-
-
-class Clock:
-    """A clock that advances by one second a call, and by what a drafter adds."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 1.0
-        return self.now
 
 
 class Useless(PromptLookupDrafter):

@@ -9,7 +9,7 @@ from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 LAYOUT = EagleTree(width=3, depth=6, size=5)
-LEAST = 0.1  # of the probability of two paths
+MIN_PROBABILITY = 0.1  # of the probability of two paths
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def same(ones, others):
 @pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=["one", "ragged"])
 def test_the_trees_are_those_of_all_levels_in_fewer_steps(lengths, models, monkeypatch):
     text, trees, fed = drafted(models, hf_models.prompts(lengths), monkeypatch)
-    monkeypatch.setattr(GrowingTreeDrafter, "_goes_on", lambda *_: None)
+    monkeypatch.setattr(GrowingTreeDrafter, "_continues", lambda *_: None)
     all_text, all_trees, all_fed = drafted(models, hf_models.prompts(lengths), monkeypatch)
     assert torch.equal(text, all_text)
     assert same(trees, all_trees)
@@ -70,12 +70,12 @@ def own_trees(trees, row):
 @pytest.mark.parametrize("decided", ["alone", "together"])
 def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(decided, models, monkeypatch):
     """Where another sequence of the batch goes on to a deeper level, too."""
-    layout = EagleTree(width=2, depth=5, size=14, least=LEAST)
+    layout = EagleTree(width=2, depth=5, size=14, min_probability=MIN_PROBABILITY)
     if decided == "together":  # negative control: all go on where one does
-        goes_on = GrowingTreeDrafter._goes_on
+        continue_drafting = GrowingTreeDrafter._continues
         monkeypatch.setattr(
-            GrowingTreeDrafter, "_goes_on",
-            lambda *args: (mine := goes_on(*args)) | mine.any(),
+            GrowingTreeDrafter, "_continues",
+            lambda *args: (mine := continue_drafting(*args)) | mine.any(),
         )  # fmt: skip
     inputs = hf_models.prompts((9, 4, 12))
     _, trees, _ = drafted(models, inputs, monkeypatch, layout)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from specdec_hf import BenefitGuard
 from specdec_hf.schedules.base import Outcome, ScheduleContext
-from specdec_hf.schedules.costs import UNKNOWN_RATIO, Costs
+from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import AcceptanceByPosition
 from specdec_hf.schedules.registry import make_schedule
 
@@ -111,9 +111,10 @@ def test_acceptance_by_position_approaches_the_rates():
     assert any(more > fewer for more, fewer in pairs)
 
 
-def guarded(machine, guard, tokens, prefill=0.0):
+def guarded(machine, guard, tokens, prompt=20):
     """Decode up to so many tokens; gives the seconds, and those of plain decoding."""
-    machine.costs.prefill = prefill
+    prefill = machine.forward(prompt)
+    machine.costs.observe_prompt(prompt, prefill)
     guard.start(machine.costs, tokens)
     seconds, emitted, number, notes = prefill, 0.0, 0, []
     while emitted < tokens:
@@ -144,6 +145,19 @@ def test_the_guard_rejects_nothing_that_pays():
     assert machine.lengths.count(0) < 10
 
 
+@pytest.mark.parametrize("plain", [0.001, 0.5])
+@pytest.mark.parametrize(("each", "first"), [(0.0, 16), (0.05, 13), (0.3, 2)])
+def test_the_first_draft_is_as_long_as_the_machine_lets_it_be(each, first, plain):
+    """Where each token adds so many plain rounds, 2 % of 32 of them and of the prompt's forward."""
+
+    def forward(n):
+        return plain * (1 + each * (n - 1))
+
+    machine = Machine(0.0, 0.0, forward, schedule="constant", number=16)
+    guarded(machine, BenefitGuard(max_loss=0.02), 32)
+    assert next(filter(None, machine.lengths)) == first
+
+
 def test_without_the_account_the_bound_fails():
     """Negative control: a guard that only pauses, as ``max_loss=inf`` does."""
     machine = Machine(0.0, 0.004, steep, schedule="constant")
@@ -157,21 +171,22 @@ def test_a_draft_model_reads_the_prompt_before_its_first_draft():
     """Half a second of the draft model's prefill is paid for by 25 seconds of plain decoding."""
     guard = BenefitGuard(max_loss=0.02)
     costs = Costs(relative_cost=0.5)
-    costs.prefill = 1.0
+    costs.observe_prompt(100, 1.0)
     guard.start(costs, 5000)
     costs.observe(0, 0, 0.0, 0.01)
     rounds = 0
     while not guard.affordable(rounds, 1):
         guard.observe(0, 1.0, 0.01)
         rounds += 1
-    assert rounds == pytest.approx((0.5 + 0.01 * (UNKNOWN_RATIO - 0.5)) / 0.02 / 0.01 - 100, abs=2)
+    draft = 0.5 * 0.01 + 0.01  # its step, and a token more in the target's forward
+    assert rounds == pytest.approx((0.5 + draft) / 0.02 / 0.01 - 100, abs=2)
 
 
 def test_a_drafter_over_the_targets_cache_does_not_pay_for_the_prompt():
     for reads_prompt, drafts in ((False, 1), (True, 0)):
         guard = BenefitGuard(max_loss=0.02)
         costs = Costs(relative_cost=0.5, reads_prompt=reads_prompt)
-        costs.prefill = 1.0
+        costs.observe_prompt(100, 1.0)
         guard.start(costs, 5000)
         costs.observe(0, 0, 0.0, 0.01)
         guard.observe(0, 1.0, 0.01)

@@ -6,8 +6,9 @@ import proofs
 import pytest
 import torch
 from specdec_hf import DraftContext, EagleTree, LayersDrafter, ModelDrafter, generate
+from specdec_hf.arguments import split_options
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafting.registry import SAMPLING, sampling_of, split_options
+from specdec_hf.drafting.registry import SAMPLING, sampling_of
 from support import hf_models
 from support.drafter_cases import draft_model
 from support.drafter_proof import PROMPTS, VOCAB, target

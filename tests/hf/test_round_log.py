@@ -6,9 +6,10 @@ from statistics import fmean
 import numpy as np
 import pytest
 from hf.test_generate import NEW, RAGGED, run
-from specdec_hf import Drafter, PromptLookupDrafter, TrieTree, generate
+from specdec_hf import Drafter, TrieTree, generate
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
+from support.clocks import Clock, SlowLookup
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 CALLS = {
@@ -18,15 +19,6 @@ CALLS = {
 }
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        self.now += 0.25
-        return self.now
-
-
 @pytest.mark.parametrize("kind", CALLS)
 def test_the_log_of_rounds_adds_up_to_the_statistics(kind):
     options = {"do_sample": False, **CALLS[kind]}
@@ -34,7 +26,7 @@ def test_the_log_of_rounds_adds_up_to_the_statistics(kind):
         options["drafter"] = hf_models.perturbed("llama")
     out = generate(
         hf_models.tiny("llama"), **hf_models.prompts((9, 4, 12)), **options, max_new_tokens=9,
-        clock=Clock(), return_dict_in_generate=True,
+        clock=Clock(0.25), return_dict_in_generate=True,
     )  # fmt: skip
     stats, log = out.stats, out.stats.round_log
     assert len(log) == stats.rounds
@@ -138,7 +130,7 @@ def test_the_benefit_is_that_of_the_sequences_that_go_on():
     drafter = Foresees(model, inputs)
     stats = run(
         model, inputs, drafter=drafter, gamma=2, eos_token_id=drafter.texts[0][9 + 5], guard=True,
-        clock=Clock(),
+        clock=Clock(0.25),
     ).stats  # fmt: skip
     drafting = [record for record in stats.round_log if any(record.drafted)]
     assert any(record.emitted[0] == 0 for record in drafting)
@@ -146,24 +138,12 @@ def test_the_benefit_is_that_of_the_sequences_that_go_on():
     assert stats.benefit == pytest.approx(fmean(tokens) * 0.5 / 0.75)
 
 
-class Slow(PromptLookupDrafter):
-    """Takes a hundred seconds of a clock for each draft."""
-
-    def __init__(self, clock):
-        super().__init__()
-        self.clock = clock
-
-    def propose(self, history, limits):
-        self.clock.now += 100
-        return super().propose(history, limits)
-
-
 @pytest.mark.parametrize("phase", ["draft", "target"])
 def test_seconds_are_counted_to_the_phase_that_took_them(phase):
-    clock, model = Clock(), hf_models.build("llama")
+    clock, model = Clock(0.25), hf_models.build("llama")
     if phase == "target":
         model.model.register_forward_hook(lambda *_: setattr(clock, "now", clock.now + 100))
-    drafter = Slow(clock) if phase == "draft" else "prompt_lookup"
+    drafter = SlowLookup(clock, 100) if phase == "draft" else "prompt_lookup"
     stats = run(model, hf_models.prompts((9,)), drafter=drafter, clock=clock).stats
     split = stats.time_split
     assert split[phase] >= 100

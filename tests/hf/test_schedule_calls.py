@@ -99,7 +99,7 @@ def test_optimal_chooses_the_depth_of_trees():
     out = call("optimal", (9, 4), tree=(2, 1, 1), max_new_tokens=40)
     assert out.sequences.tolist() == plain.tolist()
     assert set(out.stats.gammas) <= {0, 2, 4, 6}
-    out = call("optimal:longest=2", (9, 4), tree=(2, 1, 1), max_new_tokens=40)
+    out = call("optimal:max_length=2", (9, 4), tree=(2, 1, 1), max_new_tokens=40)
     assert max(out.stats.gammas) == 4
 
 
@@ -111,7 +111,7 @@ def test_a_draft_that_ended_by_itself_takes_no_part_of_the_budget():
     def drafted(count, seed):
         out = generate(
             model, torch.tensor(texts[:count]), drafter="ngram:2", rule="token", guard=False,
-            num_assistant_tokens_schedule="budget:tokens=4,longest=6", do_sample=True, top_k=0,
+            num_assistant_tokens_schedule="budget:tokens=4,max_length=6", do_sample=True, top_k=0,
             prefix_allowed_tokens_fn=lambda b, ids: [1, 2, 3] if 1 in ids else [6],
             seed=[seed, 1, 2, 3][:count], max_new_tokens=8, return_dict_in_generate=True,
         )  # fmt: skip
@@ -128,8 +128,8 @@ def test_a_draft_model_whose_context_ends_takes_no_part_of_the_budget():
     def drafted(count):
         out = generate(
             model, inputs["input_ids"][:count], attention_mask=inputs["attention_mask"][:count],
-            drafter=drafter, num_assistant_tokens_schedule="budget:tokens=4,longest=6", guard=False,
-            max_new_tokens=8, do_sample=False, return_dict_in_generate=True,
+            drafter=drafter, num_assistant_tokens_schedule="budget:tokens=4,max_length=6",
+            guard=False, max_new_tokens=8, do_sample=False, return_dict_in_generate=True,
         )  # fmt: skip
         return out.stats.round_log[1].drafted
 
@@ -202,11 +202,11 @@ class Whole(Drafter):
         self.inner, self.rules = inner, inner.rules
 
     def start(self, context):
-        context.goes_on = None
+        context.continue_drafting = None
         self.inner.start(context)
 
     def propose(self, history, limits):
-        self.inner._context.goes_on = None
+        self.inner._context.continue_drafting = None
         return self.inner.propose(history, limits)
 
     def commit(self, outcome):
@@ -288,6 +288,29 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
     assert plain() > 0
     assert plain(size=2) is None
     assert plain(hf_models.build("llama")) is None
+
+
+def test_the_prompts_forward_is_measured_with_its_width(monkeypatch):
+    """Tokens of the longest prompt, without those that a given cache holds."""
+    model, seen = hf_models.tiny("llama"), []
+    monkeypatch.setattr(
+        measurements.Costs, "observe_prompt", lambda self, width, seconds: seen.append(width)
+    )
+
+    def run(*text, **settings):
+        return generate(
+            model, *text, drafter=hf_models.perturbed("llama"), max_new_tokens=4, do_sample=False,
+            return_dict_in_generate=True, **settings,
+        )  # fmt: skip
+
+    run(**hf_models.prompts((9, 4)))
+    inputs = hf_models.prompts((9,))
+    run(**inputs, num_beams=2)
+    first = run(**inputs)
+    text = torch.cat([first.sequences, inputs["input_ids"]], dim=1)
+    run(text, past_key_values=first.past_key_values)  # which lacks the last token of its text
+    run(inputs_embeds=model.get_input_embeddings()(inputs["input_ids"]).detach())
+    assert seen == [9, 9, 9, 10, 0], "the last prompt is read by the model's own prefill"
 
 
 def test_measurements_are_an_average_and_a_copy():

@@ -15,7 +15,7 @@ SCHEDULES = {
     "confidence": "confidence:threshold=0.45",
     "specdec++": "specdec++:h=0.6",
     "egag": "egag:gamma_max=3",
-    "budget": "budget:tokens=3,longest=3",
+    "budget": "budget:tokens=3,max_length=3",
 }
 
 

@@ -34,7 +34,7 @@ def drafted_length(schedule, probabilities, **kwargs):
     """How many of the tokens with these probabilities one sequence drafts."""
     most = int(schedule.lengths(MOST)[0])
     for i, probability in enumerate(probabilities):
-        if i + 1 >= most or not schedule.goes_on(i, stats(probability, **kwargs))[0]:
+        if i + 1 >= most or not schedule.continue_drafting(i, stats(probability, **kwargs))[0]:
             return i + 1
     return len(probabilities)
 
@@ -123,8 +123,10 @@ def test_the_draft_exit_follows_the_acceptance_rate_of_each_sequence():
         assert schedule.record() == {"threshold": schedule.thresholds.tolist()}
     assert len(set(thresholds)) == 3
     low = np.float32(min(thresholds) - 0.01)
-    goes_on = schedule.goes_on(0, stats([float(max(thresholds)) + 0.01, low, math.nan]))
-    assert goes_on.tolist() == [True, False, False]
+    continue_drafting = schedule.continue_drafting(
+        0, stats([float(max(thresholds)) + 0.01, low, math.nan])
+    )
+    assert continue_drafting.tolist() == [True, False, False]
     for _ in range(200):
         schedule.observe(outcome([4, 4, 4], [0, 4, 0]))
     assert schedule.thresholds.tolist() == [1, 0, 1]
@@ -198,13 +200,13 @@ def test_egag_by_hand():
 def test_egag_smooths_and_is_bounded_by_what_may_be_generated():
     schedule = started("egag:gamma_min=2,gamma_max=10,beta=0.75", vocab_size=16)
     schedule.lengths(MOST)
-    schedule.goes_on(0, stats(0.5, entropy=math.log(16)))
+    schedule.continue_drafting(0, stats(0.5, entropy=math.log(16)))
     assert schedule.record()["gamma"] == [2]
     schedule.lengths(MOST)
-    schedule.goes_on(0, stats(0.5, entropy=0.0))
+    schedule.continue_drafting(0, stats(0.5, entropy=0.0))
     assert schedule.record()["gamma"] == [10 - 8 * 0.75]
     assert schedule.lengths(np.array([3])).tolist() == [3]
-    schedule.goes_on(0, stats(0.5, entropy=0.0))
+    schedule.continue_drafting(0, stats(0.5, entropy=0.0))
     assert schedule.record()["gamma"] == [3]
 
 
@@ -212,7 +214,7 @@ def test_egag_learns_nothing_of_tokens_that_were_not_drafted():
     schedule = started("egag:gamma_max=9,beta=0.5", batch_size=2)
     for probability, entropy in ((0.5, 0.0), (math.nan, math.nan), (0.5, math.log(16))):
         schedule.lengths(np.array([100, 100]))
-        schedule.goes_on(0, stats([probability, math.nan], entropy=[entropy, math.nan]))
+        schedule.continue_drafting(0, stats([probability, math.nan], entropy=[entropy, math.nan]))
     # An average of 0 and 1, as if the round without drafts had not been.
     assert schedule.record() == {"h_norm": [1.0, None], "gamma": [5, 0]}
 
@@ -253,10 +255,12 @@ def test_a_drawn_token_is_chosen_by_what_is_known_before_it_is_drawn():
 def test_a_draft_goes_on_by_what_is_known_before_a_token_is_drawn():
     """What one sequence drew last does not say whether the other goes on."""
     for drawn in (0.05, 0.6):
-        schedule = started("budget:tokens=1,longest=4", batch_size=2)
+        schedule = started("budget:tokens=1,max_length=4", batch_size=2)
         schedule.lengths(np.array([100, 100]))
-        goes_on = schedule.goes_on(0, stats([drawn, 0.3], largest=[0.6, 0.3], entropy=1.0))
-        assert goes_on.tolist() == [drawn == 0.6, False]
+        continue_drafting = schedule.continue_drafting(
+            0, stats([drawn, 0.3], largest=[0.6, 0.3], entropy=1.0)
+        )
+        assert continue_drafting.tolist() == [drawn == 0.6, False]
 
 
 def test_the_budget_is_that_of_all_sequences():
@@ -268,11 +272,11 @@ def test_the_budget_is_that_of_all_sequences():
 
 
 def test_the_budget_ends_drafts_that_cannot_win():
-    schedule = started("budget:tokens=2,longest=4", number=2, batch_size=2)
+    schedule = started("budget:tokens=2,max_length=4", number=2, batch_size=2)
     assert schedule.lengths(np.array([9, 9])).tolist() == [4, 4]
-    assert schedule.goes_on(0, stats([0.9, 0.2], entropy=1.0)).tolist() == [True, True]
-    assert schedule.goes_on(1, stats([0.9, 0.9], entropy=1.0)).tolist() == [True, False]
-    assert schedule.goes_on(2, stats([0.1, 0.9], entropy=1.0)).tolist() == [False, False]
+    assert schedule.continue_drafting(0, stats([0.9, 0.2], entropy=1.0)).tolist() == [True, True]
+    assert schedule.continue_drafting(1, stats([0.9, 0.9], entropy=1.0)).tolist() == [True, False]
+    assert schedule.continue_drafting(2, stats([0.1, 0.9], entropy=1.0)).tolist() == [False, False]
     assert schedule.settle(np.array([3, 2])).tolist() == [2, 0]
 
 
@@ -297,6 +301,8 @@ def test_every_schedule_is_listed_and_starts(name):
         ("best", "num_assistant_tokens_schedule must be one of constant, heuristic, .*got 'best'"),
         ("constant:", "schedule 'constant' takes no parameters, got ''"),
         ("egag:gamma=3", "schedule 'egag' takes gamma_min, gamma_max, beta, got 'gamma=3'"),
+        ("egag:gamma=3,beta=0.5", "takes gamma_min, gamma_max, beta, got 'gamma=3'"),
+        ("egag:beta=0.5,gamma=3", "takes gamma_min, gamma_max, beta, got 'gamma=3'"),
         ("egag:beta=x", "beta of schedule 'egag' must be a number, got 'x'"),
         ("egag:beta=1", "beta must be below 1, got 1"),
         ("egag:beta=nan", r"beta must be a number in \[0, 1\], got nan"),
@@ -304,7 +310,7 @@ def test_every_schedule_is_listed_and_starts(name):
         ("confidence:threshold=1.5", r"threshold must be a number in \[0, 1\], got 1.5"),
         ("confidence:inner=1", "schedule 'confidence' takes threshold, got 'inner=1'"),
         ("specdec++:h=-1", r"h must be a number in \[0, 1\], got -1"),
-        ("optimal:longest=0", r"longest must be an integer in \[1, 1024\], got 0"),
+        ("optimal:max_length=0", r"max_length must be an integer in \[1, 1024\], got 0"),
         ("budget:tokens=0", "tokens must be at least 1, got 0"),
     ],
 )
@@ -314,5 +320,5 @@ def test_wrong_parameters_are_refused_by_name(given, message):
 
 
 def test_parameters_of_a_wrong_type_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"longest must be an integer in \[1, 1024\], got 2\.5"):
-        make_schedule("heuristic:longest=2.5")
+    with pytest.raises(TypeError, match=r"max_length must be an integer in \[1, 1024\], got 2\.5"):
+        make_schedule("heuristic:max_length=2.5")

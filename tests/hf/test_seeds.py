@@ -10,13 +10,13 @@ import torch
 from specdec_hf import (
     BenefitGuard,
     ModelDrafter,
-    PromptLookupDrafter,
     SpeculativeDecoder,
     TrieTree,
     generate,
 )
 from specdec_hf.request.sampling import derived_seed, sequence_seeds
 from support import hf_models
+from support.clocks import Clock, SlowLookup
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 pytestmark = pytest.mark.quick
@@ -217,31 +217,6 @@ def test_a_seed_of_one_call_precedes_that_of_the_decoder():
             **inputs, **SAMPLED, max_new_tokens=4, custom_generate=decoder, seed=seed
         )
         assert out.stats.seeds == [4 if seed is None else seed]
-
-
-class Clock:
-    """Advances by one second a call, and by what a drafter adds."""
-
-    now = 0.0
-
-    def __call__(self):
-        self.now += 1.0
-        return self.now
-
-
-class SlowLookup(PromptLookupDrafter):
-    """Prompt lookup that takes some seconds of a clock for every draft."""
-
-    def __init__(self, clock, seconds):
-        super().__init__(3, 1)
-        self.clock, self.seconds = clock, seconds
-
-    def timed(self, found):
-        self.clock.now += 0.0 if found is None else self.seconds
-        return found
-
-    def propose(self, history, limits):
-        return self.timed(super().propose(history, limits))
 
 
 def slow_and_fast(inputs, guard, **kwargs):

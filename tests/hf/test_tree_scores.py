@@ -57,11 +57,11 @@ def test_unlikely_nodes_are_not_verified():
     target = hf_models.build("llama", vocab_size=7)
     inputs = hf_models.prompts((9, 4, 12), vocab_size=7)
 
-    def call(least):
+    def call(min_probability):
         return generate(
             target, **inputs, max_new_tokens=24, do_sample=False, guard=False,
             drafter=[Eagle3Drafter(head_for(target), LAYOUT), "prompt_lookup"],
-            tree=TrieTree(2, 3, 8, least), return_dict_in_generate=True,
+            tree=TrieTree(2, 3, 8, min_probability), return_dict_in_generate=True,
         )  # fmt: skip
 
     everything, likely = call(0.0), call(0.3)

@@ -334,13 +334,13 @@ def test_unlikely_nodes_are_left_out_but_for_a_first_one_of_unknown_value():
     budget = NodeBudget([0, 1, 0], 1)
     chains = np.array([[[1, 2, 3], [1, 5, 6], [7, 8, 9]]])
     values = np.array([[[0.9, 0.2, 0.1], [0.9, 0.05, 0.01], [0.01, 0.01, 0.01]]])
-    kept = budget.cut(chains, 9, values=values, least=0.15)
+    kept = budget.cut(chains, 9, values=values, min_probability=0.15)
     assert kept.tolist() == [[[1, 2, -1], [1, -1, -1], [-1, -1, -1]]]
     values[0, 2] = np.nan
     for _ in range(40):
         budget.observe(chains, np.array([[1, 1, 0]]))
     assert budget.acceptance()[0, 2, 0] < 0.15
-    kept = budget.cut(chains, 9, values=values, least=0.15)
+    kept = budget.cut(chains, 9, values=values, min_probability=0.15)
     assert kept.tolist() == [[[1, 2, -1], [1, -1, -1], [7, -1, -1]]]
     values[0, 2] = 0.01
     assert (budget.cut(chains, 9, values=values) >= 0).all()
@@ -349,8 +349,8 @@ def test_unlikely_nodes_are_left_out_but_for_a_first_one_of_unknown_value():
 def test_the_least_value_is_enough_and_a_further_chain_is_not_tried_below_it():
     budget, chains = NodeBudget([0, 1], 1), np.array([[[1, 2, 3], [4, 5, 6]]])
     values = np.array([[[0.9, 0.15, 0.14]] * 2])
-    kept = budget.cut(chains, 9, values=values, least=0.15)
+    kept = budget.cut(chains, 9, values=values, min_probability=0.15)
     assert kept.tolist() == [[[1, 2, -1], [4, 5, -1]]]
     for _ in range(40):
         budget.observe(chains, np.array([[2, 0]]))
-    assert budget.cut(chains, 9, least=0.15).tolist() == [[[1, 2, -1], [-1, -1, -1]]]
+    assert budget.cut(chains, 9, min_probability=0.15).tolist() == [[[1, 2, -1], [-1, -1, -1]]]

@@ -147,6 +147,7 @@ LOOP = {
     "heads": BELOW_DRAFTERS | {"drafters"},
     "loop": BELOW_DRAFTERS | {"drafters", "heads"},
     "beams": BELOW_DRAFTERS | {"drafters", "loop"},
+    "compat": {"beams", "loop", "request", "runner", "schedules"},
 }
 
 

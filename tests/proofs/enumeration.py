@@ -88,14 +88,7 @@ def enumerate_distribution(
     for _ in range(2):
         inner = 0.001 + 0.998 * torch.rand(lows.shape, generator=generator, dtype=torch.float64)
         again, _ = verify(drafts, lows + inner * (highs - lows))
-        wrong = (again != tokens).any(-1).nonzero()
-        if len(wrong):
-            c = int(wrong[0])
-            raise ValueError(
-                f"not constant in a cell: draft {drafts[c].tolist()}, uniforms from "
-                f"{lows[c].tolist()} to {highs[c].tolist()}: {tokens[c].tolist()} and "
-                f"{again[c].tolist()}"
-            )
+        check_constant((again != tokens).any(-1), drafts, lows, highs, tokens, again)
 
     joint = torch.zeros((v,) * (gamma + 1), dtype=torch.float64)
     for row, n, w in zip(tokens.tolist(), accepted.tolist(), volume.tolist(), strict=True):
@@ -104,6 +97,19 @@ def enumerate_distribution(
     by_count = torch.zeros(gamma + 1, dtype=torch.float64)
     by_count.index_add_(0, accepted.long(), volume)
     return RealizedDistribution(joint, by_count, len(tokens))
+
+
+def check_constant(
+    wrong: Tensor, drafts: Tensor, lows: Tensor, highs: Tensor, tokens: Tensor, again: Tensor
+) -> None:
+    """Raises ValueError with the first cell whose outcome is ``wrong`` [S] at another place."""
+    if wrong.any():
+        c = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"not constant in a cell: draft {drafts[c].tolist()}, uniforms from "
+            f"{lows[c].tolist()} to {highs[c].tolist()}: {tokens[c].tolist()} and "
+            f"{again[c].tolist()}"
+        )
 
 
 def bisect(

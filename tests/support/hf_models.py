@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -142,6 +144,16 @@ def decode(model: Any, lengths: tuple[int, ...] = (9,), **settings: Any) -> Any:
     settings.setdefault("drafter", None)
     inputs = prompts(lengths, vocab_size=model.config.vocab_size)
     return generate(model, **inputs, return_dict_in_generate=True, **settings)
+
+
+@contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Every module of a model has the attributes at the end that it has at the beginning."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    yield
+    for module, attributes in before:
+        assert vars(module).keys() == attributes.keys()
+        assert all(vars(module)[name] is value for name, value in attributes.items())
 
 
 @lru_cache(maxsize=1)

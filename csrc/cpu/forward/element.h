@@ -1,9 +1,9 @@
 #pragma once
-// Numbers of the three dtypes as registers of floats, and functions of them. As vector.h,
+// Numbers of the three dtypes as registers of floats, and functions of them. As float_register.h,
 // only files that are compiled once per instruction set include it.
 #include <cstddef>
 
-#include "cpu/forward/vector.h"
+#include "cpu/forward/float_register.h"
 
 namespace specdec::cpu {
 namespace {

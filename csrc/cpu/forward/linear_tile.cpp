@@ -2,7 +2,7 @@
 // shared header: the linker would keep one build of it for all processors.
 #include "cpu/forward/linear_tile.h"
 
-#include "cpu/forward/vector.h"
+#include "cpu/forward/float_register.h"
 
 #define SPECDEC_CAT_(a, b) a##b
 #define SPECDEC_CAT(a, b) SPECDEC_CAT_(a, b)

@@ -2,7 +2,7 @@
 // shared header: the linker would keep one build of it for all processors.
 #include "cpu/row/tile.h"
 
-#include "cpu/row/vector.h"
+#include "cpu/row/sixteen_floats.h"
 
 #define SPECDEC_CAT_(a, b) a##b
 #define SPECDEC_CAT(a, b) SPECDEC_CAT_(a, b)

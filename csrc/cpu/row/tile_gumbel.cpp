@@ -1,6 +1,6 @@
 // Gumbel-max sampling over a tile. Compiled once per instruction set, as tile.cpp is.
+#include "cpu/row/sixteen_floats.h"
 #include "cpu/row/tile.h"
-#include "cpu/row/vector.h"
 
 #define SPECDEC_CAT_(a, b) a##b
 #define SPECDEC_CAT(a, b) SPECDEC_CAT_(a, b)

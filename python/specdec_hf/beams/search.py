@@ -90,11 +90,11 @@ def draft_size(call: Call, options: Options) -> tuple[int, int]:
     """
     assert call.beams is not None
     width, number = options.num_assistant_beams, options.num_assistant_tokens
-    least = call.beams.num_beams
-    if width is not None and width < least:
-        raise ValueError(f"num_assistant_beams must be at least num_beams={least}, got {width}")
+    num_beams = call.beams.num_beams
+    if width is not None and width < num_beams:
+        raise ValueError(f"num_assistant_beams must be at least {num_beams=}, got {width}")
     gamma = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
-    return gamma, 2 * least if width is None else width
+    return gamma, 2 * num_beams if width is None else width
 
 
 def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
@@ -221,8 +221,8 @@ class BeamSearch:
         costs = costs_of(model, options, "greedy", lengths, exact=exact)
         if drafter is not None and not exact:
             self.stats.notes += rounding_notes(model, "greedy", costs)
-        if not costs.measured:
-            costs.padded = lambda nodes: nodes + self.beams.width - 1  # a plain round reads beams
+        others = self.beams.width - 1  # a plain round reads all beams
+        costs.padded = lambda nodes: nodes + others
         schedule = begin_schedule(
             "constant", drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
         )
@@ -251,10 +251,10 @@ class BeamSearch:
     def run_round(self) -> None:
         """One forward of the target, and the steps that its logits allow."""
         phases = Phases(self.options.clock, self.target.runner)
-        reads_prompt = self.tree.size == 0
+        prompt = int(self.text.lengths.max()) if self.tree.size == 0 else None
         drafted = None
         with phases("draft"):
-            gamma = 0 if reads_prompt else self._draft_length()
+            gamma = 0 if prompt is not None else self._draft_length()
             if gamma:
                 assert self.drafter is not None
                 drafted = draft_beams(
@@ -278,7 +278,7 @@ class BeamSearch:
             emitted=[steps] * batch_size,
         )
         outcome = Outcome(np.array([gamma]), np.array([steps - 1]), np.array([steps <= gamma]))
-        self.length_policy.learn(record, outcome, nodes, reads_prompt=reads_prompt)
+        self.length_policy.learn(record, outcome, nodes, prompt=prompt)
         self.stats.record_round(nodes, record)
 
     def _draft_length(self) -> int:

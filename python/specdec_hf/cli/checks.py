@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
 
-from specdec_hf.arguments import did_you_mean
+from specdec_hf.arguments import did_you_mean, split_options
 from specdec_hf.cli import options
 from specdec_hf.cli.options import (
     CHAIN_RULES,
@@ -33,7 +33,6 @@ from specdec_hf.drafting.registry import (
     Entry,
     entry_of,
     names_file,
-    split_options,
     value_of,
 )
 from specdec_hf.options import (
@@ -44,7 +43,7 @@ from specdec_hf.options import (
     resolve_num_assistant_tokens,
     rule_parameters,
 )
-from specdec_hf.schedules.base import LONGEST_DRAFT
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
 
@@ -166,10 +165,7 @@ def check(settings: Settings) -> Sources:
         fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
     check_choice("--dtype", settings.dtype, DTYPES)
     check_choice("--guard", settings.guard, tuple(GUARDS))
-    if settings.ablate is not None:
-        check_choice("--ablate", settings.ablate, ABLATIONS)
-    if settings.device is not None and not DEVICE.fullmatch(settings.device):
-        fail(f"--device must be cpu, cuda, cuda:N or mps, got {settings.device!r}")
+    check_device(settings.device)
     if settings.system is not None:
         check_text("--system", settings.system)
         if not settings.chat_template:
@@ -177,7 +173,8 @@ def check(settings: Settings) -> Sources:
     _check_values(settings)
     _check_drafting(settings)
     _check_abilities(settings)
-    _check_ablation(settings)
+    if settings.ablate is not None:
+        _check_ablation(settings.ablate, settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
@@ -199,8 +196,7 @@ def _refuse(error: Exception) -> NoReturn:
 
 def _check_sampling(settings: Settings) -> None:
     sampling = settings.sampling
-    temperature = sampling["temperature"]
-    _check_number("--temperature", temperature, "finite and >= 0", lambda x: 0 <= x < float("inf"))
+    check_temperature(sampling["temperature"])
     for name, value in sampling.items():
         if name != "temperature" and value is not None and not settings.do_sample:
             option = f"--{name.replace('_', '-')}"
@@ -290,7 +286,7 @@ def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:
                 )
         return kind, ()
     numbers = text.split(",")
-    if not all(number.isdecimal() and 0 < int(number) <= LONGEST_DRAFT for number in numbers):
+    if not all(number.isdecimal() and 0 < int(number) <= MAX_DRAFT_LENGTH for number in numbers):
         fail(f"--cascade must be horizontal:N,N with tokens to draft, got {settings.cascade!r}")
     if len(numbers) != len(drafters) - 1:
         fail(
@@ -329,18 +325,19 @@ def _check_schedule(schedule: str, *, trees: bool) -> None:
     check_choice(SCHEDULE, name, tuple(SCHEDULES))
     if trees:
         check_choice(SCHEDULE, name, tuple(tree_schedules()), " with trees")
-    try:
-        make_schedule(schedule)
-    except (TypeError, ValueError) as error:
-        fail(f"{SCHEDULE}: {error}")
+    check_schedule(schedule)
 
 
-def _check_ablation(settings: Settings) -> None:
-    if settings.ablate is None:
-        return
-    option = f"--ablate {settings.ablate}"
+def check_ablated_part(ablate: str, settings: Settings) -> None:
+    """Refuse a part that verification does not have, or that greedy decoding never runs."""
+    check_choice("--ablate", ablate, ABLATIONS)
     if not settings.do_sample:
-        fail(f"{option} needs --temperature above 0: greedy decoding does not sample")
+        fail(f"--ablate {ablate} needs --temperature above 0: greedy decoding does not sample")
+
+
+def _check_ablation(ablate: str, settings: Settings) -> None:
+    check_ablated_part(ablate, settings)
+    option = f"--ablate {ablate}"
     if settings.rule not in ("auto", "token"):
         fail(f"--rule must be auto or token with {option}, got {settings.rule!r}")
     if settings.tree is not None or (has_own_tree(settings.drafter[0]) and not _is_auto(settings)):
@@ -412,6 +409,25 @@ def makes_forward(name: str) -> bool:
 def _named(drafter: str) -> Entry | None:
     """The entry of a ``--drafter``, whose value is not checked; None for those without a name."""
     return DRAFTERS.get(drafter.partition(":")[0])
+
+
+def check_temperature(value: float) -> None:
+    """Refuse a ``--temperature`` that is negative or not finite."""
+    _check_number("--temperature", value, "finite and >= 0", lambda x: 0 <= x < float("inf"))
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a ``--device`` that torch has no name for."""
+    if device is not None and not DEVICE.fullmatch(device):
+        fail(f"--device must be cpu, cuda, cuda:N or mps, got {device!r}")
+
+
+def check_schedule(schedule: str) -> None:
+    """Refuse a ``--num-assistant-tokens-schedule`` that cannot be made."""
+    try:
+        make_schedule(schedule)
+    except (TypeError, ValueError) as error:
+        fail(f"{SCHEDULE}: {error}")
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:

@@ -59,7 +59,7 @@ def is_command(text: str) -> bool:
 
 
 def run_command(conversation: Conversation, text: str) -> bool:
-    """Obey a message that is a command; one that is refused is told in one line, and is False."""
+    """Obey a message that is a command; one that is refused gets one line, and is False."""
     name, *values = text.split()
     try:
         check_choice("a command", name, tuple(COMMANDS))

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
+from specdec_hf.arguments import split_options
 from specdec_hf.cli.checks import Settings, Sources, parse_cascade
 from specdec_hf.cli.sources import MissingModelError, Source
 from specdec_hf.cli.terminal import fail
@@ -41,7 +42,6 @@ from specdec_hf.drafting.registry import (
     SAMPLING,
     make_drafter,
     sampling_of,
-    split_options,
 )
 from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.protocol import context_length, vocab_size_of

@@ -34,12 +34,12 @@ CLI_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens cost
 DEFAULT_DRAFTERS = (AUTO,)
 
 
-def list_drafters(given: list[str]) -> list[str]:
+def list_drafters(drafters: list[str]) -> list[str]:
     """Answers ``--drafter help``."""
-    if "help" in given:
+    if "help" in drafters:
         console.print(drafter_table())
         raise typer.Exit
-    return given
+    return drafters
 
 
 def drafter_option(text: str) -> Any:

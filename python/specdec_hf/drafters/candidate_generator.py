@@ -104,7 +104,7 @@ class CandidateGeneratorDrafter(Drafter):
         self._context = context
         self._generators: list[Any] = [None] * context.batch_size
         self._seeds = context.seeds.tolist()
-        # Drafts and accepted drafts of the last round, until the generators are told of them.
+        # Drafts and accepted drafts of the last round, for the generators' next update.
         self._drafted = np.zeros(context.batch_size, dtype=np.int64)
         self._accepted = self._drafted.copy()
 
@@ -198,10 +198,10 @@ class CandidateGeneratorDrafter(Drafter):
         return SampledDraft(logits, sums, torch.full_like(sums, -torch.inf), 1.0)
 
 
-def _is_generator(given: Any) -> bool:
+def _is_generator(value: Any) -> bool:
     """Whether this is a generator, and no class or function that makes one."""
-    methods = [getattr(given, name, None) for name in _METHODS]
-    return not isinstance(given, type) and all(map(callable, methods))
+    methods = [getattr(value, name, None) for name in _METHODS]
+    return not isinstance(value, type) and all(map(callable, methods))
 
 
 def _draws_from_candidate_logits(generator: Any) -> bool:

@@ -223,7 +223,7 @@ class HorizontalCascade(Cascade):
 
 
 def _as_drafter(one: Any) -> Drafter:
-    """A drafter of a level: one that is given or named, or a draft model."""
+    """A drafter of a level: a `Drafter`, one with a name, or a draft model."""
     if isinstance(one, Drafter):
         return one
     if is_language_model(one):
@@ -240,7 +240,7 @@ def _as_drafter(one: Any) -> Drafter:
 
 
 def check_rolls_back(drafter: Drafter) -> None:
-    """Raises ValueError for a drafter that must not be shown drafts; see `Drafter.rolls_back`."""
+    """Raises ValueError for a drafter whose history must not end with drafts."""
     if not drafter.rolls_back:
         raise ValueError(
             "drafter must set rolls_back = True to draft after other drafts in a cascade, "
@@ -390,7 +390,7 @@ class VerticalCascade(Cascade):
         if rows is None or not counts.any():
             return None
         tokens = torch.from_numpy(drafted)
-        if not reads_draft(self._context.rule) and self._context.goes_on is None:
+        if not reads_draft(self._context.rule) and self._context.continue_drafting is None:
             return Draft(tokens, counts=counts)
         target = self._context.model.device
         zeros = torch.zeros((batch_size, gamma), dtype=torch.int64, device=draft.device)

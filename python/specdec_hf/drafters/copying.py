@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_integer, split_options
 from specdec_hf.drafters.fingerprint import check_fingerprint
 from specdec_hf.drafters.kept_texts import KeptTexts, kept_with, read_bytes, within_text
 from specdec_hf.drafting.checks import check_vocab_size, describe
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter
-from specdec_hf.drafting.registry import DRAFTERS, split_options
+from specdec_hf.drafting.registry import DRAFTERS
 from specdec_hf.runner.protocol import vocab_size_of
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ class CopyingDrafter(Drafter):
         corpus: a text that it copies from; None for none.
     """
 
+    min_match: int
+    max_match: int
+    min_confidence: float
+
     def __init__(self, corpus: Corpus | None) -> None:
         self.corpus = corpus
         self._note: str | None = None  # of the tokenizer, until it is checked
@@ -66,6 +70,19 @@ class CopyingDrafter(Drafter):
 
         ``text`` is that of the sequence, or of `CopiedText`; it grows at its end.
         """
+
+    def _copy_from(
+        self, corpus: Corpus, text: NDArray[np.int64], gamma: int, count: int
+    ) -> Proposal:
+        """What follows the end of a text in a corpus."""
+        return corpus.propose(
+            text[max(0, len(text) - self.max_match) :],
+            gamma,
+            count=count,
+            min_match=self.min_match,
+            max_match=self.max_match,
+            min_confidence=self.min_confidence,
+        )
 
     def check_config(self, config: Any) -> None:
         made_for = None if self.corpus is None else self.corpus.vocab_size
@@ -314,14 +331,7 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         for corpus in self._earlier:
             if found.match_length >= self.max_match:
                 break
-            earlier = corpus.propose(
-                text[-self.max_match :],
-                gamma,
-                count=count,
-                min_match=self.min_match,
-                max_match=self.max_match,
-                min_confidence=self.min_confidence,
-            )
+            earlier = self._copy_from(corpus, text, gamma, count)
             if earlier.match_length > found.match_length:
                 found = within_text(earlier)
         return found
@@ -384,11 +394,4 @@ class RestDrafter(CopyingDrafter, entry="rest"):
         return cls(specdec_host.Corpus.open(text))
 
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
-        return self._datastore.propose(
-            text[max(0, len(text) - self.max_match) :],
-            gamma,
-            count=count,
-            min_match=self.min_match,
-            max_match=self.max_match,
-            min_confidence=self.min_confidence,
-        )
+        return self._copy_from(self._datastore, text, gamma, count)

@@ -90,8 +90,8 @@ class GrowingTreeDrafter(Drafter):
         above: list[torch.Tensor] = []  # [B, K] for each level: numbers of the parents fed
         frontier, first, came_from = grown.frontier, 0, root
         for level in range(1, levels):
-            if (goes_on := self._goes_on(scores, frontier)) is not None:
-                limits = np.where(goes_on, limits, np.minimum(limits, level))
+            if (continue_drafting := self._continues(scores, frontier)) is not None:
+                limits = np.where(continue_drafting, limits, np.minimum(limits, level))
             if not (limits > level).any():
                 levels = level
                 break
@@ -131,7 +131,7 @@ class GrowingTreeDrafter(Drafter):
             scores=all_scores.gather(1, best.nodes.clamp(min=0)).to(device),
         )
 
-    def _goes_on(
+    def _continues(
         self, scores: list[torch.Tensor], frontier: torch.Tensor
     ) -> NDArray[np.bool_] | None:
         """[B], where a deeper level can give nodes and is worth a forward of the draft model.
@@ -148,10 +148,10 @@ class GrowingTreeDrafter(Drafter):
         if so_far.device.type != "cpu":
             return None
         paths = scores[-1].gather(1, frontier)
-        goes_on = paths.exp().sum(dim=1) >= self.layout.least
+        continue_drafting = paths.exp().sum(dim=1) >= self.layout.min_probability
         if so_far.shape[1] >= self.size:
-            goes_on &= paths.amax(dim=1) > so_far.topk(self.size, dim=1).values[:, -1]
-        return goes_on.numpy()
+            continue_drafting &= paths.amax(dim=1) > so_far.topk(self.size, dim=1).values[:, -1]
+        return continue_drafting.numpy()
 
     def commit(self, outcome: DraftOutcome) -> None:
         fed = np.take_along_axis(outcome.carried, np.maximum(outcome.path, 0), axis=1)

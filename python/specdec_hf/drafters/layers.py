@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import check_integer, split_options
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafting.context import DraftContext
-from specdec_hf.drafting.registry import SAMPLING, sampling_of, split_options
+from specdec_hf.drafting.registry import SAMPLING, sampling_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -108,8 +108,8 @@ class TrieDrafter(Drafter):
             if self._context.nodes is not None and merge:
                 nodes = functools.partial(self._nodes, depth, history.active)
             cut = self._budget.cut(
-                chains.numpy(), self.size, merge=merge, values=values, least=self.layout.least,
-                nodes=nodes,
+                chains.numpy(), self.size, merge=merge, values=values,
+                min_probability=self.layout.min_probability, nodes=nodes,
             )  # fmt: skip
             chains = torch.from_numpy(cut)
         trie = build_trie(chains, size=self.size, merge=merge)

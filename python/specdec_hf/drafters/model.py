@@ -82,14 +82,14 @@ class DrawingDrafter(Drafter):
                 logits_of.append(logits)
                 sums.append(sampled.logsumexp[:, 0])
                 thresholds.append(sampled.threshold[:, 0])
-            if self._context.goes_on is not None:
+            if self._context.continue_drafting is not None:
                 ended = torch.from_numpy(counts <= i).to(draft.device, non_blocking=True)
                 stats = token_stats(
                     logits[:, None], sampled.tokens.masked_fill(ended[:, None], -1),
                     draft.sampler.sampling["temperature"], sampled.threshold,
                 )  # fmt: skip
-                goes_on = self._context.goes_on(i, stats[0])
-                counts = np.where(goes_on, counts, np.minimum(counts, i + 1))
+                continue_drafting = self._context.continue_drafting(i, stats[0])
+                counts = np.where(continue_drafting, counts, np.minimum(counts, i + 1))
                 if counts.max() == i + 1:
                     break
         tokens = torch.stack(drawn, dim=1)
@@ -161,9 +161,9 @@ class ModelDrafter(DrawingDrafter):
         self.relative_cost = self._draft.relative_cost
 
 
-def own_sampling(**given: float | None) -> dict[str, float]:
+def own_sampling(**sampling: float | None) -> dict[str, float]:
     """The checked sampling parameters that are not None."""
-    own = {name: value for name, value in given.items() if value is not None}
+    own = {name: value for name, value in sampling.items() if value is not None}
     for name, value in own.items():
         if name not in PARAMETERS:
             raise TypeError(f"a draft model takes {', '.join(PARAMETERS)}, got {name}")

@@ -50,34 +50,34 @@ class RowDrafter(Drafter):
         batch_size, gamma = len(history.lengths), int(limits.max())
         texts = [history.tokens[b, :n] for b, n in enumerate(history.lengths)]
         counts = np.zeros(batch_size, dtype=np.int64)
-        goes_on = history.active.copy()
+        continue_drafting = history.active.copy()
         tokens = np.full((batch_size, gamma), -1, dtype=np.int64)
         rows = np.zeros((batch_size, gamma, self.vocab_size), dtype=np.float32)
         sums = torch.zeros((batch_size, gamma), dtype=torch.float64)
         thresholds = torch.zeros((batch_size, gamma))
         lengths = torch.from_numpy(history.lengths.copy())
         for i in range(gamma):
-            for b in np.flatnonzero(goes_on):
+            for b in np.flatnonzero(continue_drafting):
                 row = self.row(int(b), texts[b])
                 if row is None:
-                    goes_on[b] = False
+                    continue_drafting[b] = False
                 else:
                     rows[b, i] = row
-            if not goes_on.any():
+            if not continue_drafting.any():
                 break
             noise = self.context.noise_positions(lengths, i)
             drawn = self.sampler.sample(torch.from_numpy(rows[:, i : i + 1]), noise[:, None])
             sums[:, i], thresholds[:, i] = drawn.logsumexp[:, 0], drawn.threshold[:, 0]
-            for b in np.flatnonzero(goes_on):
+            for b in np.flatnonzero(continue_drafting):
                 tokens[b, i] = drawn.tokens[b, 0]
                 texts[b] = np.append(texts[b], tokens[b, i])
-            counts += goes_on
-            if self.context.goes_on is not None:
+            counts += continue_drafting
+            if self.context.continue_drafting is not None:
                 stats = token_stats(
                     torch.from_numpy(rows[:, i : i + 1]), torch.from_numpy(tokens[:, i : i + 1]),
                     self.sampler.sampling["temperature"], drawn.threshold,
                 )  # fmt: skip
-                goes_on &= self.context.goes_on(i, stats[0])
+                continue_drafting &= self.context.continue_drafting(i, stats[0])
         size = int(counts.max())
         if size == 0:
             return None
@@ -129,12 +129,12 @@ class NgramDrafter(RowDrafter, entry="ngram"):
         check_flag("learn", learn)
         if table is None and not learn:
             raise ValueError("table must be given with learn=False, got None")
-        longest = MAX_ORDER if table is None or learn else table.order
+        max_order = MAX_ORDER if table is None or learn else table.order
         if order is None:
             order = 3 if table is None else table.order
-        self.order = check_integer("order", order, 1, longest)
-        least = min(1, self.order - 1) if min_context is None else min_context
-        self.min_context = check_integer("min_context", least, 0, self.order - 1)
+        self.order = check_integer("order", order, 1, max_order)
+        min_context = min(1, self.order - 1) if min_context is None else min_context
+        self.min_context = check_integer("min_context", min_context, 0, self.order - 1)
         self.table = table
         self._note: str | None = None  # of the tokenizer, until it is checked
         if table is not None:

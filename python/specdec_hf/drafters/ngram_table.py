@@ -1,4 +1,4 @@
-"""Counts of the n-grams of a given text, in sorted arrays."""
+"""Counts of the n-grams of a text, in sorted arrays."""
 
 from __future__ import annotations
 

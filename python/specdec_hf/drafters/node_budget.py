@@ -51,7 +51,7 @@ class NodeBudget:
         *,
         merge: bool = True,
         values: NDArray[np.float64] | None = None,
-        least: float = 0.0,
+        min_probability: float = 0.0,
         nodes: Callable[[NDArray[np.float64]], int] | None = None,
     ) -> NDArray[np.int64]:
         """Chains [B, K, L] with -1 after the tokens that ``size`` nodes have room for.
@@ -64,8 +64,8 @@ class NodeBudget:
                 Otherwise a token would be left out because of its value, and the text be biased.
             values: [B, K, L], what the drafter itself says of each node; NaN takes the measured
                 acceptance. Only with ``merge``.
-            least: nodes of less value are left out, but for the first of a drafter that gives no
-                values, whose acceptance could not be measured again otherwise.
+            min_probability: nodes of less value are left out, but for the first of a drafter that
+                gives no values, whose acceptance could not be measured again otherwise.
             nodes: how many of ``size`` nodes are worth their time, by the values [B, n] of those
                 that each sequence has, in the order in which they are taken; 0 where one has fewer.
                 None takes all. Only with ``merge``. Every eighth tree begins with the first nodes
@@ -81,7 +81,7 @@ class NodeBudget:
         first = np.zeros(worth.shape, dtype=bool)
         first[:, :, 0] = (np.array(self._ranks) == 0) & ~given[:, :, 0]
         worth[np.arange(chains.shape[2]) >= ends[:, :, None]] = -1
-        worth[(worth < least) & ~first] = -1
+        worth[(worth < min_probability) & ~first] = -1
         self._cuts += 1
         explores = nodes is not None and self._cuts % EXPLORE_EVERY == 0
         order = np.where(first & (worth >= 0), 1.0, worth) if explores else worth

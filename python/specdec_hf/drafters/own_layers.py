@@ -218,8 +218,8 @@ class LayerSkipDrafter(OwnLayersDrafter, entry="layer_skip"):
     """The target without a run of layers, or without single attention and MLP sublayers.
 
     The layers before the first that is touched see each token once, as with `EarlyExitDrafter`.
-    Those after it run again in the verification, because without what is left out they see other
-    hidden states; they then overwrite the keys and values of the drafts. Until then they attend to
+    Those after it run again in the verification, because in drafting they see the hidden states of
+    fewer layers; they then overwrite the keys and values of the drafts. Until then they attend to
     the target's own keys and values of the committed text, so drafts need no cache of their own.
 
     Args:

@@ -212,9 +212,9 @@ class _Server:
     def commit(self, outcome: DraftOutcome) -> None:
         self.drafter.commit(outcome)
 
-    def finish(self, shown: tuple[NDArray[Any], ...]) -> None:
+    def finish(self, history: tuple[NDArray[Any], ...]) -> None:
         for part in parts_of(self.drafter):
-            part.finish(History(*shown))
+            part.finish(History(*history))
 
     def close(self, _: None) -> None:
         """Do nothing, because `serve_drafter` returns after this message."""

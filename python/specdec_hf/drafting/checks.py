@@ -269,21 +269,21 @@ def _check_tensor(
         )
 
 
-def _read_tokens(name: str, given: Any, batch_size: int, gamma: int) -> torch.Tensor:
+def _read_tokens(name: str, returned: Any, batch_size: int, gamma: int) -> torch.Tensor:
     """Drafted tokens [B, up to gamma] int64, -1 after the ends of short lists."""
-    tokens: Any = given
+    tokens: Any = returned
     requirement = f"{name} must return tokens [{batch_size}, 0..{gamma}]"
-    if isinstance(given, list | tuple):
-        if len(given) != batch_size:
-            raise ValueError(f"{requirement}, got {len(given)} lists")
-        rows = [_read_row(f"{name} tokens[{b}]", row) for b, row in enumerate(given)]
+    if isinstance(returned, list | tuple):
+        if len(returned) != batch_size:
+            raise ValueError(f"{requirement}, got {len(returned)} lists")
+        rows = [_read_row(f"{name} tokens[{b}]", row) for b, row in enumerate(returned)]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
-    elif isinstance(given, np.ndarray) and given.dtype.kind in "iu":
-        tokens = torch.from_numpy(given.astype(np.int64))
-    elif not isinstance(given, np.ndarray | torch.Tensor):
+    elif isinstance(returned, np.ndarray) and returned.dtype.kind in "iu":
+        tokens = torch.from_numpy(returned.astype(np.int64))
+    elif not isinstance(returned, np.ndarray | torch.Tensor):
         raise TypeError(
             f"{name} must return None, a Draft, or its tokens as a tensor, array or list, "
-            f"got {type(given).__name__}"
+            f"got {type(returned).__name__}"
         )
     if not _holds_integers(tokens):
         raise TypeError(f"{name} must return tokens of an integer type, got {tokens.dtype}")
@@ -309,26 +309,30 @@ def _holds_integers(tokens: Any) -> TypeGuard[torch.Tensor]:
     return not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
 
 
-def _read_counts(name: str, given: Any) -> NDArray[np.int64]:
+def _read_counts(name: str, values: Any) -> NDArray[np.int64]:
     """Counts as an array of any shape."""
-    on_device = isinstance(given, torch.Tensor) and given.device.type != "cpu"
-    counts = None if on_device else np.asarray(given)
+    on_device = isinstance(values, torch.Tensor) and values.device.type != "cpu"
+    counts = None if on_device else np.asarray(values)
     if counts is None or (counts.dtype.kind not in "iu" and counts.size):
-        kind = f"a tensor on {given.device}" if counts is None else f"{counts.dtype}"
+        kind = f"a tensor on {values.device}" if counts is None else f"{counts.dtype}"
         raise TypeError(f"{name} must return counts as integers on the host, got {kind}")
     return counts.astype(np.int64)
 
 
-def _read_confidence(name: str, given: Any, shape: tuple[int, int]) -> NDArray[np.float32] | None:
+def _read_confidence(
+    name: str, confidence: Any, shape: tuple[int, int]
+) -> NDArray[np.float32] | None:
     """Confidences within [0, 1], NaN as 0."""
-    if given is None:
+    if confidence is None:
         return None
-    if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
-        got = given.dtype if isinstance(given, np.ndarray) else type(given).__name__
+    if not isinstance(confidence, np.ndarray) or confidence.dtype.kind != "f":
+        got = confidence.dtype if isinstance(confidence, np.ndarray) else type(confidence).__name__
         raise TypeError(f"{name} must return confidence as an array of floats, got {got}")
-    if given.shape != shape:
-        raise ValueError(f"{name} must return confidence {list(shape)}, got {list(given.shape)}")
-    return np.nan_to_num(given.astype(np.float32), nan=0.0).clip(0, 1)
+    if confidence.shape != shape:
+        raise ValueError(
+            f"{name} must return confidence {list(shape)}, got {list(confidence.shape)}"
+        )
+    return np.nan_to_num(confidence.astype(np.float32), nan=0.0).clip(0, 1)
 
 
 def _check_distribution(

@@ -160,10 +160,10 @@ class DraftContext:
             its ids, to copy from, and `EncoderSource.encode` what another encoder makes of it.
         runner: that of the target. Only a drafter that computes a part of the target's forward, see
             `Drafter.forward`, may use it.
-        goes_on: for drafters that draw token by token; set after `start`. Given the index of the
-            token drawn last and its `TokenStats`, it says for each sequence [B] whether to draw
-            another one. A token is never taken back. None where the schedule reads no
-            token statistics, which cost a read from the device each.
+        continue_drafting: for drafters that draw token by token; set after `start`. It takes the
+            index of the token drawn last and its `TokenStats`, and says for each sequence [B]
+            whether to draw another one. A token is never taken back. None where the schedule reads
+            no token statistics, which cost a read from the device each.
         nodes: `Schedule.nodes`, for trees on the host whose drafts no rule reads; set after
             `start`. None takes all nodes.
         num_proposals: how many chains of each sequence a drafter with `Drafter.several` may draft.
@@ -190,7 +190,7 @@ class DraftContext:
     lease: Callable[[], Lease | None] = lambda: None
     encoder: EncoderSource | None = None
     runner: Any = None
-    goes_on: Callable[[int, TokenStats], NDArray[np.bool_]] | None = None
+    continue_drafting: Callable[[int, TokenStats], NDArray[np.bool_]] | None = None
     nodes: Callable[[int, NDArray[np.float64]], int] | None = None
     num_proposals: int = 1
     first_draft_index: int = 0

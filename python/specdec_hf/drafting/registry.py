@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from specdec_hf.arguments import read_number
 
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 FILE = "FILE"  # the value of drafters that read a file
@@ -230,35 +232,16 @@ def usage(name: str) -> str:
     return f"{name}:{value}" if entry.needs_value else f"{name}[:{value}]"
 
 
-def split_options(text: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """A text without the options at its end, and these, as in ``FOLDER:temperature=0.5,top_k=40``.
-
-    >>> split_options("4,temperature=0.5,top_k=40", SAMPLING)
-    ('4', {'temperature': '0.5', 'top_k': '40'})
-    >>> split_options("a:b,c", SAMPLING)
-    ('a:b,c', {})
-    """
-    one = rf"(?:{'|'.join(names)})=[^,]*"
-    found = re.fullmatch(rf"(.*?)(?:^|[:,])({one}(?:,{one})*)", text) if names else None
-    if found is None:
-        return text, {}
-    return found[1], dict(option.split("=", 1) for option in found[2].split(","))
-
-
 def sampling_of(options: Mapping[str, str]) -> dict[str, float]:
     """The numbers of options that are sampling parameters.
 
     Raises:
         ValueError: a text that is no number, by name.
     """
-    read: dict[str, float] = {}
-    for name, value in options.items():
-        try:
-            read[name] = int(value) if name == "top_k" else float(value)
-        except ValueError:
-            kind = "an integer" if name == "top_k" else "a number"
-            raise ValueError(f"{name} of a drafter must be {kind}, got {value!r}") from None
-    return read
+    return {
+        name: read_number(name, "a drafter", value, integer=name == "top_k")
+        for name, value in options.items()
+    }
 
 
 def usages() -> str:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 CHAINS, DEPTH, NODES = 4, 6, 31
 # Below these a node, or a level of the head's tree, is expected to cost more time than it saves: an
 # estimate for compiled forwards on two CPU cores.
-HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=24, least=0.12)
-TREE = TrieTree(CHAINS, DEPTH, NODES, least=0.02)
+HEAD_TREE = EagleTree(width=4, depth=DEPTH, size=24, min_probability=0.12)
+TREE = TrieTree(CHAINS, DEPTH, NODES, min_probability=0.02)
 # A shipped head is expected to give this benefit with the target that it serves, of other weights
 # too: only those that agree with it are served, and the guard soon goes by what it measures. In a
 # batch forwards of several tokens cost more, and nothing is expected.

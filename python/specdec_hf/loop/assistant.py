@@ -16,7 +16,7 @@ from specdec_hf.schedules.confidence import with_threshold
 
 
 def with_assistant(options: Options, assistant: Assistant) -> Options:
-    """The options of the loop, completed by what ``model.generate`` was told about drafts.
+    """The options of the loop, completed by the arguments of ``model.generate`` about drafts.
 
     Raises:
         ValueError: the same is asked for in two ways.

@@ -57,7 +57,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         budget=int(plan.budgets.max()), stats=stats, clock=options.clock,
     )  # fmt: skip
     if context is not None and plan.schedule.reads_token_stats:
-        context.goes_on = length_policy.goes_on
+        context.continue_drafting = length_policy.continue_drafting
     if context is not None and plan.schedule.sizes_trees:
         context.nodes = plan.schedule.nodes
     return Session(

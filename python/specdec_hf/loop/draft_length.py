@@ -28,14 +28,14 @@ from specdec_hf.schedules.registry import make_schedule, tree_schedules
 
 
 def begin_schedule(
-    given: str | Schedule, drafter: Drafter | None, context: ScheduleContext
+    name: str | Schedule, drafter: Drafter | None, context: ScheduleContext
 ) -> Schedule:
     """The schedule of a call, started.
 
     Raises:
         ValueError: a schedule that does not fit the drafter.
     """
-    schedule = make_schedule(given)
+    schedule = make_schedule(name)
     if drafter is None or context.num_assistant_tokens == 0:
         schedule = ConstantSchedule()
     else:
@@ -148,11 +148,11 @@ class DraftLengthPolicy:
             self._held_back += affordable == 0
         return self._limits
 
-    def goes_on(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:
-        """`DraftContext.goes_on`."""
+    def continue_drafting(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:
+        """`DraftContext.continue_drafting`."""
         self.asked = True
         self.stats.device_reads += 1
-        return self.schedule.goes_on(number, token_stats) & (number + 1 < self._limits)
+        return self.schedule.continue_drafting(number, token_stats) & (number + 1 < self._limits)
 
     def kept(self, draft: Draft, context: DraftContext) -> NDArray[np.int64]:
         """[B], how many tokens of a checked draft are verified."""
@@ -187,7 +187,7 @@ class DraftLengthPolicy:
         outcome: Outcome,
         width: int,
         *,
-        reads_prompt: bool,
+        prompt: int | None,
         recorded: bool = False,
     ) -> dict[str, Any]:
         """Learn from a round; returns what the schedule records of it.
@@ -196,15 +196,15 @@ class DraftLengthPolicy:
             record: its counts and times so far.
             outcome: of its drafts.
             width: drafted tokens that the target's forward read for each sequence.
-            reads_prompt: whether the round read the prompt too.
+            prompt: tokens of the prompt that the forward read for each sequence, 0 where a prefill
+                of the model's own had read them; None in all rounds after the first.
             recorded: whether CUDA graphs were recorded in the round, whose times then say nothing.
         """
         if self.drafter is None:
             return {}
         rest = record.target + record.after_target
-        if reads_prompt:
-            if self.costs.measured:
-                self.costs.prefill += rest
+        if prompt is not None:
+            self.costs.observe_prompt(prompt, rest)
             return {}
         self._in_vain += bool(self._limits.any()) and width == 0
         depth, seconds, in_vain = int(outcome.drafted.max()), record.seconds, record.draft

@@ -369,8 +369,8 @@ def costs_of(model: Any, options: Options, rule: str, lengths: Lengths, *, exact
         exact: `has_exact_text`.
     """
     schedule = make_schedule(options.num_assistant_tokens_schedule or "constant")
-    asked_for = options.guard or schedule.reads_clock
-    if exact or asked_for or text_depends_on_drafts(rule):
+    by_argument = options.guard or schedule.reads_clock
+    if exact or by_argument or text_depends_on_drafts(rule):
         return Costs()
     share = 1.0 if model.device.type == "cpu" else SHARE_ON_DEVICE
     return ExpectedCosts(len(lengths), share, int(lengths.max()))

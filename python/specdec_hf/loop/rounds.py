@@ -96,6 +96,7 @@ class _Before:
         self.lengths = session.history.lengths.copy()
         self.padding_fed = session.padding_fed if session.runner.kind == "plain" else None
         self.first_round = session.first_round
+        self.not_cached = int((self.lengths - session.runner.lengths).max())  # tokens
         self.cuda_graphs = session.stats.cuda_graphs
 
 
@@ -204,7 +205,7 @@ def _record_round(
     }
     schedule = session.length_policy.learn(
         RoundRecord(**made, **phases.seconds), outcome, width,
-        reads_prompt=before.first_round,
+        prompt=before.not_cached if before.first_round else None,
         recorded=session.stats.cuda_graphs != before.cuda_graphs,
     )  # fmt: skip
     if phases.real:

@@ -60,20 +60,12 @@ class SequenceStats:
     @property
     def acceptance_by_position(self) -> list[float]:
         """Share of the drafts at position 0, 1, ... of a draft that were accepted."""
-        last = max(self.drafted_at, default=-1)
-        return [
-            self.accepted_at[i] / self.drafted_at[i] if self.drafted_at[i] else 0.0
-            for i in range(last + 1)
-        ]
+        return _shares(self.accepted_at, self.drafted_at)
 
     @property
     def acceptance_by_trial(self) -> list[float]:
         """Share of trials 0, 1, ... that accepted their child."""
-        last = max(self.trials, default=-1)
-        return [
-            self.accepted_trials[i] / self.trials[i] if self.trials[i] else 0.0
-            for i in range(last + 1)
-        ]
+        return _shares(self.accepted_trials, self.trials)
 
     def record_trials(self, tried: int, accepted: int | None) -> None:
         """Count the children of one tree node.
@@ -124,6 +116,12 @@ class SequenceStats:
             "trials": [self.trials[i] for i in sorted(self.trials)],
             "stop_reason": self.stop_reason,
         }
+
+
+def _shares(accepted: Counter[int], tried: Counter[int]) -> list[float]:
+    """The share that was accepted at 0, 1, ..., 0 where nothing was tried."""
+    numbers = range(max(tried, default=-1) + 1)
+    return [accepted[i] / tried[i] if tried[i] else 0.0 for i in numbers]
 
 
 @dataclass

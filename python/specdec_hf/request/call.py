@@ -306,6 +306,6 @@ def assistant_of(
 def _confidence_threshold(config: GenerationConfig, origin: Origin) -> float | None:
     """Transformers' default of 0.4 counts only where the call itself gives it; 0 asks for none."""
     value = getattr(config, "assistant_confidence_threshold", None)
-    if value == DEFAULT_THRESHOLD and "assistant_confidence_threshold" not in origin.given:
+    if value == DEFAULT_THRESHOLD and "assistant_confidence_threshold" not in origin.names:
         return None
     return value or None

@@ -115,7 +115,7 @@ def prepare_call(
     given = {name for name, value in in_config.items() if value is not None}
     origin = Origin(model, given | kwargs.keys())
     refuse_kept(model, kwargs)
-    others = {"kwargs": origin.given, "synced_gpus": False, "tokenizer": tokenizer}
+    others = {"kwargs": origin.names, "synced_gpus": False, "tokenizer": tokenizer}
     for name in ("assistant_model", "assistant_tokenizer"):
         others[name] = kwargs.pop(name, None)
     kwargs.pop("trust_remote_code", None)
@@ -145,7 +145,7 @@ def prepare_call(
         if config.do_sample and value is not None:  # else Transformers warns of unused values
             setattr(config, name, parameter.neutral)
     for name in ("max_length", "min_length"):
-        if name not in origin.given and getattr(defaults, name, None) is None:
+        if name not in origin.names and getattr(defaults, name, None) is None:
             setattr(config, name, None)  # model.generate counts its own default after the prompt
     strings = config.stop_strings
     # They would be refused with several sequences of a prompt.
@@ -229,7 +229,7 @@ def kept_arguments(model: Any, decoder: Any) -> dict[str, Any]:
 
 def by_own_generate(
     model: Any,
-    given: dict[str, torch.Tensor | None],
+    inputs: dict[str, torch.Tensor | None],
     decoder: Callable[..., Any],
     seed: Any,
     kwargs: dict[str, Any],
@@ -238,7 +238,7 @@ def by_own_generate(
 
     Args:
         model: the model.
-        given: ``inputs`` and ``input_ids``, where the caller gave them.
+        inputs: ``inputs`` and ``input_ids``, where the caller gave them.
         decoder: a `SpeculativeDecoder` with the options of the call.
         seed: the seed among these options.
         kwargs: the other arguments of the caller.
@@ -263,7 +263,7 @@ def by_own_generate(
         stats = getattr(output, "stats", None)
         return output
 
-    kwargs.update((name, value) for name, value in given.items() if value is not None)
+    kwargs.update((name, value) for name, value in inputs.items() if value is not None)
     output = _class_generate(model)(custom_generate=decode, **kwargs)
     if calls == 0 or (calls > 1 and not is_encoder_decoder(model)):
         raise ValueError(

@@ -45,7 +45,7 @@ class Sampling:
 
 
 def is_per_sequence(value: Any) -> bool:
-    """Whether a sampling parameter was given as one value per sequence."""
+    """Whether a sampling parameter has one value per sequence."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return value.ndim == 1
     return isinstance(value, list | tuple)
@@ -96,6 +96,8 @@ def check_value(name: str, x: Any) -> None:
     """Refuse a value that breaks its rule, as it is or in float32, which the ops read."""
     parameter = PARAMETERS[name]
     message = f"{name} must be {parameter.rule}, got {shown(x)}"
+    if isinstance(x, bool | np.bool_):
+        raise TypeError(message)
     try:
         valid = parameter.holds(x)
     except TypeError as error:
@@ -164,7 +166,7 @@ def sequence_seeds(
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """The seed of sequence ``index`` where one seed is given for several; sequence 0 keeps it.
+    """The seed of sequence ``index`` where several share one seed; sequence 0 keeps it.
 
     Both numbers pass through a 64-bit mixing function, so that sequences of one call have different
     seeds and those of calls with neighbouring seeds have nothing in common.

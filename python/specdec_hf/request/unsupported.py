@@ -79,17 +79,17 @@ class Origin:
 
     Args:
         model: its ``generation_config`` holds the defaults.
-        given: names of the arguments of the call.
+        names: of the arguments of the call.
     """
 
-    def __init__(self, model: Any, given: set[str]) -> None:
+    def __init__(self, model: Any, names: set[str]) -> None:
         self.defaults = model.generation_config
-        self.given = given
+        self.names = names
 
     def of(self, name: str, value: Any) -> str:
         """The end of a message about a value: the model's own config, or nothing."""
         default = getattr(self.defaults, name, None)
-        own = name not in self.given and default is not None and _same(default, value)
+        own = name not in self.names and default is not None and _same(default, value)
         return " (from model.generation_config)" if own else ""
 
 

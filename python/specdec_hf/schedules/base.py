@@ -5,14 +5,14 @@ Terms:
 - draft length: number of drafted tokens of a sequence; in a tree, the depth.
 - token statistics: what a drafter knows of a token that it has drafted, before any verification;
   `TokenStats`.
-- to go on: to draft one more token after the last one.
+- to continue drafting: to draft one more token after the last one.
 
 A schedule decides before a round how many tokens each sequence may draft, and, if it reads token
-statistics, after each drafted token whether to go on. A token that was drawn from a distribution
-stays in the draft even where its own statistics end it. To drop it would leave the tokens that are
-verified with another distribution than the one they are compared with, and the text biased. A token
-that is copied, and not drawn, may be dropped: whether it is drafted then depends on the committed
-text alone.
+statistics, after each drafted token whether drafting continues. A token that was drawn from a
+distribution stays in the draft even where its own statistics end it. To drop it would leave the
+tokens that are verified with another distribution than the one they are compared with, and the text
+biased. A token that is copied, and not drawn, may be dropped: whether it is drafted then depends on
+the committed text alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer
 from specdec_hf.schedules.costs import Costs
 
-LONGEST_DRAFT = 1024
+MAX_DRAFT_LENGTH = 1024
 
 Lengths = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -101,8 +101,9 @@ class Schedule(ABC):
 
     Attributes:
         name: in notes.
-        reads_token_stats: whether `goes_on` is called. A draft model then computes the statistics
-            of each token and hands them to the host: on a GPU one read from the device a token.
+        reads_token_stats: whether `continue_drafting` is called. A draft model then computes the
+            statistics of each token and hands them to the host: on a GPU one read from the device a
+            token.
         reads_clock: whether decisions depend on measured times.
         mixes_sequences: whether decisions about a sequence depend on the others of its batch.
         trees: whether it can choose the depth of trees.
@@ -131,7 +132,7 @@ class Schedule(ABC):
             most: [B] more than these are never drafted, because the text ends there.
         """
 
-    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+    def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         """Whether to draft token ``number + 1`` of the round, given the statistics of ``number``.
 
         Args:
@@ -141,7 +142,7 @@ class Schedule(ABC):
         return np.ones(len(stats.probability), dtype=bool)
 
     def cut(self, stats: list[TokenStats], counts: Lengths, *, drawn: bool) -> Lengths:
-        """How much of a draft to keep, for drafters that do not ask `goes_on` themselves.
+        """How much of a draft to keep, for drafters that do not ask `continue_drafting` themselves.
 
         Args:
             stats: of token 0, 1, ... of the draft.
@@ -151,7 +152,7 @@ class Schedule(ABC):
         """
         kept, on = np.zeros_like(counts), counts > 0
         for i, one in enumerate(stats):
-            asked, goes = on, self.goes_on(i, one)
+            asked, goes = on, self.continue_drafting(i, one)
             on = on & goes
             kept = np.where(asked if drawn else on, i + 1, kept)
             on &= counts > i + 1
@@ -169,7 +170,7 @@ class Schedule(ABC):
         return most
 
     def settle(self, counts: Lengths) -> Lengths:
-        """The last word on a draft [B] that `goes_on` has ended; it may only be shortened."""
+        """The lengths [B] of a draft that `continue_drafting` ended; they may only be reduced."""
         return counts
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027  # need not be overridden
@@ -182,4 +183,4 @@ class Schedule(ABC):
 
 def check_length(name: str, value: int | None, minimum: int = 1) -> int | None:
     """A number of tokens that a draft may have, or None; raises as `check_integer` does."""
-    return None if value is None else check_integer(name, value, minimum, LONGEST_DRAFT)
+    return None if value is None else check_integer(name, value, minimum, MAX_DRAFT_LENGTH)

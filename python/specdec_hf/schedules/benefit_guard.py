@@ -14,10 +14,10 @@ from specdec_hf.schedules.costs import Costs
 # about 1 %.
 MAX_LOSS = 0.02
 # A shorter text counts as one of so many tokens, if so many are asked for.
-HORIZON = 32
+MIN_TOKENS = 32
 # Where drafting paid in earlier calls, it counts as several times what is asked for, up to a limit:
 # one unlucky round may cost two plain ones, and is not to end the drafts of a short text.
-TRUSTED_HORIZON, TRUSTED_TIMES = 256, 4
+TRUSTED_TOKENS, TRUSTED_TIMES = 256, 4
 # A machine changes its speed within a call and between calls. So the last few plain rounds of a
 # call count, and drafting without a clear benefit goes on for a few rounds only without another.
 # Where these few were slow by chance, drafts look cheap and are made: of them and the last
@@ -76,7 +76,7 @@ class BenefitGuard:
         self.stops = check_flag("stops", stops)
         self.max_loss = check_number("max_loss", MAX_LOSS if max_loss is None else max_loss, 0)
         self.stopped = 0
-        self.start(Costs(), HORIZON)
+        self.start(Costs(), MIN_TOKENS)
 
     def start(self, costs: Costs, budget: int, *, trusted: bool = False) -> None:
         """Begin a call.
@@ -87,9 +87,9 @@ class BenefitGuard:
             trusted: whether drafting had a benefit in earlier calls.
         """
         self.costs = costs
-        self._horizon = min(budget, HORIZON)
+        self._min_tokens = min(budget, MIN_TOKENS)
         if trusted:
-            self._horizon = min(TRUSTED_TIMES * budget, TRUSTED_HORIZON)
+            self._min_tokens = min(TRUSTED_TIMES * budget, TRUSTED_TOKENS)
         self._trusted = trusted
         self._plain_times: deque[float] = deque(maxlen=MOST_PLAIN_ROUNDS)  # of this call
         self._rounds_since_plain = 0
@@ -148,7 +148,7 @@ class BenefitGuard:
             return length if plain is not None or len(self._draft_times) < self.window // 2 else 0
         if plain is None or self._needs_plain_round:
             return 0
-        earned = costs.prefill + plain * max(self._tokens, self._horizon)
+        earned = costs.prefill + plain * max(self._tokens, self._min_tokens)
         left = self.max_loss * earned - self._lost
         if not self._drafts:
             left -= costs.draft_prefill

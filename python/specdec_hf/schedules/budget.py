@@ -29,7 +29,7 @@ class BudgetSchedule(Schedule):
 
     Args:
         tokens: for the whole batch; None is ``num_assistant_tokens`` for each sequence.
-        longest: most tokens of one sequence; None is twice ``num_assistant_tokens``.
+        max_length: most tokens of one sequence; None is twice ``num_assistant_tokens``.
 
     Raises:
         TypeError: an argument that is not an integer.
@@ -43,15 +43,15 @@ class BudgetSchedule(Schedule):
     reads_token_stats = True
     mixes_sequences = True
 
-    def __init__(self, tokens: int | None = None, longest: int | None = None) -> None:
+    def __init__(self, tokens: int | None = None, max_length: int | None = None) -> None:
         self.tokens = None if tokens is None else check_integer("tokens", tokens, 1)
-        self.longest = check_length("longest", longest)
+        self.max_length = check_length("max_length", max_length)
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)
         number = context.num_assistant_tokens
         self._tokens = number * context.batch_size if self.tokens is None else self.tokens
-        self.max_draft = 2 * number if self.longest is None else self.longest
+        self.max_draft = 2 * number if self.max_length is None else self.max_length
 
     def lengths(self, most: Lengths) -> Lengths:
         lengths = np.minimum(self.max_draft, most)
@@ -62,7 +62,7 @@ class BudgetSchedule(Schedule):
         self._stats: list[TokenStats] = []
         return lengths
 
-    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+    def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         self._stats.append(stats)
         self._on &= ~np.isnan(stats.probability)  # what a drafter ended by itself takes no budget
         self._scores.append(np.where(self._on, self._before * stats.largest, -1.0))

@@ -56,7 +56,7 @@ class ConfidenceSchedule(Schedule):
     def lengths(self, most: Lengths) -> Lengths:
         return self.inner.lengths(most)
 
-    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+    def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         return stats.probability >= self.threshold
 
     def observe(self, outcome: Outcome) -> None:
@@ -66,13 +66,13 @@ class ConfidenceSchedule(Schedule):
         return self.inner.record()
 
 
-def with_threshold(given: str | Schedule, threshold: float) -> ConfidenceSchedule:
-    """A schedule that ``assistant_confidence_threshold`` of Transformers is given with.
+def with_threshold(schedule: str | Schedule, threshold: float) -> ConfidenceSchedule:
+    """A schedule that also stops at ``assistant_confidence_threshold`` of Transformers.
 
     Raises:
         ValueError: a schedule that reads token statistics itself.
     """
-    inner = make_schedule(given)
+    inner = make_schedule(schedule)
     if inner.reads_token_stats:
         raise ValueError(
             "assistant_confidence_threshold and num_assistant_tokens_schedule="
@@ -133,7 +133,7 @@ class DraftExitSchedule(Schedule):
     def lengths(self, most: Lengths) -> Lengths:
         return np.minimum(self.context.num_assistant_tokens, most)
 
-    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+    def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         return stats.probability >= self.thresholds
 
     def observe(self, outcome: Outcome) -> None:
@@ -198,7 +198,7 @@ class TunedConfidenceSchedule(Schedule):
         self._begin_round()
         return np.minimum(self.context.num_assistant_tokens, most)
 
-    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+    def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         self._probabilities.append(stats.probability)
         return stats.probability >= self._now
 
@@ -264,7 +264,7 @@ class SpecDecPlusPlusSchedule(Schedule):
         self._begin_round()
         return np.minimum(self.context.num_assistant_tokens, most)
 
-    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+    def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         self._on &= ~np.isnan(stats.probability)
         probability = np.nan_to_num(stats.probability.astype(np.float64))
         bins = np.minimum((probability * BINS).astype(np.int64), BINS - 1)

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
-# Until a wider forward was measured, it is taken to cost this many times one of a single token.
-UNKNOWN_RATIO = 1.6
 # Where no clock may decide, nothing is measured: a forward reads the weights once, and
 # so many more rows are taken to cost as much again. Rows add less on a device, which has arithmetic
 # to spare: a guess.
@@ -25,7 +23,7 @@ class MonotoneCost:
     first and the last.
 
     Args:
-        kept: how many times are kept for each number.
+        max_times: how many times are kept for each number.
         from_zero: whether zero tokens take zero seconds.
 
     Example:
@@ -36,8 +34,8 @@ class MonotoneCost:
         (1.5, 2.0, 3.0)
     """
 
-    def __init__(self, kept: int = 9, *, from_zero: bool = False) -> None:
-        self._kept, self._from_zero = kept, from_zero
+    def __init__(self, max_times: int = 9, *, from_zero: bool = False) -> None:
+        self._max_times, self._from_zero = max_times, from_zero
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._line: list[tuple[int, float]] | None = None
@@ -48,7 +46,7 @@ class MonotoneCost:
 
     def observe(self, n: int, seconds: float) -> None:
         """Record one measurement."""
-        times = self._times.setdefault(n, deque(maxlen=self._kept))
+        times = self._times.setdefault(n, deque(maxlen=self._max_times))
         times.append(seconds)
         self._medians[n] = median(times)
         self._line = None
@@ -112,7 +110,7 @@ class Costs:
     Attributes:
         measured: whether a clock tells them; `ExpectedCosts` need none.
         drafted: whether a round with drafts was measured.
-        prefill: seconds of the target's forward that read the prompt; the loop adds them.
+        prefill: seconds of the target's forward that read the prompt.
         padded: the width of a forward of so many tokens, padding included; the loop sets it.
     """
 
@@ -127,6 +125,7 @@ class Costs:
     ) -> None:
         self.prefill = 0.0
         self.padded: Callable[[int], int] = _unpadded
+        self._prompt = (0, 0.0)  # tokens and seconds of the forward that read it
         self.drafted = False
         self._draft, self._forward = MonotoneCost(), MonotoneCost()
         self._width = MonotoneCost(from_zero=True)  # tokens of a tree by its depth
@@ -150,8 +149,19 @@ class Costs:
         self.drafted = earlier.drafted
         self._draft, self._forward, self._width = earlier._draft, earlier._forward, earlier._width
 
+    def observe_prompt(self, width: int, seconds: float) -> None:
+        """Record the forward that read the prompt.
+
+        Args:
+            width: tokens that it read for each sequence; 0 where the model's own prefill had read
+                them.
+            seconds: of its round.
+        """
+        self.prefill += seconds
+        self._prompt = (self.padded(width), seconds) if width else (0, 0.0)
+
     def observe(self, length: int, width: int, draft: float, rest: float) -> None:
-        """Record one round.
+        """Record one round of a call that had read the prompt.
 
         Args:
             length: the longest draft, or the depth of the tree.
@@ -181,21 +191,39 @@ class Costs:
 
     def round(self, length: int) -> float | None:
         """Seconds of a round that drafts ``length`` tokens, None before any round was seen."""
+        width = self.padded(1 + self._drafted_tokens(length))
         if self.drafted and length:
-            width = self.padded(1 + round(self._width.at(length)))
             return self._draft.at(length) + self._forward.at(width)
         if self.plain is None or length == 0:
             return self.plain
         steps = 1 if self.drafts_at_once else length
-        return self.plain * (UNKNOWN_RATIO + self.relative_cost * steps)
+        return self._wider_than_plain(width, self.plain) + self.plain * self.relative_cost * steps
+
+    def _drafted_tokens(self, length: int) -> int:
+        """How many drafted tokens of each sequence a forward reads, by the length of the draft."""
+        return round(self._width.at(length)) if any(self._width.range) else length
+
+    def _wider_than_plain(self, width: int, plain: float) -> float:
+        """Seconds of a forward before any with drafts was measured.
+
+        Up to the width of the prompt they lie on the line between a plain round and the forward
+        that read the prompt. Beyond it they lie halfway between the bounds of any machine: a plain
+        round, and a plain round for each token.
+        """
+        narrow, (wide, seconds) = self.padded(1), self._prompt
+        most = plain * max(width / narrow, 1.0)
+        if narrow < width <= wide:
+            line = plain + (seconds - plain) * (width - narrow) / (wide - narrow)
+            return min(max(line, plain), most)
+        return (plain + most) / 2
 
     def trees(self, depth: int, most: int) -> list[float]:
         """Seconds of rounds that draft so deep and verify 0, 1, ... ``most`` nodes of the draft.
 
         The list is empty before a round with drafts was measured. A forward wider than the widest
-        one is taken to cost as much, up to twice its width, where the list ends. Below the
-        narrowest one the cost is taken to fall as `UNKNOWN_RATIO` says, so that narrower trees are
-        tried.
+        one is taken to cost as much, up to twice its width, where the list ends. One narrower than
+        all measured ones is taken to cost a value halfway between its bounds, as much as the
+        narrowest and as much per token, so that narrower trees are tried.
         """
         if not self.drafted:
             return []
@@ -209,7 +237,7 @@ class Costs:
             if width not in forward:
                 forward[width] = self._forward.at(min(width, widest))
                 if width < narrowest:
-                    forward[width] /= 1 + (UNKNOWN_RATIO - 1) * (narrowest - width) / narrowest
+                    forward[width] *= (1 + width / narrowest) / 2
             seconds.append(draft + forward[width])
         return seconds
 
@@ -240,6 +268,9 @@ class ExpectedCosts(Costs):
         """The cost of a forward over ``width`` tokens of each sequence."""
         return self._forward.at(self._batch_size * self.padded(width))
 
+    def observe_prompt(self, width: int, seconds: float) -> None:
+        """Ignored, as all times are."""
+
     def observe(self, length: int, width: int, draft: float, rest: float) -> None:
         """Record how wide a tree of this depth is; times are ignored."""
         if width and length:
@@ -258,8 +289,7 @@ class ExpectedCosts(Costs):
         return True
 
     def round(self, length: int) -> float:
-        width = round(self._width.at(length)) if any(self._width.range) else length
-        return self.seconds(length, width)
+        return self.seconds(length, self._drafted_tokens(length))
 
     def trees(self, depth: int, most: int) -> list[float]:
         draft = self._drafting(depth)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, check_number
 from specdec_hf.schedules.base import (
-    LONGEST_DRAFT,
+    MAX_DRAFT_LENGTH,
     Flags,
     Lengths,
     Schedule,
@@ -45,7 +45,7 @@ class EgagSchedule(Schedule):
     reads_token_stats = True
 
     def __init__(self, gamma_min: int = 1, gamma_max: int | None = None, beta: float = 0.0) -> None:
-        self.gamma_min = check_integer("gamma_min", gamma_min, 1, LONGEST_DRAFT)
+        self.gamma_min = check_integer("gamma_min", gamma_min, 1, MAX_DRAFT_LENGTH)
         self.gamma_max = check_length("gamma_max", gamma_max, self.gamma_min)
         self.beta = check_number("beta", beta, 0, 1)
         if beta == 1:
@@ -63,7 +63,7 @@ class EgagSchedule(Schedule):
         self._gamma = np.zeros_like(most)
         return np.minimum(self.max_draft, most)
 
-    def goes_on(self, number: int, stats: TokenStats) -> Flags:
+    def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         if number == 0:
             self._set_gamma(stats)
         return number + 1 < self._gamma

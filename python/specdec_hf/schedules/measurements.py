@@ -57,7 +57,7 @@ def recall(measured: Measured, drafts: Any, shape: Hashable) -> Measurements:
     Args:
         measured: of the target.
         drafts: from `what_drafts`.
-        shape: of a round: batch size, tree, how its forwards run, and its least width.
+        shape: of a round: batch size, tree, how its forwards run, and its smallest width.
     """
     found = measured.get(drafts, {}).get(shape)
     return Measurements() if found is None else copy.deepcopy(found)

@@ -15,7 +15,7 @@ from specdec_hf.schedules.base import (
     ScheduleContext,
     check_length,
 )
-from specdec_hf.schedules.heuristic import LONGEST
+from specdec_hf.schedules.heuristic import MAX_LENGTH
 
 FORGETTING = 0.97
 PRIOR_WEIGHT = 2.0
@@ -33,9 +33,9 @@ class AcceptanceByPosition:
     positions together, and that on one half. Counts decay by `FORGETTING` a round.
     """
 
-    def __init__(self, longest: int) -> None:
-        self._tried = [0.0] * longest
-        self._accepted = [0.0] * longest
+    def __init__(self, max_length: int) -> None:
+        self._tried = [0.0] * max_length
+        self._accepted = [0.0] * max_length
 
     def observe(self, outcome: Outcome) -> None:
         """Count the drafts of a round that the verification decided about."""
@@ -46,7 +46,7 @@ class AcceptanceByPosition:
                 counts[i] = FORGETTING * count + sum(n > i for n in lengths)
 
     def expected_tokens(self) -> list[float]:
-        """[longest + 1], expected tokens of a round by draft length 0, 1, ..."""
+        """[max_length + 1], expected tokens of a round by draft length 0, 1, ..."""
         weight = PRIOR_WEIGHT
         overall = (sum(self._accepted) + 0.5 * weight) / (sum(self._tried) + weight)
         reached, expected = 1.0, [1.0]
@@ -71,12 +71,12 @@ class OptimalSchedule(Schedule):
     at most about 2 % of the time.
 
     Args:
-        longest: most tokens, in trees at most their depth; None is 16, or
+        max_length: most tokens, in trees at most their depth; None is 16, or
             ``num_assistant_tokens`` where that is more.
 
     Raises:
-        TypeError: longest is not an integer.
-        ValueError: longest outside [1, 1024].
+        TypeError: max_length is not an integer.
+        ValueError: max_length outside [1, 1024].
     """
 
     name = "optimal"
@@ -85,13 +85,13 @@ class OptimalSchedule(Schedule):
     trees = True
     sizes_trees = True
 
-    def __init__(self, longest: int | None = None) -> None:
-        self.longest = check_length("longest", longest)
+    def __init__(self, max_length: int | None = None) -> None:
+        self.max_length = check_length("max_length", max_length)
 
     def start(self, context: ScheduleContext) -> None:
         super().start(context)
         number = context.num_assistant_tokens
-        most = max(number, LONGEST) if self.longest is None else self.longest
+        most = max(number, MAX_LENGTH) if self.max_length is None else self.max_length
         self.max_draft = min(number, most) if context.tree else most
         self._acceptance = AcceptanceByPosition(self.max_draft)
         self._rounds = 0
@@ -134,7 +134,7 @@ class OptimalSchedule(Schedule):
         return int((tokens[: len(seconds)] / np.maximum(seconds, 1e-12)).argmax())
 
     def speeds(self) -> list[float]:
-        """[longest], expected tokens per second by draft length 1, 2, ..."""
+        """[max_length], expected tokens per second by draft length 1, 2, ..."""
         costs, tokens = self.context.costs, self._acceptance.expected_tokens()
         return [tokens[g] / max(costs.round(g) or 0.0, 1e-12) for g in range(1, self.max_draft + 1)]
 

@@ -11,7 +11,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_hf.arguments import did_you_mean
+from specdec_hf.arguments import did_you_mean, read_number, split_options
 from specdec_hf.schedules.base import Schedule
 
 
@@ -64,25 +64,25 @@ SCHEDULES: dict[str, Entry] = {
 }
 
 
-def make_schedule(given: str | Schedule) -> Schedule:
+def make_schedule(schedule: str | Schedule) -> Schedule:
     """A schedule that has not been started yet.
 
     Args:
-        given: a name; a name with parameters, such as ``"egag:gamma_max=8,beta=0.5"``; or a
+        schedule: a name; a name with parameters, such as ``"egag:gamma_max=8,beta=0.5"``; or a
             schedule, which is copied.
 
     Raises:
         TypeError: a parameter of a wrong type.
         ValueError: an unknown name or parameter, or a value out of range.
     """
-    if isinstance(given, Schedule):
-        return copy.deepcopy(given)
-    name, colon, text = given.partition(":")
+    if isinstance(schedule, Schedule):
+        return copy.deepcopy(schedule)
+    name, colon, text = schedule.partition(":")
     entry = SCHEDULES.get(name)
     if entry is None:
         raise ValueError(
-            f"num_assistant_tokens_schedule must be one of {', '.join(SCHEDULES)}, got {given!r}"
-            + did_you_mean(given, SCHEDULES)
+            f"num_assistant_tokens_schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}"
+            + did_you_mean(schedule, SCHEDULES)
         )
     kind = _kind(entry)
     return kind(**(_parameters(name, kind, text) if colon else {}))
@@ -101,17 +101,11 @@ def _kind(entry: Entry) -> type[Schedule]:
 
 def _parameters(name: str, kind: type[Schedule], text: str) -> dict[str, Any]:
     known = [k for k in inspect.signature(kind).parameters if k != "inner"]
-    parameters: dict[str, Any] = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        if key not in known:
-            raise ValueError(
-                f"schedule {name!r} takes {', '.join(known) or 'no parameters'}, got {part!r}"
-            )
-        try:
-            parameters[key] = int(value) if value.lstrip("+-").isdecimal() else float(value)
-        except ValueError:
-            raise ValueError(
-                f"{key} of schedule {name!r} must be a number, got {value!r}"
-            ) from None
-    return parameters
+    unknown, options = split_options(text, known)
+    if unknown or not options:
+        *_, last = unknown.split(",")  # the options stand after all that is unknown
+        raise ValueError(
+            f"schedule {name!r} takes {', '.join(known) or 'no parameters'}, got {last!r}"
+        )
+    owner = f"schedule {name!r}"
+    return {key: read_number(key, owner, value) for key, value in options.items()}

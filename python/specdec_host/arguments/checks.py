@@ -7,23 +7,23 @@ from typing import Any
 
 from specdec_host.arguments.arrays import shown
 
-LONGEST_MATCH = 2**16
+MAX_MATCH = 2**16
 
 
-def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
     """The value as an int.
 
     Raises:
         TypeError: it is not an integer.
-        ValueError: it is not in [least, most].
+        ValueError: it is not in [minimum, maximum].
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {shown(value)}")
     number = int(value)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    if most is not None and number > most:
-        raise ValueError(f"{name} must be at most {most}, got {number}")
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {number}")
     return number
 
 

@@ -91,8 +91,8 @@ class DraftMap(NamedTuple):
         return cls(_inverse("i + d2t[i]", offsets + np.arange(len(offsets)), vocab))
 
 
-def _ids(name: str, given: Array) -> NDArray[Any]:
-    ids = require_array(given, name)
+def _ids(name: str, value: Array) -> NDArray[Any]:
+    ids = require_array(value, name)
     if ids.ndim != 1 or ids.dtype not in (np.int32, np.int64):
         raise ValueError(f"{name} must be [D] int32 or int64, got {list(ids.shape)} {ids.dtype}")
     return ids

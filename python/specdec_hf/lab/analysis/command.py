@@ -18,8 +18,9 @@ from specdec_hf.cli.checks import (
     Settings,
     Sources,
     check,
-    check_choice,
+    check_ablated_part,
     check_limit,
+    check_schedule,
     makes_forward,
 )
 from specdec_hf.cli.paths import check_folder, check_json
@@ -37,10 +38,9 @@ from specdec_hf.cli.terminal import FAILED, fail
 from specdec_hf.lab.analysis.printing import print_report
 from specdec_hf.lab.analysis.tables import printed_tables, tables_of
 from specdec_hf.lab.bench.configs import merged
-from specdec_hf.options import ABLATIONS
 from specdec_hf.requirements import install_command
-from specdec_hf.schedules.base import LONGEST_DRAFT
-from specdec_hf.schedules.registry import SCHEDULES, make_schedule
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
+from specdec_hf.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
@@ -138,9 +138,11 @@ def analyze_command(
     )  # fmt: skip
     check_limit(limit)
     check_json(json_file, prompts)
-    _check_ablation(ablate, settings)
+    if ablate is not None:
+        check_ablated_part(ablate, settings)
     numbers = parse_gammas(gammas)
-    _check_schedules(schedule)
+    for one in schedule:
+        check_schedule(one)
     failed = _left_out(settings)
     checked = _check_drafters(settings, max(numbers))
     _check_figures(output)
@@ -157,25 +159,9 @@ def parse_gammas(text: str) -> list[int]:
         fail(f"--num-assistant-tokens must be numbers such as 3,7, got {text!r}")
     numbers = list(dict.fromkeys(map(int, parts)))
     for number in numbers:
-        if not 1 <= number <= LONGEST_DRAFT:
-            fail(f"--num-assistant-tokens must be in [1, {LONGEST_DRAFT}], got {number}")
+        if not 1 <= number <= MAX_DRAFT_LENGTH:
+            fail(f"--num-assistant-tokens must be in [1, {MAX_DRAFT_LENGTH}], got {number}")
     return numbers
-
-
-def _check_ablation(ablate: str | None, settings: Settings) -> None:
-    if ablate is None:
-        return
-    check_choice("--ablate", ablate, ABLATIONS)
-    if not settings.do_sample:
-        fail("--ablate residual needs --temperature above 0: greedy decoding does not sample")
-
-
-def _check_schedules(schedules: Sequence[str]) -> None:
-    for schedule in schedules:
-        try:
-            make_schedule(schedule)
-        except (TypeError, ValueError) as error:
-            fail(f"--num-assistant-tokens-schedule: {error}")
 
 
 def _left_out(settings: Settings) -> dict[str, str]:

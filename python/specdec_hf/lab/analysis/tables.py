@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
     from specdec_hf.lab.analysis.measure import DrafterAnalysis
@@ -196,9 +196,9 @@ def _expected(found: Found) -> ShownTable:
 
     rows = []
     for temperature, one, speed in _each_speed(found):
-        if speed.alpha is None or math.isnan(speed.alpha) or speed is not one.speeds[0]:
-            continue
         alpha, cost = speed.alpha, speed.cost
+        if not _is_known(alpha) or speed is not one.speeds[0]:
+            continue
         best = optimal_gamma(alpha, cost)
         factor, oracle = walltime_factor(alpha, best, cost), oracle_factor(alpha, cost)
         rows.append(
@@ -214,7 +214,7 @@ def _expected(found: Found) -> ShownTable:
         "oracle: γ is in every round what will be accepted, and its gain over Exp."
     )
     title = "Sections 3.3 and 3.5: what α and c make possible, with v = 1"
-    return ShownTable(title, names, rows, note if rows else "")
+    return _with_note(title, names, rows, note)
 
 
 def _operations(found: Found) -> ShownTable:
@@ -223,7 +223,7 @@ def _operations(found: Found) -> ShownTable:
     rows = []
     for temperature, one, speed in _each_speed(found):
         grows, reads = None, None
-        if speed.alpha is not None and not math.isnan(speed.alpha):
+        if _is_known(speed.alpha):
             reads = memory_accesses_factor(speed.alpha, speed.gamma)
             if one.operations is not None:
                 grows = operations_factor(speed.alpha, speed.gamma, one.operations)
@@ -241,7 +241,7 @@ def _operations(found: Found) -> ShownTable:
         "cache, expected where every round drafts. Emp: reads as measured."
     )
     title = "Section 3.4: arithmetic operations and memory accesses"
-    return ShownTable(title, names, rows, note if rows else "")
+    return _with_note(title, names, rows, note)
 
 
 def _first_children(found: Found) -> ShownTable:
@@ -266,7 +266,7 @@ def _first_children(found: Found) -> ShownTable:
         "children of every node that was tried, by acceptance_by_trial."
     )
     title = "SpecInfer, Table 1: how often one of the first k drafts is accepted"
-    return ShownTable(title, names, rows, note if rows else "")
+    return _with_note(title, names, rows, note)
 
 
 def _baselines(found: Found) -> ShownTable:
@@ -274,7 +274,7 @@ def _baselines(found: Found) -> ShownTable:
 
     rows = []
     for temperature, one, speed in _each_speed(found):
-        if speed.alpha is None or math.isnan(speed.alpha):
+        if not _is_known(speed.alpha):
             continue
         rejection = one.acceptance.rejection[0]
         first, _ = one.acceptance.first_estimates()[BEST_OF - 1]
@@ -294,7 +294,7 @@ def _baselines(found: Found) -> ShownTable:
         f"{BEST_OF} times as much; the longest of sampled chains would be biased."
     )
     title = "Baselines: expected tokens per round that drafts"
-    return ShownTable(title, names, rows, note if rows else "")
+    return _with_note(title, names, rows, note)
 
 
 def _schedules(found: Found) -> ShownTable:
@@ -308,15 +308,11 @@ def _schedules(found: Found) -> ShownTable:
                 )
             )  # fmt: skip
         refused += [f"{one.name}: {message}" for message in one.refused.values()]
-    note = (
-        "The oracle drafts in each round what is accepted. speed: by c alone, with v = 1."
-        if rows
-        else ""
-    )
+    note = "The oracle drafts in each round what is accepted. speed: by c alone, with v = 1."
     left_out = "".join(f" Left out: {message}." for message in dict.fromkeys(refused))
     names = ("drafter", "T", "schedule", "drafts", "tokens", "speed", "of oracle")
     title = "Section 3.5: what each schedule leaves of an oracle for γ"
-    return ShownTable(title, names, rows, note + left_out)
+    return ShownTable(title, names, rows, (note if rows else "") + left_out)
 
 
 def _lenience(found: Found) -> ShownTable:
@@ -332,10 +328,9 @@ def _lenience(found: Found) -> ShownTable:
     ]  # fmt: skip
     names = ("drafter", "T", *(f"l = {l:g}" for l in LENIENCES))
     note = "At T = 0 a draft x is accepted where P(x) >= l max P before the argmax."
-    return ShownTable(
-        "Table 5 and Appendix A.5: acceptance rate under lenience l", names, rows,
-        note if rows else "",
-    )  # fmt: skip
+    return _with_note(
+        "Table 5 and Appendix A.5: acceptance rate under lenience l", names, rows, note
+    )
 
 
 def _lenience_speeds() -> ShownTable:
@@ -389,6 +384,17 @@ def _nothing(title: str) -> ShownTable:
     return ShownTable(title, (), (), "nothing was drafted after the first round")
 
 
+def _with_note(
+    title: str, names: Sequence[str], rows: Sequence[Sequence[str]], note: str
+) -> ShownTable:
+    """A table with a remark about its rows."""
+    return ShownTable(title, names, rows, note if rows else "")
+
+
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and not math.isnan(value)
+
+
 def _estimate(mean: float, error: float) -> str:
     if math.isnan(mean):  # nothing was drafted
         return "-"
@@ -396,7 +402,7 @@ def _estimate(mean: float, error: float) -> str:
 
 
 def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+    return f"{value:.{digits}f}" if _is_known(value) else "-"
 
 
 def _factor(value: float | None) -> str:

@@ -44,6 +44,14 @@ ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
 PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp", "rejection", "best_of")
 MEASURED = ("guard", "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names))
 
+
+def _repeated(option: str, metavar: str, text: str, default: str) -> Any:
+    """An option that may be given several times."""
+    return typer.Option(
+        option, metavar=metavar, help=f"{text} May be repeated.  [default: {default}]"
+    )
+
+
 Questions = Annotated[
     str,
     typer.Option(
@@ -62,44 +70,22 @@ Measured = Annotated[
 ]
 Schedules = Annotated[
     list[str],
-    typer.Option(
+    _repeated(
         "--num-assistant-tokens-schedule",
-        metavar="NAME",
-        help="A schedule to measure with each drafter; trees that take none of those given are "
-        "measured with constant. May be repeated.  [default: optimal for auto, else constant]",
+        "NAME",
+        "A schedule to measure with each drafter; trees that take none of those given are "
+        "measured with constant.",
+        "optimal for auto, else constant",
     ),
 ]
 Dtypes = Annotated[
     list[str],
-    typer.Option(
-        "--dtype",
-        metavar="DTYPE",
-        help=f"{', '.join(DTYPES)}. May be repeated.  [default: auto; float32 for random weights]",
-    ),
+    _repeated("--dtype", "DTYPE", f"{', '.join(DTYPES)}.", "auto; float32 for random weights"),
 ]
-Peers = Annotated[
-    list[str],
-    typer.Option(
-        "--peer",
-        metavar="NAME",
-        help=f"{', '.join(PEERS)}. May be repeated.  [default: prompt_lookup]",
-    ),
-]
-BatchSizes = Annotated[
-    list[int],
-    typer.Option(
-        "--batch-size",
-        metavar="N",
-        help="Prompts answered together. May be repeated.  [default: 1]",
-    ),
-]
+Peers = Annotated[list[str], _repeated("--peer", "NAME", f"{', '.join(PEERS)}.", "prompt_lookup")]
+BatchSizes = Annotated[list[int], _repeated("--batch-size", "N", "Prompts answered together.", "1")]
 Temperatures = Annotated[
-    list[float],
-    typer.Option(
-        "--temperature",
-        metavar="X",
-        help="0 is greedy, more samples. May be repeated.  [default: 0]",
-    ),
+    list[float], _repeated("--temperature", "X", "0 is greedy, more samples.", "0")
 ]
 PerCategory = Annotated[
     int | None,

@@ -111,7 +111,7 @@ def forward_costs(
 
 def round_costs(calls: Sequence[SpecStats]) -> MonotoneCost:
     """The same from the later rounds of calls; only where the host waits for a forward."""
-    cost = MonotoneCost(kept=10_000)
+    cost = MonotoneCost(max_times=10_000)
     for stats in calls:
         for record, width in zip(stats.round_log[1:], stats.gammas[1:], strict=True):
             cost.observe(1 + width, record.target)

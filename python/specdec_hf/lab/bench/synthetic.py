@@ -17,7 +17,7 @@ from specdec_hf.cli.run import progress_bar
 from specdec_hf.cli.terminal import fail
 from specdec_hf.lab.bench.command import BatchSizes, Dtypes, Markdown, Runs, check_outputs, once
 from specdec_hf.lab.bench.results import Results
-from specdec_hf.schedules.base import LONGEST_DRAFT
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
@@ -87,8 +87,8 @@ def bench_synthetic(
     gamma = (
         options.CLI_NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
     )
-    if not 1 <= gamma <= LONGEST_DRAFT:
-        fail(f"--num-assistant-tokens must be in [1, {LONGEST_DRAFT}], got {gamma}")
+    if not 1 <= gamma <= MAX_DRAFT_LENGTH:
+        fail(f"--num-assistant-tokens must be in [1, {MAX_DRAFT_LENGTH}], got {gamma}")
     chosen = []
     for one in dtypes:
         check_choice("--dtype", one, DTYPES[:-1])

@@ -153,7 +153,7 @@ def search_layers(
         max_draft: most drafts of a round.
         temperature: of the texts to come; 0 is greedy.
         seed: of the search; the same gives the same result.
-        advance: told how many sets were measured, and the best of them.
+        advance: called with the number of sets that were measured, and the best of them.
 
     Raises:
         ValueError: fewer than two texts, or a model that cannot leave out sublayers, by name.
@@ -181,11 +181,11 @@ def search_layers(
             seen[point.tobytes()] = Drafting.of(alpha, cost, max_draft)
         return ranked(seen[point.tobytes()])
 
-    def told(point: Point, value: float) -> None:
+    def report_best(point: Point, value: float) -> None:
         advance(len(seen), max(seen.values(), key=ranked))
 
     tried = maximise(
-        score, len(choices), evaluations, seed, _starting_points(len(choices), seed), told
+        score, len(choices), evaluations, seed, _starting_points(len(choices), seed), report_best
     )
     point, _ = max((one for one in tried if one[0].any()), key=lambda one: one[1])
     drafting, skipped = seen[point.tobytes()], _skipped(choices, point)

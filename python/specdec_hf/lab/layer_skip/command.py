@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from specdec_hf.cli import options
 from specdec_hf.cli.build import Files, Output, read_texts
-from specdec_hf.cli.checks import DEVICE, DTYPES, check_choice
+from specdec_hf.cli.checks import DTYPES, check_choice, check_device, check_temperature
 from specdec_hf.cli.sources import find_model
 from specdec_hf.cli.terminal import bar, console, fail
 
@@ -44,20 +44,18 @@ def build_layer_skip(
     Attention and MLP of each layer but the first are left out or not, for the most tokens for their
     cost on these texts. A fourth of the texts is held out.
     """
-    for option, value, least in (
+    for option, value, minimum in (
         ("--evaluations", evaluations, 1), ("--length", length, 2), ("--max-draft", max_draft, 1),
     ):  # fmt: skip
-        if value < least:
-            fail(f"{option} must be at least {least}, got {value}")
+        if value < minimum:
+            fail(f"{option} must be at least {minimum}, got {value}")
     if tokens < 2 * length:
         fail(f"--tokens must be at least twice --length = {length}, got {tokens}")
-    if not 0 <= temperature < float("inf"):
-        fail(f"--temperature must be finite and >= 0, got {temperature}")
+    check_temperature(temperature)
     if not 0 <= seed < 2**31:
         fail(f"--seed must be in [0, 2**31), got {seed}")
     check_choice("--dtype", dtype, DTYPES)
-    if device is not None and not DEVICE.fullmatch(device):
-        fail(f"--device must be cpu, cuda, cuda:N or mps, got {device!r}")
+    check_device(device)
     texts, _, _ = read_texts(files, output, model)
     pieces = cut_pieces([text.tolist() for text in texts], tokens, length)
     if len(pieces) < 2:

@@ -41,7 +41,7 @@ def maximise(
         evaluations: how often the score is asked for, at least 1; fewer where all points are known.
         seed: of the proposals; the same gives the same points.
         first: points to begin with.
-        advance: told each point and its score.
+        advance: called with each point and its score.
 
     Returns:
         All points that were tried, each once, in their order.

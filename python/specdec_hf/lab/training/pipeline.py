@@ -275,7 +275,7 @@ class Pipeline:
             Collator(embeddings, head.config.target_hidden_size, model.device, kind.cuts),
             model.get_output_embeddings().weight, recipe, self.work / "checkpoint.safetensors",
             self.curves, earlier=self._earlier, change=change,
-            advance=lambda step, loss: self.progress.advance(step, f"loss {loss:.3f}"),
+            advance=lambda step, name, loss: self.progress.advance(step, f"{name} {loss:.3f}"),
             measured=lambda _: self._write(),
             minutes=None if end is None else (end - time.monotonic()) / 60,
         )  # fmt: skip

@@ -164,7 +164,7 @@ def train(
     *,
     earlier: Sequence[Any] = (),
     change: Callable[[int, Batch], Batch] | None = None,
-    advance: Callable[[int, float], None] = lambda step, loss: None,
+    advance: Callable[[int, str, float], None] = lambda step, name, loss: None,
     measured: Callable[[Curves], None] = lambda curves: None,
     minutes: float | None = None,
 ) -> None:
@@ -180,7 +180,7 @@ def train(
         curves: takes the measurements; those of an interrupted run precede them.
         earlier: draft models, whose misses alone count in training; see `loss_of`.
         change: gives the batch that a step, from 1, reads in the place of its own.
-        advance: told the steps made and the loss.
+        advance: called after each step with its number and its loss, by name and value.
         measured: called after each measurement, before the checkpoint is written.
         minutes: a bound on the time; the steps are cut to what the first ones show to fit. A run
             that goes on keeps the number that they were cut to.
@@ -230,7 +230,7 @@ def train(
         schedule.step()
         sums += torch.stack(losses).float().cpu()
         counted += 1
-        advance(step, loss.item())
+        advance(step, name, loss.item())
         bound = minutes if cut is None and step == first + PACE_STEPS else None
         if bound is not None:
             pace = (time.monotonic() - began) / PACE_STEPS
