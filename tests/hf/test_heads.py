@@ -14,9 +14,10 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.heads.blockwise import BlockwiseHeads
-from specdec_hf.heads.eagle3 import drafter as head_draft
-from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter, HeadDraft
+from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.medusa import MedusaHeads
+from specdec_hf.heads.pairs import draft as head_draft
+from specdec_hf.heads.pairs.draft import HeadDraft
 from specdec_hf.trees import EagleTree, TrieTree
 from support import hf_models
 from support.heads import (
@@ -223,7 +224,7 @@ def test_angles_that_depend_on_the_longest_text_are_those_of_the_text(kind, monk
     seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, do_sample=False)
     assert largest_difference(target, head, seen) < 1e-4
     # Negative control: a table of more places than the text has.
-    monkeypatch.setattr("specdec_hf.heads.eagle3.drafter.NO_TABLE", ())
+    monkeypatch.setattr("specdec_hf.heads.pairs.draft.NO_TABLE", ())
     seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, do_sample=False)
     assert largest_difference(target, head, seen) > 1e-3
 
