@@ -30,7 +30,7 @@ def first_logits(target, folder, kind, monkeypatch):
     """Logits after a prompt, as the drafter of a folder computes them and as they must be."""
     prompt = hf_models.prompts((9,))["input_ids"]
     seen = []
-    logits = "specdec_hf.heads.eagle3.drafter.HeadDraft._logits"
+    logits = "specdec_hf.heads.pairs.draft.HeadDraft._logits"
     monkeypatch.setattr(logits, lambda self, x: seen.append(self.head.logits(x)) or seen[-1])
     out = generate(target, prompt, drafter=Eagle3Drafter(folder), max_new_tokens=3, guard=False)
     text = out[:, : prompt.shape[1] + 1]
@@ -95,7 +95,7 @@ EAGLE_FIELDS = ({}, {"bias": False}, {"qkv_bias": True})
 def eagle_states(target, folder, monkeypatch):
     """Hidden states of the first chain that a head drafts, and what they must be."""
     prompt, seen = hf_models.prompts((9,))["input_ids"], []
-    states = "specdec_hf.heads.eagle3.drafter.HeadDraft._logits"
+    states = "specdec_hf.heads.pairs.draft.HeadDraft._logits"
     monkeypatch.setattr(states, lambda self, x: seen.append(x) or self._in_vocabulary(
         self._step.logits(x)))  # fmt: skip
     drafter, drafts = EagleChainDrafter(folder), []

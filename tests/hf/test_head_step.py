@@ -4,8 +4,8 @@ import gc
 
 import pytest
 import torch
-from specdec_hf.heads.eagle3 import step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
+from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.packed import linear as packed_linear
@@ -88,7 +88,7 @@ def test_a_wrong_graph_is_found_once_its_logits_are_compared(target, head, monke
     drafter = Eagle3Drafter(head)
     unchecked = decode(target, drafter=drafter, compile=True, self_check=False)
     assert unchecked.stats.compiled.drafts[0].eager == ""
-    with pytest.warns(UserWarning, match="Eagle3Step runs eagerly: its logits differ from the"):
+    with pytest.warns(UserWarning, match="PairStep runs eagerly: its logits differ from the"):
         checked = decode(target, drafter=drafter, compile=True)
     assert torch.equal(checked.sequences, decode(target, drafter=Eagle3Drafter(head)).sequences)
 

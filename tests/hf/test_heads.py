@@ -14,9 +14,11 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.heads.blockwise import BlockwiseHeads
-from specdec_hf.heads.eagle3 import drafter as head_draft
-from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter, HeadDraft
+from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.medusa import MedusaHeads
+from specdec_hf.heads.pairs import draft as head_draft
+from specdec_hf.heads.pairs import drafter as head_drafter
+from specdec_hf.heads.pairs.draft import HeadDraft
 from specdec_hf.trees import EagleTree, TrieTree
 from support import hf_models
 from support.heads import (
@@ -76,7 +78,7 @@ def drafted(monkeypatch, kind, target, head, lengths=(9, 4, 12), **kwargs):
     """What a head drafted in a call: committed tokens, drafts, and the logits after them."""
     seen = []
     monkeypatch.setattr(Recorded, "seen", seen, raising=False)
-    monkeypatch.setattr(head_draft, "HeadDraft", Recorded)
+    monkeypatch.setattr(head_drafter, "HeadDraft", Recorded)
     inputs = hf_models.prompts(lengths, vocab_size=target.config.vocab_size)
     generate(target, **inputs, drafter=kind(head), max_new_tokens=8, guard=False, **kwargs)
     return seen
@@ -223,7 +225,7 @@ def test_angles_that_depend_on_the_longest_text_are_those_of_the_text(kind, monk
     seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, do_sample=False)
     assert largest_difference(target, head, seen) < 1e-4
     # Negative control: a table of more places than the text has.
-    monkeypatch.setattr("specdec_hf.heads.eagle3.drafter.NO_TABLE", ())
+    monkeypatch.setattr("specdec_hf.heads.pairs.draft.NO_TABLE", ())
     seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, do_sample=False)
     assert largest_difference(target, head, seen) > 1e-3
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from specdec_hf.heads.eagle3 import step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
-from specdec_hf.heads.eagle3.head import HeadCache
+from specdec_hf.heads.pairs import step as compiled_step
+from specdec_hf.heads.pairs.cache import HeadCache
 from specdec_hf.runner.compiled import cuda_graphs
 from specdec_hf.runner.compiled.compiled_call import CompileStats, WarmUpCall
 from specdec_hf.runner.policy import BUCKETS

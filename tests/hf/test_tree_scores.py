@@ -2,7 +2,8 @@
 
 import pytest
 from specdec_hf import EagleTree, TrieTree, generate
-from specdec_hf.heads.eagle3.drafter import Eagle3Drafter, HeadDraft
+from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
+from specdec_hf.heads.pairs.draft import HeadDraft
 from support import hf_models
 from support.heads import expected_logits, head_for
 

@@ -24,7 +24,7 @@ from specdec_hf import (
     from_candidate_generator,
 )
 from specdec_hf.drafters.ngram import RandomDrafter
-from support import hf_models
+from support import block_heads, hf_models
 from support.drafter_proof import GAMMA
 from support.heads import (
     blockwise_folder,
@@ -108,6 +108,8 @@ NAMED: dict[str, Make] = {
     "eagle3": lambda target, folder: f"eagle3:{head_folder(target, folder)}",
     "eagle": lambda target, folder: f"eagle:{eagle_folder(target, folder)}",
     "eagle_chain": lambda target, folder: f"eagle_chain:{eagle_folder(target, folder)}",
+    "peagle": lambda target, folder: f"peagle:{block_heads.peagle(target, folder / 'peagle')}",
+    "dflash": lambda target, folder: f"dflash:{block_heads.dflash(target, folder / 'dflash')}",
     "medusa": lambda target, folder: f"medusa:{medusa_folder(target, folder)}",
     "blockwise": lambda target, folder: f"blockwise:{blockwise_folder(target, folder)}",
     "exit_head": lambda target, folder: f"exit_head:{exit_folder(target, folder)}",
@@ -172,7 +174,7 @@ TREES: dict[str, tuple[Make, Any]] = {
 # Rule "auto" reads the distribution that these drafts were drawn from.
 DRAWN = (
     "ngram", "model", "model, own sampling", "early_exit", "exit_head", "pass_head",
-    "eagle3_chain", "horizontal cascade", "vertical cascade", "model, tree",
+    "eagle3_chain", "peagle", "dflash", "horizontal cascade", "vertical cascade", "model, tree",
     "two models, tree", "merged, drawn",
 )  # fmt: skip
 # These draw as one of those above does.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from specdec_hf.drafters import model as draft_model
-from specdec_hf.heads.eagle3 import drafter as head_drafter
-from specdec_hf.heads.eagle3 import step as compiled_step
+from specdec_hf.heads.pairs import draft as head_draft
+from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.loop import begin, plan
 from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, forward
@@ -162,7 +162,7 @@ def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a CPU stand in for a CUDA device: ``compile=True`` makes graphs, nothing is packed."""
-    for module in (begin, plan, compiled_call, draft_model, head_drafter):
+    for module in (begin, plan, compiled_call, draft_model, head_draft):
         monkeypatch.setattr(module, "compiles_on", lambda device: True)
 
 

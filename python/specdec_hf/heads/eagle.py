@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from specdec_hf.heads.eagle3.config import SIZES, HeadConfig, decoder_layer, fields_of
-from specdec_hf.heads.eagle3.drafter import PairChainDrafter, PairTreeDrafter
-from specdec_hf.heads.eagle3.files import EMBEDDINGS, published_weights, read_published
-from specdec_hf.heads.eagle3.head import HeadLayer, PairHead
 from specdec_hf.heads.files import WEIGHTS, check_tensors, read_config, read_weights, write_head
+from specdec_hf.heads.pairs.config import PairConfig, decoder_layer, fields_of, layer_like
+from specdec_hf.heads.pairs.drafter import PairChainDrafter, PairTreeDrafter
+from specdec_hf.heads.pairs.files import EMBEDDINGS, published_weights, read_published
+from specdec_hf.heads.pairs.head import PairHead
+from specdec_hf.heads.pairs.layer import HeadLayer
 
 _UNUSED = "layers.0.self_attn.rotary_emb.inv_freq"  # made from the config
 # Fields of other heads, and what reads them.
@@ -31,7 +32,7 @@ _OTHERS = {
 
 
 @dataclass(frozen=True)
-class EagleConfig(HeadConfig):
+class EagleConfig(PairConfig):
     """Sizes of an EAGLE head, which drafts the whole vocabulary.
 
     Attributes:
@@ -49,9 +50,8 @@ class EagleConfig(HeadConfig):
         Raises:
             ValueError: a target whose sizes are not those of a Llama layer.
         """
-        sizes = HeadConfig.for_target(model, 1)
-        layer = sizes.layer
-        return cls(layer, sizes.target_hidden_size, layer.vocab_size, ())
+        layer = layer_like(model)
+        return cls(layer, layer.hidden_size, layer.vocab_size, ())
 
     @property
     def features(self) -> int:
@@ -79,7 +79,7 @@ class EagleConfig(HeadConfig):
         for name, whose in _OTHERS.items():
             if name in given:
                 raise ValueError(f"config.json holds {name}: it belongs to a head of {whose}")
-        layer = decoder_layer(given, SIZES, {"attention_bias": False, "mlp_bias": False})
+        layer = decoder_layer(given, {"attention_bias": False, "mlp_bias": False})
         flags = {"bias": given.get("bias", True), "qkv_bias": given.get("qkv_bias", False)}
         for name, value in flags.items():
             if not isinstance(value, bool):
@@ -167,14 +167,7 @@ def _published(name: str) -> str:
 class EagleDrafter(PairTreeDrafter[EagleHead], entry="eagle"):
     """A trained head that predicts the target's final hidden states; see `specdec_hf.heads.eagle`.
 
-    Args:
-        head: an `EagleHead`, or the folder of one. It is not changed. A `PlacedHead` shares its
-            copy with other drafters.
-        layout: size of the tree, which grows as EAGLE-2's does.
-
-    Raises:
-        TypeError: no head.
-        ValueError: a folder whose head cannot be read, by name of what is wrong.
+    Its arguments and errors are those of `PairTreeDrafter`.
 
     Source: EAGLE, arXiv 2401.15077.
     """
@@ -185,12 +178,7 @@ class EagleDrafter(PairTreeDrafter[EagleHead], entry="eagle"):
 class EagleChainDrafter(PairChainDrafter[EagleHead], entry="eagle_chain"):
     """Such a head that drafts token by token, each with the distribution it was drawn from.
 
-    Args:
-        head: an `EagleHead`, or the folder of one. It is not changed.
-
-    Raises:
-        TypeError: no head.
-        ValueError: a folder whose head cannot be read, by name of what is wrong.
+    Its arguments and errors are those of `PairChainDrafter`.
 
     Source: EAGLE, arXiv 2401.15077.
     """

@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import pad
 
-from specdec_hf.heads.eagle3.head import HeadCache, PairHead
+from specdec_hf.heads.pairs.cache import HeadCache
+from specdec_hf.heads.pairs.head import PairHead
 from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.compiled_call import (
     CompiledCall,
@@ -40,7 +41,7 @@ from specdec_hf.runner.twin import copied
 from specdec_kernels import kv_append_
 
 
-class Eagle3Step(nn.Module):
+class PairStep(nn.Module):
     """A forward of a `PairHead` over the keys and values of earlier pairs.
 
     All its products are those of linear layers, also that with the output matrix, so that all of
@@ -105,7 +106,7 @@ class Eagle3Step(nn.Module):
         q, k, v, residual = self.midlayer.project(embeddings, hidden, rotary)
         kv_append_([keys, values], [k, v], starts)
         slots = visible if mask is None else mask.shape[2]
-        attended = _attend(q, keys[:, :, :slots], values[:, :, :slots], mask)
+        attended = attend(q, keys[:, :, :slots], values[:, :, :slots], mask)
         out: torch.Tensor = self.midlayer.finish(residual, attended)
         return out
 
@@ -115,7 +116,7 @@ class Eagle3Step(nn.Module):
         return logits
 
 
-def _attend(
+def attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """Attention [B, H, n, D] of queries whose heads share keys [B, K, S, D]."""
@@ -180,7 +181,7 @@ class StepGraphs(LentGraphs):
 
         Args:
             step: gives hidden states and logits from inputs by name.
-            inputs: as of `Eagle3Step.states`, with a mask.
+            inputs: as of `PairStep.states`, with a mask.
 
         Returns:
             Hidden states [B, n, H] and logits [B, n, V], or None where ``step`` itself must run:
@@ -227,7 +228,7 @@ def takes(pairs: int, slots: int) -> bool:
 
 
 class CompiledStep:
-    """An `Eagle3Step` on packed weights whose forward is compiled.
+    """A `PairStep` on packed weights whose forward is compiled.
 
     Args:
         head: whose weights no longer change.
@@ -241,7 +242,7 @@ class CompiledStep:
     """
 
     def __init__(self, head: PairHead) -> None:
-        self.packed: Any = copied(Eagle3Step(head), self._replace)
+        self.packed: Any = copied(PairStep(head), self._replace)
         self.eager = self.packed
         self.warm_ups = WarmUps()
         recorder = recorder_for(self.packed.device)
@@ -266,7 +267,7 @@ class CompiledStep:
         return _graphs_of[self._run]
 
     def __call__(self, **inputs: Any) -> Any:
-        """As `Eagle3Step.forward`."""
+        """As `PairStep.forward`."""
         output = None
         if self.cuda_graphs is not None:
             output = self.cuda_graphs.run(self._forward, inputs)
@@ -303,7 +304,7 @@ class CompiledStep:
 
     def check_replays(self, head: PairHead, batch_size: int) -> None:
         """Compare logits of replayed steps with the head's own, with new inputs in each replay."""
-        graphs, own, call = self.cuda_graphs, Eagle3Step(head), WarmUpCall()
+        graphs, own, call = self.cuda_graphs, PairStep(head), WarmUpCall()
         if graphs is None or graphs.reason or batch_size in self._checked:
             return
         with self._lock, compile_settings(), torch.inference_mode():
@@ -324,14 +325,14 @@ class CompiledStep:
             if self._compared:
                 return None
             self._compared = True
-            own = Eagle3Step(head)
+            own = PairStep(head)
             if (reason := _difference(self.packed, own, 1)) is None:
                 return None
             self.eager = own
             return f"on packed weights {reason}"
 
     def _difference(self, head: PairHead, batch_size: int, check: bool) -> str | None:
-        own = Eagle3Step(head)
+        own = PairStep(head)
         if check and (reason := _difference(self.packed, own, batch_size)):
             self.eager = own
             return f"on packed weights {reason}"
@@ -343,7 +344,7 @@ class CompiledStep:
 
 
 def _difference(
-    step: Any, own: Eagle3Step, batch_size: int, seed: int = 0, cache: HeadCache | None = None
+    step: Any, own: PairStep, batch_size: int, seed: int = 0, cache: HeadCache | None = None
 ) -> str | None:
     """How logits of a step differ from those of the head's own, or None.
 
@@ -436,10 +437,10 @@ def packed_step(
     started, known = time.perf_counter(), record_of(head).compiled is not None
     try:
         if not known:
-            check_packable(Eagle3Step(head))
+            check_packable(PairStep(head))
     except ValueError as error:
         note(f"the head drafts on unpacked weights: {error}")
-        return Eagle3Step(head), PackedStats(reason=str(error))
+        return PairStep(head), PackedStats(reason=str(error))
     made = _made_for(head)
     if check and (reason := made.compare(head)) is not None:
         note(f"the head drafts on unpacked weights: {reason}")
@@ -467,8 +468,8 @@ def _step_graphs(dtype: torch.dtype, backend: str) -> LayerGraphs:
     return LayerGraphs(dtype, backend)
 
 
-def _inputs(step: Eagle3Step, batch_size: int, pairs: int, seed: int = 0) -> dict[str, Any]:
-    """Inputs of `Eagle3Step.states` for pairs after a few others, the same for the same seed."""
+def _inputs(step: PairStep, batch_size: int, pairs: int, seed: int = 0) -> dict[str, Any]:
+    """Inputs of `PairStep.states` for pairs after a few others, the same for the same seed."""
     layer, device, slots = step.midlayer, step.device, SLOTS - seed
     generator = torch.Generator("cpu").manual_seed(seed)
 

@@ -1,0 +1,227 @@
+"""A trained head over pairs in the place of a draft model, in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.drafters.model import room_in
+from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.sampling import RowSampler
+from specdec_hf.heads.pairs.cache import HeadCache
+from specdec_hf.heads.pairs.config import NO_TABLE
+from specdec_hf.heads.pairs.head import PairHead
+from specdec_hf.heads.pairs.step import (
+    PairStep,
+    borrow_graphs,
+    compiled_step,
+    packed_step,
+    takes,
+)
+from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats, compiles_on
+from specdec_hf.runner.protocol import Lengths, context_length
+from specdec_kernels import tree_attention
+
+
+class HeadDraft:
+    """A `PairHead` that drafts in one call, with the methods of a `DraftModel`.
+
+    Its cache holds the pairs of committed tokens alone from one round to the next: those of drafts
+    are made again from the target's features once the drafts are committed.
+
+    Args:
+        head: in the target's dtype, on its device.
+        context: the call.
+        full_vocabulary: whether logits are those of the target's vocabulary, -inf where the head
+            cannot draft a token, or of the draft vocabulary.
+
+    Raises:
+        ValueError: a target of other sizes than those that the head was trained for.
+    """
+
+    def __init__(
+        self, head: PairHead, context: DraftContext, *, full_vocabulary: bool = False
+    ) -> None:
+        self.head = head
+        self.model = context.model
+        self.device: torch.device = context.model.device
+        self.context = context
+        self.relative_cost = head.share_of(context.model)
+        self.sampler = RowSampler(context, self.device)
+        self.lengths: Lengths = np.zeros(context.batch_size, dtype=np.int64)
+        self._full = full_vocabulary
+        self._embed = head.embed(context.model)
+        self._states = context.keep_states(head.config.layers)
+        self._cache = HeadCache(head.config, context.batch_size, head.lm_head)
+        self._cosines = self._sines = torch.empty(0)  # [P, D]
+        rope: Any = head.config.layer.rope_parameters
+        self._rope_type: str = rope["rope_type"]
+        if self._rope_type not in NO_TABLE:
+            self._turns(256)
+        self._step: Any = PairStep(head)
+        graphs = compiles_on(self.device)
+        if context.compile is not False and not graphs and self.device.type == "cpu":
+            self._step, packed = packed_step(head, check=context.self_check, note=context.note)
+            if context.packed is not None:
+                context.packed.append(packed)
+        self._compiled: CompiledCall | None = None
+        if context.compile and graphs and self._rope_type in NO_TABLE:
+            reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
+            context.report_compiled("head", CompileStats(eager=reason))
+        elif context.compile and graphs:
+            call = compiled_step(
+                head, several=context.batch_size > 1, check=context.self_check, note=context.note
+            )
+            self._step = call.model
+            context.report_compiled("head", call.stats)
+            if not call.stats.eager:
+                self._compiled = call
+                self._cache = borrow_graphs(
+                    call, head, self._cache, self, context.lease(), check=context.self_check
+                )
+        self._context_length = context_length(context.model)
+        self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
+
+    def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft.
+
+        None before it has states, which a prefill of the model's own does not give, and none beyond
+        its context.
+        """
+        known = self.lengths + self._states.counts > 0
+        return np.where(known, room_in(self._context_length, history, limits), 0)
+
+    def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's ids of draft tokens, where logits are those of the draft vocabulary."""
+        return torch.where(tokens < 0, tokens, self.head.tokens[tokens.clamp(min=0)])
+
+    def catch_up(self, history: History) -> torch.Tensor:
+        """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
+        states, counts = self._states.take()
+        size = states.shape[1]
+        ids = following_tokens(history, counts, size)
+        starts = self._to_device(self.lengths)
+        places = starts[:, None] + torch.arange(size, device=self.device)
+        visible = int(self.lengths.max()) + size
+        mask: torch.Tensor | None = None
+        compiled = self._compiled is not None and takes(size, visible)
+        if compiled or len(counts) > 1 or size not in (1, visible):
+            mask = torch.arange(visible, device=self.device) <= places[:, :, None]
+        self._hidden, logits = self._run(
+            ids.to(self.device, non_blocking=True), self._step.fc(states), places, starts, mask,
+            visible, last=self._to_device(np.maximum(counts - 1, 0)),
+        )  # fmt: skip
+        self.lengths = self.lengths + counts
+        return logits[:, 0]
+
+    def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
+        """Feed the next nodes of a tree below each pending token; their logits [B, m, V].
+
+        Args:
+            tokens: [B, m] int64 of the target; absent nodes (-1) are fed as token 0.
+            lengths: [B] tokens of each sequence.
+            parents: [B, k] of all nodes fed so far in this round, the m new ones last.
+        """
+        count, total = tokens.shape[1], parents.shape[1]
+        # The pair of the root is the last one in the cache, and nodes follow it.
+        roots = self._to_device(self.lengths - 1)
+        visible = int(self.lengths.max()) + total
+        skip = total + 1 - count
+        tree = tree_attention(parents, roots, slots=visible)
+        above = (parents[:, total - count :] + 1)[:, :, None]
+        before = self._hidden.gather(1, above.expand(-1, -1, self._hidden.shape[2]))
+        # A graph is made again for other strides.
+        places, mask = (
+            x[:, skip:].clone(memory_format=torch.contiguous_format)
+            for x in (tree.positions, tree.mask)
+        )
+        hidden, logits = self._run(tokens.clamp(min=0), before, places, roots + skip, mask, visible)
+        self._hidden = torch.cat([self._hidden, hidden], dim=1)
+        return logits
+
+    def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+        """Feed the next token [B, 1] of a chain; its logits [B, V]."""
+        fed = self._hidden.shape[1]
+        chain = torch.arange(-1, fed - 1, device=self.device).expand(len(tokens), -1)
+        return self.feed(tokens, starts, chain)[:, -1]
+
+    def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
+        """Do nothing: the pairs of committed drafts are fed again, with the target's features."""
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Do nothing, as `keep`."""
+
+    def _run(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        places: torch.Tensor,
+        starts: torch.Tensor,
+        mask: torch.Tensor | None,
+        visible: int,
+        last: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [B, n, H] of pairs at ``places``, which go into the cache, and logits.
+
+        Args:
+            last: [B], the only pair of each sequence whose state and logits are wanted.
+        """
+        if self._rope_type in NO_TABLE:
+            cosines, sines = (x[:, 0].flatten(0, 1) for x in self.head.turns(places))
+            places = torch.arange(places.numel(), device=self.device).view_as(places)
+        else:
+            cosines, sines = self._turns(visible)
+        keys, values = self._cache.buffers(visible)
+        inputs: dict[str, Any] = {
+            "embeddings": self._embed(tokens), "hidden": hidden, "places": places,
+            "cosines": cosines, "sines": sines, "keys": keys, "values": values, "starts": starts,
+            "mask": mask,
+        }  # fmt: skip
+        if self._compiled is not None and takes(tokens.shape[1], visible):
+            hidden, logits = self._compiled(**inputs)
+            if last is None:
+                return hidden, self._in_vocabulary(logits)
+            return _pick(hidden, last), self._in_vocabulary(_pick(logits, last))
+        hidden = self._step.states(**inputs, visible=visible if mask is None else None)
+        if last is not None:
+            hidden = _pick(hidden, last)
+        return hidden, self._logits(hidden)
+
+    def _turns(self, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A table of `PairHead.turns`, which saves twenty calls a step."""
+        if visible > len(self._cosines):
+            with torch.inference_mode(False), torch.no_grad():
+                places = torch.arange(max(visible, 2 * len(self._cosines)), device=self.device)
+                self._cosines, self._sines = (x[0, 0] for x in self.head.turns(places[None]))
+        return self._cosines, self._sines
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._in_vocabulary(self._step.logits(hidden))
+
+    def _in_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of draft tokens, or of all the target's."""
+        if not self._full:
+            return logits
+        return self.head.over_vocabulary(logits)
+
+    def _to_device(self, values: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
+
+
+def following_tokens(history: History, counts: NDArray[np.int64], size: int) -> torch.Tensor:
+    """[B, size] on the host, the token after each of the last ``counts[b]`` before the pending one.
+
+    The features of a token go with the token after it; the last of these is pending. What follows
+    the first ``counts[b]`` has no meaning.
+    """
+    columns = (history.lengths - counts)[:, None] + np.arange(size)
+    columns = np.minimum(columns, history.lengths[:, None] - 1)
+    return torch.from_numpy(np.take_along_axis(history.tokens, columns, axis=1))
+
+
+def _pick(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Row ``last[b]`` of each sequence's rows [B, n, ...], as [B, 1, ...]."""
+    return rows.gather(1, last[:, None, None].expand(-1, -1, rows.shape[2]))
