@@ -54,6 +54,9 @@ from specdec_hf.heads.exit_head import ExitHead as ExitHead
 from specdec_hf.heads.exit_head import ExitHeadDrafter as ExitHeadDrafter
 from specdec_hf.heads.medusa import MedusaDrafter as MedusaDrafter
 from specdec_hf.heads.medusa import MedusaHeads as MedusaHeads
+from specdec_hf.heads.mtp.drafter import MtpDrafter as MtpDrafter
+from specdec_hf.heads.mtp.drafter import MtpTreeDrafter as MtpTreeDrafter
+from specdec_hf.heads.mtp.head import MtpHead as MtpHead
 from specdec_hf.heads.pass_head import PassHead as PassHead
 from specdec_hf.heads.pass_head import PassHeadDrafter as PassHeadDrafter
 from specdec_hf.heads.peagle import PEagleDrafter as PEagleDrafter

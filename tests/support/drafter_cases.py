@@ -14,6 +14,8 @@ from specdec_hf import (
     HorizontalCascade,
     KeptTexts,
     ModelDrafter,
+    MtpDrafter,
+    MtpTreeDrafter,
     NasdDrafter,
     SkippedSublayers,
     SuffixAutomatonDrafter,
@@ -32,6 +34,7 @@ from support.heads import (
     exit_folder,
     head_folder,
     medusa_folder,
+    mtp_head,
     pass_folder,
 )
 from support.letters import letters
@@ -110,6 +113,8 @@ NAMED: dict[str, Make] = {
     "eagle_chain": lambda target, folder: f"eagle_chain:{eagle_folder(target, folder)}",
     "peagle": lambda target, folder: f"peagle:{block_heads.peagle(target, folder / 'peagle')}",
     "dflash": lambda target, folder: f"dflash:{block_heads.dflash(target, folder / 'dflash')}",
+    "mtp": lambda target, folder: MtpDrafter(mtp_head(target)),
+    "mtp_tree": lambda target, folder: MtpTreeDrafter(mtp_head(target)),
     "medusa": lambda target, folder: f"medusa:{medusa_folder(target, folder)}",
     "blockwise": lambda target, folder: f"blockwise:{blockwise_folder(target, folder)}",
     "exit_head": lambda target, folder: f"exit_head:{exit_folder(target, folder)}",
@@ -131,6 +136,7 @@ OTHERS: dict[str, Make] = {
     "distilled": lambda target, folder: DistilledDrafter(draft_model(target), 0.02),
     "suffix_automaton, kept": with_kept_texts,
     "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
+    "mtp, layers": lambda target, folder: MtpDrafter(mtp_head(target, 3)),
     "text": of_another_vocabulary,
     "candidate generator": generator,
 }
@@ -180,7 +186,7 @@ DRAWN = (
 # These draw as one of those above does.
 DRAWN_ALIKE = (
     "random", "unigram", "bigram", "layers", "layer_skip", "layer_skip, sublayers", "staged, tree",
-    "distilled", "eagle_chain",
+    "distilled", "eagle_chain", "mtp", "mtp, layers",
 )  # fmt: skip
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (

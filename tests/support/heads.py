@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.exit_head import ExitConfig, ExitHead, save_exit
 from specdec_hf.heads.medusa import MedusaHeads, save_medusa
+from specdec_hf.heads.mtp.head import MtpBlock, MtpConfig, MtpHead
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 from specdec_hf.lab.training.unrolled import Batch, unroll
@@ -130,6 +132,22 @@ def pass_folder(target: Any, folder: Path) -> Path:
     """The folder of some."""
     save_pass(pass_head(target), folder / "pass", torch.float32)
     return folder / "pass"
+
+
+def mtp_head(target: Any, layers: int = 1) -> MtpHead:
+    """Layers of multi-token prediction for a Llama model, each a copy of its last layer."""
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers, size = layers, config.hidden_size
+    with torch.random.fork_rng(devices=[]):
+        decoder = type(target)(config).get_decoder()
+        blocks = [MtpBlock(layer, type(decoder.norm), config) for layer in decoder.layers]
+    own = target.get_decoder()
+    with torch.no_grad():
+        for block in blocks:
+            block.layer.load_state_dict(own.layers[-1].state_dict())
+            block.norm.load_state_dict(own.norm.state_dict())
+            block.eh_proj.weight.copy_(torch.cat([0.5 * torch.eye(size), torch.eye(size)], dim=1))
+    return MtpHead(MtpConfig(config), blocks).eval()
 
 
 def rounds_of(

@@ -37,6 +37,8 @@ class Entry:
         options: names of what may follow it, as in ``layers:4,temperature=0.5``.
         own_tree: whether it drafts trees of its own.
         is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
+        serves_all: whether it drafts for any target, so that `bench` measures it without being
+            asked to.
         draws, reports_confidence, several, makes_forward: as in `Drafter`.
     """
 
@@ -48,6 +50,7 @@ class Entry:
     options: tuple[str, ...] = ()
     own_tree: bool = False
     is_model: bool = False
+    serves_all: bool = True
     makes_forward: bool = False
     draws: bool = False
     reports_confidence: bool = False
@@ -188,6 +191,23 @@ DRAFTERS: dict[str, Entry] = {
         value=FOLDER,
         needs_value=True,
         draws=True,
+    ),
+    "mtp": Entry(
+        "heads.mtp.drafter",
+        "MtpDrafter",
+        "chains of the layers of multi-token prediction in the model's own folder, or in FOLDER, "
+        "which Transformers leaves out",
+        value=FOLDER,
+        serves_all=False,
+        draws=True,
+    ),
+    "mtp_tree": Entry(
+        "heads.mtp.drafter",
+        "MtpTreeDrafter",
+        "trees of such a layer",
+        value=FOLDER,
+        own_tree=True,
+        serves_all=False,
     ),
     "medusa": Entry(
         "heads.medusa",

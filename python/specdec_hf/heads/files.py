@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,9 +65,16 @@ def read_weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
             f"where you trust it: safetensors.torch.save_file(torch.load({pickled!r}, "
             f"weights_only=True), {name!r})"
         )
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file whose errors are ValueErrors with its name."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+            yield file
     except (SafetensorError, OSError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
 

@@ -53,16 +53,7 @@ class PlacedHead(Generic[H]):
 
     def check_config(self, config: Any) -> None:
         """Raise ValueError where a model of this configuration is not what it was trained for."""
-        text, ours = config.get_text_config(decoder=True), self.head.config
-        for what, wanted, given in (
-            ("a vocabulary", ours.vocab_size, vocab_size_of(config)),
-            ("hidden states", ours.target_hidden_size, text.hidden_size),
-        ):
-            if wanted not in (0, given):
-                raise ValueError(
-                    f"the head was trained for a model with {what} of {wanted}, got {given}"
-                )
-        ours.on(text.num_hidden_layers)
+        check_sizes(self.head.config, config)
 
     def on(self, model: Any) -> H:
         """The head for a target.
@@ -86,6 +77,25 @@ class PlacedHead(Generic[H]):
                     placed.borrow(model)
             self._copy = copied = (weight, state, placed.eval().requires_grad_(False))
         return copied[2]
+
+
+def check_sizes(ours: Any, config: Any) -> None:
+    """Raise ValueError where a model of this configuration is not what a head was trained for.
+
+    Args:
+        ours: the head's configuration.
+        config: the model's.
+    """
+    text = config.get_text_config(decoder=True)
+    for what, wanted, given in (
+        ("a vocabulary", ours.vocab_size, vocab_size_of(config)),
+        ("hidden states", ours.target_hidden_size, text.hidden_size),
+    ):
+        if wanted not in (0, given):
+            raise ValueError(
+                f"the head was trained for a model with {what} of {wanted}, got {given}"
+            )
+    ours.on(text.num_hidden_layers)
 
 
 class HeadDrafter(Drafter, Generic[H]):

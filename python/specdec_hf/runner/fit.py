@@ -121,6 +121,7 @@ class ModelRecord:
         digest: the state of its weights, and their digest.
         agreement: (key of a shipped head and of the weights, the share of tokens they agree on).
         head: (key of the files, `PlacedHead`) of the model's own head.
+        mtp: (key of the files and of its place, `MtpHead`) of its layers of multi-token prediction.
         measured: times of its rounds, by what drafts.
     """
 
@@ -129,6 +130,7 @@ class ModelRecord:
     digest: tuple[Any, str] | None = None
     agreement: tuple[Any, float | None] | None = None
     head: tuple[Any, Any] | None = None
+    mtp: tuple[Any, Any] | None = None
     measured: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
 

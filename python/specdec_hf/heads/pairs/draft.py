@@ -26,62 +26,29 @@ from specdec_hf.runner.protocol import Lengths, context_length
 from specdec_kernels import tree_attention
 
 
-class HeadDraft:
-    """A `PairHead` that drafts in one call, with the methods of a `DraftModel`.
+class PairDraft:
+    """A head over pairs that drafts in one call, with the methods of a `DraftModel`.
 
     Its cache holds the pairs of committed tokens alone from one round to the next: those of drafts
-    are made again from the target's features once the drafts are committed.
+    are made again from the target's features once the drafts are committed. Override `_run`.
 
     Args:
         head: in the target's dtype, on its device.
         context: the call.
-        full_vocabulary: whether logits are those of the target's vocabulary, -inf where the head
-            cannot draft a token, or of the draft vocabulary.
 
     Raises:
         ValueError: a target of other sizes than those that the head was trained for.
     """
 
-    def __init__(
-        self, head: PairHead, context: DraftContext, *, full_vocabulary: bool = False
-    ) -> None:
+    def __init__(self, head: Any, context: DraftContext) -> None:
         self.head = head
         self.model = context.model
         self.device: torch.device = context.model.device
         self.context = context
-        self.relative_cost = head.share_of(context.model)
+        self.relative_cost: float = head.share_of(context.model)
         self.sampler = RowSampler(context, self.device)
         self.lengths: Lengths = np.zeros(context.batch_size, dtype=np.int64)
-        self._full = full_vocabulary
-        self._embed = head.embed(context.model)
         self._states = context.keep_states(head.config.layers)
-        self._cache = HeadCache(head.config, context.batch_size, head.lm_head)
-        self._cosines = self._sines = torch.empty(0)  # [P, D]
-        rope: Any = head.config.layer.rope_parameters
-        self._rope_type: str = rope["rope_type"]
-        if self._rope_type not in NO_TABLE:
-            self._turns(256)
-        self._step: Any = PairStep(head)
-        graphs = compiles_on(self.device)
-        if context.compile is not False and not graphs and self.device.type == "cpu":
-            self._step, packed = packed_step(head, check=context.self_check, note=context.note)
-            if context.packed is not None:
-                context.packed.append(packed)
-        self._compiled: CompiledCall | None = None
-        if context.compile and graphs and self._rope_type in NO_TABLE:
-            reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
-            context.report_compiled("head", CompileStats(eager=reason))
-        elif context.compile and graphs:
-            call = compiled_step(
-                head, several=context.batch_size > 1, check=context.self_check, note=context.note
-            )
-            self._step = call.model
-            context.report_compiled("head", call.stats)
-            if not call.stats.eager:
-                self._compiled = call
-                self._cache = borrow_graphs(
-                    call, head, self._cache, self, context.lease(), check=context.self_check
-                )
         self._context_length = context_length(context.model)
         self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
 
@@ -95,8 +62,8 @@ class HeadDraft:
         return np.where(known, room_in(self._context_length, history, limits), 0)
 
     def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's ids of draft tokens, where logits are those of the draft vocabulary."""
-        return torch.where(tokens < 0, tokens, self.head.tokens[tokens.clamp(min=0)])
+        """The target's ids of tokens of these logits, -1 as it is."""
+        return tokens
 
     def catch_up(self, history: History) -> torch.Tensor:
         """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
@@ -106,13 +73,9 @@ class HeadDraft:
         starts = self._to_device(self.lengths)
         places = starts[:, None] + torch.arange(size, device=self.device)
         visible = int(self.lengths.max()) + size
-        mask: torch.Tensor | None = None
-        compiled = self._compiled is not None and takes(size, visible)
-        if compiled or len(counts) > 1 or size not in (1, visible):
-            mask = torch.arange(visible, device=self.device) <= places[:, :, None]
         self._hidden, logits = self._run(
-            ids.to(self.device, non_blocking=True), self._step.fc(states), places, starts, mask,
-            visible, last=self._to_device(np.maximum(counts - 1, 0)),
+            ids.to(self.device, non_blocking=True), self._fuse(states), places, starts,
+            self._mask(places, visible), visible, last=self._to_device(np.maximum(counts - 1, 0)),
         )  # fmt: skip
         self.lengths = self.lengths + counts
         return logits[:, 0]
@@ -154,6 +117,14 @@ class HeadDraft:
     def truncate(self, lengths: Lengths) -> None:
         """Do nothing, as `keep`."""
 
+    def _fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Hidden states [B, n, H] from features [B, n, layers * E]."""
+        return features
+
+    def _mask(self, places: torch.Tensor, visible: int) -> torch.Tensor | None:
+        """[B, n, visible] bool, which slots the pairs of committed tokens see; None for causal."""
+        return torch.arange(visible, device=self.device) <= places[:, :, None]
+
     def _run(
         self,
         tokens: torch.Tensor,
@@ -167,8 +138,93 @@ class HeadDraft:
         """Hidden states [B, n, H] of pairs at ``places``, which go into the cache, and logits.
 
         Args:
+            tokens: [B, n] int64.
+            hidden: [B, n, H], of the tokens before them.
+            places: [B, n] int64.
+            starts: [B] int64, slot of the first pair of each sequence.
+            mask: [B, n, visible] bool; None lets a pair see those up to its own.
+            visible: slots that the pairs see.
             last: [B], the only pair of each sequence whose state and logits are wanted.
         """
+        raise NotImplementedError
+
+    def _to_device(self, values: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
+
+
+class HeadDraft(PairDraft):
+    """A `PairHead` that drafts in one call, packed on a CPU and in graphs where `compile` is on.
+
+    Args:
+        head, context: as in `PairDraft`.
+        full_vocabulary: whether logits are those of the target's vocabulary, -inf where the head
+            cannot draft a token, or of the draft vocabulary.
+
+    Raises:
+        ValueError: a target of other sizes than those that the head was trained for.
+    """
+
+    head: PairHead
+
+    def __init__(
+        self, head: PairHead, context: DraftContext, *, full_vocabulary: bool = False
+    ) -> None:
+        super().__init__(head, context)
+        self._full = full_vocabulary
+        self._embed = head.embed(context.model)
+        self._cache = HeadCache(head.config, context.batch_size, head.lm_head)
+        self._cosines = self._sines = torch.empty(0)  # [P, D]
+        rope: Any = head.config.layer.rope_parameters
+        self._rope_type: str = rope["rope_type"]
+        if self._rope_type not in NO_TABLE:
+            self._turns(256)
+        self._step: Any = PairStep(head)
+        graphs = compiles_on(self.device)
+        if context.compile is not False and not graphs and self.device.type == "cpu":
+            self._step, packed = packed_step(head, check=context.self_check, note=context.note)
+            if context.packed is not None:
+                context.packed.append(packed)
+        self._compiled: CompiledCall | None = None
+        if context.compile and graphs and self._rope_type in NO_TABLE:
+            reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
+            context.report_compiled("head", CompileStats(eager=reason))
+        elif context.compile and graphs:
+            call = compiled_step(
+                head, several=context.batch_size > 1, check=context.self_check, note=context.note
+            )
+            self._step = call.model
+            context.report_compiled("head", call.stats)
+            if not call.stats.eager:
+                self._compiled = call
+                self._cache = borrow_graphs(
+                    call, head, self._cache, self, context.lease(), check=context.self_check
+                )
+
+    def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's ids of draft tokens, where logits are those of the draft vocabulary."""
+        return torch.where(tokens < 0, tokens, self.head.tokens[tokens.clamp(min=0)])
+
+    def _fuse(self, features: torch.Tensor) -> torch.Tensor:
+        fused: torch.Tensor = self._step.fc(features)
+        return fused
+
+    def _mask(self, places: torch.Tensor, visible: int) -> torch.Tensor | None:
+        size = places.shape[1]
+        compiled = self._compiled is not None and takes(size, visible)
+        if compiled or len(places) > 1 or size not in (1, visible):
+            return super()._mask(places, visible)
+        return None
+
+    def _run(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        places: torch.Tensor,
+        starts: torch.Tensor,
+        mask: torch.Tensor | None,
+        visible: int,
+        last: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._rope_type in NO_TABLE:
             cosines, sines = (x[:, 0].flatten(0, 1) for x in self.head.turns(places))
             places = torch.arange(places.numel(), device=self.device).view_as(places)
@@ -184,10 +240,10 @@ class HeadDraft:
             hidden, logits = self._compiled(**inputs)
             if last is None:
                 return hidden, self._in_vocabulary(logits)
-            return _pick(hidden, last), self._in_vocabulary(_pick(logits, last))
+            return pick(hidden, last), self._in_vocabulary(pick(logits, last))
         hidden = self._step.states(**inputs, visible=visible if mask is None else None)
         if last is not None:
-            hidden = _pick(hidden, last)
+            hidden = pick(hidden, last)
         return hidden, self._logits(hidden)
 
     def _turns(self, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,9 +263,6 @@ class HeadDraft:
             return logits
         return self.head.over_vocabulary(logits)
 
-    def _to_device(self, values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
-
 
 def following_tokens(history: History, counts: NDArray[np.int64], size: int) -> torch.Tensor:
     """[B, size] on the host, the token after each of the last ``counts[b]`` before the pending one.
@@ -222,6 +275,6 @@ def following_tokens(history: History, counts: NDArray[np.int64], size: int) -> 
     return torch.from_numpy(np.take_along_axis(history.tokens, columns, axis=1))
 
 
-def _pick(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+def pick(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     """Row ``last[b]`` of each sequence's rows [B, n, ...], as [B, 1, ...]."""
     return rows.gather(1, last[:, None, None].expand(-1, -1, rows.shape[2]))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
     from specdec_hf.lab.bench.runs import Config
 
-ALL = [name for name, entry in DRAFTERS.items() if not entry.needs_value]
+ALL = [name for name, one in DRAFTERS.items() if one.serves_all and not one.needs_value]
 PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp", "rejection", "best_of")
 MEASURED = ("guard", "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names))
 

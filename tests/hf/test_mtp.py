@@ -1,0 +1,353 @@
+"""Native multi-token prediction: layers that `from_pretrained` drops are read, and draft."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter, generate
+from specdec_hf.heads.mtp import files
+from specdec_hf.heads.mtp.files import load_mtp
+from support import hf_models
+from support.heads import rounds_of
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.mtp_checkpoints import (
+    FAMILIES,
+    checkpoint,
+    expected_logits,
+    layers_of,
+    published,
+    target_of,
+    write,
+)
+
+BATCHES = {"deepseek_v3": (9, 2, 12), "glm4_moe": (9, 2, 12), "qwen3_next": (9,)}
+SAMPLED = {"do_sample": True, "rule": "token", "gamma": 5, "max_new_tokens": 10}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request, tmp_path_factory):
+    """A target, the layers of its checkpoint, and the folder."""
+    return checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def worst_of_chains(target, layers, lengths):
+    """The largest difference of a drafted row of logits from what it must be, and the deepest."""
+    _, rounds = rounds_of(target, MtpDrafter(), lengths, seed=list(range(len(lengths))), **SAMPLED)
+    worst, deepest = 0.0, 0
+    for texts, draft in rounds:
+        for b, text in enumerate(texts):
+            tokens = draft.tokens[b, : draft.counts[b]].tolist()
+            for step in range(len(tokens)):
+                want = expected_logits(target, layers, text, tokens[:step])
+                assert want.std() > 0.3
+                got = draft.distribution.logits[b, step]
+                worst = max(worst, float((got - want).abs().max()))
+                deepest = max(deepest, step)
+    return worst, deepest
+
+
+def test_chains_are_those_of_the_layer_over_the_whole_text(loaded):
+    target, layers, _ = loaded
+    worst, deepest = worst_of_chains(target, layers, BATCHES[target.config.model_type])
+    assert worst < 1e-4
+    assert deepest == 4
+
+
+@pytest.mark.parametrize("part", ["join", "hnorm", "enorm", "norm"])
+def test_another_reading_of_a_part_is_found(part, loaded):
+    """Negative control of the test above."""
+    target, layers, _ = loaded
+    kept = layers[0].around[part]
+    layers[0].around[part] = kept.roll(kept.shape[-1] // 2, dims=-1)
+    try:
+        worst, _ = worst_of_chains(target, layers, (9,))
+    finally:
+        layers[0].around[part] = kept
+    assert worst > 1e-2
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_each_of_several_layers_drafts_its_own_step(name, tmp_path):
+    """The last one drafts all steps after it. One of the texts has fewer pairs than layers."""
+    target, layers, _ = checkpoint(name, tmp_path, count=3)
+    worst, deepest = worst_of_chains(target, layers, (9, 2, 12))
+    assert worst < 1e-4
+    assert deepest == 4
+    worst, _ = worst_of_chains(target, layers[::-1], (9,))  # negative control
+    assert worst > 1e-2
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_nodes_of_a_tree_see_their_ancestors_alone(name, tmp_path):
+    target, layers, _ = checkpoint(name, tmp_path)
+    drafter = MtpTreeDrafter(layout=EagleTree(width=2, depth=3, size=6))
+    _, rounds = rounds_of(target, drafter, (9, 4), max_new_tokens=6)
+    worst, deepest = 0.0, 0
+    for texts, draft in rounds:
+        for b, text in enumerate(texts):
+            nodes = [n for n, token in enumerate(draft.tokens[b].tolist()) if token >= 0]
+            for node in nodes:
+                path, above = [], node
+                while above >= 0:
+                    path.insert(0, int(draft.tokens[b, above]))
+                    above = int(draft.parents[b, above])
+                rows = [expected_logits(target, layers, text, path[:n]) for n in range(len(path))]
+                want = sum(
+                    row.log_softmax(-1)[token] for row, token in zip(rows, path, strict=True)
+                )
+                worst = max(worst, float((draft.scores[b, node] - want).abs()))
+                deepest = max(deepest, len(path))
+    assert worst < 1e-4
+    assert deepest == 3
+
+
+def test_a_loaded_target_has_no_such_layers_and_its_text_stays(loaded):
+    target, _, _ = loaded
+    name = target.config.model_type
+    number = target.config.num_hidden_layers
+    assert not [key for key in target.state_dict() if f"layers.{number}." in key or "mtp" in key]
+    inputs = hf_models.prompts(BATCHES[name])
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    plain = target.generate(**inputs, **settings)
+    for drafter in ("mtp", "mtp_tree")[: 1 + (name != "qwen3_next")]:
+        out = generate(
+            target, **inputs, **settings, drafter=drafter, guard=False, return_dict_in_generate=True
+        )
+        assert torch.equal(out.sequences, plain)
+        assert out.stats.drafted > 0
+
+
+@torch.no_grad()
+def reading_tokens_alone(name):
+    """A target whose next token depends on the last one alone, since its layers add nothing."""
+    target = target_of(name)
+    for key, weight in target.named_parameters():
+        if key.rpartition(".")[0].endswith(("o_proj", "out_proj")) or "down_proj" in key:
+            weight.zero_()
+    return target
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_layer_that_knows_the_target_is_accepted(name, tmp_path):
+    """It is a copy of the target's last one. Another matrix in front of it is the control."""
+    target = reading_tokens_alone(name)
+    (layer,) = layers_of(target)
+    with torch.no_grad():
+        for key, weight in layer.decoder.named_parameters():
+            if "o_proj" in key or "down_proj" in key:
+                weight.zero_()
+    size = target.config.hidden_size
+    reads_token = torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1)
+    for norm in ("enorm", "hnorm"):
+        layer.around[norm] = torch.full((size,), 0.0 if layer.zero_centred else 1.0)
+    layer.around["norm"] = target.get_decoder().norm.weight.detach()
+    rates = []
+    for which, join in enumerate((reads_token, layer.around["join"])):
+        layer.around["join"] = join
+        folder = write(target, published(target, [layer]), tmp_path / str(which))
+        own = type(target).from_pretrained(folder).eval()
+        out = generate(
+            own, **hf_models.prompts((9,)), drafter="mtp", guard=False, max_new_tokens=24,
+            do_sample=False, return_dict_in_generate=True,
+        )  # fmt: skip
+        rates.append(out.stats.accepted / out.stats.drafted)
+    assert rates[0] == 1
+    assert rates[1] < 0.5
+
+
+def test_a_layer_with_embeddings_and_an_output_matrix_of_its_own_keeps_them(tmp_path):
+    """Those that are the target's are shared with it, as in published checkpoints."""
+    target = target_of("deepseek_v3")
+    layers = layers_of(target)
+    prefix = FAMILIES["deepseek_v3"].prefix_of(0)
+    own = {
+        f"{prefix}embed_tokens.weight": target.get_input_embeddings().weight,
+        f"{prefix}shared_head.head.weight": target.get_output_embeddings().weight,
+    }
+    tensors = published(target, layers)
+    for which, factor in enumerate((1, -1)):
+        given = {name: factor * weight.detach() for name, weight in own.items()}
+        folder = write(target, {**tensors, **given}, tmp_path / str(which))
+        model = type(target).from_pretrained(folder).eval()
+        _, rounds = rounds_of(model, MtpDrafter(), (9,), seed=0, **SAMPLED)
+        (text,), draft = rounds[0]
+        if factor < 0:
+            with torch.no_grad():
+                final = model(torch.tensor([text[:-1]]), output_hidden_states=True)
+            model.get_input_embeddings().weight.data.neg_()
+            state = layers[0].states(model, text[1:], final.hidden_states[-1])[0, -1]
+            want = -model.get_output_embeddings()(state)
+        else:
+            want = expected_logits(model, layers, text, [])
+        torch.testing.assert_close(draft.distribution.logits[0, 0], want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next"])
+def test_layers_in_one_file_are_those_in_shards_and_draw_no_random_numbers(name, tmp_path):
+    target = target_of(name)
+    tensors = published(target, layers_of(target))
+    state = torch.get_rng_state()
+    one, two = (
+        load_mtp(write(target, tensors, tmp_path / str(shards), shards)).state_dict()
+        for shards in (0, 3)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
+
+
+def test_experts_that_are_one_tensor_are_read_too(tmp_path):
+    """As Transformers writes a model when it is not to keep the names of the hub."""
+    target = target_of("glm4_moe")
+    layers = layers_of(target)
+    names = FAMILIES["glm4_moe"]
+    tensors = published(target, layers)
+    want = load_mtp(write(target, tensors, tmp_path / "each")).state_dict()
+    tensors = {name: x for name, x in tensors.items() if ".experts." not in name}
+    for name, tensor in layers[0].decoder.state_dict().items():
+        if ".experts." in name:
+            tensors[f"{names.prefix_of(0)}{name}"] = tensor
+    got = load_mtp(write(target, tensors, tmp_path / "all")).state_dict()
+    assert all(torch.equal(tensor, want[key]) for key, tensor in got.items())
+
+
+def test_the_bias_that_chooses_experts_stays_in_float32(tmp_path):
+    _, layers, folder = checkpoint("deepseek_v3", tmp_path)
+    head = load_mtp(folder, torch.bfloat16)
+    assert {weight.dtype for weight in head.parameters()} == {torch.bfloat16}
+    (bias,) = [x for name, x in head.state_dict().items() if "bias" in name]
+    assert torch.equal(bias, layers[0].decoder.mlp.gate.e_score_correction_bias)
+
+
+def test_a_checkpoint_is_read_once_for_a_target_until_its_files_change(tmp_path, monkeypatch):
+    target, _, folder = checkpoint("glm4_moe", tmp_path)
+    read, load = [], files.load_mtp
+    monkeypatch.setattr(
+        "specdec_hf.heads.mtp.drafter.load_mtp", lambda *args: read.append(1) or load(*args)
+    )
+    inputs, settings = hf_models.prompts((9,)), {"max_new_tokens": 3, "drafter": "mtp"}
+    for expected in (1, 1):
+        generate(target, **inputs, **settings)
+        assert len(read) == expected
+    shard = folder / "model-1.safetensors"
+    save_file({name: 2 * x for name, x in load_file(shard).items()}, shard, {"format": "pt"})
+    generate(target, **inputs, **settings)
+    assert len(read) == 2
+
+
+def test_a_target_made_in_memory_drafts_with_a_folder_or_a_head(tmp_path):
+    target, _, folder = checkpoint("deepseek_v3", tmp_path)
+    made = target_of("deepseek_v3")
+    made.load_state_dict(target.state_dict())
+    settings = {"do_sample": True, "seed": 3, "guard": False, "return_dict_in_generate": True}
+    inputs, new = hf_models.prompts((9,)), 8
+    outs = [
+        generate(model, **inputs, max_new_tokens=new, drafter=drafter, **settings)
+        for model, drafter in (
+            (target, "mtp"), (made, f"mtp:{folder}"), (made, MtpDrafter(folder)),
+            (made, MtpDrafter(load_mtp(folder))),
+        )
+    ]  # fmt: skip
+    assert len({str(out.sequences.tolist()) for out in outs}) == 1
+    assert len({out.stats.accepted for out in outs}) == 1
+    with pytest.raises(ValueError, match=re.escape("name the folder as mtp:FOLDER")):
+        generate(made, **inputs, max_new_tokens=new, drafter="mtp")
+    made.config.name_or_path = str(tmp_path / "gone")
+    with pytest.raises(ValueError, match="gone' is neither a folder nor kept by the hub's cache"):
+        generate(made, **inputs, max_new_tokens=new, drafter="mtp")
+
+
+def test_a_target_of_the_hub_has_its_files_in_the_cache(tmp_path, monkeypatch):
+    target, _, folder = checkpoint("deepseek_v3", tmp_path)
+    asked = []
+
+    def cached(name, file, revision=None):
+        asked.append((name, revision))
+        return str(folder / file) if (folder / file).is_file() else None
+
+    monkeypatch.setattr(files, "try_to_load_from_cache", cached)
+    target.config._name_or_path, target.config._commit_hash = "owner/name", "abc"
+    assert files.folder_of(target.config) == folder
+    assert asked == [("owner/name", "abc")]
+
+
+def without(tensors, ending):
+    """The tensors but those whose names end so."""
+    return {name: x for name, x in tensors.items() if not name.endswith(ending)}
+
+
+P = "model.layers.2."
+FAULTS = {
+    "none": (lambda x: {}, "holds no layers of multi-token prediction: no tensor's name .* " + P),
+    "missing": (
+        lambda x: without(x, ("eh_proj.weight", ".2.up_proj.weight")),
+        rf"lacks {P}eh_proj.weight, {P}mlp.experts.2.up_proj.weight",
+    ),
+    "unknown": (
+        lambda x: {**x, f"{P}self_attn.indexer.weight": torch.zeros(3)},
+        f"holds {P}self_attn.indexer.weight, which no layer of multi-token prediction has",
+    ),
+    "quantised": (
+        lambda x: {
+            name: weight.to(torch.float8_e4m3fn) if name.endswith("o_proj.weight") else weight
+            for name, weight in x.items()
+        },
+        f"{P}self_attn.o_proj.weight of .* must be in F32, BF16, F16, got F8_E4M3: .* no quantised",
+    ),
+    "shape": (
+        lambda x: {**x, f"{P}enorm.weight": torch.ones(31)},
+        rf"{P}enorm.weight of .* must be \[32\], got \[31\]",
+    ),
+    "not finite": (
+        lambda x: {**x, f"{P}enorm.weight": torch.full((32,), torch.nan)},
+        f"{P}enorm.weight of .* must be finite",
+    ),
+    "one of two": (
+        lambda x: {**x, **{name.replace(".2.", ".3.", 1): y.clone() for name, y in x.items()}},
+        "as many layers of multi-token prediction as num_nextn_predict_layers .*, 1, got 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_other_checkpoints_are_refused_by_name(fault, tmp_path):
+    target = target_of("deepseek_v3")
+    change, message = FAULTS[fault]
+    write(target, change(published(target, layers_of(target))), tmp_path)
+    model = type(target).from_pretrained(tmp_path).eval()
+    with pytest.raises(ValueError, match=message):
+        generate(model, **hf_models.prompts((5,)), drafter="mtp", max_new_tokens=3)
+
+
+def test_other_targets_and_folders_are_refused_by_name(tmp_path):
+    target, _, folder = checkpoint("glm4_moe", tmp_path / "given", count=2)
+    inputs = hf_models.prompts((5,))
+
+    def refused(drafter, message, model=target):
+        with pytest.raises(ValueError, match=message):
+            generate(model, **inputs, drafter=drafter, max_new_tokens=3)
+
+    refused("mtp_tree", "needs one layer of multi-token prediction, got 2: drafter mtp drafts")
+    wider = hf_models.build("llama", hidden_size=64)
+    refused(f"mtp:{folder}", "a model with hidden states of 32, got 64", wider)
+    refused(f"mtp:{tmp_path}", "cannot read the config.json of")
+    refused(f"mtp:{tmp_path / 'gone'}", "folder .*gone of drafter mtp does not exist")
+    hf_models.tiny("llama").save_pretrained(tmp_path / "llama")
+    refused(f"mtp:{tmp_path / 'llama'}", "knows the model types deepseek_v3, .*, got 'llama'")
+    index = folder / files.INDEX
+    given = json.loads(index.read_text())["weight_map"]
+    for name, message in (("../x.safetensors", "beside it"), ("x", "lacks x, which its model")):
+        where = {key: name if ".enorm" in key else file for key, file in given.items()}
+        index.write_text(json.dumps({"weight_map": where}))
+        refused("mtp", message)
+    index.write_text("{}")
+    refused("mtp", "cannot read the weight_map of")
+    index.unlink()
+    refused("mtp", "holds no safetensors: it has neither model.safetensors nor ")
+    shutil.rmtree(folder)
+    refused("mtp", "neither a folder nor kept by the hub's cache")
+    with pytest.raises(TypeError, match=r"head must be MtpHead or the folder .* got int"):
+        MtpDrafter(3)
