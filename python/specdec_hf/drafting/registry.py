@@ -35,6 +35,8 @@ class Entry:
         options: names of what may follow it, as in ``layers:4,temperature=0.5``.
         own_tree: whether it drafts trees of its own.
         is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
+        leads_cascade: whether another drafter can draft for it in a `VerticalCascade`, as for a
+            draft model.
         draws, reports_confidence, several, makes_forward: as in `Drafter`.
     """
 
@@ -46,6 +48,7 @@ class Entry:
     options: tuple[str, ...] = ()
     own_tree: bool = False
     is_model: bool = False
+    leads_cascade: bool = False
     makes_forward: bool = False
     draws: bool = False
     reports_confidence: bool = False
@@ -136,6 +139,17 @@ DRAFTERS: dict[str, Entry] = {
         "sublayers that FILE lists; the layers before them run once",
         value="A-B|FILE",
         needs_value=True,
+        makes_forward=True,
+        draws=True,
+    ),
+    "sparse_cache": Entry(
+        "drafters.sparse_cache",
+        "SparseCacheDrafter",
+        "the model itself over the first tokens, the last ones and the chunks of the text that it "
+        "attends to most, N tokens in all",
+        value="budget=N",
+        options=("chunk", "sinks", "recent", "interval"),
+        leads_cascade=True,
         makes_forward=True,
         draws=True,
     ),
