@@ -28,6 +28,7 @@ from specdec_hf.drafters.own_layers import LayerSkipDrafter as LayerSkipDrafter
 from specdec_hf.drafters.remote import RemoteDrafter as RemoteDrafter
 from specdec_hf.drafters.remote import serve_drafter as serve_drafter
 from specdec_hf.drafters.skipped_sublayers import SkippedSublayers as SkippedSublayers
+from specdec_hf.drafters.sparse_cache import SparseCacheDrafter as SparseCacheDrafter
 from specdec_hf.drafters.text import TextDrafter as TextDrafter
 from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter as TokenRecyclingDrafter
 from specdec_hf.drafting.context import Candidates as Candidates

@@ -100,6 +100,8 @@ def without_sublayers(target: Any, folder: Path) -> str:
     return f"layer_skip:{folder / 'skipped'}"
 
 
+# So small that texts of a few tokens exceed it, and that drafts are not the target's own.
+SPARSE = "sparse_cache:budget=2,chunk=1,sinks=0,recent=1,interval=2"
 LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
 NAMED: dict[str, Make] = {
     name: named(name) for name in ("auto", "prompt_lookup", "random", "suffix_automaton", *LEARNING)
@@ -108,6 +110,7 @@ NAMED: dict[str, Make] = {
     "layers": named("layers:1"),
     "early_exit": named("early_exit:1"),
     "layer_skip": named("layer_skip:1-1"),
+    "sparse_cache": named(SPARSE),
     "eagle3": lambda target, folder: f"eagle3:{head_folder(target, folder)}",
     "eagle": lambda target, folder: f"eagle:{eagle_folder(target, folder)}",
     "eagle_chain": lambda target, folder: f"eagle_chain:{eagle_folder(target, folder)}",
@@ -133,6 +136,7 @@ OTHERS: dict[str, Make] = {
     ),
     "vertical cascade": lambda target, folder: [draft_model(target), "prompt_lookup"],
     "layer_skip, sublayers": without_sublayers,
+    "sparse_cache, cascade": lambda target, folder: [SPARSE, "prompt_lookup"],
     "distilled": lambda target, folder: DistilledDrafter(draft_model(target), 0.02),
     "suffix_automaton, kept": with_kept_texts,
     "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
@@ -180,13 +184,14 @@ TREES: dict[str, tuple[Make, Any]] = {
 # Rule "auto" reads the distribution that these drafts were drawn from.
 DRAWN = (
     "ngram", "model", "model, own sampling", "early_exit", "exit_head", "pass_head",
-    "eagle3_chain", "peagle", "dflash", "horizontal cascade", "vertical cascade", "model, tree",
+    "sparse_cache", "eagle3_chain", "peagle", "dflash", "horizontal cascade", "vertical cascade",
+    "model, tree",
     "two models, tree", "merged, drawn",
 )  # fmt: skip
 # These draw as one of those above does.
 DRAWN_ALIKE = (
     "random", "unigram", "bigram", "layers", "layer_skip", "layer_skip, sublayers", "staged, tree",
-    "distilled", "eagle_chain", "mtp", "mtp, layers",
+    "distilled", "eagle_chain", "mtp", "mtp, layers", "sparse_cache, cascade",
 )  # fmt: skip
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (

@@ -270,16 +270,20 @@ def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:
     check_choice("--cascade", kind, ("vertical", "horizontal"))
     if len(drafters) < 2:
         fail(f"--cascade needs several --drafter, the largest first, got {', '.join(drafters)}")
-    for name in drafters:
+    for n, name in enumerate(drafters):
         entry = _named(name)
-        if name == "none" or (entry is not None and (entry.own_tree or entry.makes_forward)):
+        leads = entry is not None and entry.leads_cascade and kind == "vertical" and n == 0
+        if leads and settings.tree is not None:
+            fail(f"--tree must not be given with --drafter {name}, which drafts chains")
+        makes = entry is not None and (entry.own_tree or (entry.makes_forward and not leads))
+        if name == "none" or makes:
             fail(f"--cascade needs drafters of chains of their own, got --drafter {name}")
     if kind == "vertical":
         if colon:
             fail(f"--cascade vertical takes no numbers, got {settings.cascade!r}")
         for name in drafters[:-1]:
             entry = _named(name)
-            if entry is not None and not entry.is_model:
+            if entry is not None and not (entry.is_model or entry.leads_cascade):
                 fail(
                     "--cascade vertical needs draft models, such as layers:4, before the last "
                     f"--drafter, got {name}"

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, check_integers, shown
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
+from specdec_hf.drafters.sparse_cache import SparseCacheDraft, SparseCacheDrafter
 from specdec_hf.drafting.checks import ask, check_temperature
 from specdec_hf.drafting.context import (
     MAX_DRAFTS_PER_ROUND,
@@ -309,8 +310,12 @@ class VerticalCascade(Cascade):
     device once for the outcome of the verification, and once more for drafts that lie on a device.
     With a `TreeSpec` it drafts the trees of its model with fewer forwards; see staged.py.
 
+    The draft model may be the target over a `SparseCacheDrafter`, as in TriForce (Sun et al. 2024,
+    arXiv 2404.11912): it then drafts chains for that target.
+
     Args:
-        model: the draft model. Neither it nor its configs are changed.
+        model: the draft model. Neither it nor its configs are changed. Or a `SparseCacheDrafter`,
+            or its name.
         drafter: drafts for it: a smaller model, the name of a drafter, or a `Drafter`, such as
             another `VerticalCascade`; one that rolls back.
         num_assistant_tokens: tokens that ``drafter`` drafts in each round of ``model``.
@@ -325,8 +330,14 @@ class VerticalCascade(Cascade):
     rules = RULES_OF_DRAWN_DRAFTS
 
     def __init__(self, model: Any, drafter: Any, num_assistant_tokens: int = 3) -> None:
-        check_language_model("model", model)
-        self.model: Any = model
+        if isinstance(model, str):
+            model = _as_drafter(model)
+        self.sparse = model if isinstance(model, SparseCacheDrafter) else None
+        if self.sparse is None:
+            check_language_model("model", model)
+        else:
+            self.makes_forward, self.rolls_back = True, False
+        self.model: Any = model  # of a sparse cache the target, once a call has started
         self.num_assistant_tokens = check_integer("num_assistant_tokens", num_assistant_tokens, 1)
         super().__init__([drafter])
         check_rolls_back(self.drafters[0])
@@ -335,10 +346,14 @@ class VerticalCascade(Cascade):
         """Check the vocabularies and make empty caches.
 
         Raises:
-            ValueError: vocabularies that differ in size.
+            ValueError: vocabularies that differ in size, and what `SparseCacheDrafter` refuses.
         """
         self._context = context
-        self._draft = DraftModel(self.model, context)
+        self._draft: DraftModel | SparseCacheDraft
+        if self.sparse is None:
+            self._draft = DraftModel(self.model, context)
+        else:
+            self.model, self._draft = context.model, self.sparse.draft_in(context)
         self.relative_cost = self._draft.relative_cost
         # The draft model's rule. Where Q is read it must be lossless for Q. Under match all levels
         # share the noise of a position, and the greedy rule serves drafts that are not drawn.
@@ -362,6 +377,8 @@ class VerticalCascade(Cascade):
         gamma = int(limits.max())
         if gamma < 1:
             return None
+        if isinstance(draft, SparseCacheDraft):
+            draft.begin_round(history)
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
         rows: torch.Tensor | None = None

@@ -75,8 +75,7 @@ class OwnCacheDrafter(DrawingDrafter):
             raise ValueError(f"drafter {self.name} needs cache='spec', got {kind!r}")
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        own: Any = self._draft
-        runner: SpecRunner = own.runner
+        runner: SpecRunner = self._context.runner
         if runner.later_inputs is not None:
             self._context.note(
                 f"drafter {self.name} drafts nothing where the call has inputs other than text"

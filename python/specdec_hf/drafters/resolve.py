@@ -13,6 +13,7 @@ from specdec_hf.drafters.growing_tree import EagleDrafter
 from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.sparse_cache import SparseCacheDrafter
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import DRAFTERS, make_drafter, usages
@@ -67,12 +68,14 @@ def resolve_drafter(drafter: Any, layout: Layout | None, model: Any) -> Drafter 
 
 def _cascade(drafters: Sequence[Any], target: Any) -> Drafter:
     """Draft models from large to small, each of which drafts for the one before it."""
-    models = drafters[:-1]
+    models = [_one_drafter(one, target) if isinstance(one, str) else one for one in drafters[:-1]]
+    lead = all(isinstance(one, SparseCacheDrafter) or is_language_model(one) for one in models)
     last = _one_drafter(drafters[-1], target) if drafters else None
-    if not models or not all(map(is_language_model, models)) or last is None or last.size:
+    if not models or not lead or last is None or last.size:
         raise ValueError(
             f"{_RULE}, got {_named(drafters)}; several drafters need tree, unless they are draft "
-            "models from large to small, the last of which may be a Drafter"
+            "models from large to small, the last of which may be a Drafter, or sparse_cache "
+            "before them"
         )
     for model in reversed(models):
         last = VerticalCascade(model, last)
@@ -108,6 +111,11 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
             raise ValueError(
                 f"tree must be a TrieTree or None with drafter {one.name}, which drafts trees of "
                 f"its own, got {layout}"
+            )
+        if isinstance(one, VerticalCascade) and one.sparse is not None:
+            raise ValueError(
+                "tree must be a TrieTree or None with a cascade of drafter sparse_cache, which "
+                f"drafts chains, got {layout}"
             )
         drafters.append(one)
     models = [one for one in drafters if isinstance(one, ModelDrafter)]

@@ -39,6 +39,8 @@ class Entry:
         is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
         serves_all: whether it drafts for any target, so that `bench` measures it without being
             asked to.
+        leads_cascade: whether another drafter can draft for it in a `VerticalCascade`, as for a
+            draft model.
         draws, reports_confidence, several, makes_forward: as in `Drafter`.
     """
 
@@ -51,6 +53,7 @@ class Entry:
     own_tree: bool = False
     is_model: bool = False
     serves_all: bool = True
+    leads_cascade: bool = False
     makes_forward: bool = False
     draws: bool = False
     reports_confidence: bool = False
@@ -141,6 +144,17 @@ DRAFTERS: dict[str, Entry] = {
         "sublayers that FILE lists; the layers before them run once",
         value="A-B|FILE",
         needs_value=True,
+        makes_forward=True,
+        draws=True,
+    ),
+    "sparse_cache": Entry(
+        "drafters.sparse_cache",
+        "SparseCacheDrafter",
+        "the model itself over the first tokens, the last ones and the chunks of the text that it "
+        "attends to most, N tokens in all",
+        value="budget=N",
+        options=("chunk", "sinks", "recent", "interval"),
+        leads_cascade=True,
         makes_forward=True,
         draws=True,
     ),

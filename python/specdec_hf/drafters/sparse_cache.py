@@ -1,0 +1,317 @@
+"""Drafting with the target itself over a small part of its keys and values.
+
+Over a long text a forward reads more keys and values than weights. A draft reads the weights, but
+of the cache only the first tokens (attention sinks), the last ones, and the chunks between them
+that the target attends to. Their keys and values are copies of the target's own.
+
+Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "MagicDec", arXiv
+2408.11049; Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", arXiv
+2309.17453.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec_hf.arguments import check_integer, shown
+from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
+from specdec_hf.drafters.retrieval import (
+    ChunkMeans,
+    chunk_scores,
+    queries_of,
+    scale_of,
+    unserved_reason,
+)
+from specdec_hf.drafting.context import CommittedStates, DraftContext, History
+from specdec_hf.drafting.registry import DRAFTERS, split_options, usage
+from specdec_hf.runner.packed.decoder_layer import FAMILIES
+from specdec_hf.runner.protocol import Lengths
+from specdec_hf.runner.sparse_runner import SparseRunner, bytes_of_cache
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+NEVER = -(2**40)  # tokens of a text when chunks were chosen, where none were
+
+
+class SparseCacheDraft(OwnCacheDraft):
+    """The target over a sparse cache in one call; `begin_round` brings the cache up to date.
+
+    Args:
+        context: the call.
+        drafter: says what is held.
+
+    Attributes:
+        runner: of the sparse cache. That of the target is ``target``.
+    """
+
+    runner: SparseRunner
+
+    def __init__(self, context: DraftContext, drafter: SparseCacheDrafter) -> None:
+        super().__init__(context)
+        self.target = context.runner
+        self.held = drafter
+        # Between two choices a sequence grows by what it commits, and a round by its drafts.
+        grown = drafter.interval + 2 * (context.max_draft + 1)
+        capacity = min(drafter.budget, context.max_length) + grown
+        self.runner = SparseRunner(self.target, capacity)
+        self._means = ChunkMeans(self.target, drafter.sinks, drafter.chunk)
+        self._chosen_at = np.full(context.batch_size, NEVER, dtype=np.int64)
+        self._states: CommittedStates | None = None
+        self._num_layers = len(self.target.cache.spec_layers)
+
+    @property
+    def relative_cost(self) -> float:
+        """Bytes of weights, keys and values that a draft reads by those that the target reads."""
+        longest = self.context.max_length
+        config = self.model.config
+        weights = sum(p.numel() * p.element_size() for p in self.context.model.parameters())
+        heads, size = config.num_key_value_heads, self.model.base_model.layers[0].self_attn.head_dim
+        token = 2 * config.num_hidden_layers * heads * size * self.model.dtype.itemsize
+        ours = weights + token * min(self.held.budget, longest)
+        return ours / (weights + token * longest)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sparse cache and of the means of chunks."""
+        return self.runner.nbytes + self._means.means.nbytes
+
+    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As `OwnCacheDraft.room`; none where the call has inputs other than text."""
+        if self.target.later_inputs is not None:
+            return np.zeros_like(limits)
+        return super().room(history, limits)
+
+    def begin_round(self, history: History) -> None:
+        """Copy what was committed, and choose chunks anew where that is due."""
+        lengths, held = self.target.lengths, self.held
+        if self._states is None and held.num_chunks and self.context.max_length > held.budget:
+            self._states = self.context.keep_states(range(self._num_layers))
+        states, known = self._last_states()
+        due = history.active & (lengths > held.budget)
+        due &= lengths - self._chosen_at >= held.interval
+        if due.any():
+            self._choose(np.flatnonzero(due), history, states, known)
+        self.runner.copy_committed()
+
+    def catch_up(self, history: History) -> torch.Tensor:
+        self.begin_round(history)
+        pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
+        return self.extend(pending, history.lengths - 1)
+
+    def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
+        return self.runner.forward(tokens, starts, 1)[:, -1]
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
+        self.runner.truncate(np.minimum(self.runner.lengths, lengths))
+        self._last_states()  # rounds without drafts would pile them up
+
+    def _choose(
+        self,
+        sequences: NDArray[np.int64],
+        history: History,
+        states: torch.Tensor | None,
+        known: NDArray[np.bool_],
+    ) -> None:
+        """Hold the sinks, the chunks of the highest scores and the end of some sequences' texts.
+
+        Args:
+            sequences: [R], each longer than the budget.
+            history: the committed tokens.
+            states: [B, N, H], which the layers read at the last committed token that they read.
+            known: [B], whether the sequence has such states.
+        """
+        held, first = self.held, bool((self._chosen_at == NEVER).all())
+        lengths = self.target.lengths[sequences]
+        # Whole chunks lie between the sinks and the recent tokens, which are at most ``recent``.
+        counts = -(-(lengths - held.sinks - held.recent) // held.chunk)
+        recent = held.sinks + counts * held.chunk  # where they begin
+        ends = recent[:, None] + np.arange(int((lengths - recent).max()))
+        np.minimum(ends, lengths[:, None] - 1, out=ends)
+        heads = self.target.cache.spec_layers[0].buffers[0].shape[1]
+        shape = self._num_layers, len(sequences), heads, -1
+        parts = [torch.arange(held.sinks, device=self.device).expand(shape)]
+        if held.num_chunks:
+            chosen = self._chunks(sequences, counts, history, states, known)
+            inside = torch.arange(held.chunk, device=self.device)
+            parts.append((held.sinks + chosen[..., None] * held.chunk + inside).flatten(3))
+        parts.append(self._to_device(ends)[None, :, None].expand(shape))
+        size = held.sinks + held.num_chunks * held.chunk
+        self.runner.hold(sequences, torch.cat(parts, dim=3), size + lengths - recent)
+        self._chosen_at[sequences] = lengths
+        if first:
+            whole, ours, means = (
+                f"{size / 2**20:.3g} MiB"
+                for size in (
+                    bytes_of_cache(self.target), self.runner.nbytes, self._means.means.nbytes
+                )
+            )  # fmt: skip
+            self.context.note(
+                f"drafter {held.name} holds {ours} of keys and values and {means} of their means, "
+                f"beside the {whole} of the target's cache"
+            )
+
+    def _chunks(
+        self,
+        sequences: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        history: History,
+        states: torch.Tensor | None,
+        known: NDArray[np.bool_],
+    ) -> torch.Tensor:
+        """[N, R, H, k] int64, the chunks of the highest scores, in order, out of ``counts`` [R]."""
+        positions = self.target.lengths - 1
+        if states is None or not known[sequences].all():
+            asked = self._ask_target(history)
+            unknown = self._to_device(~known)[:, None, None]
+            states = asked if states is None else torch.where(unknown, asked, states)
+            positions = positions + ~known
+        rows = self._to_device(sequences)
+        model = self.model
+        queries = queries_of(model, states[rows], self._to_device(positions[sequences]))
+        wanted = self._means.counts.copy()
+        wanted[sequences] = counts
+        self._means.extend(wanted)
+        means = self._means.means
+        if len(sequences) < means.shape[1]:  # or else no copy is made
+            means = means[:, rows]
+        means = means[:, :, :, : int(counts.max())]
+        scores = chunk_scores(queries, means, self._to_device(counts), scale_of(model))
+        # Of equal scores the earlier chunk wins, whatever the other sequences are.
+        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        return order[..., : self.held.num_chunks].sort(dim=-1).values
+
+    def _last_states(self) -> tuple[torch.Tensor | None, NDArray[np.bool_]]:
+        """The states [B, N, H] at the last token that the target read in its last round.
+
+        And [B], whether a sequence has them; None where no sequence has.
+        """
+        batch_size = self.context.batch_size
+        if self._states is None or not self._states.counts.any():
+            return None, np.zeros(batch_size, dtype=np.bool_)
+        states, counts = self._states.take()
+        last = self._to_device(np.maximum(counts - 1, 0))
+        rows = torch.arange(batch_size, device=self.device)
+        return states[rows, last].unflatten(-1, (self._num_layers, -1)), counts > 0
+
+    def _ask_target(self, history: History) -> torch.Tensor:
+        """The states [B, N, H] at the pending tokens, where no verification has read any token."""
+        before = self.target.lengths.copy()
+        pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
+        self.target.forward(pending, before, 1)
+        self.target.truncate(before)
+        states = self.target.tap.take()
+        return torch.stack([states[n][:, -1] for n in range(self._num_layers)], dim=1)
+
+    def _to_device(self, values: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
+
+
+class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
+    """The target over the first tokens, the last tokens and the most attended chunks of the text.
+
+    A text of at most ``budget`` tokens is held whole, and drafts are the target's own tokens. Of a
+    longer one each layer and each head of keys holds its own chunks: those whose mean key has the
+    highest scores for the query of the last token that a verification has read (`chunk_scores`).
+    In the first round of a call no verification has read single tokens, so one more forward of the
+    target gives the query of the pending token.
+
+    It needs cache "spec" and a model of Llama, Mistral, Qwen2 or Qwen3 whose window, if it has one,
+    no text exceeds. In a `VerticalCascade` a smaller drafter drafts for it.
+
+    Args:
+        budget: tokens that are held of a long text when chunks have just been chosen.
+        chunk: tokens of a chunk.
+        sinks: tokens that are held of the beginning.
+        recent: tokens that are held of the end, at least a chunk; a fourth of the budget by
+            default. What the others leave of the budget is held in chunks; without any, drafts
+            see the beginning and the end alone.
+        interval: tokens that a sequence commits before its chunks are chosen anew. Tokens that were
+            committed since the last choice are held beside the budget.
+
+    Raises:
+        TypeError: an argument that is no integer.
+        ValueError: a number out of range, and, when a call starts, another cache or model.
+
+    Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "MagicDec", arXiv
+    2408.11049.
+
+    >>> SparseCacheDrafter(512, chunk=8, sinks=4, recent=128).num_chunks
+    47
+    """
+
+    def __init__(
+        self,
+        budget: int = 512,
+        *,
+        chunk: int = 8,
+        sinks: int = 4,
+        recent: int | None = None,
+        interval: int = 16,
+    ) -> None:
+        self.budget = check_integer("budget", budget, 1)
+        self.chunk = check_integer("chunk", chunk, 1)
+        self.sinks = check_integer("sinks", sinks, 0)
+        self.interval = check_integer("interval", interval, 1)
+        if recent is None:
+            recent = max(self.chunk, self.budget // 4)
+        self.recent = check_integer("recent", recent, 1)
+        if self.recent < self.chunk:
+            raise ValueError(f"recent must be at least chunk = {chunk}, got {recent}")
+        least = self.sinks + self.recent
+        if self.budget < least:
+            raise ValueError(f"budget must be at least sinks + recent = {least}, got {budget}")
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that are held of a long text."""
+        return (self.budget - self.sinks - self.recent) // self.chunk
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Numbers by their names, such as ``budget=512,chunk=8``."""
+        names = ("budget", *DRAFTERS["sparse_cache"].options)
+        rest, options = split_options(text, names)
+        if rest or not all(number.isdecimal() for number in options.values()):
+            raise ValueError(
+                f"drafter must be {usage('sparse_cache')} with numbers for {', '.join(names)}, "
+                f"got {shown(text)}"
+            )
+        numbers: dict[str, Any] = {name: int(number) for name, number in options.items()}
+        return cls(**numbers)
+
+    def check_config(self, config: Any) -> None:
+        if config.model_type not in {name.lower() for name in FAMILIES.values()}:
+            raise ValueError(
+                f"drafter {self.name} drafts for models of {', '.join(FAMILIES.values())}, got "
+                f"{config.model_type!r}"
+            )
+
+    def draft_in(self, context: DraftContext) -> SparseCacheDraft:
+        """What drafts in one call.
+
+        Raises:
+            ValueError: a cache or a model that this does not go with.
+        """
+        self._check_cache(context)
+        reason = unserved_reason(context.model, context.max_length)
+        if reason is not None:
+            raise ValueError(
+                f"drafter {self.name} cannot draft for {type(context.model).__name__}: {reason}"
+            )
+        return SparseCacheDraft(context, self)
+
+    def start(self, context: DraftContext) -> None:
+        """Check the call and make an empty cache.
+
+        Raises:
+            ValueError: a cache or a model that this does not go with.
+        """
+        self._context = context
+        self._draft: SparseCacheDraft = self.draft_in(context)
+        self.relative_cost = self._draft.relative_cost

@@ -1,0 +1,507 @@
+"""Drafter ``sparse_cache``: what its cache holds, what it drafts from that, and what is refused."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import (
+    HorizontalCascade,
+    SparseCacheDrafter,
+    TrieTree,
+    VerticalCascade,
+    generate,
+)
+from specdec_hf.drafters import retrieval, sparse_cache
+from specdec_hf.drafting.context import DraftContext
+from specdec_hf.runner.sparse_runner import SparseRunner
+from support import hf_models
+from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.providers import SIGNIFICANCE
+from transformers import AttentionInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+SMALL = {"chunk": 2, "sinks": 1, "recent": 3, "interval": 3}
+RAGGED = (30, 7, 21)
+SETTINGS = {"do_sample": False, "guard": False, "return_dict_in_generate": True, "gamma": 3}
+
+
+class Recorded:
+    """What a drafter held and read in a call; every list has an entry for each call of it."""
+
+    def __init__(self, monkeypatch):
+        self.held, self.copies, self.queries, self.scored, self.windows = [], [], [], [], []
+        hold, copy, window = (
+            getattr(SparseRunner, name) for name in ("hold", "copy_committed", "window")
+        )
+        queries_of, scores = sparse_cache.queries_of, sparse_cache.chunk_scores
+
+        def held(runner, sequences, slots, counts):
+            self.held.append((sequences.copy(), slots.clone(), counts.copy(), runner.source))
+            hold(runner, sequences, slots, counts)
+
+        def copied(runner):
+            copy(runner)
+            own, theirs = (
+                [[x.clone() for x in layer.buffers] for layer in one.cache.spec_layers]
+                for one in (runner, runner.source)
+            )
+            lengths = runner.source.lengths.copy(), runner.cache.lengths.copy()
+            self.copies.append((own, theirs, *lengths, len(self.held)))
+
+        def fed(runner, starts, size, padding=0):
+            inputs = window(runner, starts, size, padding)
+            self.windows.append((starts.copy(), inputs["position_ids"].clone()))
+            return inputs
+
+        def queried(model, states, positions):
+            made = queries_of(model, states, positions)
+            self.queries.append((made, positions.clone()))
+            return made
+
+        def scored(queries, means, counts, scale):
+            made = scores(queries, means, counts, scale)
+            self.scored.append((means.clone(), counts.clone(), made))
+            return made
+
+        monkeypatch.setattr(SparseRunner, "hold", held)
+        monkeypatch.setattr(SparseRunner, "copy_committed", copied)
+        monkeypatch.setattr(SparseRunner, "window", fed)
+        monkeypatch.setattr(sparse_cache, "queries_of", queried)
+        monkeypatch.setattr(sparse_cache, "chunk_scores", scored)
+
+
+@cache
+def recording(name):
+    """A tiny model that remembers the queries of its last forward by layer."""
+    seen = {}
+
+    def attention(module, query, *rest, **more):
+        seen[module.layer_idx] = query
+        return sdpa_attention_forward(module, query, *rest, **more)
+
+    AttentionInterface.register("recording", attention)
+    model = hf_models.build(name)
+    model.config._attn_implementation = "recording"
+    return model, seen
+
+
+def own_queries(name, tokens):
+    """[N, H, D], the queries of the last token of a text [T] in a plain forward."""
+    model, seen = recording(name)
+    with torch.no_grad():
+        model(tokens[None], use_cache=False)
+    return torch.stack([seen[n][0, :, -1] for n in sorted(seen)])
+
+
+@pytest.mark.parametrize("compile", [None, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_chunks_are_those_of_the_highest_scores(name, compile, monkeypatch):
+    """Against one loop for each layer, head and chunk, over the keys that the target's cache has.
+
+    The queries are those of the target itself, in a forward over the text.
+    """
+    model = hf_models.build(name)
+    recorded = Recorded(monkeypatch)
+    drafter = SparseCacheDrafter(12, **SMALL)
+    out = generate(
+        model, **hf_models.prompts(RAGGED), **SETTINGS, drafter=drafter, compile=compile,
+        max_new_tokens=14,
+    )  # fmt: skip
+    texts = [
+        row[row.shape[0] - 14 - length :] for row, length in zip(out.sequences, RAGGED, strict=True)
+    ]
+    assert len(recorded.held) > 4
+    assert {len(sequences) for sequences, *_ in recorded.held} > {1}
+    others = 0
+    for (sequences, slots, counts, source), (queries, positions) in zip(
+        recorded.held, recorded.queries, strict=True
+    ):
+        layers = [layer.buffers[0] for layer in source.cache.spec_layers]
+        for r, b in enumerate(sequences.tolist()):
+            position = int(positions[r])
+            expected = own_queries(name, texts[b][: position + 1])
+            torch.testing.assert_close(queries[:, r], expected, atol=2e-4, rtol=1e-3)
+            for n, keys in enumerate(layers):
+                heads = keys.shape[1]
+                for h in range(heads):
+                    group = expected[n].unflatten(0, (heads, -1))[h]
+                    found = slots[n, r, h, : counts[r]].tolist()
+                    wanted, margin = brute_force(keys[b, h], group, found[-1] + 1)
+                    if margin > 1e-3:
+                        assert found == wanted
+                        others += wanted[1:-3] != list(range(1, len(wanted) - 3))
+    assert others > 10  # chunks in the middle were chosen
+
+
+def brute_force(keys, queries, length):
+    """The slots of a text of some length, and by how much the last chunk is ahead of the next."""
+    first, size, recent, budget = 1, 2, 3, 12
+    begin = first
+    while length - begin > recent:
+        begin += size
+    chunks = range(first, begin, size)
+    logits = [
+        [float(q @ keys[c : c + size].mean(dim=0)) / keys.shape[1] ** 0.5 for c in chunks]
+        for q in queries
+    ]
+    scores = torch.tensor(logits).softmax(dim=1).sum(dim=0)
+    count = (budget - first - recent) // size
+    order = scores.argsort(descending=True).tolist()
+    margin = float(scores[order[count - 1]] - scores[order[count]]) if len(order) > count else 1.0
+    middle = [chunks[c] + i for c in sorted(order[:count]) for i in range(size)]
+    return [*range(first), *middle, *range(begin, length)], margin
+
+
+def test_the_cache_holds_the_targets_own_keys_and_values(monkeypatch):
+    recorded = Recorded(monkeypatch)
+    generate(
+        hf_models.tiny("llama"), **hf_models.prompts(RAGGED), **SETTINGS,
+        drafter=SparseCacheDrafter(12, **SMALL), max_new_tokens=14,
+    )  # fmt: skip
+    held: dict[int, torch.Tensor] = {}
+    seen = 0
+    for own, theirs, whole, sparse, choices in recorded.copies:
+        for sequences, slots, counts, _ in recorded.held[seen:choices]:
+            held |= {int(b): slots[:, r, :, : counts[r]] for r, b in enumerate(sequences)}
+        seen = choices
+        for b, (length, ours) in enumerate(zip(whole.tolist(), sparse.tolist(), strict=True)):
+            for n, layers in enumerate(zip(own, theirs, strict=True)):
+                for mine, its in zip(*layers, strict=True):
+                    for h in range(mine.shape[1]):
+                        slots = held[b][n, h].tolist() if b in held else []
+                        slots += range(slots[-1] + 1 if slots else 0, length)
+                        assert len(slots) == ours
+                        assert torch.equal(mine[b, h, :ours], its[b, h, slots])
+    assert seen == len(recorded.held) > 4
+    for starts, positions in recorded.windows:
+        expected = starts[:, None] + np.arange(positions.shape[1])
+        assert positions.tolist() == expected.tolist()
+    means, counts, _ = recorded.scored[-1]
+    assert means.shape[:3] == (2, len(counts), 2)
+
+
+@pytest.mark.parametrize("interval", [1, 6])
+def test_chunks_are_chosen_anew_after_as_many_tokens(interval, monkeypatch):
+    """Not before, nor where a text has as many tokens as the budget."""
+    recorded = Recorded(monkeypatch)
+    out = generate(
+        hf_models.tiny("llama"), **hf_models.prompts((9,)), **SETTINGS, max_new_tokens=30,
+        drafter=SparseCacheDrafter(12, **{**SMALL, "interval": interval}),
+    )  # fmt: skip
+    lengths = np.cumsum([9, *(record.emitted[0] for record in out.stats.round_log)]) - 1
+    drafting = lengths[1:-1]  # of the cache, when a round drafts
+    last, expected = -100, []
+    for length in drafting[drafting > 12].tolist():
+        if length - last >= interval:
+            last = length
+            expected.append(length)
+    chosen = [int(slots[0, 0, 0, counts[0] - 1]) + 1 for _, slots, counts, _ in recorded.held]
+    assert chosen == expected[: len(chosen)]
+    assert len(expected) - len(chosen) <= 1  # a last round without drafts
+    assert len(chosen) > 2
+
+
+@pytest.mark.parametrize("compile", [None, False])
+def test_drafts_see_what_is_held_at_its_positions(compile):
+    """Without chunks every head sees the same tokens, so a mask over a plain forward does it too.
+
+    The draft's rows of logits are compared with those of the target over its own keys and values.
+    """
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((30,))
+    length, sinks, recent = 30, 2, 5
+    drafter = Watched(7, chunk=4, sinks=sinks, recent=recent)
+    assert drafter.num_chunks == 0
+    out = generate(
+        model, **inputs, drafter=drafter, do_sample=True, seed=3, rule="token", gamma=3,
+        guard=False, compile=compile, max_new_tokens=5, return_dict_in_generate=True,
+    )  # fmt: skip
+    draft, history = drafter.drafts[0]
+    text = torch.from_numpy(history.tokens[:, : length + 1].copy())
+    past = DynamicCache()
+    with torch.no_grad():
+        model(text[:, :length], past_key_values=past, use_cache=True)
+        for i in range(3):
+            size = length + 1 + i
+            visible = torch.ones(1, 1, 1, size, dtype=torch.bool)
+            begin = sinks + -(-(length - sinks - recent) // 4) * 4
+            visible[..., sinks:begin] = False
+            token = text[:, -1:] if i == 0 else draft.tokens[:, i - 1 : i]
+            row = model(
+                token, past_key_values=past, attention_mask=visible, use_cache=True,
+                position_ids=torch.tensor([[size - 1]]),
+            ).logits[:, -1]  # fmt: skip
+            torch.testing.assert_close(draft.distribution.logits[:, i], row, atol=2e-4, rtol=1e-3)
+            whole = model(torch.cat([text, draft.tokens[:, :i]], dim=1), use_cache=False).logits[
+                :, -1
+            ]
+            assert (whole - row).abs().max() > 0.01  # the control: the mask matters
+    assert not [note for note in out.stats.notes if "cannot" in note]
+
+
+class Watched(SparseCacheDrafter):
+    """Remembers its drafts, and the texts that they continue."""
+
+    def start(self, context):
+        self.drafts = []
+        super().start(context)
+
+    def propose(self, history, limits):
+        draft = super().propose(history, limits)
+        if draft is not None:
+            self.drafts.append((draft, history))
+        return draft
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True, "seed": [1, 2, 3], "rule": "token"}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_room_for_the_whole_text_all_drafts_are_accepted(settings, dtype):
+    """The drafter's distribution is then the target's own; a small budget is the control."""
+    model, inputs = hf_models.build("llama").to(dtype), hf_models.prompts(RAGGED)
+    made = {}
+    for budget in (64, 12):
+        made[budget] = generate(
+            model, **inputs, **{**SETTINGS, **settings}, max_new_tokens=24,
+            drafter=SparseCacheDrafter(budget, **SMALL),
+        ).stats  # fmt: skip
+    assert made[64].accepted == made[64].drafted > 40
+    assert 0 < made[12].accepted < 0.9 * made[12].drafted
+    assert "sparse_cache holds" not in " ".join(made[64].notes)
+
+
+STATES = 8  # tokens 1 to 8 are states, and token 9 + 8 * i + j says that j follows i
+
+
+@cache
+def looks_up():
+    """A model whose next token is what the text says, anywhere before, of the last token.
+
+    One layer of one head: a state asks for the definition of its successor, whose value it writes.
+    Its keys are in dimensions that the rotation leaves nearly as they are.
+    """
+    n, vocab_size = STATES, 9 + STATES * STATES
+    model = hf_models.build(
+        "llama", vocab_size=vocab_size, layers=1, context=4096, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=32, rope_parameters={
+            "rope_type": "default", "rope_theta": 1e12
+        },
+    )  # fmt: skip
+    layer, embeddings = model.model.layers[0], model.model.embed_tokens.weight.data
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.zero_()
+    attention, states = layer.self_attn, torch.arange(n)
+    embeddings[1 + states, states] = 1
+    pairs = torch.cartesian_prod(states, states)
+    definitions = 9 + torch.arange(n * n)
+    embeddings[definitions, n + pairs[:, 0]] = 1
+    embeddings[definitions, 2 * n + pairs[:, 1]] = 1
+    attention.q_proj.weight.data[8 + states, states] = 5
+    attention.k_proj.weight.data[8 + states, n + states] = 1
+    attention.v_proj.weight.data[states, 2 * n + states] = 1
+    attention.o_proj.weight.data[3 * n + states, states] = 1
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros(vocab_size, 32))
+    model.lm_head.weight.data[1 + states, 3 * n + states] = 5
+    return model
+
+
+def text_with_definitions():
+    """A prompt [1, 301]: one chunk far from the end says what follows what."""
+    successor = torch.tensor([3, 6, 0, 5, 1, 7, 2, 4])
+    prompt = torch.zeros(1, 301, dtype=torch.int64)
+    prompt[0, 50:58] = 9 + STATES * torch.arange(STATES) + successor
+    prompt[0, -1] = 1
+    expected = [1]
+    for _ in range(24):
+        expected.append(1 + int(successor[expected[-1] - 1]))
+    return prompt, expected[1:]
+
+
+def test_a_far_chunk_that_matters_is_found(monkeypatch):
+    """Negative controls: chunks that are chosen at random, and none."""
+    model, (prompt, expected) = looks_up(), text_with_definitions()
+
+    def accepted(**arguments):
+        out = generate(
+            model, prompt, attention_mask=torch.ones_like(prompt), **SETTINGS, max_new_tokens=24,
+            drafter=SparseCacheDrafter(28, chunk=8, sinks=2, **{"recent": 10, **arguments}),
+        )  # fmt: skip
+        assert out.sequences[0, 301:].tolist() == expected
+        return out.stats.accepted / out.stats.drafted
+
+    assert accepted() == 1.0
+    assert accepted(recent=26) < 0.3
+    generator = torch.Generator().manual_seed(0)
+
+    def at_random(queries, means, counts, scale):
+        scores = torch.rand(means.shape[:4], generator=generator)
+        absent = torch.arange(means.shape[3]) >= counts[:, None]
+        return scores.masked_fill(absent[:, None], -1.0)
+
+    monkeypatch.setattr(sparse_cache, "chunk_scores", at_random)
+    assert accepted() < 0.5
+
+
+@pytest.mark.parametrize("lengths", [(30,), (30, 90), (90, 200)])
+def test_of_equal_scores_the_earlier_chunk_is_chosen(lengths, monkeypatch):
+    """However long the other texts are, so that a text does not depend on them."""
+    recorded = Recorded(monkeypatch)
+    monkeypatch.setattr(sparse_cache, "chunk_scores", equal_scores)
+    generate(
+        hf_models.tiny("llama"), **hf_models.prompts(lengths), **SETTINGS, max_new_tokens=4,
+        drafter=SparseCacheDrafter(12, **SMALL),
+    )  # fmt: skip
+    assert recorded.held
+    for _, slots, _, _ in recorded.held:
+        assert (slots[..., :9] == torch.arange(9)).all()
+
+
+def equal_scores(queries, means, counts, scale):
+    absent = torch.arange(means.shape[3]) >= counts[:, None]
+    return torch.zeros(means.shape[:4]).masked_fill(absent[:, None], -1.0)
+
+
+def test_scores_of_heads_that_share_keys_add_up():
+    """Beyond a sequence's chunks nothing counts, be it the best or not a number."""
+    queries = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(1))
+    means = torch.randn(2, 3, 2, 6, 8, generator=torch.Generator().manual_seed(2))
+    counts = torch.tensor([6, 1, 4])
+    means[:, 1, :, 1:], means[:, 2, :, 4:] = torch.nan, 1e4
+    got = retrieval.chunk_scores(queries, means, counts, 0.3)
+    for n, r, h in np.ndindex(2, 3, 2):
+        valid = int(counts[r])
+        expected = sum(
+            (0.3 * means[n, r, h, :valid] @ queries[n, r, 2 * h + g]).softmax(dim=0)
+            for g in range(2)
+        )
+        torch.testing.assert_close(got[n, r, h, :valid], expected)
+        assert (got[n, r, h, valid:] == -1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lower", ["random", "prompt_lookup"])
+def test_a_cascade_over_a_sparse_cache_is_exact(lower):
+    """TriForce's hierarchy; test_cascades.py has the controls of a vertical cascade."""
+    cascade = VerticalCascade("sparse_cache:budget=6,chunk=2,sinks=1,recent=2,interval=1", lower, 2)
+    assert joint_p_value(cascade, "token", texts=500) > SIGNIFICANCE
+    assert target()[0].config.vocab_size == VOCAB
+
+
+def test_a_cascade_drafts_the_tokens_of_the_sparse_cache():
+    """Greedy drafts are those of the drafter alone, whatever drafts for it."""
+    model, small = hf_models.tiny("llama"), SparseCacheDrafter(12, **SMALL)
+    arguments = {**SETTINGS, **hf_models.prompts((30,)), "max_new_tokens": 14}
+    made = [
+        generate(model, **arguments, drafter=drafter).stats
+        for drafter in (small, VerticalCascade(small, "prompt_lookup"), [small, "prompt_lookup"])
+    ]
+    for stats in made:
+        assert (stats.drafted, stats.accepted) == (made[0].drafted, made[0].accepted)
+    assert 0 < made[0].accepted < made[0].drafted
+    assert [stats.drafter for stats in made] == ["sparse_cache", *["vertical_cascade"] * 2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drafter": HorizontalCascade([SparseCacheDrafter(12, **SMALL), "prompt_lookup"], [2])},
+        {"drafter": [SparseCacheDrafter(12, **SMALL), "prompt_lookup"], "tree": TrieTree(1, 4)},
+        {
+            "drafter": [VerticalCascade(SparseCacheDrafter(12, **SMALL), "random"), "nasd"],
+            "tree": TrieTree(1, 4),
+        },
+    ],
+    ids=["horizontal", "tree", "tree of a cascade"],
+)
+def test_beside_other_drafters_the_text_is_that_of_the_target(settings):
+    settings = dict(settings)
+    drafter = settings.pop("drafter")
+    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12, **settings)
+    assert stats.accepted > 0
+
+
+def test_the_targets_cache_and_its_hidden_states_are_as_they_were():
+    """A caller's cache goes on as without drafts."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((30,))
+    outs = [
+        generate(model, **inputs, **{**SETTINGS, "max_new_tokens": 9}, drafter=drafter)
+        for drafter in (SparseCacheDrafter(12, **SMALL), None)
+    ]
+    for layer, other in zip(*(out.past_key_values.layers for out in outs), strict=True):
+        size = outs[0].sequences.shape[1] - 1
+        for ours, theirs in ((layer.keys, other.keys), (layer.values, other.values)):
+            torch.testing.assert_close(ours[:, :, :size], theirs[:, :, :size])
+
+
+def test_the_bytes_of_the_cache_are_reported():
+    model = hf_models.tiny("llama")
+    drafter = SparseCacheDrafter(12, **SMALL)
+    out = generate(model, **hf_models.prompts((30,)), **SETTINGS, drafter=drafter, max_new_tokens=9)
+    note = next(note for note in out.stats.notes if "drafter sparse_cache holds" in note)
+    slots = drafter._draft.runner.cache.cursor.capacity
+    assert drafter._draft.runner.nbytes == 2 * 2 * 2 * slots * 8 * 4
+    assert f"{drafter._draft.runner.nbytes / 2**20:.3g} MiB of keys and values" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("budget=0", "budget must be at least 1, got 0"),
+        ("budget=8,recent=9,sinks=0", "budget must be at least sinks + recent = 9, got 8"),
+        ("budget=64,chunk=8,recent=7", "recent must be at least chunk = 8, got 7"),
+        ("budget=64,interval=0", "interval must be at least 1, got 0"),
+        ("64", "sparse_cache[:budget=N[,chunk=..]] with numbers for budget, chunk, sinks, recent"),
+        ("budget=x", "recent, interval, got 'budget=x'"),
+    ],
+)
+def test_wrong_numbers_are_refused_by_name(text, message):
+    with pytest.raises(ValueError) as raised:
+        SparseCacheDrafter.from_text(text)
+    assert message in str(raised.value)
+
+
+def test_what_does_not_go_is_refused_by_name():
+    inputs = hf_models.prompts((9,))
+    windowed = hf_models.build("mistral", sliding_window=16)
+    for model, message, arguments in (
+        (hf_models.tiny("llama"), "drafter sparse_cache needs cache='spec', got 'aligned'", {
+            "cache": "aligned"
+        }),
+        (hf_models.tiny("llama"), "tree must be a TrieTree or None with a cascade of drafter sp", {
+            "drafter": VerticalCascade("sparse_cache", "random"), "tree": (2, 1)
+        }),
+        (hf_models.tiny("llama"), "drafter must be a draft model, a VerticalCascade, a list of", {
+            "tree": (2, 1)
+        }),
+        (hf_models.tiny("llama"), "must set rolls_back = True to draft after other d", {
+            "drafter": [hf_models.perturbed("llama"), VerticalCascade("sparse_cache", "random")]
+        }),
+        (hf_models.tiny("gpt2"), "cannot draft for GPT2LMHeadModel: its layers must be those", {}),
+        (hf_models.tiny("gemma2"), "must be those of Llama, Mistral, Qwen2, Qwen3, got Gemma2D", {
+        }),
+        (windowed, "its attention has a window of 16 tokens, which texts of 29 exceed", {}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            generate(model, **inputs, **{"drafter": "sparse_cache", **arguments}, max_new_tokens=20)
+    with pytest.raises(ValueError, match="drafts for models of Llama, Mistral, Qwen2, Qwen3, got"):
+        SparseCacheDrafter().check_config(hf_models.tiny("gpt2").config)
+
+
+def test_a_window_that_no_text_exceeds_is_served():
+    model = hf_models.build("mistral", sliding_window=64)
+    assert (
+        assert_greedy_identical(
+            lambda: "sparse_cache:budget=8,chunk=2,sinks=1,recent=3", model, 12
+        ).accepted
+        > 0
+    )
+
+
+def test_a_server_has_no_cache_to_read():
+    context = DraftContext(
+        hf_models.tiny("llama"), "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(1), 1, 64, 8
+    )
+    with pytest.raises(ValueError, match="drafter sparse_cache needs cache='spec', got None"):
+        SparseCacheDrafter().start(context)
