@@ -11,15 +11,17 @@ from __future__ import annotations
 import ctypes
 import inspect
 import math
+import os
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_hf.arguments import check_flag, check_integer, check_number, shown
 from specdec_hf.drafting.registry import AUTO
+from specdec_hf.profile import OF_THE_DRAFTER, Profile
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees import as_layout
@@ -28,6 +30,18 @@ if TYPE_CHECKING:
     from specdec_hf.loop.streaming import Streamer, Trace
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
+
+
+class _Default(str):
+    """The text of a default, which is another object than the same text of a caller."""
+
+    __slots__ = ()
+
+
+# A profile takes its place, and that of no "auto" that a caller gives.
+DEFAULT_DRAFTER = _Default(AUTO)
+# The options that a profile may hold.
+PROFILED = ("drafter", *OF_THE_DRAFTER, "compile")
 # The lossy rules, each with the options that only it takes: their defaults, or None where the
 # caller must say how much is lost.
 LOSSY_RULES: dict[str, dict[str, float | None]] = {
@@ -119,7 +133,7 @@ class CommonOptions:
     """The options that the command line has too; `specdec_hf.cli.checks.Settings` words them."""
 
     drafter: Any = field(
-        default=AUTO,
+        default=DEFAULT_DRAFTER,
         metadata=own(
             _check_drafter,
             """what drafts. "auto" is a tree of copied text and, where the model has one, the drafts
@@ -270,6 +284,18 @@ class CommonOptions:
             with_beams=(None, False),
         ),
     )
+    profile: str | os.PathLike[str] | Profile | None = field(
+        default=None,
+        metadata=own(
+            _must_be("None or the path of a file", NoneType, str, os.PathLike, Profile),
+            """file of a profile, which says what drafts and how much. ``python -m specdec_hf tune``
+            writes it. Options that are given win over it, drafter "auto" among them. A drafter that
+            is given has none of its lengths, trees and schedules, except where the profile drafts
+            with a model, which must be given. A profile of another model is refused, and a note
+            names conditions, such as machine and dtype, that were others when it was measured; see
+            docs/choosing.md#a-profile-of-your-own.""",
+        ),
+    )
 
 
 @dataclass(kw_only=True)
@@ -333,6 +359,7 @@ class Options(CommonOptions):
     )
 
     def __post_init__(self) -> None:
+        self._take_profile()
         numbers = (self.num_assistant_tokens, *(getattr(self, name) for name in ALIASES))
         self.num_assistant_tokens = resolve_num_assistant_tokens(*numbers, tree=self.tree)
         for name in ALIASES:
@@ -341,6 +368,26 @@ class Options(CommonOptions):
             value = getattr(self, option.name)
             setattr(self, option.name, option.metadata["check"](option.name, value))
         rule_parameters(self)
+
+    def _take_profile(self) -> None:
+        """Take from a profile what is not given; one that is read has been taken already."""
+        COMMON["profile"].metadata["check"]("profile", self.profile)
+        if self.profile is None or isinstance(self.profile, Profile):
+            return
+        profile = read_profile(self.profile)
+        given = {name for name in PROFILED if getattr(self, name) is not COMMON[name].default}
+        if any(getattr(self, name) is not None for name in ALIASES):
+            given.add("num_assistant_tokens")
+        named = self.drafter is None or isinstance(self.drafter, str)
+        taken = profile.beside(given, its_model=bool(profile.draft_models) and not named)
+        if "drafter" in taken and profile.draft_models:
+            raise ValueError(
+                f"profile {profile.path} drafts with {', '.join(profile.draft_models)}, which must "
+                "be given as drafter, a model that is loaded"
+            )
+        for name, value in taken.items():
+            setattr(self, name, value)
+        self.profile = replace(profile, taken=tuple(taken))
 
 
 ALIASES = ("gamma", "num_speculative_tokens")
@@ -366,6 +413,16 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
             f"got {sorted(given)}"
         )
     return given.pop() if given else None
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """The profile in a file, whose options are checked as those of a caller are.
+
+    Raises:
+        OSError: a file that cannot be read.
+        ValueError: no profile, by the key that is wrong.
+    """
+    return Profile.load(path, {name: COMMON[name].metadata["check"] for name in PROFILED})
 
 
 def rule_parameters(options: CommonOptions) -> dict[str, Any]:

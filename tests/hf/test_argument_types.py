@@ -64,6 +64,7 @@ OF_LOOP = {
     "guard": [(1, "guard must be None, True, False or a BenefitGuard, got 1")],
     "self_check": [(1, "self_check must be True or False, got 1")],
     "compile": [("yes", "compile must be True or False, got 'yes'")],
+    "profile": [(3, "profile must be None or the path of a file, got 3")],
     "streamer": [(3, "streamer must be None or an object with put() and end(), got 3")],
     "trace": [(3, "trace must be None or a function, got 3")],
     "clock": [(3, "clock must be a function that gives seconds, got 3")],

@@ -46,6 +46,7 @@ from specdec_hf.lab.bench.command import bench
 from specdec_hf.lab.bench.synthetic import bench_synthetic
 from specdec_hf.lab.layer_skip.command import build_layer_skip
 from specdec_hf.lab.training.command import train_command
+from specdec_hf.lab.tune.command import tune
 from specdec_hf.requirements import explain
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -238,6 +239,7 @@ def check_command(
 app.command("bench")(no_traceback(bench))
 app.command("bench-synthetic")(no_traceback(bench_synthetic))
 app.command("train")(no_traceback(train_command))
+app.command("tune")(no_traceback(tune))
 
 build = typer.Typer(
     cls=OneLineGroup,

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
 
@@ -17,6 +17,7 @@ from specdec_hf.cli.options import (
     CHAIN_RULES,
     CLI_NUM_ASSISTANT_TOKENS,
     COPY_TREE_RULES,
+    DEFAULT_DRAFTERS,
     LOSSY_TREE_RULES,
     ONLY_CHAIN_RULES,
     TREE_RULES,
@@ -39,10 +40,13 @@ from specdec_hf.options import (
     ABLATIONS,
     COMMON,
     LOSSY_RULES,
+    PROFILED,
     CommonOptions,
+    read_profile,
     resolve_num_assistant_tokens,
     rule_parameters,
 )
+from specdec_hf.profile import Profile
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
@@ -73,7 +77,7 @@ class Settings(CommonOptions):
     chat_template: options.ChatTemplate = True
     max_new_tokens: options.MaxNewTokens = 128
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
-    drafter: Sequence[str] = options.DEFAULT_DRAFTERS
+    drafter: Sequence[str] = ()  # those of the profile, else DEFAULT_DRAFTERS
     cascade: options.Cascade = None
     num_assistant_tokens_schedule: str | None = None
     seed: int | None = None
@@ -86,11 +90,13 @@ class Settings(CommonOptions):
 
 
 _NAMES = re.compile(rf"\b({'|'.join(COMMON)})\b")
-_OWN_WORDS = ("drafter", "tree", "guard", "ablate")  # whose words are others than in `generate`
+# Whose words are others than in `generate`.
+_OWN_WORDS = ("drafter", "tree", "guard", "ablate", "profile")
 # The types of the options whose fields are of others.
 _TYPES = {
     "drafter": options.Drafters,
     "tree": str | None,
+    "profile": str | None,
     "temperature": options.Temperature,
     "top_k": options.TopK,
     "top_p": options.TopP,
@@ -158,6 +164,7 @@ class Sources:
 
 def check(settings: Settings) -> Sources:
     """Complete the settings, or refuse them; nothing of torch is loaded."""
+    _take_profile(settings)
     _check_sampling(settings)
     if not 1 <= settings.max_new_tokens < 2**31:
         fail(f"--max-new-tokens must be in [1, 2**31), got {settings.max_new_tokens}")
@@ -178,6 +185,25 @@ def check(settings: Settings) -> Sources:
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
+
+
+def _take_profile(settings: Settings) -> None:
+    """Take from the profile what is not given; the drafters are then known in any case."""
+    if settings.profile is not None and not isinstance(settings.profile, Profile):
+        try:
+            profile = read_profile(settings.profile)
+        except OSError as error:
+            fail(f"--profile: cannot read {settings.profile}: {error.strerror}")
+        except ValueError as error:
+            fail(f"--profile: {error}")
+        named = ["drafter"] if settings.drafter or settings.cascade else []
+        others = (name for name in PROFILED if name != "drafter")
+        taken = profile.beside([*named, *(x for x in others if getattr(settings, x) is not None)])
+        for name, value in taken.items():
+            listed = value if isinstance(value, list) else ["none" if value is None else value]
+            setattr(settings, name, listed if name == "drafter" else value)
+        settings.profile = replace(profile, taken=tuple(taken))
+    settings.drafter = settings.drafter or DEFAULT_DRAFTERS
 
 
 def _check_values(settings: Settings) -> None:
@@ -249,6 +275,8 @@ def _check_drafting(settings: Settings) -> None:
     trees = several or settings.tree is not None or (own_tree and not _is_auto(settings))
     if schedule is not None:
         _check_schedule(schedule, trees=trees)
+    if several and isinstance(settings.tree, TrieTree):  # of a profile
+        return
     if several:
         if settings.tree is not None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
@@ -463,10 +491,10 @@ def _find_drafter(name: str) -> Source | None:
     return None
 
 
-def parse_branching(tree: str | None) -> tuple[int, ...] | None:
-    """The numbers of children in ``--tree``."""
-    if tree is None:
-        return None
+def parse_branching(tree: Any) -> Any:
+    """The numbers of children in ``--tree``; the tree of a profile as it is."""
+    if not isinstance(tree, str):
+        return tree
     widths = tree.split(",")
     if not all(width.isdecimal() and len(width) < 5 for width in widths):
         fail(f"--tree must be numbers of children such as 4,2,1, got {tree!r}")

@@ -93,6 +93,7 @@ def run(
         content = {
             "info": collect_info(),
             **asdict(settings),
+            "profile": getattr(settings.profile, "path", None),
             "dtype": loaded.dtype,
             "device": str(loaded.model.device),
             "rule": rule,

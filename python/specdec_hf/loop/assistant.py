@@ -9,7 +9,8 @@ from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.own_layers import EarlyExitDrafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.options import Options, resolve_num_assistant_tokens
+from specdec_hf.options import COMMON, Options, resolve_num_assistant_tokens
+from specdec_hf.profile import Profile
 from specdec_hf.request.call import Assistant
 from specdec_hf.request.inputs import is_language_model
 from specdec_hf.schedules.confidence import with_threshold
@@ -21,6 +22,7 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
     Raises:
         ValueError: the same is asked for in two ways.
     """
+    options = _without_profile(options, assistant)
     drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
     asked = {
         "assistant_model": assistant.model,
@@ -64,6 +66,21 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
         num_assistant_tokens=number,
         num_assistant_tokens_schedule=schedule,
     )
+
+
+def _without_profile(options: Options, assistant: Assistant) -> Options:
+    """The same without what a profile said of drafts that the arguments ask for themselves."""
+    if options.profile is None:
+        return options
+    assert isinstance(options.profile, Profile)
+    asked = (assistant.model, assistant.early_exit, assistant.lookup or None)
+    given = {"drafter"} if any(one is not None for one in asked) else set()
+    if assistant.num_assistant_tokens is not None and not assistant.from_model:
+        given.add("num_assistant_tokens")
+    if assistant.schedule is not None and not assistant.from_model:
+        given.add("num_assistant_tokens_schedule")
+    left = {*options.profile.taken} - options.profile.beside(given).keys()
+    return replace(options, **{name: COMMON[name].default for name in left})
 
 
 def _early_exit(layers: int | None) -> EarlyExitDrafter | None:

@@ -107,7 +107,7 @@ Markdown = Annotated[
 @takes_settings(
     without=(
         "system", "chat_template", "dtype", "temperature", "top_k", "min_p", "seed",
-        "drafter", "cascade", "learn", "tree", "num_assistant_tokens_schedule",
+        "drafter", "cascade", "learn", "tree", "num_assistant_tokens_schedule", "profile",
     ),
     max_new_tokens=64,
 )  # fmt: skip

@@ -185,7 +185,7 @@ def in_batches(loaded: Loaded, prompts: list[Prompt], size: int) -> list[Batch]:
     from specdec_hf.lab.bench.runs import Batch
 
     if size > 1:
-        prompts = _categories_in_turns(prompts)
+        prompts = categories_in_turns(prompts)
     batches = []
     for first in range(0, len(prompts) - size + 1, size):
         some = prompts[first : first + size]
@@ -195,7 +195,8 @@ def in_batches(loaded: Loaded, prompts: list[Prompt], size: int) -> list[Batch]:
     return batches
 
 
-def _categories_in_turns(prompts: list[Prompt]) -> list[Prompt]:
+def categories_in_turns(prompts: list[Prompt]) -> list[Prompt]:
+    """The first prompt of each category, then the second, and so on."""
     seen: defaultdict[str, int] = defaultdict(int)
     place = {}
     for prompt in prompts:

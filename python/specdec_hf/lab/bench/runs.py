@@ -143,37 +143,62 @@ def run_configs(
     Returns:
         The pairs of each config but the plain one, by its name, and why others were left out.
     """
-    taken, left_out = _warmed_up(loaded, configs, batches, arguments, advance)
-    pairs: dict[str, list[Pair]] = {config.name: [] for config in taken[1:]}
-    for number, batch in enumerate(batches):
+    taken, left_out = warm_up(loaded, configs, batches, arguments, advance)
+    return run_pairs(loaded, taken, batches, arguments, runs, advance), left_out
+
+
+def run_pairs(
+    loaded: Loaded,
+    configs: list[Config],
+    batches: list[Batch],
+    arguments: dict[str, Any],
+    runs: int,
+    advance: Callable[[str], None],
+    first: int = 0,
+) -> dict[str, list[Pair]]:
+    """The pairs of `run_configs`, of configs that are warm.
+
+    Args:
+        loaded, configs, batches, arguments, runs, advance: as there.
+        first: number of the first batch, on which order and seeds depend.
+    """
+    plain_config, *others = configs
+    pairs: dict[str, list[Pair]] = {config.name: [] for config in others}
+    for number, batch in enumerate(batches, start=first):
         made: list[tuple[list[Answer], list[Answer], list[bool]]] = [([], [], []) for _ in pairs]
         for run in range(runs):
-            for k, config in enumerate(taken[1:]):
+            for k, config in enumerate(others):
                 advance(config.name)
                 mine, plain, plain_first = made[k]
-                both = [(taken[0], plain), (config, mine)]
+                both = [(plain_config, plain), (config, mine)]
                 plain_first.append((number + run + k) % 2 == 0)
                 for one, answers in both if plain_first[-1] else reversed(both):
                     torch.manual_seed(number * runs + run)
                     answers.append(_answer(loaded.model, one, batch, arguments))
         texts = own = made[0][1][0].texts
-        for config, (mine, _, _) in zip(taken[1:], made, strict=True):
+        for config, (mine, _, _) in zip(others, made, strict=True):
             own = mine[0].texts if config.reference else own
-        for config, (mine, plain, plain_first) in zip(taken[1:], made, strict=True):
+        for config, (mine, plain, plain_first) in zip(others, made, strict=True):
             wanted = texts if config.decoder is None else own
             pair = Pair(_of_runs(mine, wanted), _of_runs(plain, texts), plain_first)
             pairs[config.name].append(pair)
-    return pairs, left_out
+    return pairs
 
 
-def _warmed_up(
+def warm_up(
     loaded: Loaded,
     configs: list[Config],
     batches: list[Batch],
     arguments: dict[str, Any],
     advance: Callable[[str], None],
+    first_tokens: int = WARM_UP_TOKENS,
 ) -> tuple[list[Config], dict[str, str]]:
-    """The configs that can take part, after an answer each to the longest batch and the first."""
+    """The configs that can take part, after an answer each to the longest batch and the first.
+
+    Args:
+        loaded, configs, batches, arguments, advance: as in `run_configs`.
+        first_tokens: most new tokens of the answer to the first batch.
+    """
     longest = max(batches, key=lambda batch: batch.inputs["input_ids"].shape[1])
     several = len(batches[0].prompts) > 1
     taken, left_out = [], {}
@@ -185,7 +210,7 @@ def _warmed_up(
         try:
             # The cache of a compiled model gets its size from the longest answer.
             most = WARM_UP_TOKENS if config.model is None else arguments["max_new_tokens"]
-            for batch, tokens in ((longest, most), (batches[0], WARM_UP_TOKENS)):
+            for batch, tokens in ((longest, most), (batches[0], first_tokens)):
                 few = {**arguments, "max_new_tokens": min(tokens, arguments["max_new_tokens"])}
                 _generate(loaded.model, config, batch.inputs, few)
         except Exception as error:

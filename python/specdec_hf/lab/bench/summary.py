@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -107,7 +108,7 @@ def _row(config: Config, pairs: list[Pair], forward: MonotoneCost | None, *, sam
     by_category = defaultdict(list)
     for pair in pairs:
         by_category[pair.mine.category].append(pair)
-    categories = {name: _ratio(_sums(each)) for name, each in by_category.items() if name}
+    categories = {name: ratio_of(sums_of(each)) for name, each in by_category.items() if name}
     alpha, theorem, efficiency, loop_share = _efficiency(config, pairs, forward)
     if efficiency is not None and efficiency > MOST_EFFICIENT:
         notes.add(
@@ -118,9 +119,9 @@ def _row(config: Config, pairs: list[Pair], forward: MonotoneCost | None, *, sam
         name=config.name,
         schedule=config.schedule,
         tokens_per_second=sum(a.tokens for a in answers) / sum(a.seconds for a in answers),
-        ratio=_ratio(_sums(pairs)),
-        interval=_interval(_sums(pairs)),
-        median_ratio=median(_ratio(_sums([pair])) for pair in pairs),
+        ratio=ratio_of(sums_of(pairs)),
+        interval=interval_of(sums_of(pairs)),
+        median_ratio=median(ratio_of(sums_of([pair])) for pair in pairs),
         categories=categories if config.name != PLAIN else {},
         tokens_per_round=sum(a.tokens for a in answers) / rounds if rounds else None,
         alpha=alpha,
@@ -152,18 +153,19 @@ def _efficiency(
     return found.alpha, theorem, reached / found.tokens, found.loop_share
 
 
-def _sums(pairs: list[Pair]) -> NDArray[np.float64]:
+def sums_of(pairs: Sequence[Pair]) -> NDArray[np.float64]:
     """[n, 4]: tokens and seconds of the config, and of plain generation."""
     both = [(pair.mine, pair.plain) for pair in pairs]
     return np.array([(a.tokens, a.seconds, b.tokens, b.seconds) for a, b in both], dtype=np.float64)
 
 
-def _ratio(sums: NDArray[np.float64]) -> float:
+def ratio_of(sums: NDArray[np.float64]) -> float:
+    """Tokens a second of the config, over those of plain generation."""
     tokens, seconds, plain_tokens, plain_seconds = sums.sum(0)
     return float(tokens / seconds * plain_seconds / plain_tokens)
 
 
-def _interval(sums: NDArray[np.float64]) -> tuple[float, float] | None:
+def interval_of(sums: NDArray[np.float64]) -> tuple[float, float] | None:
     """The middle 90 % of the ratio over batches drawn with replacement."""
     if len(sums) < 2:
         return None

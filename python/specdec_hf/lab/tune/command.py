@@ -1,0 +1,270 @@
+"""The command ``tune``: the drafts that pay on one's own prompts and machine, as a profile."""
+
+# ruff: noqa: PLC0415  # torch loads at first use; see cli/app.py
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Column, Table
+from rich.text import Text
+
+from specdec_hf.cli import options
+from specdec_hf.cli.checks import Settings, Sources, check, check_limit, takes_settings
+from specdec_hf.cli.paths import check_output
+from specdec_hf.cli.prompts import Prompt, read_prompts
+from specdec_hf.cli.run import check_prompts, load_models, progress, progress_bar
+from specdec_hf.cli.terminal import console, fail, visible
+from specdec_hf.drafting.registry import split_options
+from specdec_hf.lab.bench.configs import categories_in_turns, in_batches
+from specdec_hf.lab.tune.candidates import DRAFTERS_TRIED, Candidate, first_candidates
+from specdec_hf.options import COMMON
+from specdec_hf.profile import (
+    Profile,
+    describe_conditions,
+    describe_model,
+    describe_versions,
+)
+
+if TYPE_CHECKING:
+    from specdec_hf.cli.load import Loaded
+    from specdec_hf.lab.tune.search import Found, Trial
+
+COLUMNS = ("tokens/s", "ratio", "90 %", "tau", "same")
+# Of the options of the loop, a candidate or the profile's calls decide all but this one.
+KEPT = ("compile",)
+
+Prompts = Annotated[
+    str,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help='Prompts like those to come, as JSON lines with "turns"; the first turn is asked. '
+        "- reads standard input.",
+    ),
+]
+Output = Annotated[
+    Path, typer.Option("--output", metavar="FILE", help="Write the profile here, as JSON.")
+]
+Named = Annotated[
+    list[str],
+    options.drafter_option(
+        "A drafter to measure beside those that need nothing, as for generate; a+b merges two. "
+        f"May be repeated.  [always: {', '.join(DRAFTERS_TRIED)}]"
+    ),
+]
+Minutes = Annotated[
+    float,
+    typer.Option("--minutes", metavar="X", help="About how long to measure, once all is loaded."),
+]
+InTurns = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="N", help="Only N prompts, of the categories in turns."),
+]
+BatchSize = Annotated[
+    int, typer.Option("--batch-size", metavar="N", help="Prompts answered together.")
+]
+
+
+@takes_settings(
+    without=(
+        "system", "chat_template", "cascade", *(name for name in COMMON if name not in KEPT)
+    ),
+    max_new_tokens=64,
+)  # fmt: skip
+def tune(
+    *,
+    prompts: Prompts,
+    output: Output,
+    drafter: Named = (),  # type: ignore[assignment]
+    settings: Settings,
+    limit: InTurns = None,
+    batch_size: BatchSize = 1,
+    minutes: Minutes = 10.0,
+) -> None:
+    """Find the drafts that pay on your prompts and machine, and write them as a profile.
+
+    Drafters are measured first, then lengths, trees and schedules of the best, each in turns with
+    plain decoding. generate, chat and the function generate take the profile.
+    """
+    check_limit(limit)
+    if not 0 < minutes < float("inf"):
+        fail(f"--minutes must be above 0 and finite, got {minutes}")
+    check_output("--output", output, [Path(prompts)])
+    for name in drafter:
+        if "keep" in split_options(name, ("keep",))[1]:
+            fail(
+                f"--drafter must not keep texts of earlier calls, got {name}: the same prompts are "
+                "answered again and again here"
+            )
+    plain = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
+    target = check(plain).model
+    candidates = first_candidates(settings, drafter)
+    chosen = categories_in_turns(read_prompts(prompts))[:limit]
+    if not 1 <= batch_size <= len(chosen) // 2:
+        fail(
+            f"--batch-size must be in [1, {len(chosen) // 2}] with {len(chosen)} prompts, since at "
+            f"least two batches are compared, got {batch_size}"
+        )
+    loaded, drafters, taken, left_out = _load(plain, target, candidates, chosen)
+    batches = in_batches(loaded, chosen, batch_size)
+    began = time.perf_counter()
+    found = _search(loaded, drafters, taken, batches, plain, 60 * minutes, left_out)
+    spent = time.perf_counter() - began
+    profile = make_profile(loaded, plain, found, left_out, batch_size, len(chosen), spent)
+    profile.save(output)
+    _conclude(found, output)
+
+
+def _load(
+    plain: Settings, target: Any, candidates: Sequence[Candidate], prompts: list[Prompt]
+) -> tuple[Loaded, dict[str, Any], list[Candidate], dict[str, str]]:
+    """The target, the drafters by their names, the candidates, and why others are left out."""
+    sources = {
+        name: source
+        for one in candidates
+        for name, source in zip(one.settings.drafter, one.sources.drafters, strict=True)
+    }
+    named = {name for one in candidates if one.named for name in one.settings.drafter}
+    refused: dict[str, str] = {}
+
+    def refuse(name: str, message: str) -> None:
+        if name in named:
+            fail(f"--drafter {name}: {message}")
+        refused[name] = message
+
+    with progress_bar() as say:
+        loaded = load_models(
+            replace(plain, drafter=list(sources)), Sources(target, list(sources.values())), say,
+            functools.partial(check_prompts, prompts, plain), refuse,
+        )  # fmt: skip
+    drafters = dict(zip(sources, loaded.drafters, strict=True))
+    taken, left_out = [], {}
+    for one in candidates:
+        reasons = [refused[name] for name in one.settings.drafter if name in refused]
+        if reasons:
+            left_out[one.name] = reasons[0]
+        else:
+            taken.append(one)
+    return loaded, drafters, taken, left_out
+
+
+def _search(
+    loaded: Loaded,
+    drafters: dict[str, Any],
+    candidates: list[Candidate],
+    batches: list[Any],
+    plain: Settings,
+    seconds: float,
+    left_out: dict[str, str],
+) -> Found:
+    """Measure all stages; the table of each is printed when it is done."""
+    from specdec_hf.lab.tune.measure import Answers
+    from specdec_hf.lab.tune.search import search
+
+    began = time.perf_counter()
+    with progress() as bar:
+        task = bar.add_task("", total=seconds)
+
+        def advance(text: str) -> None:
+            elapsed = time.perf_counter() - began
+            bar.update(task, completed=min(elapsed, seconds), description=text)
+
+        answers = Answers(loaded, drafters, batches, plain, advance)
+        found = search(
+            candidates, answers, seconds - (time.perf_counter() - began), time.perf_counter,
+            exact=_is_exact(loaded, plain), told=functools.partial(_print_stage, plain),
+        )  # fmt: skip
+    left_out |= answers.left_out
+    for name, reason in left_out.items():
+        console.print(visible(f"left out, {name}: {reason}"), style="dim", soft_wrap=True)
+    return found
+
+
+def _is_exact(loaded: Loaded, plain: Settings) -> bool:
+    """Whether answers must be those of plain decoding: in 16 bits rounding may tell them apart."""
+    return not plain.do_sample and loaded.dtype == "float32"
+
+
+def make_profile(
+    loaded: Loaded,
+    plain: Settings,
+    found: Found,
+    left_out: dict[str, str],
+    batch_size: int,
+    prompts: int,
+    seconds: float,
+) -> Profile:
+    """The profile of what was found: the options of `generate`, and all that was measured."""
+    chosen = found.chosen
+    options_of_all = {} if plain.compile is None else {"compile": plain.compile}
+    return Profile(
+        {"drafter": None, **options_of_all} if chosen is None else chosen.candidate.options,
+        describe_model(loaded.model, loaded.title),
+        describe_conditions(loaded.model, batch_size, sampled=plain.do_sample),
+        describe_versions(),
+        {
+            "compared_with": "drafter=None",
+            "prompts": prompts,
+            "max_new_tokens": plain.max_new_tokens,
+            "sampling": plain.sampling,
+            "seconds": round(seconds, 1),
+            "chosen": None if chosen is None else _report(chosen),
+            "stages": {name: list(map(_report, each)) for name, each in found.stages.items()},
+            "left_out": left_out,
+        },
+    )
+
+
+def _report(trial: Trial) -> dict[str, Any]:
+    return {
+        "name": trial.candidate.name,
+        "tokens_per_second": trial.tokens_per_second,
+        "ratio": trial.ratio,
+        "interval": trial.interval,
+        "tokens_per_round": trial.tokens_per_round,
+        "answers": len(trial.every),
+        "identical": None if trial.candidate.settings.do_sample else trial.identical,
+    }
+
+
+def _print_stage(plain: Settings, stage: str, trials: list[Trial]) -> None:
+    *names, last = COLUMNS
+    names.append("answers" if plain.do_sample else last)  # only texts without sampling are compared
+    columns = [Column(name, justify="right", no_wrap=True) for name in names]
+    table = Table(
+        Column("", overflow="fold"), *columns, box=None, padding=(0, 2, 0, 0), title_justify="left",
+        title=Text(f"{stage}, compared with plain decoding"),
+    )  # fmt: skip
+    for trial in trials:
+        low_high = "" if trial.interval is None else "{:.2f}-{:.2f}".format(*trial.interval)
+        table.add_row(
+            Text(visible(trial.candidate.name)),
+            f"{trial.tokens_per_second:.1f}",
+            f"{trial.ratio:.2f}",
+            low_high,
+            f"{trial.tokens_per_round:.2f}",
+            str(len(trial.every)) if plain.do_sample else f"{trial.identical}/{len(trial.every)}",
+        )
+    console.print(table)
+
+
+def _conclude(found: Found, output: Path) -> None:
+    chosen = found.chosen
+    if chosen is None:
+        console.print("chosen: plain decoding, since no drafts are sure to be faster")
+    else:
+        low, high = chosen.interval or (0.0, 0.0)
+        console.print(
+            visible(
+                f"chosen: {chosen.candidate.name}, {chosen.ratio:.2f} times as fast as plain "
+                f"decoding (90 %: {low:.2f} to {high:.2f})"
+            ),
+            soft_wrap=True,
+        )
+    console.print(visible(f"wrote {output}, for --profile and generate(profile=)"), style="dim")

@@ -1,0 +1,330 @@
+"""The profile of a model: the drafts that pay on one's own prompts and machine, in a JSON file.
+
+``python -m specdec_hf tune`` writes it, and `Options` takes from it what a caller leaves open. This
+module does without torch until a call is checked, because the command line reads a profile before
+it loads torch.
+"""
+
+# ruff: noqa: PLC0415  # torch loads at first use
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_hf.arguments import did_you_mean, shown
+from specdec_hf.drafting.registry import DRAFTERS, entry_of
+from specdec_hf.schedules.registry import make_schedule
+from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree, as_layout
+
+FORMAT, VERSION = "specdec profile", 1
+SECTIONS = ("format", "version", "options", "model", "conditions", "versions", "measured")
+MODEL = ("name", "class", "sizes", "digest")
+CONDITIONS = ("device", "processor", "instructions", "threads", "dtype", "batch_size", "sampled")
+VERSIONS = ("specdec-kernels", "torch", "transformers")
+# How much is drafted. It was measured with the drafter of the profile, and suits no other.
+OF_THE_DRAFTER = ("num_assistant_tokens", "num_assistant_tokens_schedule", "tree")
+LAYOUTS = {kind.__name__: kind for kind in (TreeSpec, EagleTree, TrieTree)}
+DIGITS = 12  # hexadecimal digits of a digest in a message
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `tune` has found for one model.
+
+    Attributes:
+        options: of `generate` by their names, "drafter" among them. Draft models have the names of
+            the command line.
+        model: ``name`` for readers, ``class``, ``sizes`` (fields of its config) and ``digest`` of
+            its weights, None where it was not known.
+        conditions: what it was measured with, by the names `CONDITIONS`.
+        versions: of the packages `VERSIONS`.
+        measured: how it was found, for readers.
+        path: of the file, for messages.
+        taken: names of the options that a call took from here.
+    """
+
+    options: dict[str, Any]
+    model: dict[str, Any]
+    conditions: dict[str, Any]
+    versions: dict[str, str]
+    measured: dict[str, Any]
+    path: str = ""
+    taken: tuple[str, ...] = ()
+
+    def beside(self, given: Collection[str], *, its_model: bool = False) -> dict[str, Any]:
+        """The options that a call takes which gives these itself.
+
+        Where it gives a drafter, lengths, trees and schedules of the profile are left out. A number
+        of tokens and a tree exclude each other, so either of them keeps out both.
+
+        Args:
+            given: names of options.
+            its_model: whether the drafter of the call is the model that the profile names.
+        """
+        left_out = {*given}
+        if "drafter" in given and not its_model:
+            left_out |= {*OF_THE_DRAFTER}
+        if left_out & {"num_assistant_tokens", "tree"}:
+            left_out |= {"num_assistant_tokens", "tree"}
+        return {name: value for name, value in self.options.items() if name not in left_out}
+
+    @property
+    def draft_models(self) -> list[str]:
+        """The models among its drafters, by their names on the command line."""
+        return [name for name in _listed(self.options["drafter"]) if not _is_named(name)]
+
+    def check_call(self, model: Any, batch_size: int, *, sampled: bool) -> list[str]:
+        """Notes on a call whose conditions are others than those of the measurement.
+
+        Args:
+            model: the target.
+            batch_size: number of sequences B.
+            sampled: whether the call samples.
+
+        Raises:
+            ValueError: the profile is that of another model.
+        """
+        notes, ours = [], describe_model(model, "")
+        for name, value in self.model["sizes"].items():
+            if ours["sizes"].get(name) != value:
+                raise ValueError(
+                    f"profile {self.path} must be that of the model, got one of "
+                    f"{self.model['name']}, whose {name} is {shown(value)}; this model's is "
+                    f"{shown(ours['sizes'].get(name))}"
+                )
+        here = describe_conditions(model, batch_size, sampled=sampled)
+        # A copy in float16 has another digest than one in float32 or bfloat16.
+        half = [dtype for dtype in (self.conditions["dtype"], here["dtype"]) if dtype == "float16"]
+        digests = [one["digest"] for one in (self.model, ours)]
+        if None in digests or len(half) == 1:
+            notes.append(f"whether profile {self.path} is that of these weights was not checked")
+        elif digests[0] != digests[1]:
+            made_for, found = (digest[:DIGITS] for digest in digests)
+            raise ValueError(
+                f"profile {self.path} must be that of the model, got one of {self.model['name']}, "
+                f"whose weights have digest {made_for}; this model's have {found}"
+            )
+        others = {
+            name: (value, now)
+            for then, current in ((self.conditions, here), (self.versions, describe_versions()))
+            for name, value in then.items()
+            if (now := current[name]) != value
+        }
+        if others:
+            differing = "; ".join(
+                f"{name} was {_said(then)} and is {_said(now)}"
+                for name, (then, now) in others.items()
+            )
+            notes.append(
+                f"profile {self.path} was measured under other conditions, so other drafts may "
+                f"pay here: {differing}"
+            )
+        return notes
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file; one that was there is replaced as a whole."""
+        content = {"format": FORMAT, "version": VERSION}
+        content |= {name: getattr(self, name) for name in SECTIONS if name not in content}
+        trees = {name: _tree_to_json(x) for name, x in self.options.items() if name == "tree"}
+        content["options"] = self.options | trees
+        staging = Path(f"{os.fspath(path)}.new")
+        staging.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        staging.replace(path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], checks: Mapping[str, Callable[[str, Any], Any]]
+    ) -> Profile:
+        """Read a file of `save`.
+
+        Args:
+            path: of the file.
+            checks: of the options that a profile may hold, by name; as in `Options`.
+
+        Raises:
+            OSError: a file that cannot be read.
+            ValueError: no such file, by the key that is wrong.
+        """
+        where = f"profile {os.fspath(path)}"
+        try:
+            content = json.loads(Path(path).read_bytes())
+        except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+            raise ValueError(f"{where} must be a JSON file that tune wrote: {error}") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"{where} must be a file that tune wrote, with format {FORMAT!r}")
+        if content.get("version") != VERSION:
+            raise ValueError(
+                f"{where}: version must be {VERSION}, got {shown(content.get('version'))}"
+            )
+        _check_keys(where, content, SECTIONS, SECTIONS)
+        for name, keys in (("model", MODEL), ("conditions", CONDITIONS), ("versions", VERSIONS)):
+            _check_keys(f"{where}: {name}", content[name], keys, keys)
+        _check_keys(f"{where}: options", content["options"], checks, ("drafter",))
+        if not isinstance(content["measured"], dict):
+            raise ValueError(f"{where}: measured must be an object")
+        _check_model(f"{where}: model", content["model"])
+        try:
+            options = _read_options(content["options"], checks)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: options: {error}") from None
+        rest = (content[name] for name in ("model", "conditions", "versions", "measured"))
+        return cls(options, *rest, path=os.fspath(path))
+
+
+def describe_model(model: Any, name: str) -> dict[str, Any]:
+    """The section "model" of a profile.
+
+    Args:
+        model: the target.
+        name: for readers.
+    """
+    from specdec_hf.drafters.skipped_sublayers import SIZES
+    from specdec_hf.heads.shipped import digest_of
+
+    text = model.config.get_text_config(decoder=True)
+    sizes = {size: getattr(text, size, None) for size in SIZES}
+    kind = type(model).__name__
+    return {"name": name, "class": kind, "sizes": sizes, "digest": digest_of(model)}
+
+
+def describe_conditions(model: Any, batch_size: int, *, sampled: bool) -> dict[str, Any]:
+    """The section "conditions" of a profile; the arguments are those of `Profile.check_call`."""
+    import torch
+
+    import specdec_kernels
+
+    on_gpu = model.device.type == "cuda"
+    return {
+        "device": model.device.type,
+        "processor": torch.cuda.get_device_name(model.device) if on_gpu else _processor(),
+        "instructions": specdec_kernels.cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "batch_size": batch_size,
+        "sampled": sampled,
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """The section "versions" of a profile."""
+    import torch
+    import transformers
+
+    import specdec_kernels
+
+    found = (specdec_kernels.__version__, torch.__version__, transformers.__version__)
+    return dict(zip(VERSIONS, map(str, found), strict=True))
+
+
+@functools.cache
+def _processor() -> str:
+    """The model of the host's processor; its architecture where that is not told."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _listed(drafter: Any) -> list[str]:
+    if drafter is None:
+        return []
+    return drafter if isinstance(drafter, list) else [drafter]
+
+
+def _is_named(drafter: str) -> bool:
+    return drafter.partition(":")[0] in DRAFTERS
+
+
+def _check_keys(where: str, content: Any, known: Iterable[str], needed: Iterable[str]) -> None:
+    """Raises ValueError for what is no object, and for a key that is unknown or missing."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must be an object, got {shown(content)}")
+    names = tuple(known)
+    for key in content:
+        if key not in names:
+            raise ValueError(
+                f"{where} must hold {', '.join(names)} alone, got {key!r}{did_you_mean(key, names)}"
+            )
+    for key in needed:
+        if key not in content:
+            raise ValueError(f"{where} must hold {key}, which is missing")
+
+
+def _check_model(where: str, model: dict[str, Any]) -> None:
+    if not isinstance(model["sizes"], dict):
+        raise ValueError(f"{where}: sizes must be an object, got {shown(model['sizes'])}")
+    if not isinstance(model["digest"], str | None):
+        raise ValueError(f"{where}: digest must be null or a text, got {shown(model['digest'])}")
+
+
+def _read_options(
+    given: dict[str, Any], checks: Mapping[str, Callable[[str, Any], Any]]
+) -> dict[str, Any]:
+    """The options, checked; numbers of children remain a tuple, as a caller would give them.
+
+    Raises:
+        TypeError, ValueError: an option that `generate` would refuse, by name.
+    """
+    options = {**given, "drafter": _read_drafter(given["drafter"])}
+    if "tree" in options:
+        options["tree"] = _tree_from_json(options["tree"])
+    for name, value in options.items():
+        if name != "drafter":  # whose check loads torch
+            checks[name](name, value)
+    schedule = options.get("num_assistant_tokens_schedule")
+    if schedule is not None:
+        make_schedule(schedule)
+    if options.get("tree") is not None and options.get("num_assistant_tokens") is not None:
+        raise ValueError(
+            "num_assistant_tokens must be null with tree, which says what is drafted, got "
+            f"{options['num_assistant_tokens']}"
+        )
+    return options
+
+
+def _read_drafter(drafter: Any) -> Any:
+    names = drafter if isinstance(drafter, list) else [] if drafter is None else [drafter]
+    if drafter == [] or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"drafter must be null, a name or a list of names, got {shown(drafter)}")
+    for name in names:
+        entry_of(name)
+    return drafter
+
+
+def _tree_to_json(tree: Any) -> Any:
+    """Numbers of children, or the layout's class with its fields."""
+    if isinstance(tree, Layout):
+        return {type(tree).__name__: asdict(tree)}
+    return None if tree is None else list(tree)
+
+
+def _tree_from_json(tree: Any) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, list):
+        as_layout(tree)
+        return tuple(tree)
+    if not isinstance(tree, dict) or len(tree) != 1 or not tree.keys() <= LAYOUTS.keys():
+        raise ValueError(
+            "tree must be null, numbers of children or an object with one of "
+            f"{', '.join(LAYOUTS)}, got {shown(tree)}"
+        )
+    ((name, fields),) = tree.items()
+    if not isinstance(fields, dict):
+        raise ValueError(f"tree: {name} must be an object, got {shown(fields)}")
+    try:
+        return LAYOUTS[name](**fields)
+    except TypeError as error:  # an unknown field, or one of a wrong type
+        raise ValueError(f"tree: {name}: {error}") from None

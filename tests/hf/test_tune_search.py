@@ -1,0 +1,275 @@
+"""The search of the command ``tune``: its candidates, and whom it takes with synthetic timings."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from specdec_hf.cli.checks import Settings
+from specdec_hf.lab.bench.runs import Answer, Pair
+from specdec_hf.lab.tune import measure
+from specdec_hf.lab.tune.candidates import (
+    DRAFTERS_TRIED,
+    Candidate,
+    first_candidates,
+    schedules_of,
+    shapes_of,
+    with_absolute_path,
+)
+from specdec_hf.lab.tune.search import Trial, choose, halve, ranked, search
+from specdec_hf.runner.fit import record_of
+from support import hf_models
+
+PROMPTS, TOKENS = 8, 20
+
+
+def candidate(drafter="prompt_lookup", **given):
+    return Candidate(Settings(model="embedded", drafter=[drafter], **given))
+
+
+@pytest.fixture(autouse=True)
+def no_embedded_model(monkeypatch):
+    """The settings name a model that the synthetic answers do without."""
+    monkeypatch.setattr("specdec_hf.cli.checks.find_model", lambda *_, **__: None)
+
+
+class Synthetic:
+    """Answers whose seconds are drawn; plain decoding takes a second for each.
+
+    Args:
+        speeds: by the beginning of a candidate's name, the mean of its ratio and the standard
+            deviation of the logarithm; others have ratio 0.8 without noise.
+        refused: beginnings of the names of those that the model refuses.
+        other: the same of those whose texts are not those of plain decoding.
+    """
+
+    def __init__(self, speeds, seed=0, refused=(), other=()):
+        self.speeds, self.refused, self.other = speeds, tuple(refused), tuple(other)
+        self.random = np.random.default_rng(seed)
+        self.now, self.asked = 0.0, []
+
+    def clock(self):
+        return self.now
+
+    def ready(self, candidates):
+        return [one for one in candidates if not one.name.startswith(self.refused or "-")]
+
+    def answer(self, trials):
+        number = len(self.asked) % PROMPTS
+        self.asked.append([trial.candidate.name for trial in trials])
+        for trial in trials:
+            name = trial.candidate.name
+            fits = (speed for start, speed in self.speeds.items() if name.startswith(start))
+            mean, deviation = next(fits, (0.8, 0.0))
+            seconds = float(np.exp(-deviation * self.random.standard_normal())) / mean
+            text = [list(range(TOKENS))]
+            same = not name.startswith(self.other or "-")
+            mine = Answer([""], "", text, seconds, [seconds], identical=same, rounds=10)
+            trial.add(number, Pair(mine, Answer([""], "", text, 1.0, [1.0]), [True]))
+            self.now += 1.0 + seconds
+
+
+STEADY, NOISY = "prompt_lookup, 7", ("suffix_automaton, 7", "nasd", "ngram", "token_recycling")
+SPEEDS = {STEADY: (1.3, 0.05), **dict.fromkeys(NOISY, (0.9, 0.6))}
+SEEDS = range(30)
+
+
+def first(**given):
+    return first_candidates(Settings(model="embedded", **given), ())
+
+
+def searched(speeds, seconds=600.0, seed=0, exact=True, **given):
+    synthetic = Synthetic(speeds, seed, **given)
+    return search(first(), synthetic, seconds, synthetic.clock, exact=exact), synthetic
+
+
+def taken_by_halving_and_choice(seed):
+    """As `search` does it, on the drafters alone."""
+    synthetic = Synthetic(SPEEDS, seed)
+    trials = halve(list(map(Trial, first())), synthetic.answer, 150.0, 3, synthetic.clock)
+    finalists = [Trial(trial.candidate) for trial in trials[:3]]
+    for _ in range(PROMPTS):
+        synthetic.answer(finalists)
+    chosen = choose(finalists, exact=True)
+    return None if chosen is None else chosen.candidate.name
+
+
+def taken_by_the_largest_ratio(seed):
+    """The control: whoever was fastest on one prompt."""
+    synthetic = Synthetic(SPEEDS, seed)
+    trials = list(map(Trial, first()))
+    synthetic.answer(trials)
+    return ranked(trials)[0].candidate.name
+
+
+def wrong(take):
+    return sum(not (take(seed) or "").startswith(STEADY) for seed in SEEDS)
+
+
+def test_a_steady_candidate_is_taken_and_not_the_noisiest():
+    assert wrong(taken_by_halving_and_choice) <= 2
+    assert wrong(taken_by_the_largest_ratio) >= 15
+
+
+def test_where_nothing_pays_plain_decoding_is_taken():
+    """Four noisy candidates that are as fast as plain decoding, most of which look faster."""
+    speeds, faster = dict.fromkeys(NOISY, (1.0, 0.1)), 0
+    chosen = []
+    for seed in SEEDS:
+        found, _ = searched(speeds, seed=seed)
+        chosen.append(found.chosen)
+        faster += found.stages["finalists"][0].ratio > 1
+    assert faster >= 18
+    assert sum(one is not None for one in chosen) <= 6
+    found, _ = searched({})
+    assert found.chosen is None
+    assert all(trial.ratio == pytest.approx(0.8) for trial in found.stages["finalists"])
+
+
+def test_the_stages_refine_the_best_drafter():
+    speeds = {
+        "prompt_lookup, 3 tokens, optimal": (1.6, 0.0), "prompt_lookup, 3 tokens": (1.5, 0.0),
+        "prompt_lookup": (1.3, 0.0), "auto": (1.1, 0.0),
+    }  # fmt: skip
+    found, synthetic = searched(speeds)
+    assert list(found.stages) == ["drafters", "lengths and trees", "schedules", "finalists"]
+    assert found.chosen.candidate.name == "prompt_lookup, 3 tokens, optimal"
+    assert found.chosen.candidate.options == {
+        "drafter": "prompt_lookup", "num_assistant_tokens": 3,
+        "num_assistant_tokens_schedule": "optimal",
+    }  # fmt: skip
+    assert found.chosen.ratio == pytest.approx(1.6)
+    names = [[trial.candidate.name for trial in trials] for trials in found.stages.values()]
+    assert len(names[0]) == len(DRAFTERS_TRIED)
+    assert "auto" in names[-1]
+    # Their ratios are those of new answers, which the last passes made.
+    passes = sum(set(asked) == set(names[-1]) for asked in synthetic.asked)
+    assert {len(trial.every) for trial in found.stages["finalists"]} == {passes}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0, 1200.0])
+def test_the_search_keeps_to_its_time(seconds):
+    """However little it is, the finalists answer two prompts, without which nothing is known."""
+    found, synthetic = searched({STEADY: (1.3, 0.0)}, seconds)
+    assert min(len(trial.pairs) for trial in found.stages["finalists"]) >= 2
+    if seconds >= 1200:
+        assert 0.9 * seconds < synthetic.now <= seconds
+    assert synthetic.now <= max(seconds, 90)
+
+
+def test_halving_gives_the_faster_half_about_twice_as_many_answers():
+    synthetic = Synthetic({"auto": (2.0, 0.0), STEADY: (1.5, 0.0)})
+    trials = halve(list(map(Trial, first())), synthetic.answer, 400.0, 2, synthetic.clock)
+    assert [trial.candidate.name for trial in trials[:2]] == ["auto", "prompt_lookup, 7 tokens"]
+    counts = [len(trial.every) for trial in trials]
+    assert counts == sorted(counts, reverse=True)
+    out, better = counts[-1], counts[0]
+    assert 2.5 * out <= better <= 4 * out  # those of the first rung, and twice as many
+
+
+def test_a_candidate_that_is_refused_or_changes_texts_is_not_taken():
+    speeds = {"auto": (2.0, 0.0), "prompt_lookup": (1.5, 0.0)}
+    assert searched(speeds)[0].chosen.candidate.name.startswith("auto")
+    found, _ = searched(speeds, refused=["auto"])
+    assert found.chosen.candidate.name.startswith("prompt_lookup")
+    names = {trial.candidate.name for trials in found.stages.values() for trial in trials}
+    assert not any(name.startswith("auto") for name in names)
+    for exact, name in ((True, "prompt_lookup"), (False, "auto")):
+        found, _ = searched(speeds, exact=exact, other=["auto"])
+        assert found.chosen.candidate.name.startswith(name)
+    found, _ = searched({}, refused=["a", "p", "s", "n", "t", "l"])
+    assert (found.stages, found.chosen) == ({}, None)
+
+
+def test_an_interval_is_one_over_prompts_and_not_over_answers():
+    """Ten answers to one prompt say nothing of another prompt."""
+    trial, synthetic = Trial(candidate()), Synthetic({STEADY: (1.3, 0.1)})
+    synthetic.answer([trial])
+    trial.pairs[0] *= 10
+    assert (trial.interval, trial.low, len(trial.every)) == (None, 0.0, 10)
+    assert choose([trial], exact=True) is None
+    synthetic.answer([trial])
+    low, high = trial.interval
+    ratios = sorted(20 / pairs[0].mine.seconds / 20 for pairs in trial.pairs.values())
+    assert (low, high) == pytest.approx(tuple(ratios))
+    assert low < trial.ratio < high
+
+
+def names(candidates):
+    return [one.name for one in candidates]
+
+
+def test_candidates_have_what_their_drafters_take():
+    """The command line has checked each of them."""
+    assert names(first())[:2] == ["auto", "prompt_lookup, 7 tokens"]
+    assert names(first())[-1] == "prompt_lookup+suffix_automaton, 7 deep"
+    lookup = ["7 tokens", "3 tokens", "5 tokens", "10 tokens", "tree 4,2,1", "tree 2,2,1,1"]
+    assert names(shapes_of(candidate())) == [f"prompt_lookup, {shape}" for shape in lookup]
+    assert names(shapes_of(candidate("ngram"))) == [f"ngram, {shape}" for shape in lookup[:4]]
+    assert names(shapes_of(candidate("auto"))) == ["auto"]
+    (merged,) = [one for one in first() if "+" in one.name]
+    depths = [f"prompt_lookup+suffix_automaton, {n} deep" for n in (7, 3, 5, 10)]
+    assert names(shapes_of(merged)) == depths
+    schedules = {
+        "prompt_lookup": ["heuristic", "optimal"],
+        "suffix_automaton": ["heuristic", "optimal", "confidence", "egag"],
+        "layers:1": ["heuristic", "optimal", "confidence", "egag"],
+        "token_recycling": ["optimal"],
+        "auto": ["constant"],
+    }
+    for drafter, wanted in schedules.items():
+        one = candidate(drafter)
+        assert names(schedules_of(one)) == [one.name, *(f"{one.name}, {name}" for name in wanted)]
+    assert names(schedules_of(merged)) == [merged.name, f"{merged.name}, optimal"]
+    named = first_candidates(Settings(model="embedded"), ["layers:1", "auto", "none", "layers:1"])
+    assert names(named)[-1] == "layers:1, 7 tokens"
+    assert [one.named for one in named].count(True) == 2
+    assert not any(one.named for one in shapes_of(named[-1])[1:])
+
+
+def test_files_of_drafters_have_their_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b").touch()
+    wanted = {
+        "rest:a,b": f"rest:{tmp_path}/a,b",
+        "suffix_automaton:a,b,keep=1MiB": f"suffix_automaton:{tmp_path}/a,b,keep=1MiB",
+        "a,b:temperature=0.5": f"{tmp_path}/a,b:temperature=0.5",
+        "ngram:2": "ngram:2", "layers:4,top_k=3": "layers:4,top_k=3", "embedded": "embedded",
+        "org/name": "org/name", "prompt_lookup": "prompt_lookup",
+    }  # fmt: skip
+    assert {name: with_absolute_path(name) for name in wanted} == wanted
+
+
+def test_candidates_do_not_share_what_calls_remember(monkeypatch):
+    """Ten drafts of a class that do not pay would let three drafts wait."""
+    model = hf_models.build("llama")
+    before, seen = record_of(model).measured, {}
+
+    def used(config):
+        memory = record_of(model).measured
+        seen.setdefault(config.name, []).append(memory)
+        return memory
+
+    def warm(loaded, configs, *_, **__):
+        for config in configs:
+            used(config)
+        return configs, {}
+
+    def pairs(loaded, configs, *_, **__):
+        used(configs[1])
+        return {configs[1].name: [None]}
+
+    monkeypatch.setattr(measure, "warm_up", warm)
+    monkeypatch.setattr(measure, "run_pairs", pairs)
+    settings = Settings(sampling={"temperature": 0.0}, max_new_tokens=4)
+    loaded, drafters = SimpleNamespace(model=model), {"prompt_lookup": "prompt_lookup"}
+    answers = measure.Answers(loaded, drafters, [None, None], settings, str)
+    ready = answers.ready(shapes_of(candidate())[:2])
+    trials = list(map(Trial, ready))
+    answers.answer(trials)
+    answers.answer(trials)
+    assert [list(trial.pairs) for trial in trials] == [[0, 1], [0, 1]]
+    assert record_of(model).measured is before
+    memories = [seen[one.name] for one in ready]
+    assert [len(each) for each in memories] == [3, 3]
+    assert all(memory is each[0] for each in memories for memory in each)
+    assert len({id(memory) for memory in (before, *(each[0] for each in memories))}) == 3
