@@ -117,6 +117,15 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
         (("--draft-model", "--width", 40), "--width must be a multiple of 32, got 40"),
         (("--draft-model", "--on-policy", 2), "--on-policy must be in [0, 1], got 2"),
         (("--draft-model", "--num-drafters", 0), "--num-drafters must be at least 1, got 0"),
+        (("--openings", 1.5), "--openings must be in [0, 1], got 1.5"),
+        (
+            ("--openings", 0.5, "--texts", "a"),
+            "--openings needs turns that the model writes, and --texts is given",
+        ),
+        (("--head", "medusa", "--resume", "a"), "--resume needs --head eagle3, got medusa"),
+        (("--learning-rate", 0), "--learning-rate must be above 0 and finite, got 0.0"),
+        (("--draft-steps", 0), "--draft-steps must be at least 1, got 0"),
+        (("--draft-model", "--draft-steps", 2), "--draft-steps needs a head that"),
         (("--loss", "mse"), "--loss must be one of forward_kl, reverse_kl, total_variation"),
         (("--draft-model", "--reuse", "a"), "a must hold a run of train"),
         (

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.heads.eagle3.files import load_head
+from specdec_hf.heads.eagle3.config import HeadConfig
+from specdec_hf.heads.eagle3.files import load_head, save_head
+from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.shipped import TARGET, digest_of, read_sample
 from specdec_hf.lab.training.conversations import ChatFormat, converse
+from specdec_hf.lab.training.openings import OPENINGS, opening_of
 from specdec_hf.lab.training.pipeline import Pipeline, Progress, TrainingSettings
 from specdec_hf.lab.training.texts import (
     append_conversations,
@@ -19,6 +23,7 @@ from specdec_hf.lab.training.texts import (
 from specdec_hf.lab.training.unrolled import Batch
 from support import hf_models
 from support.cli_models import END, tokenizer
+from support.heads import head_for
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 pytestmark = pytest.mark.slow
@@ -57,6 +62,34 @@ def test_prompts_are_answered_as_generate_answers_them():
             max_new_tokens=20 - len(given), eos_token_id=3,
         )  # fmt: skip
         assert one.tokens == want[0].tolist()
+
+
+def test_a_turn_begins_with_its_opening_and_the_model_goes_on():
+    model = hf_models.build("llama", vocab_size=40)
+    opened = conversations(model, opening=lambda number: [7, 9][: number % 3])
+    plain = conversations(model)
+    for number, one in opened.items():
+        size = number % 3
+        assert one.tokens[: 2 + size] == [1, 2, 7, 9][: 2 + size]
+        assert one.answer <= 2 + 8 + 2  # the turn's length counts its opening
+        assert (one == plain[number]) == (size == 0)
+    assert any(one.answer > 6 for number, one in opened.items() if number % 3 == 2)
+    long = conversations(model, range(2), opening=lambda number: list(range(10, 18)))
+    assert all(one.tokens[:12] == [1, 2, *range(10, 18), 3, 4] for one in long.values())
+    given = conversations(model, range(2), prompts=[[5], [6]], opening=lambda number: [7])
+    assert [given[n].tokens[:5] for n in range(2)] == [[1, 2, 5, 3, 4], [1, 2, 6, 3, 4]]
+
+
+def test_openings_follow_from_number_and_seed_and_have_the_asked_share():
+    drawn = [opening_of(number, 0.6, 5) for number in range(2000)]
+    assert drawn == [opening_of(number, 0.6, 5) for number in range(2000)]
+    assert drawn != [opening_of(number, 0.6, 6) for number in range(2000)]
+    assert sum(map(bool, drawn)) / 2000 == pytest.approx(0.6, abs=0.04)  # 3.6 standard errors
+    assert not any(opening_of(number, 0.0, 5) for number in range(200))
+    assert all(opening_of(number, 1.0, 5) for number in range(200))
+    kinds = Counter(kind for kind, words in OPENINGS.items() for one in drawn if one in words)
+    assert kinds.keys() == OPENINGS.keys()
+    assert min(kinds.values()) > 60  # 100 expected
 
 
 def test_the_format_is_that_of_the_chat_template():
@@ -203,6 +236,44 @@ def test_the_head_names_its_target_and_has_a_text_that_took_no_part_in_training(
     sample = read_sample(whole[0].folder, target.config.vocab_size)
     texts = read_conversations(whole[0].work / "texts.jsonl")
     assert list(sample.tokens) in [list(one.tokens) for one in texts if is_held_out(one)]
+
+
+def resumed(target, texts, folder, start, **changes):
+    settings = dataclasses.replace(SMALL, steps=1, learning_rate=1e-6, **changes)
+    pipeline = Pipeline(target, tokenizer(), folder, settings, Progress(), resume=start)
+    return pipeline.run(texts=texts)
+
+
+def test_training_goes_on_from_a_head_with_another_draft_vocabulary(whole, target, texts, tmp_path):
+    start = load_head(whole[0].folder)
+    head = resumed(target, texts, tmp_path / "a", whole[0].folder, draft_vocab_size=20)
+    assert len(head.tokens) == 20 != len(start.tokens)
+    assert torch.equal(head.lm_head.float(), target.lm_head.weight[head.tokens])
+    for name, weight in head.state_dict().items():
+        assert torch.allclose(weight, start.state_dict()[name], atol=5e-6), name
+    other = resumed(target, texts, tmp_path / "b", None, draft_vocab_size=20).state_dict()
+    assert not torch.allclose(
+        other["midlayer.qkv_proj.weight"], start.midlayer.qkv_proj.weight, atol=1e-3
+    )
+    with pytest.raises(ValueError, match="was begun with other resumed head: give the same"):
+        resumed(target, texts, tmp_path / "a", None, draft_vocab_size=20)
+
+
+def test_heads_that_cannot_be_gone_on_with_are_refused_by_name(target, texts, tmp_path):
+    own, layers = head_for(target), Eagle3Head(HeadConfig.for_target(target, 9, (0, 1)))
+    own.own_lm_head = True
+    for head, folder in ((own, "own"), (layers, "layers")):
+        save_head(head, tmp_path / folder)
+    for folder, message in (
+        ("own", "with the target's embeddings and output matrix, and .*own has its own"),
+        ("layers", r"with layers = \(.*\), got \(0, 1\)"),
+        ("missing", "cannot read a head.s .*missing.config.json: No such file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resumed(target, texts, tmp_path / "out", tmp_path / folder)
+    assert not (tmp_path / "out" / "work" / "texts.jsonl").exists()
+    with pytest.raises(ValueError, match="resume must be a head of kind eagle3, and Medusa heads"):
+        resumed(target, texts, tmp_path / "out", tmp_path / "own", head="medusa")
 
 
 def test_too_few_texts_are_refused(target, tmp_path):

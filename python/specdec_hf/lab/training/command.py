@@ -134,6 +134,32 @@ Reuse = Annotated[
         "--reuse", metavar="FOLDER", help="Train on the texts and states of the run in this folder."
     ),
 ]
+Openings = Annotated[
+    float,
+    typer.Option(
+        "--openings",
+        metavar="X",
+        help="Share of the users' turns whose first words are given, such as those of a question.",
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume", metavar="FOLDER", help="Begin with the weights of the EAGLE-3 head in FOLDER."
+    ),
+]
+DraftSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-steps",
+        metavar="N",
+        help="Drafts of one round that are learnt, or heads or look-ahead embeddings.  "
+        f"[default: {TrainingSettings.draft_steps}]",
+    ),
+]
+LearningRate = Annotated[
+    float, typer.Option("--learning-rate", metavar="X", help="The largest one of the schedule.")
+]
 Layer = Annotated[
     int | None,
     typer.Option(
@@ -158,6 +184,7 @@ def train_command(
     head: Head = "eagle3",
     model: options.ModelName = "embedded",
     prompts: Prompts = None,
+    openings: Openings = 0.0,
     texts: TextFiles = None,
     tokens: Tokens = 900_000,
     minutes: Minutes = None,
@@ -165,6 +192,8 @@ def train_command(
     rows: Rows = 128,
     batch_size: BatchSize = 4,
     steps: Steps = None,
+    draft_steps: DraftSteps = None,
+    learning_rate: LearningRate = TrainingSettings.learning_rate,
     draft_vocab_size: DraftVocabulary = None,
     layer: Layer = None,
     draft_model: DraftModel = False,
@@ -174,6 +203,7 @@ def train_command(
     on_policy: OnPolicy = None,
     num_drafters: NumDrafters = None,
     reuse: Reuse = None,
+    resume: Resume = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of texts and training.")] = 0,
     dtype: Dtype = "bfloat16",
     device: options.Device = None,
@@ -210,7 +240,7 @@ def train_command(
         ("--batch-size", batch_size, 1), ("--steps", steps, 1),
         ("--draft-vocab-size", draft_vocab_size, 1), ("--threads", threads, 1),
         ("--layer", layer, 1), ("--width", width, 32), ("--num-layers", num_layers, 1),
-        ("--num-drafters", num_drafters, 1),
+        ("--num-drafters", num_drafters, 1), ("--draft-steps", draft_steps, 1),
     ):  # fmt: skip
         if value is not None and value < least:
             fail(f"{option} must be at least {least}, got {value}")
@@ -224,6 +254,19 @@ def train_command(
         fail(f"--on-policy must be in [0, 1], got {on_policy}")
     if layer is not None and head != "exit_head":
         fail(f"--layer needs --head exit_head, got {head}")
+    if draft_steps is not None and head in (DRAFT_MODEL, "exit_head"):
+        fail(f"--draft-steps needs a head that reads its own drafts or none, got {head}")
+    if resume is not None and head != "eagle3":
+        fail(f"--resume needs --head eagle3, got {head}")
+    if resume is not None and resume.resolve() == output.resolve():
+        fail(f"--resume must be another folder than --output, got {resume}")
+    if not 0 < learning_rate < float("inf"):
+        fail(f"--learning-rate must be above 0 and finite, got {learning_rate}")
+    if not 0 <= openings <= 1:
+        fail(f"--openings must be in [0, 1], got {openings}")
+    for option, given in (("--prompts", prompts), ("--texts", texts), ("--reuse", reuse)):
+        if openings and given:
+            fail(f"--openings needs turns that the model writes, and {option} is given")
     if (prompts is not None) + bool(texts) + (reuse is not None) > 1:
         fail("give one of --prompts FILE, --texts FILE and --reuse FOLDER")
     for file in texts or ():
@@ -241,10 +284,12 @@ def train_command(
         head=head, tokens=tokens, length=length, turn_length=max(1, length // 4), rows=rows,
         steps=steps, batch_size=batch_size,
         draft_vocab_size=draft_vocab_size or TrainingSettings.draft_vocab_size, seed=seed,
-        layer=layer, loss=loss, on_policy=on_policy or 0.0, width=width or TrainingSettings.width,
-        num_layers=num_layers or TrainingSettings.num_layers,
+        layer=layer, loss=loss, openings=openings, on_policy=on_policy or 0.0,
+        width=width or TrainingSettings.width,
+        num_layers=num_layers or TrainingSettings.num_layers, learning_rate=learning_rate,
+        draft_steps=draft_steps or TrainingSettings.draft_steps,
     )  # fmt: skip
-    _run(source, settings, folders, minutes, dtype, device, threads, turns, read, reuse)
+    _run(source, settings, folders, minutes, dtype, device, threads, turns, read, reuse, resume)
 
 
 def _check_keeps_models(output: Path, source: Source) -> None:
@@ -276,6 +321,7 @@ def _run(
     prompts: list[str],
     texts: list[str],
     reuse: Path | None,
+    resume: Path | None,
 ) -> None:
     """Train a drafter in each folder; the later ones learn what those before them miss."""
     import torch
@@ -312,13 +358,14 @@ def _run(
                     model, tokenizer, folder, settings, progress,
                     _share(minutes, number, len(folders)),
                     source=folders[0] if number and reuse is None else reuse, earlier=earlier,
+                    resume=resume,
                 )  # fmt: skip
                 head = pipeline.run(prompts, texts)
             except ValueError as error:
                 fail(str(error))
             report = collect_report(
                 pipeline, head, target=source.title, licence=_licence(source), command=_command(),
-                data=_data(prompts, texts, reuse),
+                data=_data(prompts, texts, reuse, openings=settings.openings), resumed=resume,
             )  # fmt: skip
             write_report(folder, report, picture=picture)
             reports.append(report)
@@ -337,7 +384,7 @@ def _licence(source: Source) -> str:
     return f"{LICENCE} as {EMBEDDED_NAME}" if source.kind == "embedded" else "other (the target's)"
 
 
-def _data(prompts: list[str], texts: list[str], reuse: Path | None) -> str:
+def _data(prompts: list[str], texts: list[str], reuse: Path | None, *, openings: float) -> str:
     """Where the texts come from, for the model card."""
     if reuse is not None:
         return f"those of the run in {reuse.name}"
@@ -348,9 +395,10 @@ def _data(prompts: list[str], texts: list[str], reuse: Path | None) -> str:
         )
     if prompts:
         return "prompts that were given, and the target's answers"
+    opened = f", {openings:.0%} of them after given first words" if openings else ""
     return (
-        "the target writes a user's turn after the header of its chat template, and answers it; no "
-        "prompt of a benchmark takes part"
+        f"the target writes users' turns after the header of its chat template{opened}, and "
+        "answers them; no prompt of a benchmark takes part"
     )
 
 

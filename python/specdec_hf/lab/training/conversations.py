@@ -1,4 +1,6 @@
-"""Texts of the target itself: it writes a user's turn, or is given one, and answers it.
+"""Texts of the target itself: it writes a user's turn, begins with words of one, or is given one.
+
+It answers the turn.
 
 Every row of the batch holds one conversation, of its own length. A row whose conversation has ended
 takes the next one, so none is idle, and keeps the keys and values of the tokens that begin all
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 from specdec_hf.runner.choose import choose_runner
+from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_kernels import sample
 
 PLACEHOLDER = "\N{INVERTED QUESTION MARK}TURN\N{INVERTED QUESTION MARK}"  # no template changes it
@@ -116,12 +119,13 @@ def converse(
     turn_length: int,
     seed: int,
     prompts: Sequence[Sequence[int]] = (),
+    opening: Callable[[int], Sequence[int]] = lambda number: (),
     stop: Callable[[int], bool] = lambda tokens: False,
 ) -> Iterator[Conversation]:
     """Conversations of the target, as they end.
 
     Args:
-        model: causal LM.
+        model: causal LM; on the CPU it runs on packed weights.
         chat: its format.
         numbers: of the conversations to write, in the order of beginning them.
         batch_size: how many are written at once.
@@ -130,6 +134,7 @@ def converse(
         seed: of all random numbers.
         prompts: users' turns, where conversation n has turn n of them; without, the model writes
             them.
+        opening: the first tokens of the user's turn of a conversation that the model writes.
         stop: given the number of tokens of all conversations, those that are not complete included,
             says whether to stop; these then end where they are.
 
@@ -137,7 +142,10 @@ def converse(
         ValueError: a model that cannot run a ragged batch, or whose logits are no numbers.
     """
     head = list(chat.before)
-    runner, _ = choose_runner(model, batch_size, length + 1, "spec")
+    twin, _ = pack_for_call(model)
+    runner, _ = choose_runner(
+        model, batch_size, length + 1, "spec", twin=None if twin is None else twin.model
+    )
     device = model.device
     begin = torch.tensor([head], device=device).expand(batch_size, -1)
     if len(head) > 1:
@@ -148,8 +156,8 @@ def converse(
 
     def next_one(b: int) -> None:
         number = next(numbers, -1)
-        tokens = list(head)
-        rows[b] = _Row(number, tokens, None if chat.between else len(head))
+        tokens = [*head, *(opening(number) if number >= 0 and not prompts else ())]
+        rows[b] = _Row(number, tokens, None if chat.between else len(tokens))
         parameters[b] = TURN
         if number >= 0 and prompts:
             tokens.extend(prompts[number])

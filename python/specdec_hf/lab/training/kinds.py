@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specdec_hf.heads import blockwise, files, medusa
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.eagle3.config import HeadConfig
-from specdec_hf.heads.eagle3.files import save_head
+from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.exit_head import ExitConfig, ExitHead, save_exit
 from specdec_hf.heads.medusa import MedusaHeads
@@ -39,6 +41,7 @@ class Kind:
         new: gives the head for a target and settings.
         save: writes one into a folder.
         weights: the file that it writes them to.
+        load: reads a head whose training can go on on other texts; None where there is none.
         is_model: whether that folder is a causal LM with its tokenizer.
         single: whether the loss has one draft step.
         cuts: places of a text that a training step drafts at; 0 is all.
@@ -49,6 +52,7 @@ class Kind:
     new: Callable[[Any, TrainingSettings], Head]
     save: Callable[[Any, Path], None]
     weights: str
+    load: Callable[[Path], Eagle3Head] | None = None
     is_model: bool = False
     single: bool = False
     cuts: int = 0
@@ -63,6 +67,46 @@ class Kind:
         head = self.new(model, settings)
         check_output(model)
         return head
+
+    def read(self, folder: Path, head: Head, model: Any) -> dict[str, torch.Tensor]:
+        """The weights of a trained head, for another one that is to begin with them.
+
+        The draft vocabulary may be another one, because the output matrix is the target's.
+
+        Args:
+            folder: of the trained head.
+            head: that `make` gave for the target.
+            model: the target.
+
+        Raises:
+            ValueError: this kind has no `load`, no head lies there, it has embeddings or an output
+                matrix of its own, or it reads other layers or has other sizes.
+        """
+        if self.load is None:
+            raise ValueError(f"resume must be a head of kind eagle3, and {self.title} are another")
+        trained = self.load(folder)
+        assert isinstance(head, Eagle3Head)
+        if trained.own_lm_head or trained.embeddings is not None:
+            raise ValueError(
+                f"resume must be a head with the target's embeddings and output matrix, and "
+                f"{folder} has its own"
+            )
+        total = model.config.get_text_config(decoder=True).num_hidden_layers
+        ours, theirs = head.config, trained.config.on(total)
+        weights = trained.state_dict()
+        for name, wanted, given in (
+            ("layers", ours.layers, theirs.layers),
+            ("norm_before_residual", ours.norm_before_residual, theirs.norm_before_residual),
+            ("rope_parameters", ours.layer.rope_parameters, theirs.layer.rope_parameters),
+            ("sizes", _shapes(head.state_dict()), _shapes(weights)),
+        ):
+            if wanted != given:
+                raise ValueError(f"resume must be a head with {name} = {wanted}, got {given}")
+        return weights
+
+
+def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
 
 
 def _size(model: Any, settings: TrainingSettings) -> int:
@@ -103,7 +147,9 @@ def _draft_model(model: Any, settings: TrainingSettings) -> Head:
 
 
 KINDS = {
-    "eagle3": Kind("EAGLE-3 head", "arXiv 2503.01840", _eagle3, save_head, files.WEIGHTS),
+    "eagle3": Kind(
+        "EAGLE-3 head", "arXiv 2503.01840", _eagle3, save_head, files.WEIGHTS, load=load_head
+    ),
     "medusa": Kind(
         "Medusa heads", "arXiv 2401.10774", _medusa, medusa.save_medusa,
         medusa.MEDUSA_WEIGHTS,

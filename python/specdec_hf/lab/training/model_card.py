@@ -22,7 +22,14 @@ REPORT, CARD, PICTURE = "report.json", "README.md", "training.svg"
 
 
 def collect_report(
-    pipeline: Pipeline, head: Head, *, target: str, licence: str, command: str, data: str
+    pipeline: Pipeline,
+    head: Head,
+    *,
+    target: str,
+    licence: str,
+    command: str,
+    data: str,
+    resumed: Path | None = None,
 ) -> dict[str, Any]:
     """The content of report.json.
 
@@ -33,6 +40,7 @@ def collect_report(
         licence: of the target, which the head's follows.
         command: that ran.
         data: where the texts come from.
+        resumed: folder of the head whose weights were the first ones.
     """
     texts = read_conversations(pipeline.data / TEXTS)
     curves = pipeline.curves
@@ -41,6 +49,7 @@ def collect_report(
         "licence": licence,
         "command": command,
         "data": data,
+        "resumed": None if resumed is None else resumed.resolve().name,
         "draft_vocab_size": head.config.draft_vocab_size,
         "settings": asdict(pipeline.settings),
         "texts": len(texts),
@@ -122,7 +131,8 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
         f"- Data: {report['texts']:,} texts of {report['tokens']:,} tokens: {report['data']}.",
         f"- Steps: {report['steps']:,} of {settings['batch_size']} texts, "
         f"{depth} draft step{'s' * (depth > 1)}, labels are the target's probabilities.",
-        f"- Loss: {loss}.",
+        *([f"- First weights: those of {report['resumed']}."] if report["resumed"] else []),
+        f"- Loss: {loss}, learning rate {settings['learning_rate']:g}.",
         *(
             [f"- The model itself writes the answers of {settings['on_policy']:.0%} of the steps."]
             if settings["on_policy"]

@@ -25,6 +25,7 @@ from specdec_hf.lab.training.conversations import (
 from specdec_hf.lab.training.draft_model import DraftLlama
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.on_policy import OnPolicy
+from specdec_hf.lab.training.openings import opening_of
 from specdec_hf.lab.training.settings import LOSSES, RUN, WORK, TrainingSettings
 from specdec_hf.lab.training.states import StoredStates
 from specdec_hf.lab.training.texts import (
@@ -82,6 +83,7 @@ class Pipeline:
             must be of the same kind, layer, target and dtype.
         earlier: draft models, in the order of their training. A draft model is trained at the
             places that all of them miss.
+        resume: folder of a trained head, whose weights are the first ones.
 
     Attributes:
         curves: what the training measured.
@@ -102,6 +104,7 @@ class Pipeline:
         minutes: float | None = None,
         source: Path | None = None,
         earlier: Sequence[Any] = (),
+        resume: Path | None = None,
     ) -> None:
         check_settings(settings, earlier)
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
@@ -111,7 +114,7 @@ class Pipeline:
         self.curves, self.seconds, self._complete = Curves(), dict[str, float](), False
         self._run_file, self._origin = self.work / RUN, dict[str, str]()
         self.data = self.work if source is None else source / WORK
-        self._source, self._earlier = source, list(earlier)
+        self._source, self._earlier, self._resumed = source, list(earlier), resume
         check_begun(folder, settings)
         if self._run_file.exists():
             run = json.loads(self._run_file.read_text())
@@ -144,6 +147,10 @@ class Pipeline:
             origin, self._complete = source, True
         for number, model in enumerate(self._earlier, start=1):
             origin[f"draft model {number}"] = _digest_of(model)
+        if self._resumed is not None:
+            weights = self._resumed / KINDS[self.settings.head].weights
+            if weights.exists():  # else `_head` says what is missing
+                origin["resumed head"] = hashlib.sha256(weights.read_bytes()).hexdigest()
         if self._run_file.exists():
             check_origin(self.folder, self._origin, origin)
         self._origin = origin
@@ -217,10 +224,17 @@ class Pipeline:
         for one in converse(
             self.model, ChatFormat.of(self.model, self.tokenizer),
             numbers=(n for n in numbers if n not in known), batch_size=rows, length=s.length,
-            turn_length=s.turn_length, seed=s.seed, prompts=encoded, stop=stop,
+            turn_length=s.turn_length, seed=s.seed, prompts=encoded, opening=self._opening,
+            stop=stop,
         ):  # fmt: skip
             ended.append(one)
             yield one
+
+    def _opening(self, number: int) -> list[int]:
+        """The first tokens of the user's turn of a conversation."""
+        words = opening_of(number, self.settings.openings, self.settings.seed)
+        tokens: list[int] = self.tokenizer(words, add_special_tokens=False)["input_ids"]
+        return tokens[: self.settings.turn_length]
 
     def _head(self, conversations: list[Conversation]) -> Head:
         """The head as training begins."""
@@ -231,6 +245,8 @@ class Pipeline:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(s.seed)
             head.begin_as(self.model)
+        if self._resumed is not None:
+            head.load_state_dict(KINDS[s.head].read(self._resumed, head, self.model))
         head.borrow(self.model)
         return head.to(self.model.device)
 
@@ -318,8 +334,9 @@ def check_settings(settings: TrainingSettings, earlier: Sequence[Any]) -> None:
     """Raises ValueError for settings that only a draft model has, and for wrong ones."""
     if settings.loss not in LOSSES:
         raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {settings.loss!r}")
-    if not 0 <= settings.on_policy <= 1:
-        raise ValueError(f"on_policy must be in [0, 1], got {settings.on_policy}")
+    for name in ("on_policy", "openings"):
+        if not 0 <= (share := getattr(settings, name)) <= 1:
+            raise ValueError(f"{name} must be in [0, 1], got {share}")
     if not KINDS[settings.head].is_model:
         for name, given in (("on_policy", settings.on_policy), ("earlier", len(earlier))):
             if given:

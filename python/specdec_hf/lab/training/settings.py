@@ -33,6 +33,7 @@ class TrainingSettings:
         seed: of texts and training.
         layer: after which an early exit is; None is a third of the target's.
         loss: one of `LOSSES`; see `Recipe`.
+        openings: share of the users' turns that begin with words of `openings.OPENINGS`.
         on_policy: share of the training steps whose answers the draft model writes.
         width, num_layers: of a draft model.
     """
@@ -51,6 +52,7 @@ class TrainingSettings:
     seed: int = 0
     layer: int | None = None
     loss: str = FORWARD_KL
+    openings: float = 0.0
     on_policy: float = 0.0
     width: int = 128
     num_layers: int = 2
