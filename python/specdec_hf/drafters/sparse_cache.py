@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer, shown
+from specdec_hf.arguments import check_integer, shown, split_options
 from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
 from specdec_hf.drafters.retrieval import (
     ChunkMeans,
@@ -27,7 +27,7 @@ from specdec_hf.drafters.retrieval import (
     unserved_reason,
 )
 from specdec_hf.drafting.context import CommittedStates, DraftContext, History
-from specdec_hf.drafting.registry import DRAFTERS, split_options, usage
+from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.packed.decoder_layer import FAMILIES
 from specdec_hf.runner.protocol import Lengths
 from specdec_hf.runner.sparse_runner import SparseRunner, bytes_of_cache

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specdec_hf.arguments import split_options
 from specdec_hf.cli.checks import Settings, Sources, check, has_own_tree
 from specdec_hf.drafting.registry import (
     AUTO,
@@ -17,7 +18,6 @@ from specdec_hf.drafting.registry import (
     FOLDER,
     SAMPLING,
     names_file,
-    split_options,
 )
 from specdec_hf.lab.bench.configs import MERGED, merged
 from specdec_hf.options import PROFILED
