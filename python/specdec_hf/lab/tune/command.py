@@ -14,13 +14,13 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from specdec_hf.arguments import split_options
 from specdec_hf.cli import options
 from specdec_hf.cli.checks import Settings, Sources, check, check_limit, takes_settings
 from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress, progress_bar
 from specdec_hf.cli.terminal import console, fail, visible
-from specdec_hf.drafting.registry import split_options
 from specdec_hf.lab.bench.configs import categories_in_turns, in_batches
 from specdec_hf.lab.tune.candidates import DRAFTERS_TRIED, Candidate, first_candidates
 from specdec_hf.options import COMMON
