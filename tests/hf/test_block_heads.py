@@ -129,6 +129,19 @@ def test_where_the_caller_gives_a_cache_a_head_knows_the_later_tokens(kind, targ
     assert out.stats.drafted > 0
 
 
+@pytest.mark.parametrize("kind", FILES)
+def test_a_block_may_reach_beyond_the_context(kind, target, tmp_path):
+    """Its places do; the tokens that are drafted do not."""
+    folder, inputs = getattr(block_heads, kind)(target, tmp_path), hf_models.prompts((250, 3))
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    plain = generate(target, **inputs, **settings, drafter=None)
+    out, rounds = rounds_of(target, DRAFTERS[kind](folder), (250, 3), **settings, gamma=DRAFTS)
+    assert out.sequences.tolist() == plain.tolist()
+    for texts, draft in rounds:
+        ends = [len(text) + count for text, count in zip(texts, draft.counts, strict=True)]
+        assert max(ends) <= 256
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_head_is_written_back_as_it_was(name, target, tmp_path):
     (tmp_path / "given").mkdir()
