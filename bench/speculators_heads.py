@@ -1,6 +1,7 @@
 """Compares heads of P-EAGLE and DFlash with vLLM's library speculators, number for number.
 
-    pip install --no-deps speculators==0.9.0 loguru
+    pip install --no-deps speculators==0.9.0 hs-connectors loguru openai sniffio datasets \\
+        multiprocess dill pandas pyarrow xxhash
     python -m bench.speculators_heads
 
 Heads of small random weights are made and written by the library. For each, the table has the

@@ -44,7 +44,7 @@ def made(name, target, folder):
 
 
 def differences(reference, rounds):
-    """How far the logits of drafts are from the reference's, of every tenth draft at least."""
+    """How far the logits of each draft of a sequence are from the reference's."""
     found = []
     for texts, draft in rounds:
         rows = draft.distribution.logits
@@ -98,7 +98,7 @@ def test_a_wrong_reading_of_a_field_is_found(name, fields, target, tmp_path):
         config[field] = value(config[field]) if callable(value) else value
     path.write_text(json.dumps(config))
     _, rounds = rounds_of(target, DRAFTERS[kind](folder), (9, 4, 12), **SAMPLED)
-    assert max(differences(reference, rounds)) > 1e-2
+    assert max(differences(reference, rounds[:3])) > 1e-2
 
 
 def test_embeddings_in_a_file_of_dflash_are_not_its_own(target, tmp_path):
