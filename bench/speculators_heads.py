@@ -1,12 +1,14 @@
 """Compares heads of P-EAGLE and DFlash with vLLM's library speculators, number for number.
 
-    pip install --no-deps speculators==0.9.0 loguru
+    pip install --no-deps speculators==0.9.0 hs-connectors loguru openai sniffio datasets \\
+        multiprocess dill pandas pyarrow xxhash
     python -m bench.speculators_heads
 
 Heads of small random weights are made and written by the library. For each, the table has the
 largest difference between the logits of its module and those that our drafter drew from, over all
-rounds of a sampled call, and the largest logit. What our writers write is then read by the library,
-whose weights must be the same.
+rounds of a sampled call, the largest logit, and as a control the difference where the module is
+given the states of the target's layers in another order. What our writers write is then read by the
+library, whose weights must be the same.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from specdec_hf import DFlashDrafter, PEagleDrafter, generate
 from specdec_hf.heads.dflash import load_dflash, save_dflash
 from specdec_hf.heads.peagle import load_peagle, save_peagle
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
+from transformers.utils.logging import disable_progress_bar
 
 VOCAB, SIZE, DRAFTS = 96, 64, 5
+LAYERS = (1, 3, 2)
 SLIDING = {
     "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4,
     "use_sliding_window": True,
@@ -53,15 +57,14 @@ console = Console(highlight=False, width=100)
 
 
 def target_in(folder: Path) -> Any:
-    """A target of random weights, written to a folder."""
+    """A target of random weights, read from a folder that it was written to."""
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=SIZE, intermediate_size=96, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, head_dim=8, max_position_embeddings=256,
         initializer_range=0.2, bos_token_id=None, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    return model
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return LlamaForCausalLM.from_pretrained(folder)  # whose config names the folder
 
 
 def head_in(folder: Path, kind: str, fields: dict[str, Any], inner: dict[str, Any]) -> Any:
@@ -81,7 +84,7 @@ def head_in(folder: Path, kind: str, fields: dict[str, Any], inner: dict[str, An
         "dflash": (library.DFlashDraftModel, library.DFlashSpeculatorConfig, ""),
         "peagle": (library.PEagleDraftModel, library.PEagleSpeculatorConfig, "eagle_"),
     }[kind]
-    given = {f"{where}aux_hidden_state_layer_ids": [1, 3, 2], "mask_token_id": 7}
+    given = {f"{where}aux_hidden_state_layer_ids": list(LAYERS), "mask_token_id": 7}
     if kind == "dflash":
         given["block_size"] = DRAFTS + (not fields.get("sample_from_anchor"))
     made = library.SpeculatorsConfig(
@@ -120,13 +123,15 @@ def seen_logits(model: Any) -> Iterator[list[torch.Tensor]]:
 
 
 @torch.no_grad()
-def library_logits(model: Any, kind: str, target: Any, text: list[int]) -> torch.Tensor:
+def library_logits(
+    model: Any, kind: str, target: Any, text: list[int], layers: tuple[int, ...] = LAYERS
+) -> torch.Tensor:
     """[drafts, draft vocabulary] after a text, by the library's forward for training."""
     from speculators.losses import resolve_loss_config  # noqa: PLC0415
     from speculators.models.peagle import core  # noqa: PLC0415
 
     states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-    features = torch.cat([states[n] for n in (1, 3, 2)], dim=-1)
+    features = torch.cat([states[n] for n in layers], dim=-1)
     before, whole = len(text) - 1, len(text) + 2 * DRAFTS
 
     def padded(x: torch.Tensor) -> torch.Tensor:
@@ -180,8 +185,8 @@ def our_rounds(target: Any, drafter: Any) -> list[tuple[list[int], torch.Tensor]
     return rounds
 
 
-def compared(name: str, folder: Path) -> tuple[float, float, int]:
-    """The largest difference and the largest logit of a head, and how many rounds were compared.
+def compared(name: str, folder: Path) -> tuple[int, float, float, float]:
+    """How many rounds were compared, and of a head the largest difference, logit and control.
 
     Raises:
         AssertionError: the library reads other weights from what we wrote than it had written.
@@ -191,29 +196,34 @@ def compared(name: str, folder: Path) -> tuple[float, float, int]:
     target = target_in(folder / "target")
     model = head_in(folder, kind, fields, inner)
     head = load(folder / "head")
-    difference, largest, rounds = 0.0, 0.0, our_rounds(target, drafter(folder / "head"))
+    figures, rounds = torch.zeros(3), our_rounds(target, drafter(folder / "head"))
     for text, logits in rounds:
-        want = library_logits(model, kind, target, text)[: len(logits)]
-        got = logits[:, head.tokens]
-        difference = max(difference, float((got - want).abs().max()))
-        largest = max(largest, float(want.abs().max()))
+        got, orders = logits[:, head.tokens], (LAYERS, LAYERS[::-1])
+        want, other = (library_logits(model, kind, target, text, one)[: len(got)] for one in orders)
+        found = torch.stack([x.abs().max() for x in (got - want, want, got - other)])
+        figures = torch.maximum(figures, found)
     save(head, folder / "ours", torch.float32, target)
     again = type(model).from_pretrained(folder / "ours").state_dict()
     given = {k: x for k, x in model.state_dict().items() if not k.startswith("verifier_")}
     assert all(torch.equal(x, again[k]) for k, x in given.items())
-    return difference, largest, len(rounds)
+    difference, largest, control = figures.tolist()
+    return len(rounds), difference, largest, control
 
 
 def main() -> None:
+    from loguru import logger  # noqa: PLC0415  # of the library
+
+    logger.disable("speculators")
+    disable_progress_bar()
     version = importlib.metadata.version("speculators")
     table = Table(title=f"speculators {version}, torch {torch.__version__}, float32")
-    for column in ("head", "rounds", "largest difference", "largest logit"):
+    for column in ("head", "rounds", "largest difference", "largest logit", "control"):
         table.add_column(column)
     for name in HEADS:
         torch.manual_seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            difference, largest, rounds = compared(name, Path(folder))
-        table.add_row(name, str(rounds), f"{difference:.1e}", f"{largest:.1f}")
+            rounds, difference, largest, control = compared(name, Path(folder))
+        table.add_row(name, str(rounds), f"{difference:.1e}", f"{largest:.1f}", f"{control:.1f}")
     console.print(table)
 
 

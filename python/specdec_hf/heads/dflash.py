@@ -99,7 +99,8 @@ class DFlashHead(BlockHead):
         self.hidden_norm = Norm(size, epsilon)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        return self.hidden_norm(self.fc(features))
+        fused: torch.Tensor = self.hidden_norm(self.fc(features))
+        return fused
 
 
 def save_dflash(
@@ -170,7 +171,8 @@ class DFlashDraft(BlockDraft[DFlashHead]):
             projected = head.layers[n].project_states(hidden, turns)
             hidden = self.through(n, projected, anchors, seen, slots)
         skipped = 0 if config.from_anchor else 1
-        return hidden[:, skipped : skipped + self.size]
+        out: torch.Tensor = hidden[:, skipped : skipped + self.size]
+        return out
 
     def _turns(self, starts: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.head.turns(starts[:, None] + torch.arange(size, device=self.device))

@@ -27,7 +27,7 @@ _UNUSED = "layers.0.self_attn.rotary_emb.inv_freq"  # made from the config
 # Fields of other heads, and what reads them.
 _OTHERS = {
     "draft_vocab_size": "EAGLE-3, which drafter eagle3 reads",
-    "speculators_model_type": "the library speculators, whose EAGLE-3 heads drafter eagle3 reads",
+    "speculators_model_type": "the library speculators, which eagle3, peagle or dflash reads",
 }
 
 
@@ -108,6 +108,8 @@ class EagleHead(PairHead):
     Args:
         config: its sizes.
     """
+
+    config: EagleConfig
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, nn.Identity(), EagleLayer(config), nn.Identity())

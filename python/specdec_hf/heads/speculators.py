@@ -12,6 +12,15 @@ TYPE = "speculators_model_type"
 VERSION = "0.9.0"
 DECODER = "transformer_layer_config"
 _DRAFTING = "speculators_config"
+# Kinds that a drafter of the same name reads.
+_READ = ("eagle3", "peagle", "dflash")
+
+
+def check_kind(given: dict[str, Any], kind: str) -> None:
+    """Raise ValueError for a config.json of another kind; it names the drafter that reads it."""
+    if given[TYPE] != kind:
+        other = f", which drafter {given[TYPE]} reads" if given[TYPE] in _READ else ""
+        raise ValueError(f"{TYPE} of a head must be {kind}, got {given[TYPE]!r}{other}")
 
 
 def decoder_fields(given: dict[str, Any]) -> dict[str, Any]:

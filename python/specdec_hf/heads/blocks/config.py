@@ -17,7 +17,7 @@ from specdec_hf.heads.pairs.config import (
     fields_of,
     transformers_config,
 )
-from specdec_hf.heads.speculators import DECODER, TYPE, decoder_fields
+from specdec_hf.heads.speculators import DECODER, TYPE, check_kind, decoder_fields
 
 _LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -86,8 +86,7 @@ def sizes_from(given: dict[str, Any], kind: str, layers: str) -> dict[str, Any]:
             f"config.json of a {kind} head must hold {TYPE}: only the layout of the library "
             "speculators is read, to which its command convert brings others"
         )
-    if given[TYPE] != kind:
-        raise ValueError(f"{TYPE} of a head must be {kind}, got {given[TYPE]!r}")
+    check_kind(given, kind)
     inner = decoder_fields(given)
     layer, windows = _decoder(inner)
     size = layer.hidden_size

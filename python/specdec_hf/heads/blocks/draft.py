@@ -53,7 +53,9 @@ class BlockDraft(Generic[B]):
         self._context_length = context_length(context.model)
         self._rows: Iterator[torch.Tensor] = iter(())
 
-    def run(self, history: History, states: torch.Tensor, counts: NDArray[np.int64]) -> Any:
+    def run(
+        self, history: History, states: torch.Tensor, counts: NDArray[np.int64]
+    ) -> torch.Tensor:
         """[B, size, H], the hidden states that the drafts of a round are drawn from.
 
         Args:

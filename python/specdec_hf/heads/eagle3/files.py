@@ -25,7 +25,7 @@ from specdec_hf.heads.pairs.files import (
     vocabulary_shapes,
     vocabulary_tensors,
 )
-from specdec_hf.heads.speculators import TYPE, decoder_fields, outer_fields
+from specdec_hf.heads.speculators import TYPE, check_kind, decoder_fields, outer_fields
 
 _LAYER, _OTHER_LAYER = "midlayer.", "layers.0."
 SPECULATIVE_TOKENS = 3  # how many tokens vLLM drafts where its user says nothing
@@ -131,8 +131,7 @@ def from_speculators(given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: another kind of head, or a field that is missing, by name.
     """
-    if given[TYPE] != "eagle3":
-        raise ValueError(f"{TYPE} of a head must be eagle3, got {given[TYPE]!r}")
+    check_kind(given, "eagle3")
     layer = decoder_fields(given)
     if "norm_before_residual" not in given:  # the library and vLLM differ in its default
         raise ValueError("config.json of a head must hold norm_before_residual")

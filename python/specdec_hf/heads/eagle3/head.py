@@ -43,6 +43,7 @@ class Eagle3Head(PairHead):
         config: its sizes.
     """
 
+    config: HeadConfig
     fc: nn.Linear
     midlayer: DecoderLayer
 

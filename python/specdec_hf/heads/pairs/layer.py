@@ -83,14 +83,14 @@ class HeadLayer(nn.Module):
         """Keys and values [B, K, n, D] of inputs [B, n, width] that ask for nothing."""
         rows = self.projected[0]
         bias = None if self.qkv_proj.bias is None else self.qkv_proj.bias[rows:]
-        keys, values = self._split(functional.linear(x, self.qkv_proj.weight[rows:], bias)).chunk(
-            2, dim=1
-        )
+        both = self._split(functional.linear(x, self.qkv_proj.weight[rows:], bias))
+        keys, values = both.chunk(2, dim=1)
         return _rotate(self.k_norm(keys) if self.qk_norm else keys, *rotary), values
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         """Heads [B, -1, n, D] of projections [B, n, -1]."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads: torch.Tensor = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return heads
 
     def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The hidden states [B, n, H] after the layer, given what attention returned."""
