@@ -30,7 +30,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 COMMON = {
-    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 12, "num_hidden_layers": 2,
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_experts_per_tok": 2, "max_position_embeddings": 256,
     "vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": PAD,
     "initializer_range": 0.3,
@@ -78,7 +78,7 @@ FAMILIES = {
         Qwen3NextConfig, Qwen3NextForCausalLM, Qwen3NextDecoderLayer,
         {
             "num_key_value_heads": 2, "head_dim": 16, "num_experts": EXPERTS,
-            "shared_expert_intermediate_size": 12, "linear_num_key_heads": 2,
+            "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
             "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
             "layer_types": ["linear_attention", "full_attention"],
         },

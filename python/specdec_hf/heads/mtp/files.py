@@ -192,10 +192,10 @@ def load_mtp(source: str | Path | Checkpoint, dtype: torch.dtype = torch.float32
         )
         decoder = model.get_decoder()
         norm = type(decoder.norm)
-        blocks = [MtpBlock(layer, norm, config) for layer in decoder.layers]
+        blocks = [MtpBlock(layer, norm, model.config) for layer in decoder.layers]
     for block, prefix in zip(blocks, found.prefixes, strict=True):
         _fill(block, found, prefix, dtype)
-    return MtpHead(MtpConfig(config), blocks).eval().requires_grad_(False)
+    return MtpHead(MtpConfig(model.config), blocks).eval().requires_grad_(False)
 
 
 def _config_of_layers(config: Any, count: int) -> Any:
@@ -296,4 +296,4 @@ def _files_of(folder: Path) -> dict[str, str]:
     )
     if not beside:
         raise ValueError(f"weight_map of {index} must name files beside it")
-    return files
+    return dict(files)
