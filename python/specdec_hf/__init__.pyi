@@ -40,6 +40,8 @@ from specdec_hf.drafting.drafter import Rejections as Rejections
 from specdec_hf.heads.auto import AutoDrafter as AutoDrafter
 from specdec_hf.heads.blockwise import BlockwiseDrafter as BlockwiseDrafter
 from specdec_hf.heads.blockwise import BlockwiseHeads as BlockwiseHeads
+from specdec_hf.heads.dflash import DFlashDrafter as DFlashDrafter
+from specdec_hf.heads.dflash import DFlashHead as DFlashHead
 from specdec_hf.heads.eagle import EagleChainDrafter as EagleChainDrafter
 from specdec_hf.heads.eagle import EagleDrafter as EagleDrafter
 from specdec_hf.heads.eagle import EagleHead as EagleHead
@@ -57,6 +59,8 @@ from specdec_hf.heads.mtp.drafter import MtpTreeDrafter as MtpTreeDrafter
 from specdec_hf.heads.mtp.head import MtpHead as MtpHead
 from specdec_hf.heads.pass_head import PassHead as PassHead
 from specdec_hf.heads.pass_head import PassHeadDrafter as PassHeadDrafter
+from specdec_hf.heads.peagle import PEagleDrafter as PEagleDrafter
+from specdec_hf.heads.peagle import PEagleHead as PEagleHead
 from specdec_hf.loop.output import SpecOutput as SpecOutput
 from specdec_hf.loop.statistics import SequenceStats as SequenceStats
 from specdec_hf.loop.statistics import SpecStats as SpecStats

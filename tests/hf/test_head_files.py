@@ -8,12 +8,14 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
 from specdec_hf.heads.blockwise import BlockwiseHeads, load_blockwise, save_blockwise
+from specdec_hf.heads.dflash import load_dflash
 from specdec_hf.heads.eagle import load_eagle, save_eagle
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.exit_head import load_exit, save_exit
 from specdec_hf.heads.medusa import MedusaHeads, load_medusa, save_medusa
 from specdec_hf.heads.pass_head import load_pass, save_pass
-from support import hf_models, published_heads
+from specdec_hf.heads.peagle import load_peagle
+from support import block_heads, hf_models, published_heads
 from support.heads import eagle_head, exit_head, head_for, parallel_heads, pass_head
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.published_heads import MEDUSA_WEIGHTS
@@ -40,6 +42,8 @@ HEADS = {
 PUBLISHED = {
     "speculators": (published_heads.speculators, load_head),
     "published medusa": (published_heads.medusa, load_medusa),
+    "dflash": (block_heads.dflash, load_dflash),
+    "peagle": (block_heads.peagle, load_peagle),
 }
 
 
@@ -97,6 +101,15 @@ def outputs(*shape):
     return {f"{k}.1.weight": torch.zeros(*shape) for k in range(4)}
 
 
+AUX = "aux_hidden_state_layer_ids"
+TYPE = "speculators_model_type"
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.0] * 4,
+}
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 GATE = "layers.0.mlp.gate"
 NARROW = {"fc.weight": torch.zeros(32, 144), "embed_tokens.weight": None}
@@ -140,6 +153,37 @@ DAMAGED = [
     ("published medusa", {"medusa_num_layers": None}, {}, "must hold medusa_num_layers"),
     ("published medusa", {}, {"d2t": torch.ones(3)}, "must hold vocab_size"),
     ("published medusa", {"vocab_size": 67}, outputs(3, 32), "vocab_size = 67 rows, got 3"),
+    ("dflash", {TYPE: None}, {}, "dflash head must hold speculators_model_type: .* convert"),
+    ("dflash", {TYPE: "dflash2"}, {}, "speculators_model_type .* be dflash, got 'dflash2'"),
+    ("dflash", {"transformer_layer_config": 3}, {}, "must hold transformer_layer_config"),
+    ("dflash", inside("model_type", "qwen3_next"), {}, "must be llama or qwen3, got 'qwen3_next'"),
+    ("dflash", inside("num_hidden_layers", 3), {}, "layer"),
+    ("dflash", inside("attention_bias", True), {}, "attention_bias of a head must be False"),
+    ("dflash", inside("hidden_act", "gelu"), {}, "hidden_act of a head must be silu, got 'gelu'"),
+    ("dflash", inside("layer_types", ["chunked_attention"] * 2), {}, "'chunked_attention'"),
+    ("dflash", {"transformer_layer_config": lambda inner: inner | SLIDING}, {},
+     "sliding_window must be an integer, got None"),
+    ("dflash", inside("rope_parameters", LONG), {}, "rope_parameters must turn the whole of a"),
+    ("dflash", {"target_hidden_size": 64}, {}, "must be its hidden_size 32, got 64"),
+    ("dflash", {AUX: [1, 1]}, {}, r"ids must list different integers, got \[1, 1\]"),
+    ("dflash", {AUX: None}, {}, "ids must list different integers, got None"),
+    ("dflash", {AUX: [0, -1]}, {}, "ids must be at least 0, got -1"),
+    ("dflash", {"mask_token_id": None}, {}, "must hold mask_token_id"),
+    ("dflash", {"mask_token_id": 67}, {}, r"mask_token_id must be in \[0, 66\], got 67"),
+    ("dflash", {"draft_vocab_size": 68}, {}, r"draft_vocab_size must be in \[1, 67\], got 68"),
+    ("dflash", {"block_size": 1}, {}, "block_size must be at least 2, got 1"),
+    ("dflash", {"sample_from_anchor": 1}, {}, "sample_from_anchor must be true or false, got 1"),
+    ("dflash", {}, {"hidden_norm.weight": None}, "lacks hidden_norm.weight"),
+    ("dflash", {}, {"d2t": None}, "lacks d2t"),
+    ("dflash", {}, {"markov.weight": torch.ones(1)}, "markov.weight, which no DFlashHead has"),
+    ("peagle", {TYPE: "eagle3"}, {}, "speculators_model_type .* be peagle, got 'eagle3'"),
+    ("peagle", {LAYERS: None}, {}, "ids must list different integers, got None"),
+    ("peagle", {"norm_before_fc": True, "fc_norm": True}, {}, "false with fc_norm, got both"),
+    ("peagle", {"norm_before_residual": "no"}, {}, "norm_before_residual must be .*, got 'no'"),
+    ("peagle", {"fc_norm": True}, {}, "lacks fc_norm.0.weight, fc_norm.1.weight"),
+    ("peagle", {}, {"mask_hidden": None}, "lacks mask_hidden"),
+    ("peagle", {}, {"mask_hidden": torch.ones(64)}, r"must be \[1, 1, 64\], got \[64\]"),
+    ("peagle", {}, {"t2d": lambda x: x.roll(1)}, "t2d of .* must mark the tokens of d2t and"),
     ("exit", {"layer": None}, {}, "must hold layer"),
     ("exit", {}, {"norm.weight": None}, "lacks norm.weight"),
     ("exit", {}, {"fc.weight": torch.ones(2)}, "holds fc.weight, which no ExitHead has"),

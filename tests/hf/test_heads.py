@@ -17,6 +17,7 @@ from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.pairs import draft as head_draft
+from specdec_hf.heads.pairs import drafter as head_drafter
 from specdec_hf.heads.pairs.draft import HeadDraft
 from specdec_hf.trees import EagleTree, TrieTree
 from support import hf_models
@@ -77,7 +78,7 @@ def drafted(monkeypatch, kind, target, head, lengths=(9, 4, 12), **kwargs):
     """What a head drafted in a call: committed tokens, drafts, and the logits after them."""
     seen = []
     monkeypatch.setattr(Recorded, "seen", seen, raising=False)
-    monkeypatch.setattr(head_draft, "HeadDraft", Recorded)
+    monkeypatch.setattr(head_drafter, "HeadDraft", Recorded)
     inputs = hf_models.prompts(lengths, vocab_size=target.config.vocab_size)
     generate(target, **inputs, drafter=kind(head), max_new_tokens=8, guard=False, **kwargs)
     return seen

@@ -26,7 +26,7 @@ from specdec_hf import (
     from_candidate_generator,
 )
 from specdec_hf.drafters.ngram import RandomDrafter
-from support import hf_models
+from support import block_heads, hf_models
 from support.drafter_proof import GAMMA
 from support.heads import (
     blockwise_folder,
@@ -113,6 +113,8 @@ NAMED: dict[str, Make] = {
     "eagle_chain": lambda target, folder: f"eagle_chain:{eagle_folder(target, folder)}",
     "mtp": lambda target, folder: MtpDrafter(mtp_head(target)),
     "mtp_tree": lambda target, folder: MtpTreeDrafter(mtp_head(target)),
+    "peagle": lambda target, folder: f"peagle:{block_heads.peagle(target, folder / 'peagle')}",
+    "dflash": lambda target, folder: f"dflash:{block_heads.dflash(target, folder / 'dflash')}",
     "medusa": lambda target, folder: f"medusa:{medusa_folder(target, folder)}",
     "blockwise": lambda target, folder: f"blockwise:{blockwise_folder(target, folder)}",
     "exit_head": lambda target, folder: f"exit_head:{exit_folder(target, folder)}",
@@ -178,7 +180,7 @@ TREES: dict[str, tuple[Make, Any]] = {
 # Rule "auto" reads the distribution that these drafts were drawn from.
 DRAWN = (
     "ngram", "model", "model, own sampling", "early_exit", "exit_head", "pass_head",
-    "eagle3_chain", "horizontal cascade", "vertical cascade", "model, tree",
+    "eagle3_chain", "peagle", "dflash", "horizontal cascade", "vertical cascade", "model, tree",
     "two models, tree", "merged, drawn",
 )  # fmt: skip
 # These draw as one of those above does.

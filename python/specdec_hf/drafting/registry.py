@@ -191,6 +191,22 @@ DRAFTERS: dict[str, Entry] = {
         own_tree=True,
         serves_all=False,
     ),
+    "peagle": Entry(
+        "heads.peagle",
+        "PEagleDrafter",
+        "chains of a P-EAGLE head in a folder, which drafts at mask tokens in one pass",
+        value=FOLDER,
+        needs_value=True,
+        draws=True,
+    ),
+    "dflash": Entry(
+        "heads.dflash",
+        "DFlashDrafter",
+        "chains of a DFlash head in a folder, a block of mask tokens in one pass",
+        value=FOLDER,
+        needs_value=True,
+        draws=True,
+    ),
     "medusa": Entry(
         "heads.medusa",
         "MedusaDrafter",

@@ -109,6 +109,8 @@ class EagleHead(PairHead):
         config: its sizes.
     """
 
+    config: EagleConfig
+
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, nn.Identity(), EagleLayer(config), nn.Identity())
 

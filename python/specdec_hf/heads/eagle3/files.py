@@ -15,20 +15,19 @@ import torch
 
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.head import Eagle3Head
-from specdec_hf.heads.files import (
-    WEIGHTS,
-    check_tensors,
-    draft_tokens,
-    read_config,
-    read_weights,
-    write_head,
+from specdec_hf.heads.files import WEIGHTS, check_tensors, read_config, read_weights, write_head
+from specdec_hf.heads.pairs.files import (
+    EMBEDDINGS,
+    OUTPUT,
+    published_weights,
+    read_published,
+    read_vocabulary,
+    vocabulary_shapes,
+    vocabulary_tensors,
 )
-from specdec_hf.heads.pairs.files import EMBEDDINGS, published_weights, read_published
+from specdec_hf.heads.speculators import TYPE, decoder_fields, outer_fields
 
 _LAYER, _OTHER_LAYER = "midlayer.", "layers.0."
-_OUTPUT = "lm_head.weight"
-TYPE = "speculators_model_type"
-VERSION = "0.9.0"
 SPECULATIVE_TOKENS = 3  # how many tokens vLLM drafts where its user says nothing
 _OUTER = (
     "draft_vocab_size", "norm_before_residual", "target_hidden_size",
@@ -61,8 +60,8 @@ def save_as_speculators(
         ValueError: a target of other sizes.
     """
     tensors = _tensors(head)
-    if _OUTPUT not in tensors:
-        tensors[_OUTPUT] = head.output_of(model)
+    if OUTPUT not in tensors:
+        tensors[OUTPUT] = head.output_of(model)
     if EMBEDDINGS not in tensors:
         tensors[EMBEDDINGS] = model.get_input_embeddings().weight
     tensors = _renamed(tensors, _LAYER, _OTHER_LAYER)
@@ -84,15 +83,7 @@ def _renamed_too(name: str, tensors: Collection[str]) -> bool:
 
 def _tensors(head: Eagle3Head) -> dict[str, torch.Tensor]:
     """What a file holds, by the published names."""
-    tensors = published_weights(head)
-    if head.own_lm_head:
-        tensors[_OUTPUT] = head.lm_head
-    if head.embeddings is not None:
-        tensors[EMBEDDINGS] = head.embeddings
-    tokens = head.tokens.cpu()
-    tensors["d2t"] = tokens - torch.arange(len(tokens))
-    tensors["t2d"] = _known(tokens, head.config)
-    return tensors
+    return {**published_weights(head), **vocabulary_tensors(head)}
 
 
 def load_head(folder: str | Path) -> Eagle3Head:
@@ -114,38 +105,19 @@ def load_head(folder: str | Path) -> Eagle3Head:
         head = Eagle3Head(config)
     optional = {"t2d"}
     if config.target_hidden_size == config.layer.hidden_size:
-        optional |= {_OUTPUT, EMBEDDINGS}  # the target's will do
+        optional |= {OUTPUT, EMBEDDINGS}  # the target's will do
     if config.draft_vocab_size == config.vocab_size:
         optional.add("d2t")
     check_tensors(tensors, _expected(head), optional, folder / WEIGHTS, "EAGLE-3 head")
     read_published(head, tensors)
-    if "d2t" in tensors:
-        head.tokens = draft_tokens(tensors["d2t"], config.vocab_size)
-    if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), _known(head.tokens, config)):
-        raise ValueError(f"t2d of {folder / WEIGHTS} must mark the tokens of d2t and no others")
-    if _OUTPUT in tensors:
-        head.lm_head, head.own_lm_head = tensors[_OUTPUT].float(), True
-    if EMBEDDINGS in tensors:
-        head.embeddings = tensors[EMBEDDINGS].float()
+    read_vocabulary(head, tensors, folder / WEIGHTS)
     return head.eval()
-
-
-def _known(tokens: torch.Tensor, config: HeadConfig) -> torch.Tensor:
-    """[V] bool, which of the target's tokens the head can draft."""
-    known = torch.zeros(config.vocab_size, dtype=torch.bool)
-    known[tokens] = True
-    return known
 
 
 def _expected(head: Eagle3Head) -> dict[str, list[int]]:
     """Published names and shapes; the last four may be missing."""
-    config = head.config
     shapes = {name: list(weight.shape) for name, weight in published_weights(head).items()}
-    draft = config.draft_vocab_size
-    shapes[_OUTPUT] = [draft, config.layer.hidden_size]
-    shapes[EMBEDDINGS] = [config.vocab_size, config.layer.hidden_size]
-    shapes["d2t"], shapes["t2d"] = [draft], [config.vocab_size]
-    return shapes
+    return shapes | vocabulary_shapes(head.config)
 
 
 def is_speculators(given: dict[str, Any]) -> bool:
@@ -161,9 +133,7 @@ def from_speculators(given: dict[str, Any]) -> dict[str, Any]:
     """
     if given[TYPE] != "eagle3":
         raise ValueError(f"{TYPE} of a head must be eagle3, got {given[TYPE]!r}")
-    layer = given.get("transformer_layer_config")
-    if not isinstance(layer, dict):
-        raise ValueError("config.json of a head must hold transformer_layer_config")
+    layer = decoder_fields(given)
     if "norm_before_residual" not in given:  # the library and vLLM differ in its default
         raise ValueError("config.json of a head must hold norm_before_residual")
     return {**layer, **{name: given[name] for name in (*_OUTER, *_REFUSED) if name in given}}
@@ -182,26 +152,9 @@ def to_speculators(published: dict[str, Any], verifier: Any) -> dict[str, Any]:
         for name, value in published.items()
         if name not in (*_OUTER, "architectures", "eagle_config")
     }
-    proposal = {
-        "proposal_type": "greedy", "speculative_tokens": SPECULATIVE_TOKENS,
-        "accept_tolerance": 0.0, "verifier_accept_k": 1,
-    }  # fmt: skip
     return {
-        "architectures": ["Eagle3Speculator"],
-        TYPE: "eagle3",
-        "speculators_version": VERSION,
+        **outer_fields("eagle3", "Eagle3Speculator", inner, SPECULATIVE_TOKENS, verifier),
         **outer,
         **dict.fromkeys(_REFUSED, False),
         "embed_requires_grad": False,
-        "tie_word_embeddings": False,
-        "transformer_layer_config": inner,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {
-                "name_or_path": verifier.name_or_path or None,
-                "architectures": list(verifier.architectures or []),
-            },
-        },
     }

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from specdec_hf.heads.eagle3.config import HeadConfig
+from specdec_hf.heads.pairs.config import PairConfig
 from specdec_hf.heads.pairs.head import PairHead
 from specdec_hf.heads.pairs.layer import HeadLayer, Norm
 
@@ -20,10 +21,10 @@ from specdec_hf.heads.pairs.layer import HeadLayer, Norm
 class DecoderLayer(HeadLayer):
     """A layer that reads a token's embedding beside a hidden state, each normalised."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: PairConfig, *, norm_before_residual: bool) -> None:
         size, epsilon = config.layer.hidden_size, config.layer.rms_norm_eps
         super().__init__(config, 2 * size)
-        self.norm_before_residual = config.norm_before_residual
+        self.norm_before_residual = norm_before_residual
         self.input_layernorm = Norm(size, epsilon)
         self.hidden_norm = Norm(size, epsilon)
 
@@ -42,6 +43,7 @@ class Eagle3Head(PairHead):
         config: its sizes.
     """
 
+    config: HeadConfig
     fc: nn.Linear
     midlayer: DecoderLayer
 
@@ -49,7 +51,8 @@ class Eagle3Head(PairHead):
         size = config.layer.hidden_size
         fc = nn.Linear(config.features, size, bias=False)
         norm = Norm(size, eps=config.layer.rms_norm_eps)
-        super().__init__(config, fc, DecoderLayer(config), norm)
+        layer = DecoderLayer(config, norm_before_residual=config.norm_before_residual)
+        super().__init__(config, fc, layer, norm)
 
     def begin_as(self, model: Any) -> None:
         """Start from the target's last layer and final norm, before training.

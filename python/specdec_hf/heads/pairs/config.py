@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -18,6 +18,8 @@ SIZES = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
     "max_position_embeddings",
 )  # fmt: skip
+# Rotary embeddings whose angles depend on the largest place of a forward.
+NO_TABLE = ("dynamic", "longrope")
 # Transformers raises these for fields of wrong types and for rotary embeddings that it lacks.
 _UNREADABLE = (
     StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
@@ -34,12 +36,14 @@ class PairConfig:
         draft_vocab_size: how many of the target's tokens it can draft.
         layers: after how many of the target's layers each hidden state is read; 0 is the
             embeddings. Empty: not known before the target is.
+        qk_norm: whether queries and keys are normalised, as in the layers of Qwen3.
     """
 
     layer: LlamaConfig
     target_hidden_size: int
     draft_vocab_size: int
     layers: tuple[int, ...]
+    qk_norm: bool = field(default=False, kw_only=True)
 
     @property
     def vocab_size(self) -> int:
@@ -132,10 +136,7 @@ def decoder_layer(given: dict[str, Any], refused: dict[str, Any]) -> LlamaConfig
         raise ValueError(f"config.json: rms_norm_eps must be above 0, got {epsilon!r}")
     if given.get("head_dim") is not None:
         checked("head_dim", given["head_dim"])
-    try:
-        layer = LlamaConfig.from_dict({**given, "num_hidden_layers": 1})
-    except _UNREADABLE as error:
-        raise ValueError(f"config.json of a head: {_one_line(error)}") from error
+    layer: LlamaConfig = transformers_config(LlamaConfig, {**given, "num_hidden_layers": 1})
     try:
         LlamaRotaryEmbedding(layer)
     except _UNREADABLE as error:
@@ -144,6 +145,14 @@ def decoder_layer(given: dict[str, Any], refused: dict[str, Any]) -> LlamaConfig
             f"{layer.rope_parameters}: {_one_line(error)}"
         ) from error
     return layer
+
+
+def transformers_config(kind: Any, fields: dict[str, Any]) -> Any:
+    """A config of Transformers; raises ValueError for fields that it refuses."""
+    try:
+        return kind.from_dict(fields)
+    except _UNREADABLE as error:
+        raise ValueError(f"config.json of a head: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:

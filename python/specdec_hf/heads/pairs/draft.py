@@ -12,6 +12,7 @@ from specdec_hf.drafters.model import room_in
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.pairs.cache import HeadCache
+from specdec_hf.heads.pairs.config import NO_TABLE
 from specdec_hf.heads.pairs.head import PairHead
 from specdec_hf.heads.pairs.step import (
     PairStep,
@@ -23,9 +24,6 @@ from specdec_hf.heads.pairs.step import (
 from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats, compiles_on
 from specdec_hf.runner.protocol import Lengths, context_length
 from specdec_kernels import tree_attention
-
-# Rotary embeddings whose angles depend on the largest place of a forward.
-NO_TABLE = ("dynamic", "longrope")
 
 
 class PairDraft:
@@ -71,10 +69,7 @@ class PairDraft:
         """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
         states, counts = self._states.take()
         size = states.shape[1]
-        # The features of a token go with the token after it; the last of these is pending.
-        columns = (history.lengths - counts)[:, None] + np.arange(size)
-        columns = np.minimum(columns, history.lengths[:, None] - 1)
-        ids = torch.from_numpy(np.take_along_axis(history.tokens, columns, axis=1))
+        ids = following_tokens(history, counts, size)
         starts = self._to_device(self.lengths)
         places = starts[:, None] + torch.arange(size, device=self.device)
         visible = int(self.lengths.max()) + size
@@ -266,10 +261,18 @@ class HeadDraft(PairDraft):
         """Logits of draft tokens, or of all the target's."""
         if not self._full:
             return logits
-        size = self.head.config.layer.vocab_size
-        full: torch.Tensor = logits.new_full((*logits.shape[:-1], size), -torch.inf)
-        full[..., self.head.tokens] = logits
-        return full
+        return self.head.over_vocabulary(logits)
+
+
+def following_tokens(history: History, counts: NDArray[np.int64], size: int) -> torch.Tensor:
+    """[B, size] on the host, the token after each of the last ``counts[b]`` before the pending one.
+
+    The features of a token go with the token after it; the last of these is pending. What follows
+    the first ``counts[b]`` has no meaning.
+    """
+    columns = (history.lengths - counts)[:, None] + np.arange(size)
+    columns = np.minimum(columns, history.lengths[:, None] - 1)
+    return torch.from_numpy(np.take_along_axis(history.tokens, columns, axis=1))
 
 
 def pick(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

@@ -1,24 +1,27 @@
-"""The weights of a head over pairs by the names of published files."""
+"""The weights and the draft vocabulary of heads by the names of published files."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from specdec_hf.heads.files import draft_tokens
 from specdec_hf.heads.pairs.config import PairConfig
-from specdec_hf.heads.pairs.head import PairHead
+from specdec_hf.heads.pairs.head import DecoderHead
 
-EMBEDDINGS = "embed_tokens.weight"
+OUTPUT, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 # Layers of a head -> the published layers whose rows they hold together.
 _FUSED = {
-    "midlayer.qkv_proj": [f"midlayer.self_attn.{x}_proj" for x in "qkv"],
-    "midlayer.gate_up_proj": [f"midlayer.mlp.{x}_proj" for x in ("gate", "up")],
-    "midlayer.o_proj": ["midlayer.self_attn.o_proj"],
-    "midlayer.down_proj": ["midlayer.mlp.down_proj"],
+    "qkv_proj": [f"self_attn.{x}_proj" for x in "qkv"],
+    "gate_up_proj": [f"mlp.{x}_proj" for x in ("gate", "up")],
+    "down_proj": ["mlp.down_proj"],
+    **{name: [f"self_attn.{name}"] for name in ("o_proj", "q_norm", "k_norm")},
 }
 
 
-def published_weights(head: PairHead) -> dict[str, torch.Tensor]:
-    """The weights of a head by published names, those of its decoder layer as in ``midlayer``."""
+def published_weights(head: DecoderHead) -> dict[str, torch.Tensor]:
+    """The weights of a head by published names, those of its decoder layers under our own."""
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in head.state_dict().items():
         parts = _parts(name, head.config)
@@ -27,7 +30,7 @@ def published_weights(head: PairHead) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def read_published(head: PairHead, tensors: dict[str, torch.Tensor]) -> None:
+def read_published(head: DecoderHead, tensors: dict[str, torch.Tensor]) -> None:
     """Set the weights of a head from tensors as `published_weights` gives them."""
     head.load_state_dict(
         {
@@ -39,7 +42,52 @@ def read_published(head: PairHead, tensors: dict[str, torch.Tensor]) -> None:
 
 def _parts(name: str, config: PairConfig) -> dict[str, int]:
     """Published names of what a weight consists of, and the rows of each; 0 is all of them."""
-    layer, _, kind = name.rpartition(".")
-    parts = [f"{part}.{kind}" for part in _FUSED.get(layer, [layer])]
+    module, _, kind = name.rpartition(".")
+    layer, _, own = module.rpartition(".")
+    parts = [f"{layer}.{part}.{kind}" for part in _FUSED[own]] if own in _FUSED else [name]
     sizes = {3: list(config.projected), 2: [config.layer.intermediate_size] * 2}
     return dict(zip(parts, sizes.get(len(parts), [0]), strict=True))
+
+
+def vocabulary_shapes(config: PairConfig) -> dict[str, list[int]]:
+    """Names and shapes of the output matrix, the embeddings and the draft vocabulary's maps."""
+    draft, whole, size = config.draft_vocab_size, config.vocab_size, config.layer.hidden_size
+    return {OUTPUT: [draft, size], EMBEDDINGS: [whole, size], "d2t": [draft], "t2d": [whole]}
+
+
+def vocabulary_tensors(head: DecoderHead) -> dict[str, torch.Tensor]:
+    """The maps of the draft vocabulary, and the output matrix and embeddings of the head's own."""
+    tokens = head.tokens.cpu()
+    tensors = {
+        "d2t": tokens - torch.arange(len(tokens)),
+        "t2d": _known(tokens, head.config.vocab_size),
+    }
+    if head.own_lm_head:
+        tensors[OUTPUT] = head.lm_head
+    if head.embeddings is not None:
+        tensors[EMBEDDINGS] = head.embeddings
+    return tensors
+
+
+def read_vocabulary(head: DecoderHead, tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Set what `vocabulary_tensors` gives, where the file at ``path`` holds it.
+
+    Raises:
+        ValueError: maps of the draft vocabulary that are wrong, or do not agree.
+    """
+    whole = head.config.vocab_size
+    if "d2t" in tensors:
+        head.tokens = draft_tokens(tensors["d2t"], whole)
+    if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), _known(head.tokens, whole)):
+        raise ValueError(f"t2d of {path} must mark the tokens of d2t and no others")
+    if OUTPUT in tensors:
+        head.lm_head, head.own_lm_head = tensors[OUTPUT].float(), True
+    if EMBEDDINGS in tensors:
+        head.embeddings = tensors[EMBEDDINGS].float()
+
+
+def _known(tokens: torch.Tensor, size: int) -> torch.Tensor:
+    """[size] bool, which of the target's tokens a head can draft."""
+    known = torch.zeros(size, dtype=torch.bool)
+    known[tokens] = True
+    return known

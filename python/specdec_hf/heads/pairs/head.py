@@ -26,13 +26,12 @@ from specdec_hf.heads.pairs.config import PairConfig
 from specdec_hf.heads.pairs.layer import HeadLayer
 
 
-class PairHead(Head):
-    """A head with one decoder layer over pairs.
+class DecoderHead(Head):
+    """Base class of heads with decoder layers of their own over the target's features.
 
     Args:
         config: its sizes.
         fc: gives hidden states [B, n, H] from features.
-        midlayer: the decoder layer.
         norm: of the hidden states, before the output matrix.
 
     Attributes:
@@ -42,12 +41,10 @@ class PairHead(Head):
     config: PairConfig
     embeddings: torch.Tensor | None
 
-    def __init__(
-        self, config: PairConfig, fc: nn.Module, midlayer: HeadLayer, norm: nn.Module
-    ) -> None:
+    def __init__(self, config: PairConfig, fc: nn.Module, norm: nn.Module) -> None:
         super().__init__(config.draft_vocab_size, config.layer.hidden_size)
         self.config = config
-        self.fc, self.midlayer, self.norm = fc, midlayer, norm
+        self.fc, self.norm = fc, norm
         self.register_buffer("embeddings", None, persistent=False)
         self.rotary = LlamaRotaryEmbedding(config.layer)
 
@@ -70,3 +67,28 @@ class PairHead(Head):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., draft_vocab_size] from hidden states [..., H]."""
         return functional.linear(self.norm(hidden), self.lm_head)
+
+    def over_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of the target's tokens, -inf where the head cannot draft a token."""
+        full: torch.Tensor = logits.new_full(
+            (*logits.shape[:-1], self.config.vocab_size), -torch.inf
+        )
+        full[..., self.tokens] = logits
+        return full
+
+
+class PairHead(DecoderHead):
+    """A head with one decoder layer over pairs.
+
+    Args:
+        config: its sizes.
+        fc: gives hidden states [B, n, H] from features.
+        midlayer: the decoder layer.
+        norm: of the hidden states, before the output matrix.
+    """
+
+    def __init__(
+        self, config: PairConfig, fc: nn.Module, midlayer: HeadLayer, norm: nn.Module
+    ) -> None:
+        super().__init__(config, fc, norm)
+        self.midlayer = midlayer

@@ -1,4 +1,4 @@
-"""The decoder layer of heads over pairs: a Llama layer whose input is joined from two."""
+"""The decoder layers of heads: those of Llama or Qwen3, whose input may be joined from two."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ class HeadLayer(nn.Module):
         layer, size = config.layer, config.layer.hidden_size
         self.head_dim = config.head_dim
         self.projected = config.projected
+        self.qk_norm = config.qk_norm
+        if self.qk_norm:
+            self.q_norm = Norm(self.head_dim, layer.rms_norm_eps)
+            self.k_norm = Norm(self.head_dim, layer.rms_norm_eps)
         self.post_attention_layernorm = Norm(size, layer.rms_norm_eps)
         self.qkv_proj = nn.Linear(width, sum(self.projected), bias=bias)
         self.o_proj = nn.Linear(self.projected[0], size, bias=False)
@@ -58,12 +62,35 @@ class HeadLayer(nn.Module):
             rotary: cosines and sines [B or 1, 1, n, D] of their places.
         """
         both, residual = self.combine(embeddings, hidden)
-        heads = self.qkv_proj(both).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return *self.attention_inputs(both, rotary), residual
+
+    def attention_inputs(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [B, H, n, D], keys and values [B, K, n, D] of inputs [B, n, width]."""
+        heads = self._split(self.qkv_proj(x))
         turned = (sum(self.projected[:2])) // self.head_dim
         queries = self.projected[0] // self.head_dim
         qk, values = heads[:, :turned], heads[:, turned:]
+        if self.qk_norm:
+            qk = torch.cat([self.q_norm(qk[:, :queries]), self.k_norm(qk[:, queries:])], dim=1)
         qk = _rotate(qk, *rotary)
-        return qk[:, :queries], qk[:, queries:], values, residual
+        return qk[:, :queries], qk[:, queries:], values
+
+    def keys_and_values(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, K, n, D] of inputs [B, n, width] that ask for nothing."""
+        rows = self.projected[0]
+        bias = None if self.qkv_proj.bias is None else self.qkv_proj.bias[rows:]
+        both = self._split(functional.linear(x, self.qkv_proj.weight[rows:], bias))
+        keys, values = both.chunk(2, dim=1)
+        return _rotate(self.k_norm(keys) if self.qk_norm else keys, *rotary), values
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        """Heads [B, -1, n, D] of projections [B, n, -1]."""
+        heads: torch.Tensor = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return heads
 
     def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The hidden states [B, n, H] after the layer, given what attention returned."""
@@ -71,6 +98,21 @@ class HeadLayer(nn.Module):
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         out: torch.Tensor = hidden + self.down_proj(functional.silu(gate) * up)
         return out
+
+
+class StateLayer(HeadLayer):
+    """A layer over hidden states alone, as those of a language model."""
+
+    def __init__(self, config: PairConfig) -> None:
+        size = config.layer.hidden_size
+        super().__init__(config, size)
+        self.input_layernorm = Norm(size, config.layer.rms_norm_eps)
+
+    def project_states(
+        self, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `project`, of hidden states [B, n, H]."""
+        return *self.attention_inputs(self.input_layernorm(hidden), rotary), hidden
 
 
 def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

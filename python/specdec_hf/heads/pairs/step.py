@@ -106,7 +106,7 @@ class PairStep(nn.Module):
         q, k, v, residual = self.midlayer.project(embeddings, hidden, rotary)
         kv_append_([keys, values], [k, v], starts)
         slots = visible if mask is None else mask.shape[2]
-        attended = _attend(q, keys[:, :, :slots], values[:, :, :slots], mask)
+        attended = attend(q, keys[:, :, :slots], values[:, :, :slots], mask)
         out: torch.Tensor = self.midlayer.finish(residual, attended)
         return out
 
@@ -116,7 +116,7 @@ class PairStep(nn.Module):
         return logits
 
 
-def _attend(
+def attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """Attention [B, H, n, D] of queries whose heads share keys [B, K, S, D]."""

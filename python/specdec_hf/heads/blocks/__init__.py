@@ -1,0 +1,1 @@
+"""What heads share that draft a block of mask tokens in one pass: sizes, files and drafter."""
