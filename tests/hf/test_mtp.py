@@ -29,7 +29,7 @@ try:
 except ImportError:
     MtpCache = MtpModel = None
 
-BATCHES = {"deepseek_v3": (9, 2, 12), "glm4_moe": (9, 2, 12), "qwen3_next": (9,)}
+BATCHES = {**dict.fromkeys(FAMILIES, (9, 2, 12)), "qwen3_next": (9,)}
 SAMPLED = {"do_sample": True, "rule": "token", "gamma": 5, "max_new_tokens": 10}
 
 
@@ -387,6 +387,11 @@ def test_other_targets_and_folders_are_refused_by_name(tmp_path):
     refused(f"mtp:{tmp_path / 'gone'}", "folder .*gone of drafter mtp does not exist")
     hf_models.tiny("llama").save_pretrained(tmp_path / "llama")
     refused(f"mtp:{tmp_path / 'llama'}", "knows the model types deepseek_v3, .*, got 'llama'")
+    config = folder / "config.json"
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps({**fields, "hidden_size": "wide"}))
+    refused("mtp", "cannot read the config.json of .*hidden_size")
+    config.write_text(json.dumps(fields))
     index = folder / files.INDEX
     given = json.loads(index.read_text())["weight_map"]
     for name, message in (("../x.safetensors", "beside it"), ("x", "lacks x, which its model")):

@@ -22,11 +22,14 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 COMMON = {
@@ -71,6 +74,14 @@ FAMILIES = {
         {
             "num_key_value_heads": 2, "head_dim": 8, "n_routed_experts": EXPERTS,
             "first_k_dense_replace": 1, "use_qk_norm": True,
+        },
+        "model.layers.{}.", "", APPENDED,
+    ),
+    "glm4_moe_lite": Family(
+        Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, Glm4MoeLiteDecoderLayer,
+        {
+            "num_key_value_heads": 4, "n_routed_experts": EXPERTS, "kv_lora_rank": 8,
+            "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
         },
         "model.layers.{}.", "", APPENDED,
     ),
