@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter, generate
 from specdec_hf.heads.mtp import files
 from specdec_hf.heads.mtp.files import load_mtp
-from support import hf_models
+from support import cli_models, hf_models
 from support.heads import rounds_of
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.mtp_checkpoints import (
@@ -23,7 +23,13 @@ from support.mtp_checkpoints import (
     write,
 )
 
-BATCHES = {"deepseek_v3": (9, 2, 12), "glm4_moe": (9, 2, 12), "qwen3_next": (9,)}
+try:
+    from transformers.cache_utils import MtpCache
+    from transformers.modeling_layers import MtpModel
+except ImportError:
+    MtpCache = MtpModel = None
+
+BATCHES = {**dict.fromkeys(FAMILIES, (9, 2, 12)), "qwen3_next": (9,)}
 SAMPLED = {"do_sample": True, "rule": "token", "gamma": 5, "max_new_tokens": 10}
 
 
@@ -36,16 +42,18 @@ def loaded(request, tmp_path_factory):
 def worst_of_chains(target, layers, lengths):
     """The largest difference of a drafted row of logits from what it must be, and the deepest."""
     _, rounds = rounds_of(target, MtpDrafter(), lengths, seed=list(range(len(lengths))), **SAMPLED)
-    worst, deepest = 0.0, 0
+    seen = []
     for texts, draft in rounds:
         for b, text in enumerate(texts):
             tokens = draft.tokens[b, : draft.counts[b]].tolist()
-            for step in range(len(tokens)):
-                want = expected_logits(target, layers, text, tokens[:step])
-                assert want.std() > 0.3
-                got = draft.distribution.logits[b, step]
-                worst = max(worst, float((got - want).abs().max()))
-                deepest = max(deepest, step)
+            rows = draft.distribution.logits[b]
+            seen += [(text, tokens[:step], rows[step]) for step in range(len(tokens))]
+    worst = 0.0
+    for text, before, got in seen[:: 1 + len(seen) // 40]:
+        want = expected_logits(target, layers, text, before)
+        assert want.std() > 0.3
+        worst = max(worst, float((got - want).abs().max()))
+    deepest = max(len(before) for _, before, _ in seen)
     return worst, deepest
 
 
@@ -67,6 +75,25 @@ def test_another_reading_of_a_part_is_found(part, loaded):
     finally:
         layers[0].around[part] = kept
     assert worst > 1e-2
+
+
+@pytest.mark.skipif(MtpModel is None, reason="this version of Transformers has no such module")
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("count", [1, 3])
+@torch.no_grad()
+def test_what_is_expected_is_what_the_module_of_transformers_computes(name, count, tmp_path):
+    target, layers, _ = checkpoint(name, tmp_path, count)
+    target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[2-4]\."]  # of published sizes
+    module = MtpModel.from_pretrained(target)
+    text = hf_models.prompts((9,))["input_ids"][0].tolist()
+    final = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states[-1]
+    ids, logits, _ = module(
+        torch.tensor([text[1:]]), final, None, torch.arange(1, len(text))[None],
+        MtpCache(config=target.config.get_mtp_config()),
+    )  # fmt: skip
+    for step in range(count):
+        want = expected_logits(target, layers, text, ids[0, :step].tolist())
+        torch.testing.assert_close(logits[0, step], want, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
@@ -222,6 +249,16 @@ def test_the_bias_that_chooses_experts_stays_in_float32(tmp_path):
     assert torch.equal(bias, layers[0].decoder.mlp.gate.e_score_correction_bias)
 
 
+def test_layers_run_experts_as_their_target_does(tmp_path):
+    target, _, _ = checkpoint("glm4_moe", tmp_path)
+    for way in ("eager", "grouped_mm"):
+        target.set_experts_implementation(way)
+        drafter = MtpDrafter()
+        generate(target, **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=3)
+        head = drafter._draft.head
+        assert head.block(0).layer.mlp.experts.config._experts_implementation == way
+
+
 def test_a_checkpoint_is_read_once_for_a_target_until_its_files_change(tmp_path, monkeypatch):
     target, _, folder = checkpoint("glm4_moe", tmp_path)
     read, load = [], files.load_mtp
@@ -272,6 +309,19 @@ def test_a_target_of_the_hub_has_its_files_in_the_cache(tmp_path, monkeypatch):
     target.config._name_or_path, target.config._commit_hash = "owner/name", "abc"
     assert files.folder_of(target.config) == folder
     assert asked == [("owner/name", "abc")]
+
+
+def test_the_command_line_reads_them_and_refuses_before_it_loads_weights(tmp_path, monkeypatch):
+    target = target_of("deepseek_v3", vocab_size=cli_models.END + 1)
+    tensors = published(target, layers_of(target))
+    folder = write(target, tensors, tmp_path / "with")
+    command = ("generate", "--prompt", "abc", "--max-new-tokens", 6, "--drafter", "mtp", "--model")
+    cli_models.tokenizer().save_pretrained(folder)
+    result = cli_models.invoke(*command, folder)
+    assert result.exit_code == 0, result.output
+    monkeypatch.setattr("specdec_hf.cli.load.load_model", lambda *_, **__: pytest.fail("loaded"))
+    llama = cli_models.write_folder(tmp_path / "llama")
+    assert "knows the model types deepseek_v3" in cli_models.one_line_error(*command, llama)
 
 
 def without(tensors, ending):
@@ -337,6 +387,11 @@ def test_other_targets_and_folders_are_refused_by_name(tmp_path):
     refused(f"mtp:{tmp_path / 'gone'}", "folder .*gone of drafter mtp does not exist")
     hf_models.tiny("llama").save_pretrained(tmp_path / "llama")
     refused(f"mtp:{tmp_path / 'llama'}", "knows the model types deepseek_v3, .*, got 'llama'")
+    config = folder / "config.json"
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps({**fields, "hidden_size": "wide"}))
+    refused("mtp", "cannot read the config.json of .*hidden_size")
+    config.write_text(json.dumps(fields))
     index = folder / files.INDEX
     given = json.loads(index.read_text())["weight_map"]
     for name, message in (("../x.safetensors", "beside it"), ("x", "lacks x, which its model")):

@@ -22,15 +22,18 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 COMMON = {
-    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 12, "num_hidden_layers": 2,
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_experts_per_tok": 2, "max_position_embeddings": 256,
     "vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": PAD,
     "initializer_range": 0.3,
@@ -74,11 +77,19 @@ FAMILIES = {
         },
         "model.layers.{}.", "", APPENDED,
     ),
+    "glm4_moe_lite": Family(
+        Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, Glm4MoeLiteDecoderLayer,
+        {
+            "num_key_value_heads": 4, "n_routed_experts": EXPERTS, "kv_lora_rank": 8,
+            "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
+        },
+        "model.layers.{}.", "", APPENDED,
+    ),
     "qwen3_next": Family(
         Qwen3NextConfig, Qwen3NextForCausalLM, Qwen3NextDecoderLayer,
         {
             "num_key_value_heads": 2, "head_dim": 16, "num_experts": EXPERTS,
-            "shared_expert_intermediate_size": 12, "linear_num_key_heads": 2,
+            "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
             "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
             "layer_types": ["linear_attention", "full_attention"],
         },

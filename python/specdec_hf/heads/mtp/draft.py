@@ -132,7 +132,7 @@ class MtpDraft(PairDraft):
         embeddings = self.head.embed(self.model, layer, tokens)
         positions = places.clamp(min=0)
         self._cache.move_cursor(starts, visible - tokens.shape[1], visible)
-        made: torch.Tensor = self.head.blocks[layer](
+        made: torch.Tensor = self.head.block(layer)(
             embeddings,
             hidden,
             position_embeddings=self._rotary(embeddings, positions),

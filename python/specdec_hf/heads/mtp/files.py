@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specdec_hf.heads.files import WEIGHTS, check_tensors, opened
+from specdec_hf.heads.files import CONFIG, WEIGHTS, check_tensors, opened
 from specdec_hf.heads.mtp.head import MtpBlock, MtpConfig, MtpHead
 
 INDEX = "model.safetensors.index.json"
@@ -75,7 +77,12 @@ _BESIDE = Family(
         "norm": "norm", "embeddings": "embed_tokens", "lm_head": "lm_head",
     },
 )  # fmt: skip
-FAMILIES = {"deepseek_v3": _APPENDED, "glm4_moe": _APPENDED, "qwen3_next": _BESIDE}
+FAMILIES = {
+    "deepseek_v3": _APPENDED,
+    "glm4_moe": _APPENDED,
+    "glm4_moe_lite": _APPENDED,
+    "qwen3_next": _BESIDE,
+}
 
 
 class Checkpoint(NamedTuple):
@@ -139,9 +146,22 @@ def find_checkpoint(folder: Path) -> Checkpoint:
     """
     if not folder.is_dir():
         raise ValueError(f"folder {folder} of drafter mtp does not exist")
+    # A published index names a hundred thousand tensors, and every call asks for its checkpoint.
+    paths = (folder / name for name in (CONFIG, INDEX, WEIGHTS))
+    stats = (path.stat() if path.is_file() else None for path in paths)
+    found = _find(folder, tuple(one and (one.st_mtime_ns, one.st_size) for one in stats))
+    missing = sorted({name for name in found.files.values() if not (folder / name).is_file()})
+    if missing:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}, which its {INDEX} names")
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _find(folder: Path, stamps: tuple[Any, ...]) -> Checkpoint:
+    """The checkpoint in a folder whose files have these times and sizes."""
     try:
         config = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"cannot read the config.json of {folder}: {reason}") from error
     family = FAMILIES.get(config.model_type)
@@ -164,9 +184,6 @@ def find_checkpoint(folder: Path) -> Checkpoint:
             f"layers of its config.json, {declared}, got {len(prefixes)}"
         )
     ours = {name: file for name, file in files.items() if name.startswith(tuple(prefixes))}
-    missing = sorted({file for file in ours.values() if not (folder / file).is_file()})
-    if missing:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}, which its {INDEX} names")
     return Checkpoint(folder, config, family, prefixes, ours)
 
 
@@ -192,10 +209,10 @@ def load_mtp(source: str | Path | Checkpoint, dtype: torch.dtype = torch.float32
         )
         decoder = model.get_decoder()
         norm = type(decoder.norm)
-        blocks = [MtpBlock(layer, norm, config) for layer in decoder.layers]
+        blocks = [MtpBlock(layer, norm, model.config) for layer in decoder.layers]
     for block, prefix in zip(blocks, found.prefixes, strict=True):
         _fill(block, found, prefix, dtype)
-    return MtpHead(MtpConfig(config), blocks).eval().requires_grad_(False)
+    return MtpHead(MtpConfig(model.config), blocks).eval().requires_grad_(False)
 
 
 def _config_of_layers(config: Any, count: int) -> Any:
@@ -207,6 +224,8 @@ def _config_of_layers(config: Any, count: int) -> Any:
     made.num_hidden_layers = count
     if getattr(made, "layer_types", None) is not None:
         made.layer_types = ["full_attention"] * count
+    if getattr(made, "mlp_layer_types", None) is not None:
+        made.mlp_layer_types = ["sparse"] * count
     if hasattr(made, "first_k_dense_replace"):
         made.first_k_dense_replace = 0
     return made
@@ -296,4 +315,4 @@ def _files_of(folder: Path) -> dict[str, str]:
     )
     if not beside:
         raise ValueError(f"weight_map of {index} must name files beside it")
-    return files
+    return dict(files)

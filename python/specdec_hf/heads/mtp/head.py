@@ -108,9 +108,15 @@ class MtpHead(WholeVocabularyHead):
         self.config = config
         self.blocks = nn.ModuleList(blocks)
 
+    def block(self, layer: int) -> MtpBlock:
+        """A layer, counted from 0."""
+        block = self.blocks[layer]
+        assert isinstance(block, MtpBlock)
+        return block
+
     def embed(self, model: Any, layer: int, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings [..., H] of tokens, those that a layer reads, given the target."""
-        own = self.blocks[layer].embeddings
+        own = self.block(layer).embeddings
         if own is not None:
             return functional.embedding(tokens, own)
         taken: torch.Tensor = model.get_input_embeddings()(tokens)
@@ -118,8 +124,16 @@ class MtpHead(WholeVocabularyHead):
 
     def logits(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] from the hidden states [..., H] that a layer gave."""
-        own = self.blocks[layer].lm_head
+        own = self.block(layer).lm_head
         return functional.linear(hidden, self.lm_head if own is None else own)
+
+    def borrow(self, model: Any) -> None:
+        """Take the target's output matrix, and run experts in the way that it does."""
+        super().borrow(model)
+        experts = "_experts_implementation"
+        chosen = getattr(model.config.get_text_config(decoder=True), experts, None)
+        if chosen is not None:
+            setattr(self.config.layer, experts, chosen)
 
     def share_with(self, model: Any) -> None:
         """Drop embeddings and output matrices that are the target's, as published ones are."""
