@@ -1,7 +1,7 @@
 """Times drafting over a sparse cache at long contexts, beside decoding without drafts.
 
     python -m bench.sparse_cache --prompts FILE [--context N] [--drafter NAME]...
-    python -m bench.sparse_cache --model random [--context N] [--drafter NAME]...
+    python -m bench.sparse_cache --model random [--context N] [--batch-size B] [--drafter NAME]...
 
 The first form continues texts with SmolLM2-135M-Instruct: prompts of one category, joined until
 they fill the context. The second takes a Llama of 1 B random weights in bfloat16 and random keys
@@ -18,7 +18,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -42,7 +43,7 @@ console = Console(highlight=False, width=140)
 
 @dataclass
 class Text:
-    """A text [1, N] and the cache of its first N - 1 tokens."""
+    """Texts [B, N] and the cache of their first N - 1 tokens."""
 
     ids: torch.Tensor
     past: DynamicCache
@@ -54,8 +55,9 @@ class Rounds:
 
     draft: list[float] = field(default_factory=list)
     rest: list[float] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    drafted: list[list[int]] = field(default_factory=list)  # of each sequence
+    accepted: list[list[int]] = field(default_factory=list)
+    emitted: list[list[int]] = field(default_factory=list)
     notes: set[str] = field(default_factory=set)
 
     def add(self, stats: SpecStats) -> None:
@@ -63,17 +65,19 @@ class Rounds:
         for record in stats.round_log[1:]:
             self.draft.append(record.draft)
             self.rest.append(record.target + record.after_target)
-            self.drafted += record.drafted
-            self.accepted += record.accepted
+            self.drafted.append(record.drafted)
+            self.accepted.append(record.accepted)
+            self.emitted.append(record.emitted)
         self.notes |= set(stats.remarks)
 
     @property
     def tokens_per_round(self) -> float:
-        return 1 + sum(self.accepted) / len(self.drafted)
+        going_on = sum(count > 0 for one in self.emitted for count in one)
+        return sum(map(sum, self.emitted)) / going_on
 
     @property
     def tokens_per_second(self) -> float:
-        return len(self.drafted) * self.tokens_per_round / (sum(self.draft) + sum(self.rest))
+        return sum(map(sum, self.emitted)) / (sum(self.draft) + sum(self.rest))
 
 
 def random_model() -> Any:
@@ -87,15 +91,15 @@ def random_model() -> Any:
     return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
-def random_text(model: Any, context: int) -> Text:
+def random_text(model: Any, context: int, batch_size: int) -> Text:
     """Random tokens with random keys and values."""
     config = model.config
     past = DynamicCache()
     heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
     for layer in range(config.num_hidden_layers):
-        keys, values = torch.randn(2, 1, heads, context - 1, size, dtype=model.dtype)
+        keys, values = torch.randn(2, batch_size, heads, context - 1, size, dtype=model.dtype)
         past.update(keys, values, layer)
-    return Text(torch.randint(0, config.vocab_size, (1, context)), past)
+    return Text(torch.randint(0, config.vocab_size, (batch_size, context)), past)
 
 
 @torch.inference_mode()
@@ -130,7 +134,13 @@ def drafter_of(name: str) -> Any:
 
 
 def measure(
-    model: Any, texts: Sequence[Text], names: Sequence[str], gamma: int, tokens: int, turns: int
+    model: Any,
+    texts: Sequence[Text],
+    names: Sequence[str],
+    gamma: int,
+    tokens: int,
+    turns: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Rounds]:
     """Continue each text with each drafter in turns, greedily and without the benefit guard."""
     made = {name: Rounds() for name in names}
@@ -145,7 +155,7 @@ def measure(
                     model, text.ids, attention_mask=torch.ones_like(text.ids),
                     past_key_values=copy.deepcopy(text.past), drafter=drafter, guard=False,
                     max_new_tokens=tokens if turn else 4, do_sample=False,
-                    return_dict_in_generate=True, **chains,
+                    return_dict_in_generate=True, clock=clock, **chains,
                 )  # fmt: skip
                 if turn:
                     made[name].add(out.stats)
@@ -175,15 +185,15 @@ def report(made: dict[str, Rounds], gamma: int, title: str) -> list[dict[str, An
         table.add_column(column, justify="right")
     plain, rows = made["none"], []
     for name, one in made.items():
-        drafting = [t / n for t, n in zip(one.draft, one.drafted, strict=True) if n]
+        drafting = [t / max(n) for t, n in zip(one.draft, one.drafted, strict=True) if max(n)]
         draft, rest = median(drafting) if drafting else 0.0, median(one.rest)
         even = break_even(median(plain.rest), draft, rest, gamma) if drafting else 0.0
         row = {
             "drafter": name, "draft": 1e3 * draft, "rest": 1e3 * rest,
-            "accepted": sum(one.accepted) / max(sum(one.drafted), 1),
+            "accepted": sum(map(sum, one.accepted)) / max(sum(map(sum, one.drafted)), 1),
             "tokens_per_round": one.tokens_per_round, "tokens_per_second": one.tokens_per_second,
             "of_plain": one.tokens_per_second / plain.tokens_per_second, "break_even": even,
-            "rounds": len(one.drafted), "notes": sorted(one.notes),
+            "rounds": len(one.rest), "notes": sorted(one.notes),
         }  # fmt: skip
         rows.append(row)
         table.add_row(
@@ -208,12 +218,16 @@ def main(
     tokens: Annotated[int, typer.Option(help="New tokens of a call.")] = 48,
     turns: Annotated[int, typer.Option(help="Calls of each drafter on each text.")] = 2,
     dtype: Annotated[str, typer.Option(help="Of SmolLM2.")] = "float32",
+    batch_size: Annotated[int, typer.Option(help="Texts of the random model.")] = 1,
+    processor_time: Annotated[
+        bool, typer.Option(help="Seconds of the processor, where other processes share it.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
 ) -> None:
     """Print a row for each drafter."""
     if model == "random":
         target = random_model()
-        read = [random_text(target, context)]
+        read = [random_text(target, context, batch_size)]
     elif model == "smollm2" and prompts is not None:
         target, tokenizer = load_embedded()
         target = target.to(getattr(torch, dtype))
@@ -222,9 +236,10 @@ def main(
     else:
         raise typer.BadParameter("--model must be random, or smollm2 with --prompts")
     names = list(dict.fromkeys(["none", *(drafter or DRAFTERS)]))
-    sizes = ", ".join(str(text.ids.shape[1]) for text in read)
+    sizes = ", ".join("x".join(map(str, text.ids.shape)) for text in read)
     title = f"{model}, {str(target.dtype)[6:]}, texts of {sizes} tokens, {gamma} drafts"
-    rows = report(measure(target, read, names, gamma, tokens, turns), gamma, title)
+    clock = time.process_time if processor_time else time.perf_counter
+    rows = report(measure(target, read, names, gamma, tokens, turns, clock), gamma, title)
     console.print(f"load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads")
     if json_file is not None:
         json_file.write_text(json.dumps({"title": title, "rows": rows}, indent=1) + "\n")

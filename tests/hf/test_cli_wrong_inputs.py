@@ -26,6 +26,7 @@ LOOKUP = ("--drafter", "prompt_lookup")
 LENIENT = ("--rule", "lenient", "--lenience")
 HOT = ("--prompt", "a", "--temperature", "1")
 SEVERAL = ("--drafter", "prompt_lookup", "--drafter", "layers:1")
+SPARSE = ("--drafter", "sparse_cache", *LOOKUP, "--cascade")
 BEFORE_TORCH = [
     ([], "give either --prompt TEXT or --prompts FILE"),
     (["--prompt", "a", "--prompts", "b"], "or --prompts FILE, not both"),
@@ -91,6 +92,9 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--drafter", "magic wand"], "none, embedded, a model folder, a GGUF"),
     (["--prompt", "a", "--drafter", "prompt_lookup:9"], "'prompt_lookup' takes no value, got 'pr"),
     (["--prompt", "a", "--drafter", "ngram:none"], "--drafter: cannot read none: No such file"),
+    (["--prompt", "a", *SPARSE, "vertical", "--tree", "2"], "--drafter sparse_cache, which drafts"),
+    (["--prompt", "a", *SPARSE, "horizontal:2"], "chains of their own, got --drafter sparse_cache"),
+    (["--prompt", "a", *LOOKUP, *SPARSE, "vertical"], "of their own, got --drafter sparse_cache"),
     (["--prompt", "a", *SEVERAL, "--tree", "2"], "--tree must not be given with several --drafter"),
     (["--prompt", "a", *SEVERAL, "--drafter", "none"], "--drafter none must be the only one, got"),
     (["--prompt", "a", "--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),

@@ -11,6 +11,7 @@ from specdec_hf import (
     TrieTree,
     VerticalCascade,
     generate,
+    pack_,
 )
 from specdec_hf.drafters import retrieval, sparse_cache
 from specdec_hf.drafting.context import DraftContext
@@ -445,6 +446,20 @@ def test_the_bytes_of_the_cache_are_reported():
     assert f"{drafter._draft.runner.nbytes / 2**20:.3g} MiB of keys and values" in note
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_draft_costs_the_bytes_that_it_reads(packed):
+    """Weights that `pack_` keeps in panels alone count too, at the size of the panels."""
+    model = hf_models.build("llama")
+    weights = sum(p.nbytes for p in model.parameters())
+    if packed:
+        kept = sum(p.nbytes for p in model.parameters() if p.ndim == 1)
+        weights = kept + model.model.embed_tokens.weight.nbytes + pack_(model).bytes
+    drafter = SparseCacheDrafter(12, **SMALL)
+    generate(model, **hf_models.prompts((30,)), **SETTINGS, drafter=drafter, max_new_tokens=9)
+    token = 2 * 2 * 2 * 8 * 4  # keys and values of two layers of two heads
+    assert drafter.relative_cost == (weights + 12 * token) / (weights + 39 * token)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -471,6 +486,10 @@ def test_what_does_not_go_is_refused_by_name():
         }),
         (hf_models.tiny("llama"), "tree must be a TrieTree or None with a cascade of drafter sp", {
             "drafter": VerticalCascade("sparse_cache", "random"), "tree": (2, 1)
+        }),
+        (hf_models.tiny("llama"), "output_hidden_states must be False with a drafter that makes", {
+            "drafter": ["sparse_cache", "random"], "output_hidden_states": True,
+            "return_dict_in_generate": True,
         }),
         (hf_models.tiny("llama"), "drafter must be a draft model, a VerticalCascade, a list of", {
             "tree": (2, 1)

@@ -98,7 +98,8 @@ def chunk_scores(
     logits = grouped @ means.transpose(-1, -2) * scale  # [N, R, H, G, C]
     absent = torch.arange(means.shape[3], device=means.device) >= counts[:, None]
     weights = logits.masked_fill(absent[:, None, None], -torch.inf).softmax(dim=-1)
-    return weights.sum(dim=3).masked_fill(absent[:, None], -1.0)
+    scores: torch.Tensor = weights.sum(dim=3).masked_fill(absent[:, None], -1.0)
+    return scores
 
 
 def queries_of(model: Any, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,8 @@ from specdec_hf.drafters.retrieval import (
 from specdec_hf.drafting.context import CommittedStates, DraftContext, History
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.packed.decoder_layer import FAMILIES
+from specdec_hf.runner.packed.linear import bytes_of
+from specdec_hf.runner.packed.twin import OnlyPacked
 from specdec_hf.runner.protocol import Lengths
 from specdec_hf.runner.sparse_runner import SparseRunner, bytes_of_cache
 
@@ -70,10 +72,13 @@ class SparseCacheDraft(OwnCacheDraft):
         longest = self.context.max_length
         config = self.model.config
         weights = sum(p.numel() * p.element_size() for p in self.context.model.parameters())
+        weights += bytes_of(m for m in self.context.model.modules() if isinstance(m, OnlyPacked))
         heads, size = config.num_key_value_heads, self.model.base_model.layers[0].self_attn.head_dim
         token = 2 * config.num_hidden_layers * heads * size * self.model.dtype.itemsize
-        ours = weights + token * min(self.held.budget, longest)
-        return ours / (weights + token * longest)
+        cost: float = (weights + token * min(self.held.budget, longest)) / (
+            weights + token * longest
+        )
+        return cost
 
     @property
     def nbytes(self) -> int:
