@@ -16,7 +16,7 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 def prompts(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text(
-        "".join(json.dumps({"turns": [f"Say {n} one two one {n}"]}) + "\n" for n in range(3))
+        "".join(json.dumps({"turns": [f"Say {n} one two one {n}"]}) + "\n" for n in range(5))
     )
     return path
 
@@ -24,8 +24,8 @@ def prompts(tmp_path):
 WRONG = [
     (["--minutes", "0"], "--minutes must be above 0 and finite, got 0.0"),
     (["--minutes", "nan"], "--minutes must be above 0 and finite, got nan"),
-    (["--batch-size", "2"], "--batch-size must be in [1, 1] with 3 prompts, since at least two"),
-    (["--limit", "1"], "--batch-size must be in [1, 0] with 1 prompts"),
+    (["--batch-size", "2"], "--batch-size must be in [1, 1] with 5 prompts, so that 5 batches"),
+    (["--limit", "4"], "--prompts must hold at least 5 prompts to compare, got 4"),
     (["--limit", "0"], "--limit must be >= 1, got 0"),
     (["--output", "no/where"], "--output: folder no does not exist"),
     (["--output", "PROMPTS"], "--output would overwrite the input file"),
@@ -61,7 +61,7 @@ def test_the_command_writes_what_calls_read(folder, prompts):  # noqa: F811
     assert set(measured["stages"]) >= {"drafters", "finalists"}
     assert len(measured["stages"]["drafters"]) == len(DRAFTERS_TRIED) + 1
     assert all(one["identical"] == one["answers"] for one in measured["stages"]["finalists"])
-    assert (measured["prompts"], measured["left_out"]) == (3, {})
+    assert (measured["prompts"], measured["left_out"]) == (5, {})
     assert profile.options["compile"] is False
     assert profile.model["name"] == str(folder)
     assert profile.conditions["threads"] == 1

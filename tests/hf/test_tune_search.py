@@ -40,10 +40,12 @@ class Synthetic:
             deviation of the logarithm; others have ratio 0.8 without noise.
         refused: beginnings of the names of those that the model refuses.
         other: the same of those whose texts are not those of plain decoding.
+        idle: the same of those that draft nothing.
     """
 
-    def __init__(self, speeds, seed=0, refused=(), other=()):
+    def __init__(self, speeds, seed=0, refused=(), other=(), idle=()):
         self.speeds, self.refused, self.other = speeds, tuple(refused), tuple(other)
+        self.idle = tuple(idle)
         self.random = np.random.default_rng(seed)
         self.now, self.asked = 0.0, []
 
@@ -63,7 +65,8 @@ class Synthetic:
             seconds = float(np.exp(-deviation * self.random.standard_normal())) / mean
             text = [list(range(TOKENS))]
             same = not name.startswith(self.other or "-")
-            mine = Answer([""], "", text, seconds, [seconds], identical=same, rounds=10)
+            rounds = TOKENS if name.startswith(self.idle or "-") else TOKENS // 2
+            mine = Answer([""], "", text, seconds, [seconds], identical=same, rounds=rounds)
             trial.add(number, Pair(mine, Answer([""], "", text, 1.0, [1.0]), [True]))
             self.now += 1.0 + seconds
 
@@ -146,14 +149,27 @@ def test_the_stages_refine_the_best_drafter():
     assert {len(trial.every) for trial in found.stages["finalists"]} == {passes}
 
 
-@pytest.mark.parametrize("seconds", [0.0, 60.0, 1200.0])
+@pytest.mark.parametrize("seconds", [0.0, 150.0, 300.0, 1200.0])
 def test_the_search_keeps_to_its_time(seconds):
-    """However little it is, the finalists answer two prompts, without which nothing is known."""
+    """However little it is, drafters are compared, and the finalists answer enough prompts."""
     found, synthetic = searched({STEADY: (1.3, 0.0)}, seconds)
-    assert min(len(trial.pairs) for trial in found.stages["finalists"]) >= 2
-    if seconds >= 1200:
-        assert 0.9 * seconds < synthetic.now <= seconds
-    assert synthetic.now <= max(seconds, 90)
+    assert min(len(trial.pairs) for trial in found.stages["finalists"]) >= 5
+    assert (len(found.stages) == 4) == (seconds >= 300)
+    if seconds:
+        assert 0.8 * seconds < synthetic.now <= seconds
+    assert synthetic.now <= max(seconds, 75)
+
+
+def test_what_drafts_nothing_is_not_faster_whatever_the_clock_says():
+    """A round costs a forward, so that no speed-up exceeds the tokens a round."""
+    speeds = {"prompt_lookup": (1.5, 0.0), "ngram": (1.2, 0.0)}
+    found, _ = searched(speeds, idle=["prompt_lookup"])
+    assert found.chosen.candidate.name.startswith("ngram")
+    found, _ = searched(speeds, idle=["prompt_lookup", "ngram"])
+    assert found.chosen is None
+    trial = Trial(candidate())
+    Synthetic({"prompt_lookup": (2.5, 0.0)}).answer([trial])
+    assert (trial.ratio, trial.speed) == pytest.approx((2.5, 2.0))
 
 
 def test_halving_gives_the_faster_half_about_twice_as_many_answers():

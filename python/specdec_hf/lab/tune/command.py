@@ -22,7 +22,12 @@ from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress, progress_bar
 from specdec_hf.cli.terminal import console, fail, visible
 from specdec_hf.lab.bench.configs import categories_in_turns, in_batches
-from specdec_hf.lab.tune.candidates import DRAFTERS_TRIED, Candidate, first_candidates
+from specdec_hf.lab.tune.candidates import (
+    DRAFTERS_TRIED,
+    LEAST_BATCHES,
+    Candidate,
+    first_candidates,
+)
 from specdec_hf.options import COMMON
 from specdec_hf.profile import (
     Profile,
@@ -106,10 +111,12 @@ def tune(
     target = check(plain).model
     candidates = first_candidates(settings, drafter)
     chosen = categories_in_turns(read_prompts(prompts))[:limit]
-    if not 1 <= batch_size <= len(chosen) // 2:
+    if len(chosen) < LEAST_BATCHES:
+        fail(f"--prompts must hold at least {LEAST_BATCHES} prompts to compare, got {len(chosen)}")
+    if not 1 <= batch_size <= len(chosen) // LEAST_BATCHES:
         fail(
-            f"--batch-size must be in [1, {len(chosen) // 2}] with {len(chosen)} prompts, since at "
-            f"least two batches are compared, got {batch_size}"
+            f"--batch-size must be in [1, {len(chosen) // LEAST_BATCHES}] with {len(chosen)} "
+            f"prompts, so that {LEAST_BATCHES} batches can be compared, got {batch_size}"
         )
     loaded, drafters, taken, left_out = _load(plain, target, candidates, chosen)
     batches = in_batches(loaded, chosen, batch_size)

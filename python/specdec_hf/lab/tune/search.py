@@ -2,9 +2,11 @@
 
 Successive halving (Karnin et al. 2013; Jamieson and Talwalkar 2016) lets all candidates answer a
 few prompts, the better half about twice as many, and so on. The largest of many measured speeds is
-most often one that noise made large. So the finalists are measured anew, with answers that chose
-none of them, and the one whose speed is least in doubt is taken: that with the largest lower end of
-its interval. Where no such end is above 1, plain decoding is.
+most often one that noise made large. Therefore no candidate counts as faster than its tokens a
+round, which no clock measures: a round costs at least a forward of one token. The finalists are
+measured anew, with answers that chose none of them, and the one whose speed is least in doubt is
+taken: that with the largest lower end of its interval. Where no such end is above 1, plain decoding
+is.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from numpy.typing import NDArray
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.lab.bench.runs import Pair
 from specdec_hf.lab.bench.summary import interval_of, ratio_of, sums_of
-from specdec_hf.lab.tune.candidates import Candidate, schedules_of, shapes_of
+from specdec_hf.lab.tune.candidates import LEAST_BATCHES, Candidate, schedules_of, shapes_of
 
 # Each stage with the share of the time that is left when it begins.
 STAGES = {"drafters": 0.4, "lengths and trees": 0.33, "schedules": 0.33, "finalists": 1.0}
 KEPT = {"drafters": 2, "lengths and trees": 2, "schedules": 3}
-LEAST_PROMPTS = 2  # of the finalists, whatever the time: one prompt has no interval
+MOST_FINALISTS = 4
 LEAST_RATIO = 1.0  # the lower end of an interval that pays
 
 
@@ -60,9 +62,14 @@ class Trial:
         return interval_of(self.sums)
 
     @property
+    def speed(self) -> float:
+        """The ratio, but for the part that only noise can explain."""
+        return min(self.ratio, self.tokens_per_round)
+
+    @property
     def low(self) -> float:
-        """The lower end of the interval; 0 without one."""
-        return 0.0 if self.interval is None else self.interval[0]
+        """The lower end of the interval, with the same bound; 0 without an interval."""
+        return 0.0 if self.interval is None else min(self.interval[0], self.tokens_per_round)
 
     @property
     def tokens_per_second(self) -> float:
@@ -124,34 +131,48 @@ def search(
     Args:
         first: the candidates of the first stage.
         measurement: answers prompts.
-        seconds: all that it may take; the least that tells anything may take more.
+        seconds: all that it may take. Stages for which there is no time are left out, but for the
+            first and the last, which may take more.
         clock: gives seconds.
         exact: whether answers must have the text of plain decoding to be taken.
         told: called after each stage.
     """
-    end = clock() + seconds
+    start = clock()
+    end = start + seconds
     stages: dict[str, list[Trial]] = {}
+    first = measurement.ready(first)
+    auto = [one for one in first if one.settings.drafter == [AUTO]]
+    pace = (clock() - start) / max(1, len(first))  # seconds of an answer and the plain one
 
     def stage(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
+        nonlocal pace
         taken, kept = measurement.ready(candidates), KEPT[name]
         if len(taken) <= kept:  # nothing is to be left out
             return taken
-        share = STAGES[name] * (end - clock())
-        stages[name] = halve(list(map(Trial, taken)), measurement.answer, share, kept, clock)
-        told(name, stages[name])
-        return [trial.candidate for trial in stages[name][:kept]]
+        began, share = clock(), STAGES[name] * (end - clock())
+        trials = halve(list(map(Trial, taken)), measurement.answer, share, kept, clock)
+        pace = (clock() - began) / sum(len(trial.every) for trial in trials)
+        stages[name] = trials
+        told(name, trials)
+        return [trial.candidate for trial in trials[:kept]]
 
-    auto = [one for one in measurement.ready(first) if one.settings.drafter == [AUTO]]
+    def is_time_for(candidates: Sequence[Candidate]) -> bool:
+        """Whether these can begin to be halved, and the finalists be measured after them."""
+        answers = 3 * len(candidates) + LEAST_BATCHES * MOST_FINALISTS
+        return answers * pace <= end - clock()
+
     best = stage("drafters", first)
-    best = stage("lengths and trees", [shape for one in best for shape in shapes_of(one)])
-    best = stage("schedules", [timed for one in best for timed in schedules_of(one)])
+    for name, variants in (("lengths and trees", shapes_of), ("schedules", schedules_of)):
+        wider = [variant for one in best for variant in variants(one)]
+        if is_time_for(wider):
+            best = stage(name, wider)
     # The default call is always among them, so that all learn what they have without a profile.
     names = {one.name for one in best}
     best += [one for one in auto if one.name not in names]
     if not best:
         return Found(stages, None)
-    finalists = [Trial(one) for one in best]
-    repeat(finalists, measurement.answer, end - clock(), LEAST_PROMPTS, clock)
+    finalists = list(map(Trial, best))
+    repeat(finalists, measurement.answer, end - clock(), LEAST_BATCHES, clock)
     stages["finalists"] = ranked(finalists)
     told("finalists", stages["finalists"])
     return Found(stages, choose(finalists, exact=exact))
@@ -199,8 +220,8 @@ def repeat(
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials by their measured ratios, the largest first."""
-    return sorted(trials, key=lambda trial: trial.ratio, reverse=True)
+    """The trials by their speeds, the fastest first."""
+    return sorted(trials, key=lambda trial: trial.speed, reverse=True)
 
 
 def choose(finalists: Sequence[Trial], *, exact: bool) -> Trial | None:
