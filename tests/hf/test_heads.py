@@ -174,6 +174,16 @@ def test_a_head_drafts_in_the_dtype_of_its_target_and_stays_as_it_is():
     assert all(torch.equal(x, before[name]) for name, x in head.state_dict().items())
 
 
+def test_in_16_bits_the_angles_of_a_head_are_those_of_its_training():
+    target = hf_models.build("llama")
+    head = head_for(target)
+    placed = Eagle3Drafter(head)._head.on(target.bfloat16())
+    places = torch.tensor([[1, 100, 3000]])
+    for mine, exact in zip(placed.turns(places), head.turns(places), strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert torch.equal(mine, exact.bfloat16())
+
+
 def test_a_head_is_merged_with_copied_text_in_one_tree():
     """It reads the states of what was committed, whoever drafted it."""
     target = hf_models.build("llama", vocab_size=7)
