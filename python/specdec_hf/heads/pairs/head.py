@@ -32,7 +32,7 @@ class _Rotary(LlamaRotaryEmbedding):
     In bfloat16 they would be off by up to 0.4 %, which is another angle after some hundred tokens.
     """
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002  # as PyTorch
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # as PyTorch
         exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
         for name, buffer in exact.items():
