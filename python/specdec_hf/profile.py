@@ -173,8 +173,10 @@ class Profile:
             options = _read_options(content["options"], checks)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: options: {error}") from None
-        rest = (content[name] for name in ("model", "conditions", "versions", "measured"))
-        return cls(options, *rest, path=os.fspath(path))
+        return cls(
+            options, content["model"], content["conditions"], content["versions"],
+            content["measured"], os.fspath(path),
+        )  # fmt: skip
 
 
 def describe_model(model: Any, name: str) -> dict[str, Any]:

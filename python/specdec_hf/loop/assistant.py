@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.copying import PromptLookupDrafter
@@ -80,7 +81,8 @@ def _without_profile(options: Options, assistant: Assistant) -> Options:
     if assistant.schedule is not None and not assistant.from_model:
         given.add("num_assistant_tokens_schedule")
     left = {*options.profile.taken} - options.profile.beside(given).keys()
-    return replace(options, **{name: COMMON[name].default for name in left})
+    defaults: dict[str, Any] = {name: COMMON[name].default for name in left}
+    return replace(options, **defaults)
 
 
 def _early_exit(layers: int | None) -> EarlyExitDrafter | None:

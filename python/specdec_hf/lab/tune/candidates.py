@@ -24,7 +24,7 @@ from specdec_hf.options import PROFILED
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree
 
-# Those that need nothing but the model, and no name of which draws at random.
+# All that need nothing but the model, except the baseline random.
 DRAFTERS_TRIED = (
     AUTO, "prompt_lookup", "suffix_automaton", "ngram", "nasd", "token_recycling", "lookahead",
     f"prompt_lookup{MERGED}suffix_automaton",
