@@ -25,8 +25,11 @@ OTHERS = {
     "--only": "bench/sweep.py",
     "--op": "bench/sweep.py",
     "--part": "bench/forward.py",
+    "--processor-time": "bench/sparse_cache.py",
     "--quick": "bench/sweep.py",
     "--ranks": "bench/sharded.py",
+    "--texts": "bench/sparse_cache.py",
+    "--turns": "bench/sparse_cache.py",
     "--vocab": "bench/sharded.py",
 }
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
