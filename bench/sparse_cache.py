@@ -29,7 +29,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from specdec_hf import VerticalCascade, generate
+from specdec_hf import VerticalCascade, generate, pack_
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.loop.statistics import SpecStats
@@ -234,6 +234,7 @@ def main(
     """Print a row for each drafter."""
     if model == "random":
         target = random_model()
+        pack_(target)  # without a second copy of its weights
         read = [random_text(target, context, batch_size)]
     elif model == "smollm2" and prompts is not None:
         target, tokenizer = load_embedded()
