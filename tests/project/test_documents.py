@@ -15,6 +15,7 @@ WIDTH = 120  # columns
 OTHERS = {
     "--all": "tests/support/triton_aot.py",
     "--budget": "bench/sweep.py",
+    "--context": "bench/sparse_cache.py",
     "--draft-p-min": "llama.cpp",
     "--every": "bench/online_distillation.py",
     "--held-out": "bench/online_distillation.py",
