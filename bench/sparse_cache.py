@@ -29,7 +29,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from specdec_hf import VerticalCascade, generate
+from specdec_hf import VerticalCascade, generate, pack_
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.loop.statistics import SpecStats
@@ -88,7 +88,11 @@ def random_model() -> Any:
         bos_token_id=None, eos_token_id=None, pad_token_id=0, dtype=torch.bfloat16,
     )  # fmt: skip
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    torch.set_default_dtype(torch.bfloat16)  # so that no copy in float32 is made
+    try:
+        return LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def random_text(model: Any, context: int, batch_size: int) -> Text:
@@ -220,13 +224,17 @@ def main(
     dtype: Annotated[str, typer.Option(help="Of SmolLM2.")] = "float32",
     batch_size: Annotated[int, typer.Option(help="Texts of the random model.")] = 1,
     processor_time: Annotated[
-        bool, typer.Option(help="Seconds of the processor, where other processes share it.")
+        bool,
+        typer.Option(
+            "--processor-time", help="Seconds of the processor, where other processes share it."
+        ),
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
 ) -> None:
     """Print a row for each drafter."""
     if model == "random":
         target = random_model()
+        pack_(target)  # without a second copy of its weights
         read = [random_text(target, context, batch_size)]
     elif model == "smollm2" and prompts is not None:
         target, tokenizer = load_embedded()

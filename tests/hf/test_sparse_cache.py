@@ -1,5 +1,7 @@
 """Drafter ``sparse_cache``: what its cache holds, what it drafts from that, and what is refused."""
 
+import gc
+import weakref
 from functools import cache
 
 import numpy as np
@@ -16,6 +18,7 @@ from specdec_hf import (
 from specdec_hf.drafters import retrieval, sparse_cache
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.runner.sparse_runner import SparseRunner
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -214,7 +217,7 @@ def test_drafts_see_what_is_held_at_its_positions(compile):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((30,))
     length, sinks, recent = 30, 2, 5
     drafter = Watched(7, chunk=4, sinks=sinks, recent=recent)
-    assert drafter.num_chunks == 0
+    assert drafter.held.num_chunks == 0
     out = generate(
         model, **inputs, drafter=drafter, do_sample=True, seed=3, rule="token", gamma=3,
         guard=False, compile=compile, max_new_tokens=5, return_dict_in_generate=True,
@@ -444,6 +447,37 @@ def test_the_bytes_of_the_cache_are_reported():
     slots = drafter._draft.runner.cache.cursor.capacity
     assert drafter._draft.runner.nbytes == 2 * 2 * 2 * slots * 8 * 4
     assert f"{drafter._draft.runner.nbytes / 2**20:.3g} MiB of keys and values" in note
+
+
+@pytest.mark.parametrize("below", [[], ["prompt_lookup"]])
+def test_caches_go_with_the_call(below):
+    """They are large: none waits for a collection of cycles. A held drafter is the control."""
+    model, caches = hf_models.tiny("llama"), []
+    original = SpecRunner.__init__
+
+    def made(runner, *arguments, **more):
+        original(runner, *arguments, **more)
+        caches.append(weakref.ref(runner.cache))
+
+    def run(drafter):
+        caches.clear()
+        gc.collect()
+        gc.disable()
+        try:
+            generate(
+                model, **hf_models.prompts((30,)), **SETTINGS, max_new_tokens=9,
+                drafter=[drafter, *below] if below else drafter,
+            )  # fmt: skip
+            return [cache() is not None for cache in caches]
+        finally:
+            gc.enable()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpecRunner, "__init__", made)
+        run("sparse_cache:budget=12")  # checks the model
+        assert run("sparse_cache:budget=12,chunk=2,sinks=1,recent=3") == [False, False]
+        drafter = SparseCacheDrafter(12, **SMALL)
+        assert run(drafter) == [not below, not below]
 
 
 @pytest.mark.parametrize("packed", [False, True])

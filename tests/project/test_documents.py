@@ -15,6 +15,7 @@ WIDTH = 120  # columns
 OTHERS = {
     "--all": "tests/support/triton_aot.py",
     "--budget": "bench/sweep.py",
+    "--context": "bench/sparse_cache.py",
     "--draft-p-min": "llama.cpp",
     "--every": "bench/online_distillation.py",
     "--held-out": "bench/online_distillation.py",
@@ -25,8 +26,11 @@ OTHERS = {
     "--only": "bench/sweep.py",
     "--op": "bench/sweep.py",
     "--part": "bench/forward.py",
+    "--processor-time": "bench/sparse_cache.py",
     "--quick": "bench/sweep.py",
     "--ranks": "bench/sharded.py",
+    "--texts": "bench/sparse_cache.py",
+    "--turns": "bench/sparse_cache.py",
     "--vocab": "bench/sharded.py",
 }
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]

@@ -11,6 +11,7 @@ Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "Magic
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,12 +41,28 @@ if TYPE_CHECKING:
 NEVER = -(2**40)  # tokens of a text when chunks were chosen, where none were
 
 
+@dataclass(frozen=True)
+class HeldTokens:
+    """The tokens of a long text that a sparse cache holds; see `SparseCacheDrafter`."""
+
+    budget: int
+    chunk: int
+    sinks: int
+    recent: int
+    interval: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that are held of a long text."""
+        return (self.budget - self.sinks - self.recent) // self.chunk
+
+
 class SparseCacheDraft(OwnCacheDraft):
     """The target over a sparse cache in one call; `begin_round` brings the cache up to date.
 
     Args:
         context: the call.
-        drafter: says what is held.
+        held: what the sparse cache holds.
 
     Attributes:
         runner: of the sparse cache. That of the target is ``target``.
@@ -53,15 +70,15 @@ class SparseCacheDraft(OwnCacheDraft):
 
     runner: SparseRunner
 
-    def __init__(self, context: DraftContext, drafter: SparseCacheDrafter) -> None:
+    def __init__(self, context: DraftContext, held: HeldTokens) -> None:
         super().__init__(context)
         self.target = context.runner
-        self.held = drafter
+        self.held = held
         # Between two choices a sequence grows by what it commits, and a round by its drafts.
-        grown = drafter.interval + 2 * (context.max_draft + 1)
-        capacity = min(drafter.budget, context.max_length) + grown
+        grown = held.interval + 2 * (context.max_draft + 1)
+        capacity = min(held.budget, context.max_length) + grown
         self.runner = SparseRunner(self.target, capacity)
-        self._means = ChunkMeans(self.target, drafter.sinks, drafter.chunk)
+        self._means = ChunkMeans(self.target, held.sinks, held.chunk)
         self._chosen_at = np.full(context.batch_size, NEVER, dtype=np.int64)
         self._states: CommittedStates | None = None
         self._num_layers = len(self.target.cache.spec_layers)
@@ -157,7 +174,7 @@ class SparseCacheDraft(OwnCacheDraft):
                 )
             )  # fmt: skip
             self.context.note(
-                f"drafter {held.name} holds {ours} of keys and values and {means} of their means, "
+                f"drafter sparse_cache holds {ours} of keys and values and {means} of their means, "
                 f"beside the {whole} of the target's cache"
             )
 
@@ -246,7 +263,10 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
     Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "MagicDec", arXiv
     2408.11049.
 
-    >>> SparseCacheDrafter(512, chunk=8, sinks=4, recent=128).num_chunks
+    Attributes:
+        held: these numbers.
+
+    >>> SparseCacheDrafter(512, chunk=8, sinks=4, recent=128).held.num_chunks
     47
     """
 
@@ -259,23 +279,18 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
         recent: int | None = None,
         interval: int = 16,
     ) -> None:
-        self.budget = check_integer("budget", budget, 1)
-        self.chunk = check_integer("chunk", chunk, 1)
-        self.sinks = check_integer("sinks", sinks, 0)
-        self.interval = check_integer("interval", interval, 1)
-        if recent is None:
-            recent = max(self.chunk, self.budget // 4)
-        self.recent = check_integer("recent", recent, 1)
-        if self.recent < self.chunk:
+        held = self.held = HeldTokens(
+            check_integer("budget", budget, 1),
+            check_integer("chunk", chunk, 1),
+            check_integer("sinks", sinks, 0),
+            max(chunk, budget // 4) if recent is None else check_integer("recent", recent, 1),
+            check_integer("interval", interval, 1),
+        )
+        if held.recent < held.chunk:
             raise ValueError(f"recent must be at least chunk = {chunk}, got {recent}")
-        least = self.sinks + self.recent
-        if self.budget < least:
+        least = held.sinks + held.recent
+        if held.budget < least:
             raise ValueError(f"budget must be at least sinks + recent = {least}, got {budget}")
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks that are held of a long text."""
-        return (self.budget - self.sinks - self.recent) // self.chunk
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -309,7 +324,7 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
             raise ValueError(
                 f"drafter {self.name} cannot draft for {type(context.model).__name__}: {reason}"
             )
-        return SparseCacheDraft(context, self)
+        return SparseCacheDraft(context, self.held)
 
     def start(self, context: DraftContext) -> None:
         """Check the call and make an empty cache.
