@@ -393,6 +393,7 @@ def test_the_statistics_say_what_was_packed():
     [
         {"drafter": "layer_skip:1-1"},
         {"drafter": "early_exit:1"},
+        {"drafter": "sparse_cache:budget=6,chunk=2,sinks=1,recent=2"},
         {"drafter": None, "num_beams": 2},
         {"drafter": None, "cache": "dynamic"},
         {"drafter": "prompt_lookup", "cache": "aligned"},
