@@ -34,7 +34,7 @@ class _Rotary(LlamaRotaryEmbedding):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:  # as PyTorch
         exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in exact.items():
             self._buffers[name] = buffer.to(self._buffers[name].device)  # type: ignore[union-attr]
         return self
