@@ -255,6 +255,8 @@ def test_training_goes_on_from_a_head_with_another_draft_vocabulary(whole, targe
     assert not torch.allclose(
         other["midlayer.qkv_proj.weight"], start.midlayer.qkv_proj.weight, atol=1e-3
     )
+    kept = resumed(target, ["zz top " * 3, "quick fox "] * 30, tmp_path / "c", whole[0].folder)
+    assert kept.tokens.tolist() == start.tokens.tolist()
     with pytest.raises(ValueError, match="was begun with other resumed head: give the same"):
         resumed(target, texts, tmp_path / "a", None, draft_vocab_size=20)
 

@@ -246,7 +246,10 @@ class Pipeline:
             torch.manual_seed(s.seed)
             head.begin_as(self.model)
         if self._resumed is not None:
-            head.load_state_dict(KINDS[s.head].read(self._resumed, head, self.model))
+            trained = KINDS[s.head].read(self._resumed, head, self.model)
+            head.load_state_dict(trained.state_dict())
+            if len(trained.tokens) == size:  # it was counted on more texts than these alone
+                head.tokens = trained.tokens
         head.borrow(self.model)
         return head.to(self.model.device)
 
