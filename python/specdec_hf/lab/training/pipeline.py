@@ -17,6 +17,7 @@ import torch
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.shipped import Sample, record_target
 from specdec_hf.lab.training.conversations import (
+    HELD_OUT,
     ChatFormat,
     Conversation,
     converse,
@@ -29,7 +30,6 @@ from specdec_hf.lab.training.openings import opening_of
 from specdec_hf.lab.training.settings import LOSSES, RUN, WORK, TrainingSettings
 from specdec_hf.lab.training.states import StoredStates
 from specdec_hf.lab.training.texts import (
-    HELD_OUT,
     append_conversations,
     check_held_out,
     check_prompts,
