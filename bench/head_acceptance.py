@@ -74,16 +74,24 @@ class HeadCounts:
 
 
 @torch.no_grad()
-def count(head: Eagle3Head, model: Any, text: Text) -> HeadCounts:
+def read(model: Any, text: Text) -> Any:
+    """What the target's decoder gives for a text, with all hidden states."""
+    return model.get_decoder()(
+        torch.tensor([text.tokens]), output_hidden_states=True, use_cache=False
+    )
+
+
+@torch.no_grad()
+def count(head: Eagle3Head, model: Any, text: Text, out: Any) -> HeadCounts:
     """Acceptance of a head on one text, whose answer is the model's greedy one.
 
     Args:
         head: float32; it takes the target's output matrix.
         model: the target.
         text: prompt and answer.
+        out: that `read` gave.
     """
     ids = torch.tensor([text.tokens])
-    out = model.get_decoder()(ids, output_hidden_states=True, use_cache=False)
     layers = head.config.on(len(out.hidden_states) - 1).layers
     head.borrow(model)
     batch = Batch(
@@ -145,8 +153,9 @@ def main(
     heads = {str(folder): load_head(folder) for folder in head or shipped_heads()}
     found: dict[str, dict[str, HeadCounts]] = {name: defaultdict(HeadCounts) for name in heads}
     for text in texts_of(model, tokenizer, prompts, limit, tokens):
+        out = read(model, text)
         for name, one in heads.items():
-            counts = count(one, model, text)
+            counts = count(one, model, text, out)
             found[name][text.category].add(counts)
             found[name]["all"].add(counts)
     for name, by_category in found.items():

@@ -9,7 +9,7 @@ from support import heads, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from bench.drafter_acceptance import Text
-from bench.head_acceptance import GAMMAS, count
+from bench.head_acceptance import GAMMAS, count, read
 
 pytestmark = pytest.mark.build
 
@@ -45,7 +45,7 @@ def folder(target, text, tmp_path_factory):
 
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_the_rounds_are_those_of_a_call(gamma, target, text, folder):
-    counts = count(load_head(folder), target, text)
+    counts = count(load_head(folder), target, text, read(target, text))
     out = generate(
         target, torch.tensor([text.tokens[:PROMPT]]), drafter=f"eagle3_chain:{folder}",
         num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", guard=False,
@@ -60,6 +60,6 @@ def test_the_rounds_are_those_of_a_call(gamma, target, text, folder):
 
 def test_the_places_are_those_of_the_answer(target, text, folder):
     """The draft of each of its tokens at every step, and of the one after the last."""
-    counts = count(load_head(folder), target, text)
+    counts = count(load_head(folder), target, text, read(target, text))
     assert counts.places.tolist() == [len(text.tokens) - PROMPT + 1] * 5
     assert all(0 <= share <= 1 for share in counts.greedy + counts.drawn)

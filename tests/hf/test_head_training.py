@@ -11,7 +11,13 @@ from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.shipped import TARGET, digest_of, read_sample
-from specdec_hf.lab.training.conversations import ChatFormat, converse
+from specdec_hf.lab.training.conversations import (
+    ANSWERS,
+    ChatFormat,
+    Conversation,
+    answer_sampling,
+    converse,
+)
 from specdec_hf.lab.training.openings import OPENINGS, opening_of
 from specdec_hf.lab.training.pipeline import Pipeline, Progress, TrainingSettings
 from specdec_hf.lab.training.texts import (
@@ -90,6 +96,13 @@ def test_openings_follow_from_number_and_seed_and_have_the_asked_share():
     kinds = Counter(kind for kind, words in OPENINGS.items() for one in drawn if one in words)
     assert kinds.keys() == OPENINGS.keys()
     assert min(kinds.values()) > 60  # 100 expected
+
+
+def test_answers_that_are_held_out_are_greedy_and_sampled_as_the_others():
+    held = [n for n in range(400) if is_held_out(Conversation(n, [1], 0))]
+    for numbers in (held, sorted(set(range(400)) - set(held))):
+        drawn = Counter(map(answer_sampling, numbers))
+        assert drawn == dict.fromkeys(ANSWERS, len(numbers) // 2)
 
 
 def test_the_format_is_that_of_the_chat_template():
@@ -255,6 +268,8 @@ def test_training_goes_on_from_a_head_with_another_draft_vocabulary(whole, targe
     assert not torch.allclose(
         other["midlayer.qkv_proj.weight"], start.midlayer.qkv_proj.weight, atol=1e-3
     )
+    kept = resumed(target, ["zz top " * 3, "quick fox "] * 30, tmp_path / "c", whole[0].folder)
+    assert kept.tokens.tolist() == start.tokens.tolist()
     with pytest.raises(ValueError, match="was begun with other resumed head: give the same"):
         resumed(target, texts, tmp_path / "a", None, draft_vocab_size=20)
 

@@ -264,8 +264,9 @@ def train_command(
         fail(f"--learning-rate must be above 0 and finite, got {learning_rate}")
     if not 0 <= openings <= 1:
         fail(f"--openings must be in [0, 1], got {openings}")
-    for option, source_of_turns in (("--prompts", prompts), ("--texts", texts), ("--reuse", reuse)):
-        if openings and source_of_turns:
+    sources = {"--prompts": prompts, "--texts": texts, "--reuse": reuse}
+    for option in (name for name, other in sources.items() if other):
+        if openings:
             fail(f"--openings needs turns that the model writes, and {option} is given")
     if (prompts is not None) + bool(texts) + (reuse is not None) > 1:
         fail("give one of --prompts FILE, --texts FILE and --reuse FOLDER")

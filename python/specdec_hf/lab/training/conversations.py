@@ -25,6 +25,7 @@ PLACEHOLDER = "\N{INVERTED QUESTION MARK}TURN\N{INVERTED QUESTION MARK}"  # no t
 # are to be good in greedy texts and in sampled ones.
 TURN = (1.0, 0.95)
 ANSWERS = ((0.0, 1.0), (0.7, 0.9))
+HELD_OUT = 20  # one of so many conversations, given texts or tokens is held out
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,12 @@ def converse(
 def _begin_answer(row: _Row, chat: ChatFormat, parameters: Any) -> None:
     row.tokens.extend(chat.between)
     row.answer = len(row.tokens)
-    parameters[:] = ANSWERS[row.number % len(ANSWERS)]
+    parameters[:] = answer_sampling(row.number)
+
+
+def answer_sampling(number: int) -> tuple[float, float]:
+    """Temperature and top-p of an answer: in turn, also among the conversations held out."""
+    return ANSWERS[(number + number // HELD_OUT) % len(ANSWERS)]
 
 
 def _ended(row: _Row) -> Conversation:

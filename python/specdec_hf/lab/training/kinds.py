@@ -68,8 +68,8 @@ class Kind:
         check_output(model)
         return head
 
-    def read(self, folder: Path, head: Head, model: Any) -> dict[str, torch.Tensor]:
-        """The weights of a trained head, for another one that is to begin with them.
+    def read(self, folder: Path, head: Head, model: Any) -> Eagle3Head:
+        """A trained head, for another one that is to begin with its weights.
 
         The draft vocabulary may be another one, because the output matrix is the target's.
 
@@ -93,16 +93,16 @@ class Kind:
             )
         total = model.config.get_text_config(decoder=True).num_hidden_layers
         ours, theirs = head.config, trained.config.on(total)
-        weights = trained.state_dict()
+        sizes = _shapes(head.state_dict()), _shapes(trained.state_dict())
         for name, wanted, given in (
             ("layers", ours.layers, theirs.layers),
             ("norm_before_residual", ours.norm_before_residual, theirs.norm_before_residual),
             ("rope_parameters", ours.layer.rope_parameters, theirs.layer.rope_parameters),
-            ("sizes", _shapes(head.state_dict()), _shapes(weights)),
+            ("sizes", *sizes),
         ):
             if wanted != given:
                 raise ValueError(f"resume must be a head with {name} = {wanted}, got {given}")
-        return weights
+        return trained
 
 
 def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

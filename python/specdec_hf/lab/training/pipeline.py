@@ -17,6 +17,7 @@ import torch
 from specdec_hf.heads.base import Head
 from specdec_hf.heads.shipped import Sample, record_target
 from specdec_hf.lab.training.conversations import (
+    HELD_OUT,
     ChatFormat,
     Conversation,
     converse,
@@ -29,7 +30,6 @@ from specdec_hf.lab.training.openings import opening_of
 from specdec_hf.lab.training.settings import LOSSES, RUN, WORK, TrainingSettings
 from specdec_hf.lab.training.states import StoredStates
 from specdec_hf.lab.training.texts import (
-    HELD_OUT,
     append_conversations,
     check_held_out,
     check_prompts,
@@ -246,7 +246,10 @@ class Pipeline:
             torch.manual_seed(s.seed)
             head.begin_as(self.model)
         if self._resumed is not None:
-            head.load_state_dict(KINDS[s.head].read(self._resumed, head, self.model))
+            trained = KINDS[s.head].read(self._resumed, head, self.model)
+            head.load_state_dict(trained.state_dict())
+            if len(trained.tokens) == size:  # it was counted on more texts than these alone
+                head.tokens = trained.tokens
         head.borrow(self.model)
         return head.to(self.model.device)
 

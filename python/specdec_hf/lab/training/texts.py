@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.lab.training.conversations import Conversation
-
-HELD_OUT = 20  # one of so many conversations, given texts or tokens is held out
+from specdec_hf.lab.training.conversations import HELD_OUT, Conversation
 
 
 def read_conversations(path: Path) -> list[Conversation]:
