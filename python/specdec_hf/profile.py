@@ -226,7 +226,7 @@ def describe_versions() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> str:
-    """The model of the host's processor; its architecture where that is not told."""
+    """The model of the host's processor; its architecture where the host does not name it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

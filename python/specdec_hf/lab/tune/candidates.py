@@ -31,7 +31,7 @@ DRAFTERS_TRIED = (
 )  # fmt: skip
 LENGTHS_TRIED = (3, 5, 10)  # beside the default of the command line
 TREES_TRIED = ("4,2,1", "2,2,1,1")
-LEAST_BATCHES = 5  # that finalists answer: intervals over fewer prompts are far too narrow
+MIN_BATCHES = 5  # that finalists answer: intervals over fewer prompts are far too narrow
 SCHEDULES_TRIED = ("heuristic", "optimal", "confidence", "egag")  # beside constant
 
 
