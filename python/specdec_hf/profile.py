@@ -24,9 +24,19 @@ from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree, as_layout
 
 FORMAT, VERSION = "specdec profile", 1
 SECTIONS = ("format", "version", "options", "model", "conditions", "versions", "measured")
-MODEL = ("name", "class", "sizes", "digest")
-CONDITIONS = ("device", "processor", "instructions", "threads", "dtype", "batch_size", "sampled")
-VERSIONS = ("specdec-kernels", "torch", "transformers")
+# The keys of a section with the types of their values.
+MODEL: dict[str, Any] = {"name": str, "class": str, "sizes": dict, "digest": str | None}
+# Fields of a config that say whether a file was made for a model.
+SIZES = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
+CONDITIONS: dict[str, Any] = {
+    "device": str, "processor": str, "instructions": str, "threads": int, "dtype": str,
+    "batch_size": int, "sampled": bool,
+}  # fmt: skip
+VERSIONS: dict[str, Any] = dict.fromkeys(("specdec-kernels", "torch", "transformers"), str)
+_KINDS = {
+    str: "a text", int: "an integer of at least 1", bool: "true or false", dict: "an object",
+    str | None: "null or a text", str | int | None: "null, a text or an integer",
+}  # fmt: skip
 # How much is drafted. It was measured with the drafter of the profile, and suits no other.
 OF_THE_DRAFTER = ("num_assistant_tokens", "num_assistant_tokens_schedule", "tree")
 LAYOUTS = {kind.__name__: kind for kind in (TreeSpec, EagleTree, TrieTree)}
@@ -163,12 +173,13 @@ class Profile:
                 f"{where}: version must be {VERSION}, got {shown(content.get('version'))}"
             )
         _check_keys(where, content, SECTIONS, SECTIONS)
-        for name, keys in (("model", MODEL), ("conditions", CONDITIONS), ("versions", VERSIONS)):
-            _check_keys(f"{where}: {name}", content[name], keys, keys)
+        for name, kinds in (("model", MODEL), ("conditions", CONDITIONS), ("versions", VERSIONS)):
+            _check_values(f"{where}: {name}", content[name], kinds)
+        sizes = dict.fromkeys(SIZES, str | int | None)  # None where a config lacks the field
+        _check_values(f"{where}: model: sizes", content["model"]["sizes"], sizes)
         _check_keys(f"{where}: options", content["options"], checks, ("drafter",))
         if not isinstance(content["measured"], dict):
             raise ValueError(f"{where}: measured must be an object")
-        _check_model(f"{where}: model", content["model"])
         try:
             options = _read_options(content["options"], checks)
         except (TypeError, ValueError) as error:
@@ -186,7 +197,6 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
         model: the target.
         name: for readers.
     """
-    from specdec_hf.drafters.skipped_sublayers import SIZES
     from specdec_hf.heads.shipped import digest_of
 
     text = model.config.get_text_config(decoder=True)
@@ -264,11 +274,14 @@ def _check_keys(where: str, content: Any, known: Iterable[str], needed: Iterable
             raise ValueError(f"{where} must hold {key}, which is missing")
 
 
-def _check_model(where: str, model: dict[str, Any]) -> None:
-    if not isinstance(model["sizes"], dict):
-        raise ValueError(f"{where}: sizes must be an object, got {shown(model['sizes'])}")
-    if not isinstance(model["digest"], str | None):
-        raise ValueError(f"{where}: digest must be null or a text, got {shown(model['digest'])}")
+def _check_values(where: str, content: Any, kinds: Mapping[str, Any]) -> None:
+    """Raises ValueError for other keys than these, and for a value of another type."""
+    _check_keys(where, content, kinds, kinds)
+    for key, kind in kinds.items():
+        value = content[key]
+        fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+        if not fits or (kind is int and value < 1):
+            raise ValueError(f"{where}: {key} must be {_KINDS[kind]}, got {shown(value)}")
 
 
 def _read_options(

@@ -140,6 +140,22 @@ FAULTS = {
     "no digest": (changed(model__digest=...), "model must hold digest, which is missing"),
     "a digest of another type": (changed(model__digest=3), "digest must be null or a text, got 3"),
     "sizes of another type": (changed(model__sizes=3), "model: sizes must be an object, got 3"),
+    "no sizes": (changed(model__sizes={}), "model: sizes must hold model_type, which is missing"),
+    "an unknown size": (changed(model__sizes__layers=2), "sizes must hold model_type, num_hidden"),
+    "a size of another type": (
+        changed(model__sizes__vocab_size=[11]), "sizes: vocab_size must be null, a text or an inte"
+    ),
+    "a class of another type": (changed(model__class=5), "model: class must be a text, got 5"),
+    "a name of another type": (changed(model__name=None), "model: name must be a text, got None"),
+    "no device": (changed(conditions__device=None), "conditions: device must be a text, got None"),
+    "a list of dtypes": (changed(conditions__dtype=[1]), "conditions: dtype must be a text, got"),
+    "threads of another type": (
+        changed(conditions__threads={"a": 1}), "conditions: threads must be an integer of at le"
+    ),
+    "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
+    "a number for a flag": (changed(conditions__sampled=1), "sampled must be true or false, got 1"),
+    "no sequences": (changed(conditions__batch_size=0), "an integer of at least 1, got 0"),
+    "a version of another type": (changed(versions__torch=3), "versions: torch must be a text, g"),
     "no threads": (changed(conditions__threads=...), "conditions must hold threads, which is miss"),
     "an unknown version": (changed(versions__triton="3"), "versions must hold specdec-kernels, to"),
     "measured of another type": (changed(measured=[]), "measured must be an object"),
