@@ -71,7 +71,8 @@ class Profile:
         """The options that a call takes which gives these itself.
 
         Where it gives a drafter, lengths, trees and schedules of the profile are left out. A number
-        of tokens and a tree exclude each other, so either of them keeps out both.
+        of tokens and a tree exclude each other, so either of them keeps out both. A tree also keeps out
+        the schedule, since trees do not take each of them.
 
         Args:
             given: names of options.
@@ -80,6 +81,8 @@ class Profile:
         left_out = {*given}
         if "drafter" in given and not its_model:
             left_out |= {*OF_THE_DRAFTER}
+        if "tree" in given:
+            left_out.add("num_assistant_tokens_schedule")
         if left_out & {"num_assistant_tokens", "tree"}:
             left_out |= {"num_assistant_tokens", "tree"}
         return {name: value for name, value in self.options.items() if name not in left_out}

@@ -199,12 +199,23 @@ def test_options_that_are_given_win_over_the_profile(write):
     for alias in ("num_assistant_tokens", "gamma"):
         assert taken(**{alias: 5}) == ("prompt_lookup", 5, None, "heuristic")
     tree = TreeSpec.branching((2, 1))
-    assert taken(tree=(2, 1)) == ("prompt_lookup", None, tree, "heuristic")
+    # The schedule is one of chains, which trees refuse.
+    assert taken(tree=(2, 1)) == ("prompt_lookup", None, tree, None)
+    assert taken(tree=(2, 1), num_assistant_tokens_schedule="optimal")[2:] == (tree, "optimal")
     # What was measured with one drafter is not taken for another.
     for drafter in ("auto", None, "nasd"):
         assert taken(drafter=drafter) == (drafter, None, None, None)
     path = write(**MERGED)
     assert taken(num_assistant_tokens=2) == (["prompt_lookup", "ngram"], 2, None, None)
+
+
+def test_a_given_tree_drafts_without_the_schedule_of_the_profile(model, write):
+    path = write(drafter="prompt_lookup", num_assistant_tokens_schedule="heuristic")
+    out = run(model, profile=path, tree=(2, 1), do_sample=False)
+    assert torch.equal(out.sequences, run(model, do_sample=False).sequences)
+    assert out.stats.drafted > 0
+    with pytest.raises(ValueError, match="'constant' or 'optimal' with tree, got 'heuristic'"):
+        run(model, profile=path, tree=(2, 1), num_assistant_tokens_schedule="heuristic")
 
 
 def test_a_profile_is_taken_once(write):
