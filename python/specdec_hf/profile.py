@@ -12,8 +12,10 @@ import functools
 import json
 import os
 import platform
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ _KINDS = {
 }  # fmt: skip
 # How much is drafted. It was measured with the drafter of the profile, and suits no other.
 OF_THE_DRAFTER = ("num_assistant_tokens", "num_assistant_tokens_schedule", "tree")
+# What plain decoding leaves unread.
+OF_DRAFTING = ("num_assistant_tokens", "num_assistant_tokens_schedule", "guard", "ablate")
 LAYOUTS = {kind.__name__: kind for kind in (TreeSpec, EagleTree, TrieTree)}
 DIGITS = 12  # hexadecimal digits of a digest in a message
 
@@ -57,6 +61,8 @@ class Profile:
         measured: how it was found, for readers.
         path: of the file, for messages.
         taken: names of the options that a call took from here.
+        unread: names of the options that the call gives without effect, because the plain decoding
+            that it took from here drafts nothing.
     """
 
     options: dict[str, Any]
@@ -66,26 +72,77 @@ class Profile:
     measured: dict[str, Any]
     path: str = ""
     taken: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
-    def beside(self, given: Collection[str], *, its_model: bool = False) -> dict[str, Any]:
-        """The options that a call takes which gives these itself.
-
-        Where it gives a drafter, lengths, trees and schedules of the profile are left out. A number
-        of tokens and a tree exclude each other, so either of them keeps out both. A tree also keeps out
-        the schedule, since trees do not take each of them.
+    def complete(self, options: Any, given: Mapping[str, Any]) -> None:
+        """Give the options of a call what it leaves open; their ``profile`` then says what that is.
 
         Args:
-            given: names of options.
-            its_model: whether the drafter of the call is the model that the profile names.
+            options: those of the loop, or those of the command line.
+            given: as in `beside`.
+        """
+        values = self.beside(given)
+        for name, value in values.items():
+            setattr(options, name, value)
+        plain = "drafter" in values and values["drafter"] is None
+        unread = tuple(name for name in OF_DRAFTING if plain and name in given)
+        options.profile = replace(self, taken=tuple(values), unread=unread)
+
+    def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that a call takes which gives these itself.
+
+        Where it gives a drafter, lengths, trees and schedules of the profile are left out, unless
+        that is the model which the profile drafts with. A number of tokens and a tree exclude each
+        other, so either of them keeps out both. A tree also keeps out the schedule, since trees do
+        not take each of them.
+
+        Args:
+            given: options by their names. A drafter is as in `generate`, or a list of names.
         """
         left_out = {*given}
-        if "drafter" in given and not its_model:
+        if "drafter" in given and not self._drafts_with(given["drafter"]):
             left_out |= {*OF_THE_DRAFTER}
         if "tree" in given:
             left_out.add("num_assistant_tokens_schedule")
         if left_out & {"num_assistant_tokens", "tree"}:
             left_out |= {"num_assistant_tokens", "tree"}
         return {name: value for name, value in self.options.items() if name not in left_out}
+
+    def _drafts_with(self, drafter: Any) -> bool:
+        """Whether a drafter is, or may be, the model that this profile drafts with."""
+        drafters = _listed(drafter)
+        if not self.draft_models or all(isinstance(one, str) for one in drafters):
+            own = map(_absolute, _listed(self.options["drafter"]))
+            return bool(self.draft_models) and [*map(_absolute, drafters)] == [*own]
+        return True  # a model that is loaded
+
+    def explain(self, message: str) -> str:
+        """An error message about the options of a call, which names this file where it is at fault.
+
+        A message that begins with an option that the call took from here is one about this file. In
+        others the end says which of the options come from here.
+        """
+        if not self.taken:
+            return message
+        names = "|".join(name.replace("_", "[-_]") for name in self.taken)
+        option = re.compile(rf"(?<![\w-])(?:--)?({names})(?:s?(?![\w-]))")
+        found = dict.fromkeys(name.replace("-", "_") for name in option.findall(message))
+        if not found:
+            return message
+        if option.match(message):
+            return f"profile {self.path}: options: {message.removeprefix('--')}"
+        return f"{message}; {' and '.join(found)} came from profile {self.path}"
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Errors about options name this file, as in `explain`."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            message = self.explain(str(error))
+            if type(error) not in (TypeError, ValueError) or message == str(error):
+                raise
+            raise type(error)(message) from error
 
     @property
     def draft_models(self) -> list[str]:
@@ -104,6 +161,11 @@ class Profile:
             ValueError: the profile is that of another model.
         """
         notes, ours = [], describe_model(model, "")
+        if self.unread:
+            notes.append(
+                f"profile {self.path} found no drafts that pay, so {' and '.join(self.unread)} "
+                "has no effect without a drafter of the call"
+            )
         for name, value in self.model["sizes"].items():
             if ours["sizes"].get(name) != value:
                 raise ValueError(
@@ -252,10 +314,15 @@ def _said(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _listed(drafter: Any) -> list[str]:
+def _listed(drafter: Any) -> list[Any]:
     if drafter is None:
         return []
-    return drafter if isinstance(drafter, list) else [drafter]
+    return [*drafter] if isinstance(drafter, list | tuple) else [drafter]
+
+
+def _absolute(drafter: str) -> str:
+    """Two names of a folder are the same here, whatever follows them."""
+    return os.path.abspath(os.path.expanduser(drafter))
 
 
 def _is_named(drafter: str) -> bool:

@@ -123,8 +123,7 @@ def test_the_command_line_takes_a_profile(folder, prompts, options, drafter, tre
     path.write_text(json.dumps(content))
     asked = ("generate", "--prompt", "one two one two one", "--model", folder, "--guard", "off",
              "--no-compare", "--max-new-tokens", 8, "--json", report)  # fmt: skip
-    guard = [] if name is not None else ["--guard", "auto"]
-    result = invoke(*asked, *guard, "--profile", path)
+    result = invoke(*asked, "--profile", path)
     assert result.exit_code == 0, result.output
     stats = json.loads(report.read_text())["prompts"][0]["turns"][0]["stats"]
     assert drafter in stats["drafter"]

@@ -264,6 +264,9 @@ def test_arguments_of_transformers_that_ask_for_drafts_win(model, write):
     assert (out.stats.drafter, most_drafted(out)) == ("model", 5)
     out = run(model, profile=path, prompt_lookup_num_tokens=4)
     assert (out.stats.drafter, most_drafted(out)) == ("prompt_lookup", 4)
+    # An error about the drafter that took the profile's place is none of the profile's.
+    with pytest.raises(ValueError, match=r"needs drafter='prompt_lookup'$"):
+        run(model, profile=write(drafter="nasd"), assistant_model=model, max_matching_ngram_size=2)
     config = GenerationConfig(num_assistant_tokens=2, max_new_tokens=NEW)
     out = run(model, profile=write(), generation_config=config)
     assert (out.stats.drafter, most_drafted(out)) == ("prompt_lookup", 2)
