@@ -19,9 +19,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdec_hf.arguments import did_you_mean, shown
-from specdec_hf.drafting.registry import DRAFTERS, entry_of
-from specdec_hf.schedules.registry import make_schedule
+from specdec_hf.arguments import did_you_mean, shown, split_options
+from specdec_hf.drafting.registry import (
+    AUTO,
+    DRAFTERS,
+    FOLDER,
+    SAMPLING,
+    entry_of,
+    make_drafter,
+    names_file,
+    sampling_of,
+    value_of,
+)
+from specdec_hf.schedules.base import Schedule
+from specdec_hf.schedules.registry import check_takes, make_schedule
 from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree, as_layout
 
 FORMAT, VERSION = "specdec profile", 1
@@ -370,13 +381,35 @@ def _read_options(
             checks[name](name, value)
     schedule = options.get("num_assistant_tokens_schedule")
     if schedule is not None:
-        make_schedule(schedule)
-    if options.get("tree") is not None and options.get("num_assistant_tokens") is not None:
-        raise ValueError(
-            "num_assistant_tokens must be null with tree, which says what is drafted, got "
-            f"{options['num_assistant_tokens']}"
-        )
+        _check_schedule(make_schedule(schedule), options)
+    number = options.get("num_assistant_tokens")
+    for what, drafts_trees in (
+        ("tree", options.get("tree") is not None),
+        (f"drafter {options['drafter']!r}", _has_own_tree(options["drafter"])),
+    ):
+        if drafts_trees and number is not None:
+            raise ValueError(
+                f"num_assistant_tokens must be null with {what}, which says what is drafted, got "
+                f"{number}"
+            )
     return options
+
+
+def _check_schedule(schedule: Schedule, options: dict[str, Any]) -> None:
+    """Raises ValueError for a schedule that the named drafter does not take."""
+    drafter, tree = options["drafter"], options.get("tree")
+    if tree is not None or _has_own_tree(drafter):
+        check_takes(str(drafter), schedule, trees=True, has_stats=False)
+    elif isinstance(drafter, str) and _is_named(drafter) and drafter != AUTO:
+        entry = DRAFTERS[drafter.partition(":")[0]]
+        stats = entry.draws or entry.reports_confidence or options.get("num_assistant_tokens") == 0
+        check_takes(drafter, schedule, trees=False, has_stats=stats)
+
+
+def _has_own_tree(drafter: Any) -> bool:
+    """Whether it drafts trees of its own alone; "auto" drafts chains where it is asked to."""
+    named = isinstance(drafter, str) and drafter != AUTO and _is_named(drafter)
+    return named and DRAFTERS[drafter.partition(":")[0]].own_tree
 
 
 def _read_drafter(drafter: Any) -> Any:
@@ -384,8 +417,32 @@ def _read_drafter(drafter: Any) -> Any:
     if drafter == [] or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"drafter must be null, a name or a list of names, got {shown(drafter)}")
     for name in names:
-        entry_of(name)
+        if name in ("none", "help"):  # words of the command line
+            raise ValueError(f"drafter must be null for plain decoding or a name, got {name!r}")
+        try:
+            _check_text(name)
+        except (TypeError, ValueError) as error:
+            about = "" if str(error).startswith("drafter") else f"drafter {name}: "
+            raise ValueError(f"{about}{error}") from None
     return drafter
+
+
+def _check_text(name: str) -> None:
+    """Make a drafter that reads no file, which checks what follows its name; this loads torch.
+
+    A file may be missing where the call gives another drafter, so calls that need it read it.
+    """
+    entry, value = entry_of(name), value_of(name)
+    if entry is None:  # a model
+        sampling_of(split_options(name, SAMPLING)[1])
+        return
+    path = split_options(value, entry.options)[0]
+    if (
+        value
+        and FOLDER not in entry.value.split("|")
+        and not names_file(name.partition(":")[0], path)
+    ):
+        make_drafter(name)
 
 
 def _tree_to_json(tree: Any) -> Any:

@@ -60,6 +60,11 @@ def most_drafted(out):
         {"drafter": None},
         {"drafter": "auto", "num_assistant_tokens_schedule": "constant"},
         {"drafter": "ngram:2", "num_assistant_tokens": 4, "compile": False},
+        {"drafter": "auto", "num_assistant_tokens_schedule": "egag", "num_assistant_tokens": 3},
+        {"drafter": "ngram:no/table", "num_assistant_tokens_schedule": "egag"},
+        {"drafter": "suffix_automaton:keep=1MiB", "num_assistant_tokens_schedule": "confidence"},
+        {"drafter": "prompt_lookup", "num_assistant_tokens_schedule": "optimal"},
+        {"drafter": ["lookahead", "ngram"], "tree": TrieTree(2, 3, 5)},
         {"drafter": "prompt_lookup", "tree": (2, 2, 1)},
         {"drafter": "prompt_lookup", "tree": TreeSpec((-1, -1, 0), (0, 2, 1))},
         MERGED,
@@ -114,6 +119,34 @@ FAULTS = {
     "a drafter of another type": (changed(options__drafter=3), f"{DRAFTER} 3"),
     "no drafters": (changed(options__drafter=[]), f"{DRAFTER} []"),
     "an empty name": (changed(options__drafter=["ngram", ""]), DRAFTER),
+    "a word of the command line": (changed(options__drafter="help"), "or a name, got 'help'"),
+    "plain decoding in a list": (
+        changed(options__drafter=["ngram", "none"]), "must be null for plain decoding or a name, g"
+    ),
+    "a number that is none": (
+        changed(options__drafter="sparse_cache:budget=abc"), "options: drafter must be sparse_cach"
+    ),
+    "a number out of range": (
+        changed(options__drafter=["ngram", "ngram:0"]), "options: drafter ngram:0: order must be"
+    ),
+    "sampling of a model": (
+        changed(options__drafter="some/folder:temperature=hot"), "drafter some/folder:temperature="
+    ),
+    "a schedule that needs a distribution": (
+        changed(options__num_assistant_tokens_schedule="egag"), "distribution or a confidence, got"
+    ),
+    "a schedule for chains with a tree": (
+        changed(options={"drafter": "ngram", "tree": {"TrieTree": {}},
+                         "num_assistant_tokens_schedule": "egag"}), "'optimal' with tree, got 'eg"
+    ),
+    "a schedule for chains with trees of a drafter's own": (
+        changed(options={"drafter": "lookahead", "num_assistant_tokens_schedule": "heuristic"}),
+        "'optimal' with tree, got 'heuristic'"
+    ),
+    "a number for trees of a drafter's own": (
+        changed(options={"drafter": "lookahead:5,3,5", "num_assistant_tokens": 4}),
+        "must be null with drafter 'lookahead:5,3,5', which says what is drafted, got 4",
+    ),
     "a value that a drafter lacks": (
         changed(options__drafter="prompt_lookup:9"), "options: drafter 'prompt_lookup' takes no v"
     ),
