@@ -237,6 +237,8 @@ class Profile:
             OSError: a file that cannot be read.
             ValueError: no such file, by the key that is wrong.
         """
+        if not os.fspath(path):
+            raise ValueError("profile must be the path of a file, got ''")
         where = f"profile {os.fspath(path)}"
         try:
             content = json.loads(Path(path).read_bytes())

@@ -213,6 +213,8 @@ def test_what_is_no_json_is_refused_by_file(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"profile {path} must be a JSON file that tune wrote: "):
         Options(profile=str(path))
+    with pytest.raises(ValueError, match="profile must be the path of a file, got ''"):
+        Options(profile="")
     with pytest.raises(OSError, match="No such file"):
         Options(profile=tmp_path / "none.json")
 

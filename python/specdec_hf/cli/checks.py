@@ -202,6 +202,8 @@ def _check(settings: Settings) -> Sources:
 def _take_profile(settings: Settings) -> None:
     """Take from the profile what is not given; the drafters are then known in any case."""
     if settings.profile is not None and not isinstance(settings.profile, Profile):
+        if not settings.profile:
+            fail("--profile must name a file, got ''")
         try:
             profile = read_profile(settings.profile)
         except OSError as error:

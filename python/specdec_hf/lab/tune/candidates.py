@@ -86,7 +86,7 @@ class Candidate:
 
 def first_candidates(common: Settings, named: Iterable[str]) -> list[Candidate]:
     """The drafters with their defaults: those that need nothing, and those that the user names."""
-    asked = [name for name in dict.fromkeys(named) if name != "none"]
+    asked = [*named]
     names = dict.fromkeys([*DRAFTERS_TRIED, *asked])
     return [Candidate(replace(common, drafter=merged(name)), name in asked) for name in names]
 

@@ -102,6 +102,8 @@ def tune(
         fail(f"--minutes must be above 0 and finite, got {minutes}")
     check_output("--output", output, [Path(prompts)])
     for name in drafter:
+        if name == "none":
+            fail("--drafter must not be none: plain decoding is what each drafter is compared with")
         if "keep" in split_options(name, ("keep",))[1]:
             fail(
                 f"--drafter must not keep texts of earlier calls, got {name}: the same prompts are "
