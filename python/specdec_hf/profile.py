@@ -138,6 +138,9 @@ class Profile:
         names = "|".join(name.replace("_", "[-_]") for name in self.taken)
         option = re.compile(rf"(?<![\w-])(?:--)?({names})(?:s?(?![\w-]))")
         found = dict.fromkeys(name.replace("-", "_") for name in option.findall(message))
+        paths = self._paths if "drafter" in self.taken else []
+        if any(re.search(rf"(?<![\w./-]){re.escape(path)}(?![\w-])", message) for path in paths):
+            found["drafter"] = None
         if not found:
             return message
         if option.match(message):
@@ -146,14 +149,30 @@ class Profile:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Errors about options name this file, as in `explain`."""
+        """Errors about options, and files that drafters read, name this file, as in `explain`."""
         try:
             yield
-        except (TypeError, ValueError) as error:
-            message = self.explain(str(error))
-            if type(error) not in (TypeError, ValueError) or message == str(error):
-                raise
-            raise type(error)(message) from error
+        except (TypeError, ValueError, OSError) as error:
+            message, kind = self.explain(str(error)), type(error)
+            if kind.__module__ != "builtins" or message == str(error):
+                raise  # others may not be made of a message
+            if isinstance(error, UnicodeError):
+                kind = ValueError
+            made = kind(message)
+            if isinstance(made, OSError) and isinstance(error, OSError):
+                made.errno = error.errno
+            raise made from error
+
+    @property
+    def _paths(self) -> list[str]:
+        """The files and folders that its drafters read."""
+        found = []
+        for name in _listed(self.options["drafter"]):
+            entry = DRAFTERS.get(name.partition(":")[0])
+            path = split_options(value_of(name), entry.options)[0] if entry else ""
+            if path and _is_path(name, path):
+                found.append(path)
+        return found
 
     @property
     def draft_models(self) -> list[str]:
@@ -439,12 +458,14 @@ def _check_text(name: str) -> None:
         sampling_of(split_options(name, SAMPLING)[1])
         return
     path = split_options(value, entry.options)[0]
-    if (
-        value
-        and FOLDER not in entry.value.split("|")
-        and not names_file(name.partition(":")[0], path)
-    ):
+    if value and not _is_path(name, path):
         make_drafter(name)
+
+
+def _is_path(name: str, value: str) -> bool:
+    """Whether what follows the name of a drafter is a file or a folder."""
+    head = name.partition(":")[0]
+    return FOLDER in DRAFTERS[head].value.split("|") or names_file(head, value)
 
 
 def _tree_to_json(tree: Any) -> Any:

@@ -120,6 +120,23 @@ def test_beams_refuse_what_a_profile_drafts_by_its_name(model, write):
         assert torch.equal(out.sequences, run(model, num_beams=2).sequences)
 
 
+@pytest.mark.parametrize("drafter", ["ngram:no/a", "suffix_automaton:no/a", "eagle3_chain:no/a"])
+def test_calls_blame_files_that_drafters_read_on_the_profile(model, write, drafter):
+    path = write({"drafter": drafter})
+    told = f"; drafter came from profile {path}"
+    with pytest.raises((OSError, ValueError)) as error:
+        run(model, profile=path)
+    assert "no/a" in str(error.value)
+    assert str(error.value).endswith(told)
+    if isinstance(error.value, OSError):
+        assert isinstance(error.value, FileNotFoundError)
+    with pytest.raises(type(error.value)) as other:
+        run(model, drafter=drafter)
+    assert str(other.value) + told == str(error.value)
+    assert getattr(error.value, "errno", None) == getattr(other.value, "errno", None)
+    run(model, profile=path, drafter="ngram")  # which reads no file
+
+
 def test_files_that_drafters_read_are_blamed_on_the_profile(folder, write):  # noqa: F811
     for drafter, message in (
         ("ngram:no/table", "drafter: cannot read no/table"),
@@ -234,12 +251,16 @@ def test_the_model_of_a_profile_has_its_length_by_name_or_loaded(model, folder, 
         ("street must be one", "street must be one"),
         ("--num-assistant-tokens must be 1", "--num-assistant-tokens must be 1"),
         ("tree-like", "tree-like"),
+        ("cannot read a", "cannot read a; drafter came from profile P"),
+        ("cannot read b/a or ab", "cannot read b/a or ab"),
     ],
 )
 def test_a_message_names_the_profile_where_it_names_what_came_from_it(
     model, write, message, explained
 ):
-    profile = replace(read_profile(write(LOOKUP)), path="P", taken=("drafter", "tree"))
+    profile = replace(
+        read_profile(write({"drafter": "rest:a"})), path="P", taken=("drafter", "tree")
+    )
     assert profile.explain(message) == explained
     assert replace(profile, taken=()).explain(message) == message
     schedule = replace(profile, taken=("num_assistant_tokens_schedule", "num_assistant_tokens"))
