@@ -212,7 +212,9 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
 
 
 def _begin(model: Any, call: Call, options: Options) -> Session:
-    return begin(model, call, _complete(model, call, options))
+    options = _complete(model, call, options)
+    with options.explaining():
+        return begin(model, call, options)
 
 
 def _complete(model: Any, call: Call, options: Options) -> Options:
@@ -226,7 +228,9 @@ def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None)
     """The output of a call: the rounds of a session, or of a beam search."""
     if call.beams is None:
         return run(_begin(model, call, options), streamer)
-    output = beam_search(model, call, _complete(model, call, options))
+    options = _complete(model, call, options)
+    with options.explaining():
+        output = beam_search(model, call, options)
     return output if call.return_dict else output.sequences
 
 

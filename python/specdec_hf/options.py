@@ -15,13 +15,14 @@ import os
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_hf.arguments import check_flag, check_integer, check_number, shown
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.profile import OF_THE_DRAFTER, Profile
+from specdec_hf.profile import OF_DRAFTING, OF_THE_DRAFTER, Profile
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees import as_layout
@@ -360,6 +361,15 @@ class Options(CommonOptions):
 
     def __post_init__(self) -> None:
         self._take_profile()
+        with self.explaining():
+            self._check()
+
+    def explaining(self) -> AbstractContextManager[None]:
+        """Errors about options that came from a profile name its file."""
+        profile = self.profile
+        return profile.explaining() if isinstance(profile, Profile) else nullcontext()
+
+    def _check(self) -> None:
         numbers = (self.num_assistant_tokens, *(getattr(self, name) for name in ALIASES))
         self.num_assistant_tokens = resolve_num_assistant_tokens(*numbers, tree=self.tree)
         for name in ALIASES:
@@ -374,20 +384,21 @@ class Options(CommonOptions):
         COMMON["profile"].metadata["check"]("profile", self.profile)
         if self.profile is None or isinstance(self.profile, Profile):
             return
+        given = {
+            name: value
+            for name in (*PROFILED, *OF_DRAFTING)
+            if (value := getattr(self, name)) is not COMMON[name].default
+        }
+        for name in ALIASES:
+            if getattr(self, name) is not None:
+                given["num_assistant_tokens"] = getattr(self, name)
         profile = read_profile(self.profile)
-        given = {name for name in PROFILED if getattr(self, name) is not COMMON[name].default}
-        if any(getattr(self, name) is not None for name in ALIASES):
-            given.add("num_assistant_tokens")
-        named = self.drafter is None or isinstance(self.drafter, str)
-        taken = profile.beside(given, its_model=bool(profile.draft_models) and not named)
-        if "drafter" in taken and profile.draft_models:
+        if profile.draft_models and "drafter" not in given:
             raise ValueError(
                 f"profile {profile.path} drafts with {', '.join(profile.draft_models)}, which must "
                 "be given as drafter, a model that is loaded"
             )
-        for name, value in taken.items():
-            setattr(self, name, value)
-        self.profile = replace(profile, taken=tuple(taken))
+        profile.complete(self, given)
 
 
 ALIASES = ("gamma", "num_speculative_tokens")

@@ -12,23 +12,48 @@ import functools
 import json
 import os
 import platform
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdec_hf.arguments import did_you_mean, shown
-from specdec_hf.drafting.registry import DRAFTERS, entry_of
-from specdec_hf.schedules.registry import make_schedule
+from specdec_hf.arguments import did_you_mean, shown, split_options
+from specdec_hf.drafting.registry import (
+    AUTO,
+    DRAFTERS,
+    FOLDER,
+    SAMPLING,
+    entry_of,
+    make_drafter,
+    names_file,
+    sampling_of,
+    value_of,
+)
+from specdec_hf.schedules.base import Schedule
+from specdec_hf.schedules.registry import check_takes, make_schedule
 from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree, as_layout
 
 FORMAT, VERSION = "specdec profile", 1
 SECTIONS = ("format", "version", "options", "model", "conditions", "versions", "measured")
-MODEL = ("name", "class", "sizes", "digest")
-CONDITIONS = ("device", "processor", "instructions", "threads", "dtype", "batch_size", "sampled")
-VERSIONS = ("specdec-kernels", "torch", "transformers")
+# The keys of a section with the types of their values.
+MODEL: dict[str, Any] = {"name": str, "class": str, "sizes": dict, "digest": str | None}
+# Fields of a config that say whether a file was made for a model.
+SIZES = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
+CONDITIONS: dict[str, Any] = {
+    "device": str, "processor": str, "instructions": str, "threads": int, "dtype": str,
+    "batch_size": int, "sampled": bool,
+}  # fmt: skip
+VERSIONS: dict[str, Any] = dict.fromkeys(("specdec-kernels", "torch", "transformers"), str)
+_KINDS = {
+    str: "a text", int: "an integer of at least 1", bool: "true or false", dict: "an object",
+    str | None: "null or a text", str | int | None: "null, a text or an integer",
+}  # fmt: skip
 # How much is drafted. It was measured with the drafter of the profile, and suits no other.
 OF_THE_DRAFTER = ("num_assistant_tokens", "num_assistant_tokens_schedule", "tree")
+# What plain decoding leaves unread.
+OF_DRAFTING = ("num_assistant_tokens", "num_assistant_tokens_schedule", "guard", "ablate")
 LAYOUTS = {kind.__name__: kind for kind in (TreeSpec, EagleTree, TrieTree)}
 DIGITS = 12  # hexadecimal digits of a digest in a message
 
@@ -47,6 +72,8 @@ class Profile:
         measured: how it was found, for readers.
         path: of the file, for messages.
         taken: names of the options that a call took from here.
+        unread: names of the options that the call gives without effect, because the plain decoding
+            that it took from here drafts nothing.
     """
 
     options: dict[str, Any]
@@ -56,23 +83,96 @@ class Profile:
     measured: dict[str, Any]
     path: str = ""
     taken: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
-    def beside(self, given: Collection[str], *, its_model: bool = False) -> dict[str, Any]:
-        """The options that a call takes which gives these itself.
-
-        Where it gives a drafter, lengths, trees and schedules of the profile are left out. A number
-        of tokens and a tree exclude each other, so either of them keeps out both.
+    def complete(self, options: Any, given: Mapping[str, Any]) -> None:
+        """Give the options of a call what it leaves open; their ``profile`` then says what that is.
 
         Args:
-            given: names of options.
-            its_model: whether the drafter of the call is the model that the profile names.
+            options: those of the loop, or those of the command line.
+            given: as in `beside`.
+        """
+        values = self.beside(given)
+        for name, value in values.items():
+            setattr(options, name, value)
+        plain = "drafter" in values and values["drafter"] is None
+        unread = tuple(name for name in OF_DRAFTING if plain and name in given)
+        options.profile = replace(self, taken=tuple(values), unread=unread)
+
+    def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that a call takes which gives these itself.
+
+        Where it gives a drafter, lengths, trees and schedules of the profile are left out, unless
+        that is the model which the profile drafts with. A number of tokens and a tree exclude each
+        other, so either of them keeps out both. A tree also keeps out the schedule, since trees do
+        not take each of them.
+
+        Args:
+            given: options by their names. A drafter is as in `generate`, or a list of names.
         """
         left_out = {*given}
-        if "drafter" in given and not its_model:
+        if "drafter" in given and not self._drafts_with(given["drafter"]):
             left_out |= {*OF_THE_DRAFTER}
+        if "tree" in given:
+            left_out.add("num_assistant_tokens_schedule")
         if left_out & {"num_assistant_tokens", "tree"}:
             left_out |= {"num_assistant_tokens", "tree"}
         return {name: value for name, value in self.options.items() if name not in left_out}
+
+    def _drafts_with(self, drafter: Any) -> bool:
+        """Whether a drafter is, or may be, the model that this profile drafts with."""
+        drafters = _listed(drafter)
+        if not self.draft_models or all(isinstance(one, str) for one in drafters):
+            own = map(_absolute, _listed(self.options["drafter"]))
+            return bool(self.draft_models) and [*map(_absolute, drafters)] == [*own]
+        return True  # a model that is loaded
+
+    def explain(self, message: str) -> str:
+        """An error message about the options of a call, which names this file where it is at fault.
+
+        A message that begins with an option that the call took from here is one about this file. In
+        others the end says which of the options come from here.
+        """
+        if not self.taken:
+            return message
+        names = "|".join(name.replace("_", "[-_]") for name in self.taken)
+        option = re.compile(rf"(?<![\w-])(?:--)?({names})(?:s?(?![\w-]))")
+        found = dict.fromkeys(name.replace("-", "_") for name in option.findall(message))
+        paths = self._paths if "drafter" in self.taken else []
+        if any(re.search(rf"(?<![\w./-]){re.escape(path)}(?![\w-])", message) for path in paths):
+            found["drafter"] = None
+        if not found:
+            return message
+        if option.match(message):
+            return f"profile {self.path}: options: {message.removeprefix('--')}"
+        return f"{message}; {' and '.join(found)} came from profile {self.path}"
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Errors about options, and files that drafters read, name this file, as in `explain`."""
+        try:
+            yield
+        except (TypeError, ValueError, OSError) as error:
+            message, kind = self.explain(str(error)), type(error)
+            if kind.__module__ != "builtins" or message == str(error):
+                raise  # others may not be made of a message
+            if isinstance(error, UnicodeError):
+                kind = ValueError
+            made = kind(message)
+            if isinstance(made, OSError) and isinstance(error, OSError):
+                made.errno = error.errno
+            raise made from error
+
+    @property
+    def _paths(self) -> list[str]:
+        """The files and folders that its drafters read."""
+        found = []
+        for name in _listed(self.options["drafter"]):
+            entry = DRAFTERS.get(name.partition(":")[0])
+            path = split_options(value_of(name), entry.options)[0] if entry else ""
+            if path and _is_path(name, path):
+                found.append(path)
+        return found
 
     @property
     def draft_models(self) -> list[str]:
@@ -91,6 +191,11 @@ class Profile:
             ValueError: the profile is that of another model.
         """
         notes, ours = [], describe_model(model, "")
+        if self.unread:
+            notes.append(
+                f"profile {self.path} found no drafts that pay, so {' and '.join(self.unread)} "
+                "has no effect without a drafter of the call"
+            )
         for name, value in self.model["sizes"].items():
             if ours["sizes"].get(name) != value:
                 raise ValueError(
@@ -151,6 +256,8 @@ class Profile:
             OSError: a file that cannot be read.
             ValueError: no such file, by the key that is wrong.
         """
+        if not os.fspath(path):
+            raise ValueError("profile must be the path of a file, got ''")
         where = f"profile {os.fspath(path)}"
         try:
             content = json.loads(Path(path).read_bytes())
@@ -163,12 +270,13 @@ class Profile:
                 f"{where}: version must be {VERSION}, got {shown(content.get('version'))}"
             )
         _check_keys(where, content, SECTIONS, SECTIONS)
-        for name, keys in (("model", MODEL), ("conditions", CONDITIONS), ("versions", VERSIONS)):
-            _check_keys(f"{where}: {name}", content[name], keys, keys)
+        for name, kinds in (("model", MODEL), ("conditions", CONDITIONS), ("versions", VERSIONS)):
+            _check_values(f"{where}: {name}", content[name], kinds)
+        sizes = dict.fromkeys(SIZES, str | int | None)  # None where a config lacks the field
+        _check_values(f"{where}: model: sizes", content["model"]["sizes"], sizes)
         _check_keys(f"{where}: options", content["options"], checks, ("drafter",))
         if not isinstance(content["measured"], dict):
             raise ValueError(f"{where}: measured must be an object")
-        _check_model(f"{where}: model", content["model"])
         try:
             options = _read_options(content["options"], checks)
         except (TypeError, ValueError) as error:
@@ -186,7 +294,6 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
         model: the target.
         name: for readers.
     """
-    from specdec_hf.drafters.skipped_sublayers import SIZES
     from specdec_hf.heads.shipped import digest_of
 
     text = model.config.get_text_config(decoder=True)
@@ -226,7 +333,7 @@ def describe_versions() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> str:
-    """The model of the host's processor; its architecture where that is not told."""
+    """The model of the host's processor; its architecture where the host does not name it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -239,10 +346,15 @@ def _said(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _listed(drafter: Any) -> list[str]:
+def _listed(drafter: Any) -> list[Any]:
     if drafter is None:
         return []
-    return drafter if isinstance(drafter, list) else [drafter]
+    return [*drafter] if isinstance(drafter, list | tuple) else [drafter]
+
+
+def _absolute(drafter: str) -> str:
+    """Two names of a folder are the same here, whatever follows them."""
+    return os.path.abspath(os.path.expanduser(drafter))
 
 
 def _is_named(drafter: str) -> bool:
@@ -264,11 +376,14 @@ def _check_keys(where: str, content: Any, known: Iterable[str], needed: Iterable
             raise ValueError(f"{where} must hold {key}, which is missing")
 
 
-def _check_model(where: str, model: dict[str, Any]) -> None:
-    if not isinstance(model["sizes"], dict):
-        raise ValueError(f"{where}: sizes must be an object, got {shown(model['sizes'])}")
-    if not isinstance(model["digest"], str | None):
-        raise ValueError(f"{where}: digest must be null or a text, got {shown(model['digest'])}")
+def _check_values(where: str, content: Any, kinds: Mapping[str, Any]) -> None:
+    """Raises ValueError for other keys than these, and for a value of another type."""
+    _check_keys(where, content, kinds, kinds)
+    for key, kind in kinds.items():
+        value = content[key]
+        fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+        if not fits or (kind is int and value < 1):
+            raise ValueError(f"{where}: {key} must be {_KINDS[kind]}, got {shown(value)}")
 
 
 def _read_options(
@@ -287,13 +402,35 @@ def _read_options(
             checks[name](name, value)
     schedule = options.get("num_assistant_tokens_schedule")
     if schedule is not None:
-        make_schedule(schedule)
-    if options.get("tree") is not None and options.get("num_assistant_tokens") is not None:
-        raise ValueError(
-            "num_assistant_tokens must be null with tree, which says what is drafted, got "
-            f"{options['num_assistant_tokens']}"
-        )
+        _check_schedule(make_schedule(schedule), options)
+    number = options.get("num_assistant_tokens")
+    for what, drafts_trees in (
+        ("tree", options.get("tree") is not None),
+        (f"drafter {options['drafter']!r}", _has_own_tree(options["drafter"])),
+    ):
+        if drafts_trees and number is not None:
+            raise ValueError(
+                f"num_assistant_tokens must be null with {what}, which says what is drafted, got "
+                f"{number}"
+            )
     return options
+
+
+def _check_schedule(schedule: Schedule, options: dict[str, Any]) -> None:
+    """Raises ValueError for a schedule that the named drafter does not take."""
+    drafter, tree = options["drafter"], options.get("tree")
+    if tree is not None or _has_own_tree(drafter):
+        check_takes(str(drafter), schedule, trees=True, has_stats=False)
+    elif isinstance(drafter, str) and _is_named(drafter) and drafter != AUTO:
+        entry = DRAFTERS[drafter.partition(":")[0]]
+        stats = entry.draws or entry.reports_confidence or options.get("num_assistant_tokens") == 0
+        check_takes(drafter, schedule, trees=False, has_stats=stats)
+
+
+def _has_own_tree(drafter: Any) -> bool:
+    """Whether it drafts trees of its own alone; "auto" drafts chains where it is asked to."""
+    named = isinstance(drafter, str) and drafter != AUTO and _is_named(drafter)
+    return named and DRAFTERS[drafter.partition(":")[0]].own_tree
 
 
 def _read_drafter(drafter: Any) -> Any:
@@ -301,8 +438,34 @@ def _read_drafter(drafter: Any) -> Any:
     if drafter == [] or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"drafter must be null, a name or a list of names, got {shown(drafter)}")
     for name in names:
-        entry_of(name)
+        if name in ("none", "help"):  # words of the command line
+            raise ValueError(f"drafter must be null for plain decoding or a name, got {name!r}")
+        try:
+            _check_text(name)
+        except (TypeError, ValueError) as error:
+            about = "" if str(error).startswith("drafter") else f"drafter {name}: "
+            raise ValueError(f"{about}{error}") from None
     return drafter
+
+
+def _check_text(name: str) -> None:
+    """Make a drafter that reads no file, which checks what follows its name; this loads torch.
+
+    A file may be missing where the call gives another drafter, so calls that need it read it.
+    """
+    entry, value = entry_of(name), value_of(name)
+    if entry is None:  # a model
+        sampling_of(split_options(name, SAMPLING)[1])
+        return
+    path = split_options(value, entry.options)[0]
+    if value and not _is_path(name, path):
+        make_drafter(name)
+
+
+def _is_path(name: str, value: str) -> bool:
+    """Whether what follows the name of a drafter is a file or a folder."""
+    head = name.partition(":")[0]
+    return FOLDER in DRAFTERS[head].value.split("|") or names_file(head, value)
 
 
 def _tree_to_json(tree: Any) -> Any:

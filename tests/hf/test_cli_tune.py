@@ -33,6 +33,11 @@ WRONG = [
     (["--output", "PROMPTS"], "--output would overwrite the input file"),
     (["--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
     (["--drafter", "suffix_automaton:keep=1MiB"], "must not keep texts of earlier calls, got suf"),
+    (["--drafter", "none"], "--drafter must not be none: plain decoding is what each drafter is c"),
+    (["--drafter", "prompt_lookup+"], "or names with + between them, got 'prompt_lookup+'"),
+    (["--drafter", "+"], "--drafter must be a name, or names with + between them, got '+'"),
+    (["--drafter", ""], "--drafter must be a name, or names with + between them, got ''"),
+    (["--drafter", "ngram+none"], "--drafter none must be the only one, got ngram, none"),
     (["--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
 ]
 
@@ -123,8 +128,7 @@ def test_the_command_line_takes_a_profile(folder, prompts, options, drafter, tre
     path.write_text(json.dumps(content))
     asked = ("generate", "--prompt", "one two one two one", "--model", folder, "--guard", "off",
              "--no-compare", "--max-new-tokens", 8, "--json", report)  # fmt: skip
-    guard = [] if name is not None else ["--guard", "auto"]
-    result = invoke(*asked, *guard, "--profile", path)
+    result = invoke(*asked, "--profile", path)
     assert result.exit_code == 0, result.output
     stats = json.loads(report.read_text())["prompts"][0]["turns"][0]["stats"]
     assert drafter in stats["drafter"]
@@ -139,3 +143,5 @@ def test_a_profile_that_cannot_be_taken_gets_one_line(prompts):
     asked = ("generate", "--prompt", "a", "--profile")
     assert "--profile: cannot read nowhere: No such file" in one_line_error(*asked, "nowhere")
     assert "must be a JSON file that tune wrote" in one_line_error(*asked, prompts)
+    assert "error: --profile must name a file, got ''" in one_line_error(*asked, "")
+    assert "--profile: cannot read .: Is a directory" in one_line_error(*asked, ".")

@@ -60,6 +60,11 @@ def most_drafted(out):
         {"drafter": None},
         {"drafter": "auto", "num_assistant_tokens_schedule": "constant"},
         {"drafter": "ngram:2", "num_assistant_tokens": 4, "compile": False},
+        {"drafter": "auto", "num_assistant_tokens_schedule": "egag", "num_assistant_tokens": 3},
+        {"drafter": "ngram:no/table", "num_assistant_tokens_schedule": "egag"},
+        {"drafter": "suffix_automaton:keep=1MiB", "num_assistant_tokens_schedule": "confidence"},
+        {"drafter": "prompt_lookup", "num_assistant_tokens_schedule": "optimal"},
+        {"drafter": ["lookahead", "ngram"], "tree": TrieTree(2, 3, 5)},
         {"drafter": "prompt_lookup", "tree": (2, 2, 1)},
         {"drafter": "prompt_lookup", "tree": TreeSpec((-1, -1, 0), (0, 2, 1))},
         MERGED,
@@ -114,6 +119,34 @@ FAULTS = {
     "a drafter of another type": (changed(options__drafter=3), f"{DRAFTER} 3"),
     "no drafters": (changed(options__drafter=[]), f"{DRAFTER} []"),
     "an empty name": (changed(options__drafter=["ngram", ""]), DRAFTER),
+    "a word of the command line": (changed(options__drafter="help"), "or a name, got 'help'"),
+    "plain decoding in a list": (
+        changed(options__drafter=["ngram", "none"]), "must be null for plain decoding or a name, g"
+    ),
+    "a number that is none": (
+        changed(options__drafter="sparse_cache:budget=abc"), "options: drafter must be sparse_cach"
+    ),
+    "a number out of range": (
+        changed(options__drafter=["ngram", "ngram:0"]), "options: drafter ngram:0: order must be"
+    ),
+    "sampling of a model": (
+        changed(options__drafter="some/folder:temperature=hot"), "drafter some/folder:temperature="
+    ),
+    "a schedule that needs a distribution": (
+        changed(options__num_assistant_tokens_schedule="egag"), "distribution or a confidence, got"
+    ),
+    "a schedule for chains with a tree": (
+        changed(options={"drafter": "ngram", "tree": {"TrieTree": {}},
+                         "num_assistant_tokens_schedule": "egag"}), "'optimal' with tree, got 'eg"
+    ),
+    "a schedule for chains with trees of a drafter's own": (
+        changed(options={"drafter": "lookahead", "num_assistant_tokens_schedule": "heuristic"}),
+        "'optimal' with tree, got 'heuristic'"
+    ),
+    "a number for trees of a drafter's own": (
+        changed(options={"drafter": "lookahead:5,3,5", "num_assistant_tokens": 4}),
+        "must be null with drafter 'lookahead:5,3,5', which says what is drafted, got 4",
+    ),
     "a value that a drafter lacks": (
         changed(options__drafter="prompt_lookup:9"), "options: drafter 'prompt_lookup' takes no v"
     ),
@@ -140,6 +173,22 @@ FAULTS = {
     "no digest": (changed(model__digest=...), "model must hold digest, which is missing"),
     "a digest of another type": (changed(model__digest=3), "digest must be null or a text, got 3"),
     "sizes of another type": (changed(model__sizes=3), "model: sizes must be an object, got 3"),
+    "no sizes": (changed(model__sizes={}), "model: sizes must hold model_type, which is missing"),
+    "an unknown size": (changed(model__sizes__layers=2), "sizes must hold model_type, num_hidden"),
+    "a size of another type": (
+        changed(model__sizes__vocab_size=[11]), "sizes: vocab_size must be null, a text or an inte"
+    ),
+    "a class of another type": (changed(model__class=5), "model: class must be a text, got 5"),
+    "a name of another type": (changed(model__name=None), "model: name must be a text, got None"),
+    "no device": (changed(conditions__device=None), "conditions: device must be a text, got None"),
+    "a list of dtypes": (changed(conditions__dtype=[1]), "conditions: dtype must be a text, got"),
+    "threads of another type": (
+        changed(conditions__threads={"a": 1}), "conditions: threads must be an integer of at le"
+    ),
+    "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
+    "a number for a flag": (changed(conditions__sampled=1), "sampled must be true or false, got 1"),
+    "no sequences": (changed(conditions__batch_size=0), "an integer of at least 1, got 0"),
+    "a version of another type": (changed(versions__torch=3), "versions: torch must be a text, g"),
     "no threads": (changed(conditions__threads=...), "conditions must hold threads, which is miss"),
     "an unknown version": (changed(versions__triton="3"), "versions must hold specdec-kernels, to"),
     "measured of another type": (changed(measured=[]), "measured must be an object"),
@@ -164,6 +213,8 @@ def test_what_is_no_json_is_refused_by_file(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"profile {path} must be a JSON file that tune wrote: "):
         Options(profile=str(path))
+    with pytest.raises(ValueError, match="profile must be the path of a file, got ''"):
+        Options(profile="")
     with pytest.raises(OSError, match="No such file"):
         Options(profile=tmp_path / "none.json")
 
@@ -183,12 +234,23 @@ def test_options_that_are_given_win_over_the_profile(write):
     for alias in ("num_assistant_tokens", "gamma"):
         assert taken(**{alias: 5}) == ("prompt_lookup", 5, None, "heuristic")
     tree = TreeSpec.branching((2, 1))
-    assert taken(tree=(2, 1)) == ("prompt_lookup", None, tree, "heuristic")
+    # The schedule is one of chains, which trees refuse.
+    assert taken(tree=(2, 1)) == ("prompt_lookup", None, tree, None)
+    assert taken(tree=(2, 1), num_assistant_tokens_schedule="optimal")[2:] == (tree, "optimal")
     # What was measured with one drafter is not taken for another.
     for drafter in ("auto", None, "nasd"):
         assert taken(drafter=drafter) == (drafter, None, None, None)
     path = write(**MERGED)
     assert taken(num_assistant_tokens=2) == (["prompt_lookup", "ngram"], 2, None, None)
+
+
+def test_a_given_tree_drafts_without_the_schedule_of_the_profile(model, write):
+    path = write(drafter="prompt_lookup", num_assistant_tokens_schedule="heuristic")
+    out = run(model, profile=path, tree=(2, 1), do_sample=False)
+    assert torch.equal(out.sequences, run(model, do_sample=False).sequences)
+    assert out.stats.drafted > 0
+    with pytest.raises(ValueError, match="'constant' or 'optimal' with tree, got 'heuristic'"):
+        run(model, profile=path, tree=(2, 1), num_assistant_tokens_schedule="heuristic")
 
 
 def test_a_profile_is_taken_once(write):
@@ -237,6 +299,9 @@ def test_arguments_of_transformers_that_ask_for_drafts_win(model, write):
     assert (out.stats.drafter, most_drafted(out)) == ("model", 5)
     out = run(model, profile=path, prompt_lookup_num_tokens=4)
     assert (out.stats.drafter, most_drafted(out)) == ("prompt_lookup", 4)
+    # An error about the drafter that took the profile's place is none of the profile's.
+    with pytest.raises(ValueError, match=r"needs drafter='prompt_lookup'$"):
+        run(model, profile=write(drafter="nasd"), assistant_model=model, max_matching_ngram_size=2)
     config = GenerationConfig(num_assistant_tokens=2, max_new_tokens=NEW)
     out = run(model, profile=write(), generation_config=config)
     assert (out.stats.drafter, most_drafted(out)) == ("prompt_lookup", 2)

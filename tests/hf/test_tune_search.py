@@ -236,7 +236,7 @@ def test_candidates_have_what_their_drafters_take():
         one = candidate(drafter)
         assert names(schedules_of(one)) == [one.name, *(f"{one.name}, {name}" for name in wanted)]
     assert names(schedules_of(merged)) == [merged.name, f"{merged.name}, optimal"]
-    named = first_candidates(Settings(model="embedded"), ["layers:1", "auto", "none", "layers:1"])
+    named = first_candidates(Settings(model="embedded"), ["layers:1", "auto", "layers:1"])
     assert names(named)[-1] == "layers:1, 7 tokens"
     assert [one.named for one in named].count(True) == 2
     assert not any(one.named for one in shapes_of(named[-1])[1:])

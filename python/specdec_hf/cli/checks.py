@@ -7,7 +7,8 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
 
@@ -25,7 +26,7 @@ from specdec_hf.cli.options import (
 )
 from specdec_hf.cli.paths import check_readable
 from specdec_hf.cli.sources import Source, find_model
-from specdec_hf.cli.terminal import fail
+from specdec_hf.cli.terminal import fail, rewording
 from specdec_hf.drafting.registry import (
     AUTO,
     DRAFTERS,
@@ -46,7 +47,7 @@ from specdec_hf.options import (
     resolve_num_assistant_tokens,
     rule_parameters,
 )
-from specdec_hf.profile import Profile
+from specdec_hf.profile import OF_DRAFTING, Profile
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
@@ -165,6 +166,17 @@ class Sources:
 def check(settings: Settings) -> Sources:
     """Complete the settings, or refuse them; nothing of torch is loaded."""
     _take_profile(settings)
+    with explaining(settings):
+        return _check(settings)
+
+
+def explaining(settings: Settings) -> AbstractContextManager[None]:
+    """Within this, a refusal of what came from the profile names its file."""
+    profile = settings.profile
+    return rewording(profile.explain) if isinstance(profile, Profile) else nullcontext()
+
+
+def _check(settings: Settings) -> Sources:
     _check_sampling(settings)
     if not 1 <= settings.max_new_tokens < 2**31:
         fail(f"--max-new-tokens must be in [1, 2**31), got {settings.max_new_tokens}")
@@ -190,19 +202,27 @@ def check(settings: Settings) -> Sources:
 def _take_profile(settings: Settings) -> None:
     """Take from the profile what is not given; the drafters are then known in any case."""
     if settings.profile is not None and not isinstance(settings.profile, Profile):
+        if not settings.profile:
+            fail("--profile must name a file, got ''")
         try:
             profile = read_profile(settings.profile)
         except OSError as error:
             fail(f"--profile: cannot read {settings.profile}: {error.strerror}")
         except ValueError as error:
             fail(f"--profile: {error}")
-        named = ["drafter"] if settings.drafter or settings.cascade else []
-        others = (name for name in PROFILED if name != "drafter")
-        taken = profile.beside([*named, *(x for x in others if getattr(settings, x) is not None)])
-        for name, value in taken.items():
-            listed = value if isinstance(value, list) else ["none" if value is None else value]
-            setattr(settings, name, listed if name == "drafter" else value)
-        settings.profile = replace(profile, taken=tuple(taken))
+        given = {
+            name: value
+            for name in (*PROFILED, *OF_DRAFTING)
+            if (value := getattr(settings, name)) not in (None, (), [])
+        }
+        if settings.guard == "auto":
+            del given["guard"]
+        if settings.cascade:  # of drafters that the call must give
+            given.setdefault("drafter", [])
+        profile.complete(settings, given)
+        if "drafter" not in given:
+            taken: Any = settings.drafter
+            settings.drafter = taken if isinstance(taken, list) else [taken or "none"]
     settings.drafter = settings.drafter or DEFAULT_DRAFTERS
 
 
@@ -257,7 +277,8 @@ def _check_drafting(settings: Settings) -> None:
         ("--guard", settings.guard != "auto"),
         ("--ablate", settings.ablate is not None),
     ):
-        if given and "none" in settings.drafter:
+        unread = getattr(settings.profile, "unread", ())  # of which the call has a note
+        if given and "none" in settings.drafter and option[2:].replace("-", "_") not in unread:
             fail(f"{option} needs a drafter, but --drafter is none")
         chains_serve = option == "--num-assistant-tokens" and _is_auto(settings)
         if given and option == "--tree" and _is_auto(settings):

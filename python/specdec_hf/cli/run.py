@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from specdec_hf.cli import interrupt
 from specdec_hf.cli.advice import print_advice, verdict
-from specdec_hf.cli.checks import GUARDS, NEUTRAL, Settings, Sources
+from specdec_hf.cli.checks import GUARDS, NEUTRAL, Settings, Sources, explaining
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.report import (
     collect_info,
@@ -123,7 +123,8 @@ def load_models(
     say("importing")
     from specdec_hf.cli.load import load, refuse_drafter
 
-    return load(settings, sources, say, check_tokenizer, refuse or refuse_drafter)
+    with explaining(settings):
+        return load(settings, sources, say, check_tokenizer, refuse or refuse_drafter)
 
 
 def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:

@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from specdec_hf.arguments import check_integers, shown
+from specdec_hf.profile import SIZES
 from specdec_hf.runner.split_model import Skipped
 
 FORMAT, VERSION = "specdec layer_skip", 1
-# Fields of a config that say whether a file's layers are those of a model.
-SIZES = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
 
 
 @dataclass(frozen=True)

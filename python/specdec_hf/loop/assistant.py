@@ -24,6 +24,11 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
         ValueError: the same is asked for in two ways.
     """
     options = _without_profile(options, assistant)
+    with options.explaining():
+        return _completed(options, assistant)
+
+
+def _completed(options: Options, assistant: Assistant) -> Options:
     drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
     asked = {
         "assistant_model": assistant.model,
@@ -75,14 +80,16 @@ def _without_profile(options: Options, assistant: Assistant) -> Options:
         return options
     assert isinstance(options.profile, Profile)
     asked = (assistant.model, assistant.early_exit, assistant.lookup or None)
-    given = {"drafter"} if any(one is not None for one in asked) else set()
+    given: dict[str, Any] = {"drafter": None} if any(one is not None for one in asked) else {}
     if assistant.num_assistant_tokens is not None and not assistant.from_model:
-        given.add("num_assistant_tokens")
+        given["num_assistant_tokens"] = assistant.num_assistant_tokens
     if assistant.schedule is not None and not assistant.from_model:
-        given.add("num_assistant_tokens_schedule")
-    left = {*options.profile.taken} - options.profile.beside(given).keys()
+        given["num_assistant_tokens_schedule"] = assistant.schedule
+    beside = options.profile.beside(given)
+    taken = tuple(name for name in options.profile.taken if name in beside)
+    left = {*options.profile.taken}.difference(taken)
     defaults: dict[str, Any] = {name: COMMON[name].default for name in left}
-    return replace(options, **defaults)
+    return replace(options, profile=replace(options.profile, taken=taken), **defaults)
 
 
 def _early_exit(layers: int | None) -> EarlyExitDrafter | None:

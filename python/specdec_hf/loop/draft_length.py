@@ -24,7 +24,7 @@ from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.costs import Costs, ExpectedCosts
 from specdec_hf.schedules.heuristic import ConstantSchedule
 from specdec_hf.schedules.measurements import Measurements, recall, remember, what_drafts
-from specdec_hf.schedules.registry import make_schedule, tree_schedules
+from specdec_hf.schedules.registry import check_takes, make_schedule
 
 
 def begin_schedule(
@@ -46,17 +46,8 @@ def begin_schedule(
 
 def check_schedule(schedule: Schedule, drafter: Drafter) -> None:
     """Raises ValueError for a schedule that does not fit the drafter."""
-    if drafter.size:
-        if not schedule.trees:
-            raise ValueError(
-                "num_assistant_tokens_schedule must be "
-                f"{' or '.join(map(repr, tree_schedules()))} with tree, got {schedule.name!r}"
-            )
-    elif schedule.reads_token_stats and not (drafter.draws or drafter.reports_confidence):
-        raise ValueError(
-            f"num_assistant_tokens_schedule {schedule.name!r} needs a drafter with a draft "
-            f"distribution or a confidence, got {drafter.name}"
-        )
+    has_stats = drafter.draws or drafter.reports_confidence
+    check_takes(drafter.name, schedule, trees=bool(drafter.size), has_stats=has_stats)
 
 
 class DraftLengthPolicy:

@@ -88,6 +88,31 @@ def make_schedule(schedule: str | Schedule) -> Schedule:
     return kind(**(_parameters(name, kind, text) if colon else {}))
 
 
+def check_takes(drafter: str, schedule: Schedule, *, trees: bool, has_stats: bool) -> None:
+    """Check that a schedule fits a drafter.
+
+    Args:
+        drafter: its name, for messages.
+        schedule: of `make_schedule`.
+        trees: whether trees are drafted.
+        has_stats: whether chains come with their distribution or a confidence.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if trees:
+        if not schedule.trees:
+            raise ValueError(
+                "num_assistant_tokens_schedule must be "
+                f"{' or '.join(map(repr, tree_schedules()))} with tree, got {schedule.name!r}"
+            )
+    elif schedule.reads_token_stats and not has_stats:
+        raise ValueError(
+            f"num_assistant_tokens_schedule {schedule.name!r} needs a drafter with a draft "
+            f"distribution or a confidence, got {drafter}"
+        )
+
+
 def tree_schedules() -> list[str]:
     """The names of the schedules that can choose the depth of trees."""
     return [name for name, entry in SCHEDULES.items() if _kind(entry).trees]

@@ -13,6 +13,7 @@ from specdec_hf.cli.checks import Settings, chains_of_auto, has_own_tree
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
+from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import AUTO, DRAFTERS, value_of
 from specdec_hf.options import LOSSY_RULES, rule_parameters
 from specdec_hf.schedules.registry import tree_schedules
@@ -64,6 +65,8 @@ def merged(name: str) -> list[str]:
         paths = (MERGED.join(some) for some in joined if not DRAFTERS.keys() >= set(some))
         parts.append(next(filter(_names_a_path, paths), pieces[0]))
         del pieces[: parts[-1].count(MERGED) + 1]
+    if not all(parts):
+        fail(f"--drafter must be a name, or names with {MERGED} between them, got {name!r}")
     return parts
 
 

@@ -31,7 +31,7 @@ DRAFTERS_TRIED = (
 )  # fmt: skip
 LENGTHS_TRIED = (3, 5, 10)  # beside the default of the command line
 TREES_TRIED = ("4,2,1", "2,2,1,1")
-LEAST_BATCHES = 5  # that finalists answer: intervals over fewer prompts are far too narrow
+MIN_BATCHES = 5  # that finalists answer: intervals over fewer prompts are far too narrow
 SCHEDULES_TRIED = ("heuristic", "optimal", "confidence", "egag")  # beside constant
 
 
@@ -86,7 +86,7 @@ class Candidate:
 
 def first_candidates(common: Settings, named: Iterable[str]) -> list[Candidate]:
     """The drafters with their defaults: those that need nothing, and those that the user names."""
-    asked = [name for name in dict.fromkeys(named) if name != "none"]
+    asked = [*named]
     names = dict.fromkeys([*DRAFTERS_TRIED, *asked])
     return [Candidate(replace(common, drafter=merged(name)), name in asked) for name in names]
 

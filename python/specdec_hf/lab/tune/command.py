@@ -24,7 +24,7 @@ from specdec_hf.cli.terminal import console, fail, visible
 from specdec_hf.lab.bench.configs import categories_in_turns, in_batches
 from specdec_hf.lab.tune.candidates import (
     DRAFTERS_TRIED,
-    LEAST_BATCHES,
+    MIN_BATCHES,
     Candidate,
     first_candidates,
 )
@@ -102,6 +102,8 @@ def tune(
         fail(f"--minutes must be above 0 and finite, got {minutes}")
     check_output("--output", output, [Path(prompts)])
     for name in drafter:
+        if name == "none":
+            fail("--drafter must not be none: plain decoding is what each drafter is compared with")
         if "keep" in split_options(name, ("keep",))[1]:
             fail(
                 f"--drafter must not keep texts of earlier calls, got {name}: the same prompts are "
@@ -111,12 +113,12 @@ def tune(
     target = check(plain).model
     candidates = first_candidates(settings, drafter)
     chosen = categories_in_turns(read_prompts(prompts))[:limit]
-    if len(chosen) < LEAST_BATCHES:
-        fail(f"--prompts must hold at least {LEAST_BATCHES} prompts to compare, got {len(chosen)}")
-    if not 1 <= batch_size <= len(chosen) // LEAST_BATCHES:
+    if len(chosen) < MIN_BATCHES:
+        fail(f"--prompts must hold at least {MIN_BATCHES} prompts to compare, got {len(chosen)}")
+    if not 1 <= batch_size <= len(chosen) // MIN_BATCHES:
         fail(
-            f"--batch-size must be in [1, {len(chosen) // LEAST_BATCHES}] with {len(chosen)} "
-            f"prompts, so that {LEAST_BATCHES} batches can be compared, got {batch_size}"
+            f"--batch-size must be in [1, {len(chosen) // MIN_BATCHES}] with {len(chosen)} "
+            f"prompts, so that {MIN_BATCHES} batches can be compared, got {batch_size}"
         )
     loaded, drafters, taken, left_out = _load(plain, target, candidates, chosen)
     batches = in_batches(loaded, chosen, batch_size)
@@ -185,7 +187,7 @@ def _search(
         answers = Answers(loaded, drafters, batches, plain, advance)
         found = search(
             candidates, answers, seconds - (time.perf_counter() - began), time.perf_counter,
-            exact=_is_exact(loaded, plain), told=functools.partial(_print_stage, plain),
+            exact=_is_exact(loaded, plain), on_stage=functools.partial(_print_stage, plain),
         )  # fmt: skip
     left_out |= answers.left_out
     for name, reason in left_out.items():

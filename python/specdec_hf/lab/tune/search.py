@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.lab.bench.runs import Pair
 from specdec_hf.lab.bench.summary import interval_of, ratio_of, sums_of
-from specdec_hf.lab.tune.candidates import LEAST_BATCHES, Candidate, schedules_of, shapes_of
+from specdec_hf.lab.tune.candidates import MIN_BATCHES, Candidate, schedules_of, shapes_of
 
 # Each stage with the share of the time that is left when it begins.
 STAGES = {"drafters": 0.4, "lengths and trees": 0.33, "schedules": 0.33, "finalists": 1.0}
 KEPT = {"drafters": 2, "lengths and trees": 2, "schedules": 3}
-MOST_FINALISTS = 4
-LEAST_RATIO = 1.0  # the lower end of an interval that pays
+MAX_FINALISTS = 4
+MIN_RATIO = 1.0  # the lower end of an interval that pays
 
 
 @dataclass
@@ -124,7 +124,7 @@ def search(
     clock: Callable[[], float],
     *,
     exact: bool,
-    told: Callable[[str, list[Trial]], None] = lambda stage, trials: None,
+    on_stage: Callable[[str, list[Trial]], None] = lambda stage, trials: None,
 ) -> Found:
     """Measure drafters, then lengths, trees and schedules of the best, then the best of all anew.
 
@@ -135,7 +135,7 @@ def search(
             first and the last, which may take more.
         clock: gives seconds.
         exact: whether answers must have the text of plain decoding to be taken.
-        told: called after each stage.
+        on_stage: called after each stage.
     """
     start = clock()
     end = start + seconds
@@ -153,12 +153,12 @@ def search(
         trials = halve(list(map(Trial, taken)), measurement.answer, share, kept, clock)
         pace = (clock() - began) / sum(len(trial.every) for trial in trials)
         stages[name] = trials
-        told(name, trials)
+        on_stage(name, trials)
         return [trial.candidate for trial in trials[:kept]]
 
     def is_time_for(candidates: Sequence[Candidate]) -> bool:
         """Whether these can begin to be halved, and the finalists be measured after them."""
-        answers = 3 * len(candidates) + LEAST_BATCHES * MOST_FINALISTS
+        answers = 3 * len(candidates) + MIN_BATCHES * MAX_FINALISTS
         return answers * pace <= end - clock()
 
     best = stage("drafters", first)
@@ -172,9 +172,9 @@ def search(
     if not best:
         return Found(stages, None)
     finalists = list(map(Trial, best))
-    repeat(finalists, measurement.answer, end - clock(), LEAST_BATCHES, clock)
+    repeat(finalists, measurement.answer, end - clock(), MIN_BATCHES, clock)
     stages["finalists"] = ranked(finalists)
-    told("finalists", stages["finalists"])
+    on_stage("finalists", stages["finalists"])
     return Found(stages, choose(finalists, exact=exact))
 
 
@@ -205,17 +205,17 @@ def repeat(
     trials: Sequence[Trial],
     answer: Callable[[Sequence[Trial]], None],
     seconds: float,
-    least: int,
+    minimum: int,
     clock: Callable[[], float],
 ) -> None:
-    """Answer batch after batch while there is time for another, and at least ``least`` of them."""
+    """Answer batches while there is time for another, and at least ``minimum`` of them."""
     end, count = clock() + seconds, 0
     while True:
         began = clock()
         answer(trials)
         count += 1
         now = clock()
-        if count >= least and now + (now - began) > end:
+        if count >= minimum and now + (now - began) > end:
             return
 
 
@@ -228,6 +228,6 @@ def choose(finalists: Sequence[Trial], *, exact: bool) -> Trial | None:
     """The trial with the largest lower end; None where plain decoding may be as fast as each."""
     fit = [
         trial for trial in finalists
-        if trial.low > LEAST_RATIO and (not exact or trial.identical == len(trial.every))
+        if trial.low > MIN_RATIO and (not exact or trial.identical == len(trial.every))
     ]  # fmt: skip
     return max(fit, key=lambda trial: trial.low, default=None)

@@ -1,0 +1,269 @@
+"""What calls and the command line take from a profile, and the errors where it does not fit."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from specdec_hf import generate
+from specdec_hf.cli import checks
+from specdec_hf.cli.weights import load_folder
+from specdec_hf.options import Options, read_profile
+from specdec_hf.profile import Profile, describe_conditions, describe_model, describe_versions
+from specdec_hf.trees import TrieTree
+from support.cli_models import folder, invoke, one_line_error  # noqa: F401
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+
+ASKED = ("generate", "--prompt", "one two one two one", "--no-compare", "--max-new-tokens", 6)
+PLAIN = {"drafter": None}
+LOOKUP = {"drafter": "prompt_lookup"}
+TREE = {**LOOKUP, "tree": (2, 2)}
+RECYCLED = {"drafter": "token_recycling"}
+BOUND = {"drafter": "prompt_lookup", "num_assistant_tokens_schedule": "heuristic"}
+
+
+@pytest.fixture(scope="module")
+def model(folder):  # noqa: F811
+    return load_folder(folder)[0]
+
+
+@pytest.fixture
+def write(model, tmp_path):
+    """Writes a profile of the model with some options; returns the path."""
+    facts = (
+        describe_model(model, "tiny"), describe_conditions(model, 1, sampled=False),
+        describe_versions(), {},
+    )  # fmt: skip
+
+    def save(options):
+        Profile(options, *facts).save(tmp_path / "profile.json")
+        return tmp_path / "profile.json"
+
+    return save
+
+
+def run(model, **kwargs):
+    inputs = {"input_ids": torch.tensor([list(b"one two one two one")])}
+    how = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, **kwargs}
+    return generate(model, **inputs, **how)
+
+
+# The options of a profile; what a call gives, and the same in words; parts of the errors of both.
+# Where a message begins with an option of the profile, its file and "options" come first.
+MISFITS = {
+    "a mistyped drafter": (
+        {"drafter": "promt_lookup"}, {}, (),
+        "profile {} drafts with promt_lookup, which must be given as drafter",
+        "profile {}: options: drafter must be a name that --drafter help lists",
+    ),
+    "a number for trees of their own": (
+        RECYCLED, {"num_assistant_tokens": 3}, ("--num-assistant-tokens", 3),
+        "num_assistant_tokens must not be given with a drafter of trees, which says what is "
+        "drafted, got 3; drafter came from profile {}",
+        "--num-assistant-tokens must not be given with --drafter token_recycling, which drafts its "
+        "own; drafter came from profile {}",
+    ),
+    "a schedule for chains": (
+        TREE, {"num_assistant_tokens_schedule": "egag"},
+        ("--num-assistant-tokens-schedule", "egag"),
+        "with tree, got 'egag'; tree came from profile {}",
+        "with trees, got 'egag'; tree came from profile {}",
+    ),
+    "a rule for chains": (
+        TREE, {"rule": "block", "do_sample": True}, ("--rule", "block", "--temperature", 1),
+        "with this drafter, got 'block'; drafter came from profile {}",
+        "with trees of --drafter prompt_lookup, got 'block'; tree and drafter came from profile {}",
+    ),
+    "a tree for plain decoding": (
+        PLAIN, {"tree": (2, 2)}, ("--tree", "2,2"),
+        "profile {}: options: drafter must be given with tree, got None",
+        "--tree needs a drafter, but --drafter is none; drafter came from profile {}",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_what_does_not_fit_is_blamed_on_the_profile(model, folder, write, misfit):  # noqa: F811
+    options, given, words, called, told = MISFITS[misfit]
+    path = write(options)
+    with pytest.raises(ValueError) as error:
+        run(model, profile=path, **given)
+    assert called.format(path) in str(error.value)
+    line = one_line_error(*ASKED, "--model", folder, "--profile", path, *words)
+    assert told.format(path) in line
+
+
+@pytest.mark.parametrize("misfit", [name for name, (_, given, *_) in MISFITS.items() if given])
+def test_what_the_call_gives_is_not_blamed_on_the_profile(model, folder, write, misfit):  # noqa: F811
+    """The same from the caller: the profile says nothing of it."""
+    options, given, words, *_ = MISFITS[misfit]
+    drafter = options["drafter"]
+    given = {**options, **given}
+    words = ["--drafter", drafter or "none", *words]
+    if "tree" in options:
+        words += ["--tree", "2,2"]
+    path = write({"drafter": "ngram", "num_assistant_tokens": 2})
+    with pytest.raises(ValueError) as error:
+        run(model, profile=path, **given)
+    line = one_line_error(*ASKED, "--model", folder, "--profile", path, *words)
+    for message in (str(error.value), line):
+        assert "profile" not in message
+
+
+def test_beams_refuse_what_a_profile_drafts_by_its_name(model, write):
+    for options, message in ((TREE, "tree must be None"), (LOOKUP, "drafter must be None or a dr")):
+        path = write(options)
+        with pytest.raises(ValueError) as error:
+            run(model, profile=path, num_beams=2)
+        assert str(error.value).startswith(f"profile {path}: options: {message}")
+        out = run(model, profile=path, num_beams=2, drafter="auto")
+        assert torch.equal(out.sequences, run(model, num_beams=2).sequences)
+
+
+@pytest.mark.parametrize("drafter", ["ngram:no/a", "suffix_automaton:no/a", "eagle3_chain:no/a"])
+def test_calls_blame_files_that_drafters_read_on_the_profile(model, write, drafter):
+    path = write({"drafter": drafter})
+    told = f"; drafter came from profile {path}"
+    with pytest.raises((OSError, ValueError)) as error:
+        run(model, profile=path)
+    assert "no/a" in str(error.value)
+    assert str(error.value).endswith(told)
+    if isinstance(error.value, OSError):
+        assert isinstance(error.value, FileNotFoundError)
+    with pytest.raises(type(error.value)) as other:
+        run(model, drafter=drafter)
+    assert str(other.value) + told == str(error.value)
+    assert getattr(error.value, "errno", None) == getattr(other.value, "errno", None)
+    run(model, profile=path, drafter="ngram")  # which reads no file
+
+
+def test_files_that_drafters_read_are_blamed_on_the_profile(folder, write):  # noqa: F811
+    for drafter, message in (
+        ("ngram:no/table", "drafter: cannot read no/table"),
+        ("eagle3_chain:no/head", "drafter eagle3_chain:no/head: folder no/head does not exist"),
+        (f"peagle:{folder}", f"drafter peagle:{folder}: "),  # found when it is loaded
+    ):
+        path = write({"drafter": drafter})
+        line = one_line_error(*ASKED, "--model", folder, "--profile", path)
+        assert f"profile {path}: options: {message}" in line
+        assert "profile" not in one_line_error(*ASKED, "--model", folder, "--drafter", drafter)
+
+
+UNREAD = [
+    ({"num_assistant_tokens": 3}, ("--num-assistant-tokens", 3)),
+    ({"num_assistant_tokens_schedule": "optimal"}, ("--num-assistant-tokens-schedule", "optimal")),
+    ({"guard": False}, ("--guard", "off")),
+    ({"num_assistant_tokens": 3, "guard": True}, ("--num-assistant-tokens", 3, "--guard", "on")),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), UNREAD, ids=lambda x: "-".join(map(str, x))[:30])
+def test_plain_decoding_of_a_profile_notes_what_it_does_not_read(
+    model, folder, write, tmp_path, given, words  # noqa: F811
+):  # fmt: skip
+    path, report = write(PLAIN), tmp_path / "report.json"
+    stats = run(model, profile=path, **given).stats
+    result = invoke(*ASKED, "--model", folder, "--profile", path, *words, "--json", report)
+    assert result.exit_code == 0, result.output
+    told = json.loads(report.read_text())["prompts"][0]["turns"][0]["stats"]
+    note = f"profile {path} found no drafts that pay, so {' and '.join(given)} has no effect"
+    for drafter, notes in ((stats.drafter, stats.notes), (told["drafter"], told["notes"])):
+        assert drafter == "none"
+        assert sum(one.startswith(note) for one in notes) == 1
+    # A drafter of the call reads them, and without any of them nothing is noted.
+    for quiet in (run(model, profile=path, drafter="ngram", **given), run(model, profile=path)):
+        assert not any("found no drafts" in one for one in quiet.stats.notes)
+    assert "needs a drafter, but --drafter is none" in one_line_error(
+        *ASKED, "--model", folder, "--profile", path, "--drafter", "none", *words
+    )
+
+
+# What a call gives, and the same as settings.
+GIVEN = {
+    "nothing": ({}, {}),
+    "a number": ({"num_assistant_tokens": 4}, {"num_assistant_tokens": 4}),
+    "a schedule": (
+        {"num_assistant_tokens_schedule": "constant"}, {"num_assistant_tokens_schedule": "constant"}
+    ),
+    "a tree": ({"tree": (2, 1)}, {"tree": "2,1"}),
+    "auto": ({"drafter": "auto"}, {"drafter": ["auto"]}),
+    "plain decoding": ({"drafter": None}, {"drafter": ["none"]}),
+    "a drafter with a number": (
+        {"drafter": "nasd", "num_assistant_tokens": 4},
+        {"drafter": ["nasd"], "num_assistant_tokens": 4},
+    ),
+    "a flag": ({"compile": False}, {"compile": False}),
+}  # fmt: skip
+PROFILES = [PLAIN, LOOKUP, BOUND, TREE, RECYCLED, {**BOUND, "num_assistant_tokens": 2},
+            {"drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(2, 3, 5)},
+            {"drafter": "auto", "compile": True}]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_calls_and_the_command_line_take_the_same(write, given):
+    called, told = GIVEN[given]
+    counts = set()
+    for held in PROFILES:
+        path = write(held)
+        options, settings = Options(profile=path, **called), checks.Settings(profile=path, **told)
+        checks._take_profile(settings)
+        taken = options.profile.taken
+        assert settings.profile == options.profile
+        assert set(taken) == set(held) - set(called) - left_out_by(called)
+        for name in taken:
+            listed = getattr(options, name), getattr(settings, name)
+            if name == "drafter":
+                one = listed[0] if isinstance(listed[0], list) else [listed[0] or "none"]
+                listed = one, listed[1]
+            elif name == "tree":
+                listed = held["tree"], listed[1]  # the call has made a layout of it
+            assert listed[0] == listed[1]
+        counts.add(len(taken))
+    assert len(counts) > 1
+
+
+def left_out_by(given):
+    """What a profile holds and a call does not take, whatever the profile."""
+    bound = {"num_assistant_tokens", "num_assistant_tokens_schedule", "tree"}
+    if "drafter" in given or "tree" in given:
+        return bound
+    return {"num_assistant_tokens", "tree"} if "num_assistant_tokens" in given else set()
+
+
+def test_the_model_of_a_profile_has_its_length_by_name_or_loaded(model, folder, write, monkeypatch):  # noqa: F811
+    path = write({"drafter": str(folder), "num_assistant_tokens": 2})
+    monkeypatch.chdir(folder.parent)
+    for drafter, taken in ((str(folder), 2), (folder.name, 2), ("auto", None), ("ngram", None)):
+        settings = checks.Settings(profile=str(path), drafter=[drafter])
+        checks._take_profile(settings)
+        assert (settings.drafter, settings.num_assistant_tokens) == ([drafter], taken)
+    assert Options(profile=path, drafter=model).num_assistant_tokens == 2
+    assert Options(profile=path, drafter="ngram").num_assistant_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("message", "explained"),
+    [
+        ("tree must be None, got 3", "profile P: options: tree must be None, got 3"),
+        ("--drafter: cannot read a", "profile P: options: drafter: cannot read a"),
+        ("--tree needs a --drafter", "profile P: options: tree needs a --drafter"),
+        ("rule must fit trees", "rule must fit trees; tree came from profile P"),
+        ("street must be one", "street must be one"),
+        ("--num-assistant-tokens must be 1", "--num-assistant-tokens must be 1"),
+        ("tree-like", "tree-like"),
+        ("cannot read a", "cannot read a; drafter came from profile P"),
+        ("cannot read b/a or ab", "cannot read b/a or ab"),
+    ],
+)
+def test_a_message_names_the_profile_where_it_names_what_came_from_it(
+    model, write, message, explained
+):
+    profile = replace(
+        read_profile(write({"drafter": "rest:a"})), path="P", taken=("drafter", "tree")
+    )
+    assert profile.explain(message) == explained
+    assert replace(profile, taken=()).explain(message) == message
+    schedule = replace(profile, taken=("num_assistant_tokens_schedule", "num_assistant_tokens"))
+    for name in schedule.taken:
+        for option in (name, f"--{name.replace('_', '-')}"):
+            assert schedule.explain(f"a, {option}") == f"a, {option}; {name} came from profile P"
