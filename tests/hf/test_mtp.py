@@ -39,21 +39,31 @@ def loaded(request, tmp_path_factory):
     return checkpoint(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def worst_of_chains(target, layers, lengths):
-    """The largest difference of a drafted row of logits from what it must be, and the deepest."""
-    _, rounds = rounds_of(target, MtpDrafter(), lengths, seed=list(range(len(lengths))), **SAMPLED)
+def worst_of_chains(target, layers, lengths, cached=0):
+    """The largest difference of a drafted row of logits from what it must be, and the deepest.
+
+    The caller's cache holds the first ``cached`` columns of the prompts.
+    """
+    settings = {"seed": list(range(len(lengths))), **SAMPLED}
+    if cached:
+        prompts = {name: x[:, :cached] for name, x in hf_models.prompts(lengths).items()}
+        positions = (prompts["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+        past = target(**prompts, position_ids=positions, use_cache=True).past_key_values
+        settings["past_key_values"] = past
+    _, rounds = rounds_of(target, MtpDrafter(), lengths, **settings)
     seen = []
     for texts, draft in rounds:
         for b, text in enumerate(texts):
             tokens = draft.tokens[b, : draft.counts[b]].tolist()
             rows = draft.distribution.logits[b]
-            seen += [(text, tokens[:step], rows[step]) for step in range(len(tokens))]
+            unseen = max(cached - max(lengths) + lengths[b], 0)
+            seen += [(text, tokens[:step], unseen, rows[step]) for step in range(len(tokens))]
     worst = 0.0
-    for text, before, got in seen[:: 1 + len(seen) // 40]:
-        want = expected_logits(target, layers, text, before)
+    for text, before, unseen, got in seen[:: 1 + len(seen) // 40]:
+        want = expected_logits(target, layers, text, before, unseen)
         assert want.std() > 0.3
         worst = max(worst, float((got - want).abs().max()))
-    deepest = max(len(before) for _, before, _ in seen)
+    deepest = max(len(before) for _, before, *_ in seen)
     return worst, deepest
 
 
@@ -105,6 +115,18 @@ def test_each_of_several_layers_drafts_its_own_step(name, tmp_path):
     assert deepest == 4
     worst, _ = worst_of_chains(target, layers[::-1], (9,))  # negative control
     assert worst > 1e-2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("lengths", "cached"), [((14,), 10), ((9,), 8), ((12, 4), 10)])
+def test_after_a_cache_of_the_caller_pairs_are_those_of_the_later_tokens(
+    lengths, cached, count, tmp_path
+):
+    """Layers read the states that the call has seen, each with the token that follows it."""
+    target, layers, _ = checkpoint("glm4_moe", tmp_path, count)
+    worst, deepest = worst_of_chains(target, layers, lengths, cached)
+    assert worst < 1e-4
+    assert deepest == 4
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])

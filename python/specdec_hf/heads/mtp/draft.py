@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.heads.mtp.head import MtpHead
-from specdec_hf.heads.pairs.draft import PairDraft, pick
+from specdec_hf.heads.pairs.draft import PairDraft, following_tokens, pick
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.protocol import Lengths
 from specdec_hf.runner.spec_cache import SpecCache
@@ -54,17 +54,16 @@ class MtpDraft(PairDraft):
         features, again = self._fed_again(states)
         starts, totals = self.lengths - again, again + counts
         self._features = _last(features, totals, self._depth - 1)
-        order = np.arange(int(totals.max()))
+        size = int(totals.max())
         begin = self._to_device(starts)
-        places = begin[:, None] + torch.arange(len(order), device=self.device)
-        visible = int(starts.max()) + len(order)
-        hidden, mask = features[:, : len(order)], self._mask(places, visible)
+        places = begin[:, None] + torch.arange(size, device=self.device)
+        visible = int(starts.max()) + size
+        hidden, mask = features[:, :size], self._mask(places, visible)
         self._rows = []
         for layer in range(self._depth):
-            # Tokens that are not known yet are the pending one: draft steps write these slots.
-            columns = starts[:, None] + order + layer + 1
-            columns = np.minimum(columns, history.lengths[:, None] - 1)
-            tokens = torch.from_numpy(np.take_along_axis(history.tokens, columns, axis=1))
+            # Those of layer k are k further on. Where none is known yet, the pending one stands in
+            # and draft steps write the slot again.
+            tokens = following_tokens(history, totals - layer, size)
             tokens = tokens.to(self.device, non_blocking=True)
             hidden = self._forward(layer, tokens, hidden, places, begin, mask, visible)
             self._rows.append(_last(hidden, totals, self._depth))
