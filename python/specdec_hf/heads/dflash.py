@@ -29,6 +29,7 @@ from specdec_hf.heads.files import checked_size
 from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
 from specdec_hf.heads.pairs.layer import Norm, StateLayer
 from specdec_hf.heads.speculators import outer_fields
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_kernels import kv_append_
 
 _LAYERS = "aux_hidden_state_layer_ids"
@@ -77,9 +78,11 @@ class DFlashConfig(BlockConfig):
         for name, own in _FLAGS.items():
             if not isinstance(flags[own], bool):
                 raise ValueError(f"config.json: {name} must be true or false, got {flags[own]!r}")
-        block = checked_size(given, "block_size", minimum=1 if flags["from_anchor"] else 2)
-        drafts = block - (not flags["from_anchor"])
-        return cls(**{**sizes, "qk_norm": True}, num_drafts=drafts, **flags)
+        skipped = 0 if flags["from_anchor"] else 1  # places that draft nothing
+        block = checked_size(
+            given, "block_size", minimum=1 + skipped, maximum=MAX_DRAFT_LENGTH + skipped
+        )
+        return cls(**{**sizes, "qk_norm": True}, num_drafts=block - skipped, **flags)
 
 
 class DFlashHead(BlockHead):
