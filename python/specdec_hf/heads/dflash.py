@@ -29,6 +29,7 @@ from specdec_hf.heads.files import checked_size
 from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
 from specdec_hf.heads.pairs.layer import Norm, StateLayer
 from specdec_hf.heads.speculators import outer_fields
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_kernels import kv_append_
 
@@ -149,7 +150,7 @@ class DFlashDraft(BlockDraft[DFlashHead]):
     ) -> torch.Tensor:
         head, config, size = self.head, self.head.config, states.shape[1]
         block = config.block_size
-        starts, anchors = (self.to_device(x) for x in (self.lengths, self.lengths + counts))
+        starts, anchors = (to_device(x, self.device) for x in (self.lengths, self.lengths + counts))
         slots = int((self.lengths + counts).max()) + block
         # Rows without a meaning may reach beyond the block; they are overwritten or not seen.
         buffers = self.buffers(max(slots, int(self.lengths.max()) + size))
@@ -158,7 +159,7 @@ class DFlashDraft(BlockDraft[DFlashHead]):
         kv_append_([x for two in buffers for x in two], [x for two in made for x in two], starts)
 
         tokens = torch.full((len(anchors), block), config.mask_token_id, device=self.device)
-        tokens[:, 0] = self.to_device(history.last(1)[:, 0])
+        tokens[:, 0] = to_device(history.last(1)[:, 0], self.device)
         hidden, turns = self.embed(tokens), self._turns(anchors, block)
         numbers = torch.arange(slots, device=self.device)
         first, own = anchors[:, None, None], torch.arange(block, device=self.device)[:, None]

@@ -30,6 +30,7 @@ from specdec_hf.heads.pairs.draft import following_tokens
 from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
 from specdec_hf.heads.pairs.layer import Norm, StateLayer
 from specdec_hf.heads.speculators import outer_fields, speculative_tokens
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -157,7 +158,7 @@ class PEagleDraft(BlockDraft[PEagleHead]):
         self, history: History, states: torch.Tensor, counts: NDArray[np.int64]
     ) -> torch.Tensor:
         head, size, masks = self.head, states.shape[1], self.size - 1
-        starts, number = self.to_device(self.lengths), self.to_device(counts)
+        starts, number = to_device(self.lengths, self.device), to_device(counts, self.device)
         columns = torch.arange(size + masks, device=self.device)
         # Masks follow the pairs of each sequence, and fill the columns that it has no pairs for.
         given = columns < number[:, None]
