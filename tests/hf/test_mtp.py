@@ -22,6 +22,7 @@ from support.mtp_checkpoints import (
     target_of,
     write,
 )
+from support.sources import ROOT
 
 try:
     from transformers.cache_utils import MtpCache
@@ -29,6 +30,7 @@ try:
 except ImportError:
     MtpCache = MtpModel = None
 
+PAGE = ROOT / "docs" / "heads.md"
 BATCHES = {**dict.fromkeys(FAMILIES, (9, 2, 12)), "qwen3_next": (9,)}
 SAMPLED = {"do_sample": True, "rule": "token", "gamma": 5, "max_new_tokens": 10}
 
@@ -151,6 +153,13 @@ def test_nodes_of_a_tree_see_their_ancestors_alone(name, tmp_path):
                 deepest = max(deepest, len(path))
     assert worst < 1e-4
     assert deepest == 3
+
+
+def test_the_page_names_the_model_types_and_promises_no_others():
+    section = PAGE.read_text().partition("\n## Multi-token prediction\n")[2].partition("\n## ")[0]
+    listed = section.partition("- Model types are ")[2].partition("\n")[0]
+    assert {*re.findall("`(.*?)`", listed)} == files.FAMILIES.keys()
+    assert not re.search(r"\b(any|every|all) (target|model)", section)
 
 
 def test_a_loaded_target_has_no_such_layers_and_its_text_stays(loaded):
