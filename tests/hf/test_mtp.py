@@ -416,6 +416,7 @@ def test_other_targets_and_folders_are_refused_by_name(tmp_path):
     refused(f"mtp:{folder}", "a model with hidden states of 32, got 64", wider)
     refused(f"mtp:{tmp_path}", "cannot read the config.json of")
     refused(f"mtp:{tmp_path / 'gone'}", "folder .*gone of drafter mtp does not exist")
+    refused(f"mtp:{__file__}", "drafter mtp must name a folder, .*test_mtp.py is a file")
     hf_models.tiny("llama").save_pretrained(tmp_path / "llama")
     refused(f"mtp:{tmp_path / 'llama'}", "knows the model types deepseek_v3, .*, got 'llama'")
     config = folder / "config.json"
