@@ -12,6 +12,7 @@ from specdec_hf.options import Options
 from specdec_hf.request.entry import prepare_call
 from specdec_hf.runner import spec_cache
 from specdec_hf.runner.choose import choose_runner
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.runner.self_check import LARGEST_WINDOW
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
@@ -212,6 +213,16 @@ def test_a_second_turn_continues_the_cache_of_sequences_that_ended_at_different_
     cold = generate(model, ids, **rest)
     warm = generate(model, ids, past_key_values=first.past_key_values, **rest)
     assert warm.tolist() == cold.tolist()
+
+
+def test_lengths_on_the_device_stay_when_those_of_the_host_change():
+    """The CPU is a device too; and what is written there does not reach the host's."""
+    lengths = np.array([3, 7])
+    moved = to_device(lengths, torch.device("cpu"))
+    lengths += 1
+    assert moved.tolist() == [3, 7]
+    moved.zero_()
+    assert lengths.tolist() == [4, 8]
 
 
 def test_sequences_of_a_batch_equal_separate_forwards():

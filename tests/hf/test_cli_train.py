@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from specdec_hf.drafting.registry import DRAFTERS, FOLDER
 from specdec_hf.heads.eagle3.files import load_head
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
@@ -163,6 +164,9 @@ def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811
     missing = tmp_path / "nowhere"
     assert f"folder {missing} does not exist" in one_line_error(*given, f"eagle3:{missing}")
     assert "cannot read a head's" in one_line_error(*given, f"eagle3_chain:{tmp_path}")
+    for name in (name for name, entry in DRAFTERS.items() if FOLDER in entry.value.split("|")):
+        line = one_line_error(*given, f"{name}:{__file__}")
+        assert f"--drafter {name} must name a folder, {__file__} is a file" in line
     head = head_folder(hf_models.build("llama", vocab_size=7), tmp_path)
     line = one_line_error(*given, f"eagle3:{head}")
     assert "trained for a model with a vocabulary of 7, got 258" in line

@@ -15,6 +15,7 @@ from specdec_hf.heads.exit_head import load_exit, save_exit
 from specdec_hf.heads.medusa import MedusaHeads, load_medusa, save_medusa
 from specdec_hf.heads.pass_head import load_pass, save_pass
 from specdec_hf.heads.peagle import load_peagle
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from support import block_heads, hf_models, published_heads
 from support.heads import eagle_head, exit_head, head_for, parallel_heads, pass_head
 from support.hf_models import one_thread  # noqa: F401  # autouse here
@@ -97,6 +98,10 @@ def inside(name, value):
     return {"transformer_layer_config": lambda fields: fields | {name: value}}
 
 
+def drafting(tokens):
+    return {"speculators_config": {"proposal_methods": [{"speculative_tokens": tokens}]}}
+
+
 def outputs(*shape):
     return {f"{k}.1.weight": torch.zeros(*shape) for k in range(4)}
 
@@ -169,9 +174,12 @@ DAMAGED = [
     ("dflash", {AUX: None}, {}, "ids must list different integers, got None"),
     ("dflash", {AUX: [0, -1]}, {}, "ids must be at least 0, got -1"),
     ("dflash", {"mask_token_id": None}, {}, "must hold mask_token_id"),
-    ("dflash", {"mask_token_id": 67}, {}, r"mask_token_id must be in \[0, 66\], got 67"),
-    ("dflash", {"draft_vocab_size": 68}, {}, r"draft_vocab_size must be in \[1, 67\], got 68"),
-    ("dflash", {"block_size": 1}, {}, "block_size must be at least 2, got 1"),
+    ("dflash", {"mask_token_id": 67}, {}, r"mask_token_id must be .* in \[0, 66\], got 67"),
+    ("dflash", {"draft_vocab_size": 68}, {}, r"draft_vocab_size must be .* in \[1, 67\], got 68"),
+    ("dflash", {"block_size": 1}, {}, r"block_size must be .* in \[2, 1025\], got 1$"),
+    ("dflash", {"block_size": 1026}, {}, r"block_size must be .* in \[2, 1025\], got 1026"),
+    ("dflash", {"block_size": 1025, "sample_from_anchor": True}, {},
+     r"block_size must be .* in \[1, 1024\], got 1025"),
     ("dflash", {"sample_from_anchor": 1}, {}, "sample_from_anchor must be true or false, got 1"),
     ("dflash", {}, {"hidden_norm.weight": None}, "lacks hidden_norm.weight"),
     ("dflash", {}, {"d2t": None}, "lacks d2t"),
@@ -181,6 +189,8 @@ DAMAGED = [
     ("peagle", {LAYERS: None}, {}, "ids must list different integers, got None"),
     ("peagle", {"norm_before_fc": True, "fc_norm": True}, {}, "false with fc_norm, got both"),
     ("peagle", {"norm_before_residual": "no"}, {}, "norm_before_residual must be .*, got 'no'"),
+    ("peagle", drafting(0), {}, r"speculative_tokens must be .* in \[1, 1024\], got 0"),
+    ("peagle", drafting(1025), {}, r"speculative_tokens must be .* in \[1, 1024\], got 1025"),
     ("peagle", {"fc_norm": True}, {}, "lacks fc_norm.0.weight, fc_norm.1.weight"),
     ("peagle", {}, {"mask_hidden": None}, "lacks mask_hidden"),
     ("peagle", {}, {"mask_hidden": torch.ones(64)}, r"must be \[1, 1, 64\], got \[64\]"),
@@ -205,6 +215,22 @@ def test_a_damaged_head_is_refused_by_name(kind, fields, tensors, message, targe
     save_file(held, file)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("dflash", {"block_size": 1025}),
+        ("dflash", {"block_size": 1024, "sample_from_anchor": True}),
+        ("peagle", drafting(1024)),
+    ],
+)
+def test_a_head_may_draft_as_many_tokens_as_a_call(kind, fields, target, tmp_path):
+    load, path = write(kind, target, tmp_path), tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    change(config, fields)
+    path.write_text(json.dumps(config))
+    assert load(tmp_path).config.num_drafts == MAX_DRAFT_LENGTH
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from support.mtp_checkpoints import (
     target_of,
     write,
 )
+from support.sources import ROOT
 
 try:
     from transformers.cache_utils import MtpCache
@@ -29,6 +30,7 @@ try:
 except ImportError:
     MtpCache = MtpModel = None
 
+PAGE = ROOT / "docs" / "heads.md"
 BATCHES = {**dict.fromkeys(FAMILIES, (9, 2, 12)), "qwen3_next": (9,)}
 SAMPLED = {"do_sample": True, "rule": "token", "gamma": 5, "max_new_tokens": 10}
 
@@ -39,21 +41,31 @@ def loaded(request, tmp_path_factory):
     return checkpoint(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def worst_of_chains(target, layers, lengths):
-    """The largest difference of a drafted row of logits from what it must be, and the deepest."""
-    _, rounds = rounds_of(target, MtpDrafter(), lengths, seed=list(range(len(lengths))), **SAMPLED)
+def worst_of_chains(target, layers, lengths, cached=0):
+    """The largest difference of a drafted row of logits from what it must be, and the deepest.
+
+    The caller's cache holds the first ``cached`` columns of the prompts.
+    """
+    settings = {"seed": list(range(len(lengths))), **SAMPLED}
+    if cached:
+        prompts = {name: x[:, :cached] for name, x in hf_models.prompts(lengths).items()}
+        positions = (prompts["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+        past = target(**prompts, position_ids=positions, use_cache=True).past_key_values
+        settings["past_key_values"] = past
+    _, rounds = rounds_of(target, MtpDrafter(), lengths, **settings)
     seen = []
     for texts, draft in rounds:
         for b, text in enumerate(texts):
             tokens = draft.tokens[b, : draft.counts[b]].tolist()
             rows = draft.distribution.logits[b]
-            seen += [(text, tokens[:step], rows[step]) for step in range(len(tokens))]
+            unseen = max(cached - max(lengths) + lengths[b], 0)
+            seen += [(text, tokens[:step], unseen, rows[step]) for step in range(len(tokens))]
     worst = 0.0
-    for text, before, got in seen[:: 1 + len(seen) // 40]:
-        want = expected_logits(target, layers, text, before)
+    for text, before, unseen, got in seen[:: 1 + len(seen) // 40]:
+        want = expected_logits(target, layers, text, before, unseen)
         assert want.std() > 0.3
         worst = max(worst, float((got - want).abs().max()))
-    deepest = max(len(before) for _, before, _ in seen)
+    deepest = max(len(before) for _, before, *_ in seen)
     return worst, deepest
 
 
@@ -107,6 +119,18 @@ def test_each_of_several_layers_drafts_its_own_step(name, tmp_path):
     assert worst > 1e-2
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("lengths", "cached"), [((14,), 10), ((9,), 8), ((12, 4), 10)])
+def test_after_a_cache_of_the_caller_pairs_are_those_of_the_later_tokens(
+    lengths, cached, count, tmp_path
+):
+    """Layers read the states that the call has seen, each with the token that follows it."""
+    target, layers, _ = checkpoint("glm4_moe", tmp_path, count)
+    worst, deepest = worst_of_chains(target, layers, lengths, cached)
+    assert worst < 1e-4
+    assert deepest == 4
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
 def test_nodes_of_a_tree_see_their_ancestors_alone(name, tmp_path):
     target, layers, _ = checkpoint(name, tmp_path)
@@ -129,6 +153,13 @@ def test_nodes_of_a_tree_see_their_ancestors_alone(name, tmp_path):
                 deepest = max(deepest, len(path))
     assert worst < 1e-4
     assert deepest == 3
+
+
+def test_the_page_names_the_model_types_and_promises_no_others():
+    section = PAGE.read_text().partition("\n## Multi-token prediction\n")[2].partition("\n## ")[0]
+    listed = section.partition("- Model types are ")[2].partition("\n")[0]
+    assert {*re.findall("`(.*?)`", listed)} == files.FAMILIES.keys()
+    assert not re.search(r"\b(any|every|all) (target|model)", section)
 
 
 def test_a_loaded_target_has_no_such_layers_and_its_text_stays(loaded):
@@ -385,6 +416,7 @@ def test_other_targets_and_folders_are_refused_by_name(tmp_path):
     refused(f"mtp:{folder}", "a model with hidden states of 32, got 64", wider)
     refused(f"mtp:{tmp_path}", "cannot read the config.json of")
     refused(f"mtp:{tmp_path / 'gone'}", "folder .*gone of drafter mtp does not exist")
+    refused(f"mtp:{__file__}", "drafter mtp must name a folder, .*test_mtp.py is a file")
     hf_models.tiny("llama").save_pretrained(tmp_path / "llama")
     refused(f"mtp:{tmp_path / 'llama'}", "knows the model types deepseek_v3, .*, got 'llama'")
     config = folder / "config.json"

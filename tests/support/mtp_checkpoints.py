@@ -220,7 +220,7 @@ def checkpoint(
 
 @torch.no_grad()
 def expected_logits(
-    target: Any, layers: Sequence[Layer], tokens: list[int], drafts: list[int]
+    target: Any, layers: Sequence[Layer], tokens: list[int], drafts: list[int], unseen: int = 0
 ) -> torch.Tensor:
     """Logits [V] of the draft that follows a text and some drafts.
 
@@ -229,10 +229,11 @@ def expected_logits(
         layers: its layers of multi-token prediction.
         tokens: committed ones, the pending one included.
         drafts: tokens that were drafted after it.
+        unseen: tokens at the beginning of the text whose hidden states no layer reads.
     """
-    whole, number, pairs = [*tokens, *drafts], len(layers), len(tokens) - 1
     ids = torch.tensor([tokens[:-1]])
-    hidden = target(ids, output_hidden_states=True).hidden_states[-1]
+    hidden = target(ids, output_hidden_states=True).hidden_states[-1][:, unseen:]
+    whole, number, pairs = [*tokens[unseen:], *drafts], len(layers), hidden.shape[1]
     for k in range(min(len(drafts), number - 1) + 1):
         read, hidden = hidden, layers[k].states(target, whole[k + 1 : k + 1 + pairs], hidden)
     for _ in range(number, len(drafts) + 1):

@@ -24,7 +24,7 @@ from specdec_hf.cli.options import (
     TREE_RULES,
     TRIE_RULES,
 )
-from specdec_hf.cli.paths import check_readable
+from specdec_hf.cli.paths import check_is_folder, check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail, rewording
 from specdec_hf.drafting.registry import (
@@ -504,11 +504,11 @@ def _find_drafter(name: str) -> Source | None:
         hint = did_you_mean(name, [*DRAFTERS, "none", "embedded"])
         model, _ = split_options(name, SAMPLING)
         return find_model("--drafter", model, other=OTHER_DRAFTERS, hint=hint)
-    value = split_options(value_of(name), entry.options)[0]
-    if names_file(name.partition(":")[0], value):
+    value, drafter = split_options(value_of(name), entry.options)[0], name.partition(":")[0]
+    if names_file(drafter, value):
         check_readable("--drafter", Path(value))
-    if FOLDER in entry.value.split("|") and not Path(value).is_dir():
-        fail(f"--drafter {name}: folder {value} does not exist")
+    if FOLDER in entry.value.split("|"):
+        check_is_folder(f"--drafter {drafter}", Path(value))
     return None
 
 

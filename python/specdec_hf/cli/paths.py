@@ -17,6 +17,17 @@ def check_readable(option: str, path: Path) -> None:
         fail(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
+def check_is_folder(option: str, path: Path) -> None:
+    """Refuse a folder that does not exist, and a file in its place."""
+    try:
+        if path.is_file():
+            fail(f"{option} must name a folder, {path} is a file")
+        if not path.is_dir():
+            fail(f"{option}: folder {path} does not exist")
+    except (OSError, ValueError) as error:
+        fail(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}")
+
+
 def check_json(path: Path | None, prompts: str | None = None) -> None:
     """Refuse a report that cannot be written, and the prompt file."""
     if path is not None:

@@ -19,7 +19,13 @@ from specdec_hf.request.sampling import PARAMETERS, check_value
 from specdec_hf.runner.choose import choose_kind, choose_runner
 from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for, use_compiled
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
-from specdec_hf.runner.protocol import Lengths, context_length, num_parameters, vocab_size_of
+from specdec_hf.runner.protocol import (
+    Lengths,
+    context_length,
+    num_parameters,
+    to_device,
+    vocab_size_of,
+)
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import SampledDraft
 
@@ -66,7 +72,7 @@ class DrawingDrafter(Drafter):
         if gamma < 1:
             return None
         logits = draft.catch_up(history)
-        positions = torch.from_numpy(lengths.copy()).to(draft.device, non_blocking=True)
+        positions = to_device(lengths, draft.device)
         with_distribution = reads_draft(self._context.rule)
         drawn: list[torch.Tensor] = []
         logits_of, sums, thresholds = [], [], []
@@ -83,7 +89,7 @@ class DrawingDrafter(Drafter):
                 sums.append(sampled.logsumexp[:, 0])
                 thresholds.append(sampled.threshold[:, 0])
             if self._context.continue_drafting is not None:
-                ended = torch.from_numpy(counts <= i).to(draft.device, non_blocking=True)
+                ended = to_device(counts <= i, draft.device)
                 stats = token_stats(
                     logits[:, None], sampled.tokens.masked_fill(ended[:, None], -1),
                     draft.sampler.sampling["temperature"], sampled.threshold,
@@ -274,7 +280,7 @@ class DraftModel:
         # All sequences are fed as many tokens as the one that lacks most. Those that lack fewer
         # write the same keys and values into the same slots again, and the batch has no padding.
         missing = int((lengths - self.runner.lengths).max())
-        tokens = torch.from_numpy(history.last(missing)).to(self.device, non_blocking=True)
+        tokens = to_device(history.last(missing), self.device)
         self._nodes_fed = 0
         logits = self.runner.forward(tokens, lengths - missing, 1)[:, -1]
         return self.sampler.at_own_temperature(logits)
@@ -308,8 +314,8 @@ class DraftModel:
         if in_cache.any():
             assert isinstance(self.runner, SpecRunner)
             self.runner.compact(
-                torch.from_numpy(lengths.copy()).to(self.device, non_blocking=True),
-                torch.from_numpy(np.where(in_cache, path, -1)).to(self.device, non_blocking=True),
+                to_device(lengths, self.device),
+                to_device(np.where(in_cache, path, -1), self.device),
             )
         self.truncate(lengths + in_cache.sum(axis=1))
         self._nodes_fed = 0

@@ -19,7 +19,7 @@ from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_hf.drafting.registry import names_file
 from specdec_hf.drafting.sampling import RowSampler
-from specdec_hf.runner.protocol import Lengths, context_length
+from specdec_hf.runner.protocol import Lengths, context_length, to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.runner.split_model import Skipped, SplitModel, check_split
 
@@ -102,7 +102,7 @@ class OwnLayers(OwnCacheDraft):
 
     def catch_up(self, history: History) -> torch.Tensor:
         self.hidden = []
-        pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
+        pending = to_device(history.last(1), self.device)
         return self.extend(pending, history.lengths - 1)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:

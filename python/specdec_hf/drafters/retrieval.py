@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.runner.packed.decoder_layer import FAMILIES
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.runner.split_model import unknown_structure
 from specdec_kernels import kv_append_
@@ -59,7 +60,7 @@ class ChunkMeans:
             at = rows.to(layer.device), columns.to(layer.device)
             taken = layer.transpose(1, 2)[at].unflatten(1, (width, self.size))
             new.append(taken.mean(dim=2, dtype=torch.float32).transpose(1, 2).to(device))
-        starts = torch.from_numpy(self.counts.copy()).to(device)
+        starts = to_device(self.counts, device)
         kv_append_(list(self.means), new, starts)
         self.counts = np.maximum(self.counts, counts)
 

@@ -32,7 +32,7 @@ from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.packed.decoder_layer import FAMILIES
 from specdec_hf.runner.packed.linear import bytes_of
 from specdec_hf.runner.packed.twin import OnlyPacked
-from specdec_hf.runner.protocol import Lengths
+from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.runner.sparse_runner import SparseRunner, bytes_of_cache
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class SparseCacheDraft(OwnCacheDraft):
 
     def catch_up(self, history: History) -> torch.Tensor:
         self.begin_round(history)
-        pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
+        pending = to_device(history.last(1), self.device)
         return self.extend(pending, history.lengths - 1)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
@@ -162,7 +162,7 @@ class SparseCacheDraft(OwnCacheDraft):
             chosen = self._chunks(sequences, counts, history, states, known)
             inside = torch.arange(held.chunk, device=self.device)
             parts.append((held.sinks + chosen[..., None] * held.chunk + inside).flatten(3))
-        parts.append(self._to_device(ends)[None, :, None].expand(shape))
+        parts.append(to_device(ends, self.device)[None, :, None].expand(shape))
         size = held.sinks + held.num_chunks * held.chunk
         self.runner.hold(sequences, torch.cat(parts, dim=3), size + lengths - recent)
         self._chosen_at[sequences] = lengths
@@ -190,12 +190,12 @@ class SparseCacheDraft(OwnCacheDraft):
         positions = self.target.lengths - 1
         if states is None or not known[sequences].all():
             asked = self._ask_target(history)
-            unknown = self._to_device(~known)[:, None, None]
+            unknown = to_device(~known, self.device)[:, None, None]
             states = asked if states is None else torch.where(unknown, asked, states)
             positions = positions + ~known
-        rows = self._to_device(sequences)
+        rows = to_device(sequences, self.device)
         model = self.model
-        queries = queries_of(model, states[rows], self._to_device(positions[sequences]))
+        queries = queries_of(model, states[rows], to_device(positions[sequences], self.device))
         wanted = self._means.counts.copy()
         wanted[sequences] = counts
         self._means.extend(wanted)
@@ -203,7 +203,7 @@ class SparseCacheDraft(OwnCacheDraft):
         if len(sequences) < means.shape[1]:  # or else no copy is made
             means = means[:, rows]
         means = means[:, :, :, : int(counts.max())]
-        scores = chunk_scores(queries, means, self._to_device(counts), scale_of(model))
+        scores = chunk_scores(queries, means, to_device(counts, self.device), scale_of(model))
         # Of equal scores the earlier chunk wins, whatever the other sequences are.
         order = scores.sort(dim=-1, descending=True, stable=True).indices
         return order[..., : self.held.num_chunks].sort(dim=-1).values
@@ -217,21 +217,18 @@ class SparseCacheDraft(OwnCacheDraft):
         if self._states is None or not self._states.counts.any():
             return None, np.zeros(batch_size, dtype=np.bool_)
         states, counts = self._states.take()
-        last = self._to_device(np.maximum(counts - 1, 0))
+        last = to_device(np.maximum(counts - 1, 0), self.device)
         rows = torch.arange(batch_size, device=self.device)
         return states[rows, last].unflatten(-1, (self._num_layers, -1)), counts > 0
 
     def _ask_target(self, history: History) -> torch.Tensor:
         """The states [B, N, H] at the pending tokens, where no verification has read any token."""
         before = self.target.lengths.copy()
-        pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
+        pending = to_device(history.last(1), self.device)
         self.target.forward(pending, before, 1)
         self.target.truncate(before)
         states = self.target.tap.take()
         return torch.stack([states[n][:, -1] for n in range(self._num_layers)], dim=1)
-
-    def _to_device(self, values: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
 
 
 class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):

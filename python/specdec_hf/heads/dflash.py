@@ -29,6 +29,8 @@ from specdec_hf.heads.files import checked_size
 from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
 from specdec_hf.heads.pairs.layer import Norm, StateLayer
 from specdec_hf.heads.speculators import outer_fields
+from specdec_hf.runner.protocol import to_device
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_kernels import kv_append_
 
 _LAYERS = "aux_hidden_state_layer_ids"
@@ -77,9 +79,11 @@ class DFlashConfig(BlockConfig):
         for name, own in _FLAGS.items():
             if not isinstance(flags[own], bool):
                 raise ValueError(f"config.json: {name} must be true or false, got {flags[own]!r}")
-        block = checked_size(given, "block_size", minimum=1 if flags["from_anchor"] else 2)
-        drafts = block - (not flags["from_anchor"])
-        return cls(**{**sizes, "qk_norm": True}, num_drafts=drafts, **flags)
+        skipped = 0 if flags["from_anchor"] else 1  # places that draft nothing
+        block = checked_size(
+            given, "block_size", minimum=1 + skipped, maximum=MAX_DRAFT_LENGTH + skipped
+        )
+        return cls(**{**sizes, "qk_norm": True}, num_drafts=block - skipped, **flags)
 
 
 class DFlashHead(BlockHead):
@@ -146,7 +150,7 @@ class DFlashDraft(BlockDraft[DFlashHead]):
     ) -> torch.Tensor:
         head, config, size = self.head, self.head.config, states.shape[1]
         block = config.block_size
-        starts, anchors = (self.to_device(x) for x in (self.lengths, self.lengths + counts))
+        starts, anchors = (to_device(x, self.device) for x in (self.lengths, self.lengths + counts))
         slots = int((self.lengths + counts).max()) + block
         # Rows without a meaning may reach beyond the block; they are overwritten or not seen.
         buffers = self.buffers(max(slots, int(self.lengths.max()) + size))
@@ -155,7 +159,7 @@ class DFlashDraft(BlockDraft[DFlashHead]):
         kv_append_([x for two in buffers for x in two], [x for two in made for x in two], starts)
 
         tokens = torch.full((len(anchors), block), config.mask_token_id, device=self.device)
-        tokens[:, 0] = self.to_device(history.last(1)[:, 0])
+        tokens[:, 0] = to_device(history.last(1)[:, 0], self.device)
         hidden, turns = self.embed(tokens), self._turns(anchors, block)
         numbers = torch.arange(slots, device=self.device)
         first, own = anchors[:, None, None], torch.arange(block, device=self.device)[:, None]

@@ -112,22 +112,26 @@ def check_tensors(
             raise ValueError(f"{name} of {path} must be finite, and some of its numbers are not")
 
 
-def checked(name: str, value: Any, minimum: int = 1) -> int:
-    """An integer of a config.json; ValueError where it is none or too small."""
+def checked(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
+    """An integer of a config.json; ValueError where it is none, too small or too large."""
     try:
-        return check_integer(name, value, minimum)
+        return check_integer(name, value, minimum, maximum)
     except (TypeError, ValueError) as error:
         raise ValueError(f"config.json: {error}") from None
 
 
 def checked_size(
-    given: dict[str, Any], name: str, default: int | None = None, minimum: int = 1
+    given: dict[str, Any],
+    name: str,
+    default: int | None = None,
+    minimum: int = 1,
+    maximum: int | None = None,
 ) -> int:
     """An integer of a head's config.json; ValueError where it is missing or wrong."""
     value = given.get(name, default)
     if value is None:
         raise ValueError(f"config.json of a head must hold {name}")
-    return checked(name, value, minimum)
+    return checked(name, value, minimum, maximum)
 
 
 def draft_tokens(offsets: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -27,6 +27,7 @@ from specdec_hf.heads.parallel import (
     read_parallel_config,
     write_parallel,
 )
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.trees import TreeSpec
 
 
@@ -168,7 +169,7 @@ class MedusaDrafter(ParallelDrafter[MedusaHeads], entry="medusa"):
         depths, ranks = np.array(spec.depths), np.array(spec.ranks)
         levels = []
         for k in range(depth):
-            here = torch.from_numpy(ranks[depths == k + 1]).to(states.device, non_blocking=True)
+            here = to_device(ranks[depths == k + 1], states.device)
             levels.append(
                 self._draft.top(states, k, int(ranks[depths == k + 1].max()) + 1)[:, here]
             )

@@ -19,7 +19,7 @@ from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.heads.base import FinalStateConfig, Head
 from specdec_hf.heads.files import check_tensors, checked_size, draft_tokens, write_head
 from specdec_hf.heads.placed import HeadDrafter
-from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.protocol import to_device, vocab_size_of
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ParallelDraft:
     def states(self) -> torch.Tensor:
         """The states [B, K, H] that the output matrix reads; called once a round."""
         states, counts = self._states.take()
-        last = torch.from_numpy(np.maximum(counts - 1, 0)).to(states.device, non_blocking=True)
+        last = to_device(np.maximum(counts - 1, 0), states.device)
         final = states.gather(1, last[:, None, None].expand(-1, -1, states.shape[2]))[:, 0]
         return self.head.states(final)
 

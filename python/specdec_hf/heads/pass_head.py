@@ -29,7 +29,13 @@ from specdec_hf.drafting.drafter import Draft
 from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyHead
 from specdec_hf.heads.files import load_own, save_own
 from specdec_hf.heads.placed import HeadDrafter
-from specdec_hf.runner.protocol import Lengths, forward_arguments, run_embeddings, vocab_size_of
+from specdec_hf.runner.protocol import (
+    Lengths,
+    forward_arguments,
+    run_embeddings,
+    to_device,
+    vocab_size_of,
+)
 from specdec_hf.runner.spec_runner import SpecRunner
 
 _SIZES = ("hidden_size", "vocab_size", "num_embeddings")
@@ -188,7 +194,7 @@ class LookAheadDraft(OwnCacheDraft):
 
     def catch_up(self, history: History) -> torch.Tensor:
         """Run the forward; logits [B, V] of each sequence's next token."""
-        pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
+        pending = to_device(history.last(1), self.device)
         given = self.model.get_input_embeddings()(pending)
         own = self.head.embeddings[: self.size - 1].to(given).expand(len(given), -1, -1)
         fed = torch.cat([given, own], dim=1)

@@ -30,6 +30,8 @@ from specdec_hf.heads.pairs.draft import following_tokens
 from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
 from specdec_hf.heads.pairs.layer import Norm, StateLayer
 from specdec_hf.heads.speculators import outer_fields, speculative_tokens
+from specdec_hf.runner.protocol import to_device
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 # The last has no effect on a pass: it is about states that a head would be given back.
@@ -81,7 +83,9 @@ class PEagleConfig(BlockConfig):
         if flags["norm_before_fc"] and flags["fc_norm"]:
             raise ValueError("norm_before_fc of a head must be false with fc_norm, got both true")
         tokens = speculative_tokens(given)
-        drafts = checked("speculative_tokens", _DEPTHS if tokens is None else tokens)
+        drafts = checked(
+            "speculative_tokens", _DEPTHS if tokens is None else tokens, maximum=MAX_DRAFT_LENGTH
+        )
         return cls(**sizes, num_drafts=drafts, **flags)
 
 
@@ -154,7 +158,7 @@ class PEagleDraft(BlockDraft[PEagleHead]):
         self, history: History, states: torch.Tensor, counts: NDArray[np.int64]
     ) -> torch.Tensor:
         head, size, masks = self.head, states.shape[1], self.size - 1
-        starts, number = self.to_device(self.lengths), self.to_device(counts)
+        starts, number = to_device(self.lengths, self.device), to_device(counts, self.device)
         columns = torch.arange(size + masks, device=self.device)
         # Masks follow the pairs of each sequence, and fill the columns that it has no pairs for.
         given = columns < number[:, None]

@@ -27,6 +27,11 @@ Lengths = NDArray[np.int64]
 HiddenStates = dict[int, torch.Tensor]
 
 
+def to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy of an array of the host on a device, which does not change with the array."""
+    return torch.from_numpy(values.copy()).to(device, non_blocking=True)
+
+
 class HiddenStateTap:
     """Keeps hidden states of the forwards of a runner until they are taken.
 

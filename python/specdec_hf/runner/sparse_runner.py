@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.runner.policy import ForwardPolicy
-from specdec_hf.runner.protocol import Lengths
+from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import kv_append_
 
@@ -53,7 +53,7 @@ class SparseRunner(SpecRunner):
     def window(self, starts: Lengths, size: int, padding: int = 0) -> dict[str, Any]:
         """As `SpecRunner.window`: positions are those of the text, and slots those of the cache."""
         inputs = super().window(starts - self.left_out, size, padding)
-        positions = inputs["position_ids"] + self._to_device(self.left_out)[:, None]
+        positions = inputs["position_ids"] + to_device(self.left_out, self.device)[:, None]
         if self._context is not None:
             positions = positions.clamp(max=self._context - 1)
         return {**inputs, "position_ids": positions}
@@ -77,7 +77,7 @@ class SparseRunner(SpecRunner):
         """
         ends, width = self.source.lengths[sequences], slots.shape[3]
         self._make_room(width)
-        rows = self._to_device(sequences)
+        rows = to_device(sequences, self.device)
         heads = torch.arange(slots.shape[2], device=slots.device)[:, None]
         for own, theirs, chosen in zip(*self._layers(), slots, strict=True):
             for into, taken in zip(own.buffers, theirs.buffers, strict=True):
@@ -94,9 +94,10 @@ class SparseRunner(SpecRunner):
         if width > 0:
             self._make_room(int((begins - self.left_out).max()) + width)
             columns = np.minimum(begins[:, None] + np.arange(width), ends[:, None] - 1)
-            slots, rows = self._to_device(columns), torch.arange(len(ends), device=self.device)
+            slots = to_device(columns, self.device)
+            rows = torch.arange(len(ends), device=self.device)
             # Where fewer are new, what follows them lies beyond the end.
-            starts = self._to_device(begins - self.left_out)
+            starts = to_device(begins - self.left_out, self.device)
             by_device: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
             for own, theirs in zip(*self._layers(), strict=True):
                 for into, taken in zip(own.buffers, theirs.buffers, strict=True):
@@ -121,9 +122,6 @@ class SparseRunner(SpecRunner):
     def _make_room(self, slots: int) -> None:
         if slots >= self.cache.cursor.capacity:
             self.cache.grow(slots + 1)
-
-    def _to_device(self, values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
 
 
 def bytes_of_cache(runner: SpecRunner) -> int:

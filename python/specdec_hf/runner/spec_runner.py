@@ -19,7 +19,13 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.packed.twin import is_packed_twin
 from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
-from specdec_hf.runner.protocol import HiddenStateTap, Lengths, context_length, model_inside
+from specdec_hf.runner.protocol import (
+    HiddenStateTap,
+    Lengths,
+    context_length,
+    model_inside,
+    to_device,
+)
 from specdec_hf.runner.spec_cache import SpecCache
 from specdec_kernels import tree_attention
 
@@ -181,14 +187,14 @@ class SpecRunner:
         cache = self.cache
         self._was_empty = not cache.lengths.any()
         visible = self.policy.visible(int(starts.max()) + size)
-        first_slots = torch.from_numpy(starts.copy()).to(self.device, non_blocking=True)
+        first_slots = to_device(starts, self.device)
         cache.move_cursor(first_slots, int(starts.max()), visible)
         positions = np.maximum(starts[:, None] + np.arange(size), 0)
         if self._context is not None:
             # Positions beyond the context belong to sequences that have ended or draft nothing:
             # their logits are not used, but the model's position table must not be overrun.
             np.minimum(positions, self._context - 1, out=positions)
-        position_ids = torch.from_numpy(positions).to(self.device, non_blocking=True)
+        position_ids = to_device(positions, self.device)
         cache.extend(starts + size - padding)
         return {
             "past_key_values": cache,
@@ -217,7 +223,7 @@ class SpecRunner:
         self._was_empty = False
         longest = int(roots.max())
         visible = self.policy.visible(longest + parents.shape[1] + 1)
-        lengths = torch.from_numpy(roots.copy()).to(self.device, non_blocking=True)
+        lengths = to_device(roots, self.device)
         self.cache.move_cursor(lengths + skip, longest + skip, visible)
         tree = tree_attention(parents, lengths, slots=visible)
 
@@ -255,7 +261,7 @@ class SpecRunner:
         cache, lengths = self.cache, self.cache.lengths
         longest = int(lengths.max())
         visible = self.policy.visible(longest + size)
-        ends = torch.from_numpy(lengths.copy()).to(self.device, non_blocking=True)
+        ends = to_device(lengths, self.device)
         cache.move_cursor(ends, longest, visible)
         order = torch.arange(size, device=self.device)
         queries, own = order[:, None], (ends[:, None] + order)[..., None]  # [n, 1], [B, n, 1]

@@ -101,19 +101,14 @@ def sizes_from(given: dict[str, Any], kind: str, layers: str) -> dict[str, Any]:
     return {
         "layer": layer,
         "target_hidden_size": size,
-        "draft_vocab_size": _at_most(given, "draft_vocab_size", layer.vocab_size),
+        "draft_vocab_size": checked_size(given, "draft_vocab_size", maximum=layer.vocab_size),
         "layers": tuple(checked(layers, number, 0) for number in numbers),
         "qk_norm": inner.get("model_type", "qwen3") == "qwen3",
-        "mask_token_id": _at_most(given, "mask_token_id", layer.vocab_size - 1, minimum=0),
+        "mask_token_id": checked_size(
+            given, "mask_token_id", minimum=0, maximum=layer.vocab_size - 1
+        ),
         "windows": windows,
     }
-
-
-def _at_most(given: dict[str, Any], name: str, maximum: int, minimum: int = 1) -> int:
-    value = checked_size(given, name, minimum=minimum)
-    if value > maximum:
-        raise ValueError(f"config.json: {name} must be in [{minimum}, {maximum}], got {value}")
-    return value
 
 
 def _decoder(inner: dict[str, Any]) -> tuple[LlamaConfig, tuple[int, ...]]:

@@ -124,10 +124,6 @@ class BlockDraft(Generic[B]):
         made = {window: make(window) for window in set(self.head.config.windows)}
         return [made[window] for window in self.head.config.windows]
 
-    def to_device(self, values: NDArray[np.int64]) -> torch.Tensor:
-        """A copy of numbers on the device."""
-        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
-
 
 class BlockDrafter(HeadDrafter[B], DrawingDrafter):
     """Base class of drafters with a `BlockHead`; name its `BlockDraft` in ``draft``.

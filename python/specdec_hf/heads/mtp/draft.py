@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.heads.mtp.head import MtpHead
-from specdec_hf.heads.pairs.draft import PairDraft, pick
+from specdec_hf.heads.pairs.draft import PairDraft, following_tokens, pick
 from specdec_hf.runner.compiled.compiled_call import CompileStats
-from specdec_hf.runner.protocol import Lengths
+from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.runner.spec_cache import SpecCache
 
 
@@ -54,17 +54,16 @@ class MtpDraft(PairDraft):
         features, again = self._fed_again(states)
         starts, totals = self.lengths - again, again + counts
         self._features = _last(features, totals, self._depth - 1)
-        order = np.arange(int(totals.max()))
-        begin = self._to_device(starts)
-        places = begin[:, None] + torch.arange(len(order), device=self.device)
-        visible = int(starts.max()) + len(order)
-        hidden, mask = features[:, : len(order)], self._mask(places, visible)
+        size = int(totals.max())
+        begin = to_device(starts, self.device)
+        places = begin[:, None] + torch.arange(size, device=self.device)
+        visible = int(starts.max()) + size
+        hidden, mask = features[:, :size], self._mask(places, visible)
         self._rows = []
         for layer in range(self._depth):
-            # Tokens that are not known yet are the pending one: draft steps write these slots.
-            columns = starts[:, None] + order + layer + 1
-            columns = np.minimum(columns, history.lengths[:, None] - 1)
-            tokens = torch.from_numpy(np.take_along_axis(history.tokens, columns, axis=1))
+            # Those of layer k are k further on. Where none is known yet, the pending one stands in
+            # and draft steps write the slot again.
+            tokens = following_tokens(history, totals - layer, size)
             tokens = tokens.to(self.device, non_blocking=True)
             hidden = self._forward(layer, tokens, hidden, places, begin, mask, visible)
             self._rows.append(_last(hidden, totals, self._depth))
@@ -77,7 +76,7 @@ class MtpDraft(PairDraft):
         if layer >= self._depth:
             return super().extend(tokens, starts)
         self._drafts = torch.cat([self._drafts, tokens], dim=1)
-        begin = self._to_device(self.lengths - layer)
+        begin = to_device(self.lengths - layer, self.device)
         places = begin[:, None] + torch.arange(layer, device=self.device)
         visible = int(self.lengths.max())
         hidden = self._forward(
@@ -99,7 +98,7 @@ class MtpDraft(PairDraft):
         order = np.arange(before + states.shape[1])
         columns = np.minimum(before - again[:, None] + order, len(order) - 1)
         both = torch.cat([self._features, states], dim=1)
-        index = self._to_device(columns)[:, :, None]
+        index = to_device(columns, self.device)[:, :, None]
         return both.gather(1, index.expand(-1, -1, both.shape[2])), again
 
     def _run(
@@ -149,5 +148,5 @@ def _last(rows: torch.Tensor, totals: NDArray[np.int64], count: int) -> torch.Te
     before it.
     """
     columns = np.maximum(totals[:, None] - count + np.arange(count), 0)
-    index = torch.from_numpy(columns).to(rows.device, non_blocking=True)[:, :, None]
+    index = to_device(columns, rows.device)[:, :, None]
     return rows.gather(1, index.expand(-1, -1, rows.shape[2]))

@@ -144,6 +144,8 @@ def find_checkpoint(folder: Path) -> Checkpoint:
         ValueError: a folder that cannot be read, of a model type that is not known here, or without
             such layers.
     """
+    if folder.is_file():
+        raise ValueError(f"drafter mtp must name a folder, {folder} is a file")
     if not folder.is_dir():
         raise ValueError(f"folder {folder} of drafter mtp does not exist")
     # A published index names a hundred thousand tensors, and every call asks for its checkpoint.

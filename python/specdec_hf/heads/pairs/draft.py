@@ -22,7 +22,7 @@ from specdec_hf.heads.pairs.step import (
     takes,
 )
 from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats, compiles_on
-from specdec_hf.runner.protocol import Lengths, context_length
+from specdec_hf.runner.protocol import Lengths, context_length, to_device
 from specdec_kernels import tree_attention
 
 
@@ -70,12 +70,13 @@ class PairDraft:
         states, counts = self._states.take()
         size = states.shape[1]
         ids = following_tokens(history, counts, size)
-        starts = self._to_device(self.lengths)
+        starts = to_device(self.lengths, self.device)
         places = starts[:, None] + torch.arange(size, device=self.device)
         visible = int(self.lengths.max()) + size
         self._hidden, logits = self._run(
             ids.to(self.device, non_blocking=True), self._fuse(states), places, starts,
-            self._mask(places, visible), visible, last=self._to_device(np.maximum(counts - 1, 0)),
+            self._mask(places, visible), visible,
+            last=to_device(np.maximum(counts - 1, 0), self.device),
         )  # fmt: skip
         self.lengths = self.lengths + counts
         return logits[:, 0]
@@ -90,7 +91,7 @@ class PairDraft:
         """
         count, total = tokens.shape[1], parents.shape[1]
         # The pair of the root is the last one in the cache, and nodes follow it.
-        roots = self._to_device(self.lengths - 1)
+        roots = to_device(self.lengths - 1, self.device)
         visible = int(self.lengths.max()) + total
         skip = total + 1 - count
         tree = tree_attention(parents, roots, slots=visible)
@@ -147,9 +148,6 @@ class PairDraft:
             last: [B], the only pair of each sequence whose state and logits are wanted.
         """
         raise NotImplementedError
-
-    def _to_device(self, values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
 
 
 class HeadDraft(PairDraft):
