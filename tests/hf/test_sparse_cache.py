@@ -449,6 +449,33 @@ def test_the_bytes_of_the_cache_are_reported():
     assert f"{drafter._draft.runner.nbytes / 2**20:.3g} MiB of keys and values" in note
 
 
+@pytest.mark.parametrize("numbers", [{"interval": 20_000}, {"budget": 20_000}, {}])
+def test_the_cache_has_slots_for_the_text_alone(numbers):
+    """Whatever the budget, the interval and the limit of new tokens are; the last row is small."""
+    model, inputs = hf_models.build("llama", context=4096), hf_models.prompts((9,))
+    settings = {"budget": 4, "chunk": 1, "sinks": 1, "recent": 2, "interval": 3, **numbers}
+
+    def slots(max_new_tokens, **more):
+        """Those of the sparse cache for text and of the target's cache, and the text."""
+        drafter = SparseCacheDrafter(**settings)
+        out = generate(
+            model, **inputs, **SETTINGS, drafter=drafter, max_new_tokens=max_new_tokens, **more
+        )
+        assert out.stats.drafted
+        draft = drafter._draft
+        drafts = 2 * (draft.context.max_draft + 1)  # of two rounds, each with the pending token
+        assert drafts < 100
+        theirs = draft.target.cache.cursor.capacity
+        return draft.runner.cache.cursor.capacity - drafts, theirs, out.sequences[0]
+
+    ours, _, text = slots(20)
+    assert ours == min(settings["budget"] + settings["interval"], 9 + 20)
+    end = next(t for n, t in enumerate(text[9:].tolist()) if n > 8 and t not in text[9 : 9 + n])
+    ours, theirs, _ = slots(4000, eos_token_id=end)
+    assert ours == min(settings["budget"] + settings["interval"], theirs)
+    assert theirs < 1000
+
+
 @pytest.mark.parametrize("below", [[], ["prompt_lookup"]])
 def test_caches_go_with_the_call(below):
     """They are large: none waits for a collection of cycles. A held drafter is the control."""

@@ -74,10 +74,12 @@ class SparseCacheDraft(OwnCacheDraft):
         super().__init__(context)
         self.target = context.runner
         self.held = held
-        # Between two choices a sequence grows by what it commits, and a round by its drafts.
-        grown = held.interval + 2 * (context.max_draft + 1)
-        capacity = min(held.budget, context.max_length) + grown
-        self.runner = SparseRunner(self.target, capacity)
+        # Between two choices a sequence grows by what it commits, but no more is held than the text
+        # has tokens, for which the target's cache has the slots; and a round grows by its drafts.
+        slots = min(
+            held.budget + held.interval, context.max_length, self.target.cache.cursor.capacity
+        )
+        self.runner = SparseRunner(self.target, slots + 2 * (context.max_draft + 1))
         self._means = ChunkMeans(self.target, held.sinks, held.chunk)
         self._chosen_at = np.full(context.batch_size, NEVER, dtype=np.int64)
         self._states: CommittedStates | None = None
