@@ -103,12 +103,14 @@ BEFORE_TORCH = [
 ]  # fmt: skip
 BEFORE_WEIGHTS = [
     (["--prompt", "a", "--drafter", "layers:99"], "layers:N must have N in [1, 2], got 99"),
+    (["--prompt", "a", "--drafter", f"sparse_cache:budget=512,interval={10**20}"],
+     f"interval must be an integer in [1, 2147483647], got {10**20}"),
     (["--prompt", "a", "--drafter", "early_exit:2"], "layers must be below the target's 2 with"),
     (["--prompt", "a", "--drafter", "ngram:TABLE"], "table must have the model's vocabulary of"),
     (["--prompt", "word " * 90], "the prompt has 468 tokens, but the model's context is 256"),
     (["--prompt", "a", "--device", "cuda:99"], "--device cuda:99 is not available"),
     (["--prompt", "a", "--device", "mps"], "--device mps is not available"),
-]
+]  # fmt: skip
 
 # QUESTIONS is a file of five prompts.
 OTHER_COMMANDS = {

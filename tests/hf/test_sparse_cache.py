@@ -28,6 +28,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SMALL = {"chunk": 2, "sinks": 1, "recent": 3, "interval": 3}
+MINIMA = {"budget": 1, "chunk": 1, "sinks": 0, "recent": 1, "interval": 1}
+MAX_TOKENS = 2**31 - 1
 RAGGED = (30, 7, 21)
 SETTINGS = {"do_sample": False, "guard": False, "return_dict_in_generate": True, "gamma": 3}
 
@@ -524,18 +526,43 @@ def test_a_draft_costs_the_bytes_that_it_reads(packed):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("budget=0", "budget must be at least 1, got 0"),
+        ("budget=0", "budget must be an integer in [1, 2147483647], got 0"),
         ("budget=8,recent=9,sinks=0", "budget must be at least sinks + recent = 9, got 8"),
         ("budget=64,chunk=8,recent=7", "recent must be at least chunk = 8, got 7"),
-        ("budget=64,interval=0", "interval must be at least 1, got 0"),
+        ("budget=64,interval=0", "interval must be an integer in [1, 2147483647], got 0"),
         ("64", "sparse_cache[:budget=N[,chunk=..]] with numbers for budget, chunk, sinks, recent"),
         ("budget=x", "recent, interval, got 'budget=x'"),
+        *(
+            (
+                f"{name}={number}",
+                f"{name} must be an integer in [{low}, {MAX_TOKENS}], got {number}",
+            )
+            for name, low in MINIMA.items()
+            for number in (2**31, 2**63, 10**20)
+        ),
     ],
 )
 def test_wrong_numbers_are_refused_by_name(text, message):
     with pytest.raises(ValueError) as raised:
         SparseCacheDrafter.from_text(text)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"budget": MAX_TOKENS, "interval": MAX_TOKENS},
+        {"budget": MAX_TOKENS, "chunk": MAX_TOKENS, "sinks": 0, "recent": MAX_TOKENS},
+        {"budget": MAX_TOKENS, "chunk": 1, "sinks": MAX_TOKENS - 1, "recent": 1},
+        {"budget": 12, **SMALL, "interval": MAX_TOKENS},
+    ],
+)
+def test_numbers_as_large_as_they_may_be_serve(numbers):
+    """Within the budget drafts are the target's own tokens; the last row is beyond it."""
+    drafter = SparseCacheDrafter(**numbers)
+    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12)
+    assert stats.drafted > 0
+    assert (stats.accepted == stats.drafted) == (drafter.held.budget == MAX_TOKENS)
 
 
 def test_what_does_not_go_is_refused_by_name():

@@ -12,6 +12,7 @@ Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "Magic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from specdec_hf.runner.sparse_runner import SparseRunner, bytes_of_cache
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MAX_TOKENS = 2**31 - 1  # that a number of the drafter may be; no text is longer
 NEVER = -(2**40)  # tokens of a text when chunks were chosen, where none were
 
 
@@ -260,7 +262,8 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
 
     Raises:
         TypeError: an argument that is no integer.
-        ValueError: a number out of range, and, when a call starts, another cache or model.
+        ValueError: a number out of range, of which none may exceed 2**31 - 1; and, when a call
+            starts, another cache or model.
 
     Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "MagicDec", arXiv
     2408.11049.
@@ -281,12 +284,13 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
         recent: int | None = None,
         interval: int = 16,
     ) -> None:
+        check = partial(check_integer, maximum=MAX_TOKENS)
         held = self.held = HeldTokens(
-            check_integer("budget", budget, 1),
-            check_integer("chunk", chunk, 1),
-            check_integer("sinks", sinks, 0),
-            max(chunk, budget // 4) if recent is None else check_integer("recent", recent, 1),
-            check_integer("interval", interval, 1),
+            check("budget", budget, 1),
+            check("chunk", chunk, 1),
+            check("sinks", sinks, 0),
+            max(chunk, budget // 4) if recent is None else check("recent", recent, 1),
+            check("interval", interval, 1),
         )
         if held.recent < held.chunk:
             raise ValueError(f"recent must be at least chunk = {chunk}, got {recent}")
