@@ -33,6 +33,10 @@ WRONG = [
     (["--output", "PROMPTS"], "--output would overwrite the input file"),
     (["--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
     (["--drafter", "suffix_automaton:keep=1MiB"], "must not keep texts of earlier calls, got suf"),
+    (
+        ["--drafter", "suffix_automaton:keep=1MiB,keep=2MiB"],
+        "keep must be given once, got 'keep=1M",
+    ),
     (["--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
 ]
 

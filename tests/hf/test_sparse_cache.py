@@ -531,7 +531,11 @@ def test_a_draft_costs_the_bytes_that_it_reads(packed):
         ("budget=64,chunk=8,recent=7", "recent must be at least chunk = 8, got 7"),
         ("budget=64,interval=0", "interval must be an integer in [1, 2147483647], got 0"),
         ("64", "sparse_cache[:budget=N[,chunk=..]] with numbers for budget, chunk, sinks, recent"),
-        ("budget=x", "recent, interval, got 'budget=x'"),
+        ("budget=64,sink=4", "recent, interval, got 'budget=64,sink=4'"),
+        ("budget=x", "budget of drafter sparse_cache must be an integer, got 'x'"),
+        ("budget=64,sinks=-1", f"sinks must be an integer in [0, {MAX_TOKENS}], got -1"),
+        ("budget=64,recent=", "recent of drafter sparse_cache must be an integer, got ''"),
+        ("budget=64,budget=3", "budget must be given once, got 'budget=64,budget=3'"),
         *(
             (
                 f"{name}={number}",

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer, shown, split_options
+from specdec_hf.arguments import check_integer, read_number, shown, split_options
 from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
 from specdec_hf.drafters.retrieval import (
     ChunkMeans,
@@ -301,14 +301,17 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Numbers by their names, such as ``budget=512,chunk=8``."""
-        names = ("budget", *DRAFTERS["sparse_cache"].options)
+        names = ("budget", *DRAFTERS[cls.name].options)
         rest, options = split_options(text, names)
-        if rest or not all(number.isdecimal() for number in options.values()):
+        if rest:
             raise ValueError(
-                f"drafter must be {usage('sparse_cache')} with numbers for {', '.join(names)}, "
+                f"drafter must be {usage(cls.name)} with numbers for {', '.join(names)}, "
                 f"got {shown(text)}"
             )
-        numbers: dict[str, Any] = {name: int(number) for name, number in options.items()}
+        owner = f"drafter {cls.name}"
+        numbers: dict[str, Any] = {
+            name: read_number(name, owner, number, integer=True) for name, number in options.items()
+        }
         return cls(**numbers)
 
     def check_config(self, config: Any) -> None:

@@ -101,15 +101,15 @@ def tune(
     if not 0 < minutes < float("inf"):
         fail(f"--minutes must be above 0 and finite, got {minutes}")
     check_output("--output", output, [Path(prompts)])
+    plain = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
+    target = check(plain).model
+    candidates = first_candidates(settings, drafter)
     for name in drafter:
         if "keep" in split_options(name, ("keep",))[1]:
             fail(
                 f"--drafter must not keep texts of earlier calls, got {name}: the same prompts are "
                 "answered again and again here"
             )
-    plain = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
-    target = check(plain).model
-    candidates = first_candidates(settings, drafter)
     chosen = categories_in_turns(read_prompts(prompts))[:limit]
     if len(chosen) < LEAST_BATCHES:
         fail(f"--prompts must hold at least {LEAST_BATCHES} prompts to compare, got {len(chosen)}")
