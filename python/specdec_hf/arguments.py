@@ -42,6 +42,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def split_options(text: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
     """A text without the options at its end, and these, as in ``FOLDER:temperature=0.5,top_k=40``.
 
+    Raises:
+        ValueError: an option that is there more than once.
+
     >>> split_options("4,temperature=0.5,top_k=40", ["temperature", "top_k"])
     ('4', {'temperature': '0.5', 'top_k': '40'})
     >>> split_options("a:b,c", ["temperature"])
@@ -51,7 +54,13 @@ def split_options(text: str, names: Sequence[str]) -> tuple[str, dict[str, str]]
     found = re.fullmatch(rf"(.*?)(?:^|[:,])({one}(?:,{one})*)", text) if names else None
     if found is None:
         return text, {}
-    return found[1], dict(option.split("=", 1) for option in found[2].split(","))
+    options: dict[str, str] = {}
+    for option in found[2].split(","):
+        name, value = option.split("=", 1)
+        if name in options:
+            raise ValueError(f"{name} must be given once, got {shown(text)}")
+        options[name] = value
+    return found[1], options
 
 
 def read_number(name: str, owner: str, text: str, *, integer: bool = False) -> float:

@@ -38,6 +38,10 @@ WRONG = [
     (["--drafter", "+"], "--drafter must be a name, or names with + between them, got '+'"),
     (["--drafter", ""], "--drafter must be a name, or names with + between them, got ''"),
     (["--drafter", "ngram+none"], "--drafter none must be the only one, got ngram, none"),
+    (
+        ["--drafter", "suffix_automaton:keep=1MiB,keep=2MiB"],
+        "keep must be given once, got 'keep=1M",
+    ),
     (["--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
 ]
 

@@ -98,17 +98,27 @@ BEFORE_TORCH = [
     (["--prompt", "a", *SEVERAL, "--tree", "2"], "--tree must not be given with several --drafter"),
     (["--prompt", "a", *SEVERAL, "--drafter", "none"], "--drafter none must be the only one, got"),
     (["--prompt", "a", "--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
+    (["--prompt", "a", "--drafter", "layers:1,top_k=1,top_k=2"],
+     "--drafter layers:1,top_k=1,top_k=2: top_k must be given once, got '1,top_k=1,top_k=2'"),
+    (["--prompt", "a", "--drafter", "no/model:top_k=1,top_k=2"], "top_k must be given once, got"),
+    (["--prompt", "a", SCHEDULE, "heuristic:max_length=3,max_length=5"],
+     f"{SCHEDULE}: max_length must be given once, got 'max_length=3,max_length=5'"),
     (["--prompt", "a", "--drafter", "layers"],
      "drafter must be layers:N[,temperature=..], got 'layers'"),
 ]  # fmt: skip
 BEFORE_WEIGHTS = [
     (["--prompt", "a", "--drafter", "layers:99"], "layers:N must have N in [1, 2], got 99"),
+    (["--prompt", "a", "--drafter", f"sparse_cache:budget=512,interval={10**20}"],
+     f"interval must be an integer in [1, 2147483647], got {10**20}"),
+    (["--prompt", "a", "--drafter", "sparse_cache:budget=512,sinks=-1"],
+     "--drafter sparse_cache:budget=512,sinks=-1: sinks must be an integer in [0, 2147483647], "
+     "got -1"),
     (["--prompt", "a", "--drafter", "early_exit:2"], "layers must be below the target's 2 with"),
     (["--prompt", "a", "--drafter", "ngram:TABLE"], "table must have the model's vocabulary of"),
     (["--prompt", "word " * 90], "the prompt has 468 tokens, but the model's context is 256"),
     (["--prompt", "a", "--device", "cuda:99"], "--device cuda:99 is not available"),
     (["--prompt", "a", "--device", "mps"], "--device mps is not available"),
-]
+]  # fmt: skip
 
 # QUESTIONS is a file of five prompts.
 OTHER_COMMANDS = {

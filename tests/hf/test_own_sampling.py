@@ -172,6 +172,8 @@ def test_a_name_is_followed_by_parameters():
     drafter = resolve_drafter("layers:1,temperature=0.5,top_k=7", None, hf_models.tiny("llama"))
     assert (drafter.layers, drafter.sampling) == (1, {"temperature": 0.5, "top_k": 7})
     assert split_options("a/b:c,d:top_p=0.5", SAMPLING) == ("a/b:c,d", {"top_p": "0.5"})
+    with pytest.raises(ValueError, match=r"top_p must be given once, got 'a:top_p=0.5,top_p=0.5'"):
+        split_options("a:top_p=0.5,top_p=0.5", SAMPLING)
     for text in ("a/b:c", "embedded", "layers:1,heat=3"):
         assert split_options(text, SAMPLING) == (text, {})
     with pytest.raises(ValueError, match=r"top_k of a drafter must be an integer, got '1\.5'"):

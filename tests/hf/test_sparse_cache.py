@@ -28,6 +28,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SMALL = {"chunk": 2, "sinks": 1, "recent": 3, "interval": 3}
+MINIMA = {"budget": 1, "chunk": 1, "sinks": 0, "recent": 1, "interval": 1}
+MAX_TOKENS = 2**31 - 1
 RAGGED = (30, 7, 21)
 SETTINGS = {"do_sample": False, "guard": False, "return_dict_in_generate": True, "gamma": 3}
 
@@ -449,6 +451,33 @@ def test_the_bytes_of_the_cache_are_reported():
     assert f"{drafter._draft.runner.nbytes / 2**20:.3g} MiB of keys and values" in note
 
 
+@pytest.mark.parametrize("numbers", [{"interval": 20_000}, {"budget": 20_000}, {}])
+def test_the_cache_has_slots_for_the_text_alone(numbers):
+    """Whatever the budget, the interval and the limit of new tokens are; the last row is small."""
+    model, inputs = hf_models.build("llama", context=4096), hf_models.prompts((9,))
+    settings = {"budget": 4, "chunk": 1, "sinks": 1, "recent": 2, "interval": 3, **numbers}
+
+    def slots(max_new_tokens, **more):
+        """Those of the sparse cache for text and of the target's cache, and the text."""
+        drafter = SparseCacheDrafter(**settings)
+        out = generate(
+            model, **inputs, **SETTINGS, drafter=drafter, max_new_tokens=max_new_tokens, **more
+        )
+        assert out.stats.drafted
+        draft = drafter._draft
+        drafts = 2 * (draft.context.max_draft + 1)  # of two rounds, each with the pending token
+        assert drafts < 100
+        theirs = draft.target.cache.cursor.capacity
+        return draft.runner.cache.cursor.capacity - drafts, theirs, out.sequences[0]
+
+    ours, _, text = slots(20)
+    assert ours == min(settings["budget"] + settings["interval"], 9 + 20)
+    end = next(t for n, t in enumerate(text[9:].tolist()) if n > 8 and t not in text[9 : 9 + n])
+    ours, theirs, _ = slots(4000, eos_token_id=end)
+    assert ours == min(settings["budget"] + settings["interval"], theirs)
+    assert theirs < 1000
+
+
 @pytest.mark.parametrize("below", [[], ["prompt_lookup"]])
 def test_caches_go_with_the_call(below):
     """They are large: none waits for a collection of cycles. A held drafter is the control."""
@@ -497,18 +526,47 @@ def test_a_draft_costs_the_bytes_that_it_reads(packed):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("budget=0", "budget must be at least 1, got 0"),
+        ("budget=0", "budget must be an integer in [1, 2147483647], got 0"),
         ("budget=8,recent=9,sinks=0", "budget must be at least sinks + recent = 9, got 8"),
         ("budget=64,chunk=8,recent=7", "recent must be at least chunk = 8, got 7"),
-        ("budget=64,interval=0", "interval must be at least 1, got 0"),
+        ("budget=64,interval=0", "interval must be an integer in [1, 2147483647], got 0"),
         ("64", "sparse_cache[:budget=N[,chunk=..]] with numbers for budget, chunk, sinks, recent"),
-        ("budget=x", "recent, interval, got 'budget=x'"),
+        ("budget=64,sink=4", "recent, interval, got 'budget=64,sink=4'"),
+        ("budget=x", "budget of drafter sparse_cache must be an integer, got 'x'"),
+        ("budget=64,sinks=-1", f"sinks must be an integer in [0, {MAX_TOKENS}], got -1"),
+        ("budget=64,recent=", "recent of drafter sparse_cache must be an integer, got ''"),
+        ("budget=64,budget=3", "budget must be given once, got 'budget=64,budget=3'"),
+        *(
+            (
+                f"{name}={number}",
+                f"{name} must be an integer in [{low}, {MAX_TOKENS}], got {number}",
+            )
+            for name, low in MINIMA.items()
+            for number in (2**31, 2**63, 10**20)
+        ),
     ],
 )
 def test_wrong_numbers_are_refused_by_name(text, message):
     with pytest.raises(ValueError) as raised:
         SparseCacheDrafter.from_text(text)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"budget": MAX_TOKENS, "interval": MAX_TOKENS},
+        {"budget": MAX_TOKENS, "chunk": MAX_TOKENS, "sinks": 0, "recent": MAX_TOKENS},
+        {"budget": MAX_TOKENS, "chunk": 1, "sinks": MAX_TOKENS - 1, "recent": 1},
+        {"budget": 12, **SMALL, "interval": MAX_TOKENS},
+    ],
+)
+def test_numbers_as_large_as_they_may_be_serve(numbers):
+    """Within the budget drafts are the target's own tokens; the last row is beyond it."""
+    drafter = SparseCacheDrafter(**numbers)
+    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12)
+    assert stats.drafted > 0
+    assert (stats.accepted == stats.drafted) == (drafter.held.budget == MAX_TOKENS)
 
 
 def test_what_does_not_go_is_refused_by_name():

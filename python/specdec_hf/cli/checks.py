@@ -500,11 +500,18 @@ def _find_drafter(name: str) -> Source | None:
         entry = entry_of(name)
     except ValueError as error:
         fail(f"--{error}")
+    try:
+        value, _ = (
+            split_options(name, SAMPLING)
+            if entry is None
+            else split_options(value_of(name), entry.options)
+        )
+    except ValueError as error:
+        fail(f"--drafter {name}: {error}")
     if entry is None:
         hint = did_you_mean(name, [*DRAFTERS, "none", "embedded"])
-        model, _ = split_options(name, SAMPLING)
-        return find_model("--drafter", model, other=OTHER_DRAFTERS, hint=hint)
-    value, drafter = split_options(value_of(name), entry.options)[0], name.partition(":")[0]
+        return find_model("--drafter", value, other=OTHER_DRAFTERS, hint=hint)
+    drafter = name.partition(":")[0]
     if names_file(drafter, value):
         check_readable("--drafter", Path(value))
     if FOLDER in entry.value.split("|"):

@@ -12,13 +12,14 @@ Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "Magic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer, shown, split_options
+from specdec_hf.arguments import check_integer, read_number, shown, split_options
 from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
 from specdec_hf.drafters.retrieval import (
     ChunkMeans,
@@ -38,6 +39,7 @@ from specdec_hf.runner.sparse_runner import SparseRunner, bytes_of_cache
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MAX_TOKENS = 2**31 - 1  # that a number of the drafter may be; no text is longer
 NEVER = -(2**40)  # tokens of a text when chunks were chosen, where none were
 
 
@@ -74,10 +76,12 @@ class SparseCacheDraft(OwnCacheDraft):
         super().__init__(context)
         self.target = context.runner
         self.held = held
-        # Between two choices a sequence grows by what it commits, and a round by its drafts.
-        grown = held.interval + 2 * (context.max_draft + 1)
-        capacity = min(held.budget, context.max_length) + grown
-        self.runner = SparseRunner(self.target, capacity)
+        # Between two choices a sequence grows by what it commits, but no more is held than the text
+        # has tokens, for which the target's cache has the slots; and a round grows by its drafts.
+        slots = min(
+            held.budget + held.interval, context.max_length, self.target.cache.cursor.capacity
+        )
+        self.runner = SparseRunner(self.target, slots + 2 * (context.max_draft + 1))
         self._means = ChunkMeans(self.target, held.sinks, held.chunk)
         self._chosen_at = np.full(context.batch_size, NEVER, dtype=np.int64)
         self._states: CommittedStates | None = None
@@ -255,7 +259,8 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
 
     Raises:
         TypeError: an argument that is no integer.
-        ValueError: a number out of range, and, when a call starts, another cache or model.
+        ValueError: a number out of range, of which none may exceed 2**31 - 1; and, when a call
+            starts, another cache or model.
 
     Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "MagicDec", arXiv
     2408.11049.
@@ -276,12 +281,13 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
         recent: int | None = None,
         interval: int = 16,
     ) -> None:
+        check = partial(check_integer, maximum=MAX_TOKENS)
         held = self.held = HeldTokens(
-            check_integer("budget", budget, 1),
-            check_integer("chunk", chunk, 1),
-            check_integer("sinks", sinks, 0),
-            max(chunk, budget // 4) if recent is None else check_integer("recent", recent, 1),
-            check_integer("interval", interval, 1),
+            check("budget", budget, 1),
+            check("chunk", chunk, 1),
+            check("sinks", sinks, 0),
+            max(chunk, budget // 4) if recent is None else check("recent", recent, 1),
+            check("interval", interval, 1),
         )
         if held.recent < held.chunk:
             raise ValueError(f"recent must be at least chunk = {chunk}, got {recent}")
@@ -292,14 +298,17 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Numbers by their names, such as ``budget=512,chunk=8``."""
-        names = ("budget", *DRAFTERS["sparse_cache"].options)
+        names = ("budget", *DRAFTERS[cls.name].options)
         rest, options = split_options(text, names)
-        if rest or not all(number.isdecimal() for number in options.values()):
+        if rest:
             raise ValueError(
-                f"drafter must be {usage('sparse_cache')} with numbers for {', '.join(names)}, "
+                f"drafter must be {usage(cls.name)} with numbers for {', '.join(names)}, "
                 f"got {shown(text)}"
             )
-        numbers: dict[str, Any] = {name: int(number) for name, number in options.items()}
+        owner = f"drafter {cls.name}"
+        numbers: dict[str, Any] = {
+            name: read_number(name, owner, number, integer=True) for name, number in options.items()
+        }
         return cls(**numbers)
 
     def check_config(self, config: Any) -> None:

@@ -101,6 +101,9 @@ def tune(
     if not 0 < minutes < float("inf"):
         fail(f"--minutes must be above 0 and finite, got {minutes}")
     check_output("--output", output, [Path(prompts)])
+    plain = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
+    target = check(plain).model
+    candidates = first_candidates(settings, drafter)
     for name in drafter:
         if name == "none":
             fail("--drafter must not be none: plain decoding is what each drafter is compared with")
@@ -109,9 +112,6 @@ def tune(
                 f"--drafter must not keep texts of earlier calls, got {name}: the same prompts are "
                 "answered again and again here"
             )
-    plain = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
-    target = check(plain).model
-    candidates = first_candidates(settings, drafter)
     chosen = categories_in_turns(read_prompts(prompts))[:limit]
     if len(chosen) < MIN_BATCHES:
         fail(f"--prompts must hold at least {MIN_BATCHES} prompts to compare, got {len(chosen)}")
