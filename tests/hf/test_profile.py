@@ -124,7 +124,7 @@ FAULTS = {
         changed(options__drafter=["ngram", "none"]), "must be null for plain decoding or a name, g"
     ),
     "a number that is none": (
-        changed(options__drafter="sparse_cache:budget=abc"), "options: drafter must be sparse_cach"
+        changed(options__drafter="sparse_cache:budget=abc"), "budget of drafter sparse_cache must b"
     ),
     "a number out of range": (
         changed(options__drafter=["ngram", "ngram:0"]), "options: drafter ngram:0: order must be"
