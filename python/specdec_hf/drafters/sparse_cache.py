@@ -60,7 +60,7 @@ class HeldTokens:
 
 
 class SparseCacheDraft(OwnCacheDraft):
-    """The target over a sparse cache in one call; `begin_round` brings the cache up to date.
+    """The target over a sparse cache in one call.
 
     Args:
         context: the call.
@@ -125,7 +125,6 @@ class SparseCacheDraft(OwnCacheDraft):
         self.runner.copy_committed()
 
     def catch_up(self, history: History) -> torch.Tensor:
-        self.begin_round(history)
         pending = torch.from_numpy(history.last(1)).to(self.device, non_blocking=True)
         return self.extend(pending, history.lengths - 1)
 
