@@ -215,7 +215,7 @@ def test_drafts_see_what_is_held_at_its_positions(compile):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((30,))
     length, sinks, recent = 30, 2, 5
     drafter = Watched(7, chunk=4, sinks=sinks, recent=recent)
-    assert drafter.held.num_chunks == 0
+    assert drafter.pattern.num_chunks == 0
     out = generate(
         model, **inputs, drafter=drafter, do_sample=True, seed=3, rule="token", gamma=3,
         guard=False, compile=compile, max_new_tokens=5, return_dict_in_generate=True,

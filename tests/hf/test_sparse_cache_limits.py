@@ -108,7 +108,7 @@ def test_numbers_as_large_as_they_may_be_serve(numbers):
     drafter = SparseCacheDrafter(**numbers)
     stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12)
     assert stats.drafted > 0
-    assert (stats.accepted == stats.drafted) == (drafter.held.budget == MAX_TOKENS)
+    assert (stats.accepted == stats.drafted) == (drafter.pattern.budget == MAX_TOKENS)
 
 
 def test_what_does_not_go_is_refused_by_name():
