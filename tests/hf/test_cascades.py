@@ -10,6 +10,7 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.drafters.cascade import level_context
+from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import DraftContext, History
 from support import hf_models
@@ -149,6 +150,28 @@ def test_each_model_of_a_list_drafts_for_the_one_before_it():
     for wrong in (["prompt_lookup", model], [model], []):
         with pytest.raises(ValueError, match="several drafters need tree, unless"):
             generate(model, **hf_models.prompts((9, 4)), drafter=wrong)
+
+
+def over_random_drafts(model):
+    return VerticalCascade(model, "random", 1)
+
+
+@pytest.mark.parametrize("kind", [ModelDrafter, over_random_drafts])
+def test_a_round_begins_once_for_the_draft_model(kind, monkeypatch):
+    """However many rounds of its own the draft model has in a round of the target."""
+    begun, model = [], hf_models.tiny("llama")
+    monkeypatch.setattr(
+        DraftModel, "begin_round", lambda draft, history: begun.append(int(history.lengths[0]))
+    )
+    out = generate(
+        model, **hf_models.prompts((9,)), gamma=3, max_new_tokens=16, do_sample=False, guard=False,
+        drafter=kind(small(model)), return_dict_in_generate=True,
+    )  # fmt: skip
+    emitted = [record.emitted[0] for record in out.stats.round_log]
+    lengths = 9 + np.cumsum([0, *emitted[:-1]])
+    drafted = [record.drafted[0] > 0 for record in out.stats.round_log]
+    assert begun == lengths[drafted].tolist()
+    assert len(begun) > 3
 
 
 def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():

@@ -330,14 +330,11 @@ class VerticalCascade(Cascade):
     rules = RULES_OF_DRAWN_DRAFTS
 
     def __init__(self, model: Any, drafter: Any, num_assistant_tokens: int = 3) -> None:
-        if isinstance(model, str):
-            model = _as_drafter(model)
-        self.sparse = model if isinstance(model, SparseCacheDrafter) else None
-        if self.sparse is None:
-            check_language_model("model", model)
-        else:
+        self.model: Any = _as_drafter(model) if isinstance(model, str) else model
+        if isinstance(self.model, SparseCacheDrafter):
             self.makes_forward, self.rolls_back = True, False
-        self.model: Any = model  # of a sparse cache the target, once a call has started
+        else:
+            check_language_model("model", self.model)
         self.num_assistant_tokens = check_integer("num_assistant_tokens", num_assistant_tokens, 1)
         super().__init__([drafter])
         check_rolls_back(self.drafters[0])
@@ -350,10 +347,10 @@ class VerticalCascade(Cascade):
         """
         self._context = context
         self._draft: DraftModel | SparseCacheDraft
-        if self.sparse is None:
-            self._draft = DraftModel(self.model, context)
+        if isinstance(self.model, SparseCacheDrafter):
+            self._draft, lead = self.model.draft_in(context), context.model
         else:
-            self.model, self._draft = context.model, self.sparse.draft_in(context)
+            self._draft, lead = DraftModel(self.model, context), self.model
         self.relative_cost = self._draft.relative_cost
         # The draft model's rule. Where Q is read it must be lossless for Q. Under match all levels
         # share the noise of a position, and the greedy rule serves drafts that are not drawn.
@@ -363,7 +360,7 @@ class VerticalCascade(Cascade):
         self._inner = level_context(
             context,
             0,
-            model=self.model,
+            model=lead,
             runner=None,
             rule=rule,
             seeds=context.seeds.to(self._draft.device),
@@ -377,8 +374,7 @@ class VerticalCascade(Cascade):
         gamma = int(limits.max())
         if gamma < 1:
             return None
-        if isinstance(draft, SparseCacheDraft):
-            draft.begin_round(history)
+        draft.begin_round(history)
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
         rows: torch.Tensor | None = None

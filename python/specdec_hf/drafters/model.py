@@ -31,7 +31,10 @@ from specdec_kernels import SampledDraft
 
 
 class Stepper(Protocol):
-    """What draws a chain token by token: a draft model, layers of the target, or a head."""
+    """What draws a chain token by token: a draft model, layers of the target, or a head.
+
+    In a round `room` comes first, then `begin_round`, `catch_up` and `extend`.
+    """
 
     device: torch.device
     sampler: RowSampler
@@ -39,6 +42,10 @@ class Stepper(Protocol):
     def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft."""
         ...
+
+    def begin_round(self, history: History) -> None:
+        """Learn what is committed when a round begins; by default nothing is done."""
+        return
 
     def catch_up(self, history: History) -> torch.Tensor:
         """Feed what it lacks of the text; logits [B, V] after each sequence's last token."""
@@ -71,6 +78,7 @@ class DrawingDrafter(Drafter):
         gamma = int(counts.max())
         if gamma < 1:
             return None
+        draft.begin_round(history)
         logits = draft.catch_up(history)
         positions = to_device(lengths, draft.device)
         with_distribution = reads_draft(self._context.rule)
@@ -177,7 +185,7 @@ def own_sampling(**sampling: float | None) -> dict[str, float]:
     return {name: type(PARAMETERS[name].neutral)(value) for name, value in own.items()}
 
 
-class DraftModel:
+class DraftModel(Stepper):
     """Any causal LM of the target's vocabulary; it may be on another device or in another dtype.
 
     It samples with the target's sampling parameters, so that its distribution is close to the one

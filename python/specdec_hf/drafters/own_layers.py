@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, shown
-from specdec_hf.drafters.model import DrawingDrafter, room_in
+from specdec_hf.drafters.model import DrawingDrafter, Stepper, room_in
 from specdec_hf.drafters.skipped_sublayers import SkippedSublayers
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class OwnCacheDraft:
-    """The target as its own `Stepper`; override `catch_up` and `extend`.
+class OwnCacheDraft(Stepper):
+    """The target as what drafts; override `catch_up` and `extend`.
 
     Args:
         context: the call.

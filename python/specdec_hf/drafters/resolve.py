@@ -112,7 +112,7 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
                 f"tree must be a TrieTree or None with drafter {one.name}, which drafts trees of "
                 f"its own, got {layout}"
             )
-        if isinstance(one, VerticalCascade) and one.sparse is not None:
+        if isinstance(one, VerticalCascade) and isinstance(one.model, SparseCacheDrafter):
             raise ValueError(
                 "tree must be a TrieTree or None with a cascade of drafter sparse_cache, which "
                 f"drafts chains, got {layout}"

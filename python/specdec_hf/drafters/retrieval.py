@@ -136,12 +136,12 @@ def scale_of(model: Any) -> float:
     return scale
 
 
-def unserved_reason(model: Any, longest: int) -> str | None:
+def unserved_reason(model: Any, max_length: int) -> str | None:
     """Why the queries of a model are not known here, or None.
 
     Args:
         model: the causal language model.
-        longest: tokens of the longest text.
+        max_length: tokens of the longest text.
     """
     reason = unknown_structure(model)
     if reason is not None:
@@ -151,6 +151,6 @@ def unserved_reason(model: Any, longest: int) -> str | None:
     if other is not None:
         return f"its layers must be those of {', '.join(FAMILIES.values())}, got {other.__name__}"
     window = getattr(model.config, "sliding_window", None)
-    if window is not None and window < longest:
-        return f"its attention has a window of {window} tokens, which texts of {longest} exceed"
+    if window is not None and window < max_length:
+        return f"its attention has a window of {window} tokens, which texts of {max_length} exceed"
     return None

@@ -44,8 +44,8 @@ NEVER = -(2**40)  # tokens of a text when chunks were chosen, where none were
 
 
 @dataclass(frozen=True)
-class HeldTokens:
-    """The tokens of a long text that a sparse cache holds; see `SparseCacheDrafter`."""
+class SparsePattern:
+    """Which tokens of a long text a sparse cache holds; see `SparseCacheDrafter`."""
 
     budget: int
     chunk: int
@@ -60,11 +60,11 @@ class HeldTokens:
 
 
 class SparseCacheDraft(OwnCacheDraft):
-    """The target over a sparse cache in one call; `begin_round` brings the cache up to date.
+    """The target over a sparse cache in one call.
 
     Args:
         context: the call.
-        held: what the sparse cache holds.
+        pattern: what the sparse cache holds.
 
     Attributes:
         runner: of the sparse cache. That of the target is ``target``.
@@ -72,17 +72,17 @@ class SparseCacheDraft(OwnCacheDraft):
 
     runner: SparseRunner
 
-    def __init__(self, context: DraftContext, held: HeldTokens) -> None:
+    def __init__(self, context: DraftContext, pattern: SparsePattern) -> None:
         super().__init__(context)
         self.target = context.runner
-        self.held = held
+        self.pattern = pattern
         # Between two choices a sequence grows by what it commits, but no more is held than the text
         # has tokens, for which the target's cache has the slots; and a round grows by its drafts.
         slots = min(
-            held.budget + held.interval, context.max_length, self.target.cache.cursor.capacity
+            pattern.budget + pattern.interval, context.max_length, self.target.cache.cursor.capacity
         )
         self.runner = SparseRunner(self.target, slots + 2 * (context.max_draft + 1))
-        self._means = ChunkMeans(self.target, held.sinks, held.chunk)
+        self._means = ChunkMeans(self.target, pattern.sinks, pattern.chunk)
         self._chosen_at = np.full(context.batch_size, NEVER, dtype=np.int64)
         self._states: CommittedStates | None = None
         self._num_layers = len(self.target.cache.spec_layers)
@@ -90,14 +90,14 @@ class SparseCacheDraft(OwnCacheDraft):
     @property
     def relative_cost(self) -> float:
         """Bytes of weights, keys and values that a draft reads by those that the target reads."""
-        longest = self.context.max_length
+        max_length = self.context.max_length
         config = self.model.config
         weights = sum(p.numel() * p.element_size() for p in self.context.model.parameters())
         weights += bytes_of(m for m in self.context.model.modules() if isinstance(m, OnlyPacked))
         heads, size = config.num_key_value_heads, self.model.base_model.layers[0].self_attn.head_dim
         token = 2 * config.num_hidden_layers * heads * size * self.model.dtype.itemsize
-        cost: float = (weights + token * min(self.held.budget, longest)) / (
-            weights + token * longest
+        cost: float = (weights + token * min(self.pattern.budget, max_length)) / (
+            weights + token * max_length
         )
         return cost
 
@@ -114,18 +114,17 @@ class SparseCacheDraft(OwnCacheDraft):
 
     def begin_round(self, history: History) -> None:
         """Copy what was committed, and choose chunks anew where that is due."""
-        lengths, held = self.target.lengths, self.held
-        if self._states is None and held.num_chunks and self.context.max_length > held.budget:
+        lengths, pattern = self.target.lengths, self.pattern
+        if self._states is None and pattern.num_chunks and self.context.max_length > pattern.budget:
             self._states = self.context.keep_states(range(self._num_layers))
         states, known = self._last_states()
-        due = history.active & (lengths > held.budget)
-        due &= lengths - self._chosen_at >= held.interval
+        due = history.active & (lengths > pattern.budget)
+        due &= lengths - self._chosen_at >= pattern.interval
         if due.any():
             self._choose(np.flatnonzero(due), history, states, known)
         self.runner.copy_committed()
 
     def catch_up(self, history: History) -> torch.Tensor:
-        self.begin_round(history)
         pending = to_device(history.last(1), self.device)
         return self.extend(pending, history.lengths - 1)
 
@@ -152,22 +151,22 @@ class SparseCacheDraft(OwnCacheDraft):
             states: [B, N, H], which the layers read at the last committed token that they read.
             known: [B], whether the sequence has such states.
         """
-        held, first = self.held, bool((self._chosen_at == NEVER).all())
+        pattern, first = self.pattern, bool((self._chosen_at == NEVER).all())
         lengths = self.target.lengths[sequences]
         # Whole chunks lie between the sinks and the recent tokens, which are at most ``recent``.
-        counts = -(-(lengths - held.sinks - held.recent) // held.chunk)
-        recent = held.sinks + counts * held.chunk  # where they begin
+        counts = -(-(lengths - pattern.sinks - pattern.recent) // pattern.chunk)
+        recent = pattern.sinks + counts * pattern.chunk  # where they begin
         ends = recent[:, None] + np.arange(int((lengths - recent).max()))
         np.minimum(ends, lengths[:, None] - 1, out=ends)
         heads = self.target.cache.spec_layers[0].buffers[0].shape[1]
         shape = self._num_layers, len(sequences), heads, -1
-        parts = [torch.arange(held.sinks, device=self.device).expand(shape)]
-        if held.num_chunks:
+        parts = [torch.arange(pattern.sinks, device=self.device).expand(shape)]
+        if pattern.num_chunks:
             chosen = self._chunks(sequences, counts, history, states, known)
-            inside = torch.arange(held.chunk, device=self.device)
-            parts.append((held.sinks + chosen[..., None] * held.chunk + inside).flatten(3))
+            inside = torch.arange(pattern.chunk, device=self.device)
+            parts.append((pattern.sinks + chosen[..., None] * pattern.chunk + inside).flatten(3))
         parts.append(to_device(ends, self.device)[None, :, None].expand(shape))
-        size = held.sinks + held.num_chunks * held.chunk
+        size = pattern.sinks + pattern.num_chunks * pattern.chunk
         self.runner.hold(sequences, torch.cat(parts, dim=3), size + lengths - recent)
         self._chosen_at[sequences] = lengths
         if first:
@@ -210,7 +209,7 @@ class SparseCacheDraft(OwnCacheDraft):
         scores = chunk_scores(queries, means, to_device(counts, self.device), scale_of(model))
         # Of equal scores the earlier chunk wins, whatever the other sequences are.
         order = scores.sort(dim=-1, descending=True, stable=True).indices
-        return order[..., : self.held.num_chunks].sort(dim=-1).values
+        return order[..., : self.pattern.num_chunks].sort(dim=-1).values
 
     def _last_states(self) -> tuple[torch.Tensor | None, NDArray[np.bool_]]:
         """The states [B, N, H] at the last token that the target read in its last round.
@@ -266,9 +265,9 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
     2408.11049.
 
     Attributes:
-        held: these numbers.
+        pattern: these numbers.
 
-    >>> SparseCacheDrafter(512, chunk=8, sinks=4, recent=128).held.num_chunks
+    >>> SparseCacheDrafter(512, chunk=8, sinks=4, recent=128).pattern.num_chunks
     47
     """
 
@@ -282,18 +281,18 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
         interval: int = 16,
     ) -> None:
         check = partial(check_integer, maximum=MAX_TOKENS)
-        held = self.held = HeldTokens(
+        pattern = self.pattern = SparsePattern(
             check("budget", budget, 1),
             check("chunk", chunk, 1),
             check("sinks", sinks, 0),
             max(chunk, budget // 4) if recent is None else check("recent", recent, 1),
             check("interval", interval, 1),
         )
-        if held.recent < held.chunk:
+        if pattern.recent < pattern.chunk:
             raise ValueError(f"recent must be at least chunk = {chunk}, got {recent}")
-        least = held.sinks + held.recent
-        if held.budget < least:
-            raise ValueError(f"budget must be at least sinks + recent = {least}, got {budget}")
+        minimum = pattern.sinks + pattern.recent
+        if pattern.budget < minimum:
+            raise ValueError(f"budget must be at least sinks + recent = {minimum}, got {budget}")
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -330,7 +329,7 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
             raise ValueError(
                 f"drafter {self.name} cannot draft for {type(context.model).__name__}: {reason}"
             )
-        return SparseCacheDraft(context, self.held)
+        return SparseCacheDraft(context, self.pattern)
 
     def start(self, context: DraftContext) -> None:
         """Check the call and make an empty cache.

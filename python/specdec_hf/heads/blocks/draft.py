@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import DrawingDrafter, room_in
+from specdec_hf.drafters.model import DrawingDrafter, Stepper, room_in
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft
 from specdec_hf.drafting.sampling import RowSampler
@@ -23,8 +23,8 @@ from specdec_kernels import kv_append_
 B = TypeVar("B", bound=BlockHead)
 
 
-class BlockDraft(Generic[B]):
-    """A `BlockHead` that drafts in one call, with the methods of a `Stepper`; override `run`.
+class BlockDraft(Stepper, Generic[B]):
+    """A `BlockHead` that drafts in one call; override `run`.
 
     Its cache holds the keys and values of committed tokens alone from one round to the next; those
     of a block are overwritten.

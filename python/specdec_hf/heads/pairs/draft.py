@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import room_in
+from specdec_hf.drafters.model import Stepper, room_in
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.pairs.cache import HeadCache
@@ -26,7 +26,7 @@ from specdec_hf.runner.protocol import Lengths, context_length, to_device
 from specdec_kernels import tree_attention
 
 
-class PairDraft:
+class PairDraft(Stepper):
     """A head over pairs that drafts in one call, with the methods of a `DraftModel`.
 
     Its cache holds the pairs of committed tokens alone from one round to the next: those of drafts
