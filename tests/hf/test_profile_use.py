@@ -140,7 +140,7 @@ def test_calls_blame_files_that_drafters_read_on_the_profile(model, write, draft
 def test_files_that_drafters_read_are_blamed_on_the_profile(folder, write):  # noqa: F811
     for drafter, message in (
         ("ngram:no/table", "drafter: cannot read no/table"),
-        ("eagle3_chain:no/head", "drafter eagle3_chain:no/head: folder no/head does not exist"),
+        ("eagle3_chain:no/head", "drafter eagle3_chain: folder no/head does not exist"),
         (f"peagle:{folder}", f"drafter peagle:{folder}: "),  # found when it is loaded
     ):
         path = write({"drafter": drafter})

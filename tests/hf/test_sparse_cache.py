@@ -84,9 +84,10 @@ def recording(name):
         seen[module.layer_idx] = query
         return sdpa_attention_forward(module, query, *rest, **more)
 
-    AttentionInterface.register("recording", attention)
+    own = f"recording {name}"  # a model looks its attention up by name in every forward
+    AttentionInterface.register(own, attention)
     model = hf_models.build(name)
-    model.config._attn_implementation = "recording"
+    model.config._attn_implementation = own
     return model, seen
 
 
