@@ -120,6 +120,20 @@ def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
     assert seen == {"accepted", "rejected", "drafted"}
 
 
+def test_rule_traversal_accepts_one_of_equal_siblings(models):
+    explainer, _ = explained(models, "traversal", {**SAMPLING, "temperature": 0.1}, tree=(3, 2, 1))
+    twins = 0
+    for tree in explainer.trees:
+        accepted = [node for node in tree.nodes if node.kind == "accepted"]
+        parents = [node.parent for node in accepted]
+        assert len({*parents}) == len(parents)
+        twins += sum(
+            (a.token, a.parent) == (b.token, b.parent)
+            for a in accepted for b in tree.nodes if b is not a
+        )  # fmt: skip
+    assert twins > 0
+
+
 def test_the_mask_of_a_picture_is_that_of_the_op(models):
     explainer, _ = explained(models, "target_only", tree=(3, 2, 1))
     tree = explainer.trees[0]

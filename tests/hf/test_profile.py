@@ -366,3 +366,13 @@ def test_weights_that_cannot_be_compared_are_noted(model, write):
     path.write_text(json.dumps(content))
     (note,) = run(model, profile=path, do_sample=False).stats.notes
     assert note.startswith("whether profile")
+
+
+def test_weights_of_a_profile_of_float16_are_compared_in_float16(model, write):
+    path = write()
+    content = json.loads(path.read_text())
+    content["conditions"]["dtype"] = "float16"
+    path.write_text(json.dumps(content))
+    half = hf_models.build("llama", 1, vocab_size=11).to(torch.float16)
+    with pytest.raises(ValueError, match="whose weights have digest"):
+        read_profile(path).check_call(half, 1, sampled=False)

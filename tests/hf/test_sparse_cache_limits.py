@@ -143,7 +143,8 @@ def test_what_does_not_go_is_refused_by_name():
 
 
 def test_a_window_that_no_text_exceeds_is_served():
-    model = hf_models.build("mistral", sliding_window=64)
+    longest = 12 + 12  # tokens of the longest prompt, and new ones
+    model = hf_models.build("mistral", sliding_window=longest)
     assert (
         assert_greedy_identical(
             lambda: "sparse_cache:budget=8,chunk=2,sinks=1,recent=3", model, 12
