@@ -70,7 +70,7 @@ class DFlashConfig(BlockConfig):
             ValueError: another kind of head, or a field that is missing or wrong, by name.
         """
         sizes = sizes_from(given, "dflash", _LAYERS)
-        flags = {own: checked_flag(given, name) for name, own in _FLAGS.items()}
+        flags: dict[str, Any] = {own: checked_flag(given, name) for name, own in _FLAGS.items()}
         skipped = 0 if flags["from_anchor"] else 1  # places that draft nothing
         block = checked_size(
             given, "block_size", minimum=1 + skipped, maximum=MAX_DRAFT_LENGTH + skipped

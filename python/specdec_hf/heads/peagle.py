@@ -72,7 +72,7 @@ class PEagleConfig(BlockConfig):
             ValueError: another kind of head, or a field that is missing or wrong, by name.
         """
         sizes = sizes_from(given, "peagle", _LAYERS)
-        flags = {name: checked_flag(given, name) for name in _FLAGS}
+        flags: dict[str, Any] = {name: checked_flag(given, name) for name in _FLAGS}
         if flags["norm_before_fc"] and flags["fc_norm"]:
             raise ValueError("norm_before_fc of a head must be false with fc_norm, got both true")
         tokens = speculative_tokens(given)

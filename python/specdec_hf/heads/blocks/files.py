@@ -38,7 +38,7 @@ def write_block(
 def read_block(
     folder: str | Path,
     config_from: Callable[[dict[str, Any]], Any],
-    make: type[B],
+    make: Callable[[Any], B],
     target_owns: Callable[[BlockConfig], tuple[str, ...]],
 ) -> B:
     """A head from a folder, in float32 on the host.
