@@ -19,17 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdec_hf.arguments import did_you_mean, shown, split_options
+from specdec_hf.arguments import did_you_mean, shown
 from specdec_hf.drafting.registry import (
     AUTO,
-    DRAFTERS,
-    FOLDER,
-    SAMPLING,
+    entry_named,
     entry_of,
     make_drafter,
-    names_file,
+    parse_drafter,
     sampling_of,
-    value_of,
 )
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.registry import check_takes, make_schedule
@@ -166,18 +163,13 @@ class Profile:
     @property
     def _paths(self) -> list[str]:
         """The files and folders that its drafters read."""
-        found = []
-        for name in _listed(self.options["drafter"]):
-            entry = DRAFTERS.get(name.partition(":")[0])
-            path = split_options(value_of(name), entry.options)[0] if entry else ""
-            if path and _is_path(name, path):
-                found.append(path)
-        return found
+        every = map(parse_drafter, _listed(self.options["drafter"]))
+        return [one.path for one in every if one.reads]
 
     @property
     def draft_models(self) -> list[str]:
         """The models among its drafters, by their names on the command line."""
-        return [name for name in _listed(self.options["drafter"]) if not _is_named(name)]
+        return [name for name in _listed(self.options["drafter"]) if entry_named(name) is None]
 
     def check_call(self, model: Any, batch_size: int, *, sampled: bool) -> list[str]:
         """Notes on a call whose conditions are others than those of the measurement.
@@ -296,10 +288,14 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
     """
     from specdec_hf.heads.shipped import digest_of
 
-    text = model.config.get_text_config(decoder=True)
-    sizes = {size: getattr(text, size, None) for size in SIZES}
-    kind = type(model).__name__
+    kind, sizes = type(model).__name__, sizes_of(model.config)
     return {"name": name, "class": kind, "sizes": sizes, "digest": digest_of(model)}
+
+
+def sizes_of(config: Any) -> dict[str, Any]:
+    """The fields `SIZES` of a model's config, None where it has none."""
+    text = config.get_text_config(decoder=True)
+    return {name: getattr(text, name, None) for name in SIZES}
 
 
 def describe_conditions(model: Any, batch_size: int, *, sampled: bool) -> dict[str, Any]:
@@ -355,10 +351,6 @@ def _listed(drafter: Any) -> list[Any]:
 def _absolute(drafter: str) -> str:
     """Two names of a folder are the same here, whatever follows them."""
     return os.path.abspath(os.path.expanduser(drafter))
-
-
-def _is_named(drafter: str) -> bool:
-    return drafter.partition(":")[0] in DRAFTERS
 
 
 def _check_keys(where: str, content: Any, known: Iterable[str], needed: Iterable[str]) -> None:
@@ -421,16 +413,15 @@ def _check_schedule(schedule: Schedule, options: dict[str, Any]) -> None:
     drafter, tree = options["drafter"], options.get("tree")
     if tree is not None or _has_own_tree(drafter):
         check_takes(str(drafter), schedule, trees=True, has_stats=False)
-    elif isinstance(drafter, str) and _is_named(drafter) and drafter != AUTO:
-        entry = DRAFTERS[drafter.partition(":")[0]]
+    elif isinstance(drafter, str) and (entry := entry_named(drafter)) and drafter != AUTO:
         stats = entry.draws or entry.reports_confidence or options.get("num_assistant_tokens") == 0
         check_takes(drafter, schedule, trees=False, has_stats=stats)
 
 
 def _has_own_tree(drafter: Any) -> bool:
     """Whether it drafts trees of its own alone; "auto" drafts chains where it is asked to."""
-    named = isinstance(drafter, str) and drafter != AUTO and _is_named(drafter)
-    return named and DRAFTERS[drafter.partition(":")[0]].own_tree
+    entry = entry_named(drafter) if isinstance(drafter, str) and drafter != AUTO else None
+    return entry is not None and entry.own_tree
 
 
 def _read_drafter(drafter: Any) -> Any:
@@ -453,19 +444,11 @@ def _check_text(name: str) -> None:
 
     A file may be missing where the call gives another drafter, so calls that need it read it.
     """
-    entry, value = entry_of(name), value_of(name)
+    entry, parts = entry_of(name), parse_drafter(name)
     if entry is None:  # a model
-        sampling_of(split_options(name, SAMPLING)[1])
-        return
-    path = split_options(value, entry.options)[0]
-    if value and not _is_path(name, path):
+        sampling_of(parts.options)
+    elif ":" in name and not parts.reads:
         make_drafter(name)
-
-
-def _is_path(name: str, value: str) -> bool:
-    """Whether what follows the name of a drafter is a file or a folder."""
-    head = name.partition(":")[0]
-    return FOLDER in DRAFTERS[head].value.split("|") or names_file(head, value)
 
 
 def _tree_to_json(tree: Any) -> Any:

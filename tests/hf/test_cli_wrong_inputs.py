@@ -131,7 +131,7 @@ OTHER_COMMANDS = {
         ("--drafter token_recycling --tree 2", "--tree must not be given with --drafter token_rec"),
         ("--drafter prompt_lookup+layers:1 --tree 2", "--tree must not be given with --drafter pr"),
         ("--drafter early_exit:1", "early_exit:1: cannot be analyzed: it runs the target wi"),
-        ("--num-assistant-tokens-schedule x", "--num-assistant-tokens-schedule: num_assistant_tok"),
+        (f"{SCHEDULE} constant {SCHEDULE} x", f"{SCHEDULE}: num_assistant_tokens_schedule must"),
         ("--temperature -1", "--temperature must be finite and >= 0, got -1"),
         ("--output nowhere/folder", "--output: folder nowhere does not exist"),
         ("--output pyproject.toml", "--output must name a folder, pyproject.toml is a file"),

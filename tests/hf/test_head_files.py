@@ -156,6 +156,10 @@ DAMAGED = [
     ("published medusa", {}, {"3.1.weight": None}, "lacks 3.1.weight"),
     ("published medusa", {"medusa_num_heads": 5}, {}, "lacks 4.0.linear.bias, 4.0.linear.weight"),
     ("published medusa", {"medusa_num_layers": None}, {}, "must hold medusa_num_layers"),
+    ("published medusa", {"medusa_num_layers": 10**9}, {}, r"num_layers must be .*, got 10{9}"),
+    ("published medusa", {"medusa_num_heads": 1025}, {}, r"be .* in \[1, 1024\], got 1025"),
+    ("published medusa", {}, {"1024.1.weight": torch.ones(1)}, r"be .* in \[1, 1024\], got 1025"),
+    ("blockwise", {"num_heads": 1025}, {}, r"num_heads must be .* in \[1, 1024\], got 1025"),
     ("published medusa", {}, {"d2t": torch.ones(3)}, "must hold vocab_size"),
     ("published medusa", {"vocab_size": 67}, outputs(3, 32), "vocab_size = 67 rows, got 3"),
     ("dflash", {TYPE: None}, {}, "dflash head must hold speculators_model_type: .* convert"),
@@ -199,6 +203,7 @@ DAMAGED = [
     ("exit", {}, {"norm.weight": None}, "lacks norm.weight"),
     ("exit", {}, {"fc.weight": torch.ones(2)}, "holds fc.weight, which no ExitHead has"),
     ("pass", {"num_embeddings": None}, {}, "must hold num_embeddings"),
+    ("pass", {"num_embeddings": 1024}, {}, r"must be .* in \[1, 1023\], got 1024"),
     ("pass", {"num_embeddings": 4}, {}, r"embeddings of .* must be \[4, 32\], got \[3, 32\]"),
     ("pass", {}, {"bias": torch.ones(2)}, "holds bias, which no PassHead has"),
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from specdec_hf.heads.eagle import load_eagle, save_eagle
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import load_head, save_as_speculators, save_head
 from support import hf_models, published_heads
+from support.heads import head_folder
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 LAYERS = 8  # so that the default layers are 2, 4 and 5
@@ -168,3 +169,18 @@ def test_the_layers_are_written_in_both_spellings():
     assert HeadConfig.from_dict(config).layers == (1, 2)
     del config["eagle_aux_hidden_state_layer_ids"]
     assert HeadConfig.from_dict(config).layers == (1, 2)
+
+
+def test_the_state_before_the_final_norm_is_refused_and_the_one_after_it_is_not(tmp_path):
+    """Only training here writes heads that read the state after the norm, and it says so."""
+    target, prompts = hf_models.tiny("llama"), hf_models.prompts((4,))
+    folder = head_folder(target, tmp_path)
+    plain = generate(target, **prompts, drafter=None, max_new_tokens=4)
+    options = {**prompts, "drafter": f"eagle3_chain:{folder}", "max_new_tokens": 4}
+    assert torch.equal(generate(target, **options), plain)
+    config = json.loads((folder / "config.json").read_text())
+    assert max(config["eagle_aux_hidden_state_layer_ids"]) == target.config.num_hidden_layers
+    assert config.pop("final_state_after_norm")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"states after 2 layers, and must read .* model's 2"):
+        generate(target, **options)

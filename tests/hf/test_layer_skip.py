@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import LayerSkipDrafter, SkippedSublayers, generate
-from specdec_hf.drafters.skipped_sublayers import sizes_of
 from specdec_hf.drafting.registry import names_file
 from specdec_hf.lab.layer_skip.calibration import Calibration, Drafting, search_layers
 from specdec_hf.lab.layer_skip.command import cut_pieces
 from specdec_hf.lab.layer_skip.optimiser import maximise
+from specdec_hf.profile import sizes_of
 from specdec_hf.runner.packed.twin import packed_twin
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.runner.split_model import SplitModel

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from specdec_hf.beams.tree import DraftedBeams, Integers
 from specdec_hf.loop.processors import ends_text
 from specdec_hf.request.call import Call
+from specdec_hf.runner.protocol import to_device
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Rows:
 
     def whole(self, index: Integers) -> torch.Tensor:
         """``log_probs`` of rows [B, w]."""
-        chosen = torch.from_numpy(index).to(self.log_probs.device, non_blocking=True)
+        chosen = to_device(index, self.log_probs.device)
         return self.log_probs.take_along_dim(chosen[:, :, None], dim=1)
 
 

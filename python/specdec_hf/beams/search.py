@@ -43,7 +43,7 @@ from specdec_hf.runner.choose import choose_kind, choose_runner
 from specdec_hf.runner.compiled.compiled_call import pack_for
 from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.plain_runner import Prompt
-from specdec_hf.runner.protocol import context_length, vocab_size_of
+from specdec_hf.runner.protocol import context_length, to_device, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 
@@ -299,9 +299,8 @@ class BeamSearch:
         if logits is not None:
             return logits
         device = self.model.device
-        new = torch.from_numpy(self.tree.tokens[:, -self.beams.width :].copy())
-        tokens = new.to(device, non_blocking=True)
-        parents = torch.from_numpy(self.tree.parents.copy()).to(device, non_blocking=True)
+        tokens = to_device(self.tree.tokens[:, -self.beams.width :], device)
+        parents = to_device(self.tree.parents, device)
         if drafted is not None:
             tokens = torch.cat([tokens, drafted.tokens.to(device)], dim=1)
             parents = torch.cat([parents, drafted.parents.to(device)], dim=1)
@@ -346,7 +345,7 @@ class BeamSearch:
         """Keep rows of one step, [B, w] of them, for the output."""
         if not self.rows:
             return
-        chosen = torch.from_numpy(index).to(logits.device, non_blocking=True)
+        chosen = to_device(index, logits.device)
         for name, kept in self.rows.items():
             x = logits.float() if name == "logits" else rows.log_probs
             kept.append(x.take_along_dim(chosen[:, :, None], dim=1).flatten(0, 1))

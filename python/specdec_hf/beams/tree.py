@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import History
-from specdec_hf.runner.protocol import Lengths, Runner
+from specdec_hf.runner.protocol import Lengths, Runner, to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 
 Integers = NDArray[np.int64]
@@ -44,7 +44,7 @@ class TreeModel:
         missing = int((text.lengths - self.held).max())
         if missing == 0:
             return None
-        tokens = torch.from_numpy(text.last(missing)).to(self.model.device, non_blocking=True)
+        tokens = to_device(text.last(missing), self.model.device)
         starts = text.lengths - missing
         self.held = text.lengths.copy()
         return self.runner.forward(tokens, starts, 1)
@@ -75,8 +75,8 @@ class TreeModel:
         cached = (kept >= 0) & (kept < self.fed)
         if cached.any():
             device = self.runner.device
-            base = torch.from_numpy(lengths.copy()).to(device, non_blocking=True)
-            path = torch.from_numpy(np.where(cached, kept, -1)).to(device, non_blocking=True)
+            base = to_device(lengths, device)
+            path = to_device(np.where(cached, kept, -1), device)
             self.runner.compact(base, path)
         number, present = cached.sum(axis=1), (kept >= 0).sum(axis=1)
         self.held = self.held + np.minimum(number, shared)
@@ -190,8 +190,8 @@ def draft_beams(
     device, first = drafter.model.device, tree.size
     drafter.catch_up(text)
     fed = drafter.fed
-    tokens = torch.from_numpy(tree.tokens[:, fed:].copy()).to(device, non_blocking=True)
-    parents = torch.from_numpy(tree.parents.copy()).to(device, non_blocking=True)
+    tokens = to_device(tree.tokens[:, fed:], device)
+    parents = to_device(tree.parents, device)
     logits = drafter.feed(text, tokens, parents)[:, -scores.shape[1] :]
     ends = torch.tensor(sorted(eos), dtype=torch.int64, device=device)
     totals, vocab_size = scores.to(device), logits.shape[2]

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from specdec_hf.cli import interrupt, options
 from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
-from specdec_hf.cli.checks import Settings, check, check_limit, check_text, takes_settings
+from specdec_hf.cli.checks import Settings, check, check_text, takes_settings
 from specdec_hf.cli.paths import check_json
 from specdec_hf.cli.prompts import (
     SHIPPED_PROMPTS,
@@ -200,7 +200,6 @@ def _answer(
         fail("give either --prompt TEXT or --prompts FILE, not both")
     if prompt is not None:
         check_text("--prompt", prompt)
-    check_limit(limit)
     check_json(json_file, prompts)
     sources = check(settings)
     chosen = _read_prompt(prompt) if prompt is not None else read_prompts(prompts or "")

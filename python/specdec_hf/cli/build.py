@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specdec_hf.cli import options
+from specdec_hf.cli.options import at_least, must_be, option
 from specdec_hf.cli.paths import check_output, check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import bar, console, fail
@@ -22,28 +23,28 @@ if TYPE_CHECKING:
 PIECE = 2**20  # characters that are tokenized at once
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files in UTF-8.")]
-Output = Annotated[Path, typer.Option("--output", metavar="FILE", help="The file to write.")]
+Output = Annotated[Path, option("--output FILE", "The file to write.")]
+Order = Annotated[
+    int,
+    option(
+        "--order N", "Tokens of the longest n-grams, 1 to 8.",
+        must_be("in [1, 8]", lambda order: 1 <= order <= 8),
+    ),
+]  # fmt: skip
+MinCount = Annotated[int, option("--min-count N", "Leave out rarer n-grams.", at_least(1))]
 
 
 def build_ngram(
     files: Files,
     output: Output,
     model: options.ModelName = "embedded",
-    order: Annotated[
-        int, typer.Option("--order", metavar="N", help="Tokens of the longest n-grams, 1 to 8.")
-    ] = 3,
-    min_count: Annotated[
-        int, typer.Option("--min-count", metavar="N", help="Leave out rarer n-grams.")
-    ] = 1,
+    order: Order = 3,
+    min_count: MinCount = 1,
 ) -> None:
     """Count the n-grams of texts, for --drafter ngram:FILE.
 
     The model's tokenizer splits the texts; the drafter then fits models with that tokenizer.
     """
-    if not 1 <= order <= 8:
-        fail(f"--order must be in [1, 8], got {order}")
-    if min_count < 1:
-        fail(f"--min-count must be at least 1, got {min_count}")
     texts, tokenizer, vocab_size = read_texts(files, output, model)
     from specdec_hf.drafters.fingerprint import fingerprint_of
     from specdec_hf.drafters.ngram_table import NgramTable

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
 
-from specdec_hf.arguments import did_you_mean, split_options
+from specdec_hf.arguments import did_you_mean
 from specdec_hf.cli import options
 from specdec_hf.cli.options import (
     CHAIN_RULES,
@@ -23,6 +23,7 @@ from specdec_hf.cli.options import (
     ONLY_CHAIN_RULES,
     TREE_RULES,
     TRIE_RULES,
+    check_choice,
 )
 from specdec_hf.cli.paths import check_is_folder, check_readable
 from specdec_hf.cli.sources import Source, find_model
@@ -30,12 +31,11 @@ from specdec_hf.cli.terminal import fail, rewording
 from specdec_hf.drafting.registry import (
     AUTO,
     DRAFTERS,
+    FILE,
     FOLDER,
-    SAMPLING,
-    Entry,
+    entry_named,
     entry_of,
-    names_file,
-    value_of,
+    parse_drafter,
 )
 from specdec_hf.options import (
     ABLATIONS,
@@ -54,9 +54,7 @@ from specdec_hf.trees import TrieTree, as_layout
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-DTYPES = ("float32", "bfloat16", "float16", "auto")
 GUARDS = {"auto": None, "on": True, "off": False}  # the argument guard of `generate`
-DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 SCHEDULE = "--num-assistant-tokens-schedule"
 OTHER_DRAFTERS = "a name that --drafter help lists, none, "
 # Where the drafts of several drafters become one tree: chains of each copying drafter, and nodes.
@@ -136,9 +134,9 @@ def takes_settings(*, without: Sequence[str] = (), **defaults: Any) -> Callable[
 
 def _settings(defaults: dict[str, Any]) -> list[inspect.Parameter]:
     """A parameter for each setting, those of the loop at the end."""
-    values = {setting.name: setting.default for setting in fields(Settings)} | defaults
+    values = {setting.name: setting.default for setting in fields(Settings)}
     del values["sampling"]
-    values |= {"temperature": 0.0, **dict.fromkeys(NEUTRAL)}
+    values |= {"temperature": 0.0, **dict.fromkeys(NEUTRAL), **defaults}
     hints = {**get_type_hints(Settings, include_extras=True), **_TYPES}
     found = []
     for name in sorted(values, key=lambda name: name in COMMON):
@@ -178,13 +176,9 @@ def explaining(settings: Settings) -> AbstractContextManager[None]:
 
 def _check(settings: Settings) -> Sources:
     _check_sampling(settings)
-    if not 1 <= settings.max_new_tokens < 2**31:
-        fail(f"--max-new-tokens must be in [1, 2**31), got {settings.max_new_tokens}")
     if settings.seed is not None and not -(2**63) <= settings.seed < 2**63:
         fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
-    check_choice("--dtype", settings.dtype, DTYPES)
     check_choice("--guard", settings.guard, tuple(GUARDS))
-    check_device(settings.device)
     if settings.system is not None:
         check_text("--system", settings.system)
         if not settings.chat_template:
@@ -320,7 +314,7 @@ def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:
     if len(drafters) < 2:
         fail(f"--cascade needs several --drafter, the largest first, got {', '.join(drafters)}")
     for n, name in enumerate(drafters):
-        entry = _named(name)
+        entry = entry_named(name)
         leads = entry is not None and entry.leads_cascade and kind == "vertical" and n == 0
         if leads and settings.tree is not None:
             fail(f"--tree must not be given with --drafter {name}, which drafts chains")
@@ -331,7 +325,7 @@ def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:
         if colon:
             fail(f"--cascade vertical takes no numbers, got {settings.cascade!r}")
         for name in drafters[:-1]:
-            entry = _named(name)
+            entry = entry_named(name)
             if entry is not None and not (entry.is_model or entry.leads_cascade):
                 fail(
                     "--cascade vertical needs draft models, such as layers:4, before the last "
@@ -358,7 +352,7 @@ def _check_abilities(settings: Settings) -> None:
     kind = settings.num_assistant_tokens_schedule or "constant"
     reads_stats = make_schedule(kind).reads_token_stats and settings.num_assistant_tokens != 0
     for name in settings.drafter:
-        entry = _named(name)
+        entry = entry_named(name)
         if entry is None or entry.own_tree:
             continue
         if reads_stats and not (entry.draws or entry.reports_confidence):
@@ -399,7 +393,7 @@ def _check_ablation(ablate: str, settings: Settings) -> None:
 
 
 def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
-    named = [entry for entry in map(_named, settings.drafter) if entry is not None]
+    named = [entry for entry in map(entry_named, settings.drafter) if entry is not None]
     if settings.cascade == "vertical":  # a tree is drawn by the first, a model
         named = []
     rules: tuple[str, ...]
@@ -449,30 +443,19 @@ def chains_of_auto(settings: Settings) -> str | None:
 
 def has_own_tree(name: str) -> bool:
     """Whether a ``--drafter`` drafts trees of its own."""
-    entry = _named(name)
+    entry = entry_named(name)
     return entry is not None and entry.own_tree
 
 
 def makes_forward(name: str) -> bool:
     """Whether a ``--drafter`` makes the model's forward itself where it drafts alone."""
-    entry = _named(name)
+    entry = entry_named(name)
     return entry is not None and entry.makes_forward
-
-
-def _named(drafter: str) -> Entry | None:
-    """The entry of a ``--drafter``, whose value is not checked; None for those without a name."""
-    return DRAFTERS.get(drafter.partition(":")[0])
 
 
 def check_temperature(value: float) -> None:
     """Refuse a ``--temperature`` that is negative or not finite."""
     _check_number("--temperature", value, "finite and >= 0", lambda x: 0 <= x < float("inf"))
-
-
-def check_device(device: str | None) -> None:
-    """Refuse a ``--device`` that torch has no name for."""
-    if device is not None and not DEVICE.fullmatch(device):
-        fail(f"--device must be cpu, cuda, cuda:N or mps, got {device!r}")
 
 
 def check_schedule(schedule: str) -> None:
@@ -481,15 +464,6 @@ def check_schedule(schedule: str) -> None:
         make_schedule(schedule)
     except (TypeError, ValueError) as error:
         fail(f"{SCHEDULE}: {error}")
-
-
-def check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:
-    """Refuse a value that is not among the choices."""
-    if value not in choices:
-        fail(
-            f"{option} must be one of {', '.join(choices)}{which}, got {value!r}"
-            + did_you_mean(value, choices)
-        )
 
 
 def _find_drafter(name: str) -> Source | None:
@@ -501,21 +475,16 @@ def _find_drafter(name: str) -> Source | None:
     except ValueError as error:
         fail(f"--{error}")
     try:
-        value, _ = (
-            split_options(name, SAMPLING)
-            if entry is None
-            else split_options(value_of(name), entry.options)
-        )
+        parts = parse_drafter(name)
     except ValueError as error:
         fail(f"--drafter {name}: {error}")
     if entry is None:
         hint = did_you_mean(name, [*DRAFTERS, "none", "embedded"])
-        return find_model("--drafter", value, other=OTHER_DRAFTERS, hint=hint)
-    drafter = name.partition(":")[0]
-    if names_file(drafter, value):
-        check_readable("--drafter", Path(value))
-    if FOLDER in entry.value.split("|"):
-        check_is_folder(f"--drafter {drafter}", Path(value))
+        return find_model("--drafter", parts.value, other=OTHER_DRAFTERS, hint=hint)
+    if parts.reads == FILE:
+        check_readable("--drafter", Path(parts.path))
+    if parts.reads == FOLDER:
+        check_is_folder(f"--drafter {name.partition(':')[0]}", Path(parts.path))
     return None
 
 
@@ -542,9 +511,3 @@ def check_text(option: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         fail(f"{option} is not valid UTF-8 at character {error.start}")
-
-
-def check_limit(limit: int | None) -> None:
-    """Refuse a number of prompts below 1."""
-    if limit is not None and limit < 1:
-        fail(f"--limit must be >= 1, got {limit}")

@@ -15,7 +15,8 @@ import typer
 from rich.table import Table
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.cli.checks import NEUTRAL, check_choice
+from specdec_hf.cli.checks import NEUTRAL
+from specdec_hf.cli.options import check_choice
 from specdec_hf.cli.terminal import console, errors, visible
 from specdec_hf.options import COMMON
 

@@ -18,7 +18,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from specdec_hf.arguments import split_options
 from specdec_hf.cli.checks import Settings, Sources, parse_cascade
 from specdec_hf.cli.sources import MissingModelError, Source
 from specdec_hf.cli.terminal import fail
@@ -38,9 +37,9 @@ from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import (
     AUTO,
-    DRAFTERS,
-    SAMPLING,
+    entry_named,
     make_drafter,
+    parse_drafter,
     sampling_of,
 )
 from specdec_hf.runner.packed.twin import pack_for_call
@@ -271,10 +270,10 @@ def _named_drafter(
 
 def _own_sampling(name: str) -> dict[str, Any]:
     """The sampling parameters that follow the name of a draft model."""
-    if name.partition(":")[0] in DRAFTERS:  # its class reads them
+    if entry_named(name) is not None:  # its class reads them
         return {}
     try:
-        return own_sampling(**sampling_of(split_options(name, SAMPLING)[1]))
+        return own_sampling(**sampling_of(parse_drafter(name).options))
     except ValueError as error:
         fail(f"--drafter {name}: {error}")
 

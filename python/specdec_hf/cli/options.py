@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from specdec_hf.arguments import did_you_mean
 from specdec_hf.cli.report import drafter_table
-from specdec_hf.cli.terminal import console
+from specdec_hf.cli.terminal import console, fail
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.options import COMMON, LOSSY_RULES
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
@@ -34,6 +37,75 @@ CLI_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens cost
 DEFAULT_DRAFTERS = (AUTO,)
 
 
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
+Check = Callable[[str, Any], None]  # of an option's name and its value
+
+
+def option(usage: str, text: str, *checks: Check, **more: Any) -> Any:
+    """An option of a command: its names, the word for its value, its help and its checks.
+
+    Args:
+        usage: as users see it, such as ``--num-assistant-tokens --gamma N``.
+        text: for ``--help``.
+        checks: of each value that is given; they end the command where it is wrong.
+        more: arguments of typer.
+    """
+    words = usage.split()
+    metavar = None if words[-1].startswith("-") else words.pop()
+    if checks:
+        more["callback"] = lambda value: _checked(words[0], value, checks)
+    return typer.Option(*words, metavar=metavar, help=text, **more)
+
+
+def _checked(name: str, value: Any, checks: Sequence[Check]) -> Any:
+    for one in value if isinstance(value, list | tuple) else [value]:
+        for check in checks if one is not None else ():
+            check(name, one)
+    return value
+
+
+def must_be(rule: str, holds: Callable[[Any], bool]) -> Check:
+    """The check of a value that keeps a rule."""
+
+    def check(name: str, value: Any) -> None:
+        if not holds(value):
+            fail(f"{name} must be {rule}, got {value}")
+
+    return check
+
+
+def at_least(minimum: int) -> Check:
+    """The check of a number."""
+    return must_be(f"at least {minimum}", lambda value: value >= minimum)
+
+
+def one_of(*choices: str) -> Check:
+    """The check of a word."""
+    return lambda name, value: check_choice(name, value, choices)
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...], which: str = "") -> None:
+    """Refuse a value that is not among the choices."""
+    if value not in choices:
+        fail(
+            f"{option} must be one of {', '.join(choices)}{which}, got {value!r}"
+            + did_you_mean(value, choices)
+        )
+
+
+LIMIT = must_be(">= 1", lambda value: value >= 1)
+SHARE = must_be("in [0, 1]", lambda value: 0 <= value <= 1)
+POSITIVE = must_be("above 0 and finite", lambda value: 0 < value < float("inf"))
+SEED = must_be("in [0, 2**31)", lambda value: 0 <= value < 2**31)
+
+
+def check_device(option: str, device: str) -> None:
+    """Refuse a device that torch has no name for."""
+    if not DEVICE.fullmatch(device):
+        fail(f"{option} must be cpu, cuda, cuda:N or mps, got {device!r}")
+
+
 def list_drafters(drafters: list[str]) -> list[str]:
     """Answers ``--drafter help``."""
     if "help" in drafters:
@@ -44,9 +116,7 @@ def list_drafters(drafters: list[str]) -> list[str]:
 
 def drafter_option(text: str) -> Any:
     """``--drafter`` with a command's own help, where the value help lists those with a name."""
-    return typer.Option(
-        "--drafter", metavar="DRAFTER", callback=list_drafters, is_eager=True, help=text
-    )
+    return option("--drafter DRAFTER", text, callback=list_drafters, is_eager=True)
 
 
 # What the command line adds to the text of an option of the loop, and what its values are called.
@@ -91,9 +161,9 @@ _WORDS = {
         "Neither: on a CPU on packed weights.",
     ),
 }
-_FLAGS = {
-    "num_assistant_tokens": ("--num-assistant-tokens", "--gamma"),
-    "compile": ("--compile/--no-compile",),
+_NAMES = {
+    "num_assistant_tokens": "--num-assistant-tokens --gamma",
+    "compile": "--compile/--no-compile",
 }
 
 
@@ -101,43 +171,33 @@ def own(name: str) -> Any:
     """The option of an argument of the loop, with the first sentence of its text."""
     text = COMMON[name].metadata["text"].partition(". ")[0]
     metavar, words = _WORDS.get(name, ("N", "{text}."))
-    return typer.Option(
-        *_FLAGS.get(name, (f"--{name.replace('_', '-')}",)),
-        metavar=metavar,
-        help=words.format(text=text[0].upper() + text[1:]),
-    )
+    names = _NAMES.get(name, f"--{name.replace('_', '-')}")
+    return option(f"{names} {metavar}", words.format(text=text[0].upper() + text[1:]))
 
 
 PromptText = Annotated[
-    str | None,
-    typer.Option("--prompt", metavar="TEXT", help="One prompt; - reads it from standard input."),
+    str | None, option("--prompt TEXT", "One prompt; - reads it from standard input.")
 ]
 PromptFile = Annotated[
     str | None,
-    typer.Option(
-        "--prompts",
-        metavar="FILE",
-        help='Prompts as JSON lines with "turns" (Spec-Bench); - reads standard input.',
+    option(
+        "--prompts FILE", 'Prompts as JSON lines with "turns" (Spec-Bench); - reads standard input.'
     ),
 ]
-System = Annotated[
-    str | None,
-    typer.Option("--system", metavar="TEXT", help="System message of the chat template."),
-]
+System = Annotated[str | None, option("--system TEXT", "System message of the chat template.")]
 ChatTemplate = Annotated[
     bool,
-    typer.Option(
+    option(
         "--chat-template/--no-chat-template",
-        help="Put messages in the tokenizer's chat template where it has one. Without it a model "
+        "Put messages in the tokenizer's chat template where it has one. Without it a model "
         "continues each message as text, and knows no earlier ones.",
     ),
 ]
 ModelName = Annotated[
     str,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="embedded (SmolLM2-135M-Instruct, dequantised from Q4_1), a model folder, a GGUF "
+    option(
+        "--model MODEL",
+        "embedded (SmolLM2-135M-Instruct, dequantised from Q4_1), a model folder, a GGUF "
         "file, or a hub id that is in the local cache.",
     ),
 ]
@@ -150,75 +210,60 @@ Drafters = Annotated[
 ]
 Cascade = Annotated[
     str | None,
-    typer.Option(
-        "--cascade",
-        metavar="KIND",
-        help="How several --drafter, the largest first, draft for one another in place of one "
+    option(
+        "--cascade KIND",
+        "How several --drafter, the largest first, draft for one another in place of one "
         "tree. vertical: each, a model, verifies what the next one drafts; with --tree the next "
         "one guesses the nodes. horizontal:N,N: each drafts so many tokens, the last the rest.",
     ),
 ]
 Dtype = Annotated[
     str,
-    typer.Option(
-        "--dtype",
-        metavar="DTYPE",
-        help="float32, bfloat16, float16, or auto, the dtype of the model's file.",
+    option(
+        "--dtype DTYPE",
+        "float32, bfloat16, float16, or auto, the dtype of the model's file.",
+        one_of(*DTYPES),
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        help="cpu, cuda, cuda:N or mps.  [default: cuda where there is one]",
+    option(
+        "--device DEVICE",
+        "cpu, cuda, cuda:N or mps.  [default: cuda where there is one]",
+        check_device,
     ),
 ]
 NumAssistantTokens = Annotated[int | None, own("num_assistant_tokens")]
 Compile = Annotated[bool | None, own("compile")]
 MaxNewTokens = Annotated[
-    int, typer.Option("--max-new-tokens", metavar="N", help="Most tokens of an answer.")
+    int,
+    option(
+        "--max-new-tokens N",
+        "Most tokens of an answer.",
+        must_be("in [1, 2**31)", lambda value: 1 <= value < 2**31),
+    ),
 ]
-Temperature = Annotated[
-    float, typer.Option("--temperature", metavar="X", help="0 is greedy, more samples.")
-]
-TopK = Annotated[
-    int | None,
-    typer.Option("--top-k", metavar="N", help="Sample among the N most likely; 0 keeps all."),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", metavar="X", help="Sample among the most likely that sum to X."),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option("--min-p", metavar="X", help="Drop tokens below X times the most likely."),
-]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", help="Only the first N prompts.")
-]
-Compare = Annotated[
-    bool, typer.Option("--compare/--no-compare", help="Also run without speculation.")
-]
+Temperature = Annotated[float, option("--temperature X", "0 is greedy, more samples.")]
+TopK = Annotated[int | None, option("--top-k N", "Sample among the N most likely; 0 keeps all.")]
+TopP = Annotated[float | None, option("--top-p X", "Sample among the most likely that sum to X.")]
+MinP = Annotated[float | None, option("--min-p X", "Drop tokens below X times the most likely.")]
+Limit = Annotated[int | None, option("--limit N", "Only the first N prompts.", LIMIT)]
+Compare = Annotated[bool, option("--compare/--no-compare", "Also run without speculation.")]
 Rejected = Annotated[
     bool,
-    typer.Option(
-        "--rejected/--no-rejected", help="Show the rejected drafts too, which are no text."
-    ),
+    option("--rejected/--no-rejected", "Show the rejected drafts too, which are no text."),
 ]
 Traced = Annotated[
     bool,
-    typer.Option(
+    option(
         "--trace",
-        help="Show of every draft its position, Q, P, their ratio, the uniform and the verdict, "
+        "Show of every draft its position, Q, P, their ratio, the uniform and the verdict, "
         "and draw trees.",
     ),
 ]
 Alone = Annotated[
-    bool,
-    typer.Option("--alone", help="Show the texts and speeds of target and drafter alone, too."),
+    bool, option("--alone", "Show the texts and speeds of target and drafter alone, too.")
 ]
 JsonFile = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write prompts, answers, times and counts here."),
+    Path | None, option("--json FILE", "Write prompts, answers, times and counts here.")
 ]

@@ -37,7 +37,7 @@ from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, D
 from specdec_hf.drafting.registry import make_drafter
 from specdec_hf.drafting.sampling import one_hot_logits
 from specdec_hf.request.inputs import check_language_model, is_language_model
-from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_kernels import Rule, SampledDraft, Verdict, verify_chain
 
 MAX_LEVELS = 8  # drafters of one cascade
@@ -82,7 +82,7 @@ class LevelContext(DraftContext):
         base = self.round_lengths + ((self.asks * MAX_DRAFTS_PER_ROUND + 1) << 32)
         offsets = np.asarray(index, dtype=np.int64) << 32
         positions = base + offsets if offsets.ndim == 0 else base[:, None] + offsets
-        return torch.from_numpy(positions).to(device, non_blocking=True)
+        return to_device(positions, device)
 
 
 def level_context(context: DraftContext, level: int, **changes: Any) -> LevelContext:
@@ -445,10 +445,10 @@ class VerticalCascade(Cascade):
             found = np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)
             ids, distribution = torch.from_numpy(found).to(draft.device), proposed.distribution
         missing = int((history.lengths - draft.runner.lengths).max())
-        window = torch.from_numpy(history.last(missing)).to(draft.device, non_blocking=True)
+        window = to_device(history.last(missing), draft.device)
         window = torch.cat([window, ids.clamp(min=0)], dim=1)
         logits = draft.runner.forward(window, history.lengths - missing, ids.shape[1] + 1)
-        positions = torch.from_numpy(history.lengths).to(draft.device, non_blocking=True)
+        positions = to_device(history.lengths, draft.device)
         verdict = self._verify(logits, ids, distribution, seeds, positions)
         outcome = torch.cat([verdict.tokens, verdict.num_accepted[:, None].long()], dim=1)
         read = outcome.cpu().numpy()

@@ -13,7 +13,7 @@ from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import mask_below_limits
-from specdec_hf.runner.protocol import Lengths
+from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.trees import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
 
@@ -111,7 +111,7 @@ class GrowingTreeDrafter(Drafter):
             frontier, came_from = grown.frontier, begin + grown.frontier // width
         candidates = torch.cat(tokens, dim=1)
         depths = np.repeat(np.arange(1, levels + 1), [x.shape[1] for x in tokens])
-        depths_ = torch.from_numpy(depths)[None].to(draft.device, non_blocking=True)
+        depths_ = to_device(depths[None], draft.device)
         candidates = mask_below_limits(candidates, depths_, limits)
         all_scores = torch.cat(scores, dim=1)
         best = rerank_tree(

@@ -32,6 +32,7 @@ from specdec_hf.drafting.drafter import (
     DraftOutcome,
 )
 from specdec_hf.drafting.sampling import concat_distributions
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.trees import TrieTree
 from specdec_kernels import SampledDraft, build_trie
 
@@ -99,7 +100,7 @@ class TrieDrafter(Drafter):
                 chains[:, first : first + count, :size] = drafted.to(device)
                 if answer.values is not None:
                     values[:, first : first + count, :size] = answer.values[:, :, :depth]
-        bounds = torch.from_numpy(limits.copy()).to(device, non_blocking=True)
+        bounds = to_device(limits, device)
         too_deep = torch.arange(depth, device=device) >= bounds[:, None, None]
         chains = chains.masked_fill(too_deep, -1)
         merge = not reads_draft(self._context.rule)
@@ -188,7 +189,7 @@ def _draft_rows(
             rows[k] = first + np.minimum(np.arange(rows.shape[1]), count - 1)
             first += count
     flat = nodes.flatten(1).long()
-    values = torch.from_numpy(rows.flatten()).to(nodes.device, non_blocking=True).expand_as(flat)
+    values = to_device(rows.flatten(), nodes.device).expand_as(flat)
     out = torch.zeros((len(flat), size + 1), dtype=torch.int32, device=nodes.device)
     return out.scatter(1, torch.where(flat < 0, size, flat), values)[:, :size]
 

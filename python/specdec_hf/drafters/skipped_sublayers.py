@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specdec_hf.arguments import check_integers, shown
-from specdec_hf.profile import SIZES
+from specdec_hf.profile import SIZES, sizes_of
 from specdec_hf.runner.split_model import Skipped
 
 FORMAT, VERSION = "specdec layer_skip", 1
@@ -68,17 +68,18 @@ class SkippedSublayers:
 
     def check_config(self, config: Any) -> None:
         """Raise ValueError for a model that lacks these layers, or that they were not found for."""
-        text = config.get_text_config(decoder=True)
-        other = {n: v for n, v in self.model.items() if getattr(text, n, None) != v}
-        for name, value in other.items():
+        target = sizes_of(config)
+        for name, value in self.model.items():
+            if target[name] != value:
+                raise ValueError(
+                    f"the skipped layers must be those of a model like the target: they were found "
+                    f"for {name} = {value}, and the target has {target[name]}"
+                )
+        total = target["num_hidden_layers"]
+        if self.last >= total:
             raise ValueError(
-                f"the skipped layers must be those of a model like the target: they were found for "
-                f"{name} = {value}, and the target has {getattr(text, name, None)}"
-            )
-        if self.last >= text.num_hidden_layers:
-            raise ValueError(
-                f"skipped layers must be below the target's {text.num_hidden_layers} with drafter "
-                f"layer_skip, got {self.last}"
+                f"skipped layers must be below the target's {total} with drafter layer_skip, got "
+                f"{self.last}"
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -118,9 +119,3 @@ class SkippedSublayers:
             return cls(content.get("attention", ()), content.get("mlp", ()), model, search)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from None
-
-
-def sizes_of(config: Any) -> dict[str, Any]:
-    """The fields `SIZES` of a model's config."""
-    text = config.get_text_config(decoder=True)
-    return {name: getattr(text, name) for name in SIZES}

@@ -24,7 +24,7 @@ from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.checks import ask
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import DraftOutcome
-from specdec_hf.runner.protocol import Lengths
+from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 
 ROOT = -1  # the last committed token, above all nodes
@@ -89,7 +89,7 @@ class StagedModel(DraftModel):
         lengths = history.lengths
         missing = int((lengths - self.runner.lengths).max())
         window = np.concatenate([history.last(missing), guess.clip(0)], axis=1)
-        tokens = torch.from_numpy(window).to(self.device, non_blocking=True)
+        tokens = to_device(window, self.device)
         logits = self.runner.forward(tokens, lengths - missing, guess.shape[1] + 1)
         self._add_chain(root, guess)
         self._keep_logits(logits[:, 1:])
@@ -119,7 +119,7 @@ class StagedModel(DraftModel):
         if any(new):
             self._forward(new, lengths)
         kept = torch.cat(self._logits, dim=1)
-        rows = torch.from_numpy(numbers).to(self.device, non_blocking=True)
+        rows = to_device(numbers, self.device)
         return kept[torch.arange(batch_size, device=self.device)[:, None], rows]
 
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
@@ -144,8 +144,8 @@ class StagedModel(DraftModel):
             wanted = np.array([len(one) > n for one in new])
             under = np.where(wanted, first + n, ROOT)
             self._add_chain(under, self._guess(under, self._levels - self._level, wanted))
-        fed = torch.from_numpy(self._tokens[:, first:].copy()).to(self.device, non_blocking=True)
-        parents = torch.from_numpy(self._parents.copy()).to(self.device, non_blocking=True)
+        fed = to_device(self._tokens[:, first:], self.device)
+        parents = to_device(self._parents, self.device)
         assert isinstance(self.runner, SpecRunner)
         self._keep_logits(self.runner.forward_tree(fed, lengths - 1, parents))
 

@@ -35,6 +35,7 @@ from specdec_hf.drafting.drafter import (
     DraftOutcome,
 )
 from specdec_hf.drafting.sampling import concat_distributions, mask_below_limits
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.trees import MAX_NODES, Forest, TreeSpec
 from specdec_kernels import TREE_RULES_READING_DRAFT, Sampled, SampledDraft, expand_tree
 
@@ -123,10 +124,8 @@ class TreeModelDrafter(Drafter):
             tree = self.forest.tree.cut(int(room.max()))
             mine = nodes[: tree.size]
             drawn = draft_tree(draft, tree, mine, history)
-            columns = torch.from_numpy(mine).to(target, non_blocking=True)
-            depths = torch.from_numpy(np.array(tree.depths))[None].to(
-                draft.device, non_blocking=True
-            )
+            columns = to_device(mine, target)
+            depths = to_device(np.array(tree.depths)[None], draft.device)
             drafted = torch.cat([level.tokens for level in drawn], dim=1)
             tokens[:, columns] = mask_below_limits(drafted, depths, room).to(target)
             # Row 0 of a model's distributions is the root's; those of its inner nodes follow.
@@ -136,12 +135,12 @@ class TreeModelDrafter(Drafter):
             levels += drawn
         if not levels:
             return None
-        parents = torch.from_numpy(np.array(spec.parents)).to(target, non_blocking=True)
+        parents = to_device(np.array(spec.parents), target)
         proposed = Draft(tokens, parents.expand(batch_size, -1), depth=depth)
         if reads_draft(self._context.rule):
             parts = [x.distribution for x in levels if x.distribution is not None]
             proposed.distribution = concat_distributions(parts, self._context.temperature, target)
-            rows = torch.from_numpy(draft_rows).to(target, non_blocking=True)
+            rows = to_device(draft_rows, target)
             proposed.draft_rows = rows.expand(batch_size, -1)
         return proposed
 
@@ -170,12 +169,12 @@ def draft_tree(
         The children that were drawn at depth 1, 2, ...
     """
     lengths, fed = history.lengths, _feeding_order(spec)
-    start = torch.from_numpy(lengths.copy()).to(draft.device, non_blocking=True)
+    start = to_device(lengths, draft.device)
     parents, depths = np.array(spec.parents), np.array(spec.depths)
     inner = np.flatnonzero(fed >= 0)
     # The root is -1 in both numberings.
-    above = torch.from_numpy(np.where(parents >= 0, fed[parents], -1)[inner])
-    above = above.to(draft.device, non_blocking=True).expand(len(lengths), -1)
+    above = to_device(np.where(parents >= 0, fed[parents], -1)[inner], draft.device)
+    above = above.expand(len(lengths), -1)
     logits = draft.catch_up(history)[:, None]
     levels: list[Children] = []
     count = 0
@@ -187,7 +186,7 @@ def draft_tree(
         here = inner[depths[inner] == depth]
         if len(here):
             count += len(here)
-            columns = torch.from_numpy(here - nodes[0]).to(draft.device, non_blocking=True)
+            columns = to_device(here - nodes[0], draft.device)
             logits = draft.feed(drawn.tokens[:, columns], lengths, above[:, :count])
     return levels
 
@@ -284,22 +283,15 @@ def draw_children(
     )
 
 
+@dataclass
 class _Level:
     """The nodes of one level that get children, and their Q without the tokens drawn so far."""
 
-    def __init__(
-        self,
-        draft: DraftModel,
-        logits: torch.Tensor,
-        start: torch.Tensor,
-        depth: int,
-        numbers: NDArray[np.int64],
-    ) -> None:
-        self.draft = draft
-        self.logits = logits
-        self.start = start
-        self.depth = depth
-        self.numbers = numbers
+    draft: DraftModel
+    logits: torch.Tensor
+    start: torch.Tensor
+    depth: int
+    numbers: NDArray[np.int64]
 
     def noise_positions(self, children: NDArray[np.int64]) -> torch.Tensor:
         """[B, c], the positions that these children take their noise from."""
@@ -323,8 +315,7 @@ class _Level:
 
     def remove(self, parents: NDArray[np.int64], tokens: torch.Tensor) -> None:
         """Take tokens [B, c, t] out of the distributions of these nodes."""
-        at = torch.from_numpy(np.searchsorted(self.parents, parents))
-        at = at.to(tokens.device, non_blocking=True)
+        at = to_device(np.searchsorted(self.parents, parents), tokens.device)
         sequences = torch.arange(len(tokens), device=tokens.device)[:, None, None]
         # A draw is -1 where no token remains. Removing token 0 there changes nothing.
         self.remaining[sequences, at[None, :, None], tokens.clamp(min=0)] = -torch.inf
@@ -344,7 +335,7 @@ def _rows(x: torch.Tensor, nodes: NDArray[np.int64]) -> torch.Tensor:
     """x [B, m, ...] at some of the m nodes; a view where they are all of them."""
     if len(nodes) == x.shape[1]:
         return x
-    return x[:, torch.from_numpy(nodes).to(x.device, non_blocking=True)]
+    return x[:, to_device(nodes, x.device)]
 
 
 def _most_likely(logits: torch.Tensor, width: int) -> torch.Tensor:
@@ -357,7 +348,4 @@ def _pick(
     tokens: torch.Tensor, owners: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> torch.Tensor:
     """[B, C], the token of each child among those [B, m, K] of the node that owns it."""
-    owners_, ranks_ = (
-        torch.from_numpy(x).to(tokens.device, non_blocking=True) for x in (owners, ranks)
-    )
-    return tokens[:, owners_, ranks_]
+    return tokens[:, to_device(owners, tokens.device), to_device(ranks, tokens.device)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer, check_integers
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter
-from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_kernels import SampledDraft
 
 IGNORED = "those drafts count as absent"
@@ -196,7 +196,7 @@ def cut_chains(draft: Draft, counts: NDArray[np.int64] | None = None) -> torch.T
     counts = draft.counts if counts is None else np.minimum(draft.counts, counts)
     if (counts >= size).all():
         return tokens
-    bounds = torch.from_numpy(counts).to(tokens.device, non_blocking=True)
+    bounds = to_device(counts, tokens.device)
     return tokens.masked_fill(torch.arange(size, device=tokens.device) >= bounds[:, None], -1)
 
 

@@ -14,7 +14,7 @@ from specdec_hf.drafting.lease import Lease
 from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.packed.twin import PackedStats, report_packed
-from specdec_hf.runner.protocol import HiddenStates, Lengths
+from specdec_hf.runner.protocol import HiddenStates, Lengths, to_device
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import RULES_READING_DRAFT, TREE_RULES_READING_DRAFT
 
@@ -125,7 +125,7 @@ class CommittedStates:
 def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
     """Gather columns [B, n] of each layer's states and join them; -1 gives any state."""
     device = states[0].device
-    taken = torch.from_numpy(columns.clip(0)).to(device, non_blocking=True)
+    taken = to_device(columns.clip(0), device)
     sequences = torch.arange(len(columns), device=device)[:, None]
     return torch.cat([layer[sequences, taken] for layer in states], dim=-1)
 
@@ -263,14 +263,14 @@ class DraftContext:
         if indices.size and not 0 <= indices.min() <= indices.max() < MAX_DRAFTS_PER_ROUND:
             raise ValueError(f"index must be in [0, {MAX_DRAFTS_PER_ROUND}), got {index!r}")
         if not isinstance(lengths, torch.Tensor):
-            lengths = torch.from_numpy(lengths.copy()).to(self.seeds.device, non_blocking=True)
+            lengths = to_device(lengths, self.seeds.device)
         if self.rule != "match":
             offsets = (self.first_draft_index + indices + 1) << 32
         else:
             offsets = indices if depth is None else np.full_like(indices, depth - 1)
         if indices.ndim == 0:
             return lengths + int(offsets)
-        return lengths[:, None] + torch.from_numpy(offsets).to(lengths.device, non_blocking=True)
+        return lengths[:, None] + to_device(offsets, lengths.device)
 
 
 @dataclass

@@ -10,9 +10,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from specdec_hf.arguments import read_number
+from specdec_hf.arguments import read_number, split_options
 
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 FILE = "FILE"  # the value of drafters that read a file
@@ -314,6 +314,43 @@ def entry_of(text: str) -> Entry | None:
     if not value and (colon or entry.needs_value):
         raise ValueError(f"drafter must be {usage(name)}, got {text!r}")
     return entry
+
+
+def entry_named(text: str) -> Entry | None:
+    """The entry of a drafter's text, whose value is not checked; None for those without a name."""
+    return DRAFTERS.get(text.partition(":")[0])
+
+
+class ParsedDrafter(NamedTuple):
+    """What a user calls a drafter, such as ``layers:4,temperature=0.5``, in its parts.
+
+    Attributes:
+        entry: None for a model.
+        value: what follows the name, or the name of a model.
+        options: the texts after that, by name.
+        reads: `FILE` or `FOLDER` where the value is one; empty for other values, and for models.
+    """
+
+    entry: Entry | None
+    value: str
+    options: dict[str, str]
+    reads: str
+
+    @property
+    def path(self) -> str:
+        """The value, in which ~ is the home folder."""
+        return os.path.expanduser(self.value)
+
+
+def parse_drafter(text: str) -> ParsedDrafter:
+    """The parts of a drafter's text; raises ValueError for an option that is there twice."""
+    name, _, rest = text.partition(":")
+    entry = DRAFTERS.get(name)
+    if entry is None:
+        return ParsedDrafter(None, *split_options(text, SAMPLING), "")
+    value, options = split_options(rest, entry.options)
+    reads = FOLDER if FOLDER in entry.value.split("|") else FILE if names_file(name, value) else ""
+    return ParsedDrafter(entry, value, options, reads if value else "")
 
 
 def value_of(text: str) -> str:

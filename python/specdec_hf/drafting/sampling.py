@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import DraftContext
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import Sampled, SampledDraft, sample
 
@@ -131,7 +132,7 @@ def mask_below_limits(
     tokens: torch.Tensor, depths: torch.Tensor, limits: NDArray[np.int64]
 ) -> torch.Tensor:
     """Tokens [B, N] with -1 where the depth [B, N] or [1, N] exceeds the sequence's limit."""
-    bounds = torch.from_numpy(limits.copy()).to(tokens.device, non_blocking=True)
+    bounds = to_device(limits, tokens.device)
     return tokens.masked_fill(depths > bounds[:, None], -1)
 
 

@@ -32,6 +32,17 @@ class FinalStateConfig:
         return self
 
 
+class WholeVocabularyConfig:
+    """Base class of configs of heads that draft the whole vocabulary."""
+
+    vocab_size: int
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The whole vocabulary."""
+        return self.vocab_size
+
+
 class Head(nn.Module):
     """Base class of heads.
 

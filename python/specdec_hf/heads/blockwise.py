@@ -24,6 +24,7 @@ from specdec_hf.heads.parallel import (
     read_parallel_config,
     write_parallel,
 )
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
 
 class BlockwiseHeads(ParallelHeads):
@@ -53,7 +54,7 @@ class BlockwiseHeads(ParallelHeads):
 
 
 def save_blockwise(head: BlockwiseHeads, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write blockwise heads; see `save_medusa`."""
+    """Write blockwise heads as `write_head` does."""
     fields = {"num_heads": head.config.num_heads, "inner_size": head.config.inner}
     write_parallel(head, folder, fields, dict(head.state_dict()), dtype, WEIGHTS)
 
@@ -62,9 +63,8 @@ def load_blockwise(folder: str | Path) -> BlockwiseHeads:
     """Blockwise heads from a folder; see `load_medusa`."""
     folder = Path(folder)
     given, tensors = read_config(folder), read_weights(folder, WEIGHTS)
-    size, heads, inner = (
-        checked_size(given, name) for name in ("hidden_size", "num_heads", "inner_size")
-    )
+    size, inner = (checked_size(given, name) for name in ("hidden_size", "inner_size"))
+    heads = checked_size(given, "num_heads", maximum=MAX_DRAFT_LENGTH)
     head = BlockwiseHeads(read_parallel_config(given, size, heads, inner, tensors))
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
     begin_vocabulary(head, tensors, expected, folder / WEIGHTS)
@@ -75,12 +75,7 @@ def load_blockwise(folder: str | Path) -> BlockwiseHeads:
 class BlockwiseDrafter(ParallelDrafter[BlockwiseHeads], entry="blockwise"):
     """Trained heads, each of which drafts its most likely token.
 
-    Args:
-        head: `BlockwiseHeads`, or the folder of some. They are not changed.
-
-    Raises:
-        TypeError: no heads.
-        ValueError: a folder whose heads cannot be read, by name of what is wrong.
+    Its arguments and errors are those of `HeadDrafter`.
 
     Source: Stern et al. 2018, arXiv 1811.03115.
     """

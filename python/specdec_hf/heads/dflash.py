@@ -25,10 +25,9 @@ from specdec_hf.heads.blocks.config import BlockConfig, sizes_from
 from specdec_hf.heads.blocks.draft import BlockDraft, BlockDrafter
 from specdec_hf.heads.blocks.files import read_block, write_block
 from specdec_hf.heads.blocks.head import BlockHead
-from specdec_hf.heads.files import checked_size
+from specdec_hf.heads.files import checked_flag, checked_size
 from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
 from specdec_hf.heads.pairs.layer import Norm, StateLayer
-from specdec_hf.heads.speculators import outer_fields
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_kernels import kv_append_
@@ -57,14 +56,10 @@ class DFlashConfig(BlockConfig):
 
     def to_dict(self, verifier: Any = None) -> dict[str, Any]:
         """The content of config.json; ``verifier`` is the target's config or None."""
-        inner, drafts = self.decoder_dict(), self.num_drafts
         return {
-            **outer_fields("dflash", "DFlashSpeculator", inner, drafts, verifier),
+            **self.fields("dflash", "DFlashSpeculator", _LAYERS, verifier),
             **{name: getattr(self, own) for name, own in _FLAGS.items()},
-            _LAYERS: list(self.layers),
             "block_size": self.block_size,
-            "draft_vocab_size": self.draft_vocab_size,
-            "mask_token_id": self.mask_token_id,
         }
 
     @classmethod
@@ -75,10 +70,7 @@ class DFlashConfig(BlockConfig):
             ValueError: another kind of head, or a field that is missing or wrong, by name.
         """
         sizes = sizes_from(given, "dflash", _LAYERS)
-        flags = {own: given.get(name, False) for name, own in _FLAGS.items()}
-        for name, own in _FLAGS.items():
-            if not isinstance(flags[own], bool):
-                raise ValueError(f"config.json: {name} must be true or false, got {flags[own]!r}")
+        flags: dict[str, Any] = {own: checked_flag(given, name) for name, own in _FLAGS.items()}
         skipped = 0 if flags["from_anchor"] else 1  # places that draft nothing
         block = checked_size(
             given, "block_size", minimum=1 + skipped, maximum=MAX_DRAFT_LENGTH + skipped
@@ -110,14 +102,10 @@ class DFlashHead(BlockHead):
 def save_dflash(
     head: DFlashHead, folder: Path, dtype: torch.dtype = torch.bfloat16, model: Any = None
 ) -> None:
-    """Write a head in the layout of speculators.
+    """Write a head in the layout of speculators, as `write_head` does.
 
-    Args:
-        head: any device and dtype.
-        folder: made where it is missing.
-        dtype: of the weights in the file.
-        model: the target, which config.json then names, and from which the rows of a draft
-            vocabulary's output matrix come; None leaves both out.
+    The target ``model``, if given, is named in config.json, and gives the rows of a draft
+    vocabulary's output matrix.
     """
     rows = {}
     if model is not None and head.config.draft_vocab_size < head.config.vocab_size:
@@ -126,13 +114,9 @@ def save_dflash(
 
 
 def load_dflash(folder: str | Path) -> DFlashHead:
-    """A head from a folder, in float32 on the host.
+    """A head from a folder; see `read_block`.
 
     Embeddings are always the target's, as is the output matrix of the whole vocabulary.
-
-    Raises:
-        ValueError: a folder without such a head, or one whose config, names or shapes are wrong, by
-            name.
     """
 
     def target_owns(config: BlockConfig) -> tuple[str, ...]:
@@ -185,7 +169,7 @@ class DFlashDraft(BlockDraft[DFlashHead]):
 class DFlashDrafter(BlockDrafter[DFlashHead], entry="dflash"):
     """A trained head that drafts a block in one pass; see `specdec_hf.heads.dflash`.
 
-    Its arguments and errors are those of `BlockDrafter`.
+    Its arguments and errors are those of `HeadDrafter`.
 
     Source: DFlash, arXiv 2602.06036.
     """

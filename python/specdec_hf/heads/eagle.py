@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from specdec_hf.heads.files import WEIGHTS, check_tensors, read_config, read_weights, write_head
+from specdec_hf.heads.files import (
+    WEIGHTS,
+    check_tensors,
+    checked_flag,
+    read_config,
+    read_weights,
+    write_head,
+)
 from specdec_hf.heads.pairs.config import PairConfig, decoder_layer, fields_of, layer_like
 from specdec_hf.heads.pairs.drafter import PairChainDrafter, PairTreeDrafter
 from specdec_hf.heads.pairs.files import EMBEDDINGS, published_weights, read_published
@@ -80,10 +87,8 @@ class EagleConfig(PairConfig):
             if name in given:
                 raise ValueError(f"config.json holds {name}: it belongs to a head of {whose}")
         layer = decoder_layer(given, {"attention_bias": False, "mlp_bias": False})
-        flags = {"bias": given.get("bias", True), "qkv_bias": given.get("qkv_bias", False)}
-        for name, value in flags.items():
-            if not isinstance(value, bool):
-                raise ValueError(f"config.json: {name} must be true or false, got {value!r}")
+        defaults = {"bias": True, "qkv_bias": False}
+        flags = {name: checked_flag(given, name, default=one) for name, one in defaults.items()}
         return cls(layer, layer.hidden_size, layer.vocab_size, (), **flags)
 
 
@@ -124,13 +129,7 @@ class EagleHead(PairHead):
 
 
 def save_eagle(head: EagleHead, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a head in the published layout.
-
-    Args:
-        head: any device and dtype.
-        folder: made where it is missing.
-        dtype: of the weights in the file.
-    """
+    """Write a head in the published layout, as `write_head` does."""
     tensors = {_published(name): weight for name, weight in published_weights(head).items()}
     if head.embeddings is not None:
         tensors[EMBEDDINGS] = head.embeddings
@@ -180,7 +179,7 @@ class EagleDrafter(PairTreeDrafter[EagleHead], entry="eagle"):
 class EagleChainDrafter(PairChainDrafter[EagleHead], entry="eagle_chain"):
     """Such a head that drafts token by token, each with the distribution it was drawn from.
 
-    Its arguments and errors are those of `PairChainDrafter`.
+    Its arguments and errors are those of `HeadDrafter`.
 
     Source: EAGLE, arXiv 2401.15077.
     """

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.own_layers import OwnLayersDrafter
-from specdec_hf.heads.base import WholeVocabularyHead
+from specdec_hf.heads.base import WholeVocabularyConfig, WholeVocabularyHead
 from specdec_hf.heads.files import load_own, save_own
 from specdec_hf.heads.placed import HeadDrafter
 from specdec_hf.runner.protocol import vocab_size_of
@@ -28,7 +28,7 @@ _SIZES = ("hidden_size", "vocab_size", "layer")
 
 
 @dataclass(frozen=True)
-class ExitConfig:
+class ExitConfig(WholeVocabularyConfig):
     """Sizes of an early-exit head.
 
     Attributes:
@@ -52,11 +52,6 @@ class ExitConfig:
     def layers(self) -> tuple[int, ...]:
         """The layers that training stores."""
         return (self.layer,)
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """The whole vocabulary."""
-        return self.vocab_size
 
     def on(self, total: int) -> ExitConfig:
         """The same; raises ValueError for a target of so few layers."""
@@ -124,12 +119,7 @@ def load_exit(folder: str | Path) -> ExitHead:
 class ExitHeadDrafter(OwnLayersDrafter, HeadDrafter[ExitHead], entry="exit_head"):
     """As `EarlyExitDrafter`, with a trained norm and projection before the final norm.
 
-    Args:
-        head: an `ExitHead`, or the folder of one. It is not changed.
-
-    Raises:
-        TypeError: no head.
-        ValueError: a folder whose head cannot be read, by name of what is wrong.
+    Its arguments and errors are those of `HeadDrafter`.
     """
 
     kind, load = ExitHead, staticmethod(load_exit)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from specdec_hf.heads.base import Head
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PICKLES = ("pytorch_model.bin", "model.pt", "model.pth", "model.bin", "medusa_lm_head.pt")
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
-_MAPS = ("d2t", "t2d")  # of the draft vocabulary; all others are weights
+MAPS = ("d2t", "t2d")  # of the draft vocabulary; all others are weights
 
 H = TypeVar("H", bound=Head)
 
@@ -31,7 +32,15 @@ def write_head(
     dtype: torch.dtype,
     name: str = WEIGHTS,
 ) -> None:
-    """Write config.json and a safetensors file; ``dtype`` is that of the numbers in it."""
+    """Write config.json and a safetensors file, as what saves a head of some kind does.
+
+    Args:
+        folder: made where it is missing.
+        config: the content of config.json.
+        tensors: of the head, on any device and of any dtype.
+        dtype: of the weights in the file.
+        name: of the safetensors file.
+    """
     tensors = {
         name: x.detach().to("cpu", dtype if x.is_floating_point() else x.dtype).contiguous()
         for name, x in tensors.items()
@@ -104,7 +113,7 @@ def check_tensors(
     for name, tensor in tensors.items():
         if list(tensor.shape) != expected[name]:
             raise ValueError(f"{name} of {path} must be {expected[name]}, got {list(tensor.shape)}")
-        if name in _MAPS:
+        if name in MAPS:
             continue
         if not tensor.is_floating_point():
             raise ValueError(f"{name} of {path} must have a floating dtype, got {tensor.dtype}")
@@ -134,6 +143,14 @@ def checked_size(
     return checked(name, value, minimum, maximum)
 
 
+def checked_flag(given: dict[str, Any], name: str, *, default: bool = False) -> bool:
+    """A truth value of a head's config.json; ValueError for another value, None is the default."""
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"config.json: {name} must be true or false, got {value!r}")
+    return default if value is None else value
+
+
 def draft_tokens(offsets: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """The target's id of each draft token, from their differences; ValueError for wrong ones."""
     if offsets.dtype not in _INTEGERS:
@@ -152,26 +169,25 @@ def draft_tokens(offsets: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def save_own(head: Head, folder: Path, names: Sequence[str], dtype: torch.dtype) -> None:
-    """Write a head.
-
-    Args:
-        head: any device and dtype.
-        folder: made where it is missing.
-        names: of the fields of its config, in config.json.
-        dtype: of the weights in the file.
-    """
+    """Write a head as `write_head` does, with the fields of its config under these names."""
     sizes = dict(zip(names, astuple(head.config), strict=True))
     given = {"architectures": [type(head).__name__], **sizes}
     write_head(folder, given, dict(head.state_dict()), dtype)
 
 
-def load_own(folder: str | Path, names: Sequence[str], make: Callable[..., H]) -> H:
+def load_own(
+    folder: str | Path,
+    names: Sequence[str],
+    make: Callable[..., H],
+    maxima: Mapping[str, int] = MappingProxyType({}),
+) -> H:
     """A head from a folder, in float32 on the host.
 
     Args:
         folder: as it was written.
         names: of the sizes in config.json that ``make`` takes.
         make: gives the head whose weights are read.
+        maxima: the largest value of some of the sizes.
 
     Raises:
         ValueError: a folder without such a head, or one whose config, names or shapes are wrong, by
@@ -179,7 +195,7 @@ def load_own(folder: str | Path, names: Sequence[str], make: Callable[..., H]) -
     """
     folder = Path(folder)
     given, tensors = read_config(folder), read_weights(folder, WEIGHTS)
-    head = make(*(checked_size(given, name) for name in names))
+    head = make(*(checked_size(given, name, maximum=maxima.get(name)) for name in names))
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
     check_tensors(tensors, expected, frozenset(), folder / WEIGHTS, type(head).__name__)
     head.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})

@@ -18,7 +18,7 @@ from specdec_hf.arguments import shown
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, Draft
 from specdec_hf.drafting.sampling import mask_below_limits
-from specdec_hf.heads.files import checked_size, read_config, read_weights
+from specdec_hf.heads.files import checked, checked_size, read_config, read_weights
 from specdec_hf.heads.parallel import (
     ParallelConfig,
     ParallelDrafter,
@@ -28,6 +28,7 @@ from specdec_hf.heads.parallel import (
     write_parallel,
 )
 from specdec_hf.runner.protocol import to_device
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_hf.trees import TreeSpec
 
 
@@ -71,13 +72,7 @@ MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 
 
 def save_medusa(head: MedusaHeads, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write Medusa heads; their output matrices only where these are their own.
-
-    Args:
-        head: any device and dtype.
-        folder: made where it is missing.
-        dtype: of the weights in the file.
-    """
+    """Write Medusa heads as `write_head` does, their output matrices only where these are own."""
     blocks = head.config.inner
     tensors = {}
     for k in range(head.config.num_heads):
@@ -102,9 +97,10 @@ def load_medusa(folder: str | Path) -> MedusaHeads:
     """
     folder = Path(folder)
     given, tensors = read_config(folder), read_weights(folder, MEDUSA_WEIGHTS)
-    blocks = checked_size(given, "medusa_num_layers")
+    blocks = checked_size(given, "medusa_num_layers", maximum=max(len(tensors), 1))
     numbers = [int(name.partition(".")[0]) for name in tensors if name.partition(".")[0].isdigit()]
     heads = max(checked_size(given, "medusa_num_heads"), max(numbers, default=0) + 1)
+    checked("medusa_num_heads", heads, maximum=MAX_DRAFT_LENGTH)
     own = f"0.{blocks}.weight" in tensors
     first = tensors.get("0.0.linear.weight", torch.empty(0))
     rows = tensors[f"0.{blocks}.weight"] if own else torch.empty(0)
@@ -173,7 +169,7 @@ class MedusaDrafter(ParallelDrafter[MedusaHeads], entry="medusa"):
             levels.append(
                 self._draft.top(states, k, int(ranks[depths == k + 1].max()) + 1)[:, here]
             )
-        below = torch.from_numpy(depths)[None].to(states.device, non_blocking=True)
+        below = to_device(depths[None], states.device)
         tokens = mask_below_limits(torch.cat(levels, dim=1), below, limits)
-        parents = torch.tensor(spec.parents).to(states.device, non_blocking=True)
+        parents = to_device(np.array(spec.parents), states.device)
         return Draft(tokens, parents.expand(len(tokens), -1), depth=depth)

@@ -26,7 +26,7 @@ from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft
-from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyHead
+from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyConfig, WholeVocabularyHead
 from specdec_hf.heads.files import load_own, save_own
 from specdec_hf.heads.placed import HeadDrafter
 from specdec_hf.runner.protocol import (
@@ -37,13 +37,15 @@ from specdec_hf.runner.protocol import (
     vocab_size_of,
 )
 from specdec_hf.runner.spec_runner import SpecRunner
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
 _SIZES = ("hidden_size", "vocab_size", "num_embeddings")
+MAX_EMBEDDINGS = MAX_DRAFT_LENGTH - 1  # beside the target's next token
 
 
 @dataclass(frozen=True)
-class PassConfig(FinalStateConfig):
-    """Sizes of look-ahead embeddings.
+class PassConfig(FinalStateConfig, WholeVocabularyConfig):
+    """Sizes of look-ahead embeddings, which draft the whole vocabulary.
 
     Attributes:
         target_hidden_size: H, of the target's hidden states and embeddings.
@@ -58,15 +60,10 @@ class PassConfig(FinalStateConfig):
     @classmethod
     def for_target(cls, model: Any, num_embeddings: int) -> PassConfig:
         """For a model whose forward takes embeddings; raises ValueError for another one."""
-        number = check_integer("num_embeddings", num_embeddings, 1)
+        number = check_integer("num_embeddings", num_embeddings, 1, MAX_EMBEDDINGS)
         size = model.config.get_text_config(decoder=True).hidden_size
         check_takes_embeddings(model, size)
         return cls(size, vocab_size_of(model), number)
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """The whole vocabulary."""
-        return self.vocab_size
 
 
 def check_takes_embeddings(model: Any, size: int) -> None:
@@ -165,7 +162,8 @@ def save_pass(head: PassHead, folder: Path, dtype: torch.dtype = torch.bfloat16)
 
 def load_pass(folder: str | Path) -> PassHead:
     """Look-ahead embeddings from a folder; see `load_own`."""
-    return load_own(folder, _SIZES, lambda *sizes: PassHead(PassConfig(*sizes)))
+    maxima = {"num_embeddings": MAX_EMBEDDINGS}
+    return load_own(folder, _SIZES, lambda *sizes: PassHead(PassConfig(*sizes)), maxima)
 
 
 class LookAheadDraft(OwnCacheDraft):
@@ -214,12 +212,7 @@ class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter, entry="pass_head")
     rounding. The verification is another forward: where nothing more is accepted, two forwards
     give two tokens.
 
-    Args:
-        head: a `PassHead`, or the folder of one. It is not changed.
-
-    Raises:
-        TypeError: no head.
-        ValueError: a folder whose head cannot be read, by name of what is wrong.
+    Its arguments and errors are those of `HeadDrafter`.
 
     Source: Monea et al. 2023, "PaSS", arXiv 2311.13581.
     """

@@ -25,11 +25,11 @@ from specdec_hf.heads.blocks.draft import BlockDraft, BlockDrafter
 from specdec_hf.heads.blocks.files import read_block, write_block
 from specdec_hf.heads.blocks.head import BlockHead
 from specdec_hf.heads.eagle3.head import DecoderLayer
-from specdec_hf.heads.files import checked
+from specdec_hf.heads.files import checked, checked_flag
 from specdec_hf.heads.pairs.draft import following_tokens
 from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
 from specdec_hf.heads.pairs.layer import Norm, StateLayer
-from specdec_hf.heads.speculators import outer_fields, speculative_tokens
+from specdec_hf.heads.speculators import speculative_tokens
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
@@ -58,14 +58,10 @@ class PEagleConfig(BlockConfig):
 
     def to_dict(self, verifier: Any = None) -> dict[str, Any]:
         """The content of config.json; ``verifier`` is the target's config or None."""
-        inner, drafts = self.decoder_dict(), self.num_drafts
         return {
-            **outer_fields("peagle", "PEagleSpeculator", inner, drafts, verifier),
+            **self.fields("peagle", "PEagleSpeculator", _LAYERS, verifier),
             **{name: getattr(self, name) for name in _FLAGS},
-            _LAYERS: list(self.layers),
-            "draft_vocab_size": self.draft_vocab_size,
             "embed_requires_grad": True,
-            "mask_token_id": self.mask_token_id,
         }
 
     @classmethod
@@ -76,10 +72,7 @@ class PEagleConfig(BlockConfig):
             ValueError: another kind of head, or a field that is missing or wrong, by name.
         """
         sizes = sizes_from(given, "peagle", _LAYERS)
-        flags = {name: given.get(name, False) for name in _FLAGS}
-        for name, value in flags.items():
-            if not isinstance(value, bool):
-                raise ValueError(f"config.json: {name} must be true or false, got {value!r}")
+        flags: dict[str, Any] = {name: checked_flag(given, name) for name in _FLAGS}
         if flags["norm_before_fc"] and flags["fc_norm"]:
             raise ValueError("norm_before_fc of a head must be false with fc_norm, got both true")
         tokens = speculative_tokens(given)
@@ -125,14 +118,10 @@ class PEagleHead(BlockHead):
 def save_peagle(
     head: PEagleHead, folder: Path, dtype: torch.dtype = torch.bfloat16, model: Any = None
 ) -> None:
-    """Write a head in the layout of speculators.
+    """Write a head in the layout of speculators, as `write_head` does.
 
-    Args:
-        head: any device and dtype.
-        folder: made where it is missing.
-        dtype: of the weights in the file.
-        model: the target, which config.json then names, and whose embeddings and output matrix are
-            written where the head has none of its own; None leaves them out.
+    The target ``model``, if given, is named in config.json, and its embeddings and output matrix
+    are written where the head has none of its own.
     """
     shared = {}
     if model is not None:
@@ -142,12 +131,7 @@ def save_peagle(
 
 
 def load_peagle(folder: str | Path) -> PEagleHead:
-    """A head from a folder, in float32 on the host.
-
-    Raises:
-        ValueError: a folder without such a head, or one whose config, names or shapes are wrong, by
-            name.
-    """
+    """A head from a folder; see `read_block`."""
     return read_block(folder, PEagleConfig.from_dict, PEagleHead, lambda config: ())
 
 
@@ -162,7 +146,7 @@ class PEagleDraft(BlockDraft[PEagleHead]):
         columns = torch.arange(size + masks, device=self.device)
         # Masks follow the pairs of each sequence, and fill the columns that it has no pairs for.
         given = columns < number[:, None]
-        ids = following_tokens(history, counts, size).to(self.device, non_blocking=True)
+        ids = following_tokens(history, counts, size, self.device)
         tokens = torch.where(given, pad(ids, (0, masks)), head.config.mask_token_id)
         learnt = head.fuse(head.mask_hidden)
         hidden = torch.where(given[..., None], pad(head.fuse(states), (0, 0, 0, masks)), learnt)
@@ -193,7 +177,7 @@ class PEagleDraft(BlockDraft[PEagleHead]):
 class PEagleDrafter(BlockDrafter[PEagleHead], entry="peagle"):
     """A trained head that drafts at mask tokens in one pass; see `specdec_hf.heads.peagle`.
 
-    Its arguments and errors are those of `BlockDrafter`.
+    Its arguments and errors are those of `HeadDrafter`.
 
     Source: P-EAGLE, arXiv 2602.01469.
     """

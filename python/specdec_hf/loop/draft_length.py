@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import IGNORED, describe
@@ -19,6 +18,7 @@ from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.costs import Costs, ExpectedCosts
@@ -157,7 +157,7 @@ class DraftLengthPolicy:
         absent = np.arange(draft.tokens.shape[1]) >= draft.counts[:, None]
         if draft.distribution is not None:
             self.stats.device_reads += 1
-            masked = torch.from_numpy(absent).to(draft.tokens.device, non_blocking=True)
+            masked = to_device(absent, draft.tokens.device)
             tokens = draft.tokens.masked_fill(masked, -1)
             token_stats = stats_of_draft(tokens, draft.distribution)
         elif draft.confidence is not None:

@@ -18,7 +18,7 @@ from specdec_hf.drafting.checks import ask, cut_chains
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_hf.loop.commit import DraftCounts, HostVerdict
 from specdec_hf.loop.session import Session
-from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree
 
@@ -71,7 +71,7 @@ class Drafted:
         if encoded.padding_id is None:
             return tokens
         # Whether a token is drafted depends on those before it, and not on itself.
-        last = torch.from_numpy(self.session.history.last(1)).to(tokens.device, non_blocking=True)
+        last = to_device(self.session.history.last(1), tokens.device)
         before = torch.cat([last, tokens[:, :-1]], dim=1) == encoded.padding_id
         tokens = tokens.masked_fill(before.cumsum(dim=1) > 0, -1)
         if tokens.device.type == "cpu":
@@ -87,7 +87,7 @@ class Drafted:
         if runner.kind == "plain":
             # Its state goes on where a sequence has ended, as that of plain generation does.
             last[:, -1] = np.where(session.padding_fed > 0, session.call.pad, last[:, -1])
-        tokens = torch.from_numpy(last).to(session.model.device, non_blocking=True)
+        tokens = to_device(last, session.model.device)
         size = self.tokens.shape[1]
         if size:
             drafts = self.tokens.clamp(0, vocab_size_of(session.model) - 1)
@@ -114,7 +114,7 @@ class Drafted:
     def verify(self, logits: torch.Tensor) -> tuple[Verdict | TreeVerdict, list[torch.Tensor]]:
         """The op's verdict, and what else the host must read."""
         session, draft = self.session, self.draft
-        positions = torch.from_numpy(self.lengths).to(session.model.device, non_blocking=True)
+        positions = to_device(self.lengths, session.model.device)
         distribution = None if draft is None else draft.distribution
         if not session.drafts_trees:
             verify: Callable[..., Verdict] = verify_chain

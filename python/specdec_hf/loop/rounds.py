@@ -27,6 +27,7 @@ from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, TracedRound
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
 
@@ -144,12 +145,10 @@ def _inform_of_rejections(
     if len(rejected) == 0:
         return
     at = drafted.rows(verdict)[rejected, kept[rejected]]
-    sequences, rows = (
-        torch.from_numpy(x).to(logits.device, non_blocking=True) for x in (rejected, at)
-    )
+    found = logits[to_device(rejected, logits.device), to_device(at, logits.device)]
     lengths = before.lengths[rejected] + kept[rejected]
     assert session.drafter is not None
-    session.drafter.learn_rejections(Rejections(rejected, lengths, logits[sequences, rows]))
+    session.drafter.learn_rejections(Rejections(rejected, lengths, found))
 
 
 def _record_rows(

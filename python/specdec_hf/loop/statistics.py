@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specdec_hf.loop.round_record import PHASES, RoundRecord
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.packed.twin import PackedStats
+
+# What `SpecStats.to_dict` holds as it is.
+PLAIN = (
+    "device_reads", "tokens_per_second", "total_seconds", "time_split", "rule", "lossless",
+    "drafter", "tree", "cache", "forwards", "seeds", "gammas", "benefit", "plain_step_seconds",
+    "notes",
+)  # fmt: skip
 
 
 @dataclass
@@ -177,17 +184,10 @@ class SpecStats:
     def together(self) -> SequenceStats:
         """The counts of all sequences added up."""
         total = SequenceStats()
+        counts = [field.name for field in fields(total) if field.name != "stop_reason"]
         for one in self.sequences:
-            total.prompt_tokens += one.prompt_tokens
-            total.new_tokens += one.new_tokens
-            total.rounds += one.rounds
-            total.drafted += one.drafted
-            total.accepted += one.accepted
-            total.acceptance_histogram.update(one.acceptance_histogram)
-            total.drafted_at.update(one.drafted_at)
-            total.accepted_at.update(one.accepted_at)
-            total.trials.update(one.trials)
-            total.accepted_trials.update(one.accepted_trials)
+            for name in counts:
+                setattr(total, name, getattr(total, name) + getattr(one, name))
         return total
 
     @property
@@ -282,22 +282,8 @@ class SpecStats:
         return {
             **together,
             "forward_rounds": self.rounds,
-            "device_reads": self.device_reads,
-            "tokens_per_second": self.tokens_per_second,
-            "total_seconds": self.total_seconds,
-            "time_split": self.time_split,
-            "rule": self.rule,
-            "lossless": self.lossless,
-            "drafter": self.drafter,
-            "tree": self.tree,
-            "cache": self.cache,
-            "forwards": self.forwards,
-            "seeds": self.seeds,
-            "gammas": self.gammas,
+            **{name: getattr(self, name) for name in PLAIN},
             "round_log": [record.to_dict() for record in self.round_log],
-            "benefit": self.benefit,
-            "plain_step_seconds": self.plain_step_seconds,
-            "notes": self.notes,
             "packed": None if self.packed is None else self.packed.to_dict(),
             "compiled": None if self.compiled is None else self.compiled.to_dict(),
             "sequences": [one.to_dict() for one in self.sequences],

@@ -15,7 +15,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from specdec_hf.arguments import check_integer, shown
 from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.request.prefill import Prefill
-from specdec_hf.request.sampling import Sampling, make_sampling, sequences_per_prompt
+from specdec_hf.request.sampling import Sampling
 from specdec_hf.request.unsupported import Origin
 from specdec_hf.runner.encoded import Encoded
 from specdec_hf.schedules.confidence import DEFAULT_THRESHOLD
@@ -137,73 +137,15 @@ class Call:
         return np.zeros(self.mask.shape, dtype=np.int64)
 
 
-def build_call(
-    model: Any,
-    ids: torch.Tensor,
-    mask: NDArray[np.bool_],
-    config: GenerationConfig,
-    sampling: dict[str, Any],
-    processors: list[LogitsProcessorList],
+def read_criteria(
     criteria: StoppingCriteriaList,
-    past: Any,
-    prefill: Prefill | None,
-    origin: Origin,
-    assistant: Assistant,
-    notes: list[str],
-    *,
-    encoded: Encoded | None = None,
-    encoder: EncoderSource | None = None,
-    own_search: Callable[[], Any] | None = None,
-) -> Call:
-    """Assemble a `Call` from a complete generation config."""
-    columns = ids.shape[1]
+) -> tuple[int, frozenset[int], StoppingCriteriaList]:
+    """The limit of a sequence's columns, the ids that end it, and the other criteria."""
     max_length = min(c.max_length for c in criteria if type(c) is MaxLengthCriteria)
-    if columns >= max_length:
-        raise ValueError(
-            f"input_ids has {columns} columns, but generation is limited to {max_length}"
-        )
-    eos: set[int] = set()
-    others = StoppingCriteriaList()
-    for criterion in criteria:
-        if type(criterion) is EosTokenCriteria:
-            eos.update(criterion.eos_token_id.flatten().tolist())
-        elif type(criterion) is not MaxLengthCriteria:
-            others.append(criterion)
-    pad = config._pad_token_tensor
-    do_sample = bool(config.do_sample)
-    num_beams, returned = num_beams_of(config), sequences_per_prompt(config)
-    beams = beam_arguments(config, num_beams, returned)
-    try:
-        parameters = make_sampling(sampling, do_sample, len(mask), model.device, returned)
-    except (TypeError, ValueError) as error:
-        name = str(error).split()[0]
-        raise type(error)(f"{error}{origin.of(name, sampling.get(name))}") from error
-    return Call(
-        input_ids=ids.numpy(),
-        mask=mask,
-        max_new_tokens=max_length - columns,
-        eos=frozenset(eos),
-        pad=int(pad) if pad is not None else 0,
-        sampling=parameters,
-        do_sample=do_sample,
-        processors=processors,
-        criteria=others,
-        past=past,
-        return_dict=bool(config.return_dict_in_generate),
-        outputs=frozenset(
-            name
-            for name in TOKEN_OUTPUTS
-            if config.return_dict_in_generate and getattr(config, f"output_{name}")
-        ),
-        beams=beams,
-        own_search=own_search,
-        num_return_sequences=returned,
-        prefill=prefill,
-        encoded=encoded,
-        encoder=encoder,
-        assistant=assistant,
-        notes=notes,
-    )
+    ends = [c.eos_token_id.flatten().tolist() for c in criteria if type(c) is EosTokenCriteria]
+    known = (MaxLengthCriteria, EosTokenCriteria)
+    others = StoppingCriteriaList(c for c in criteria if type(c) not in known)
+    return max_length, frozenset(id for ids in ends for id in ids), others
 
 
 def num_beams_of(config: GenerationConfig) -> int:

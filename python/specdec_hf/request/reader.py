@@ -24,11 +24,18 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from specdec_hf.request.call import Call, assistant_of, build_call, num_beams_of
+from specdec_hf.request.call import (
+    TOKEN_OUTPUTS,
+    Call,
+    assistant_of,
+    beam_arguments,
+    num_beams_of,
+    read_criteria,
+)
 from specdec_hf.request.encoder import read_encoder
 from specdec_hf.request.inputs import check_decoder_mask, check_input_ids, mask_on_host
 from specdec_hf.request.prefill import given_prefill, inputs_beyond_text
-from specdec_hf.request.sampling import PARAMETERS
+from specdec_hf.request.sampling import PARAMETERS, make_sampling, sequences_per_prompt
 from specdec_hf.request.unsupported import Origin, refuse_kept, refuse_unsupported
 from specdec_hf.runner.encoded import is_encoder_decoder
 
@@ -105,16 +112,48 @@ def read_call(
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length() == 0:
         past = None
-    return build_call(
-        model, ids, mask, generation_config, sampling | values,
-        [
+    assistant = assistant_of(generation_config, origin, *map(others.get, asked))
+    max_length, eos, criteria = read_criteria(stopping_criteria)
+    if ids.shape[1] >= max_length:
+        raise ValueError(
+            f"input_ids has {ids.shape[1]} columns, but generation is limited to {max_length}"
+        )
+    do_sample, pad = bool(generation_config.do_sample), generation_config._pad_token_tensor
+    returned = sequences_per_prompt(generation_config)
+    beams = beam_arguments(generation_config, num_beams, returned)
+    given = sampling | values
+    try:
+        parameters = make_sampling(given, do_sample, len(mask), model.device, returned)
+    except (TypeError, ValueError) as error:
+        name = str(error).split()[0]
+        raise type(error)(f"{error}{origin.of(name, given.get(name))}") from error
+    return_dict = bool(generation_config.return_dict_in_generate)
+    wanted = [x for x in TOKEN_OUTPUTS if return_dict and getattr(generation_config, f"output_{x}")]
+    return Call(
+        input_ids=ids.numpy(),
+        mask=mask,
+        max_new_tokens=max_length - ids.shape[1],
+        eos=eos,
+        pad=int(pad) if pad is not None else 0,
+        sampling=parameters,
+        do_sample=do_sample,
+        processors=[
             LogitsProcessorList(_processor_of(one, b, len(mask)) for one in processors)
             for b in range(len(mask))
         ],
-        stopping_criteria, past, prefill, origin,
-        assistant_of(generation_config, origin, *map(others.get, asked)), notes, encoded=encoded,
-        encoder=encoder, own_search=own_search,
-    )  # fmt: skip
+        criteria=criteria,
+        past=past,
+        return_dict=return_dict,
+        outputs=frozenset(wanted),
+        beams=beams,
+        own_search=own_search,
+        num_return_sequences=returned,
+        prefill=prefill,
+        encoded=encoded,
+        encoder=encoder,
+        assistant=assistant,
+        notes=notes,
+    )
 
 
 def _first_beams(

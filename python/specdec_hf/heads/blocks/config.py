@@ -17,7 +17,13 @@ from specdec_hf.heads.pairs.config import (
     fields_of,
     transformers_config,
 )
-from specdec_hf.heads.speculators import DECODER, TYPE, check_kind, decoder_fields
+from specdec_hf.heads.speculators import (
+    DECODER,
+    TYPE,
+    check_kind,
+    decoder_fields,
+    outer_fields,
+)
 
 _LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -38,26 +44,16 @@ class BlockConfig(PairConfig):
     windows: tuple[int, ...]
     num_drafts: int
 
-    @property
-    def features(self) -> int:
-        """Numbers that the target's hidden states of a token have together."""
-        return self.target_hidden_size * len(self.layers)
+    def fields(self, kind: str, architecture: str, layers: str, verifier: Any) -> dict[str, Any]:
+        """What `sizes_from` reads, with the fields that kinds share; see `outer_fields`."""
+        return {
+            **outer_fields(kind, architecture, self._decoder(), self.num_drafts, verifier),
+            layers: list(self.layers),
+            "draft_vocab_size": self.draft_vocab_size,
+            "mask_token_id": self.mask_token_id,
+        }
 
-    def on(self, total: int) -> BlockConfig:
-        """For a target of ``total`` layers: the same.
-
-        Raises:
-            ValueError: a target that lacks some of the layers. The state after its last one, before
-                the final norm, is not kept.
-        """
-        if max(self.layers) >= total:
-            raise ValueError(
-                f"the head reads the states after {max(self.layers)} layers, and must read those "
-                f"before the last of the model's {total}"
-            )
-        return self
-
-    def decoder_dict(self) -> dict[str, Any]:
+    def _decoder(self) -> dict[str, Any]:
         """The fields of the decoder layers in config.json."""
         return {
             **fields_of(self.layer),

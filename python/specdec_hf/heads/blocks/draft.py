@@ -9,48 +9,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import DrawingDrafter, Stepper, room_in
+from specdec_hf.drafters.model import DrawingDrafter
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft
-from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.blocks.head import BlockHead
 from specdec_hf.heads.pairs.cache import HeadCache
+from specdec_hf.heads.pairs.draft import StateDraft
 from specdec_hf.heads.pairs.step import attend
 from specdec_hf.heads.placed import HeadDrafter
-from specdec_hf.runner.protocol import Lengths, context_length
+from specdec_hf.runner.protocol import Lengths
 from specdec_kernels import kv_append_
 
 B = TypeVar("B", bound=BlockHead)
 
 
-class BlockDraft(Stepper, Generic[B]):
+class BlockDraft(StateDraft, Generic[B]):
     """A `BlockHead` that drafts in one call; override `run`.
 
-    Its cache holds the keys and values of committed tokens alone from one round to the next; those
-    of a block are overwritten.
-
     Args:
-        head: in the target's dtype, on its device.
-        context: the call.
+        head, context: as in `StateDraft`.
 
     Attributes:
-        lengths: [B], committed tokens whose states the cache holds.
         size: most tokens of the round.
     """
 
+    head: B
+
     def __init__(self, head: B, context: DraftContext) -> None:
-        self.head = head
-        self.device: torch.device = context.model.device
-        self.relative_cost = head.share_of(context.model)
-        self.sampler = RowSampler(context, self.device)
-        self.lengths: Lengths = np.zeros(context.batch_size, dtype=np.int64)
+        super().__init__(head, context)
         self.size = 1
         self.embed = head.embed(context.model)
-        self._states = context.keep_states(head.config.layers)
         self._caches = [
             HeadCache(head.config, context.batch_size, head.lm_head) for _ in head.layers
         ]
-        self._context_length = context_length(context.model)
         self._rows: Iterator[torch.Tensor] = iter(())
 
     def run(
@@ -67,14 +58,9 @@ class BlockDraft(Stepper, Generic[B]):
         raise NotImplementedError
 
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """[B], how many of ``limits`` tokens each sequence can draft.
-
-        None before it has states, which a prefill of the model's own does not give, and none beyond
-        its context.
-        """
-        known = self.lengths + self._states.counts > 0
+        """As `StateDraft.room`, and no more than the head was trained for."""
         most = np.minimum(limits, self.head.config.num_drafts)
-        return np.where(known, room_in(self._context_length, history, most), 0)
+        return super().room(history, most)
 
     def catch_up(self, history: History) -> torch.Tensor:
         """Run the pass of a round; logits [B, V] of the first draft."""
@@ -87,9 +73,6 @@ class BlockDraft(Stepper, Generic[B]):
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Logits [B, V] of the next draft, whichever token was drawn before."""
         return next(self._rows)
-
-    def truncate(self, lengths: Lengths) -> None:
-        """Do nothing: states of drafts are read again from the target once they are committed."""
 
     def buffers(self, slots: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of each layer, with room for more than so many slots."""
@@ -126,15 +109,7 @@ class BlockDraft(Stepper, Generic[B]):
 
 
 class BlockDrafter(HeadDrafter[B], DrawingDrafter):
-    """Base class of drafters with a `BlockHead`; name its `BlockDraft` in ``draft``.
-
-    Args:
-        head: of the kind, or the folder of one. It is not changed.
-
-    Raises:
-        TypeError: no head.
-        ValueError: a folder whose head cannot be read, by name of what is wrong.
-    """
+    """Base class of drafters with a `BlockHead`; name its `BlockDraft` in ``draft``."""
 
     drafts_at_once = True
     draft: type[BlockDraft[B]]

@@ -10,34 +10,26 @@ import torch
 
 from specdec_hf.heads.blocks.config import BlockConfig
 from specdec_hf.heads.blocks.head import BlockHead
-from specdec_hf.heads.files import WEIGHTS, check_tensors, read_config, read_weights, write_head
+from specdec_hf.heads.files import MAPS, WEIGHTS, read_config, read_weights, write_head
 from specdec_hf.heads.pairs.files import (
     EMBEDDINGS,
     OUTPUT,
-    published_weights,
-    read_published,
-    read_vocabulary,
+    head_tensors,
+    read_head,
     vocabulary_shapes,
-    vocabulary_tensors,
 )
 
-MAPS = ("d2t", "t2d")
 B = TypeVar("B", bound=BlockHead)
 
 
 def write_block(
     head: BlockHead, folder: Path, fields: dict[str, Any], dtype: torch.dtype, **more: torch.Tensor
 ) -> None:
-    """Write a head; the maps of its draft vocabulary only where it drafts a part of the target's.
+    """Write a head, and ``more`` tensors, those of the target, where it has none of its own.
 
-    Args:
-        head: any device and dtype.
-        folder: made where it is missing.
-        fields: the content of config.json.
-        dtype: of the weights in the file.
-        more: tensors of the target by their names.
+    The maps of its draft vocabulary are written only where it drafts a part of the target's.
     """
-    tensors = {**published_weights(head), **more, **vocabulary_tensors(head)}
+    tensors = {**more, **head_tensors(head)}
     if head.config.draft_vocab_size == head.config.vocab_size:
         tensors = {name: x for name, x in tensors.items() if name not in MAPS}
     write_head(folder, fields, tensors, dtype)
@@ -54,7 +46,7 @@ def read_block(
     Args:
         folder: the folder.
         config_from: reads the content of config.json.
-        make: gives the head whose weights are read.
+        make: the class of the head.
         target_owns: which of ``lm_head.weight`` and ``embed_tokens.weight`` are the target's even
             where the file holds them.
 
@@ -63,21 +55,14 @@ def read_block(
             name.
     """
     folder = Path(folder)
-    config = config_from(read_config(folder))
-    tensors = read_weights(folder, WEIGHTS)
-    with torch.random.fork_rng(devices=[]):  # the weights that replace these are no random ones
-        head = make(config)
-    own = {name: list(weight.shape) for name, weight in published_weights(head).items()}
+    config: Any = config_from(read_config(folder))
     shapes = vocabulary_shapes(config)
     if config.draft_vocab_size == config.vocab_size:
         shapes = {name: shape for name, shape in shapes.items() if name not in MAPS}
     # Earlier versions of the library also wrote what its training compares with.
-    training = {f"verifier_{OUTPUT}": shapes[OUTPUT], "verifier_norm.weight": own["norm.weight"]}
-    optional = {OUTPUT, EMBEDDINGS, *training}
-    kind = type(head).__name__
-    check_tensors(tensors, own | shapes | training, optional, folder / WEIGHTS, kind)
-    read_published(head, tensors)
-    left_out = target_owns(config)
-    named = {name: x for name, x in tensors.items() if name not in left_out}
-    read_vocabulary(head, named, folder / WEIGHTS)
-    return head.eval()
+    output, size = shapes[OUTPUT], config.layer.hidden_size
+    training = {f"verifier_{OUTPUT}": output, "verifier_norm.weight": [size]}
+    return read_head(
+        lambda: make(config), read_weights(folder, WEIGHTS), shapes | training,
+        {OUTPUT, EMBEDDINGS, *training}, folder / WEIGHTS, make.__name__, target_owns(config),
+    )  # fmt: skip

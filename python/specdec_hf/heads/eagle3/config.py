@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.heads.files import checked
+from specdec_hf.heads.files import checked, checked_flag
 from specdec_hf.heads.pairs.config import PairConfig, decoder_layer, fields_of, layer_like
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -14,6 +14,7 @@ _DRAFT_SIZE = "draft_vocab_size"
 # Variants of the published architecture that `Eagle3Head` does not compute.
 _REFUSED = ("norm_before_fc", "fc_norm", "norm_output", "attention_bias", "mlp_bias")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_AFTER_NORM = "final_state_after_norm"  # which no other library writes
 DEFAULT_LAYERS = 3
 
 
@@ -25,9 +26,13 @@ class HeadConfig(PairConfig):
         layers: empty takes `default_layers` of the target, which are three.
         norm_before_residual: whether the residual of the decoder layer begins at the normalised
             hidden state.
+        final_state_after_norm: whether the state after the target's last layer is the one after its
+            final norm, as in training here. Elsewhere it is the one before that norm, which is not
+            kept. Only targets of one or two layers have heads that read it.
     """
 
     norm_before_residual: bool = False
+    final_state_after_norm: bool = False
 
     @classmethod
     def for_target(
@@ -54,7 +59,8 @@ class HeadConfig(PairConfig):
         ):
             raise ValueError(f"layers must rise within [0, {total}], got {list(chosen)}")
         size = check_integer("draft_vocab_size", draft_vocab_size, 1, layer.vocab_size)
-        return cls(layer, config.hidden_size, size, tuple(chosen))
+        last = chosen[-1] == total
+        return cls(layer, config.hidden_size, size, tuple(chosen), final_state_after_norm=last)
 
     @property
     def features(self) -> int:
@@ -65,18 +71,17 @@ class HeadConfig(PairConfig):
         """With the layers that the head reads in a target of ``total`` layers.
 
         Raises:
-            ValueError: a target that lacks some.
+            ValueError: a target that lacks some, or whose state before the final norm is one.
         """
         layers = self.layers or default_layers(total)
         if len(layers) < DEFAULT_LAYERS and not self.layers:
             raise ValueError(
                 f"the head reads {DEFAULT_LAYERS} layers of a model of 7 or more, got {total}"
             )
-        if max(layers) > total:
-            raise ValueError(
-                f"the head reads the states after {max(layers)} layers, and the model has {total}"
-            )
-        return replace(self, layers=layers)
+        config = replace(self, layers=layers)
+        if self.final_state_after_norm and max(layers) == total:
+            return config
+        return super(HeadConfig, config).on(total)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json in the published layout.
@@ -91,6 +96,8 @@ class HeadConfig(PairConfig):
             _DRAFT_SIZE: self.draft_vocab_size,
             "norm_before_residual": self.norm_before_residual,
         }
+        if self.final_state_after_norm:
+            given[_AFTER_NORM] = True
         if self.layers:
             after = [layer - 1 for layer in self.layers]
             given[_LAYERS] = list(self.layers)
@@ -112,13 +119,8 @@ class HeadConfig(PairConfig):
             )
         draft = checked(_DRAFT_SIZE, given[_DRAFT_SIZE])
         size = checked("target_hidden_size", given.get("target_hidden_size") or layer.hidden_size)
-        before = given.get("norm_before_residual") or False
-        if not isinstance(before, bool):
-            raise ValueError(
-                f"config.json: norm_before_residual must be true or false, got {before!r}"
-            )
-        layers = _layers_of(given)
-        return cls(layer, size, draft, layers, before)
+        flags = {name: checked_flag(given, name) for name in ("norm_before_residual", _AFTER_NORM)}
+        return cls(layer, size, draft, _layers_of(given), **flags)
 
 
 def _layers_of(given: dict[str, Any]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ class Eagle3Drafter(PairTreeDrafter[Eagle3Head], entry="eagle3"):
 class Eagle3ChainDrafter(PairChainDrafter[Eagle3Head], entry="eagle3_chain"):
     """A trained head that drafts token by token, each with the distribution it was drawn from.
 
-    Its arguments and errors are those of `PairChainDrafter`.
+    Its arguments and errors are those of `HeadDrafter`.
 
     Source: EAGLE-3, arXiv 2503.01840.
     """

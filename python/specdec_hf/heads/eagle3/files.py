@@ -15,15 +15,13 @@ import torch
 
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.head import Eagle3Head
-from specdec_hf.heads.files import WEIGHTS, check_tensors, read_config, read_weights, write_head
+from specdec_hf.heads.files import WEIGHTS, read_config, read_weights, write_head
 from specdec_hf.heads.pairs.files import (
     EMBEDDINGS,
     OUTPUT,
-    published_weights,
-    read_published,
-    read_vocabulary,
+    head_tensors,
+    read_head,
     vocabulary_shapes,
-    vocabulary_tensors,
 )
 from specdec_hf.heads.speculators import TYPE, check_kind, decoder_fields, outer_fields
 
@@ -37,14 +35,8 @@ _REFUSED = ("norm_before_fc", "fc_norm", "norm_output")
 
 
 def save_head(head: Eagle3Head, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a head; its output matrix and its embeddings only where these are its own.
-
-    Args:
-        head: any device and dtype.
-        folder: made where it is missing.
-        dtype: of the weights in the file.
-    """
-    write_head(folder, head.config.to_dict(), _tensors(head), dtype)
+    """Write a head as `write_head` does, output matrix and embeddings only where they are own."""
+    write_head(folder, head.config.to_dict(), head_tensors(head), dtype)
 
 
 def save_as_speculators(
@@ -59,7 +51,7 @@ def save_as_speculators(
     Raises:
         ValueError: a target of other sizes.
     """
-    tensors = _tensors(head)
+    tensors = head_tensors(head)
     if OUTPUT not in tensors:
         tensors[OUTPUT] = head.output_of(model)
     if EMBEDDINGS not in tensors:
@@ -81,11 +73,6 @@ def _renamed_too(name: str, tensors: Collection[str]) -> bool:
     return name.startswith(_LAYER) and _OTHER_LAYER + name[len(_LAYER) :] in tensors
 
 
-def _tensors(head: Eagle3Head) -> dict[str, torch.Tensor]:
-    """What a file holds, by the published names."""
-    return {**published_weights(head), **vocabulary_tensors(head)}
-
-
 def load_head(folder: str | Path) -> Eagle3Head:
     """A head from a folder, in float32 on the host.
 
@@ -101,23 +88,15 @@ def load_head(folder: str | Path) -> Eagle3Head:
     if len(tensors) < len(read):
         twice = sorted(name for name in read.keys() & tensors.keys() if _renamed_too(name, read))
         raise ValueError(f"{folder / WEIGHTS} holds {', '.join(twice)} in two spellings")
-    with torch.random.fork_rng(devices=[]):  # the weights that replace these are no random ones
-        head = Eagle3Head(config)
     optional = {"t2d"}
     if config.target_hidden_size == config.layer.hidden_size:
         optional |= {OUTPUT, EMBEDDINGS}  # the target's will do
     if config.draft_vocab_size == config.vocab_size:
         optional.add("d2t")
-    check_tensors(tensors, _expected(head), optional, folder / WEIGHTS, "EAGLE-3 head")
-    read_published(head, tensors)
-    read_vocabulary(head, tensors, folder / WEIGHTS)
-    return head.eval()
-
-
-def _expected(head: Eagle3Head) -> dict[str, list[int]]:
-    """Published names and shapes; the last four may be missing."""
-    shapes = {name: list(weight.shape) for name, weight in published_weights(head).items()}
-    return shapes | vocabulary_shapes(head.config)
+    return read_head(
+        lambda: Eagle3Head(config), tensors, vocabulary_shapes(config), optional, folder / WEIGHTS,
+        "EAGLE-3 head",
+    )  # fmt: skip
 
 
 def is_speculators(given: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.heads.mtp.head import MtpHead
-from specdec_hf.heads.pairs.draft import PairDraft, following_tokens, pick
+from specdec_hf.heads.pairs.draft import PairDraft, Pairs, following_tokens, pick
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.runner.spec_cache import SpecCache
@@ -63,9 +63,8 @@ class MtpDraft(PairDraft):
         for layer in range(self._depth):
             # Those of layer k are k further on. Where none is known yet, the pending one stands in
             # and draft steps write the slot again.
-            tokens = following_tokens(history, totals - layer, size)
-            tokens = tokens.to(self.device, non_blocking=True)
-            hidden = self._forward(layer, tokens, hidden, places, begin, mask, visible)
+            tokens = following_tokens(history, totals - layer, size, self.device)
+            hidden = self._forward(layer, Pairs(tokens, hidden, places, begin, mask, visible))
             self._rows.append(_last(hidden, totals, self._depth))
         self.lengths = self.lengths + counts
         self._drafts = torch.empty((len(counts), 0), dtype=torch.int64, device=self.device)
@@ -79,10 +78,9 @@ class MtpDraft(PairDraft):
         begin = to_device(self.lengths - layer, self.device)
         places = begin[:, None] + torch.arange(layer, device=self.device)
         visible = int(self.lengths.max())
-        hidden = self._forward(
-            layer, self._drafts, self._rows[layer - 1][:, -layer:], places, begin,
-            self._mask(places.clamp(min=0), visible), visible,
-        )  # fmt: skip
+        before, mask = self._rows[layer - 1][:, -layer:], self._mask(places.clamp(min=0), visible)
+        pairs = Pairs(self._drafts, before, places, begin, mask, visible)
+        hidden = self._forward(layer, pairs)
         self._rows[layer] = torch.cat([self._rows[layer][:, :-layer], hidden], dim=1)
         self._hidden = hidden[:, -1:]
         return self.head.logits(layer, self._hidden[:, 0])
@@ -102,32 +100,17 @@ class MtpDraft(PairDraft):
         return both.gather(1, index.expand(-1, -1, both.shape[2])), again
 
     def _run(
-        self,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        places: torch.Tensor,
-        starts: torch.Tensor,
-        mask: torch.Tensor | None,
-        visible: int,
-        last: torch.Tensor | None = None,
+        self, pairs: Pairs, last: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self._depth - 1
-        made = self._forward(layer, tokens, hidden, places, starts, mask, visible)
+        made = self._forward(layer, pairs)
         if last is not None:
             made = pick(made, last)
         return made, self.head.logits(layer, made)
 
-    def _forward(
-        self,
-        layer: int,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        places: torch.Tensor,
-        starts: torch.Tensor,
-        mask: torch.Tensor | None,
-        visible: int,
-    ) -> torch.Tensor:
-        """Hidden states [B, n, H] that a layer gives for pairs, as in `_run`."""
+    def _forward(self, layer: int, pairs: Pairs) -> torch.Tensor:
+        """Hidden states [B, n, H] that a layer gives for pairs."""
+        tokens, hidden, places, starts, mask, visible = pairs
         embeddings = self.head.embed(self.model, layer, tokens)
         positions = places.clamp(min=0)
         self._cache.move_cursor(starts, visible - tokens.shape[1], visible)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
@@ -12,6 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_hf.heads.files import checked
 from specdec_hf.runner.protocol import vocab_size_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # What a config.json says of a decoder layer, those of attention and network first.
 SIZES = (
@@ -28,7 +31,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class PairConfig:
-    """Sizes of a head over pairs; a subclass gives the features and their layers.
+    """Sizes of a head over pairs.
 
     Attributes:
         layer: sizes and rotary embedding of its decoder layer, those of a Llama model.
@@ -50,6 +53,25 @@ class PairConfig:
         """Of the target."""
         size: int = self.layer.vocab_size
         return size
+
+    @property
+    def features(self) -> int:
+        """Numbers that the target's hidden states of a token have together."""
+        return self.target_hidden_size * len(self.layers)
+
+    def on(self, total: int) -> Self:
+        """For a target of ``total`` layers: the same.
+
+        Raises:
+            ValueError: a target that lacks some of the layers. The state after its last one, before
+                the final norm, is not kept.
+        """
+        if max(self.layers) >= total:
+            raise ValueError(
+                f"the head reads the states after {max(self.layers)} layers, and must read those "
+                f"before the last of the model's {total}"
+            )
+        return self
 
     @property
     def projected(self) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,31 +26,48 @@ from specdec_hf.runner.protocol import Lengths, context_length, to_device
 from specdec_kernels import tree_attention
 
 
-class PairDraft(Stepper):
-    """A head over pairs that drafts in one call, with the methods of a `DraftModel`.
+class Pairs(NamedTuple):
+    """The pairs of one forward, which go into the cache.
 
-    Its cache holds the pairs of committed tokens alone from one round to the next: those of drafts
-    are made again from the target's features once the drafts are committed. Override `_run`.
+    Attributes:
+        tokens: [B, n] int64.
+        hidden: [B, n, H], of the tokens before them.
+        places: [B, n] int64.
+        starts: [B] int64, slot of the first pair of each sequence.
+        mask: [B, n, visible] bool; None lets a pair see those up to its own.
+        visible: slots that the pairs see.
+    """
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor
+    places: torch.Tensor
+    starts: torch.Tensor
+    mask: torch.Tensor | None
+    visible: int
+
+
+class StateDraft(Stepper):
+    """A head over the target's hidden states that drafts in one call.
+
+    Its cache holds what the head made of committed tokens alone from one round to the next: that of
+    drafts is made again from the target's states once the drafts are committed.
 
     Args:
         head: in the target's dtype, on its device.
         context: the call.
 
-    Raises:
-        ValueError: a target of other sizes than those that the head was trained for.
+    Attributes:
+        lengths: [B], committed tokens of which the cache holds something.
     """
 
     def __init__(self, head: Any, context: DraftContext) -> None:
         self.head = head
-        self.model = context.model
         self.device: torch.device = context.model.device
-        self.context = context
         self.relative_cost: float = head.share_of(context.model)
         self.sampler = RowSampler(context, self.device)
         self.lengths: Lengths = np.zeros(context.batch_size, dtype=np.int64)
         self._states = context.keep_states(head.config.layers)
         self._context_length = context_length(context.model)
-        self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
 
     def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.
@@ -61,6 +78,19 @@ class PairDraft(Stepper):
         known = self.lengths + self._states.counts > 0
         return np.where(known, room_in(self._context_length, history, limits), 0)
 
+    def truncate(self, lengths: Lengths) -> None:
+        """Do nothing: the cache holds nothing of drafts."""
+
+
+class PairDraft(StateDraft):
+    """A head over pairs, with the methods of a `DraftModel`; override `_run`."""
+
+    def __init__(self, head: Any, context: DraftContext) -> None:
+        super().__init__(head, context)
+        self.model = context.model
+        self.context = context
+        self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
+
     def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """The target's ids of tokens of these logits, -1 as it is."""
         return tokens
@@ -69,15 +99,13 @@ class PairDraft(Stepper):
         """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
         states, counts = self._states.take()
         size = states.shape[1]
-        ids = following_tokens(history, counts, size)
+        ids = following_tokens(history, counts, size, self.device)
         starts = to_device(self.lengths, self.device)
         places = starts[:, None] + torch.arange(size, device=self.device)
         visible = int(self.lengths.max()) + size
-        self._hidden, logits = self._run(
-            ids.to(self.device, non_blocking=True), self._fuse(states), places, starts,
-            self._mask(places, visible), visible,
-            last=to_device(np.maximum(counts - 1, 0), self.device),
-        )  # fmt: skip
+        mask, last = self._mask(places, visible), to_device(np.maximum(counts - 1, 0), self.device)
+        pairs = Pairs(ids, self._fuse(states), places, starts, mask, visible)
+        self._hidden, logits = self._run(pairs, last)
         self.lengths = self.lengths + counts
         return logits[:, 0]
 
@@ -102,7 +130,8 @@ class PairDraft(Stepper):
             x[:, skip:].clone(memory_format=torch.contiguous_format)
             for x in (tree.positions, tree.mask)
         )
-        hidden, logits = self._run(tokens.clamp(min=0), before, places, roots + skip, mask, visible)
+        pairs = Pairs(tokens.clamp(min=0), before, places, roots + skip, mask, visible)
+        hidden, logits = self._run(pairs)
         self._hidden = torch.cat([self._hidden, hidden], dim=1)
         return logits
 
@@ -115,9 +144,6 @@ class PairDraft(Stepper):
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
         """Do nothing: the pairs of committed drafts are fed again, with the target's features."""
 
-    def truncate(self, lengths: Lengths) -> None:
-        """Do nothing, as `keep`."""
-
     def _fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, n, H] from features [B, n, layers * E]."""
         return features
@@ -127,26 +153,9 @@ class PairDraft(Stepper):
         return torch.arange(visible, device=self.device) <= places[:, :, None]
 
     def _run(
-        self,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        places: torch.Tensor,
-        starts: torch.Tensor,
-        mask: torch.Tensor | None,
-        visible: int,
-        last: torch.Tensor | None = None,
+        self, pairs: Pairs, last: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [B, n, H] of pairs at ``places``, which go into the cache, and logits.
-
-        Args:
-            tokens: [B, n] int64.
-            hidden: [B, n, H], of the tokens before them.
-            places: [B, n] int64.
-            starts: [B] int64, slot of the first pair of each sequence.
-            mask: [B, n, visible] bool; None lets a pair see those up to its own.
-            visible: slots that the pairs see.
-            last: [B], the only pair of each sequence whose state and logits are wanted.
-        """
+        """Hidden states [B, n, H] of pairs and their logits; of pair ``last[b]`` alone if given."""
         raise NotImplementedError
 
 
@@ -154,7 +163,7 @@ class HeadDraft(PairDraft):
     """A `PairHead` that drafts in one call, packed on a CPU and in graphs where `compile` is on.
 
     Args:
-        head, context: as in `PairDraft`.
+        head, context: as in `StateDraft`.
         full_vocabulary: whether logits are those of the target's vocabulary, -inf where the head
             cannot draft a token, or of the draft vocabulary.
 
@@ -214,15 +223,9 @@ class HeadDraft(PairDraft):
         return None
 
     def _run(
-        self,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        places: torch.Tensor,
-        starts: torch.Tensor,
-        mask: torch.Tensor | None,
-        visible: int,
-        last: torch.Tensor | None = None,
+        self, pairs: Pairs, last: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, hidden, places, starts, mask, visible = pairs
         if self._rope_type in NO_TABLE:
             cosines, sines = (x[:, 0].flatten(0, 1) for x in self.head.turns(places))
             places = torch.arange(places.numel(), device=self.device).view_as(places)
@@ -262,15 +265,17 @@ class HeadDraft(PairDraft):
         return self.head.over_vocabulary(logits)
 
 
-def following_tokens(history: History, counts: NDArray[np.int64], size: int) -> torch.Tensor:
-    """[B, size] on the host, the token after each of the last ``counts[b]`` before the pending one.
+def following_tokens(
+    history: History, counts: NDArray[np.int64], size: int, device: torch.device
+) -> torch.Tensor:
+    """[B, size], the token after each of the last ``counts[b]`` before the pending one.
 
     The features of a token go with the token after it; the last of these is pending. What follows
     the first ``counts[b]`` has no meaning.
     """
     columns = (history.lengths - counts)[:, None] + np.arange(size)
     columns = np.minimum(columns, history.lengths[:, None] - 1)
-    return torch.from_numpy(np.take_along_axis(history.tokens, columns, axis=1))
+    return to_device(np.take_along_axis(history.tokens, columns, axis=1), device)
 
 
 def pick(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

@@ -20,13 +20,8 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
     """Base class of drafters of trees with a `PairHead`.
 
     Args:
-        head: of the kind, or the folder of one. It is not changed. A `PlacedHead` shares its copy
-            with other drafters.
+        head: as in `HeadDrafter`, with the same errors.
         layout: size of the tree, which grows as EAGLE-2's does.
-
-    Raises:
-        TypeError: no head.
-        ValueError: a folder whose head cannot be read, by name of what is wrong.
     """
 
     def __init__(
@@ -40,15 +35,7 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
 
 
 class PairChainDrafter(HeadDrafter[P], DrawingDrafter):
-    """Base class of drafters of chains with a `PairHead`, each token with its distribution.
-
-    Args:
-        head: of the kind, or the folder of one. It is not changed.
-
-    Raises:
-        TypeError: no head.
-        ValueError: a folder whose head cannot be read, by name of what is wrong.
-    """
+    """Base class of drafters of chains with a `PairHead`, each token with its distribution."""
 
     def draft_with(self, head: P, context: DraftContext) -> HeadDraft:
         self._context = context

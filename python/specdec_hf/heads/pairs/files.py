@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from specdec_hf.heads.files import draft_tokens
+from specdec_hf.heads.files import check_tensors, draft_tokens
 from specdec_hf.heads.pairs.config import PairConfig
 from specdec_hf.heads.pairs.head import DecoderHead
 
 OUTPUT, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
+D = TypeVar("D", bound=DecoderHead)
 # Layers of a head -> the published layers whose rows they hold together.
 _FUSED = {
     "qkv_proj": [f"self_attn.{x}_proj" for x in "qkv"],
@@ -38,6 +41,42 @@ def read_published(head: DecoderHead, tensors: dict[str, torch.Tensor]) -> None:
             for name in head.state_dict()
         }
     )
+
+
+def read_head(
+    make: Callable[[], D],
+    tensors: dict[str, torch.Tensor],
+    shapes: dict[str, list[int]],
+    optional: Collection[str],
+    path: Path,
+    kind: str,
+    target_owns: Collection[str] = (),
+) -> D:
+    """The head in the tensors of a file, in float32 on the host.
+
+    Args:
+        make: gives the head whose weights are read.
+        tensors: by published names.
+        shapes: those of all but its weights.
+        optional: names that may be missing.
+        path, kind: of the file, and what it holds, for messages.
+        target_owns: names of tensors that are the target's even where the file holds them.
+
+    Raises:
+        ValueError: tensors whose names, shapes or numbers are wrong, by name.
+    """
+    with torch.random.fork_rng(devices=[]):  # the weights that replace these are no random ones
+        head = make()
+    own = {name: list(weight.shape) for name, weight in published_weights(head).items()}
+    check_tensors(tensors, own | shapes, optional, path, kind)
+    read_published(head, tensors)
+    read_vocabulary(head, {name: x for name, x in tensors.items() if name not in target_owns}, path)
+    return head.eval()
+
+
+def head_tensors(head: DecoderHead) -> dict[str, torch.Tensor]:
+    """What a file holds of a head, by the published names."""
+    return {**published_weights(head), **vocabulary_tensors(head)}
 
 
 def _parts(name: str, config: PairConfig) -> dict[str, int]:

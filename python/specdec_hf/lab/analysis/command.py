@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import typer
-
 from specdec_hf.cli import interrupt, options
 from specdec_hf.cli.checks import (
     NEUTRAL,
@@ -19,10 +17,11 @@ from specdec_hf.cli.checks import (
     Sources,
     check,
     check_ablated_part,
-    check_limit,
     check_schedule,
     makes_forward,
+    takes_settings,
 )
+from specdec_hf.cli.options import option
 from specdec_hf.cli.paths import check_folder, check_json
 from specdec_hf.cli.prompts import SHIPPED_PROMPTS, Prompt, read_prompts
 from specdec_hf.cli.report import collect_info, write_json
@@ -38,6 +37,7 @@ from specdec_hf.cli.terminal import FAILED, fail
 from specdec_hf.lab.analysis.printing import print_report
 from specdec_hf.lab.analysis.tables import printed_tables, tables_of
 from specdec_hf.lab.bench.configs import merged
+from specdec_hf.options import COMMON
 from specdec_hf.requirements import install_command
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_hf.schedules.registry import SCHEDULES
@@ -60,66 +60,49 @@ Drafters = Annotated[
         "Several are measured one after the other."
     ),
 ]
-Seed = Annotated[
-    int,
-    typer.Option(
-        "--seed", metavar="N", help="Seed of the first prompt; those of the others count up."
-    ),
-]
+Seed = Annotated[int, option("--seed N", "Seed of the first prompt; those of the others count up.")]
 Gammas = Annotated[
-    str,
-    typer.Option(
-        "--num-assistant-tokens", "--gamma", metavar="N,N,..", help="Tokens to draft per round."
-    ),
+    str, option("--num-assistant-tokens --gamma N,N,..", "Tokens to draft per round.")
 ]
 Schedules = Annotated[
     list[str],
-    typer.Option(
-        "--num-assistant-tokens-schedule",
-        metavar="NAME",
-        help="Compare a schedule with an oracle for the number of drafts: "
+    option(
+        "--num-assistant-tokens-schedule NAME",
+        "Compare a schedule with an oracle for the number of drafts: "
         f"{', '.join(SCHEDULES)}; it begins with the first N. May be repeated.",
+        lambda name, value: check_schedule(value),
     ),
 ]
 Tree = Annotated[
     str | None,
-    typer.Option(
-        "--tree",
-        metavar="N,N,..",
-        help="Also draw the trees that each drafter of chains drafts for the first prompt: "
+    option(
+        "--tree N,N,..",
+        "Also draw the trees that each drafter of chains drafts for the first prompt: "
         "children at each depth, such as 4,2,1. Drafters of trees of their own are measured, and "
         "drawn without it.",
     ),
 ]
 Ablate = Annotated[
     str | None,
-    typer.Option(
-        "--ablate",
-        metavar="residual",
-        help="Show what the text would be like if recovered tokens came from P, not the residual.",
+    option(
+        "--ablate residual",
+        "Show what the text would be like if recovered tokens came from P, not the residual.",
     ),
 ]
 Output = Annotated[
-    Path | None,
-    typer.Option("--output", metavar="FOLDER", help="Write figures and the page of tokens here."),
+    Path | None, option("--output FOLDER", "Write figures and the page of tokens here.")
 ]
 
 
+@takes_settings(without=("chat_template", "cascade", *COMMON), max_new_tokens=48, temperature=1.0)
 def analyze_command(
+    *,
     prompts: options.PromptFile = None,
-    system: options.System = None,
-    model: options.ModelName = "embedded",
+    settings: Settings,
     drafter: Drafters = ["prompt_lookup"],  # noqa: B006  # typer copies it
-    dtype: options.Dtype = "auto",
-    device: options.Device = None,
     gammas: Gammas = "3,7",
     schedule: Schedules = [],  # noqa: B006  # typer copies it
     tree: Tree = None,
-    max_new_tokens: options.MaxNewTokens = 48,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
     seed: Seed = 0,
     limit: options.Limit = 4,
     ablate: Ablate = None,
@@ -131,18 +114,11 @@ def analyze_command(
     The tables and figures are those of Leviathan et al. 2023. Each drafter is measured by itself,
     at temperature 0 and at --temperature, on the first turn of each prompt.
     """
-    settings = Settings(
-        model=model, drafter=drafter, dtype=dtype, device=device, system=system,
-        max_new_tokens=max_new_tokens, seed=seed, tree=tree,
-        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p},
-    )  # fmt: skip
-    check_limit(limit)
+    settings = replace(settings, drafter=drafter, seed=seed, tree=tree)
     check_json(json_file, prompts)
     if ablate is not None:
         check_ablated_part(ablate, settings)
     numbers = parse_gammas(gammas)
-    for one in schedule:
-        check_schedule(one)
     failed = _left_out(settings)
     checked = _check_drafters(settings, max(numbers))
     _check_figures(output)

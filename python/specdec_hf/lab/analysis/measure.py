@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -70,8 +70,8 @@ class DrafterAnalysis:
             "trees": self.trees,
             "acceptance": self.acceptance.to_dict(),
             "operations": self.operations,
-            "speed": [speed.to_dict() for speed in self.speeds],
-            "schedules": [made.to_dict() for made in self.scheduled],
+            "speed": [asdict(speed) for speed in self.speeds],
+            "schedules": [asdict(made) for made in self.scheduled],
             "schedules_left_out": self.refused,
             "ablation": None if self.ablation is None else self.ablation.to_dict(),
             "calls": {

@@ -107,10 +107,6 @@ class Experiment:
     ablated: ChiSquare
     exact: Ablated
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
 
 @torch.inference_mode()
 def draw_experiment(
@@ -187,7 +183,7 @@ class Ablation:
             "positions": count,
             "mean": means,
             "largest": largest,
-            "experiment": None if self.experiment is None else self.experiment.to_dict(),
+            "experiment": None if self.experiment is None else asdict(self.experiment),
         }
 
 

@@ -9,18 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from specdec_hf.cli import options
-from specdec_hf.cli.checks import (
-    DTYPES,
-    Settings,
-    Sources,
-    check,
-    check_choice,
-    check_limit,
-    takes_settings,
-)
+from specdec_hf.cli.checks import Settings, Sources, check, takes_settings
+from specdec_hf.cli.options import DTYPES, LIMIT, Check, at_least, one_of, option
 from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress_bar
@@ -45,20 +36,16 @@ PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp", "rejection", "bes
 MEASURED = ("guard", "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names))
 
 
-def _repeated(option: str, metavar: str, text: str, default: str) -> Any:
+def repeated(usage: str, text: str, default: str, *checks: Check) -> Any:
     """An option that may be given several times."""
-    return typer.Option(
-        option, metavar=metavar, help=f"{text} May be repeated.  [default: {default}]"
-    )
+    return option(usage, f"{text} May be repeated.  [default: {default}]", *checks)
 
 
 Questions = Annotated[
     str,
-    typer.Option(
-        "--questions",
-        metavar="FILE",
-        help='Prompts as JSON lines with "turns" and "category" (Spec-Bench); the first turn is '
-        "asked.",
+    option(
+        "--questions FILE",
+        'Prompts as JSON lines with "turns" and "category" (Spec-Bench); the first turn is asked.',
     ),
 ]
 Measured = Annotated[
@@ -70,9 +57,8 @@ Measured = Annotated[
 ]
 Schedules = Annotated[
     list[str],
-    _repeated(
-        "--num-assistant-tokens-schedule",
-        "NAME",
+    repeated(
+        "--num-assistant-tokens-schedule NAME",
         "A schedule to measure with each drafter; trees that take none of those given are "
         "measured with constant.",
         "optimal for auto, else constant",
@@ -80,28 +66,28 @@ Schedules = Annotated[
 ]
 Dtypes = Annotated[
     list[str],
-    _repeated("--dtype", "DTYPE", f"{', '.join(DTYPES)}.", "auto; float32 for random weights"),
+    repeated(
+        "--dtype DTYPE", f"{', '.join(DTYPES)}.", "auto; float32 for random weights",
+        one_of(*DTYPES),
+    ),
+]  # fmt: skip
+Peers = Annotated[
+    list[str], repeated("--peer NAME", f"{', '.join(PEERS)}.", "prompt_lookup", one_of(*PEERS))
 ]
-Peers = Annotated[list[str], _repeated("--peer", "NAME", f"{', '.join(PEERS)}.", "prompt_lookup")]
-BatchSizes = Annotated[list[int], _repeated("--batch-size", "N", "Prompts answered together.", "1")]
+BatchSizes = Annotated[list[int], repeated("--batch-size N", "Prompts answered together.", "1")]
 Temperatures = Annotated[
-    list[float], _repeated("--temperature", "X", "0 is greedy, more samples.", "0")
+    list[float], repeated("--temperature X", "0 is greedy, more samples.", "0")
 ]
 PerCategory = Annotated[
-    int | None,
-    typer.Option("--limit", metavar="N", help="Only the first N prompts of each category."),
+    int | None, option("--limit N", "Only the first N prompts of each category.", LIMIT)
 ]
 Runs = Annotated[
     int,
-    typer.Option(
-        "--runs",
-        metavar="N",
-        help="Answers of each drafter to each batch; their median time counts.",
+    option(
+        "--runs N", "Answers of each drafter to each batch; their median time counts.", at_least(1)
     ),
 ]
-Markdown = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables here.")
-]
+Markdown = Annotated[Path | None, option("--markdown FILE", "Write the tables here.")]
 
 
 @takes_settings(
@@ -131,18 +117,11 @@ def bench(
     Every answer is made in turns with one of plain Transformers, and speeds are compared within
     these pairs only.
     """
-    check_limit(limit)
-    if runs < 1:
-        fail(f"--runs must be at least 1, got {runs}")
     check_outputs([Path(questions)], json_file, markdown)
     number = settings.num_assistant_tokens
-    if number is not None and number < 1:
-        fail(f"--num-assistant-tokens must be at least 1, got {number}")
+    if number is not None:
+        at_least(1)("--num-assistant-tokens", number)
     dtypes, peers = once(dtype, "auto"), once(peer, "prompt_lookup")
-    for one in dtypes:
-        check_choice("--dtype", one, DTYPES)
-    for name in peers:
-        check_choice("--peer", name, PEERS)
     # Plain generation, which is compared with, takes none of what is measured.
     measured = {name: getattr(settings, name) for name in MEASURED}
     unmeasured: dict[str, Any] = {
@@ -187,9 +166,9 @@ def once(given: Sequence[Any], default: Any) -> list[Any]:
 
 def check_outputs(read: list[Path], json_file: Path | None, markdown: Path | None) -> None:
     """Refuse files that cannot be written, or that are one another or among those read."""
-    for option, path in (("--json", json_file), ("--markdown", markdown)):
+    for name, path in (("--json", json_file), ("--markdown", markdown)):
         if path is not None:
-            check_output(option, path, read)
+            check_output(name, path, read)
     if json_file is not None and markdown is not None and json_file.resolve() == markdown.resolve():
         fail(f"--json and --markdown must name different files, got {markdown} twice")
 

@@ -14,7 +14,7 @@ from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafting.registry import AUTO, DRAFTERS, value_of
+from specdec_hf.drafting.registry import AUTO, DRAFTERS, entry_named
 from specdec_hf.options import LOSSY_RULES, rule_parameters
 from specdec_hf.schedules.registry import tree_schedules
 
@@ -71,8 +71,8 @@ def merged(name: str) -> list[str]:
 
 
 def _names_a_path(drafter: str) -> bool:
-    named = drafter.partition(":")[0] in DRAFTERS
-    return os.path.exists(value_of(drafter) if named else os.path.expanduser(drafter))
+    value = drafter.partition(":")[2] if entry_named(drafter) else drafter
+    return os.path.exists(os.path.expanduser(value))
 
 
 def _schedules(parts: list[str], schedules: Sequence[str]) -> list[str]:
@@ -163,7 +163,7 @@ def drafts_on_host(name: str, drafter: Any, model: Any) -> bool:
             return not AutoDrafter().has_head(model)
         except ValueError:  # calls draft without it
             return True
-    entry = DRAFTERS.get(name.partition(":")[0])
+    entry = entry_named(name)
     if entry is None:
         return name == "none"
     return not (entry.is_model or entry.makes_forward or entry.module.startswith("heads."))

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from specdec_hf.cli import options
-from specdec_hf.cli.checks import DTYPES, Settings, check, check_choice
+from specdec_hf.cli.checks import Settings, check
+from specdec_hf.cli.options import DTYPES, SHARE, at_least, check_choice, one_of, option
 from specdec_hf.cli.run import progress_bar
 from specdec_hf.cli.terminal import fail
-from specdec_hf.lab.bench.command import BatchSizes, Dtypes, Markdown, Runs, check_outputs, once
+from specdec_hf.lab.bench.command import (
+    BatchSizes,
+    Dtypes,
+    Markdown,
+    Runs,
+    check_outputs,
+    once,
+    repeated,
+)
 from specdec_hf.lab.bench.results import Results
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
@@ -35,22 +42,18 @@ CONTEXT = 131072
 LABEL = "SYNTHETIC"
 
 Shape = Annotated[
-    str, typer.Option("--shape", metavar="NAME", help=f"{', '.join(SHAPES)}, Llama's sizes.")
+    str, option("--shape NAME", f"{', '.join(SHAPES)}, Llama's sizes.", one_of(*SHAPES))
 ]
 Acceptances = Annotated[
     list[float],
-    typer.Option(
-        "--acceptance",
-        metavar="X",
-        help="Probability that a draft is the target's next token. May be repeated.  "
-        "[default: .6, .8, .9]",
+    repeated(
+        "--acceptance X", "Probability that a draft is the target's next token.", ".6, .8, .9",
+        SHARE,
     ),
-]
-Batches = Annotated[
-    int, typer.Option("--limit", metavar="N", help="How many batches are answered.")
-]
+]  # fmt: skip
+Batches = Annotated[int, option("--limit N", "How many batches are answered.", at_least(1))]
 PromptTokens = Annotated[
-    int, typer.Option("--prompt-tokens", metavar="N", help="Tokens of the longest prompt.")
+    int, option("--prompt-tokens N", "Tokens of the longest prompt.", at_least(1))
 ]
 
 
@@ -74,16 +77,10 @@ def bench_synthetic(
     The figures are synthetic: they say nothing about a real model or drafter.
     """
     check_outputs([], json_file, markdown)
-    check_choice("--shape", shape, tuple(SHAPES))
     rates = list(dict.fromkeys(acceptance)) or [0.6, 0.8, 0.9]
-    for rate in rates:
-        if not 0 <= rate <= 1:
-            fail(f"--acceptance must be in [0, 1], got {rate}")
     sizes, dtypes = once(batch_size, 1), once(dtype, "float32")
-    numbers = [("--limit", limit), ("--runs", runs), ("--prompt-tokens", prompt_tokens)]
-    for option, number in [*numbers, *(("--batch-size", size) for size in sizes)]:
-        if number < 1:
-            fail(f"{option} must be at least 1, got {number}")
+    for size in sizes:
+        at_least(1)("--batch-size", size)
     gamma = (
         options.CLI_NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
     )

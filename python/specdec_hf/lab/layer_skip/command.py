@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from specdec_hf.cli import options
 from specdec_hf.cli.build import Files, Output, read_texts
-from specdec_hf.cli.checks import DTYPES, check_choice, check_device, check_temperature
+from specdec_hf.cli.checks import check_temperature
+from specdec_hf.cli.options import SEED, at_least, option
 from specdec_hf.cli.sources import find_model
 from specdec_hf.cli.terminal import bar, console, fail
 
@@ -20,22 +20,23 @@ if TYPE_CHECKING:
     from specdec_hf.lab.layer_skip.calibration import Drafting, Found
 
 
+Evaluations = Annotated[int, option("--evaluations N", "Sets of layers to measure.", at_least(1))]
+Tokens = Annotated[int, option("--tokens N", "Tokens of the texts to measure on.")]
+Length = Annotated[int, option("--length N", "Tokens of a piece.", at_least(2))]
+MaxDraft = Annotated[int, option("--max-draft N", "Most drafts of a round.", at_least(1))]
+Seed = Annotated[int, option("--seed N", "Of the search.", SEED)]
+
+
 def build_layer_skip(
     files: Files,
     output: Output,
     model: options.ModelName = "embedded",
-    evaluations: Annotated[
-        int, typer.Option("--evaluations", metavar="N", help="Sets of layers to measure.")
-    ] = 200,
-    tokens: Annotated[
-        int, typer.Option("--tokens", metavar="N", help="Tokens of the texts to measure on.")
-    ] = 1024,
-    length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens of a piece.")] = 128,
-    max_draft: Annotated[
-        int, typer.Option("--max-draft", metavar="N", help="Most drafts of a round.")
-    ] = 12,
+    evaluations: Evaluations = 200,
+    tokens: Tokens = 1024,
+    length: Length = 128,
+    max_draft: MaxDraft = 12,
     temperature: options.Temperature = 0.0,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the search.")] = 0,
+    seed: Seed = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
 ) -> None:
@@ -44,18 +45,9 @@ def build_layer_skip(
     Attention and MLP of each layer but the first are left out or not, for the most tokens for their
     cost on these texts. A fourth of the texts is held out.
     """
-    for option, value, minimum in (
-        ("--evaluations", evaluations, 1), ("--length", length, 2), ("--max-draft", max_draft, 1),
-    ):  # fmt: skip
-        if value < minimum:
-            fail(f"{option} must be at least {minimum}, got {value}")
     if tokens < 2 * length:
         fail(f"--tokens must be at least twice --length = {length}, got {tokens}")
     check_temperature(temperature)
-    if not 0 <= seed < 2**31:
-        fail(f"--seed must be in [0, 2**31), got {seed}")
-    check_choice("--dtype", dtype, DTYPES)
-    check_device(device)
     texts, _, _ = read_texts(files, output, model)
     pieces = cut_pieces([text.tolist() for text in texts], tokens, length)
     if len(pieces) < 2:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,7 +21,7 @@ from rich.progress import (
 )
 
 from specdec_hf.cli import options
-from specdec_hf.cli.checks import DEVICE, DTYPES, check_choice
+from specdec_hf.cli.options import DTYPES, POSITIVE, SEED, SHARE, at_least, must_be, one_of, option
 from specdec_hf.cli.paths import check_folder, check_readable
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.sources import EMBEDDED_NAME, Source, find_model
@@ -39,142 +38,128 @@ from specdec_hf.lab.training.settings import (
 HEADS = ("eagle3", "medusa", "blockwise", "exit_head", "pass_head")
 LICENCE = "Apache-2.0"  # of the embedded model
 
-Head = Annotated[str, typer.Option("--head", metavar="HEAD", help=f"{', '.join(HEADS)}.")]
+Head = Annotated[str, option("--head HEAD", f"{', '.join(HEADS)}.", one_of(*HEADS))]
 Output = Annotated[
     Path,
-    typer.Option(
-        "--output",
-        metavar="FOLDER",
-        help="Write head or draft model here. A run that was interrupted goes on here.",
+    option(
+        "--output FOLDER",
+        "Write head or draft model here. A run that was interrupted goes on here.",
     ),
 ]
 Prompts = Annotated[
     str | None,
-    typer.Option(
-        "--prompts",
-        metavar="FILE",
-        help='Prompts to answer, as JSON lines with "turns"; without, the model writes them.',
+    option(
+        "--prompts FILE",
+        'Prompts to answer, as JSON lines with "turns"; without, the model writes them.',
     ),
 ]
 TextFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--texts", metavar="FILE", help="Train on these texts. May be repeated."),
+    list[Path] | None, option("--texts FILE", "Train on these texts. May be repeated.")
 ]
-Tokens = Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens of all texts.")]
+Tokens = Annotated[int, option("--tokens N", "Tokens of all texts.", at_least(1))]
 Minutes = Annotated[
-    float | None, typer.Option("--minutes", metavar="X", help="Bound on the time of the whole.")
+    float | None, option("--minutes X", "Bound on the time of the whole.", POSITIVE)
 ]
-BatchSize = Annotated[
-    int, typer.Option("--batch-size", metavar="N", help="Texts of a training step.")
-]
-Rows = Annotated[
-    int, typer.Option("--rows", metavar="N", help="Texts that are written at the same time.")
-]
-Length = Annotated[int, typer.Option("--length", metavar="N", help="Most tokens of a text.")]
+BatchSize = Annotated[int, option("--batch-size N", "Texts of a training step.", at_least(1))]
+Rows = Annotated[int, option("--rows N", "Texts that are written at the same time.", at_least(1))]
+Length = Annotated[int, option("--length N", "Most tokens of a text.", at_least(8))]
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", metavar="N", help="Training steps.  [default: all texts four times]"),
+    option("--steps N", "Training steps.  [default: all texts four times]", at_least(1)),
 ]
 DraftVocabulary = Annotated[
     int | None,
-    typer.Option(
-        "--draft-vocab-size",
-        metavar="N",
-        help=f"Tokens that a head can draft.  [default: {TrainingSettings.draft_vocab_size}]",
+    option(
+        "--draft-vocab-size N",
+        f"Tokens that a head can draft.  [default: {TrainingSettings.draft_vocab_size}]",
+        at_least(1),
     ),
 ]
-DraftModel = Annotated[
-    bool,
-    typer.Option("--draft-model", help="Train a small Llama in the place of a head."),
-]
+DraftModel = Annotated[bool, option("--draft-model", "Train a small Llama in the place of a head.")]
 Width = Annotated[
     int | None,
-    typer.Option(
-        "--width",
-        metavar="N",
-        help=f"Of a draft model, a multiple of 32.  [default: {TrainingSettings.width}]",
+    option(
+        "--width N",
+        f"Of a draft model, a multiple of 32.  [default: {TrainingSettings.width}]",
+        at_least(32),
+        must_be("a multiple of 32", lambda width: width % 32 == 0),
     ),
 ]
 NumLayers = Annotated[
     int | None,
-    typer.Option(
-        "--num-layers",
-        metavar="N",
-        help=f"Of a draft model.  [default: {TrainingSettings.num_layers}]",
+    option(
+        "--num-layers N",
+        f"Of a draft model.  [default: {TrainingSettings.num_layers}]",
+        at_least(1),
     ),
 ]
 Loss = Annotated[
     str,
-    typer.Option(
-        "--loss",
-        metavar="LOSS",
-        help=f"{', '.join(LOSSES)}. The first half of the steps has the first.",
+    option(
+        "--loss LOSS",
+        f"{', '.join(LOSSES)}. The first half of the steps has the first.",
+        one_of(*LOSSES),
     ),
 ]
 OnPolicy = Annotated[
     float | None,
-    typer.Option(
-        "--on-policy",
-        metavar="X",
-        help="Share of the steps whose answers a draft model writes itself.  [default: 0]",
+    option(
+        "--on-policy X",
+        "Share of the steps whose answers a draft model writes itself.  [default: 0]",
+        SHARE,
     ),
 ]
 NumDrafters = Annotated[
     int | None,
-    typer.Option(
-        "--num-drafters",
-        metavar="N",
-        help="Draft models for one tree, each trained on what those before it miss. They go to "
+    option(
+        "--num-drafters N",
+        "Draft models for one tree, each trained on what those before it miss. They go to "
         "folders 1, 2, ... of --output.  [default: 1, in --output itself]",
+        at_least(1),
     ),
 ]
 Reuse = Annotated[
     Path | None,
-    typer.Option(
-        "--reuse", metavar="FOLDER", help="Train on the texts and states of the run in this folder."
-    ),
+    option("--reuse FOLDER", "Train on the texts and states of the run in this folder."),
 ]
 Openings = Annotated[
     float,
-    typer.Option(
-        "--openings",
-        metavar="X",
-        help="Share of the users' turns whose first words are given, such as those of a question.",
+    option(
+        "--openings X",
+        "Share of the users' turns whose first words are given, such as those of a question.",
+        SHARE,
     ),
 ]
 Resume = Annotated[
     Path | None,
-    typer.Option(
-        "--resume", metavar="FOLDER", help="Begin with the weights of the EAGLE-3 head in FOLDER."
-    ),
+    option("--resume FOLDER", "Begin with the weights of the EAGLE-3 head in FOLDER."),
 ]
 DraftSteps = Annotated[
     int | None,
-    typer.Option(
-        "--draft-steps",
-        metavar="N",
-        help="Drafts of one round that are learnt, or heads or look-ahead embeddings.  "
+    option(
+        "--draft-steps N",
+        "Drafts of one round that are learnt, or heads or look-ahead embeddings.  "
         f"[default: {TrainingSettings.draft_steps}]",
+        at_least(1),
     ),
 ]
 LearningRate = Annotated[
-    float, typer.Option("--learning-rate", metavar="X", help="The largest one of the schedule.")
+    float, option("--learning-rate X", "The largest one of the schedule.", POSITIVE)
 ]
 Layer = Annotated[
     int | None,
-    typer.Option(
-        "--layer", metavar="N", help="Layers before an early exit.  [default: a third of all]"
-    ),
+    option("--layer N", "Layers before an early exit.  [default: a third of all]", at_least(1)),
 ]
+Seed = Annotated[int, option("--seed N", "Of texts and training.", SEED)]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", help="CPU threads.  [default: torch's]")
+    int | None, option("--threads N", "CPU threads.  [default: torch's]", at_least(1))
 ]
 Dtype = Annotated[
     str,
-    typer.Option(
-        "--dtype",
-        metavar="DTYPE",
-        help="Of the target, and of matrix products in training: float32, bfloat16 or float16.",
+    option(
+        "--dtype DTYPE",
+        "Of the target, and of matrix products in training: float32, bfloat16 or float16.",
+        one_of(*DTYPES[:3]),
     ),
 ]
 
@@ -204,7 +189,7 @@ def train_command(
     num_drafters: NumDrafters = None,
     reuse: Reuse = None,
     resume: Resume = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of texts and training.")] = 0,
+    seed: Seed = 0,
     dtype: Dtype = "bfloat16",
     device: options.Device = None,
     threads: Threads = None,
@@ -214,9 +199,6 @@ def train_command(
     The model writes a user's turn after the header of its chat template and answers it; the drafter
     learns the model's probabilities over these texts.
     """
-    check_choice("--head", head, HEADS)
-    check_choice("--loss", loss, LOSSES)
-    check_choice("--dtype", dtype, DTYPES[:3])
     if draft_model:
         if head != TrainingSettings.head:
             fail("give either --draft-model or --head HEAD, not both")
@@ -227,31 +209,12 @@ def train_command(
             )
         head = DRAFT_MODEL
     else:
-        for option, given in (
+        for name, given in (
             ("--width", width), ("--num-layers", num_layers), ("--on-policy", on_policy),
             ("--num-drafters", num_drafters),
         ):  # fmt: skip
             if given is not None:
-                fail(f"{option} needs --draft-model, got --head {head}")
-    if device is not None and not DEVICE.fullmatch(device):
-        fail(f"--device must be cpu, cuda, cuda:N or mps, got {device!r}")
-    for option, value, least in (
-        ("--tokens", tokens, 1), ("--length", length, 8), ("--rows", rows, 1),
-        ("--batch-size", batch_size, 1), ("--steps", steps, 1),
-        ("--draft-vocab-size", draft_vocab_size, 1), ("--threads", threads, 1),
-        ("--layer", layer, 1), ("--width", width, 32), ("--num-layers", num_layers, 1),
-        ("--num-drafters", num_drafters, 1), ("--draft-steps", draft_steps, 1),
-    ):  # fmt: skip
-        if value is not None and value < least:
-            fail(f"{option} must be at least {least}, got {value}")
-    if minutes is not None and not 0 < minutes < float("inf"):
-        fail(f"--minutes must be above 0 and finite, got {minutes}")
-    if not 0 <= seed < 2**31:
-        fail(f"--seed must be in [0, 2**31), got {seed}")
-    if width is not None and width % 32:
-        fail(f"--width must be a multiple of 32, got {width}")
-    if on_policy is not None and not 0 <= on_policy <= 1:
-        fail(f"--on-policy must be in [0, 1], got {on_policy}")
+                fail(f"{name} needs --draft-model, got --head {head}")
     if layer is not None and head != "exit_head":
         fail(f"--layer needs --head exit_head, got {head}")
     if draft_steps is not None and head in (DRAFT_MODEL, "exit_head"):
@@ -260,14 +223,10 @@ def train_command(
         fail(f"--resume needs --head eagle3, got {head}")
     if resume is not None and resume.resolve() == output.resolve():
         fail(f"--resume must be another folder than --output, got {resume}")
-    if not 0 < learning_rate < float("inf"):
-        fail(f"--learning-rate must be above 0 and finite, got {learning_rate}")
-    if not 0 <= openings <= 1:
-        fail(f"--openings must be in [0, 1], got {openings}")
     sources = {"--prompts": prompts, "--texts": texts, "--reuse": reuse}
-    for option in (name for name, other in sources.items() if other):
-        if openings:
-            fail(f"--openings needs turns that the model writes, and {option} is given")
+    others = [name for name, other in sources.items() if other]
+    if openings and others:
+        fail(f"--openings needs turns that the model writes, and {others[0]} is given")
     if (prompts is not None) + bool(texts) + (reuse is not None) > 1:
         fail("give one of --prompts FILE, --texts FILE and --reuse FOLDER")
     for file in texts or ():

@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyHead
+from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyConfig, WholeVocabularyHead
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 HEAD_SIZE = 32  # of attention; widths are its multiples
@@ -33,7 +33,7 @@ SPREAD = 0.05
 
 
 @dataclass(frozen=True)
-class DraftModelConfig(FinalStateConfig):
+class DraftModelConfig(FinalStateConfig, WholeVocabularyConfig):
     """Sizes of a draft model.
 
     Attributes:
@@ -64,11 +64,6 @@ class DraftModelConfig(FinalStateConfig):
             )
         layers = check_integer("num_layers", num_layers, 1)
         return cls(text.hidden_size, vocab_size_of(model), size, layers)
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """The whole vocabulary."""
-        return self.vocab_size
 
 
 class DraftLlama(WholeVocabularyHead):

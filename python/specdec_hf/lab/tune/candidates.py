@@ -6,19 +6,12 @@ A candidate has the settings of ``generate``, so all that it may be the command 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specdec_hf.arguments import split_options
 from specdec_hf.cli.checks import Settings, Sources, check, has_own_tree
-from specdec_hf.drafting.registry import (
-    AUTO,
-    DRAFTERS,
-    FOLDER,
-    SAMPLING,
-    names_file,
-)
+from specdec_hf.drafting.registry import AUTO, entry_named, parse_drafter
 from specdec_hf.lab.bench.configs import MERGED, merged
 from specdec_hf.options import PROFILED
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
@@ -97,7 +90,7 @@ def shapes_of(candidate: Candidate) -> list[Candidate]:
     if len(parts) == 1 and has_own_tree(parts[0]):
         return [candidate]
     found = [candidate, *(candidate.variant(num_assistant_tokens=n) for n in LENGTHS_TRIED)]
-    entry = _entry(parts)
+    entry = entry_named(parts[0])
     if len(parts) == 1 and (entry is None or entry.several or entry.is_model):
         found += [candidate.variant(tree=tree) for tree in TREES_TRIED]
     return found
@@ -107,7 +100,7 @@ def schedules_of(candidate: Candidate) -> list[Candidate]:
     """The candidate, and with the other schedules that its drafter takes."""
     settings, parts = candidate.settings, candidate.settings.drafter
     trees = settings.tree is not None or (len(parts) == 1 and has_own_tree(parts[0]))
-    entry = _entry(parts)
+    entry = entry_named(parts[0])
     reads = not trees and (entry is None or entry.draws or entry.reports_confidence)
     names = [
         name for name in SCHEDULES_TRIED
@@ -125,18 +118,11 @@ def with_absolute_path(drafter: str) -> str:
     >>> with_absolute_path("prompt_lookup"), with_absolute_path("layers:4,temperature=0.5")
     ('prompt_lookup', 'layers:4,temperature=0.5')
     """
-    head, _, text = drafter.partition(":")
-    entry, start = DRAFTERS.get(head), f"{head}:"
-    if entry is None:  # a model
-        text, start = drafter, ""
-    path = split_options(text, SAMPLING if entry is None else entry.options)[0]
-    if entry is not None and not (names_file(head, path) or FOLDER in entry.value.split("|")):
+    parts = parse_drafter(drafter)
+    named = parts.entry is not None
+    if (named and not parts.reads) or parts.value in ("", "embedded"):
         return drafter
-    expanded = os.path.expanduser(path)
-    if path in ("", "embedded") or not os.path.exists(expanded):  # a hub id
+    if not os.path.exists(parts.path):  # a hub id
         return drafter
-    return f"{start}{os.path.abspath(expanded)}{text[len(path) :]}"
-
-
-def _entry(parts: Sequence[str]) -> Any:
-    return DRAFTERS.get(parts[0].partition(":")[0])
+    start = drafter.index(":") + 1 if named else 0
+    return drafter[:start] + os.path.abspath(parts.path) + drafter[start + len(parts.value) :]

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Column, Table
 from rich.text import Text
 
 from specdec_hf.arguments import split_options
 from specdec_hf.cli import options
-from specdec_hf.cli.checks import Settings, Sources, check, check_limit, takes_settings
+from specdec_hf.cli.checks import Settings, Sources, check, takes_settings
+from specdec_hf.cli.options import LIMIT, POSITIVE, option
 from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress, progress_bar
@@ -46,16 +46,13 @@ KEPT = ("compile",)
 
 Prompts = Annotated[
     str,
-    typer.Option(
-        "--prompts",
-        metavar="FILE",
-        help='Prompts like those to come, as JSON lines with "turns"; the first turn is asked. '
+    option(
+        "--prompts FILE",
+        'Prompts like those to come, as JSON lines with "turns"; the first turn is asked. '
         "- reads standard input.",
     ),
 ]
-Output = Annotated[
-    Path, typer.Option("--output", metavar="FILE", help="Write the profile here, as JSON.")
-]
+Output = Annotated[Path, option("--output FILE", "Write the profile here, as JSON.")]
 Named = Annotated[
     list[str],
     options.drafter_option(
@@ -64,16 +61,12 @@ Named = Annotated[
     ),
 ]
 Minutes = Annotated[
-    float,
-    typer.Option("--minutes", metavar="X", help="About how long to measure, once all is loaded."),
+    float, option("--minutes X", "About how long to measure, once all is loaded.", POSITIVE)
 ]
 InTurns = Annotated[
-    int | None,
-    typer.Option("--limit", metavar="N", help="Only N prompts, of the categories in turns."),
+    int | None, option("--limit N", "Only N prompts, of the categories in turns.", LIMIT)
 ]
-BatchSize = Annotated[
-    int, typer.Option("--batch-size", metavar="N", help="Prompts answered together.")
-]
+BatchSize = Annotated[int, option("--batch-size N", "Prompts answered together.")]
 
 
 @takes_settings(
@@ -97,9 +90,6 @@ def tune(
     Drafters are measured first, then lengths, trees and schedules of the best, each in turns with
     plain decoding. generate, chat and the function generate take the profile.
     """
-    check_limit(limit)
-    if not 0 < minutes < float("inf"):
-        fail(f"--minutes must be above 0 and finite, got {minutes}")
     check_output("--output", output, [Path(prompts)])
     plain = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
     target = check(plain).model
