@@ -35,7 +35,8 @@ WORDS = tl.constexpr(6)  # of a token in one head
 ENTRIES = tl.constexpr(7)  # where the four of the entries start
 COUNT = tl.constexpr(11)  # entries of one sequence
 FIELDS = tl.constexpr(12)
-ENCODED = tl.constexpr(1 << 62)  # see `encoded`
+ENCODED_BIT = 62  # see `encoded`
+ENCODED = tl.constexpr(1 << ENCODED_BIT)
 CACHES = 128  # whose addresses a launch takes; with them its parameters have half of 4 KiB
 WIDEST = 8  # bytes of a word
 # Words of one program. With fewer words than threads, two threads would own one word.
@@ -98,7 +99,7 @@ def encoded(address: int) -> int:
     Triton gives the integers of a tuple types by their values, and compiles a kernel anew where one
     becomes 1 or a multiple of 16. Of these integers none differs from another in that.
     """
-    return ENCODED.value + 2 * address + 1
+    return (1 << ENCODED_BIT) + 2 * address + 1
 
 
 @launch.kernel()
