@@ -6,7 +6,8 @@ grid: the configs that a sweep measures, in order of importance.
 peer: an implementation that is timed, this project's own providers included.
 turn: the draft tokens and seeds of one call; calls go through the turns of a config in a cycle, so
     that acceptance is averaged over several drafts.
-byte floor: the bytes that no exact implementation can avoid reading (and, for a cache, writing).
+byte floor: the bytes that this algorithm has to read (and, for a cache, to write): it normalises
+    the rows that it tests and draws from whole rows (docs/benchmarks.md#the-byte-floor).
 """
 
 import sys

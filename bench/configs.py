@@ -162,7 +162,7 @@ def build(config: Config, device: str = "cpu") -> Inputs:
 
 
 def floor_bytes(config: Config, accepted: Tensor) -> float:
-    """Bytes that an exact rule has to read: every visited row once. The mean over calls.
+    """Bytes that a rule of this algorithm has to read: each visited row once. The mean over calls.
 
     accepted: [calls, B], the number of accepted drafts.
 

@@ -21,9 +21,9 @@ from bench import measure
 def compare(benchmark):
     """compare(ours, {name: peer}, floor=bytes): times `ours`; all else goes to `extra_info`.
 
-    floor: bytes that no exact implementation can avoid.
+    floor: bytes that this algorithm has to read, and for a cache to write.
     bytes_read: bytes that `ours` reads, if that is more than the floor.
-    exps: exponentials that no exact implementation can avoid; 0 if they are not counted.
+    exps: exponentials that this algorithm has to compute; 0 if they are not counted.
     """
 
     def run(

@@ -1,9 +1,12 @@
 """Times the configs that have a performance target, and writes a line of JSON after each of them.
 
     python -m bench.goals [--device cuda] [--only cuda] [--out FOLDER] [--budget 80]
+    python -m bench.goals --called 3
 
 The file, DEVICE-goals.jsonl, is only added to: a run that is cut off leaves what it has measured. A
-line holds one key: "machine", "row" (a row of bench.results), "left_out" or "failed".
+line holds one key: "machine", "row" (a row of bench.results), "left_out" or "failed"; `bench.plans`
+and `bench.stages` add others. --called times nothing: for a profiler to watch, it calls the first
+so many configs twice, so that the second launch finds its code loaded.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
-from bench import sweep
-from bench.configs import HEADLINE, Config
+from bench import measure, sweep
+from bench.configs import HEADLINE, Config, build
 from bench.peers import PEERS
-from bench.predict import predict
+from bench.predict import gpu_called, predict
 from bench.results import Run, machine
 from bench.workloads import WORKLOADS
 
@@ -82,8 +86,22 @@ def lines(
             yield {"left_out": left}
 
 
+def call_twice(configs: Iterable[Config], device: str, provider: str) -> None:
+    """Call each config twice, and wait."""
+    peer = next(peer for peer in PEERS if peer.name == provider)
+    for config in configs:
+        call = peer.build(build(config, device))
+        for _ in range(2):
+            call()
+        measure.sync(device)
+        print(f"called {config.id}", flush=True)
+
+
 def _predicted(config: Config, device: str) -> Line:
-    return {"predicted_us": round(predict(config).us, 1)} if device == "cuda" else {}
+    gpu = gpu_called(torch.cuda.get_device_name()) if device == "cuda" else None
+    if gpu is None:  # nothing is predicted for other devices
+        return {}
+    return {"predicted_us": round(predict(config, gpu).us, 1), "predicted_for": gpu.name}
 
 
 def main(
@@ -92,11 +110,15 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the file.")] = Path("bench/results"),
     seconds: Annotated[float, typer.Option(help="For each config and way of timing.")] = 1.0,
     budget: Annotated[float, typer.Option(help="Seconds after which no config begins.")] = 80.0,
+    called: Annotated[int, typer.Option(help="Only call so many configs, untimed.")] = 0,
 ) -> None:
     """Time the goal configs one after the other."""
+    names, failed, measured = only or ["cuda"], 0, 0
+    if called:
+        call_twice(HEADLINE[device][:called], device, names[0])
+        return
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{device}-goals.jsonl"
-    names, failed, measured = only or ["cuda"], 0, 0
     for line in lines(HEADLINE[device], device, names, seconds=seconds, budget=budget):
         keep(path, line)
         failed += "failed" in line

@@ -1,24 +1,47 @@
 #!/usr/bin/env bash
 # Measures, tests and sanitizes the GPU kernels on a machine with an NVIDIA GPU and torch >= 2.10.
 #
-#   bench/gpu.sh            # PYTHON= another interpreter, BUDGET= seconds (480), OUT= a folder
+#   bench/gpu.sh            # PYTHON= another interpreter, OUT= a folder
+#   PARTS=BC BUDGET=590 bench/gpu.sh
 #
-# Needs no network. Uses specdec_kernels/_C.so if its kernels run on the device, else builds it. What
-# tells most comes first: after 150 seconds the goals have been timed, and $OUT/cuda-goals.jsonl
-# holds them even if the machine is taken away. Without git, SPECDEC_COMMIT names the commit. Every
-# part runs even if others fail; the exit status is 0 only if all of them passed.
+# PARTS are letters, run in this order whatever theirs is; without it, A within a BUDGET of 480 s:
+#   A  plans, brief cases, goals, stages, Nsight Compute on three goals
+#   B  tests of the CUDA kernels, of trees and of forwards as CUDA graphs
+#   C  compute-sanitizer: memcheck, racecheck, synccheck
+#   D  FlashInfer's kernel, sweeps, Triton
+# Needs no network. Before any part it makes sure of specdec_kernels/_C.so: uses it if its CUDA
+# kernels run on the device, else builds it. The limits of A, with a build, add up to less than 480
+# s, so that no part of it can take the time of another. What tells most comes first: the goals have
+# been timed two minutes after the library runs, and $OUT/cuda-goals.jsonl holds them even if the
+# machine is taken away. Without git, SPECDEC_COMMIT names the commit. Every part runs even if others
+# fail; the exit status is 0 only if all of them passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
+readonly ALL_PARTS=ABCD
+readonly PARTS="${PARTS:-A}"
 readonly OUT="${OUT:-bench/results}"
-readonly END=$((SECONDS + ${BUDGET:-480}))
+readonly BUDGET="${BUDGET:-480}"
 readonly PACKAGES=(numpy pytest scipy typer rich networkx)
 export PYTHONPATH="$PWD:$PWD/python:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1
-mkdir -p "$OUT"
 summary=()
 several=()
 failures=0
+
+unknown=${PARTS//[$ALL_PARTS]/}
+if [[ -n $unknown ]]; then
+  echo "bench/gpu.sh: PARTS must be letters of $ALL_PARTS, got $unknown in $PARTS" >&2
+  exit 2
+fi
+mkdir -p "$OUT"
+
+now() {
+  date +%s
+}
+
+END=$(($(now) + BUDGET))
+readonly END
 
 note() {
   summary+=("$1")
@@ -30,12 +53,12 @@ fail() {
   note "FAILED   $1"
 }
 
-# part NAME LIMIT RESERVE COMMAND...: runs COMMAND for at most LIMIT seconds, and leaves RESERVE
-# seconds of the budget to later parts.
+# part NAME LIMIT COMMAND...: runs COMMAND for at most LIMIT seconds, or what is left of the budget.
 part() {
-  local name=$1 limit=$2 reserve=$3 begin=$SECONDS left status
-  shift 3
-  left=$((END - SECONDS - reserve))
+  local name=$1 limit=$2 left status begin
+  shift 2
+  begin=$(now)
+  left=$((END - begin))
   if ((left < limit)); then limit=$left; fi
   if ((limit < 5)); then
     fail "$name: no time left"
@@ -45,7 +68,9 @@ part() {
   timeout --kill-after=10 "$limit" "$@"
   status=$?
   if ((status == 0)); then
-    note "passed   $name ($((SECONDS - begin)) s)"
+    note "passed   $name ($(($(now) - begin)) s)"
+  elif ((status == 5)) && [[ "$*" == *" -m pytest "* ]]; then
+    note "ABSENT   $name: pytest ran nothing, for the reason above"
   elif ((status == 124 || status == 137)); then
     fail "$name: a hang, or too slow: no end after $limit s"
     if ((${#several[@]})); then
@@ -53,7 +78,7 @@ part() {
       note "NOTE     later tests run in one process"
     fi
   else
-    fail "$name: exit status $status ($((SECONDS - begin)) s)"
+    fail "$name: exit status $status ($(($(now) - begin)) s)"
   fi
   return "$status"
 }
@@ -81,11 +106,16 @@ find_python() {
 
 # shellcheck disable=SC2329  # run by bash -c, so that timeout can stop it
 build() {
-  local torch
+  local torch generator=()
   torch=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))') || return 1
-  cmake -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release -DTORCH_ROOT="$torch" -DSPECDEC_CUDA=on \
-    -DSPECDEC_HOST=off -DCMAKE_CUDA_ARCHITECTURES=native &&
-    cmake --build build/gpu --parallel && cp build/gpu/_C.so specdec_kernels/_C.so
+  # A folder that was configured before keeps its generator.
+  if [[ ! -e build/gpu/CMakeCache.txt ]] && command -v ninja >/dev/null; then
+    generator=(-G Ninja)
+  fi
+  cmake -S . -B build/gpu "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DTORCH_ROOT="$torch" \
+    -DSPECDEC_CUDA=on -DSPECDEC_HOST=off -DCMAKE_CUDA_ARCHITECTURES=native &&
+    cmake --build build/gpu --parallel &&
+    cp --remove-destination build/gpu/_C.so specdec_kernels/_C.so
 }
 
 python=$(find_python) || {
@@ -106,103 +136,149 @@ clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu
 
 clocks
 echo "commit ${SPECDEC_COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}"
+echo "parts $PARTS in $BUDGET s"
 missing=$("$python" -c 'import sys; from importlib.util import find_spec
 print(*(name for name in sys.argv[1:] if not find_spec(name)))' "${PACKAGES[@]}")
 if [[ -n $missing ]]; then fail "packages missing, and with them some parts: $missing"; fi
 
+# Status 0 if specdec_kernels/_C.so loads and has CUDA kernels, 3 if it has none. Without this
+# question Triton would serve the ops of such a library, and compile until the time is over.
+has_cuda_kernels() {
+  timeout --kill-after=5 15 "$python" -c \
+    'import specdec_kernels as s; raise SystemExit(0 if s.has_cuda_kernels() else 3)'
+}
+
 # A library that only loads has not shown that the driver can run its kernels.
-timeout --kill-after=10 25 "$python" -m bench.smoke
-status=$?
-if ((status == 0)); then
-  note "passed   launch of the kernels of _C.so"
-elif ((status == 124 || status == 137)); then # it would hang again
-  fail "launch of the kernels of _C.so: a hang, or too slow: no end after 25 s"
+launches() {
+  part "$1" 20 "$python" -m bench.smoke
+}
+
+builds=true
+if has_cuda_kernels; then
+  launches "launch of the kernels of _C.so"
+  status=$?
+  # It would hang again.
+  if ((status == 0 || status == 124 || status == 137)); then builds=false; fi
 else
-  part build 200 200 bash -c build
-  part "launch of the kernels built here" 30 200 "$python" -m bench.smoke
+  note "NOTE     _C.so has no CUDA kernels or does not load: they are built"
 fi
+kernels=true
+if $builds; then
+  part build 165 bash -c build
+  if has_cuda_kernels; then
+    launches "launch of the kernels built here"
+  else
+    kernels=false
+    fail "no CUDA kernels: parts A, B and C are left out"
+  fi
+fi
+
+# asked LETTER: whether a part is to run, which needs CUDA kernels unless it is D.
+asked() {
+  [[ $PARTS == *"$1"* ]] && { $kernels || [[ $1 == D ]]; }
+}
 
 # No plug-in may be installed here, so that options which need one are cleared.
 pytest=("$python" -m pytest -q -o addopts= -o faulthandler_timeout=25 -p no:randomly
   -p no:cacheprovider -rs)
 on_device=(env TRITON_INTERPRET=0)
 
-# tests NAME LIMIT RESERVE ARGUMENTS...
+# tests NAME LIMIT ARGUMENTS...
 tests() {
-  part "$1" "$2" "$3" "${on_device[@]}" "${pytest[@]}" "${several[@]}" "${@:4}"
+  part "$1" "$2" "${on_device[@]}" "${pytest[@]}" "${several[@]}" "${@:3}"
 }
 
-# goals NAME LIMIT RESERVE PEER: its own budget leaves time to finish the last config.
+# goals NAME LIMIT PEER: its own budget leaves time to finish the last config.
 goals() {
-  part "$1" "$2" "$3" "$python" -m bench.goals --only "$4" --budget $(($2 * 4 / 5)) --out "$OUT"
+  part "$1" "$2" "$python" -m bench.goals --only "$3" --budget $(($2 * 4 / 5)) --out "$OUT"
 }
 
-tests "brief cases" 30 0 tests/device/brief_on_device.py
-goals "goals" 90 0 cuda
-clocks
+# found PROGRAM: the path of a program of the CUDA toolkit.
+found() {
+  command -v "$1" || command -v "/usr/local/cuda/bin/$1"
+}
 
-readonly headers=${SPECDEC_FLASHINFER:-.carry/flashinfer/include}
-if [[ -e $headers/flashinfer/sampling.cuh ]]; then
-  if part "FlashInfer's kernel" 60 150 "$python" -m bench.peers.flashinfer_headers; then
-    goals "goals by FlashInfer" 30 150 flashinfer_headers
+if asked A; then
+  part "plans" 25 "$python" -m bench.plans --out "$OUT"
+  tests "brief cases" 30 tests/device/brief_on_device.py
+  goals "goals" 75 cuda
+  clocks
+  part "stages" 35 "$python" -m bench.stages --out "$OUT"
+  if ! profiler=$(found ncu); then
+    note "ABSENT   ncu: no goal was profiled"
+  elif ! part "Nsight Compute on three goals" 60 "$profiler" --set full --kernel-name \
+    regex:chain_kernel --log-file "$OUT/ncu.log" --export "$OUT/goals" --force-overwrite \
+    "$python" -m bench.goals --called 3 && grep -q ERR_NVGPUCTRPERM "$OUT/ncu.log"; then
+    note "NOTE     the driver lets only administrators count: ERR_NVGPUCTRPERM"
   fi
-else
-  note "ABSENT   FlashInfer's headers in $headers: its kernel was not timed"
 fi
-part "stages" 35 150 "$python" -m bench.stages --out "$OUT"
-part "grids" 20 150 "$python" -m bench.smoke --launches
 
-if "$python" -c 'import xdist' 2>/dev/null; then
+if [[ $PARTS == *[BD]* ]] && "$python" -c 'import xdist' 2>/dev/null; then
   on_device+=(OMP_NUM_THREADS=2) # each worker would start a thread pool for all cores
   several=(-n 8)
 fi
-part "CUDA tests" 90 120 "${pytest[@]}" tests/device/test_cuda.py \
-  --deselect tests/device/test_cuda.py::test_triton_ops_on_the_device
-tests "CUDA ops on the device" 100 110 tests/device/on_device.py -k cuda
-tests "CUDA trees on the device" 40 100 tests/device/trees_on_device.py -k cuda
 
-# sweep OP LIMIT RESERVE: the sweep's own budget is shorter than LIMIT, because it takes time to start
-# and to finish its last config.
+if asked B; then
+  part "CUDA tests" 90 "${pytest[@]}" tests/device/test_cuda.py \
+    --deselect tests/device/test_cuda.py::test_triton_ops_on_the_device
+  tests "CUDA ops on the device" 90 tests/device/on_device.py -k cuda
+  tests "CUDA trees on the device" 40 tests/device/trees_on_device.py -k cuda
+  tests "CUDA graphs of forwards" 60 tests/device/compiled_on_device.py
+fi
+
+if asked C; then
+  if ! sanitizer=$(found compute-sanitizer); then
+    note "ABSENT   compute-sanitizer: no memcheck, racecheck or synccheck"
+  elif (($(now) + 20 > END)); then
+    fail "compute-sanitizer: no time left"
+  elif ! timeout --kill-after=5 20 "$sanitizer" --tool memcheck --error-exitcode 9 \
+    "$python" -c 'import torch; torch.zeros(1, device="cuda").cpu()'; then
+    note "ABSENT   compute-sanitizer does not run on this device: no memcheck, racecheck, synccheck"
+  else
+    # sanitize TOOL LIMIT: what is called ends before the limit.
+    sanitize() {
+      # Without PyTorch's caching allocator, each tensor is an allocation of its own, so that
+      # accesses past its end are found.
+      part "$1" "$2" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$1" \
+        --error-exitcode 9 "$python" -m bench.sanitize --budget $(($2 - 25))
+    }
+    sanitize memcheck 65
+    sanitize racecheck 95
+    sanitize synccheck 60
+  fi
+fi
+
+# sweep OP LIMIT: the sweep's own budget is shorter than LIMIT, because it takes time to start and
+# to finish its last config.
 sweep() {
-  part "sweep of $1" "$2" "$3" "$python" -m bench.sweep --op "$1" --device cuda --quick \
-    --budget $(($2 > 45 ? $2 - 25 : 20)) --out "$OUT"
+  part "sweep of $1" "$2" "$python" -m bench.sweep --op "$1" --device cuda --quick \
+    --budget $(($2 - 20)) --out "$OUT"
 }
-half=$(((END - SECONDS) / 4))
-sweep verify_chain "$half" 60
-sweep verify_tree "$half" 60
-sweep kv_compact_ 30 40
 
-if "$python" -c 'import triton' 2>/dev/null; then
-  tests "Triton ops on the device" 100 40 tests/device/on_device.py -k triton
-  tests "Triton trees on the device" 70 40 tests/device/trees_on_device.py -k triton
-  tests "Triton cache ops on the device" 40 30 tests/device/kv_on_device.py
-  tests "layout of trees on the device" 40 30 tests/device/tree_layout_on_device.py
-else
-  note "ABSENT   triton: its ops were not run"
-fi
-if "$python" -c 'import transformers, triton' 2>/dev/null; then
-  tests "CUDA graphs of forwards" 90 30 tests/device/compiled_on_device.py
-else
-  note "ABSENT   transformers or triton: no forwards were recorded"
-fi
-
-if ! sanitizer=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer)
-then
-  note "ABSENT   compute-sanitizer: memcheck and racecheck were not run"
-elif ! timeout --kill-after=5 30 "$sanitizer" --tool memcheck --error-exitcode 9 \
-  "$python" -c 'import torch; torch.zeros(1, device="cuda").cpu()'; then
-  note "ABSENT   compute-sanitizer does not run on this device: no memcheck, no racecheck"
-else
-  for tool in memcheck racecheck; do
-    # Without PyTorch's caching allocator, each tensor is an allocation of its own, so that accesses
-    # past its end are found.
-    part "$tool" 60 0 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-      "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" -m bench.sanitize
-  done
+if asked D; then
+  readonly headers=${SPECDEC_FLASHINFER:-.carry/flashinfer/include}
+  if [[ -e $headers/flashinfer/sampling.cuh ]]; then
+    if part "FlashInfer's kernel" 60 "$python" -m bench.peers.flashinfer_headers; then
+      goals "goals by FlashInfer" 30 flashinfer_headers
+    fi
+  else
+    note "ABSENT   FlashInfer's headers in $headers: its kernel was not timed"
+  fi
+  sweep verify_chain 80
+  sweep verify_tree 80
+  sweep kv_compact_ 40
+  if "$python" -c 'import triton' 2>/dev/null; then
+    tests "Triton ops on the device" 90 tests/device/on_device.py -k triton
+    tests "Triton trees on the device" 60 tests/device/trees_on_device.py -k triton
+    tests "Triton cache ops on the device" 40 tests/device/kv_on_device.py
+    tests "layout of trees on the device" 30 tests/device/tree_layout_on_device.py
+  else
+    note "ABSENT   triton: its ops were not run"
+  fi
 fi
 
 # Figures are drawn elsewhere: python -m bench.plot FILE.json
-printf '\nSummary after %d s\n' "$SECONDS"
+printf '\nSummary after %d s\n' "$(($(now) - END + BUDGET))"
 printf '  %s\n' "${summary[@]}"
 exec >&- 2>&-
 # A process that outlives its part may still hold the log open.

@@ -1,16 +1,20 @@
 """Predicts the time of `verify_chain` on a GPU from counted instructions, bytes and round trips.
 
-    python -m bench.predict [RESULTS.json | cuda-goals.jsonl]
+    python -m bench.predict [--gpu H200] [RESULTS.json | cuda-goals.jsonl]
 
 A prediction is no measurement. It is printed beside measured times once there are any, to tell
 which of its assumptions is wrong. The assumptions:
 
-- Instructions of the loops are those that `bench.sass` counts; all others cost nothing. Of the
-  issue slots, one a clock for each of four schedulers, a share `issued` is used.
+- Instructions of the loops are those that `bench.sass` counts. Of the issue slots, one a clock for
+  each of four schedulers, a share `issued` is used.
+- What one warp does outside of the loops, one thing after the other, takes the stall counts that
+  `bench.sass` adds up along its path (`ROUTES`), and no time beside them: neither waits for shared
+  memory, the special function units and other warps, nor for instructions that are not in a cache.
+  So this part bounds the time from below. The general kernel is taken to do what the one for logits
+  does.
 - Memory gives `bandwidth` whatever is read; what is read twice comes from memory twice.
 - A load, barrier or atomic that the next step depends on takes `trip` seconds. How many there are
-  is counted in docs/design/cuda.md; nothing else is done in the meantime. What the table calls
-  "overlapped" assumes the opposite: some groups always read while others wait.
+  is counted in docs/design/cuda.md; nothing else is done in the meantime.
 - A warp waits one trip for each round of warp tiles. The first round is among the trips that are
   counted there; the others take as long as they do, or as their instructions if that is longer.
 - Block groups of every size fit the device without a rest. The plan is that of
@@ -47,6 +51,7 @@ WARPS = 8  # of a block
 # Blocks that run at once on a multiprocessor.
 BLOCKS = {b.kernel: b.least_blocks for b in budgets.KERNELS}
 COUNTED = {(b.kernel, b.work.name): b.ceiling for b in budgets.LOOPS}
+STALLS = {(b.kernel, b.route.name): b.cycles for b in budgets.ROUTES}
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,20 @@ class Gpu:
     bandwidth: float = 4.3e12
     trip: float = 0.5e-6
     launch: float = 2e-6
+    name: str = "H200"
 
     def issue(self, instructions: float, processors: float) -> float:
         """Seconds in which so many multiprocessors issue the instructions of all their warps."""
         return instructions / (processors * 4 * self.clock * self.issued)
+
+
+# They differ in their memory alone: 4.3 and 3.0 TB/s are what a copy reaches.
+GPUS = {gpu.name: gpu for gpu in (Gpu(), Gpu(name="H100", bandwidth=3.0e12))}
+
+
+def gpu_called(name: str) -> Gpu | None:
+    """The device that a driver calls so, such as NVIDIA H200; None if nothing is known of it."""
+    return next((gpu for key, gpu in GPUS.items() if key in name.split()), None)
 
 
 # Round trips that wait for each other, as docs/design/cuda.md counts them.
@@ -82,25 +97,22 @@ GENERAL_END = BARRIER + RESIDUAL + 1
 
 @dataclass(frozen=True)
 class Prediction:
-    """Microseconds, and what they are made of: the largest of the first three, and all trips."""
+    """Microseconds, and what they are made of: the largest of the first three, and all others."""
 
+    gpu: str
     schedule: str
     bytes_us: float
     issue_us: float
     slowest_us: float
     trips: float
     trips_us: float
+    serial_us: float
     launch_us: float
 
     @property
     def us(self) -> float:
-        return max(self.bytes_us, self.issue_us, self.slowest_us) + self.trips_us + self.launch_us
-
-    @property
-    def overlapped_us(self) -> float:
-        """The time if some groups always read while others wait: bounds the prediction below."""
-        chain = self.slowest_us + self.trips_us
-        return max(self.bytes_us, self.issue_us, chain) + self.launch_us
+        loops = max(self.bytes_us, self.issue_us, self.slowest_us)
+        return loops + self.trips_us + self.serial_us + self.launch_us
 
 
 def mean_accepted(acceptance: float, gamma: int, batch: int = 1) -> float:
@@ -247,6 +259,23 @@ def demand(config: Config, planned: Plan) -> Demand:
     return Demand(rows, rejected, slowest, 0, rounds, trips)
 
 
+def serial_cycles(config: Config, planned: Plan) -> float:
+    """The stall counts of what the slowest sequence's warp does outside of the loops."""
+    if config.start == "probs":
+        route = budgets.SHARED_ROW if planned.parallel else budgets.ALONE
+        return STALLS[budgets.PROBS, route.name]
+    counted = {route.name: STALLS[budgets.LOGITS, route.name] for route in budgets.LOGITS_ROUTES}
+    ticket, noted, one_turn, two_turns, one_row, two_rows = counted.values()
+    if not planned.parallel:
+        longest = mean_accepted(config.acceptance, config.gamma, config.batch)
+        return one_row + longest * (two_rows - one_row)
+    turns = -(-(2 * config.gamma + 1) // planned.group)
+    last = one_turn - ticket + (turns - 1) * (two_turns - one_turn)
+    if not planned.waves(config.batch):
+        return ticket + last
+    return rows_in_waves(config, planned.at_once)[1] * noted + last
+
+
 def predict(config: Config, gpu: Gpu | None = None) -> Prediction:
     """The predicted time of one call of this project's CUDA kernel."""
     gpu = gpu or Gpu()
@@ -264,12 +293,14 @@ def predict(config: Config, gpu: Gpu | None = None) -> Prediction:
     row = config.vocabulary * config.element
     read = config.batch * row * (wanted.rows + 2 * wanted.residuals)
     return Prediction(
+        gpu.name,
         planned.schedule,
         bytes_us=read / gpu.bandwidth * 1e6,
         issue_us=gpu.issue(config.batch * each, busy) * 1e6,
         slowest_us=max(gpu.issue(own, processors_of_group), wanted.rounds * gpu.trip) * 1e6,
         trips=wanted.trips,
         trips_us=wanted.trips * gpu.trip * 1e6,
+        serial_us=serial_cycles(config, planned) / gpu.clock * 1e6,
         launch_us=gpu.launch * 1e6,
     )
 
@@ -290,31 +321,36 @@ def later_rounds(tiles: int, at_once: int) -> int:
     return -(-tiles // at_once) - 1
 
 
-def measured(path: Path) -> dict[str, dict[str, Any]]:
-    """Config id -> the row of the CUDA kernel, from a sweep's file or from the lines of `goals`."""
+def measured(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """(the device, config id -> the row of the CUDA kernel) of a file of a sweep or of `goals`."""
     text = path.read_text()
     if path.suffix == ".jsonl":
-        rows = [line["row"] for line in map(json.loads, text.splitlines()) if "row" in line]
+        lines = [json.loads(line) for line in text.splitlines()]
+        machines = [line["machine"] for line in lines if "machine" in line]
+        rows = [line["row"] for line in lines if "row" in line]
     else:
-        rows = json.loads(text)["rows"]
-    return {row["config"]["id"]: row for row in rows if row["provider"] == "cuda"}
+        found = json.loads(text)
+        machines, rows = [found["machine"]], found["rows"]
+    device = machines[0].get("device", "") if machines else ""
+    return device, {row["config"]["id"]: row for row in rows if row["provider"] == "cuda"}
 
 
-def table(rows: dict[str, dict[str, Any]]) -> Table:
+def table(gpu: Gpu, rows: dict[str, dict[str, Any]], device: str = "") -> Table:
     """Predicted times of the goal configs; measured ones beside them, "-" where there are none."""
-    out = Table(title="verify_chain on an H200: predicted, not measured, unless a heading says so")
+    beside = f"; measured on {device}" if rows else ""
+    out = Table(title=f"verify_chain: predicted for one {gpu.name}, not measured{beside}")
     for heading in ("config", "schedule"):
         out.add_column(heading)
-    parts = "bytes", "issue", "slowest", "trips"
-    for heading in (*parts, "overlapped us", "predicted us", "measured us"):
+    parts = "bytes", "issue", "slowest", "trips", "serial"
+    for heading in (*parts, "predicted us", "measured us", "ratio"):
         out.add_column(heading, justify="right")
     for config in HEADLINE["cuda"]:
-        p, row = predict(config), rows.get(config.id, {})
+        p, row = predict(config, gpu), rows.get(config.id, {})
         seen = [row[k] for k in ("kernel_us", "graph_us", "us") if row.get(k) is not None]
         shares = [f"{us:.1f}" for us in (p.bytes_us, p.issue_us, p.slowest_us)]
         trips = f"{p.trips_us:.1f} ({p.trips:.0f})"
-        times = [f"{p.overlapped_us:.1f}", f"{p.us:.1f}", f"{seen[0]:.1f}" if seen else "-"]
-        out.add_row(config.id, p.schedule, *shares, trips, *times)
+        times = [f"{p.us:.1f}", *([f"{seen[0]:.1f}", f"{seen[0] / p.us:.1f}"] if seen else "--")]
+        out.add_row(config.id, p.schedule, *shares, trips, f"{p.serial_us:.1f}", *times)
     return out
 
 
@@ -322,9 +358,13 @@ def main(
     results: Annotated[
         Path | None, typer.Argument(help="A results file of a GPU.", exists=True, dir_okay=False)
     ] = None,
+    gpu: Annotated[str, typer.Option(help=f"One of {', '.join(GPUS)}.")] = "H200",
 ) -> None:
     """Print predicted times, and measured ones beside them."""
-    Console(width=165).print(table(measured(results) if results else {}))
+    if gpu not in GPUS:
+        raise typer.BadParameter(f"must be one of {', '.join(GPUS)}, got {gpu}", param_hint="gpu")
+    device, rows = measured(results) if results else ("", {})
+    Console(width=165).print(table(GPUS[gpu], rows, device))
 
 
 if __name__ == "__main__":

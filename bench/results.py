@@ -34,7 +34,7 @@ class Row:
     kernel_us: the time on the device alone, summed over launches.
     launches: kernels, copies and fills on a device; dispatched ops on the CPU.
     bytes_read: bytes that this project's kernels read; for a peer, operands of dispatched ops.
-    floor_bytes, floor_us: bytes that no exact rule can avoid, and the time to read them.
+    floor_bytes, floor_us: bytes that this algorithm has to read, and the time to read them.
     ratio_to_floor: the shortest of the three times divided by floor_us.
     times_faster: the ratio to each peer's time, the median over rounds.
     """
@@ -99,7 +99,8 @@ def read(path: Path) -> Run:
     return Run(**{**data, "rows": [Row(**row) for row in data["rows"]]})
 
 
-def _output(*command: str) -> str | None:
+def output(*command: str) -> str | None:
+    """What a program prints, run in the folder of the sources; None if it fails."""
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=20
@@ -127,7 +128,7 @@ def _versions() -> dict[str, str]:
 
 def commit() -> str | None:
     """SPECDEC_COMMIT if it is set, else the checked-out commit ("-dirty" if files differ)."""
-    return os.environ.get("SPECDEC_COMMIT") or _output(
+    return os.environ.get("SPECDEC_COMMIT") or output(
         "git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"
     )
 
@@ -155,7 +156,7 @@ def machine(device: str) -> dict[str, Any]:
         found["device"] = properties.name
         found["multiprocessors"] = properties.multi_processor_count
         found["l2_bytes"] = properties.L2_cache_size
-        found["driver"] = _output(
+        found["driver"] = output(
             "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"
         )
         found["cuda"] = torch.version.cuda

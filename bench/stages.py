@@ -29,8 +29,8 @@ VOCABULARY = 151936
 OURS = {peer.name: peer for peer in PEERS if peer.ours}
 
 
-def force(schedule: str, group: int) -> None:
-    torch.ops.specdec_kernels.set_cuda_schedule(SCHEDULES.index(schedule), group)
+def force(schedule: str, group: int, library: Any = torch.ops.specdec_kernels) -> None:
+    library.set_cuda_schedule(SCHEDULES.index(schedule), group)
 
 
 def sampling(rows: int, device: str, vocabulary: int = VOCABULARY) -> Callable[[], Any]:

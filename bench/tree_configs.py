@@ -265,7 +265,7 @@ def visits(inputs: TreeInputs) -> Visits:
 
 
 def floor_bytes(config: TreeConfig, seen: Visits) -> float:
-    """Bytes that an exact rule has to read: every visited row once. The mean over calls.
+    """Bytes that a rule of this algorithm has to read: each visited row once. The mean over calls.
 
     From raw logits, every visited row is needed for its normaliser. From probabilities, rule
     target_only needs one entry for each child and the row that the last token is drawn from.

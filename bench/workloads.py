@@ -15,7 +15,7 @@ from bench.peers import KV_PEERS, PEERS, TREE_PEERS, Peer
 class Cost(NamedTuple):
     """Bytes of a call, the mean over turns.
 
-    floor: bytes that no exact implementation can avoid.
+    floor: bytes that this algorithm has to read, and for a cache to write.
     read: bytes that this project's kernels read.
     """
 

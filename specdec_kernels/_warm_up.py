@@ -39,7 +39,8 @@ def warm_up(device: torch.device | str | None = None) -> None:
     built for another driver or another GPU is imported without complaint.
 
     Ops that Triton serves (see `providers`) are compiled for the dtypes of their arguments, so that
-    a call with other dtypes compiles again: make such a call yourself before you capture it.
+    a call with other dtypes compiles again: make such a call yourself before you capture it. The
+    first `sample` or `verify_chain` of two sequences or more for each multiprocessor does, too.
 
     Args:
         device: the CUDA device; None is the current one.

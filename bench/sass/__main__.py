@@ -1,9 +1,10 @@
 """Prints what the loops and the kernels of verify_chain and sample cost, counted from machine code.
 
-    python -m bench.sass [--library] [--opcodes]
+    python -m bench.sass [--library] [--opcodes] [--routes]
 
 Nothing runs on a GPU. The sources in csrc/cuda are compiled for sm_90, which takes a minute;
---library reads specdec_kernels/_C.so instead.
+--library reads specdec_kernels/_C.so instead. --routes adds up stall counts, and nothing else: that
+needs line information, which a library does not have.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.sass.budgets import KERNELS, LOOPS, NAMES, SOURCES
+from bench.sass.budgets import KERNELS, LOOPS, NAMES, ROUTES, SOURCES
 from bench.sass.kernels import (
     Kernel,
     blocks_per_multiprocessor,
     cubins,
+    programs,
     read_kernels,
     shared_bytes,
 )
 from bench.sass.loops import Loop, find_loops
+from bench.sass.routes import cheapest
 
 
 def loops_table(kernels: list[Kernel], *, opcodes: bool) -> Table:
@@ -81,10 +84,28 @@ def kernels_table(kernels: list[Kernel], shared: int) -> Table:
     return table
 
 
+def routes_table() -> Table:
+    table = Table(title="Stall counts on the cheapest path of a warp outside of the loops")
+    for heading in ("kernel", "route", "cycles", "ceiling", "instructions"):
+        table.add_column(heading, justify="left" if heading in ("kernel", "route") else "right")
+    compiled = programs(dict.fromkeys(SOURCES[budget.kernel] for budget in ROUTES))
+    for budget in ROUTES:
+        for program in (p for p in compiled if budget.kernel in p.name):
+            cost = cheapest(program, budget.route)
+            cycles, instructions = (str(n) for n in cost) if cost else ("none", "")
+            name = NAMES[budget.kernel]
+            table.add_row(name, budget.route.name, cycles, str(budget.cycles), instructions)
+    return table
+
+
 def main(
     library: Annotated[bool, typer.Option(help="read _C.so instead of compiling")] = False,
     opcodes: Annotated[bool, typer.Option(help="also count each opcode of the loops")] = False,
+    routes: Annotated[bool, typer.Option(help="only add up the stall counts of routes")] = False,
 ) -> None:
+    if routes:
+        Console(width=160).print(routes_table())
+        return
     with cubins(list(SOURCES.values()), library=library) as files:
         kernels = [kernel for file in files for kernel in read_kernels(file, NAMES)]
     with tempfile.TemporaryDirectory() as folder:

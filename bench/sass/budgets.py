@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.sass.loops import Work
+from bench.sass.routes import Route
 
 # A part of the mangled name of each kernel; verify_chain has one for each Variant of
 # csrc/cuda/chain/view.cuh.
@@ -127,4 +128,54 @@ KERNELS = (
     KernelBudget(PROBS, 64, 4, 123.3, 64, 4, 150),
     KernelBudget(SAMPLE, 64, 4, 150.8, 64, 4),
     KernelBudget(GENERAL, 108, 2, 375.1),
+)
+
+
+@dataclass(frozen=True)
+class RouteBudget:
+    """The stall counts of a route in a kernel: at most `cycles`."""
+
+    kernel: str
+    route: Route
+    cycles: int
+
+
+# What one warp does in a kernel of the ratio test, from its first instruction on. A turn of
+# measurements ends with the logarithm of a row's mass.
+_OPEN = ("open_sequence", "find_drafts")
+_FILL = ("open_row_and_draft", "prepare_fills", "fill_masses", "lane_units", "warp_mass")
+_ARRIVE = ("last_group", "add_arrival")
+_MEASURE = ("entry_of_draft", "largest", "exp2_of", "sum_before", "log_of")
+_TEST = ("test_draft", "accept_draft", "follow_tests")
+_ROW = (*_FILL, *_MEASURE, *_MEASURE, "take_measured", "accepts_ratio", "accept_draft")
+_RESIDUAL = ("reject", "subtract", "prepare", "sum_residual")
+_CHOOSE = ("sum_and_choose", "largest", "sum_before", "choose", "after_residual")
+_DRAW = ("draw", "read_values", "warp_tile_pick", "drawn", "EXIT")
+_REJECT = (*_RESIDUAL, *_CHOOSE, *_DRAW)
+_GROUP = (*_OPEN, *_FILL, *_ARRIVE, "begin_decisions")
+_DECIDE = (*_TEST, "open_row_and_draft", "take_measured", *_REJECT)
+LOGITS_ROUTES = (
+    Route("row-parallel, to the ticket", (*_OPEN, *_FILL, *_ARRIVE)),
+    Route("row-parallel, with a note to the ticket", (*_OPEN, *_ROW, "note_own_row", *_ARRIVE)),
+    Route("row-parallel, one turn of measurements", (*_GROUP, *_MEASURE, *_DECIDE)),
+    Route("row-parallel, two turns", (*_GROUP, *_MEASURE, *_MEASURE, *_DECIDE)),
+    Route("row-lazy, first draft rejected", (*_OPEN, *_ROW, *_REJECT)),
+    Route("row-lazy, second draft rejected", (*_OPEN, *_ROW, "accept", *_ROW, *_REJECT)),
+)
+SHARED_ROW = Route(
+    "row-parallel, one row of probabilities",
+    (
+        *(*_OPEN, "test_draft", "accept_draft", "open_row_and_draft", *_RESIDUAL[1:], *_ARRIVE),
+        *("begin_decisions", "follow_tests", "open_row_and_draft", "reject", "subtract"),
+        *(*_CHOOSE, *_DRAW),
+    ),
+)
+ALONE = Route("row-lazy", (*_OPEN, *_TEST, "open_row_and_draft", *_REJECT))
+ROUTES = (
+    *(
+        RouteBudget(LOGITS, route, cycles)
+        for route, cycles in zip(LOGITS_ROUTES, (2483, 6280, 9694, 11059, 9385, 14411), strict=True)
+    ),
+    RouteBudget(PROBS, SHARED_ROW, 7496),
+    RouteBudget(PROBS, ALONE, 6005),
 )

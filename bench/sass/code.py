@@ -31,7 +31,7 @@ class Code:
     blocks: dict[str, Block] = field(default_factory=dict)
 
 
-_BYTES = 16  # of an instruction
+BYTES = 16  # of an instruction
 _KERNEL = re.compile(r'subgraph "cluster_(?P<name>[^"]+)"')
 _NODE = re.compile(r'\[label="\{(?P<text>.*)\}"\]')
 _EDGE = re.compile(r'"(?P<source>[^"]+)":\w+:\w+ -> "(?P<target>[^"]+)"')
@@ -72,6 +72,6 @@ def _instructions(label: str) -> tuple[list[str], int, int]:
         match = _INSTRUCTION.fullmatch(re.sub(r"\\(.)", r"\1", line))
         if match:
             offset = int(match["offset"], 16)
-            begin, end = offset if not found else begin, offset + _BYTES
+            begin, end = offset if not found else begin, offset + BYTES
             found.append(match["text"])
     return found, begin, end

@@ -15,6 +15,7 @@ import triton
 
 from bench.sass.code import Code, read_code
 from bench.sass.loops import opcode
+from bench.sass.routes import Program, read_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "specdec_kernels/_C.so"
@@ -84,6 +85,14 @@ def cubins(sources: list[str], *, library: bool) -> Iterator[list[Path]]:
             yield sorted(folder.glob("*.cubin"))
         else:
             yield [compiled(ROOT / "csrc/cuda" / source, folder) for source in sources]
+
+
+def programs(sources: Iterable[str]) -> list[Program]:
+    """The kernels of sources in csrc/cuda, compiled now: the same code, with line information."""
+    with tempfile.TemporaryDirectory() as name:
+        made = [compiled(ROOT / "csrc/cuda" / s, Path(name), "-lineinfo") for s in sources]
+        tool = triton.knobs.nvidia.nvdisasm.path
+        return [program for cubin in made for program in read_programs(tool, cubin)]
 
 
 def library_is_current() -> bool:

@@ -64,6 +64,7 @@ void launch(const Tensor& of, const OpParams& p, const Launchers<OpParams>& laun
     CudaPlan plan = {};
     const int status = launchers.plan(p, cuda_request(), &plan);
     if (status != 0) return status;
+    last_cuda_plan() = plan;
     Tensor workspace = torch::stable::new_empty(of, {plan.workspace_bytes}, ScalarType::Byte);
     return launchers.cuda(p, plan, workspace.mutable_data_ptr(), stream);
   });

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from specdec_kernels.arguments.checks import float32
@@ -23,6 +25,26 @@ OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
 # None chooses by batch size. Tests set it to compare the schedules.
 force_row_parallel: bool | None = None
+
+
+def kernel(*specialized: str) -> Callable[[Any], Any]:
+    """Decorate a kernel that is compiled anew only for other dtypes and constants.
+
+    specialized: arguments of which the machine code may use more: that an integer is 1 or a
+        multiple of 16, or that a tensor begins at a multiple of 16 bytes. Triton would assume that
+        of all arguments, so that another top_k or a slice of the seeds would compile within a call.
+        It pays for rows, which are read whole, and for strides of what is read side by side.
+    """
+
+    def decorate(function: Any) -> Any:
+        parameters = inspect.signature(function).parameters.items()
+        values = [name for name, p in parameters if "constexpr" not in str(p.annotation)]
+        if unknown := set(specialized) - {*values}:
+            raise ValueError(f"specialized must name arguments, got {sorted(unknown)}")
+        plain = [name for name in values if name not in specialized]
+        return triton.jit(function, do_not_specialize=plain)
+
+    return decorate
 
 
 class Tiling(NamedTuple):

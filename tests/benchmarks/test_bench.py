@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import proofs
 import pytest
@@ -165,10 +166,29 @@ def test_the_command_writes_a_file_and_names_absent_peers(command, tmp_path):
 
 
 def test_the_program_for_the_sanitizer_calls_every_op():
-    calls = sanitize.main("cpu")
+    calls, left_out = sanitize.sanitize("cpu", budget=60)
+    assert left_out == 0
     for op in sk.providers():
         if cases := proofs.cases(op):
             assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
     for turn in range(len(sanitize.FORCED)):
         wide = [c.id for c in sanitize._chosen("verify_chain", turn) if c.vocabulary > 4096]
         assert any(c.endswith("scalar") for c in wide), wide
+
+
+def test_the_sanitizer_ends_within_its_budget_and_counts_what_it_left_out(monkeypatch):
+    """As if each call took a second: the ops have taken turns when five are over."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr(sanitize, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    calls, left_out = sanitize.sanitize("cpu", budget=5)
+    assert sum(calls.values()) == 5
+    assert set(calls.values()) == {0, 1}
+    assert left_out > 100
+
+
+def test_the_sanitizer_leaves_to_triton_what_triton_serves(monkeypatch, capsys):
+    served = {"sample": {"cpu": "cpp"}, "build_trie": {"cpu": "triton"}}
+    monkeypatch.setattr(sanitize.sk, "providers", lambda: served)
+    calls, _ = sanitize.sanitize("cpu", budget=60)
+    assert list(calls) == ["sample"]
+    assert capsys.readouterr().out == "not called: build_trie\n"

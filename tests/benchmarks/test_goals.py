@@ -1,13 +1,15 @@
-"""What bench/gpu.sh runs before the tests: launches, goals, stages, and FlashInfer's kernel."""
+"""What bench/gpu.sh runs before the tests: plans, goals, stages, and FlashInfer's kernel."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 
 import pytest
 
-from bench import goals, measure, stages
+import specdec_kernels as sk
+from bench import goals, measure, plans, stages
 from bench.configs import Config
 from bench.peers import flashinfer_headers
 
@@ -81,6 +83,58 @@ def test_a_config_that_fails_is_recorded_and_the_next_one_is_timed(monkeypatch, 
     assert failed == {"failed": {"config": TINY[0].id, "reason": reason}}
     assert row["row"]["config"]["id"] == TINY[1].id
     assert capsys.readouterr().out.splitlines() == [f"timing {config.id}" for config in TINY]
+
+
+def test_a_profiler_watches_the_second_call_of_each_config(monkeypatch, tmp_path, capsys):
+    called = []
+    monkeypatch.setitem(goals.HEADLINE, "cpu", TINY)
+    counting = dataclasses.replace(
+        next(peer for peer in goals.PEERS if peer.name == "cpp"),
+        build=lambda inputs: lambda: called.append(inputs.config),
+    )
+    monkeypatch.setattr(goals, "PEERS", (counting,))
+    goals.main("cpu", ["cpp"], tmp_path / "out", called=1)
+    assert called == [TINY[0]] * 2
+    assert capsys.readouterr().out == f"called {TINY[0].id}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_kernel_that_plans_its_launches_is_called():
+    """The device is asked about each of them by its own call."""
+    for call in plans.calls(3, "cpu").values():
+        assert call().status.tolist() == [0] * 3
+
+
+@pytest.mark.skipif(sk.has_cuda_kernels(), reason="_C.so has CUDA kernels")
+def test_without_cuda_kernels_no_plan_is_told():
+    with pytest.raises(
+        RuntimeError,
+        match="last_cuda_schedule must come after a launch on a CUDA device in the same thread, "
+        "but specdec_kernels was built without CUDA kernels",
+    ):
+        plans.last_plan()
+
+
+def test_the_clocks_are_those_that_nvidia_smi_tells(monkeypatch):
+    told = "1980 MHz, 1980 MHz, 3201 MHz, 75.1 W, 700.00 W, 30, 143771 MiB"
+    monkeypatch.setattr(plans, "output", lambda *command: told)
+    assert plans.clocks()["clocks.mem"] == "3201 MHz"
+    assert plans.clocks()["memory.total"] == "143771 MiB"
+    monkeypatch.setattr(plans, "output", lambda *command: None)
+    assert plans.clocks() == {}
+
+
+def test_launches_of_the_chain_kernel_are_found_in_a_trace():
+    name = "void specdec::cuda::chain_kernel<(specdec::cuda::Variant)1>(specdec::cuda::ChainJob)"
+    args = {"grid": [480, 1, 1], "block": [256, 1, 1], "stream": 7}
+    events = [
+        {"cat": "kernel", "name": name, "args": args},
+        {"cat": "kernel", "name": "memset", "args": {}},
+        {"cat": "cpu_op", "name": "chain_kernel", "args": {}},
+    ]
+    seen = {"grid": [480, 1, 1], "block": [256, 1, 1]}
+    kernel = "chain_kernel<(specdec::cuda::Variant)1>"
+    assert plans.launched(events) == [{"kernel": kernel, **seen}]
 
 
 def test_stages_are_timed_under_the_schedules_that_they_name(monkeypatch):

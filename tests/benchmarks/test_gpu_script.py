@@ -1,23 +1,28 @@
-"""Runs bench/gpu.sh with stand-ins for the programs that it starts, some with a simulated clock."""
+"""Runs bench/gpu.sh with stand-ins for the programs that it starts, most with a simulated clock."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.build
 
-GPU = Path(__file__).resolve().parents[2] / "bench/gpu.sh"
+ROOT = Path(__file__).resolve().parents[2]
+GPU = ROOT / "bench/gpu.sh"
 # What a config is said to take in bench.goals.
-SECONDS = 12
+SECONDS = 10
 PYTHON = f"""#!/bin/bash
 case "$*" in
   -) exit 0 ;;
   *find_spec*) exit 0 ;;
+  *os.path.dirname*) echo torch; exit 0 ;;
+  *has_cuda_kernels*) [[ -z $NO_KERNELS || -e $CLOCK.built ]]; exit ;;
   *bench.smoke) [[ -z $NO_LAUNCH ]] || exit 1 ;;
   *bench.goals\\ --only\\ cuda*)
     for n in 1 2 3 4 5 6; do
@@ -25,6 +30,7 @@ case "$*" in
       echo "{{\\"row\\": $n}}" >> "$OUT/cuda-goals.jsonl"
     done ;;
   *sanitize*) exit 3 ;;
+  *compiled_on_device*) [[ -z $OLD ]] || exit 5 ;;
   *import\\ xdist*) [[ -n $XDIST ]] || exit 1 ;;
 esac
 echo "python $*"
@@ -34,6 +40,14 @@ SANITIZER = """#!/bin/bash
 shift 4
 [[ -n $CLEAN ]] || exec "$@"
 """
+PROFILER = """#!/bin/bash
+[[ -n $UNPRIVILEGED ]] || { echo "ncu $*"; exit 0; }
+echo "==ERROR== ERR_NVGPUCTRPERM" > "$OUT/ncu.log"
+exit 1
+"""
+# The build writes nothing here: its last program is a stand-in too.
+CMAKE = '#!/bin/bash\necho "cmake $*"\n'
+COPY = '#!/bin/bash\necho "cp $*"\ntouch "$CLOCK.built"\n'
 # Adds seconds to a simulated clock. At second $CUT the machine is taken away.
 ADVANCE = """#!/bin/bash
 now=$(($(cat "$CLOCK") + $1))
@@ -43,6 +57,7 @@ if ((now > CUT)); then
   exit 1
 fi
 """
+DATE = '#!/bin/bash\ncat "$CLOCK"\n'
 # Every part but the goals takes all the time that it may take; one of them never ends.
 TIMEOUT = """#!/bin/bash
 limit=$2
@@ -51,6 +66,23 @@ shift 2
 [[ -z $HANGING || "$*" != *"$HANGING"* ]] || exit 124
 exec "$@"
 """
+SWITCHES = (
+    *("CLEAN", "REFUSED", "XDIST", "HANGING", "NO_LAUNCH", "NO_KERNELS", "OLD", "UNPRIVILEGED"),
+    *("PARTS", "BUDGET"),
+)
+A = ("plans", "brief cases", "goals", "stages", "Nsight Compute on three goals")
+B = (
+    *("CUDA tests", "CUDA ops on the device", "CUDA trees on the device"),
+    "CUDA graphs of forwards",
+)
+C = ("memcheck", "racecheck", "synccheck")
+D = (
+    *("sweep of verify_chain", "sweep of verify_tree", "sweep of kv_compact_"),
+    *("Triton ops on the device", "Triton trees on the device", "Triton cache ops on the device"),
+    "layout of trees on the device",
+)
+FLASHINFER = ("FlashInfer's kernel", "goals by FlashInfer")
+LETTERS = {"A": A, "B": B, "C": C, "D": D}
 
 
 @pytest.fixture
@@ -64,21 +96,29 @@ def gpu(tmp_path):
         program.write_text(text)
         program.chmod(0o755)
 
-    write("python", PYTHON)
-    write("compute-sanitizer", SANITIZER)
-    write("nvidia-smi", '#!/bin/bash\necho "a GPU, $*"\n')
-    write("advance", ADVANCE)
+    programs = {
+        "python": PYTHON,
+        "compute-sanitizer": SANITIZER,
+        "ncu": PROFILER,
+        "cmake": CMAKE,
+        "ninja": CMAKE,
+        "cp": COPY,
+        "nvidia-smi": '#!/bin/bash\necho "a GPU, $*"\n',
+        "advance": ADVANCE,
+    }
+    for name, text in programs.items():
+        write(name, text)
     (tmp_path / "clock").write_text("0")
 
-    def run(*, simulated=False, **environment):
+    def run(*, simulated=True, **environment):
         if simulated:
             write("timeout", TIMEOUT)
-        unset = ("CLEAN", "REFUSED", "XDIST", "HANGING", "NO_LAUNCH")
+            write("date", DATE)
         done = subprocess.run(
             ["bash", "-c", f"GPU_SCRIPT=$$ exec bash {GPU}"],
             env={
                 **os.environ,
-                **dict.fromkeys(unset, ""),
+                **dict.fromkeys(SWITCHES, ""),
                 "PATH": f"{tmp_path}:{os.environ['PATH']}",
                 "PYTHON": str(tmp_path / "python"),
                 "OUT": str(tmp_path / "out"),
@@ -93,10 +133,17 @@ def gpu(tmp_path):
             check=False,
             timeout=120,
         )
-        assert (tmp_path / "out/gpu.log").read_text() == done.stdout
-        return done.returncode, done.stdout
+        if (log := tmp_path / "out/gpu.log").exists():
+            assert log.read_text() == done.stdout
+        return done.returncode, done.stdout + done.stderr
 
     return run
+
+
+@pytest.fixture
+def clock(tmp_path):
+    """A function that returns the seconds on the simulated clock."""
+    return lambda: int((tmp_path / "clock").read_text())
 
 
 def make_flashinfer_headers(folder):
@@ -106,11 +153,75 @@ def make_flashinfer_headers(folder):
     (headers / "sampling.cuh").touch()
 
 
-@pytest.mark.parametrize(("cut", "rows"), [(60, 0), (100, 3), (150, 6)])
+def limits(said):
+    """Name -> seconds, of the parts that were begun, in order."""
+    found = re.findall(r"^== (.*): at most (\d+) s$", said, re.MULTILINE)
+    return {name: int(limit) for name, limit in found}
+
+
+@pytest.mark.parametrize("switch", ["NO_KERNELS", "NO_LAUNCH"])
+def test_the_limits_of_the_default_parts_add_up_to_the_budget_at_most(gpu, clock, switch):
+    """Whatever else fails, and though the library is built: no part takes the time of another."""
+    status, said = gpu(**{switch: "1"}, HANGING="tests/device", UNPRIVILEGED="1")
+    assert status == 1
+    asked = limits(said)
+    assert list(asked)[-len(A) :] == list(A)
+    assert "build" in asked
+    assert "no time left" not in said
+    # Two questions of 15 s are no parts.
+    assert sum(asked.values()) + 2 * 15 <= 480
+    # The goals end before their limit here.
+    assert clock() == sum(asked.values()) + 2 * 15 - asked["goals"] + 6 * SECONDS
+
+
+def test_the_parts_have_the_limits_that_the_documents_name(gpu, tmp_path):
+    make_flashinfer_headers(tmp_path)
+    _, said = gpu(PARTS="ABCD", BUDGET="5000", CLEAN="1")
+    asked = limits(said)
+    probe = 20  # whether compute-sanitizer runs at all
+    totals = {letter: sum(asked[name] for name in names) for letter, names in LETTERS.items()}
+    totals["C"] += probe
+    totals["D"] += sum(asked[name] for name in FLASHINFER)
+    assert totals["C"] <= 240
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    for letter, seconds in totals.items():
+        assert re.search(rf"^\| {letter} \| .*\| {seconds} \|$", page, re.MULTILINE), totals
+
+
+@pytest.mark.parametrize("letters", [*LETTERS, "CA", "DCBA"])
+def test_the_parts_that_were_asked_for_run_in_their_order(gpu, letters):
+    status, said = gpu(PARTS=letters, BUDGET="5000", CLEAN="1")
+    assert status == 0
+    assert list(limits(said)) == [
+        "launch of the kernels of _C.so",
+        *(name for letter in sorted(letters) for name in LETTERS[letter]),
+    ]
+
+
+@pytest.mark.parametrize(("letters", "unknown"), [("AX", "X"), ("ab", "ab"), ("A,B", ",")])
+def test_an_unknown_part_is_refused_by_name(gpu, tmp_path, letters, unknown):
+    status, said = gpu(PARTS=letters)
+    assert status == 2
+    assert said == f"bench/gpu.sh: PARTS must be letters of ABCD, got {unknown} in {letters}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_part_begins_after_the_budget(gpu, clock):
+    status, said = gpu(PARTS="ABCD", CLEAN="1")
+    assert status == 1
+    assert 475 <= clock() <= 480
+    begun = limits(said)
+    assert list(begun)[: 1 + len(A + B)] == ["launch of the kernels of _C.so", *A, *B]
+    for name in ("compute-sanitizer", *D):
+        assert f"FAILED   {name}: no time left" in said
+    _, said = gpu(BUDGET="90")
+    assert set(limits(said)) < {"launch of the kernels of _C.so", *A}
+
+
+@pytest.mark.parametrize(("cut", "rows"), [(60, 0), (125, 3), (150, 6)])
 def test_a_run_that_is_cut_off_has_left_the_goals_that_it_timed(gpu, tmp_path, cut, rows):
     """However long the other parts take."""
-    make_flashinfer_headers(tmp_path)
-    status, said = gpu(simulated=True, CUT=str(cut))
+    status, said = gpu(CUT=str(cut))
     assert status == -9
     assert "Summary" not in said
     file = tmp_path / "out/cuda-goals.jsonl"
@@ -121,65 +232,109 @@ def test_a_run_that_is_cut_off_has_left_the_goals_that_it_timed(gpu, tmp_path, c
 
 
 def test_a_part_that_hangs_is_reported_and_ends_the_runs_of_several_processes(gpu):
-    status, said = gpu(simulated=True, CLEAN="1", XDIST="1", HANGING="tests/device/test_cuda.py")
+    status, said = gpu(PARTS="B", XDIST="1", HANGING="tests/device/on_device.py")
     assert status == 1
-    assert "FAILED   CUDA tests: a hang, or too slow: no end after 90 s" in said
+    assert "FAILED   CUDA ops on the device: a hang, or too slow: no end after 90 s" in said
     assert "NOTE     later tests run in one process" in said
-    assert "-n 8" not in said
-    assert "passed   CUDA ops on the device" in said
-    status, said = gpu(simulated=True, CLEAN="1", XDIST="1")
+    ran = [line for line in said.splitlines() if line.startswith("python -m pytest")]
+    assert "trees_on_device" in ran[1]
+    assert "-n 8" not in ran[1]
+    assert "passed   CUDA trees on the device" in said
+    status, said = gpu(PARTS="B", XDIST="1")
     assert status == 0
-    assert "-n 8" in said
+    assert said.count("-n 8") == 3
+
+
+def test_a_library_without_cuda_kernels_is_built_before_anything_runs(gpu):
+    """Triton would serve its ops, and compile until the time is over."""
+    status, said = gpu(NO_KERNELS="1")
+    assert status == 0
+    assert list(limits(said)) == ["build", "launch of the kernels built here", *A]
+    configured = re.search(r"cmake -S \. -B build/gpu (-G Ninja )?.*-DTORCH_ROOT=torch", said)
+    # A folder that was configured keeps its generator.
+    assert bool(configured[1]) != (ROOT / "build/gpu/CMakeCache.txt").exists()
+    assert "cp --remove-destination build/gpu/_C.so specdec_kernels/_C.so" in said
+
+
+def test_without_cuda_kernels_only_the_part_that_needs_none_runs(gpu):
+    status, said = gpu(NO_KERNELS="1", HANGING="bash -c build", PARTS="AD", BUDGET="5000")
+    assert status == 1
+    assert "FAILED   build: a hang" in said
+    assert "FAILED   no CUDA kernels: parts A, B and C are left out" in said
+    assert list(limits(said)) == ["build", *D]
 
 
 def test_a_library_that_does_not_launch_is_built_again(gpu):
-    status, said = gpu(simulated=True, CLEAN="1", NO_LAUNCH="1", HANGING="bash -c build")
+    status, said = gpu(NO_LAUNCH="1", HANGING="bash -c build")
     assert status == 1
     assert "FAILED   build: a hang" in said
     assert "FAILED   launch of the kernels built here: exit status 1" in said
     assert "passed   goals" in said
-    status, said = gpu(simulated=True, CLEAN="1", HANGING="bench.smoke")
+    status, said = gpu(HANGING="bench.smoke")
     assert status == 1
     assert "FAILED   launch of the kernels of _C.so: a hang" in said
-    assert "build" not in said
+    assert "build" not in limits(said)
 
 
 def test_the_kernel_of_flashinfer_is_compiled_and_timed_where_its_headers_are(gpu, tmp_path):
-    absent = gpu(simulated=True, CLEAN="1")[1]
+    absent = gpu(PARTS="D", BUDGET="5000")[1]
     assert "ABSENT   FlashInfer's headers" in absent
     make_flashinfer_headers(tmp_path)
-    _, said = gpu(simulated=True, CLEAN="1")
+    _, said = gpu(PARTS="D", BUDGET="5000")
     assert "passed   FlashInfer's kernel" in said
     assert "passed   goals by FlashInfer" in said
-    _, said = gpu(simulated=True, CLEAN="1", HANGING="flashinfer_headers")
+    _, said = gpu(PARTS="D", BUDGET="5000", HANGING="flashinfer_headers")
     assert "FAILED   FlashInfer's kernel: a hang" in said
     assert "goals by FlashInfer" not in said
-    assert "passed   stages" in said
+    assert "passed   sweep of verify_chain" in said
+
+
+def test_goals_are_profiled_where_the_driver_lets_their_counters_be_read(gpu, tmp_path):
+    _, said = gpu()
+    folder = tmp_path / "out"
+    assert re.search(rf"ncu --set full .*--export {folder}/goals .*bench.goals --called 3", said)
+    status, said = gpu(UNPRIVILEGED="1")
+    assert status == 1
+    assert "FAILED   Nsight Compute on three goals: exit status 1" in said
+    assert "NOTE     the driver lets only administrators count: ERR_NVGPUCTRPERM" in said
+
+
+def test_a_sanitizer_that_refuses_the_device_is_absent(gpu):
+    status, said = gpu(PARTS="C", REFUSED="1")
+    assert status == 0
+    assert "ABSENT   compute-sanitizer does not run on this device" in said
 
 
 def test_the_gpu_script_goes_on_after_a_failure_and_reports_it(gpu):
-    status, said = gpu()
+    """By the clock of this machine, and by its own timeout."""
+    status, said = gpu(simulated=False, PARTS="ABCD", BUDGET="5000")
     assert status == 1
     summary = said[said.index("Summary after") :]
-    assert summary.count("FAILED") == 2  # memcheck and racecheck
-    names = (
-        "launch of the kernels of _C.so",
-        "brief cases",
-        "goals",
-        "stages",
-        "grids",
-        "CUDA tests",
-        "CUDA ops on the device",
-        "CUDA trees on the device",
-        "sweep of verify_chain",
-        "sweep of verify_tree",
-        "sweep of kv_compact_",
-        "Triton ops on the device",
-        "Triton trees on the device",
-        "Triton cache ops on the device",
-        "layout of trees on the device",
-        "CUDA graphs of forwards",
-    )
+    assert summary.count("FAILED") == 3
+    names = ("launch of the kernels of _C.so", *A, *B)
     places = [summary.index(f"passed   {name}") for name in names]
+    places += [summary.index(f"FAILED   {tool}: exit status 3") for tool in C]
+    places += [summary.index(f"passed   {name}") for name in D]
     assert places == sorted(places)
-    assert "memcheck: exit status 3" in summary
+
+
+def test_tests_that_were_all_skipped_count_as_absent(gpu):
+    status, said = gpu(PARTS="B", OLD="1")
+    assert status == 0
+    assert "ABSENT   CUDA graphs of forwards: pytest ran nothing, for the reason above" in said
+
+
+def test_a_transformers_older_than_ours_is_skipped_with_its_reason(tmp_path):
+    (tmp_path / "transformers.py").write_text('__version__ = "4.57.1"\n')
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-rs", "-p", "no:randomly"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "tests/device/compiled_on_device.py"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'python'}:{ROOT / 'tests'}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 5
+    assert "module 'transformers' has __version__ '4.57.1', required is: '5.20'" in done.stdout

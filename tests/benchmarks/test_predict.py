@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from bench import predict
 from bench.configs import HEADLINE, Config
@@ -26,6 +28,11 @@ def counted(monkeypatch):
     for kernel, work in predict.COUNTED:
         count = 200 if work.startswith("residual") else 100
         monkeypatch.setitem(predict.COUNTED, (kernel, work), count)
+    cycles = (1000, 1500, 4000, 5000, 3000, 4500)
+    for route, count in zip(budgets.LOGITS_ROUTES, cycles, strict=True):
+        monkeypatch.setitem(predict.STALLS, (budgets.LOGITS, route.name), count)
+    monkeypatch.setitem(predict.STALLS, (budgets.PROBS, budgets.SHARED_ROW.name), 6000)
+    monkeypatch.setitem(predict.STALLS, (budgets.PROBS, budgets.ALONE.name), 7000)
 
 
 def check(found, schedule, **wanted):
@@ -47,8 +54,8 @@ def test_a_single_sequence_from_logits():
         # at once when a row is measured beside another.
         slowest_us=1,
         trips=1 + 1 + 4 + 1 + 1 + 3 + 2,  # however many drafts are tested
-        us=1 + 13 + 2,
-        overlapped_us=1 + 13 + 2,
+        serial_us=4,  # eight blocks measure three rows in one turn
+        us=1 + 13 + 4 + 2,
     )
 
 
@@ -78,9 +85,60 @@ def test_a_batch_from_logits():
         # residual take a second round.
         slowest_us=1 + 1 + 1,
         trips=2 * (1 + 1 + 1 + 2 + 4) + 2 + 2 + 1 + 3 + 2,
-        us=24.0768 + 28 + 2,
-        overlapped_us=3 + 28 + 2,
+        # Two waves of groups that note their rows; then nine rows are measured in two turns.
+        serial_us=2 * 1.5 + (4 - 1) + (5 - 4),
+        us=24.0768 + 28 + 7 + 2,
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "schedule", "serial_us"),
+    [
+        # The slowest of 67 sequences accepts 2.9 of 4 drafts and tests the next one.
+        (
+            Config(67, 4, 51200, "bfloat16", acceptance=0.5),
+            "row-lazy",
+            3 + 1.5 * predict.mean_accepted(0.5, 4, 67),
+        ),
+        (Config(1, 4, 51200, start="probs"), "row-parallel", 6),
+        (Config(256, 4, 51200, start="probs"), "row-lazy", 7),
+        # The general kernel does at least what the one for logits does.
+        (Config(1, 4, 51200, "bfloat16", "t.8-p.9"), "row-parallel", 5),
+    ],
+    ids=["row-lazy", "shared row of probabilities", "probabilities", "filters"],
+)
+def test_what_one_warp_does_alone(config, schedule, serial_us):
+    check(predict.predict(config, GPU), schedule, serial_us=serial_us)
+
+
+def test_a_prediction_names_its_device():
+    """H200 by default; an H100 differs in its memory."""
+    assert predict.predict(BF16).gpu == "H200"
+    h100 = predict.predict(BF16, predict.GPUS["H100"])
+    assert (h100.gpu, h100.trips_us) == ("H100", predict.predict(BF16).trips_us)
+    assert h100.bytes_us > predict.predict(BF16).bytes_us
+    assert predict.gpu_called("NVIDIA H100 80GB HBM3").name == "H100"
+    assert predict.gpu_called("NVIDIA H200").name == "H200"
+    assert predict.gpu_called("NVIDIA GH200 480GB") is None
+
+
+@pytest.mark.parametrize("file", ["cuda-goals-20261126.jsonl", "cuda-20261126T013609.json"])
+def test_measured_times_are_printed_beside_predicted_ones(file, capsys):
+    predict.main(ROOT / "bench/results" / file)
+    out = capsys.readouterr().out
+    assert "predicted for one H200, not measured; measured on NVIDIA H200" in out
+    row = next(line for line in out.splitlines() if "B256-g5-V128256-f32-t.8-a0.8-probs" in line)
+    predicted, measured, ratio = (float(text) for text in row.split("│")[-4:-1])
+    assert measured > 70
+    assert ratio == pytest.approx(measured / predicted, abs=0.1)
+
+
+def test_an_unknown_device_is_refused_by_name():
+    app = typer.Typer()
+    app.command()(predict.main)
+    done = CliRunner().invoke(app, ["--gpu", "B200"])
+    assert done.exit_code == 2
+    assert "must be one of H200, H100, got B200" in done.output
 
 
 @pytest.mark.parametrize(

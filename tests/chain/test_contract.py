@@ -36,7 +36,7 @@ from specdec_kernels import verify_chain as public_verify_chain
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.tree import TreeArguments
 
-HELPERS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}
+HELPERS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule", "last_cuda_schedule"}
 NAMES = sorted(
     {
         name.split("::")[1].split(".")[0]

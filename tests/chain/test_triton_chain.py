@@ -5,6 +5,7 @@ schedules, tiles and scan blocks, and random calls against the specification.
 """
 
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -314,6 +315,22 @@ def test_every_kernel_compiles_ahead_of_time(target):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "compiled" in done.stdout
     print(done.stdout)
+
+
+@pytest.mark.build
+def test_other_values_and_slices_of_small_arguments_compile_no_kernel_anew():
+    """Triton is asked for the key of each kernel; rows are the control."""
+    done = run_python(ROOT / "tests" / "support" / "triton_aot.py", "--specialized")
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = {kernel: {*names} for kernel, names in json.loads(done.stdout).items()}
+    rows = {"target", "target_stride_b", "target_stride_i", "v", "draft", "draft_stride_b"}
+    rows |= {"draft_stride_i", "d"}
+    listed = {"draft_ids", "draft_columns"}
+    assert found["sample_tiles"] == found["sample_rows"] == {"logits", "row_stride", "v"}
+    assert found["chain_tiles"] == rows
+    assert found["chain_sequences"] == found["tree_sequences"] == rows | listed
+    caches = [name for name in found if name.endswith(("_words", "shorten", "_rings", "_rows"))]
+    assert all(not found[n] for n in caches if n not in {"attention_rows", "sample_rows"})
 
 
 def test_importing_the_package_does_not_import_triton():

@@ -75,8 +75,11 @@ def test_at_most_64_tables_are_kept():
     assert kv_table._uploaded.cache_info().currsize == 64
 
 
-def test_a_captured_graph_writes_the_same_table_that_is_copied_otherwise():
-    caches = [half(2, 1 + i % 3, 5, 1 + i) for i in range(9)]
+def test_a_captured_graph_writes_the_same_table_that_is_copied_otherwise(monkeypatch):
+    """Of caches that are all different, and of ten alike between them, more than a launch takes."""
+    monkeypatch.setattr(kv_table, "CACHES", 4)
+    shapes = [*((1 + i % 3, 1 + i) for i in range(9)), *[(2, 8)] * 5, (3, 4), *[(2, 8)] * 5]
+    caches = [half(2, heads, 5, size) for heads, size in shapes]
     entries = [half(2, c.shape[1], 2, c.shape[3]) for c in caches]
     for given in (None, entries):
         layouts = [t and tuple(map(kv_table._layout, t)) for t in (caches, given)]
@@ -85,6 +88,36 @@ def test_a_captured_graph_writes_the_same_table_that_is_copied_otherwise():
         for a, b in zip(copied, written, strict=True):
             assert torch.equal(a.table, b.table)
             assert a[1:] == b[1:]
+
+
+def launches(monkeypatch, layouts):
+    """How many rows each launch writes for a graph; nothing is written."""
+    counts = []
+
+    class Counting:
+        def __getitem__(self, grid):
+            return lambda *args, **options: counts.append(grid[0])
+
+    monkeypatch.setattr(kv_table, "write_rows", Counting())
+    kv_table._captured(CPU, layouts, None, 2)
+    return counts
+
+
+def test_a_captured_graph_writes_a_table_by_one_launch(monkeypatch):
+    """For 64 layers of keys and values, however they alternate; 65 need a second one."""
+    keys, values = half(2, 3, 5, 8), half(2, 3, 5, 16).transpose(1, 2).contiguous().transpose(1, 2)
+    layouts = [kv_table._layout(t) for t in (keys, values)]
+    assert launches(monkeypatch, (layouts[0],) * 128) == [128]
+    assert launches(monkeypatch, (layouts[0],) * 130) == [128, 2]
+    assert sorted(launches(monkeypatch, tuple(layouts * 64))) == [64, 64]
+
+
+@pytest.mark.parametrize("address", [0, 1, 16, 1 << 33, (1 << 57) - 1])
+def test_an_encoded_address_looks_the_same_to_triton(address):
+    code = kv_table.encoded(address)
+    assert code % 2 == 1
+    assert 1 << 62 < code < 1 << 63
+    assert (code & ((1 << 62) - 1)) >> 1 == address
 
 
 @pytest.mark.parametrize(

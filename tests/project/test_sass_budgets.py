@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
+import subprocess
 
 import pytest
+import triton
 
 import specdec_kernels
-from bench.sass import budgets
+from bench.sass import budgets, routes
 from bench.sass.code import parse_graph
 from bench.sass.kernels import (
     FLAGS,
@@ -21,6 +24,7 @@ from bench.sass.kernels import (
     compiled,
     cubins,
     library_is_current,
+    programs,
     read_kernels,
     shared_bytes,
 )
@@ -204,3 +208,129 @@ def test_the_flags_are_those_of_the_build():
     assert "-fmad=false" in build
     assert "CUDA_STANDARD 17" in build
     assert "-std=c++17" in FLAGS
+
+
+# A kernel that branches by a table, calls a function from two places, and has a loop. Instruction
+# -> (text, stall count, the line of SOURCE that it is of).
+SOURCE = """
+__device__ float half(float x) {
+  return x / 2;
+}
+__device__ void rare() {
+  if (x) { half(x); }
+}
+template <class T>
+__global__ void __launch_bounds__(256, 4)
+    kernel(T job) {
+  for (;;) { rare(); }
+}
+"""
+LISTED = (
+    (".text.kernel:", None, 0),
+    ("MOV R1, 0x1", 2, 10),
+    ('BRX R2 -0x10 (*"BRANCH_TARGETS .L_a,.L_b"*)', 5, 10),
+    (".L_a:", None, 0),
+    ("@P0 BRA `(.L_c)", 7, 6),
+    ("CALL.REL.NOINC `(half)", 3, 6),
+    ("FADD R3, R3, R3", 11, 6),
+    ("BRA `(.L_c)", 4, 6),
+    (".L_b:", None, 0),
+    ("CALL.REL.NOINC `(half)", 3, 10),
+    ("IADD R2, R2, 0x1", 1, 10),
+    (".L_c:", None, 0),
+    ("@P1 BRA `(.L_a)", 5, 10),
+    ("EXIT", 0, 10),
+    ("half:", None, 0),
+    ("FMUL R3, R3, 0.5", 4, 3),
+    ("RET.REL.NODEC R4 `(kernel)", 6, 3),
+)
+
+
+def listing(path):
+    """What nvdisasm prints of LISTED, and the stall counts."""
+    lines, stalls = [], []
+    for text, stall, line in LISTED:
+        if stall is None:
+            lines.append(text)
+            continue
+        lines.append(f'\t//## File "{path}", line {line} inlined at "{path}", line 10')
+        lines.append(f'\t//## File "{path}", line 10')
+        lines.append(f"        /*{16 * len(stalls):04x}*/                   {text} ;")
+        stalls.append(stall)
+    return "\n".join(lines), {"kernel": stalls}
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.setattr(routes, "ROOT", tmp_path)
+    source = tmp_path / "source.cu"
+    source.write_text(SOURCE)
+    [found] = routes.parse_listing(*listing(source))
+    return found
+
+
+def test_functions_are_found_where_they_are_defined():
+    assert list(routes.definitions(SOURCE)) == [("half", 2, 4), ("rare", 5, 7), ("kernel", 10, 12)]
+
+
+@pytest.mark.parametrize(
+    ("stops", "cycles"),
+    [
+        # By the table to the first label, and over the call there.
+        (("EXIT",), 2 + 5 + 7 + 5 + 1),
+        (("rare", "EXIT"), 2 + 5 + 7 + 5 + 1),
+        # To the second label, through the function, and out.
+        (("half",), 2 + 5 + 3 + 4),
+        (("half", "EXIT"), 2 + 5 + 3 + 4 + 6 + 1 + 5 + 1),
+        (("rare", "half", "EXIT"), 2 + 5 + 7 + 3 + 4 + 6 + 11 + 4 + 5 + 1),
+        (("half", "rare", "EXIT"), 2 + 5 + 3 + 4 + 6 + 1 + 5 + 7 + 5 + 1),
+        (("RET", "rare", "RET", "EXIT"), 20 + 1 + 5 + 7 + 3 + 4 + 6 + 11 + 4 + 5 + 1),
+        (("unknown",), None),
+    ],
+    ids=str,
+)
+def test_the_cheapest_path_along_a_route(program, stops, cycles):
+    cost = routes.cheapest(program, routes.Route("", stops))
+    assert (cost and cost.cycles) == cycles
+
+
+def test_an_instruction_that_is_not_listed_is_refused(tmp_path):
+    text, stalls = listing(tmp_path / "none.cu")
+    with pytest.raises(ValueError, match="instruction 2 of kernel is not listed"):
+        list(routes.parse_listing(text.replace("/*0020*/", "//"), stalls))
+
+
+@needs_nvcc
+def test_stall_counts_are_those_of_the_encoding_that_nvdisasm_prints(tmp_path):
+    source = tmp_path / "sums.cu"
+    source.write_text(SUMS)
+    cubin = compiled(source, tmp_path, "-DADDITIONS=9", "-lineinfo")
+    [(name, counts)] = routes.stall_counts(cubin).items()
+    tool = triton.knobs.nvidia.nvdisasm.path
+    printed = subprocess.run([tool, "-hex", cubin], capture_output=True, text=True, check=True)
+    uppers = re.findall(r"^\s+/\* 0x([0-9a-f]{16}) \*/$", printed.stdout, re.MULTILINE)
+    assert counts == [int(word, 16) >> 41 & 15 for word in uppers]
+    # Each of these additions waits for the one before it.
+    [found] = routes.read_programs(tool, cubin)
+    assert found.name == name
+    added = [i for i in found.instructions if i.text.startswith("FADD")]
+    assert sum(i.cycles == 4 for i in added) >= 8
+
+
+@pytest.fixture(scope="module")
+def routed():
+    if not NVCC:
+        pytest.skip("needs nvcc")
+    return programs(dict.fromkeys(budgets.SOURCES[b.kernel] for b in budgets.ROUTES))
+
+
+@pytest.mark.parametrize(
+    "budget", budgets.ROUTES, ids=lambda b: f"{budgets.NAMES[b.kernel]}: {b.route.name}"
+)
+def test_a_route_keeps_to_its_ceiling(routed, budget):
+    costs = [routes.cheapest(p, budget.route) for p in routed if budget.kernel in p.name]
+    assert costs
+    assert all(costs)
+    most = max(cost.cycles for cost in costs)
+    assert most <= budget.cycles
+    assert most > 0.98 * budget.cycles, f"lower the ceiling of {budget.route.name} to {most}"

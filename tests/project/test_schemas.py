@@ -25,7 +25,7 @@ def test_a_record_of_arguments_has_the_names_of_the_schema(op):
     assert list(RECORDS[op]._fields) == [a.name for a in schema(op).arguments]
 
 
-NOT_OPS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule"}
+NOT_OPS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule", "last_cuda_schedule"}
 VALIDATION = {f"validate_{op}" for op in _library.OPS}
 
 

@@ -28,8 +28,7 @@ namespace specdec {
 static uint64_t workspace_word = ~uint64_t{0};
 // The kernel of the last call of verify_chain, a cuda::Variant.
 static int last_variant = -1;
-// The plan of the last launch, and how many bytes of the workspace it wrote.
-static CudaPlan last_plan = {};
+// How many bytes of the workspace the last launch wrote.
 static int64_t last_written = 0;
 static std::vector<uint64_t> last_words;  // of the workspace after it
 
@@ -44,7 +43,7 @@ void run_in_shim(const OpParams& p, int (*plan)(const OpParams&, const CudaReque
                  int (*launch)(const OpParams&, const CudaPlan&, void*, void*)) {
   CudaPlan how = {};
   int status = plan(p, cuda_request(), &how);
-  last_plan = how;
+  last_cuda_plan() = how;
   std::vector<uint64_t> words((how.workspace_bytes + 7) / 8 + 2, workspace_word);
   auto* const workspace = reinterpret_cast<unsigned char*>(words.data());
   unsigned char* const end = workspace + how.workspace_bytes;
@@ -113,10 +112,6 @@ static void write_plan(const specdec::CudaPlan& plan, int64_t* out) {
   out[2] = plan.group_size;
   out[3] = plan.splits;
   out[4] = plan.parallel;
-}
-
-extern "C" __attribute__((visibility("default"))) void simt_last_plan(int64_t* out) {
-  write_plan(specdec::last_plan, out);
 }
 
 extern "C" __attribute__((visibility("default"))) int simt_last_variant() {

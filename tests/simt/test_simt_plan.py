@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
+from proofs import chain_case
 from support import simt_ops
 
-from bench import predict
+from bench import plans, predict
 from bench.configs import Config
 
 pytestmark = pytest.mark.skipif(
@@ -151,3 +153,28 @@ def test_predictions_assume_the_plan_of_the_launcher(simt, b, start):
     got = simt.plan(die, b, rows, TILES, stops=True, drafts=start == "logits")
     assert got[2:4] == (want.group, want.splits)
     assert got.parallel == want.parallel
+
+
+@pytest.mark.parametrize("capability", [9, 8])
+def test_the_groups_of_each_size_are_told_by_launches_of_many_sequences(simt, capability):
+    """Four multiprocessors of as many blocks as the kernel for logits has, in clusters or not."""
+    case, library = chain_case(17, 1, 8), torch.ops.specdec_kernels_simt
+    args = case.args()
+    with simt.sharing(capability=capability):
+        found = plans.groups_at_once(lambda: simt.op(case.op)(*args), 17, library)
+        assert simt.last_chain_kernel() == "logits"
+    blocks = found[0]
+    assert blocks in (12, 16)
+    assert found == [blocks // n if n == 1 or capability == 9 else 0 for n in SIZES]
+    few = chain_case(3, 1, 8).args()
+    with pytest.raises(ValueError, match="sequences must be more than the groups, got 3"):
+        plans.groups_at_once(lambda: simt.op(case.op)(*few), 3, library)
+
+
+def test_the_plan_of_a_launch_has_the_names_of_the_structure(simt):
+    case = chain_case(2, 2, 4097)
+    with simt.sharing("parallel", 8):
+        simt.op(case.op)(*case.args())
+    assert plans.last_plan(torch.ops.specdec_kernels_simt) == simt.last_plan()._asdict()
+    assert simt.last_plan().parallel
+    assert simt.last_plan().group_size == 8

@@ -183,9 +183,7 @@ class Library:
 
     def last_plan(self) -> Plan:
         """The plan of the last launch."""
-        out = (ctypes.c_int64 * 5)()
-        self._native.simt_last_plan(out)
-        return Plan(*out)
+        return Plan(*self.op("last_cuda_schedule")())
 
 
 def build(out: Path) -> None:

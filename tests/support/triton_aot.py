@@ -4,7 +4,8 @@
 
 Every target gets the variants in EVERYWHERE, which have every kernel, and a quarter of the others,
 so that each of these is compiled for one target. With --all every target gets all of them, which
-takes two minutes for each.
+takes two minutes for each. --specialized prints as JSON for which arguments Triton would compile a
+kernel anew, and compiles nothing.
 
 One line is printed for each kernel and target: variant, seconds and, where cuobjdump is installed,
 registers and bytes of stack. `tests/chain/test_triton_chain.py` runs it in a process of its own,
@@ -13,6 +14,7 @@ because one process cannot use both the interpreter and the compiler.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -23,9 +25,11 @@ from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from specdec_kernels.arguments.rules import (
     RULES,
@@ -77,7 +81,7 @@ ENTRIES = (
     expand_tree.expand_rows,
     expand_tree.choose_frontier,
     tree.tree_sequences,
-    kv_table.write_row,
+    kv_table.write_rows,
     kv_append.append_words,
     kv_truncate.zero_words,
     kv_truncate.shorten,
@@ -111,6 +115,7 @@ TYPES = {
         "path_stride_p", "table_stride_b", "table_stride_m", "max_ngram", "min_ngram",
         *(f"f{i}" for i in range(kv_table.FIELDS.value)),
     ],
+    ("i64",) * kv_table.CACHES: ["addresses", "entry_addresses"],
     "*i1": ["mask"],
     "*fp32": [
         "temperatures", "top_ps", "min_ps", "tile_maxima", "logprobs", "thresholds",
@@ -222,7 +227,7 @@ def cache_variants() -> list[tuple[str, object, dict[str, object]]]:
     dense, paged = {"PAGED": False, "tables": None}, {"PAGED": True}
     lengths = {"rows": "i64", "BLOCK": kv_truncate.LENGTHS, "options": kv_table.OPTIONS}
     out = [
-        ("kv-row", kv_table.write_row, lengths),
+        ("kv-row", kv_table.write_rows, lengths),
         ("kv-lengths", kv_truncate.shorten, lengths),
         ("ring-lengths", ring_truncate.shorten_rings, lengths),
         ("paged-truncate", paged_truncate.truncate_tables,
@@ -326,12 +331,39 @@ def compiled(kernel: object, constants: dict[str, object], target: GPUTarget) ->
             continue
         kind = rows if name in ("logits", "target", "draft") else TYPE_OF[name]
         signature[name] = kind
-        if kind[0] == "*" or name in ALIGNED:
+        aligned = kind[0] == "*" or name in ALIGNED
+        if aligned and not kernel.params[i].do_not_specialize:
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, values, attributes)
     return triton.compile(
         source, target=target, options=dict(constants.get("options", launch.OPTIONS))
     )
+
+
+def specialized() -> dict[str, list[str]]:
+    """Kernel -> the arguments for which Triton compiles it anew, by value or by alignment."""
+    backend = make_backend(TARGETS["cuda:90"])
+    words, found = torch.zeros(64, dtype=torch.int64), {}
+    for kernel in ENTRIES:
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        values = {}
+        for name in kernel.arg_names:
+            kind = TYPE_OF.get(name, "*")  # rows and constants have none
+            if isinstance(kind, tuple):
+                addresses = (0, 1, 1 << 34, (1 << 47) + 2)
+                values[name] = [(kv_table.encoded(n),) * len(kind) for n in addresses]
+            elif kind[0] == "*":
+                values[name] = [words, words[1:]]
+            else:
+                values[name] = [3.0, 1.0] if kind == "fp32" else [3, 1, 16]
+        first = {name: options[0] for name, options in values.items()}
+        found[kernel.__name__] = [
+            name
+            for name, options in values.items()
+            if not kernel.params[kernel.arg_names.index(name)].is_constexpr
+            and len({str(bind(**{**first, name: value})[1]) for value in options}) > 1
+        ]
+    return found
 
 
 def resources(binary: bytes) -> str:
@@ -352,6 +384,9 @@ def resources(binary: bytes) -> str:
 
 
 def main(names: list[str]) -> int:
+    if names == ["--specialized"]:
+        print(json.dumps(specialized()))
+        return 0
     kernels = {kernel for name, kernel, _ in variants() if name in EVERYWHERE}
     if missing := set(ENTRIES) - kernels:
         print("no variant of", ", ".join(k.__name__ for k in missing))

@@ -121,6 +121,13 @@ def row_uniform(noise, i, column, STREAM: tl.constexpr):
     return u
 
 
+# What a kernel reads as rows, see `launch.kernel`.
+ROW_ARGUMENTS = (
+    *("target", "target_stride_b", "target_stride_i", "v"),
+    *("draft", "draft_stride_b", "draft_stride_i", "d"),
+)
+
+
 class Rows(NamedTuple):
     """Rows [B, I, V] or ragged [R, V] as a kernel takes them."""
 

@@ -21,6 +21,7 @@ from specdec_kernels.triton.chain.block import SAVED, decide_block
 from specdec_kernels.triton.chain.decide import ChainOutputs, ChainScratch, RuleParams, decide
 from specdec_kernels.triton.chain.rules import BLOCK_RULE, GREEDY
 from specdec_kernels.triton.chain.sequence import (
+    ROW_ARGUMENTS,
     Noise,
     TargetRows,
     plan,
@@ -71,8 +72,7 @@ def find_drafts(draft_token_ids, rows, id_limit, eos_token_ids, num_eos, max_new
     return count, no_bonus.to(tl.int32), tl.where(out_of_range, DRAFT_OUT_OF_RANGE, 0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["gamma", "n_rows", "n_draft", "tiles", "d_tiles", "stats_size",
-                               "draft_stats"])  # fmt: skip
+@launch.kernel(*ROW_ARGUMENTS)
 def chain_tiles(
     target, target_stride_b, target_stride_i, draft, draft_stride_b, draft_stride_i,
     target_indptr, temperatures, temperature, seeds, positions,
@@ -109,12 +109,7 @@ def chain_tiles(
             )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=[
-        "gamma", "n_rows", "n_draft", "tiles", "d_tiles", "stats_size", "draft_stats",
-        "residual_stats", "id_limit", "num_eos",
-    ]
-)  # fmt: skip
+@launch.kernel(*ROW_ARGUMENTS, "draft_ids", "draft_columns")
 def chain_sequences(
     target, target_stride_b, target_stride_i, draft_token_ids,
     draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, draft_logsumexp,

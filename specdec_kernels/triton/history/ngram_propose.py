@@ -29,7 +29,7 @@ def match_sizes(text, stride, last, end, max_ngram):
     return size
 
 
-@triton.jit(do_not_specialize=["columns", "gamma", "max_ngram", "min_ngram"])
+@launch.kernel("history", "stride_l")
 def copy_matches(
     history, stride_b, stride_l, lengths, tokens, counts, columns, gamma, max_ngram, min_ngram,
     BLOCK: tl.constexpr,

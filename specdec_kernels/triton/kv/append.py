@@ -25,7 +25,7 @@ def kept_entries(position, count, slots):
     return begin, tl.where((position < slots) & (position > -count), size, 0)
 
 
-@triton.jit(do_not_specialize=["num_caches", "position_stride"])
+@launch.kernel()
 def append_words(
     table, num_caches, positions, position_stride, BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

@@ -35,12 +35,7 @@ def place_of(
     return place, found
 
 
-@triton.jit(
-    do_not_specialize=[
-        "num_caches", "base_stride", "path_stride_b", "path_stride_p", "path_length",
-        "table_stride_b", "table_stride_m", "columns", "num_blocks",
-    ]
-)  # fmt: skip
+@launch.kernel()
 def compact_words(
     table, num_caches, base, base_stride, path, path_stride_b, path_stride_p, path_length,
     tables, table_stride_b, table_stride_m, columns, num_blocks,

@@ -21,11 +21,7 @@ def needed_blocks(tokens, block_size, columns):
     return tl.minimum(whole + (whole * block_size != tokens).to(tl.int64), columns)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "table_stride_b", "columns", "block_size", "length_stride", "new_length_stride",
-    ]
-)  # fmt: skip
+@launch.kernel("table_stride_m")
 def truncate_tables(
     tables, table_stride_b, table_stride_m, columns, block_size, lengths, length_stride,
     new_lengths, new_length_stride, blocks, num_freed, BLOCK: tl.constexpr,

@@ -42,7 +42,7 @@ def realigned(start, length, shift, slots):
     return origin, direction, tl.maximum(step, 1), moves, tl.minimum(step, size)
 
 
-@triton.jit(do_not_specialize=["num_caches", "start_stride", "length_stride", "shift_stride"])
+@launch.kernel()
 def realign_words(
     table, num_caches, starts, start_stride, lengths, length_stride, shifts, shift_stride,
     BYTES: tl.constexpr, BLOCK: tl.constexpr, ZERO: tl.constexpr,

@@ -14,7 +14,7 @@ from specdec_kernels.triton import launch
 from specdec_kernels.triton.kv.truncate import LENGTHS, truncated_length, zero_dropped
 
 
-@triton.jit(do_not_specialize=["length_stride", "new_length_stride", "batch", "slots", "window"])
+@launch.kernel()
 def shorten_rings(
     lengths, length_stride, new_lengths, new_length_stride, status, batch, slots, window,
     BLOCK: tl.constexpr,

@@ -13,6 +13,7 @@ group   The caches with words of one width; a launch serves one group.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from specdec_kernels.triton import launch
 
 # Fields of the table. Four describe the addresses of a cache, and four those of its entries.
 ADDRESS = tl.constexpr(0)
@@ -32,6 +35,9 @@ WORDS = tl.constexpr(6)  # of a token in one head
 ENTRIES = tl.constexpr(7)  # where the four of the entries start
 COUNT = tl.constexpr(11)  # entries of one sequence
 FIELDS = tl.constexpr(12)
+ENCODED_BIT = 62  # see `encoded`
+ENCODED = tl.constexpr(1 << ENCODED_BIT)
+CACHES = 128  # whose addresses a launch takes; with them its parameters have half of 4 KiB
 WIDEST = 8  # bytes of a word
 # Words of one program. With fewer words than threads, two threads would own one word.
 BLOCK = 512
@@ -87,19 +93,37 @@ def sizes_of(fields):
     return tl.load(fields + HEADS), tl.load(fields + SLOTS), tl.load(fields + WORDS)
 
 
-@triton.jit(do_not_specialize=[*range(1, FIELDS.value + 1)])
-def write_row(
-    row, f0: tl.int64, f1: tl.int64, f2: tl.int64, f3: tl.int64, f4: tl.int64, f5: tl.int64,
-    f6: tl.int64, f7: tl.int64, f8: tl.int64, f9: tl.int64, f10: tl.int64, f11: tl.int64,
+def encoded(address: int) -> int:
+    """An address as an odd integer above 2^62.
+
+    Triton gives the integers of a tuple types by their values, and compiles a kernel anew where one
+    becomes 1 or a multiple of 16. Of these integers none differs from another in that.
+    """
+    return (1 << ENCODED_BIT) + 2 * address + 1
+
+
+@launch.kernel()
+def write_rows(
+    table, addresses, entry_addresses,
+    f1: tl.int64, f2: tl.int64, f3: tl.int64, f4: tl.int64, f5: tl.int64, f6: tl.int64,
+    f8: tl.int64, f9: tl.int64, f10: tl.int64, f11: tl.int64,
 ):  # fmt: skip
-    tl.store(row, f0)
+    """Grid (caches,): write the rows of caches that differ in their addresses alone."""
+    i = tl.program_id(0)
+    address = tl.full([], 0, tl.int64)
+    entry_address = tl.full([], 0, tl.int64)
+    for j in tl.static_range(len(addresses)):
+        address = tl.where(i == j, addresses[j], address)
+        entry_address = tl.where(i == j, entry_addresses[j], entry_address)
+    row = table + i * FIELDS
+    tl.store(row + ADDRESS, (address & (ENCODED - 1)) >> 1)
     tl.store(row + 1, f1)
     tl.store(row + 2, f2)
     tl.store(row + 3, f3)
     tl.store(row + 4, f4)
     tl.store(row + 5, f5)
     tl.store(row + 6, f6)
-    tl.store(row + 7, f7)
+    tl.store(row + ENTRIES, (entry_address & (ENCODED - 1)) >> 1)
     tl.store(row + 8, f8)
     tl.store(row + 9, f9)
     tl.store(row + 10, f10)
@@ -142,7 +166,12 @@ def _row(cache: Layout, entry: Layout | None, slot: int) -> tuple[int, list[int]
     return word, [to.address, *steps, *sizes, source.address, *entry_steps, count]
 
 
+def _but_addresses(row: list[int]) -> list[int]:
+    return [n for field, n in enumerate(row) if field not in (ADDRESS.value, ENTRIES.value)]
+
+
 def _grouped(caches: Layouts, entries: Layouts | None, slot: int) -> dict[int, list[list[int]]]:
+    """Bytes of a word -> the rows of its caches; those that differ in addresses alone adjoin."""
     groups: dict[int, list[list[int]]] = {}
     for i, cache in enumerate(caches):
         entry = entries[i] if entries is not None else None
@@ -150,7 +179,7 @@ def _grouped(caches: Layouts, entries: Layouts | None, slot: int) -> dict[int, l
             continue
         word, row = _row(cache, entry, slot)
         groups.setdefault(word, []).append(row)
-    return groups
+    return {word: sorted(rows, key=_but_addresses) for word, rows in groups.items()}
 
 
 def _group(rows: list[list[int]], word: int, table: Tensor) -> Group:
@@ -159,10 +188,24 @@ def _group(rows: list[list[int]], word: int, table: Tensor) -> Group:
     return Group(table, word, words, min(slots, TYPICAL_SLOTS), entries)
 
 
+def _write(table: Tensor, rows: list[list[int]]) -> None:
+    """Fill a table, by one launch for each CACHES caches that differ in their addresses alone."""
+    begin = 0
+    for fields, alike in itertools.groupby(rows, _but_addresses):
+        of_caches = [[encoded(row[i.value]) for i in (ADDRESS, ENTRIES)] for row in alike]
+        for first in range(0, len(of_caches), CACHES):
+            part = of_caches[first : first + CACHES]
+            padded = part + [[encoded(0)] * 2] * (CACHES - len(part))
+            write_rows[(len(part),)](
+                table[begin:], *zip(*padded, strict=True), *fields, num_warps=1
+            )
+            begin += len(part)
+
+
 @functools.cache
 def _compile_writer(device: torch.device) -> None:
-    """Compile `write_row` before a CUDA graph is captured, where no code can be loaded."""
-    write_row[(1,)](_empty(1, device), *[0] * FIELDS.value, num_warps=1)
+    """Compile `write_rows` before a CUDA graph is captured, where no code can be loaded."""
+    _write(_empty(1, device), [[0] * FIELDS.value])
 
 
 def _empty(rows: int, device: torch.device) -> Tensor:
@@ -194,8 +237,7 @@ def _captured(
     groups = []
     for word, rows in _grouped(caches, entries, slot).items():
         table = _empty(len(rows), device)
-        for at, row in zip(table, rows, strict=True):
-            write_row[(1,)](at, *row, num_warps=1)
+        _write(table, rows)
         groups.append(_group(rows, word, table))
     return groups
 

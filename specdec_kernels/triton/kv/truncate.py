@@ -38,7 +38,7 @@ def dropped_slots(length, new_length, slots, RING: tl.constexpr):
     return begin, size
 
 
-@triton.jit(do_not_specialize=["num_caches", "length_stride", "new_length_stride"])
+@launch.kernel()
 def zero_words(
     table, num_caches, lengths, length_stride, new_lengths, new_length_stride,
     BYTES: tl.constexpr, BLOCK: tl.constexpr, RING: tl.constexpr,
@@ -63,7 +63,7 @@ def zero_words(
         tl.store(to, tl.zeros([BLOCK], to.dtype.element_ty), mask=i < total)
 
 
-@triton.jit(do_not_specialize=["length_stride", "new_length_stride", "batch"])
+@launch.kernel()
 def shorten(
     lengths, length_stride, new_lengths, new_length_stride, batch, BLOCK: tl.constexpr
 ):  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from specdec_kernels.triton.row.tile import (
 )
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@launch.kernel("logits", "row_stride", "v")
 def sample_tiles(
     logits, row_stride, v, tiles,
     temperatures, temperature, seeds, positions,
@@ -52,7 +51,7 @@ def sample_tiles(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@launch.kernel("logits", "row_stride", "v")
 def sample_rows(
     logits, row_stride, v, tiles,
     temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p,

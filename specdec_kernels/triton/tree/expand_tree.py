@@ -71,7 +71,7 @@ def used_temperature(temperatures, temperature, b):
     return tl.where(value == 0, 1.0, value)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "tiles", "width"])
+@launch.kernel("logits", "logits_stride_b", "logits_stride_f", "v")
 def expand_tiles(
     logits, logits_stride_b, logits_stride_f, v, num_nodes, tiles, width, temperatures, temperature,
     tile_maxima, tile_sums, found, TILE: tl.constexpr, PLACES: tl.constexpr,
@@ -94,7 +94,7 @@ def expand_tiles(
     tl.store(found + (r * tiles + tile) * width + place, best, mask=place < width)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "tiles", "width"])
+@launch.kernel()
 def expand_rows(
     scores, score_stride_b, score_stride_f, num_nodes, tiles, width, temperatures, temperature,
     tile_maxima, tile_sums, found, out_tokens, out_scores,
@@ -128,7 +128,7 @@ def expand_rows(
     tl.store(out_scores + r * width + place, score, mask=place < width)
 
 
-@triton.jit(do_not_specialize=["children", "width"])
+@launch.kernel()
 def choose_frontier(
     scores, frontier, children, width, CHUNK: tl.constexpr, PLACES: tl.constexpr
 ):  # fmt: skip

@@ -23,7 +23,7 @@ def parents_of(parents, stride, node, inside):
     return tl.where((parent >= 0) & (parent < node), parent, -1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "window"])
+@launch.kernel("mask", "slots", "parent_stride_n")
 def attention_rows(
     parents, parent_stride_b, parent_stride_n, lengths, mask, positions, num_rows, slots, window,
     SLOTS: tl.constexpr,
@@ -80,7 +80,7 @@ def own_score(tokens, token_stride, scores, score_stride, node, inside):
     return tl.where((token >= 0) & (score > -INF), score, -INF)
 
 
-@triton.jit(do_not_specialize=["m"])
+@launch.kernel("token_stride_m", "parent_stride_m", "score_stride_m")
 def score_nodes(
     tokens, token_stride_b, token_stride_m, parents, parent_stride_b, parent_stride_m,
     scores, score_stride_b, score_stride_m, entries, m, BLOCK: tl.constexpr,
@@ -103,7 +103,7 @@ def score_nodes(
     tl.store(entries + b * m + node, entry, mask=inside)
 
 
-@triton.jit(do_not_specialize=["m", "size"])
+@launch.kernel()
 def choose_nodes(entries, chosen, m, size, BLOCK: tl.constexpr):
     """Grid (B, blocks): choose each node that has fewer than `size` better ones."""
     b = tl.program_id(0).to(tl.int64)
@@ -117,7 +117,7 @@ def choose_nodes(entries, chosen, m, size, BLOCK: tl.constexpr):
     tl.store(chosen + b * m + node, (own != NOTHING) & (better < size), mask=node < m)
 
 
-@triton.jit(do_not_specialize=["m", "size"])
+@launch.kernel("token_stride_m", "parent_stride_m")
 def place_nodes(
     tokens, token_stride_b, token_stride_m, parents, parent_stride_b, parent_stride_m,
     chosen, places, out_tokens, out_parents, nodes, m, size, BLOCK: tl.constexpr,
@@ -160,7 +160,7 @@ def rerank_tree(
     return out_tokens, out_parents, nodes
 
 
-@triton.jit(do_not_specialize=["branches", "length"])
+@launch.kernel("stride_l")
 def compare_sequences(
     sequences, stride_b, stride_k, stride_l, first, shared, owned, branches, length,
     MERGE: tl.constexpr, BRANCHES: tl.constexpr,
@@ -207,7 +207,7 @@ def node_of(first, shared, owned, ends, b, branches, length, r, l, inside, size)
     return tl.where(there & (node < size), node, -1), holder
 
 
-@triton.jit(do_not_specialize=["branches", "length", "size"])
+@launch.kernel("stride_l")
 def number_nodes(
     sequences, stride_b, stride_k, stride_l, first, shared, owned, ends, tokens, parents, nodes,
     branches, length, size, LENGTH: tl.constexpr,

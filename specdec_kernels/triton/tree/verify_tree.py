@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from specdec_kernels.arguments.checks import float32
 from specdec_kernels.arguments.tree import TreeArguments
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain.sequence import (
+    ROW_ARGUMENTS,
     Noise,
     TargetRows,
     plan,
@@ -40,12 +40,7 @@ from specdec_kernels.triton.tree.sequence import (
 from specdec_kernels.triton.tree.traversal import STATE, traversal
 
 
-@triton.jit(
-    do_not_specialize=[
-        "num_nodes", "max_depth", "n_rows", "n_draft", "tiles", "d_tiles", "stats_size", "id_limit",
-        "num_eos",
-    ]
-)  # fmt: skip
+@launch.kernel(*ROW_ARGUMENTS, "draft_ids", "draft_columns")
 def tree_sequences(
     target, target_stride_b, target_stride_i, tree_tokens, parents,
     draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, draft_logsumexp,
