@@ -129,25 +129,25 @@ class Devices {
 // What a launch has to do.
 struct Work {
   int64_t sequences;
-  int64_t rows;         // of each sequence
-  int64_t warp_tiles;   // of a row
-  bool reads_again;     // the last group reads rows a second time: a larger group pays
-  bool stops = false;   // groups of later rows stop at a rejection that they learn of
-  bool drafts = false;  // a row is read beside one of the draft, by other warps
+  int64_t rows;                // of each sequence
+  int64_t warp_tiles;          // of a row
+  bool reads_again;            // the last group reads rows a second time: a larger group pays
+  bool tests_at_once = false;  // the last group tests all drafts side by side
+  bool drafts = false;         // a row is read beside one of the draft, by other warps
 };
 
 // Row-lazy stops at the first rejection, which is after half of the rows or so, but has at most
 // eight blocks for a sequence, and the sequence with most accepted drafts sets its time.
 // Row-parallel pays
 //   with one row for each sequence, until the device is full: nothing is read in vain;
-//   if groups stop, as long as a level, one row of all sequences, is half a wave of groups or less:
-//   with up to 33 sequences on 132 multiprocessors (docs/benchmarks.md#on-an-h200);
+//   if the last group decides fast, as long as one row of all sequences is half a wave of groups or
+//   less: with up to 33 sequences on 132 multiprocessors (docs/benchmarks.md#on-an-h200);
 //   else if row-lazy would leave half of the device idle or more, with up to 8 sequences: then rows
 //   read in vain, or what the last group does alone, cost less than that.
 inline bool row_parallel_pays(const Device& device, const Work& work) {
   const int64_t busy = work.sequences * kMaxGroupSize;
   if (work.rows == 1 && !work.reads_again) return busy < device.blocks;
-  if (work.rows > 1 && work.stops) return 2 * busy <= device.blocks;
+  if (work.rows > 1 && work.tests_at_once) return 2 * busy <= device.blocks;
   return busy * 2 <= device.processors;
 }
 

@@ -54,7 +54,7 @@ def test_a_single_sequence_from_logits():
 
 def test_the_documented_round_trips():
     """Those that docs/design/cuda.md adds up."""
-    for config, trips in zip(HEADLINE["cuda"][2:4], (14, 10), strict=True):
+    for config, trips in zip(HEADLINE["cuda"][2:4], (14, 8), strict=True):
         assert config.batch == 1
         assert predict.predict(config).trips == trips
         text = (ROOT / "docs/design/cuda.md").read_text()
@@ -65,21 +65,20 @@ def test_a_batch_from_logits():
     config = Config(33, 4, 51200, "bfloat16", acceptance=0.5)
     planned = predict.plan(config, GPU)
     assert planned == predict.Plan(budgets.LOGITS, True, 5, 8, 1, 66)
-    assert planned.waves(33)
-    # The first two rows of all; then a quarter of the sequences have the three other rows read, one
-    # of them that of the bonus token. A sixteenth rejects no draft, and reads no row again.
-    rows, residuals = 4 + 0.25 * 5, 15 / 16
+    assert planned.waves(33) == 3
+    # All rows of all sequences. A sixteenth rejects no draft, and reads no row again.
+    rows, residuals = 9, 15 / 16
     check(
         predict.predict(config, GPU),
         "row-parallel",
         bytes_us=33 * 102400 * (rows + 2 * residuals) / 1e6,
         issue_us=33 * 100 * (rows * 100 + residuals * 200) / (132 * 4) / 1e3,
-        # 32 warps have 64 of the 100 warp tiles of a row on their way: each of two waves and the
+        # 32 warps have 64 of the 100 warp tiles of a row on their way: each of three waves and the
         # residual take a second round.
-        slowest_us=1 + 1 + 1,
-        trips=2 * (1 + 1 + 1 + 2 + 4) + 2 + 2 + 1 + 3 + 2,
-        us=24.0768 + 28 + 2,
-        overlapped_us=3 + 28 + 2,
+        slowest_us=3 + 1,
+        trips=3 * (1 + 1 + 4) + 2 + 1 + 3 + 2,
+        us=33 * 0.1024 * 10.875 + 26 + 2,
+        overlapped_us=33 * 0.1024 * 10.875 + 2,
     )
 
 
@@ -98,4 +97,4 @@ def test_a_plan_fills_the_device(batch, schedule, size, splits):
     planned = predict.plan(Config(batch, 5, 151936, "bfloat16"), GPU)
     assert (planned.schedule, planned.group, planned.splits) == (schedule, size, splits)
     if schedule == "row-parallel":  # with 22 sequences the groups of all rows run at once
-        assert planned.waves(batch) == (batch > 22)
+        assert (planned.waves(batch) > 1) == (batch > 22)

@@ -40,7 +40,8 @@ def test_a_group_that_read_its_ticket_long_ago_forgets_no_arrival(simt, before):
         last, ticket = simt.arrive(ticket, before, launch, count)
         assert (last, ticket) == (False, launch << 16 | n)
     assert simt.arrive(ticket, before, launch, count) == (True, 0)
-    # A group that begins later reads the count itself.
+    # A group that begins later reads the count itself, before or after the arrival of another.
+    assert simt.arrive(launch << 16 | 3, launch << 16 | 3, launch, count)[1] == launch << 16 | 4
     assert simt.arrive(launch << 16 | 3, launch << 16 | 2, launch, count)[1] == launch << 16 | 4
     assert simt.arrive(before, before, launch, 1) == (True, before)
 

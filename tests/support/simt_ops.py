@@ -129,18 +129,18 @@ class Library:
         warp_tiles: int,
         *,
         again: bool = True,
-        stops: bool = False,
+        tests: bool = False,
         drafts: bool = False,
     ) -> Plan:
         """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once.
 
         again: the last group reads rows a second time.
-        stops: groups of later rows learn of a rejection.
+        tests: the last group tests all drafts side by side.
         drafts: each row is read beside one of the draft.
         """
         out = (ctypes.c_int64 * 5)()
         sizes = [ctypes.c_int64(n) for n in (sequences, rows, warp_tiles)]
-        flags = [ctypes.c_bool(b) for b in (again, stops, drafts)]
+        flags = [ctypes.c_bool(b) for b in (again, tests, drafts)]
         self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, *flags, out)
         return Plan(*out)
 

@@ -17,20 +17,11 @@ class ChainVerifier : ChainView<kVariant> {
   // Decides on what the action has found, and sets the next one. The kernel calls this at one
   // place, and rows are opened at one place: what is inlined twice makes it larger.
   __device__ void go_on() {
-    // Rows that all were measured at once are decided on one after the other.
-#pragma unroll 1
-    do {
-      t_.next_row = kNone;
-      t_.next_whole = false;
-      const bool own_row = t_.filling && t_.decides_own_row && t_.fills &&
-                           t_.state != State::kBegin && t_.action == Action::kMeasure;
-      const bool fills = t_.filling && !own_row;
-      if (t_.action == Action::kMeasure && !fills) take_measured();
-      fills ? fill() : decide();
-      if (own_row) note_own_row();
-      if (t_.next_row == kNone) return;
-      open_row_and_draft();
-    } while (knows_row() && !(sparse_source() && t_.has_draft));
+    t_.next_row = kNone;
+    t_.next_whole = false;
+    if (t_.action == Action::kMeasure && !t_.filling) take_measured();
+    t_.filling ? fill() : decide();
+    if (t_.next_row != kNone) open_row_and_draft();
   }
 
   // Tests all drafts, one in each lane, and writes those before the first that is not accepted, and
@@ -93,38 +84,10 @@ class ChainVerifier : ChainView<kVariant> {
     const bool begins = t_.state == State::kBegin;
     t_.state = State::kInOrder;
     if (t_.nothing_to_verify) return finish();
-    if constexpr (kVariant != Variant::kLogits) {
-      if (job_.shares_found_row) return fill_row_to_draw_from(begins);
-    }
     const int64_t row = t_.own_row;
     const bool exists = row < t_.num_drafts || (row == t_.num_drafts && !t_.no_bonus);
     if (begins && exists) return open_next(row);
     finish();
-  }
-
-  // After a decision on the group's own row, which is no decision on the sequence.
-  __device__ void note_own_row() {
-    if (t_.next_row == kNone && t_.rank == 0) {
-      note_last_row(job_.last_rows + t_.b, job_.launch_id, t_.own_row);
-    }
-    t_.next_row = kNone;
-    finish();
-  }
-
-  // Row-parallel, direct: every group tests the drafts by their entries. All groups then share the
-  // row in which a draft was rejected, or that of the bonus token.
-  __device__ void fill_row_to_draw_from(bool begins) {
-    if (begins) {
-      t_.action = Action::kTestDrafts;
-    } else if (t_.action == Action::kTestDrafts) {
-      next_row(t_.accepted_ahead);
-    } else if (t_.action == Action::kMeasure && t_.x >= 0 && !t_.draft.invalid_at_token) {
-      read_entry();
-      t_.has_entry = true;
-      subtract(1.0);
-    } else {
-      finish();
-    }
   }
 
   __device__ void decide() {
@@ -161,7 +124,6 @@ class ChainVerifier : ChainView<kVariant> {
       row_record(0).p_scale = 1;
       return t_.num_drafts > 0 ? open_next(0) : search_from_end(0);
     }
-    if (kVariant != Variant::kLogits && job_.shares_found_row) return follow_tests();
     if (!tests_side_by_side()) return next_row(0);
     if (t_.all_measured) return follow_tests();
     t_.action = Action::kTestDrafts;
@@ -178,16 +140,12 @@ class ChainVerifier : ChainView<kVariant> {
     const int64_t i = t_.next_row;
     open_row(i);
     t_.x = i < t_.num_drafts && !t_.next_whole ? drafted_token(p_, t_, i) : -1;
-    // The last of the groups that shared a row knows Q and the entry of P at the token already.
-    const bool again =
-        kVariant != Variant::kLogits && job_.shares_found_row && !t_.filling && !t_.next_whole;
-    if (!again) t_.has_entry = false;
+    t_.has_entry = false;
     t_.reads_one_entry = direct() && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel && !t_.filling && !t_.next_whole;
-    if (t_.has_draft && !again) open_draft(i, t_.x, t_.draft);
-    t_.fills = !t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured())) &&
-               !(t_.filling && i > t_.last_row);
+    if (t_.has_draft) open_draft(i, t_.x, t_.draft);
+    t_.fills = !t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured()));
     t_.stats_filled |= t_.fills;
     t_.action = Action::kMeasure;
   }
@@ -223,9 +181,7 @@ class ChainVerifier : ChainView<kVariant> {
     if (t_.stats_filled) t_.stats_buffer ^= 1;
     t_.stats_filled = false;
     const int64_t at =
-        t_.context * job_.context_tile_stats() + (!job_.plan.parallel     ? t_.stats_buffer
-                                                  : job_.shares_found_row ? 0
-                                                                          : i);
+        t_.context * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.stats_buffer);
     t_.tile_stats = job_.tile_stats_array[at];
     t_.draft_tile_stats = job_.tile_stats_array[at + job_.row_tile_stats()];
   }
@@ -265,7 +221,7 @@ class ChainVerifier : ChainView<kVariant> {
 
   __device__ void decide_by_ratio() {
     // The first draft that was not accepted side by side with the others.
-    if (kVariant == Variant::kProbs || (!t_.filling && tests_side_by_side())) return reject();
+    if (kVariant == Variant::kProbs || tests_side_by_side()) return reject();
     const double logprob = drafted_logprob();
     accepts_ratio(logprob) ? accept(logprob) : reject();
   }

@@ -13,23 +13,22 @@ namespace specdec::cuda {
 
 // Row-parallel: how many groups share a sequence; the row of this group, and its split of it.
 __forceinline__ __device__ unsigned sharing_groups(const ChainJob& job) {
-  return static_cast<unsigned>(job.rows * job.plan.splits);
+  return static_cast<unsigned>((job.p.gamma + 1) * job.plan.splits);
 }
 __forceinline__ __device__ int64_t own_row(const BlockGroup& group, const ChainJob& job) {
-  return group.index() / static_cast<unsigned>(job.plan.splits) /
-         static_cast<unsigned>(job.p.batch);
+  return group.index() / static_cast<unsigned>(job.plan.splits) %
+         static_cast<unsigned>(job.p.gamma + 1);
 }
 __forceinline__ __device__ int own_split(const BlockGroup& group, const ChainJob& job) {
   return static_cast<int>(group.index() % static_cast<unsigned>(job.plan.splits));
 }
 
 // Row-parallel: brings the first warp tile of each warp from memory to the L2 cache while the
-// sequence is opened. Where its row lies is then known only if the target is not ragged, and that
-// it is needed only if no group stops early.
+// sequence is opened. Where its row lies is then known only if the target is not ragged.
 __forceinline__ __device__ void prefetch_own_row(const BlockGroup& group, const ChainJob& job,
                                                  int64_t b) {
   const ChainParams& p = job.p;
-  if (!job.plan.parallel || job.stops_early || p.target_indptr != nullptr) return;
+  if (!job.plan.parallel || p.target_indptr != nullptr) return;
   const int64_t row = own_row(group, job);
   const bool both = p.reads_draft() && p.draft.form == DraftForm::kRows && row < p.gamma;
   const RowView view = both && warp_id() % 2 == 1 ? row_of(p.draft, b, row, Read::kLogits)
@@ -51,10 +50,8 @@ __forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& jo
   if (thread_id() == 0) {
     const bool shares = job.plan.parallel;
     const unsigned long long ticket = shares ? word_of(job.tickets + b) : 0;
-    const unsigned long long noted = shares ? word_of(job.last_rows + b) : 0;
     open_sequence(job.p, b, t);
     if (shares) begin_arrivals(group, job.tickets + b, ticket, job.launch_id, sharing_groups(job));
-    t.last_row = job.stops_early ? noted_last_row(noted, job.launch_id) : kNoRow;
   }
   __syncthreads();
   if (warp_id() != 0) return;
@@ -67,21 +64,7 @@ __forceinline__ __device__ void open(const BlockGroup& group, const ChainJob& jo
   t.context = t.filling ? b : group.index();
   t.own_split = own_split(group, job);
   t.own_row = own_row(group, job);
-  t.clears = t.writes = t.rank == 0 && (!t.filling || (job.shares_found_row && t.own_split == 0));
-  t.decides_own_row = job.stops_early && t.all_measured;
-  if (!t.decides_own_row) t.last_row = kNoRow;
-  t.state = State::kBegin;
-  t.action = Action::kDone;
-}
-
-// What a group found out about its own row is forgotten; the drafts that it accepted by their
-// entries are not, and have been written by the group of the first split.
-__forceinline__ __device__ void begin_decisions(const ChainJob& job, ChainTask& t) {
-  t.filling = false;
-  t.writes = t.rank == 0;
-  t.clears = t.writes && !job.shares_found_row;
-  t.accepted = 0;
-  if (!t.nothing_to_verify) t.status = 0;
+  t.writes = t.rank == 0 && !t.filling;
   t.state = State::kBegin;
   t.action = Action::kDone;
 }
@@ -107,10 +90,9 @@ __forceinline__ __device__ void run_actions(BlockGroup& group, const ChainJob& j
           // Afterwards no block reads these tile statistics any more.
           if (!t.filling && job.plan.parallel) group.sync();
           actions.fill();
+          if (!t.filling) group.sync();
         }
-        // The blocks of a group may know different last rows, but meet at the same barriers.
-        if (t.filling ? t.decides_own_row : t.fills) group.sync();
-        if (t.filling && !(t.decides_own_row && t.fills)) break;
+        if (t.filling) break;
         [[fallthrough]];
       case Action::kMeasureAll:
         actions.measure();
@@ -140,13 +122,15 @@ __forceinline__ __device__ void verify(BlockGroup& group, const ChainJob& job) {
   ChainTask& t = group.task<ChainTask>();
   for (;;) {
     __syncthreads();
-    if (t.clears) clear_outputs(job.p, t);
+    if (t.writes) clear_outputs(job.p, t);
     run_actions<kVariant>(group, job);
     if (!t.filling) break;
     if (!last_group(group, job.tickets + t.b, sharing_groups(job))) return;
     if (thread_id() != 0) continue;
-    if (t.rank == 0 && job.stops_early) atomicExch(job.last_rows + t.b, 0);  // for a replay
-    begin_decisions(job, t);
+    t.filling = false;
+    t.writes = t.rank == 0;
+    t.state = State::kBegin;
+    t.action = Action::kDone;
   }
   if (t.rank != 0 || thread_id() != 0) return;
   job.p.num_accepted[t.b] = t.accepted;
@@ -164,13 +148,10 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor(kVariant))
     t.stats_buffer = 0;
     t.stats_filled = false;
   }
-  // Row-parallel: the first rows of all sequences come first, so that the groups of later ones may
-  // find that these are not needed.
-  unsigned first = group.index();
-  if (job.plan.parallel) {
-    first = first / static_cast<unsigned>(job.plan.splits) % static_cast<unsigned>(job.p.batch);
-  }
-  for (int64_t b = first; b < job.p.batch; b = t.b + gridDim.x / group.size()) {
+  // Row-parallel: the groups of a sequence follow each other, so that one of them decides while
+  // those of later sequences still read.
+  const unsigned sharing = job.plan.parallel ? sharing_groups(job) : 1;
+  for (int64_t b = group.index() / sharing; b < job.p.batch; b = t.b + gridDim.x / group.size()) {
     if (kVariant == Variant::kLogits) prefetch_own_row(group, job, b);
     __syncthreads();
     open(group, job, b, t);

@@ -15,11 +15,9 @@ class ChainSums : ChainView<kVariant> {
 
   __device__ void sum_or_draw() {
     const bool draws = action_is(Action::kDraw);
-    // All groups have summed the residual of a row that they found together.
-    const bool summed = action_is(Action::kResidual) && t_.prefilled && job_.shares_found_row;
     if (!chooses() && !draws) {
       if (thread_id() == 0) prepare();
-      if (!summed) wait_for_readers();
+      wait_for_readers();
     }
     if constexpr (kGeneral) {
       if (action_is(Action::kResidual) && t_.state == State::kBlockFromEnd &&
@@ -29,22 +27,21 @@ class ChainSums : ChainView<kVariant> {
         return;
       }
     }
-    if (!chooses() && !summed) visit_tiles();
-    if (draws || t_.filling) return;
+    if (!chooses()) visit_tiles();
+    if (draws) return;
     if (kGeneral && action_is(Action::kResidual)) {
       sum_beyond(group_, t_.draft, t_.row.vocab, tile_stats_of(kBeyond),
                  [](int64_t, bool, float (&)[kPerLane]) {});
     }
-    if (!chooses() && (kGeneral || !summed)) group_.sync();
+    if (!chooses()) group_.sync();
     add_up();
   }
 
  private:
   // Afterwards no block reads the tile statistics that are written next. In the logits kernel a
-  // sequence has one residual, and a barrier of the group lies between it and the one before. What
-  // a group writes before it takes its ticket nobody has read.
+  // sequence has one residual, and a barrier of the group lies between it and the one before.
   __device__ void wait_for_readers() const {
-    kVariant == Variant::kLogits || t_.filling ? __syncthreads() : group_.sync();
+    kVariant == Variant::kLogits ? __syncthreads() : group_.sync();
   }
 
   // The sums over a row: the first three have tile statistics of their own.
@@ -90,16 +87,13 @@ class ChainSums : ChainView<kVariant> {
   }
 
   // From one warp tile of a warp to its next one.
-  __device__ int step() const {
-    return static_cast<int>(group_.warp_tile_step(t_.filling ? job_.plan.splits : 1));
-  }
+  __device__ int step() const { return static_cast<int>(group_.warp_tile_step(1)); }
 
   // Reads warp tiles of the row, and of the draft's. kEntropy, kCount and kResidual store the sum
   // of each; kDraw reads the chosen one and picks the token.
   __device__ void visit_tiles() const {
-    auto warp_tile = static_cast<int>(action_is(Action::kDraw) ? t_.chosen_tile
-                                      : t_.filling ? group_.first_warp_tile(t_.own_split)
-                                                   : group_.first_warp_tile(0));
+    auto warp_tile =
+        static_cast<int>(action_is(Action::kDraw) ? t_.chosen_tile : group_.first_warp_tile(0));
     for (;; warp_tile += step()) {
       if (action_is(Action::kResidual) && t_.residual_loops) {
         warp_tile = sum_whole_tiles(warp_tile);
