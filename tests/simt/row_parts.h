@@ -2,6 +2,7 @@
 // Parts of csrc/cuda/row in kernels of their own, for arguments that no call of an op can give.
 #include "cuda/launch.cuh"
 #include "cuda/row/fill.cuh"
+#include "cuda/ticket.cuh"
 
 namespace specdec::cuda {
 

@@ -2,7 +2,8 @@
 // Decides which drafts of a sequence are accepted. One thread of each block runs the verifier. Work
 // that needs all threads is an action: the verifier sets t_.action and returns, and `go_on` resumes
 // it when the action is done. All blocks of a group make the same decisions. The same decisions as
-// straight-line code are in csrc/cpu/chain/decide.cpp. Rule block is in block.cuh.
+// straight-line code are in csrc/cpu/chain/decide.cpp. Here are the rules that the target's choice
+// or the ratio test decides; the others are in rules.cuh and block.cuh.
 #include "cuda/chain/view.cuh"
 
 namespace specdec::cuda {
@@ -103,8 +104,8 @@ class ChainVerifier : ChainView<kVariant> {
         return draw_from_target();
       }
       if (t_.action == Action::kEntropy) return decide_typical();
-      // A sum of ones, which scales may have rounded.
       if (t_.action == Action::kCount) {
+        // A sum of ones, which scales may have rounded.
         return decide_top_beta(t_.found + 0.5 < static_cast<double>(p_.top_beta_rank));
       }
     }
@@ -212,11 +213,7 @@ class ChainVerifier : ChainView<kVariant> {
     if (rule_is(Rule::kTopBeta) && t_.x >= 0) return begin_top_beta();
     if (chooses) return accept_target_token();
     if (t_.x < 0) return draw_p();
-    if (!kGeneral || reads_draft()) return decide_by_ratio();
-    if (rule_is(Rule::kSynthetic)) return accepts_at_rate() ? accept(drafted_logprob()) : draw_p();
-    const double p_x = exp_of(drafted_logprob());
-    if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return accept_or_draw(p_x > 0);
-    t_.action = Action::kEntropy;
+    !kGeneral || reads_draft() ? decide_by_ratio() : decide_otherwise();
   }
 
   __device__ void decide_by_ratio() {
@@ -224,39 +221,6 @@ class ChainVerifier : ChainView<kVariant> {
     if (kVariant == Variant::kProbs || tests_side_by_side()) return reject();
     const double logprob = drafted_logprob();
     accepts_ratio(logprob) ? accept(logprob) : reject();
-  }
-
-  // Rule synthetic, at every temperature.
-  __device__ bool accepts_at_rate() const {
-    return record(accept_at_rate(accept_uniform(p_, t_, t_.i), p_.synthetic_rates[t_.i]));
-  }
-
-  __device__ void decide_typical() {
-    accept_or_draw(exp_of(drafted_logprob()) >
-                   typical_bound(p_.typical_epsilon, p_.typical_delta, t_.found));
-  }
-
-  // Rule top_beta. At temperature 0 P is that of temperature 1 without filters.
-  __device__ void begin_top_beta() {
-    const bool near =
-        within_top_distance(t_.entry, t_.stats.max, t_.greedy ? 1 : t_.stats.inv_t,
-                            p_.top_beta_distance, p_.kind == Kind::kProbs && t_.greedy) &&
-        (t_.greedy || drafted_logprob() > -INFINITY);
-    if (!near || t_.entry == t_.stats.max) return decide_top_beta(near);
-    t_.action = Action::kCount;
-  }
-
-  __device__ void decide_top_beta(bool accepted) {
-    if (!t_.greedy) return accept_or_draw(accepted);
-    record_accept_prob(t_.i, accepted);
-    if (accepted) return accept(0.0);
-    write(t_.i, t_.token, 0.0);
-    finish();
-  }
-
-  __device__ void accept_or_draw(bool accepted) {
-    record_accept_prob(t_.i, accepted);
-    accepted ? accept(drafted_logprob()) : draw_p();
   }
 
   // The target chose t_.token, by its maximum or by the shared noise.
@@ -342,6 +306,14 @@ class ChainVerifier : ChainView<kVariant> {
     write(t_.i, t_.token, target_logprob(t_.token));
     finish();
   }
+
+  // Rules typical, top_beta and synthetic, in rules.cuh.
+  __device__ void decide_otherwise();
+  __device__ bool accepts_at_rate() const;
+  __device__ void decide_typical();
+  __device__ void begin_top_beta();
+  __device__ void decide_top_beta(bool accepted);
+  __device__ void accept_or_draw(bool accepted);
 
   // Rule block, in block.cuh.
   __device__ void record_row();

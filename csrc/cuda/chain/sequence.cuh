@@ -1,8 +1,8 @@
 #pragma once
 // The state of one sequence while a group verifies it. Every block keeps it in its own shared
 // memory.
-#include "cuda/chain/residual.cuh"
 #include "cuda/row/fill.cuh"
+#include "cuda/row/residual.cuh"
 #include "specdec/chain.h"
 
 namespace specdec::cuda {
@@ -99,7 +99,7 @@ struct ChainTask : SequenceState {
   ScaledTarget scaled_target;
   ResidualRows residual_rows;
   bool residual_loops;        // loops over whole warp tiles serve these rows
-  double sums[4];             // what kEntropy or kResidual added up, see ChainSums
+  double sums[4];             // what kEntropy or kResidual added up, see ChainResidual
   double positive, negative;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
   double found;               // the entropy, or the number of likelier tokens
   int64_t token;              // the target's choice, or the token drawn

@@ -2,6 +2,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/row/fill.cuh"
 #include "cuda/row/filter.cuh"
+#include "cuda/ticket.cuh"
 #include "specdec/sample.h"
 
 namespace specdec::cuda {
