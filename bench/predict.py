@@ -18,15 +18,13 @@ which of its assumptions is wrong. The assumptions:
 - A warp waits one trip for each round of warp tiles. The first round is among the trips that are
   counted there; the others take as long as they do, or as their instructions if that is longer.
 - Block groups of every size fit the device without a rest. The plan is that of
-  csrc/cuda/launch.cuh and csrc/cuda/chain/verify_chain.cu.
+  csrc/cuda/plan.cuh and csrc/cuda/chain/verify_chain.cu.
 - Each draft is accepted with the probability that the config states, independently.
 - Row-lazy: the slowest sequence tests as many drafts as the mean maximum over the batch. Its group
   has the issue slots of its own blocks alone.
-- Row-parallel, with more groups than run at once: the groups run in waves, first rows of all
-  sequences first. No group begins before the wave before it has ended, and all rejections that a
-  wave found are known to the next one. So the rows of a wave after the rejected one are read in
-  vain, and later ones are not read. A group that reads nothing takes no time, though it opens its
-  sequence and takes a ticket. The sequences that go on are their mean number, and rows a fraction.
+- Row-parallel reads all rows. With more groups than run at once the groups run in waves, and no
+  group begins before the wave before it has ended. The decisions of the first sequences, which
+  others read beside, are counted as if they came after all reading.
 - A filter reads a target row FILTER_PASSES times more, at the instructions of a fill.
 - A launch takes `launch` seconds from its start to its first and from its last instruction.
 """
@@ -81,11 +79,10 @@ def gpu_called(name: str) -> Gpu | None:
 
 
 # Round trips that wait for each other, as docs/design/cuda.md counts them.
-OPEN = 1  # the drafted tokens, seed, position and temperature, ticket and note
+OPEN = 1  # the drafted tokens, seed, position and temperature, and the ticket
 FILL = 1  # the first warp tiles of the target row and of the draft row
 BARRIER = 1
 ARRIVE = 4  # barrier; fence; ticket; answer
-NOTE = 2  # the word that tells the last row, and its compare-and-swap
 MEASURE = 1  # the statistics of two warp tiles a thread, with the entry of the drafted token
 RESIDUAL = 3  # first warp tiles, barrier, sums
 DRAW = 2  # the chosen warp tile of the target, then of the draft
@@ -140,31 +137,28 @@ class Plan:
     def schedule(self) -> str:
         return "row-parallel" if self.parallel else "row-lazy"
 
-    def waves(self, batch: int) -> bool:
-        """Whether the groups of all rows do not run at once."""
-        return self.parallel and batch * self.rows * self.splits > self.at_once
+    def waves(self, batch: int) -> int:
+        """How often groups run one after the other, where each has one row or a split of it."""
+        return -(-batch * self.rows * self.splits // self.at_once)
 
 
 def plan(config: Config, gpu: Gpu) -> Plan:
-    """The plan of csrc/cuda/launch.cuh on a device that groups of every size fill."""
+    """The plan of csrc/cuda/plan.cuh on a device that groups of every size fill."""
     filtered = filters(config)
     kernel = budgets.GENERAL if filtered else budgets.LOGITS
-    rows = config.gamma + 1
     if config.start == "probs":
-        kernel, rows = budgets.PROBS, 1
+        kernel = budgets.PROBS
     blocks = BLOCKS[kernel] * gpu.processors
     busy = config.batch * GROUP
-    parallel = 2 * busy <= (gpu.processors if filtered or rows == 1 else blocks)
-    rows = rows if parallel else 1
+    parallel = config.start != "probs" and 2 * busy <= (gpu.processors if filtered else blocks)
+    rows = config.gamma + 1 if parallel else 1
     size = max(1, min(GROUP, blocks // (config.batch * rows)))
     # Too small for what the last group reads again.
     if parallel and 2 * size < GROUP:
         size = GROUP
     at_once = blocks // size
-    useful = -(-tiles_of(config) * (1 if rows == 1 else 2) // (WARPS * size))
+    useful = -(-tiles_of(config) * 2 // (WARPS * size))
     splits = max(1, min(at_once // (config.batch * rows), useful)) if parallel else 1
-    # A group that shares its row with no other needs no ticket.
-    parallel = parallel and (rows > 1 or splits > 1)
     return Plan(kernel, parallel, rows, size, splits, at_once)
 
 
@@ -174,20 +168,6 @@ def filters(config: Config) -> bool:
 
 def tiles_of(config: Config) -> int:
     return -(-config.vocabulary // 512)
-
-
-def rows_in_waves(config: Config, at_once: int) -> tuple[float, int]:
-    """(rows that a sequence has read in the mean, waves), if so many groups run at once."""
-    gamma, row, rows, waves = config.gamma, 0.0, 0.0, 0
-    while row < gamma + 1 and config.acceptance**row > 0:
-        going_on = config.batch * config.acceptance**row
-        levels = min(at_once / going_on, gamma + 1 - row)
-        # There is no draft row for the bonus token.
-        both = levels + min(row + levels, gamma) - min(row, gamma)
-        rows += going_on / config.batch * both
-        row += levels
-        waves += 1
-    return rows, waves
 
 
 @dataclass(frozen=True)
@@ -222,12 +202,10 @@ def demand(config: Config, planned: Plan) -> Demand:
     tested = accepted + rejected
     if config.start == "probs":
         # Drafts are tested by single entries; then the residual or the bonus token's row is read.
-        trips: float = OPEN + ENTRIES + RESIDUAL + DRAW
-        # The sums of a residual that groups share are added up after the ticket. Alone, a group
-        # waits for the readers of the sums of the sequence before.
-        trips += ARRIVE - BARRIER if planned.parallel else BARRIER
-        rounds: float = later_rounds(tiles, warps * planned.splits)
-        return Demand(1 - rejected, rejected, 0, 1 / planned.splits, rounds, trips)
+        # A group waits for the readers of the sums of the sequence before.
+        trips: float = OPEN + ENTRIES + BARRIER + RESIDUAL + DRAW
+        rounds: float = residual_rounds
+        return Demand(1 - rejected, rejected, 0, 1, rounds, trips)
     passes = FILTER_PASSES if filters(config) else 0
     # After the filters the statistics of the target row are read again.
     of_row = 2 * MEASURE + (passes + MEASURE if passes else 0)
@@ -237,18 +215,12 @@ def demand(config: Config, planned: Plan) -> Demand:
         rows = 2 * gamma + 1 + passes * tested
         return Demand(rows, rejected, passes * tested, 1, rounds, trips)
     if planned.parallel:
-        rows, waves = 2.0 * gamma + 1, 1
-        each: float = OPEN + FILL + ARRIVE
-        noted = 0
-        if planned.waves(config.batch):
-            rows, waves = rows_in_waves(config, planned.at_once)
-            each += BARRIER + 2 * MEASURE  # a group decides on its own row
-            noted = NOTE
+        waves = planned.waves(config.batch)
         # The blocks of the last group take turns, and then tell each other.
         turns = -(-(2 * gamma + 1) // planned.group)
-        trips = waves * each + noted + turns * MEASURE + BARRIER + RESIDUAL + DRAW
+        trips = waves * (OPEN + FILL + ARRIVE) + turns * MEASURE + BARRIER + RESIDUAL + DRAW
         rounds = waves * fill_rounds + residual_rounds
-        return Demand(rows, rejected, 0, 1, rounds, trips)
+        return Demand(2 * gamma + 1, rejected, 0, 1, rounds, trips)
     longest = mean_accepted(config.acceptance, gamma, config.batch)
     each = FILL + BARRIER + of_row
     trips = OPEN + each * (longest + 1) + (GENERAL_END if passes else RESIDUAL + DRAW)
@@ -262,18 +234,15 @@ def demand(config: Config, planned: Plan) -> Demand:
 def serial_cycles(config: Config, planned: Plan) -> float:
     """The stall counts of what the slowest sequence's warp does outside of the loops."""
     if config.start == "probs":
-        route = budgets.SHARED_ROW if planned.parallel else budgets.ALONE
-        return STALLS[budgets.PROBS, route.name]
+        return STALLS[budgets.PROBS, budgets.PROBS_ROUTE.name]
     counted = {route.name: STALLS[budgets.LOGITS, route.name] for route in budgets.LOGITS_ROUTES}
-    ticket, noted, one_turn, two_turns, one_row, two_rows = counted.values()
+    ticket, one_turn, two_turns, one_row, two_rows = counted.values()
     if not planned.parallel:
         longest = mean_accepted(config.acceptance, config.gamma, config.batch)
         return one_row + longest * (two_rows - one_row)
     turns = -(-(2 * config.gamma + 1) // planned.group)
-    last = one_turn - ticket + (turns - 1) * (two_turns - one_turn)
-    if not planned.waves(config.batch):
-        return ticket + last
-    return rows_in_waves(config, planned.at_once)[1] * noted + last
+    earlier_waves = planned.waves(config.batch) - 1
+    return earlier_waves * ticket + one_turn + (turns - 1) * (two_turns - one_turn)
 
 
 def predict(config: Config, gpu: Gpu | None = None) -> Prediction:

@@ -91,7 +91,7 @@ def _calls(where: torch.device, number: int) -> dict[str, Callable[[], object]]:
 
     return {
         "sample": lambda: sample(rows[:, 0], **noise),
-        "verify_chain": lambda: verify_chain(rows, ids, rows[:, 1:], **noise),
+        "verify_chain": lambda: _verify_chains(rows, ids, noise),
         "verify_tree": lambda: verify_tree(rows, Tree(ids, ids - 1), rule="greedy", **noise),
         "kv_append_": lambda: kv_append_(caches(), caches(), counts),
         "kv_truncate_": lambda: kv_truncate_(caches(), counts, counts, zero_fill=True),
@@ -106,3 +106,11 @@ def _calls(where: torch.device, number: int) -> dict[str, Callable[[], object]]:
         "expand_tree": lambda: expand_tree(rows, rows[:, :, 0], width=4),
         "ngram_propose": lambda: ngram_propose(ids, counts, gamma=4),
     }
+
+
+def _verify_chains(rows: Tensor, ids: Tensor, noise: dict[str, Any]) -> None:
+    """Calls for each CUDA kernel of verify_chain: from logits, from probabilities, with filters."""
+    probs = torch.full_like(rows, 1 / rows.shape[-1])
+    verify_chain(rows, ids, rows[:, 1:], **noise)
+    verify_chain(probs, ids, probs[:, 1:], kind="probs", **noise)
+    verify_chain(rows, ids, rows[:, 1:], top_k=2, **noise)

@@ -115,12 +115,17 @@ CAPTURES_AT_ONCE = """
 import torch, specdec_kernels as sk
 sk.warm_up()
 logits, seeds = torch.eye(8, device="cuda")[:3] * 90, torch.arange(3, device="cuda")
+probs, one = torch.eye(8, device="cuda")[:3], dict(seeds=seeds[:1], positions=seeds[:1])
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     tokens = sk.sample(logits, seeds=seeds, positions=seeds).tokens
-    verdict = sk.verify_chain(logits[None], tokens[None, :2], seeds=seeds[:1], positions=seeds[:1])
+    verdicts = [
+        sk.verify_chain(logits[None], tokens[None, :2], **one),
+        sk.verify_chain(probs[None], tokens[None, :2], probs[None, :2], kind="probs", **one),
+        sk.verify_chain(logits[None], tokens[None, :2], top_k=2, **one),
+    ]
 graph.replay()
-print(tokens.tolist(), verdict.tokens.tolist())
+print(tokens.tolist(), *(verdict.tokens.tolist() for verdict in verdicts))
 """
 
 
@@ -132,7 +137,7 @@ def test_after_warm_up_a_new_process_captures_at_once():
         text=True,
         check=False,
     )
-    assert done.stdout == "[0, 1, 2] [[0, 1, 2]]\n", done.stderr
+    assert done.stdout == "[0, 1, 2]" + 3 * " [[0, 1, 2]]" + "\n", done.stderr
 
 
 @pytest.mark.parametrize("count", [2, 100, 300])

@@ -92,6 +92,8 @@ def test_trees_build_on_chains_and_chains_on_rows_and_never_the_reverse():
         parts = name.split("/")
         if parts[0] == folder(path) and len(parts) == 3:
             assert parts[1] in BELOW[room(path)], f"{relative(path)} includes {name}"
+            # CUDA kernels share what both need in `row`.
+            assert (folder(path), room(path), parts[1]) != ("cuda", "tree", "chain"), relative(path)
 
 
 def test_cuda_sources_name_nothing_of_torch():

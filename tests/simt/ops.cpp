@@ -135,10 +135,10 @@ extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
 extern "C" __attribute__((visibility("default"))) void simt_plan(const int32_t* device,
                                                                  int64_t sequences, int64_t rows,
                                                                  int64_t warp_tiles, bool again,
-                                                                 bool stops, bool drafts,
+                                                                 bool tests, bool drafts,
                                                                  int64_t* out) {
   specdec::cuda::Device d = {device[0], device[1], device[2] > 0, {}};
   std::copy_n(device + 1, specdec::cuda::kMaxGroupSize, d.groups + 1);
-  const specdec::cuda::Work work = {sequences, rows, warp_tiles, again, stops, drafts};
+  const specdec::cuda::Work work = {sequences, rows, warp_tiles, again, tests, drafts};
   write_plan(specdec::cuda::make_plan(specdec::cuda_request(), d, work), out);
 }

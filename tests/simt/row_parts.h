@@ -1,6 +1,8 @@
 #pragma once
 // Parts of csrc/cuda/row in kernels of their own, for arguments that no call of an op can give.
 #include "cuda/launch.cuh"
+#include "cuda/row/fill.cuh"
+#include "cuda/ticket.cuh"
 
 namespace specdec::cuda {
 
@@ -15,7 +17,8 @@ int launch_one_block(void (*kernel)(Params...), Args... args) {
 __global__ void choose_kernel(TileStats tile_stats, int64_t warp_tiles, double u, int64_t* out) {
   BlockGroup group = BlockGroup::mine();
   const TileRun run(tile_stats, warp_tiles);
-  const WarpTileMasses masses(group, tile_stats, warp_tiles, run, 0.0f, 1.0f);
+  const float max = run.largest(group, tile_stats);
+  const WarpTileMasses masses(group, tile_stats, warp_tiles, run, max, 1.0f);
   int64_t rest = 0;
   const int64_t warp_tile = masses.choose(group, u, rest);
   if (thread_id() == 0) {
@@ -40,6 +43,22 @@ __global__ void arrive_kernel(unsigned long long* ticket, unsigned long long see
   *out = arrive(ticket, count);
 }
 
+// masses: of the warp tiles of a row of logits, on one scale. log_sum: as in RowStats.
+__global__ void measure_kernel(RowFill fill, float inv_t, int64_t* masses, double* log_sum) {
+  BlockGroup group = BlockGroup::mine();
+  fill_tile_stats<AnyRead>(group, fill);
+  __syncthreads();
+  const int64_t warp_tiles = fill.row.warp_tiles();
+  const TileRun run(fill.tile_stats, warp_tiles);
+  const float max = run.largest(group, fill.tile_stats);
+  const double sum = WarpTileMasses(group, fill.tile_stats, warp_tiles, run, max, inv_t).log_sum();
+  const WarpTileScale scale(fill.tile_stats, warp_tiles, max, inv_t, false);
+  for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
+    masses[i] = scale.mass_of(static_cast<int>(i));
+  }
+  if (thread_id() == 0) *log_sum = sum;
+}
+
 // out: the mass of a warp tile in which every weight is `weight`, in units.
 __global__ void warp_mass_kernel(float weight, int64_t* out) {
   float weights[kPerLane];
@@ -52,12 +71,34 @@ __global__ void warp_mass_kernel(float weight, int64_t* out) {
 
 #define SPECDEC_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The tiles have masses of `units`, relative to the same maximum.
-SPECDEC_EXPORT int simt_choose(int64_t* units, int64_t warp_tiles, double u, int64_t* out) {
-  std::vector<float> maxima(static_cast<size_t>(warp_tiles), 0.0f);
+// The tiles have masses of `units`, on the scales that the maxima give at temperature 1.
+SPECDEC_EXPORT int simt_choose(int64_t* units, float* maxima, int64_t warp_tiles, double u,
+                               int64_t* out) {
   return specdec::cuda::launch_one_block(specdec::cuda::choose_kernel,
-                                         specdec::cuda::TileStats{units, nullptr, maxima.data()},
+                                         specdec::cuda::TileStats{units, nullptr, maxima},
                                          warp_tiles, u, out);
+}
+
+// Returns the logarithm of the sum of exp((l - max) / T) over a row of float32 logits.
+SPECDEC_EXPORT double simt_measure(const float* logits, int64_t vocab, float temperature,
+                                   int64_t* masses) {
+  namespace cuda = specdec::cuda;
+  const auto tiles = static_cast<size_t>(specdec::cuda::warp_tiles_of(vocab));
+  std::vector<int64_t> units(tiles);
+  std::vector<float> maxima(tiles);
+  cuda::RowFill fill = {};
+  fill.row.data = logits;
+  fill.row.vocab = vocab;
+  fill.row.dtype = specdec::DType::kFloat32;
+  fill.row.read = cuda::Read::kLogits;
+  fill.tile_stats = {units.data(), nullptr, maxima.data()};
+  const float inv_t = specdec::inverse_temperature(temperature);
+  fill.rate = cuda::rate_of(inv_t);
+  fill.want = cuda::Want::kMass;
+  fill.splits = 1;
+  double log_sum = 0;
+  cuda::launch_one_block(cuda::measure_kernel, fill, inv_t, masses, &log_sum);
+  return log_sum;
 }
 
 // Returns 1 for the last of `count` arrivals.

@@ -85,7 +85,7 @@ CONTROLS = (
     Control(
         "no fence before the ticket",
         THREAD,
-        "csrc/cuda/block_group.cuh",
+        "csrc/cuda/ticket.cuh",
         ARRIVAL,
         ARRIVAL.replace("acq_rel", "acquire"),
         SPLIT_ROW,
@@ -93,7 +93,7 @@ CONTROLS = (
     Control(
         "an arrival that acquires nothing",
         THREAD,
-        "csrc/cuda/block_group.cuh",
+        "csrc/cuda/ticket.cuh",
         ARRIVAL,
         ARRIVAL.replace("acq_rel", "release"),
         SPLIT_ROW,
@@ -101,7 +101,7 @@ CONTROLS = (
     Control(
         "__syncthreads in place of the group's barrier",
         THREAD,
-        "csrc/cuda/block_group.cuh",
+        "csrc/cuda/ticket.cuh",
         "unsigned count) {\n  group.sync();\n",
         "unsigned count) {\n  __syncthreads();\n",
         SPLIT_ROW,

@@ -19,6 +19,9 @@ import torch
 from proofs import chain_case, sample_case
 from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec_kernels import _warm_up
 
 pytestmark = pytest.mark.skipif(
     not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
@@ -41,7 +44,7 @@ LARGE = [
     chain_case(1, 2, V, rule="match", draft="none"),
     # Kernels of their own serve the ratio test, but not this pair of kinds or dtypes.
     chain_case(3, 3, 4097, kind="probs", draft="sampled"),
-    # More groups than run at once: those of later rows may find that they are not needed.
+    # More groups than run at once.
     chain_case(5, 3, 4097, torch.bfloat16),
     # More drafts than the kernel keeps in shared memory.
     chain_case(2, 40, 131, acceptance=0.99),
@@ -112,7 +115,7 @@ def test_the_workspace_holds_only_statistics_of_tiles(simt, schedule, rule):
     b, gamma, group = 5, 2, 2
     rows, contexts = gamma + 1, b if schedule == "parallel" else simt_ops.MULTIPROCESSORS
     statistics = 2 * (rows if schedule == "parallel" else 2) + 3
-    rest = 16 * b + (contexts * group * rows * 256 if rule == "block" else 0)
+    rest = 8 * b + 8 + (contexts * group * rows * 256 if rule == "block" else 0)
     for v in (4096, 40_001):
         sizes = set()
         for dtype in (torch.float32, torch.bfloat16):
@@ -181,6 +184,27 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
 def test_each_call_is_served_by_the_smallest_kernel_that_can(simt, kernel, how):
     outputs(simt, chain_case(2, 2, 67, **how))
     assert simt.last_chain_kernel() == kernel
+
+
+class OnEmulator(TorchDispatchMode):
+    """Runs `verify_chain` in the emulator as well, and notes the kernels that served it."""
+
+    def __init__(self, simt):
+        super().__init__()
+        self.simt, self.kernels = simt, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.specdec_kernels.verify_chain.default:
+            self.simt.op("verify_chain")(*args)
+            self.kernels.add(self.simt.last_chain_kernel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_warm_up_launches_every_kernel_of_chains(simt):
+    """One that has not run yet would load its code inside the first capture of a call."""
+    with OnEmulator(simt) as emulator:
+        _warm_up._calls(torch.device("cpu"), 1)["verify_chain"]()
+    assert emulator.kernels == set(simt_ops.CHAIN_KERNELS)
 
 
 def test_a_driver_that_is_too_old_is_named(simt):

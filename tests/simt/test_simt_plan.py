@@ -83,14 +83,14 @@ def test_rows_are_split_if_few_sequences_would_leave_the_device_idle(simt):
     assert simt.plan(A100, 32, 6, TILES) == (0, 32, 1, 1, 0)
 
 
-def test_rows_in_parallel_pay_longer_if_groups_learn_of_a_rejection(simt):
+def test_rows_in_parallel_pay_longer_if_the_last_group_decides_fast(simt):
     die = device(*[16] * 6, 18, 18, blocks=4)
-    parallel = [b for b in range(1, 200) if simt.plan(die, b, 6, TILES, stops=True).parallel]
+    parallel = [b for b in range(1, 200) if simt.plan(die, b, 6, TILES, tests=True).parallel]
     assert parallel == list(range(1, 34))
-    plan = simt.plan(die, 32, 6, TILES, stops=True)
+    plan = simt.plan(die, 32, 6, TILES, tests=True)
     assert (plan.group_size, plan.splits, plan.groups) == (8, 1, 32 * 6)
-    # All groups of a sequence share one row.
-    one_row = [simt.plan(die, b, 1, TILES, stops=True) for b in (1, 8, 9, 32, 66)]
+    # One row a sequence, which the last group reads again.
+    one_row = [simt.plan(die, b, 1, TILES, tests=True) for b in (1, 8, 9, 32, 66)]
     assert [p.splits for p in one_row] == [5, 5, 1, 1, 1]
     assert [p.parallel for p in one_row] == [1, 1, 0, 0, 0]
     # A group of 8 blocks has a warp for each of 64 warp tiles: there is nothing to share.
@@ -106,9 +106,9 @@ def test_one_row_for_each_sequence_is_split_until_the_device_is_full(simt):
 
 def test_a_row_beside_one_of_the_draft_has_work_for_twice_as_many_groups(simt):
     die = device(*[16] * 6, 18, 18, blocks=4)
-    plans = [simt.plan(die, b, 6, TILES, stops=True, drafts=True) for b in (1, 2, 3)]
+    plans = [simt.plan(die, b, 6, TILES, tests=True, drafts=True) for b in (1, 2, 3)]
     assert [p.splits for p in plans] == [10, 5, 3]  # a warp tile of 594 for each of 640 warps
-    assert simt.plan(die, 1, 6, TILES, stops=True).splits == 5
+    assert simt.plan(die, 1, 6, TILES, tests=True).splits == 5
 
 
 @on_each_die
@@ -149,8 +149,10 @@ def test_a_forced_group_size_is_the_next_one_that_the_device_has(simt, asked, go
 def test_predictions_assume_the_plan_of_the_launcher(simt, b, start):
     die = (132, *(4 * 132 // size for size in SIZES))  # groups of every size fill it
     want = predict.plan(Config(b, 5, 151936, start=start), predict.Gpu())
-    rows = 1 if start == "probs" else 6
-    got = simt.plan(die, b, rows, TILES, stops=True, drafts=start == "logits")
+    # Rows of probabilities are read by one group for each sequence.
+    rows, schedule = (1, "lazy") if start == "probs" else (6, "auto")
+    with simt.sharing(schedule):
+        got = simt.plan(die, b, rows, TILES, tests=True, drafts=start == "logits")
     assert got[2:4] == (want.group, want.splits)
     assert got.parallel == want.parallel
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from support import simt_ops
 
 pytestmark = pytest.mark.skipif(
@@ -39,7 +40,8 @@ def test_a_group_that_read_its_ticket_long_ago_forgets_no_arrival(simt, before):
         last, ticket = simt.arrive(ticket, before, launch, count)
         assert (last, ticket) == (False, launch << 16 | n)
     assert simt.arrive(ticket, before, launch, count) == (True, 0)
-    # A group that begins later reads the count itself.
+    # A group that begins later reads the count itself, before or after the arrival of another.
+    assert simt.arrive(launch << 16 | 3, launch << 16 | 3, launch, count)[1] == launch << 16 | 4
     assert simt.arrive(launch << 16 | 3, launch << 16 | 2, launch, count)[1] == launch << 16 | 4
     assert simt.arrive(before, before, launch, 1) == (True, before)
 
@@ -58,6 +60,47 @@ def test_every_tile_counts_however_many_a_thread_has(simt, tiles):
         units[at] = MASS
         assert simt.choose(units, 0.5)[0] == at
     assert simt.choose([MASS] * tiles, 0.999)[0] == int(0.999 * tiles)
+
+
+def rows_of_tiles(shift, spread):
+    """Five tiles of logits about `shift`; the third holds the maximum, the fourth is masked."""
+    generator = torch.Generator().manual_seed(5)
+    row = torch.randn(512 * 4 + 100, generator=generator) * spread + shift
+    row[1300] = row.max() + spread / 3
+    row[1536:2048] = torch.finfo(torch.float32).min
+    return row
+
+
+# Of the logits. At temperature 1 the offsets are exact as floats, about 2^21 where they cease to
+# be, and far beyond that.
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1e-3, 1e-30])
+@pytest.mark.parametrize("shift", [0.0, -700.0, 1453635.0, -1453635.0, 3e6, -3e9, 1e30])
+def test_masses_of_tiles_are_their_shares_of_the_distribution(simt, shift, temperature):
+    """Whatever integers the offsets of the tiles are."""
+    row = rows_of_tiles(shift, 3 * max(temperature, 1e-7))
+    masses, log_sum = simt.measure(row, temperature)
+    rate = (1 / torch.tensor(temperature)).clamp(max=torch.finfo(torch.float32).max)
+    rate = (rate * 1.44269504088896341).clamp(max=torch.finfo(torch.float32).max).double()
+    weights = torch.exp2((row.double() - row.max().double()) * rate)
+    total = weights.sum().item()
+    assert log_sum == pytest.approx(math.log(total), abs=1e-6)
+    for mass, part in zip(masses, weights.split(512), strict=True):
+        assert mass / sum(masses) == pytest.approx(part.sum().item() / total, rel=4e-6, abs=1e-12)
+
+
+def test_a_draw_finds_every_point_of_tiles_on_different_scales(simt):
+    """The offsets at temperature 1 are the integers next to the maxima over log 2."""
+    maxima = [-3.0, 0.0, -40.0, -1.0, -INF]
+    shifts = [3 + 4, 3 + 0, 3 + 58, 3 + 1, 0]  # a row of five tiles loses three bits
+    units = [77 << 7, 5 << 3 | 7, (1 << 62) + 12345, 9 << 4 | 3, 0]
+    masses = [u >> s for u, s in zip(units, shifts, strict=True)]
+    assert masses == [77, 5, 2, 9, 0]
+    at = 0
+    for tile, mass in enumerate(masses):
+        for rest in range(mass):
+            u = (at + 0.5) / sum(masses)
+            assert simt.choose(units, u, maxima) == (tile, rest << shifts[tile])
+            at += 1
 
 
 @pytest.mark.parametrize("weight", [1.0, 1 - 2**-24, 1 + 2**-23, 1 + 2**-20, 1.5])

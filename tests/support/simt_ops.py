@@ -87,7 +87,11 @@ class Library:
         self._native.simt_warp_mass.restype = ctypes.c_double
         self._native.simt_warp_mass.argtypes = [ctypes.c_float, ctypes.c_void_p]
         self._native.simt_choose.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p),
+        ]
+        self._native.simt_measure.restype = ctypes.c_double
+        self._native.simt_measure.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p),
         ]
 
     def op(self, name: str):
@@ -125,18 +129,18 @@ class Library:
         warp_tiles: int,
         *,
         again: bool = True,
-        stops: bool = False,
+        tests: bool = False,
         drafts: bool = False,
     ) -> Plan:
         """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once.
 
         again: the last group reads rows a second time.
-        stops: groups of later rows learn of a rejection.
+        tests: the last group tests all drafts side by side.
         drafts: each row is read beside one of the draft.
         """
         out = (ctypes.c_int64 * 5)()
         sizes = [ctypes.c_int64(n) for n in (sequences, rows, warp_tiles)]
-        flags = [ctypes.c_bool(b) for b in (again, stops, drafts)]
+        flags = [ctypes.c_bool(b) for b in (again, tests, drafts)]
         self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, *flags, out)
         return Plan(*out)
 
@@ -157,12 +161,24 @@ class Library:
     def next_launch(self) -> int:
         return self._native.simt_next_launch()
 
-    def choose(self, units: list[int], u: float) -> tuple[int, int]:
-        """The warp tile that a draw with `u` finds, and the mass in it before the point drawn."""
-        out = (ctypes.c_int64 * 2)()
-        status = self._native.simt_choose((ctypes.c_int64 * len(units))(*units), len(units), u, out)
-        assert status == 0
+    def choose(
+        self, units: list[int], u: float, maxima: list[float] | None = None
+    ) -> tuple[int, int]:
+        """The warp tile that a draw with `u` finds, and the mass in it before the point drawn.
+
+        maxima: the largest logit of each tile, at temperature 1; by default all are 0.
+        """
+        n, out = len(units), (ctypes.c_int64 * 2)()
+        tops = (ctypes.c_float * n)(*(maxima or [0.0] * n))
+        assert self._native.simt_choose((ctypes.c_int64 * n)(*units), tops, n, u, out) == 0
         return out[0], out[1]
+
+    def measure(self, logits: torch.Tensor, temperature: float) -> tuple[list[int], float]:
+        """The masses of the warp tiles of a float32 row, and log sum exp((l - max) / T)."""
+        masses = (ctypes.c_int64 * -(-len(logits) // 512))()
+        row = logits.contiguous()
+        log_sum = self._native.simt_measure(row.data_ptr(), len(row), temperature, masses)
+        return list(masses), log_sum
 
     def arrive(self, ticket: int, seen: int, launch: int, count: int) -> tuple[bool, int]:
         """Whether a group that once read `seen` is the last to arrive; and the ticket after it."""

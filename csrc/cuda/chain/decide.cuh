@@ -2,7 +2,8 @@
 // Decides which drafts of a sequence are accepted. One thread of each block runs the verifier. Work
 // that needs all threads is an action: the verifier sets t_.action and returns, and `go_on` resumes
 // it when the action is done. All blocks of a group make the same decisions. The same decisions as
-// straight-line code are in csrc/cpu/chain/decide.cpp. Rule block is in block.cuh.
+// straight-line code are in csrc/cpu/chain/decide.cpp. Here are the rules that the target's choice
+// or the ratio test decides; the others are in rules.cuh and block.cuh.
 #include "cuda/chain/view.cuh"
 
 namespace specdec::cuda {
@@ -17,20 +18,11 @@ class ChainVerifier : ChainView<kVariant> {
   // Decides on what the action has found, and sets the next one. The kernel calls this at one
   // place, and rows are opened at one place: what is inlined twice makes it larger.
   __device__ void go_on() {
-    // Rows that all were measured at once are decided on one after the other.
-#pragma unroll 1
-    do {
-      t_.next_row = kNone;
-      t_.next_whole = false;
-      const bool own_row = t_.filling && t_.decides_own_row && t_.fills &&
-                           t_.state != State::kBegin && t_.action == Action::kMeasure;
-      const bool fills = t_.filling && !own_row;
-      if (t_.action == Action::kMeasure && !fills) take_measured();
-      fills ? fill() : decide();
-      if (own_row) note_own_row();
-      if (t_.next_row == kNone) return;
-      open_row_and_draft();
-    } while (knows_row() && !(sparse_source() && t_.has_draft));
+    t_.next_row = kNone;
+    t_.next_whole = false;
+    if (t_.action == Action::kMeasure && !t_.filling) take_measured();
+    t_.filling ? fill() : decide();
+    if (t_.next_row != kNone) open_row_and_draft();
   }
 
   // Tests all drafts, one in each lane, and writes those before the first that is not accepted, and
@@ -93,38 +85,10 @@ class ChainVerifier : ChainView<kVariant> {
     const bool begins = t_.state == State::kBegin;
     t_.state = State::kInOrder;
     if (t_.nothing_to_verify) return finish();
-    if constexpr (kVariant != Variant::kLogits) {
-      if (job_.shares_found_row) return fill_row_to_draw_from(begins);
-    }
     const int64_t row = t_.own_row;
     const bool exists = row < t_.num_drafts || (row == t_.num_drafts && !t_.no_bonus);
     if (begins && exists) return open_next(row);
     finish();
-  }
-
-  // After a decision on the group's own row, which is no decision on the sequence.
-  __device__ void note_own_row() {
-    if (t_.next_row == kNone && t_.rank == 0) {
-      note_last_row(job_.last_rows + t_.b, job_.launch_id, t_.own_row);
-    }
-    t_.next_row = kNone;
-    finish();
-  }
-
-  // Row-parallel, direct: every group tests the drafts by their entries. All groups then share the
-  // row in which a draft was rejected, or that of the bonus token.
-  __device__ void fill_row_to_draw_from(bool begins) {
-    if (begins) {
-      t_.action = Action::kTestDrafts;
-    } else if (t_.action == Action::kTestDrafts) {
-      next_row(t_.accepted_ahead);
-    } else if (t_.action == Action::kMeasure && t_.x >= 0 && !t_.draft.invalid_at_token) {
-      read_entry();
-      t_.has_entry = true;
-      subtract(1.0);
-    } else {
-      finish();
-    }
   }
 
   __device__ void decide() {
@@ -140,8 +104,8 @@ class ChainVerifier : ChainView<kVariant> {
         return draw_from_target();
       }
       if (t_.action == Action::kEntropy) return decide_typical();
-      // A sum of ones, which scales may have rounded.
       if (t_.action == Action::kCount) {
+        // A sum of ones, which scales may have rounded.
         return decide_top_beta(t_.found + 0.5 < static_cast<double>(p_.top_beta_rank));
       }
     }
@@ -161,7 +125,6 @@ class ChainVerifier : ChainView<kVariant> {
       row_record(0).p_scale = 1;
       return t_.num_drafts > 0 ? open_next(0) : search_from_end(0);
     }
-    if (kVariant != Variant::kLogits && job_.shares_found_row) return follow_tests();
     if (!tests_side_by_side()) return next_row(0);
     if (t_.all_measured) return follow_tests();
     t_.action = Action::kTestDrafts;
@@ -178,16 +141,12 @@ class ChainVerifier : ChainView<kVariant> {
     const int64_t i = t_.next_row;
     open_row(i);
     t_.x = i < t_.num_drafts && !t_.next_whole ? drafted_token(p_, t_, i) : -1;
-    // The last of the groups that shared a row knows Q and the entry of P at the token already.
-    const bool again =
-        kVariant != Variant::kLogits && job_.shares_found_row && !t_.filling && !t_.next_whole;
-    if (!again) t_.has_entry = false;
+    t_.has_entry = false;
     t_.reads_one_entry = direct() && t_.x >= 0;
     t_.has_draft = t_.x >= 0 && reads_draft() && !t_.greedy;
     t_.prefilled = job_.plan.parallel && !t_.filling && !t_.next_whole;
-    if (t_.has_draft && !again) open_draft(i, t_.x, t_.draft);
-    t_.fills = !t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured())) &&
-               !(t_.filling && i > t_.last_row);
+    if (t_.has_draft) open_draft(i, t_.x, t_.draft);
+    t_.fills = !t_.prefilled && (!t_.reads_one_entry || (t_.has_draft && t_.draft.unmeasured()));
     t_.stats_filled |= t_.fills;
     t_.action = Action::kMeasure;
   }
@@ -223,9 +182,7 @@ class ChainVerifier : ChainView<kVariant> {
     if (t_.stats_filled) t_.stats_buffer ^= 1;
     t_.stats_filled = false;
     const int64_t at =
-        t_.context * job_.context_tile_stats() + (!job_.plan.parallel     ? t_.stats_buffer
-                                                  : job_.shares_found_row ? 0
-                                                                          : i);
+        t_.context * job_.context_tile_stats() + (job_.plan.parallel ? i : t_.stats_buffer);
     t_.tile_stats = job_.tile_stats_array[at];
     t_.draft_tile_stats = job_.tile_stats_array[at + job_.row_tile_stats()];
   }
@@ -256,51 +213,14 @@ class ChainVerifier : ChainView<kVariant> {
     if (rule_is(Rule::kTopBeta) && t_.x >= 0) return begin_top_beta();
     if (chooses) return accept_target_token();
     if (t_.x < 0) return draw_p();
-    if (!kGeneral || reads_draft()) return decide_by_ratio();
-    if (rule_is(Rule::kSynthetic)) return accepts_at_rate() ? accept(drafted_logprob()) : draw_p();
-    const double p_x = exp_of(drafted_logprob());
-    if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return accept_or_draw(p_x > 0);
-    t_.action = Action::kEntropy;
+    !kGeneral || reads_draft() ? decide_by_ratio() : decide_otherwise();
   }
 
   __device__ void decide_by_ratio() {
     // The first draft that was not accepted side by side with the others.
-    if (kVariant == Variant::kProbs || (!t_.filling && tests_side_by_side())) return reject();
+    if (kVariant == Variant::kProbs || tests_side_by_side()) return reject();
     const double logprob = drafted_logprob();
     accepts_ratio(logprob) ? accept(logprob) : reject();
-  }
-
-  // Rule synthetic, at every temperature.
-  __device__ bool accepts_at_rate() const {
-    return record(accept_at_rate(accept_uniform(p_, t_, t_.i), p_.synthetic_rates[t_.i]));
-  }
-
-  __device__ void decide_typical() {
-    accept_or_draw(exp_of(drafted_logprob()) >
-                   typical_bound(p_.typical_epsilon, p_.typical_delta, t_.found));
-  }
-
-  // Rule top_beta. At temperature 0 P is that of temperature 1 without filters.
-  __device__ void begin_top_beta() {
-    const bool near =
-        within_top_distance(t_.entry, t_.stats.max, t_.greedy ? 1 : t_.stats.inv_t,
-                            p_.top_beta_distance, p_.kind == Kind::kProbs && t_.greedy) &&
-        (t_.greedy || drafted_logprob() > -INFINITY);
-    if (!near || t_.entry == t_.stats.max) return decide_top_beta(near);
-    t_.action = Action::kCount;
-  }
-
-  __device__ void decide_top_beta(bool accepted) {
-    if (!t_.greedy) return accept_or_draw(accepted);
-    record_accept_prob(t_.i, accepted);
-    if (accepted) return accept(0.0);
-    write(t_.i, t_.token, 0.0);
-    finish();
-  }
-
-  __device__ void accept_or_draw(bool accepted) {
-    record_accept_prob(t_.i, accepted);
-    accepted ? accept(drafted_logprob()) : draw_p();
   }
 
   // The target chose t_.token, by its maximum or by the shared noise.
@@ -386,6 +306,14 @@ class ChainVerifier : ChainView<kVariant> {
     write(t_.i, t_.token, target_logprob(t_.token));
     finish();
   }
+
+  // Rules typical, top_beta and synthetic, in rules.cuh.
+  __device__ void decide_otherwise();
+  __device__ bool accepts_at_rate() const;
+  __device__ void decide_typical();
+  __device__ void begin_top_beta();
+  __device__ void decide_top_beta(bool accepted);
+  __device__ void accept_or_draw(bool accepted);
 
   // Rule block, in block.cuh.
   __device__ void record_row();

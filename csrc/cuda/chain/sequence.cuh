@@ -1,8 +1,8 @@
 #pragma once
 // The state of one sequence while a group verifies it. Every block keeps it in its own shared
 // memory.
-#include "cuda/chain/residual.cuh"
 #include "cuda/row/fill.cuh"
+#include "cuda/row/residual.cuh"
 #include "specdec/chain.h"
 
 namespace specdec::cuda {
@@ -64,15 +64,12 @@ struct ChainTask : SequenceState {
   int32_t block_fault;
   int64_t context;  // see ChainJob
   unsigned rank;    // this block's place in the group
-  bool clears;      // this block clears the outputs before it decides
   bool writes;      // this block writes the outputs
   // Row-parallel: whether this group still computes the tile statistics of its own row, or of its
   // split of it.
   bool filling;
-  bool decides_own_row;  // to tell the groups of later rows that they are not needed
   int64_t own_row;
   int own_split;
-  int64_t last_row;  // the first row of the sequence that was found to end it, as far as is known
   // The row to open next, or -1; `whole`: to draw from it, without its draft.
   int64_t next_row;
   bool next_whole;
@@ -102,7 +99,7 @@ struct ChainTask : SequenceState {
   ScaledTarget scaled_target;
   ResidualRows residual_rows;
   bool residual_loops;        // loops over whole warp tiles serve these rows
-  double sums[4];             // what kEntropy or kResidual added up, see ChainSums
+  double sums[4];             // what kEntropy or kResidual added up, see ChainResidual
   double positive, negative;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
   double found;               // the entropy, or the number of likelier tokens
   int64_t token;              // the target's choice, or the token drawn
@@ -118,42 +115,14 @@ struct ChainJob {
   ChainParams p;
   CudaPlan plan;
   TileStatsArray tile_stats_array;
-  ChainRecord* records;           // [contexts, group_size, gamma+1], rule block
-  unsigned long long* tickets;    // [B], row-parallel
-  unsigned long long* last_rows;  // [B], row-parallel, see `note_last_row`
+  ChainRecord* records;         // [contexts, group_size, gamma+1], rule block
+  unsigned long long* tickets;  // [B], row-parallel
   uint64_t launch_id;
-  // Row-parallel: the rows of a sequence that groups share. It is 1 if every group finds the row to
-  // draw from by itself, from single entries.
-  int64_t rows;
-  bool shares_found_row;  // that is so
-  bool stops_early;       // groups decide on their own rows, because later ones have not begun
 
   // A context has tile statistics for target rows, for draft rows, then three for a residual.
-  SPECDEC_HD int64_t row_tile_stats() const { return plan.parallel ? rows : 2; }
+  SPECDEC_HD int64_t row_tile_stats() const { return plan.parallel ? p.gamma + 1 : 2; }
   SPECDEC_HD int64_t context_tile_stats() const { return 2 * row_tile_stats() + 3; }
 };
-
-// The row of a sequence that is known to end it: there a draft is rejected, none is left, or the
-// target is not valid. Groups of later rows need not read them. Like a ticket, a word without the
-// launch's id says nothing. No result depends on these words, because the last group decides on all
-// rows again:
-//   A block leaves its part of a row out only if it has read the word of an earlier row.
-//   So the smallest row ever noted was complete, and ends the sequence in the last decision too.
-//   A row that was decided on though some block had left out its part, with statistics that mean
-//   nothing, comes after that one; noting it changes nothing, because the word never grows.
-constexpr int64_t kNoRow = INT64_MAX;
-inline __device__ int64_t noted_last_row(unsigned long long seen, uint64_t launch_id) {
-  return seen >> 16 == launch_id ? static_cast<int64_t>(seen & 0xffff) : kNoRow;
-}
-inline __device__ void note_last_row(unsigned long long* word, uint64_t launch_id, int64_t row) {
-  const unsigned long long mine = launch_id << 16 | static_cast<unsigned long long>(row);
-  unsigned long long seen = word_of(word);
-  while (seen >> 16 != launch_id || seen > mine) {
-    const unsigned long long before = atomicCAS(word, seen, mine);
-    if (before == seen) return;
-    seen = before;
-  }
-}
 
 // Drafted token i.
 inline __device__ int64_t drafted_token(const ChainParams& p, const ChainTask& t, int64_t i) {

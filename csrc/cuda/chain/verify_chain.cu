@@ -9,7 +9,7 @@ namespace specdec::cuda {
 namespace {
 
 // Whether all target rows are direct and read at single entries: then there is nothing to compute
-// for all rows beforehand.
+// for all rows beforehand, and a group for each sequence is as fast as several on an H200.
 bool all_direct(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
   const bool vectors = s.temperatures != nullptr || s.top_ks != nullptr || s.top_ps != nullptr ||
@@ -18,24 +18,18 @@ bool all_direct(const ChainParams& p) {
          !params_of(s, 0).filters(p.vocab);
 }
 
-// Whether groups that share a sequence find the row to draw from by single entries, and share that.
-bool shares_found_row(const ChainParams& p) {
-  return all_direct(p) && p.rule != Rule::kBlock && p.draft.form != DraftForm::kSparse;
-}
-
 bool needs_best(const ChainParams& p) {
   return cuda::needs_best(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
 }
 
 // Offsets in the workspace, which begins with the tickets.
 struct WorkspaceLayout {
-  int64_t last_rows, records, tile_stats_array, bytes;
+  int64_t records, tile_stats_array, bytes;
 
   explicit WorkspaceLayout(const ChainJob& job) {
     const ChainParams& p = job.p;
     const int64_t contexts = job.plan.parallel ? p.batch : job.plan.groups;
-    last_rows = p.batch * 8;
-    records = p.batch * 16;
+    records = round_up(p.batch * 8);
     tile_stats_array = records;
     if (p.rule == Rule::kBlock) {
       tile_stats_array += round_up(contexts * job.plan.group_size * (p.gamma + 1) *
@@ -50,8 +44,6 @@ ChainJob job_of(const ChainParams& p, const CudaPlan& plan) {
   ChainJob job = {};
   job.p = p;
   job.plan = plan;
-  job.shares_found_row = plan.parallel && shares_found_row(p);
-  job.rows = shares_found_row(p) ? 1 : p.gamma + 1;
   return job;
 }
 
@@ -64,14 +56,12 @@ int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan
   const cudaError_t status = kernel.device(&device);
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
-  if (wanted.schedule == Schedule::kAuto && all_direct(p) && !shares_found_row(p)) {
-    wanted.schedule = Schedule::kLazy;
-  }
+  if (wanted.schedule == Schedule::kAuto && all_direct(p)) wanted.schedule = Schedule::kLazy;
   const bool measures_drafts =
       p.reads_draft() && p.kind == Kind::kLogits && p.draft.form == DraftForm::kRows;
   *plan = make_plan(wanted, device,
-                    {p.batch, job_of(p, {}).rows, warp_tiles_of(p), true,
-                     variant != Variant::kGeneral, measures_drafts});
+                    {p.batch, p.gamma + 1, warp_tiles_of(p), true, variant != Variant::kGeneral,
+                     measures_drafts});
   plan->workspace_bytes = WorkspaceLayout(job_of(p, *plan)).bytes;
   return cudaSuccess;
 }
@@ -87,11 +77,8 @@ int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, vo
   const WorkspaceLayout layout(job);
   char* const memory = static_cast<char*>(workspace);
   job.tickets = reinterpret_cast<unsigned long long*>(memory);
-  job.last_rows = reinterpret_cast<unsigned long long*>(memory + layout.last_rows);
   job.records = reinterpret_cast<ChainRecord*>(memory + layout.records);
   job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_best(p)};
-  job.stops_early = variant != Variant::kGeneral && plan.parallel && plan.splits == 1 &&
-                    job.rows > 1 && plan.groups > device.groups[plan.group_size];
   job.launch_id = next_launch_id();
   return launch_groups(kernel.entry, job, plan, device, stream);
 }

@@ -2,7 +2,6 @@
 // What a kernel of verify_chain is compiled for. All kernels come from the same code; what a
 // variant excludes is left out of its kernel at compile time.
 #include "cuda/chain/sequence.cuh"
-#include "cuda/launch.cuh"
 
 namespace specdec::cuda {
 

@@ -127,15 +127,15 @@ struct TileRun {
 
 inline __device__ int ceil_log2(int64_t n) { return n <= 1 ? 0 : 64 - __clzll(n - 1); }
 
-// 2^exponent, a normal number.
-inline __device__ double power_of_2(int exponent) {
-  return bits_as<double>(static_cast<int64_t>(1023 + exponent) << 52);
+// x * 2^exponent, both of which are 0 or normal; x is not negative.
+inline __device__ double scaled(double x, int exponent) {
+  return x == 0 ? 0 : bits_as<double>(bits_as<int64_t>(x) + (static_cast<int64_t>(exponent) << 52));
 }
 
-// The masses of the warp tiles of a row on one scale.
+// The masses of the warp tiles of a row on one scale. All scales are powers of two.
 class WarpTileScale {
  public:
-  // Relative to exp(max / T), or if `linear` to `max`, a power of two.
+  // On that of a tile with the maximum `max`, or if `linear` with the scale `max`.
   __device__ WarpTileScale(const TileStats& tile_stats, int64_t warp_tiles, float max, float inv_t,
                            bool linear)
       : tile_stats_(tile_stats),
@@ -144,19 +144,29 @@ class WarpTileScale {
         linear_(linear),
         log2_(ceil_log2(warp_tiles)) {}
 
-  // The sum of weights whose masses add up to `total`.
+  // The sum of weights whose masses add up to `total`: on the scale of the maximum, or if `linear`
+  // on that of the weights.
   __device__ double sum(int64_t total) const {
-    return static_cast<double>(total) * (1.0 / kUnit * power_of_2(log2_)) * (linear_ ? max_ : 1.0);
+    if (linear_ && !is_finite(max_)) return NAN;
+    const int scale = linear_ ? exponent_bits(max_) - exponent_bits(1.0f) : 0;
+    return scaled(static_cast<double>(total), log2_ - kUnitBits + scale);
   }
-  // What the units of a tile with the maximum, or the scale, `own` count.
-  __device__ double factor(float own) const {
-    return power_of_2(-log2_) * (linear_ ? static_cast<double>(own) * inverse_scale(max_)
-                                         : exp2_of(tile_exponent(own, rate_, max_)));
-  }
-  __device__ double factor_of(int i) const { return factor(tile_stats_.maxima[i]); }
 
+  // The logarithm of the sum of exp((l - max) / T), or if `linear` of the weights.
+  __device__ double log_sum(int64_t total) const {
+    const double above = linear_ ? 0.0f : tile_offset(max_, rate_).above;
+    return log_of(sum(total)) - M_LN2 * above;
+  }
+
+  // What the units of a tile with the maximum, or the scale, `own` must be shifted by.
+  __device__ int shift(float own) const {
+    const int below =
+        linear_ ? exponent_bits(max_) - exponent_bits(own) : tile_shift(own, rate_, max_);
+    return below + log2_ < 63 ? below + log2_ : 63;
+  }
+  __device__ int shift_of(int i) const { return shift(tile_stats_.maxima[i]); }
   __device__ int64_t mass(int64_t units, float own) const {
-    return units == 0 ? 0 : static_cast<int64_t>(static_cast<double>(units) * factor(own));
+    return units == 0 ? 0 : units >> shift(own);
   }
   __device__ int64_t mass_of(int i) const {
     return mass(tile_stats_.units[i], tile_stats_.maxima[i]);
@@ -168,13 +178,18 @@ class WarpTileScale {
     int64_t sum = 0;
 #pragma unroll 1
     for (int first = run.begin;; run.load(tile_stats_, first)) {
-      sum += mass(run.units[0], run.maxima[0]) + mass(run.units[1], run.maxima[1]);
+#pragma unroll
+      for (int k = 0; k < TileRun::kLoaded; ++k) sum += mass(run.units[k], run.maxima[k]);
       first += TileRun::kLoaded;
       if (first >= run.end) return sum;
     }
   }
 
  private:
+  static __device__ int exponent_bits(float scale) {
+    return static_cast<int>(bits_as<uint32_t>(scale) >> 23);
+  }
+
   const TileStats& tile_stats_;
   const float max_, rate_;
   const bool linear_;
@@ -193,8 +208,10 @@ class WarpTileMasses {
     before_ = group.sum_before(mine_, total_);
   }
 
-  // NaN if `linear` and the largest scale is.
+  __device__ bool any() const { return total_ > 0; }
+  // See WarpTileScale; NaN if `linear` and the largest scale is.
   __device__ double sum() const { return scale_.sum(total_); }
+  __device__ double log_sum() const { return scale_.log_sum(total_); }
 
   // The warp tile in which the running mass passes u times the total; `rest` becomes the mass
   // between the start of this tile and that point, in the units of the tile. A u outside [0, 1)
@@ -214,8 +231,7 @@ class WarpTileMasses {
         running += mass;
       }
       group.shared->broadcast[0] = i;
-      group.shared->broadcast[1] =
-          static_cast<int64_t>(static_cast<double>(target - running) / scale_.factor_of(i));
+      group.shared->broadcast[1] = (target - running) << scale_.shift_of(i);
     }
     __syncthreads();
     rest = group.shared->broadcast[1];
@@ -251,8 +267,8 @@ inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
     const uint64_t packed = tile_stats.best[i];
     if (packed == 0) continue;
-    const double score = score_of(packed) * exp2_of(tile_exponent(tile_stats.maxima[i],
-                                                                  rate_of(stats.inv_t), stats.max));
+    const double score = scaled(score_of(packed),
+                                -tile_shift(tile_stats.maxima[i], rate_of(stats.inv_t), stats.max));
     if (!(score > best)) continue;
     best = score;
     winner = i;

@@ -215,8 +215,10 @@ inline __device__ float filter_row(BlockGroup& group, const RowView& row,
         low = ordered_key(fmaxf(static_cast<float>(cut), -kLargest));
         const int64_t warp_tiles = row.warp_tiles();
         const TileRun run(tile_stats, warp_tiles);
+        const WarpTileMasses masses(group, tile_stats, warp_tiles, run, stats.max, stats.inv_t);
+        // The bins hold weights relative to that of the maximum.
         const double sum =
-            WarpTileMasses(group, tile_stats, warp_tiles, run, stats.max, stats.inv_t).sum();
+            masses.sum() * exp2_of(-double{tile_offset(stats.max, rate_of(stats.inv_t)).above});
         need = static_cast<int64_t>(ceil(params.top_p * sum * selection.unit()));
       }
     } else if (!top_k || (stage == Stage::kFloor && params.top_k > row.warp_tiles())) {
@@ -259,12 +261,11 @@ inline __device__ RowStats read_row_stats(BlockGroup& group, const RowView& row,
     run = TileRun(tile_stats, warp_tiles);
   }
   stats.direct = want == Want::kLinear;
-  const double sum =
-      WarpTileMasses(group, tile_stats, warp_tiles, run, stats.max, stats.inv_t, stats.direct)
-          .sum();
+  const WarpTileMasses masses(group, tile_stats, warp_tiles, run, stats.max, stats.inv_t,
+                              stats.direct);
   if (want == Want::kGumbel) token = gumbel_winner(group, tile_stats, warp_tiles, stats);
-  stats.valid = sum > 0;
-  stats.log_sum = log_of(sum);
+  stats.valid = masses.any();
+  stats.log_sum = masses.log_sum();
   return stats;
 }
 

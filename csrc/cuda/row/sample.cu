@@ -2,6 +2,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/row/fill.cuh"
 #include "cuda/row/filter.cuh"
+#include "cuda/ticket.cuh"
 #include "specdec/sample.h"
 
 namespace specdec::cuda {
@@ -96,7 +97,7 @@ __device__ Sampled finish(BlockGroup& group, const SampleParams& p, SampleTask& 
   }
   const WarpTileMasses masses(group, fill.tile_stats, fill.row.warp_tiles(), run, stats.max,
                               stats.inv_t);
-  if (thread_id() == 0) task.stats.log_sum = log_of(masses.sum());
+  if (thread_id() == 0) task.stats.log_sum = masses.log_sum();
   const GumbelNoise& noise = fill.noise;
   const int64_t token =
       p.gumbel

@@ -92,16 +92,46 @@ inline __device__ float rate_of(float inverse_temperature) {
 }
 
 // The weights of a warp tile with the maximum `top` are 2^(l * rate - offset), one fused
-// multiply-add each. The offset is top * rate rounded to float, so `top` itself weighs a little
-// more or less than 1, at most 2^(1/16). A larger offset would be too coarse; then they are 2^((l -
-// top) * rate).
-inline __device__ bool fuses(float offset) { return fabsf(offset) <= 0x1p20f; }
+// multiply-add each. The offset is the integer next to top * rate, so that `top` itself weighs 1
+// within a factor of 2^.5, and the weights of two tiles of a row differ by a power of two. As a
+// float it is exact up to 2^21.
+constexpr float kToInteger = 0x1.8p23f;  // a float that it is added to is rounded to an integer
+
+inline __device__ float offset_of(float top, float rate) {
+  return __fmaf_rn(top, rate, kToInteger) - kToInteger;
+}
+inline __device__ bool fuses(float offset) { return fabsf(offset) <= 0x1p21f; }
+
+// top * rate as an integer, which is the sum of two floats, and what it is above that integer. A
+// larger offset than the one above is found from the product and its rounding error.
+struct TileOffset {
+  float whole, more;
+  float above;  // the binary logarithm of the weight of `top`
+};
+inline __device__ TileOffset tile_offset(float top, float rate) {
+  const float offset = offset_of(top, rate);
+  if (fuses(offset)) return {offset, 0.0f, __fmaf_rn(top, rate, -offset)};
+  const float product = top * rate, whole = rintf(product);
+  const float rest = (product - whole) + __fmaf_rn(top, rate, -product), more = rintf(rest);
+  // Where the product is infinite, only entries equal to `top` have weight.
+  return {whole, more, rest - more == rest - more ? rest - more : 0.0f};
+}
+
+// The weights of a warp tile with the maximum `top` are 2^tile_shift too large beside those of one
+// with the maximum `max` of the row.
+constexpr int kMostShift = 512;
+inline __device__ int tile_shift(float top, float rate, float max) {
+  if (top == max) return 0;
+  const TileOffset own = tile_offset(top, rate), largest = tile_offset(max, rate);
+  const float shift = (largest.whole - own.whole) + (largest.more - own.more);
+  return shift < kMostShift ? static_cast<int>(shift) : kMostShift;
+}
 
 // Turns the entries of a warp tile into weights relative to their maximum; into 0 below the
 // threshold, and if the maximum is not finite.
 inline __device__ void weigh_tile(float (&values)[kPerLane], float top, float rate,
                                   float threshold = -INFINITY) {
-  float offset = top * rate;
+  float offset = offset_of(top, rate);
   if (threshold > -INFINITY) {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
@@ -112,7 +142,7 @@ inline __device__ void weigh_tile(float (&values)[kPerLane], float top, float ra
     const bool finite = is_finite(top);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) values[j] = finite ? values[j] - top : -INFINITY;
-    offset = 0;
+    offset = -tile_offset(top, rate).above;
   }
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
@@ -120,17 +150,10 @@ inline __device__ void weigh_tile(float (&values)[kPerLane], float top, float ra
   }
 }
 
-// The binary logarithm of what a weight relative to `top` must be multiplied by to become
-// 2^((l - max) * rate).
-inline __device__ double tile_exponent(float top, float rate, float max) {
-  const float offset = top * rate;
-  const double m = max, r = rate;
-  return fuses(offset) ? offset - m * r : (top - m) * r;
-}
-
 // A mass is a sum of weights. It is an integer number of units, so that it does not depend on the
-// order of summation; one unit is 2^-48 of the largest weight. The neighbours that a lane holds,
+// order of summation; one unit is a weight of 2^-48. The neighbours that a lane holds,
 // see `run_of`, are added as floats first; every sum of those is exact.
+constexpr int kUnitBits = 48;
 constexpr float kUnit = 0x1p48f;
 
 inline __device__ int64_t units_of(float weight) { return static_cast<int64_t>(weight * kUnit); }

@@ -1,6 +1,6 @@
 #pragma once
 // The nodes of the draft tree of one sequence. specdec/tree.h defines the terms.
-#include "cuda/chain/residual.cuh"
+#include "cuda/row/residual.cuh"
 #include "specdec/tree.h"
 
 namespace specdec::cuda {
