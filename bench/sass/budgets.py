@@ -141,7 +141,8 @@ class RouteBudget:
 
 
 # What one warp does in a kernel of the ratio test, from its first instruction on. A turn of
-# measurements shifts the mass of a warp tile (F2I, SHF), and ends with the logarithm of the row's.
+# measurements shifts the mass of one of a thread's two warp tiles (F2I, SHF), and ends with the
+# logarithm of the row's mass.
 _OPEN = ("open_sequence", "find_drafts")
 _FILL = ("open_row_and_draft", "prepare_fills", "fill_masses", "lane_units", "warp_mass")
 _ARRIVE = ("last_group", "add_arrival")
