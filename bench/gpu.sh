@@ -12,7 +12,7 @@
 # Needs no network. Before any part it makes sure of specdec_kernels/_C.so: uses it if its CUDA
 # kernels run on the device, else builds it. The limits of A, with a build, add up to less than 480
 # s, so that no part of it can take the time of another. What tells most comes first: the goals have
-# been timed two minutes after the library runs, and $OUT/cuda-goals.jsonl holds them even if the
+# been timed 130 s after the library runs, and $OUT/cuda-goals.jsonl holds them even if the
 # machine is taken away. Without git, SPECDEC_COMMIT names the commit. Every part runs even if others
 # fail; the exit status is 0 only if all of them passed.
 set -uo pipefail
@@ -164,12 +164,10 @@ else
 fi
 kernels=true
 if $builds; then
-  part build 165 bash -c build
-  if has_cuda_kernels; then
-    launches "launch of the kernels built here"
-  else
+  if ! { part build 165 bash -c build && has_cuda_kernels &&
+    launches "launch of the kernels built here"; }; then
     kernels=false
-    fail "no CUDA kernels: parts A, B and C are left out"
+    fail "no CUDA kernels that run: parts A, B and C are left out"
   fi
 fi
 
@@ -188,9 +186,18 @@ tests() {
   part "$1" "$2" "${on_device[@]}" "${pytest[@]}" "${several[@]}" "${@:3}"
 }
 
-# goals NAME LIMIT PEER: its own budget leaves time to finish the last config.
+# own LIMIT RESERVE: the budget that a command is given which may run for LIMIT seconds, or for what
+# is left, and takes RESERVE to start and to finish what it has begun.
+own() {
+  local left=$((END - $(now)))
+  if ((left > $1)); then left=$1; fi
+  echo $((left > $2 ? left - $2 : 1))
+}
+
+# goals NAME LIMIT PEER
 goals() {
-  part "$1" "$2" "$python" -m bench.goals --only "$3" --budget $(($2 * 4 / 5)) --out "$OUT"
+  part "$1" "$2" "$python" -m bench.goals --only "$3" --budget "$(own "$2" $(($2 / 5)))" \
+    --out "$OUT"
 }
 
 # found PROGRAM: the path of a program of the CUDA toolkit.
@@ -235,12 +242,12 @@ if asked C; then
     "$python" -c 'import torch; torch.zeros(1, device="cuda").cpu()'; then
     note "ABSENT   compute-sanitizer does not run on this device: no memcheck, racecheck, synccheck"
   else
-    # sanitize TOOL LIMIT: what is called ends before the limit.
+    # sanitize TOOL LIMIT
     sanitize() {
       # Without PyTorch's caching allocator, each tensor is an allocation of its own, so that
       # accesses past its end are found.
       part "$1" "$2" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$1" \
-        --error-exitcode 9 "$python" -m bench.sanitize --budget $(($2 - 25))
+        --error-exitcode 9 "$python" -m bench.sanitize --budget "$(own "$2" 25)"
     }
     sanitize memcheck 65
     sanitize racecheck 95
@@ -248,11 +255,10 @@ if asked C; then
   fi
 fi
 
-# sweep OP LIMIT: the sweep's own budget is shorter than LIMIT, because it takes time to start and
-# to finish its last config.
+# sweep OP LIMIT
 sweep() {
   part "sweep of $1" "$2" "$python" -m bench.sweep --op "$1" --device cuda --quick \
-    --budget $(($2 - 20)) --out "$OUT"
+    --budget "$(own "$2" 20)" --out "$OUT"
 }
 
 if asked D; then

@@ -51,9 +51,10 @@ def shared() -> list[tuple[Config, str, int]]:
     """Configs, schedules and sizes of block groups; 0 lets the launcher choose."""
     base = BASE["cuda"]
     probs = [replace(base, batch=b, dtype="float32", start="probs") for b in (1, 16)]
-    both = [replace(base, batch=1), base, *probs]
+    logits = [replace(base, batch=b) for b in (1, 8, 16, 24, base.batch)]
     return [
-        *((config, schedule, 0) for config in both for schedule in ("lazy", "parallel")),
+        *((config, schedule, 0) for config in logits for schedule in ("lazy", "parallel")),
+        *((config, "auto", group) for config in probs for group in (0, 4)),
         *((base, "lazy", group) for group in (1, 2, 4, 8)),
     ]
 

@@ -30,7 +30,7 @@ class Work:
     """What a warp does for some entries of a row. Regular expressions match from the opcode on.
 
     exactly: regular expression -> the number of instructions it matches. The first one tells the
-        loop: a path begins where it matches, and does the work anew whenever it comes by there.
+        loop: a path begins where it matches, and does the work anew whenever it passes there.
     at_least: the same, where the path may have more.
     loads: regular expression -> the number of loads, which may be made for several rounds at once.
     entries: how many entries of a row the work serves.
@@ -51,7 +51,7 @@ class Loop:
 
     instructions: those that a warp issues on the path, also those that a predicate turns off.
     opcodes: how often each opcode is among them.
-    path: the basic blocks, in the order in which a warp comes by them.
+    path: the basic blocks, in the order in which a warp passes through them.
     """
 
     work: Work
@@ -163,7 +163,7 @@ def _cheapest(region: dict[str, Block], work: Work, rounds: int) -> Loop | None:
                 if total < costs.get(then, 1 << 30):
                     costs[then], before[then] = total, state
                     heapq.heappush(queue, (total, then))
-        del left[start]  # every path that comes by here is known now
+        del left[start]  # every path that passes here is known now
     return best
 
 

@@ -4,9 +4,9 @@ In each instruction the assembler encodes for how many cycles its warp issues no
 stall count). Their sum along a path bounds the time of the warp from below: waits for loads, other
 warps, busy units and instructions that are not in a cache come on top.
 
-Which path a warp takes is not written in the code. A route names functions that the warp comes by,
-in order, and is taken to be the cheapest path through an instruction of each. Line information
-tells to which functions an instruction belongs, inlined ones included.
+Which path a warp takes is not written in the code. A route names functions that the warp passes
+through, in order, and is taken to be the cheapest path through an instruction of each. Line
+information tells to which functions an instruction belongs, inlined ones included.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Instruction(NamedTuple):
     """An instruction, its opcode, the labels that it may branch to, and the functions it is of.
 
     cycles: its stall count.
-    goes_on: whether the next one may follow it, apart from what a call returns to.
+    falls_through: whether the next one may follow it, apart from what a call returns to.
     """
 
     text: str
     opcode: str
     targets: tuple[str, ...]
-    goes_on: bool
+    falls_through: bool
     cycles: int
     functions: frozenset[str]
 
@@ -72,7 +72,7 @@ class Program:
 class Route(NamedTuple):
     """A way through a kernel from its first instruction.
 
-    stops: functions that the warp comes by, in order, or opcodes such as EXIT.
+    stops: functions that the warp passes through, in order, or opcodes such as EXIT.
     """
 
     name: str
@@ -135,9 +135,9 @@ def parse_listing(listing: str, stalls: Mapping[str, Sequence[int]]) -> Iterator
                 targets += tuple(several.split(","))
             owners = frozenset(f for file, number in places for f in _functions_at(file, number))
             code = opcode(text)
-            goes_on = code not in _ENDS or bool(_CONDITIONAL.match(text))
+            falls_through = code not in _ENDS or bool(_CONDITIONAL.match(text))
             cycles = stalls[name][index]
-            instructions.append(Instruction(text, code, targets, goes_on, cycles, owners))
+            instructions.append(Instruction(text, code, targets, falls_through, cycles, owners))
     if instructions:
         yield Program(name, instructions, labels)
 
@@ -220,5 +220,5 @@ def _successors(
     elif instruction.opcode in ("BRA", "BRX"):
         for target in instruction.targets:
             yield program.labels[target], calls
-    if instruction.goes_on:
+    if instruction.falls_through:
         yield index + 1, calls

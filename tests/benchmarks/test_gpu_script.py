@@ -23,7 +23,7 @@ case "$*" in
   *find_spec*) exit 0 ;;
   *os.path.dirname*) echo torch; exit 0 ;;
   *has_cuda_kernels*) [[ -z $NO_KERNELS || -e $CLOCK.built ]]; exit ;;
-  *bench.smoke) [[ -z $NO_LAUNCH ]] || exit 1 ;;
+  *bench.smoke) [[ -z $NO_LAUNCH || ($NO_LAUNCH == 1 && -e $CLOCK.built) ]] || exit 1 ;;
   *bench.goals\\ --only\\ cuda*)
     for n in 1 2 3 4 5 6; do
       advance {SECONDS} || exit
@@ -218,6 +218,17 @@ def test_no_part_begins_after_the_budget(gpu, clock):
     assert set(limits(said)) < {"launch of the kernels of _C.so", *A}
 
 
+def test_a_part_with_less_time_than_its_limit_is_told_so(gpu):
+    """Else it is ended from outside, and taken for one that hangs."""
+    _, said = gpu(PARTS="D", BUDGET="70")
+    begun = limits(said)
+    assert 20 < begun["sweep of verify_chain"] < 80
+    given = re.search(r"bench\.sweep --op verify_chain .*--budget (\d+)", said)
+    assert int(given[1]) == begun["sweep of verify_chain"] - 20
+    _, said = gpu(PARTS="D", BUDGET="5000")
+    assert "--op verify_chain --device cuda --quick --budget 60" in said
+
+
 @pytest.mark.parametrize(("cut", "rows"), [(60, 0), (125, 3), (150, 6)])
 def test_a_run_that_is_cut_off_has_left_the_goals_that_it_timed(gpu, tmp_path, cut, rows):
     """However long the other parts take."""
@@ -260,7 +271,7 @@ def test_without_cuda_kernels_only_the_part_that_needs_none_runs(gpu):
     status, said = gpu(NO_KERNELS="1", HANGING="bash -c build", PARTS="AD", BUDGET="5000")
     assert status == 1
     assert "FAILED   build: a hang" in said
-    assert "FAILED   no CUDA kernels: parts A, B and C are left out" in said
+    assert "FAILED   no CUDA kernels that run: parts A, B and C are left out" in said
     assert list(limits(said)) == ["build", *D]
 
 
@@ -268,8 +279,13 @@ def test_a_library_that_does_not_launch_is_built_again(gpu):
     status, said = gpu(NO_LAUNCH="1", HANGING="bash -c build")
     assert status == 1
     assert "FAILED   build: a hang" in said
+    assert "FAILED   no CUDA kernels that run: parts A, B and C are left out" in said
+    assert list(limits(said)) == ["launch of the kernels of _C.so", "build"]
+    status, said = gpu(NO_LAUNCH="2")
+    assert status == 1
+    assert "passed   build" in said
     assert "FAILED   launch of the kernels built here: exit status 1" in said
-    assert "passed   goals" in said
+    assert "goals" not in limits(said)
     status, said = gpu(HANGING="bench.smoke")
     assert status == 1
     assert "FAILED   launch of the kernels of _C.so: a hang" in said
@@ -336,5 +352,5 @@ def test_a_transformers_older_than_ours_is_skipped_with_its_reason(tmp_path):
         check=False,
         timeout=120,
     )
-    assert done.returncode == 5
+    assert done.returncode in (0, 5)  # 0 where pytest-xdist is installed
     assert "module 'transformers' has __version__ '4.57.1', required is: '5.20'" in done.stdout

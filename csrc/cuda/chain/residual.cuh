@@ -45,7 +45,7 @@ class ChainResidual : ChainView<kVariant> {
   }
 
   // The sums over a row: the first three have tile statistics of their own.
-  enum Sum { kPositive, kNegative, kBeyond, kDirect, kTarget };
+  enum Sum { kPositive, kNegative, kBeyond, kDirect, kTargetMass };
 
   __device__ bool entropy() const { return kGeneral && action_is(Action::kEntropy); }
   __device__ bool counts() const { return kGeneral && action_is(Action::kCount); }
@@ -195,7 +195,7 @@ class ChainResidual : ChainView<kVariant> {
 
   __device__ void pick(int warp_tile, float (&values)[kPerLane]) const {
     if (t_.residual || direct()) {
-      const float scale = tile_stats_of(t_.residual ? kPositive : kTarget).maxima[warp_tile];
+      const float scale = tile_stats_of(t_.residual ? kPositive : kTargetMass).maxima[warp_tile];
       const float inverse = inverse_scale(scale);
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
@@ -220,7 +220,7 @@ class ChainResidual : ChainView<kVariant> {
   __device__ void add_up() {
     bool proves_mass = false;
 #pragma unroll 1
-    for (int which = chooses() ? kTarget : kPositive; which <= (chooses() ? kTarget : kDirect);
+    for (int which = chooses() ? kTargetMass : kPositive; which <= (chooses() ? kTargetMass : kDirect);
          ++which) {
       // A residual above 0 has no entry of P that is not valid, and proves that P has mass.
       if ((which == kNegative && !rule_is(Rule::kBlock)) ||
@@ -267,12 +267,12 @@ class ChainResidual : ChainView<kVariant> {
   // The sum over the row of what was stored; NaN if a warp tile was not valid.
   __device__ double sum_and_choose(int which, int64_t warp_tiles) {
     const TileStats tile_stats = tile_stats_of(which);
-    const bool linear = which != kTarget || direct();
+    const bool linear = which != kTargetMass || direct();
     const TileRun run(tile_stats, warp_tiles);
     const float max = linear ? run.largest(group_, tile_stats) : t_.stats.max;
     const WarpTileMasses masses(group_, tile_stats, warp_tiles, run, max, t_.stats.inv_t, linear);
     const double sum = masses.sum();
-    if (((which == kPositive && !entropy() && !counts()) || which == kTarget) && sum > 0) {
+    if (((which == kPositive && !entropy() && !counts()) || which == kTargetMass) && sum > 0) {
       int64_t rest;
       const int64_t tile = masses.choose(group_, residual_uniform(p_, t_, t_.i), rest);
       if (thread_id() == 0) {
