@@ -220,8 +220,8 @@ class ChainResidual : ChainView<kVariant> {
   __device__ void add_up() {
     bool proves_mass = false;
 #pragma unroll 1
-    for (int which = chooses() ? kTargetMass : kPositive; which <= (chooses() ? kTargetMass : kDirect);
-         ++which) {
+    for (int which = chooses() ? kTargetMass : kPositive;
+         which <= (chooses() ? kTargetMass : kDirect); ++which) {
       // A residual above 0 has no entry of P that is not valid, and proves that P has mass.
       if ((which == kNegative && !rule_is(Rule::kBlock)) ||
           (which == kBeyond && warp_tiles_beyond() == 0) ||
