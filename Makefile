@@ -93,9 +93,11 @@ test-all: $(STAMP_ALL) browser
 test-build: $(STAMP_ALL) browser
 	$(PYTEST) -m build $(ARGS)
 
-# Plants each fault of tests/mutants and runs the tests that must find it: hours on two cores.
+# Plants each fault of tests/mutants and runs the tests that must find it: hours on two cores. Most
+# builds are of sources that were compiled before, which ccache remembers where it is installed.
 mutants: $(SETUP) $(METADATA)
-	PATH="$(abspath $(BIN)):$$PATH" VLLM_PYTHON="$(abspath $(VLLM))" \
+	PATH="$(abspath $(BIN)):$(addsuffix :,$(wildcard /usr/lib/ccache))$$PATH" \
+	VLLM_PYTHON="$(abspath $(VLLM))" \
 	  $(BIN)/python tests/mutants/run.py --jobs $(JOBS) $(ARGS)
 
 # The plug-in for vLLM, in an environment of its own with vLLM for CPUs. It finds the entry point in

@@ -47,8 +47,9 @@ def main() -> int:
     outside = [] if args.by else outside_of_lanes(chosen)
     for test in outside:
         print(f"{BROKEN}: neither make test nor make test-build runs {test}", flush=True)
-    # What needs a build begins first, because it takes longest.
-    chosen.sort(key=lambda mutant: not COMPILED.match(mutant.file))
+    # What needs a build begins first, because it takes longest, and file by file: a build compiles
+    # again what the fault before had changed.
+    chosen.sort(key=lambda mutant: (not COMPILED.match(mutant.file), mutant.file))
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in chosen:
         waiting.put(mutant)
