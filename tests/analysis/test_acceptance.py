@@ -39,20 +39,6 @@ def rational_residual(p, q, scale=1):
     return [x / sum(weights) for x in weights] if sum(weights) else p
 
 
-def rational_counts(p, q, gamma):
-    """[gamma + 1] distribution of the accepted count of rule token, if all rows are equal."""
-    counts = [Fraction(0)] * (gamma + 1)
-    for drafts in product(range(len(p)), repeat=gamma):
-        all_accepted = Fraction(1)
-        for i, x in enumerate(drafts):
-            accept = min(Fraction(1), p[x] / q[x]) if q[x] else Fraction(0)
-            after = math.prod(q[y] for y in drafts[i + 1 :])
-            counts[i] += all_accepted * q[x] * (1 - accept) * after
-            all_accepted *= q[x] * accept
-        counts[gamma] += all_accepted
-    return counts
-
-
 # Expected tokens and factors.
 
 
@@ -463,5 +449,3 @@ def test_the_accepted_count_of_equal_rows_is_geometric(rule):
     assert_close("tau", counts, torch.tensor(want, dtype=torch.float64), atol=1e-15)
     mean = analysis.mean_accepted(*tables, rule, **parameters)
     assert 1 + mean == pytest.approx(analysis.expected_tokens(alpha, 3), abs=1e-14)
-    if rule == "token":
-        assert_close("tau", counts, tensor(rational_counts(p, q, 3)), atol=1e-15)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from support.programs import output_of
 
 from bench import measure
+from specdec_kernels import TREE_RULES
 
 pytestmark = pytest.mark.build
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 V = 262144
 SIZES = (128, 512)  # rows: 64 and 256 MiB of bfloat16 have to keep to the same limit
@@ -87,6 +85,18 @@ def chain(logits, form="full", **options):
         target, draft = target.softmax(-1), draft.softmax(-1)
     return lambda: sk.verify_chain(target, tokens, draft, seeds=seeds, positions=seeds, **options)
 
+def tree(logits, **options):
+    target = logits.view(-1, GAMMA + 1, logits.shape[1])
+    seeds, draft = torch.arange(len(target)), near(target)
+    parents = (torch.arange(GAMMA) // 2 - 1).expand(len(target), GAMMA)
+    nodes = sk.Tree(likely_tokens(target), parents)
+    return lambda: sk.verify_tree(target, nodes, draft, seeds=seeds, positions=seeds, **options)
+
+def expand(logits):
+    rows = logits.view(-1, GAMMA + 1, logits.shape[1])
+    scores = torch.zeros(rows.shape[:2])
+    return lambda: sk.expand_tree(rows, scores, width=10)
+
 def plain_rule(logits):
     target = logits.view(-1, GAMMA + 1, logits.shape[1])
     tokens = likely_tokens(target)
@@ -102,6 +112,7 @@ print(json.dumps([
 ]))
 """
 
+OTHER_RULES = ("greedy", "typical", "top_beta", "lenient")
 CALLS = {
     "sample": "sample(x)",
     "sample-filtered": f"sample(x, {FILTERED})",
@@ -118,6 +129,9 @@ CALLS = {
     "chain-sampled": 'chain(x, "sampled")',
     "chain-block-sparse": 'chain(x, "sparse", rule="block")',
     "chain-mapped": 'chain(x, "mapped")',
+    "expand": "expand(x)",
+    **{f"chain-{r}-filtered": f'chain(x, rule="{r}", {FILTERED})' for r in OTHER_RULES},
+    **{f"tree-{r}-filtered": f'tree(x, rule="{r}", {FILTERED})' for r in TREE_RULES},
 }
 
 
@@ -126,15 +140,7 @@ def peaks(sizes, eager=False):
     """{rows: {call: peak extra bytes}}, measured in one process."""
     calls = {"eager": "plain_rule(x)"} if eager else CALLS
     words = map(json.dumps, (calls, sizes, V))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout)
+    found = json.loads(output_of("-c", PROGRAM, *words))
     if any(None in by_call.values() for by_call in found):
         pytest.skip("the system does not reset the resident set's high-water mark")
     return dict(zip(sizes, found, strict=True))

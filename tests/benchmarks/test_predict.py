@@ -136,21 +136,3 @@ def test_an_unknown_device_is_refused_by_name():
     done = CliRunner().invoke(app, ["--gpu", "B200"])
     assert done.exit_code == 2
     assert "must be one of H200, H100, got B200" in done.output
-
-
-@pytest.mark.parametrize(
-    ("batch", "schedule", "size", "splits"),
-    [
-        # The last group of the row-parallel schedule is not small.
-        *((1, "row-parallel", 8, 10), (8, "row-parallel", 8, 1), (12, "row-parallel", 7, 1)),
-        *((22, "row-parallel", 4, 1), (23, "row-parallel", 8, 1), (33, "row-parallel", 8, 1)),
-        # As many blocks are in a group as run at once.
-        *((34, "row-lazy", 8, 1), (67, "row-lazy", 7, 1), (88, "row-lazy", 6, 1)),
-        *((256, "row-lazy", 2, 1), (512, "row-lazy", 1, 1), (1000, "row-lazy", 1, 1)),
-    ],
-)
-def test_a_plan_fills_the_device(batch, schedule, size, splits):
-    planned = predict.plan(Config(batch, 5, 151936, "bfloat16"), GPU)
-    assert (planned.schedule, planned.group, planned.splits) == (schedule, size, splits)
-    if schedule == "row-parallel":  # with 22 sequences the groups of all rows run at once
-        assert (planned.waves(batch) > 1) == (batch > 22)

@@ -91,17 +91,6 @@ CALLS = {
 }  # fmt: skip
 
 
-def wrong_call(toy, name, change):
-    op = provider("verify_chain", name)
-
-    def run(drafts, uniforms):
-        a = change({"tokens": drafts, **toy.arguments(drafts, "cpp")})
-        # Ids of a wide draft may be out of range here, so status is not looked at.
-        return verify(op, uniforms=uniforms, **a)[:2]
-
-    return run
-
-
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("call", CALLS)
 def test_the_enumeration_rejects(call, rule):

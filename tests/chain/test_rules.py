@@ -151,38 +151,6 @@ def test_after_a_missing_or_invalid_draft_the_distribution_is_the_targets(name, 
     assert_target_distribution(realized, toy)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_block_accepts_at_least_as_many_drafts_as_token(form):
-    """The sums over draft tuples, which the tests above compare with the kernels', give the means
-    of `analysis`. With one draft, the rules are the same."""
-    means = {}
-    for rule in ("block", "token"):
-        toy = toy_of(rule, form)
-        counts = accepted_count_distribution(toy, rule)
-        means[rule] = float((counts * torch.arange(len(counts))).sum())
-        want = analysis.mean_accepted(toy.draft_probs, toy.target_probs, rule)
-        assert means[rule] == pytest.approx(want, abs=TOLERANCE)
-    assert means["block"] >= means["token"] - TOLERANCE
-    if "gamma1" in form or "one-hot" in form:
-        assert means["block"] == pytest.approx(means["token"], abs=TOLERANCE)
-
-
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_block_decides_the_case_of_vllms_tests_with_given_uniforms(name):
-    """Two drafts, both accepted, and one that neither model could have drawn. P of the bonus token
-    is one-hot here; there the token is given."""
-    draft = torch.tensor([[[0.0, 0.6, 0.0, 0.4], [0.1, 0.2, 0.3, 0.4]], [[0.5, 0.5, 0, 0]] * 2])
-    target = torch.tensor([[[0.0, 0.8, 0.0, 0.2], [0.2, 0.1, 0.3, 0.4], [0, 0, 0, 1.0]],
-                           [[0.9, 0.1, 0.0, 0.0]] * 3])  # fmt: skip
-    uniforms = torch.tensor([[0.7, 0.6, 0.5], [0.5, 0.5, 0.5]], dtype=torch.float64)
-    tokens, accepted, *_ = verify(
-        provider("verify_chain", name), target, torch.tensor([[1, 0], [2, -1]]), draft,
-        kind="probs", rule="block", uniforms=uniforms,
-    )  # fmt: skip
-    assert tokens.tolist() == [[1, 0, 3], [0, -1, -1]]
-    assert accepted.tolist() == [2, 0]
-
-
 class PaperModel:
     """The example of the paper on block verification: P = (1/3, 2/3), Q = (2/3, 1/3) everywhere."""
 

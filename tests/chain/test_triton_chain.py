@@ -1,34 +1,33 @@
 """The Triton provider in the interpreter, and its kernels compiled for devices that are not here.
 
 Tests of all providers are in tests/row and tests/chain. Here are those of Triton alone: its noise,
-schedules, tiles and scan blocks, and random calls against the specification.
+schedules, tiles and scan blocks.
 """
 
 import itertools
 import json
 import os
-import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
+import proofs
 import torch
 import triton
 import triton.language as tl
+from support.programs import output_of
 from support.providers import (
-    assert_close,
     assert_outputs_close,
     assert_outputs_equal,
+    provider,
     record_allocations,
     sampling_arguments,
     verify,
 )
-from support.triton_random import DTYPES, logits, poison, random_chain, random_sampling
+from support.sources import ROOT
+from support.triton_interpreter import small_tiles  # noqa: F401  # a fixture
 
 from specdec_kernels import reference
 from specdec_kernels.arguments.rules import METHODS, NOISES
@@ -36,36 +35,24 @@ from specdec_kernels.reference.row import noise
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.chain import verify_chain as chain
 from specdec_kernels.triton.row import noise as triton_noise
-from specdec_kernels.triton.row import sample
 
-ROOT = Path(__file__).resolve().parents[2]
+AHEAD_OF_TIME = ROOT / "tests" / "support" / "triton_aot.py"
 FILTERS = {"top_k": 40, "top_p": 0.9}
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Use tiles of 256 and scan blocks of 16, so that a small row has several of each."""
-    monkeypatch.setattr(launch, "TILE", 256)
-    monkeypatch.setattr(launch, "CHUNK", 256)
-    monkeypatch.setattr(launch, "MAX_BLOCK", 16)
-    launch.tiling.cache_clear()
-    yield
-    launch.tiling.cache_clear()
-
-
 def both_schedules(op, args, monkeypatch):
-    """The outputs of `op`, which must be the same bits in both schedules."""
+    """The outputs of an op, which must be the same bits in both schedules."""
     out = []
     for split in (False, True):
         monkeypatch.setattr(launch, "force_row_parallel", split)
-        out.append(op(*args))
-    assert_outputs_equal("sample" if op is sample.sample else "verify_chain", *out)
+        out.append(provider(op, "triton")(*args))
+    assert_outputs_equal(op, *out)
     return out[0]
 
 
 def verify_both(monkeypatch, *args, **options):
     """`verify_chain` of both schedules."""
-    return verify(lambda *a: both_schedules(chain.verify_chain, a, monkeypatch), *args, **options)
+    return verify(lambda *a: both_schedules("verify_chain", a, monkeypatch), *args, **options)
 
 
 # Noise.
@@ -77,23 +64,6 @@ def _exponentials(seed, position, tile, out, TILE: tl.constexpr):
         tile, tl.load(seed), tl.load(position), triton_noise.SHARED, TILE
     )
     tl.store(out + tl.arange(0, TILE), noise)
-
-
-@triton.jit
-def _uniforms(seeds, positions, out, STREAM: tl.constexpr):
-    i = tl.program_id(0)
-    tl.store(out + i, triton_noise.uniform(tl.load(seeds + i), tl.load(positions + i), STREAM))
-
-
-@pytest.mark.parametrize("stream", [0, 1, 2])
-def test_uniforms_are_those_of_the_specification(stream):
-    seeds = torch.tensor([0, 1, -1, 2**62 + 12345, -(2**63), 2**63 - 1])
-    positions = torch.tensor([0, 2**32 - 1, 2**32, 2**45 + 3, -1, 17])
-    out = torch.empty(6, dtype=torch.float64)
-    _uniforms[(6,)](seeds, positions, out, STREAM=stream)
-    want = [reference.uniform(s, p, stream) for s, p in zip(seeds.tolist(), positions.tolist(),
-                                                            strict=True)]  # fmt: skip
-    assert out.tolist() == want
 
 
 @pytest.mark.covering(emulated=1)
@@ -121,41 +91,13 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
         assert float(out[i]) == pytest.approx(want, rel=6e-7), (v, x)
 
 
-# Random calls against the specification.
+# The cases agree with the specification in test_verify_chain.py and tests/row/test_sample.py.
+CASES = [case for op in ("sample", "verify_chain") for case in proofs.cases(op, rows=6)]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "batch", [pytest.param(i, marks=[] if i < 2 else pytest.mark.full) for i in range(8)]
-)
-def test_random_chains_equal_the_specification_in_both_schedules(batch, monkeypatch):
-    for seed in range(6 * batch, 6 * batch + 6):
-        args = random_chain(seed)
-        want = reference.verify_chain(*args)
-        got = both_schedules(chain.verify_chain, args, monkeypatch)
-        for name, g, w in zip(("tokens", "accepted", "status"), got, want, strict=False):
-            assert_close(f"seed {seed}: {name}", g, w)
-        for name, g, w in zip(("logprobs", "accept_probs"), got[3:], want[3:], strict=True):
-            assert_close(f"seed {seed}: {name}", g, w, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("method", ["cdf", "gumbel"])
-@pytest.mark.parametrize("v", [1, 5, 37, 1031, pytest.param(5000, marks=pytest.mark.full)])
-def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkeypatch):
-    rnd, g = random.Random(v), torch.Generator().manual_seed(v)
-    for dtype in DTYPES.values():
-        rows = logits((4,), v, g, dtype)
-        if rnd.random() < 0.5:
-            poison(rows, rnd)
-        args = (
-            rows, *random_sampling(rnd, 4, v), torch.randint(-(2**62), 2**62, (4,), generator=g),
-            torch.randint(0, 2**40, (4,), generator=g),
-            NOISES.index(rnd.choice(["draft", "residual"])), METHODS.index(method),
-        )  # fmt: skip
-        want = reference.sample(*args)
-        # At tiny temperatures the logsumexp is as large as logits / temperature.
-        assert_outputs_close("sample", both_schedules(sample.sample, args, monkeypatch), want)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case}")
+def test_both_schedules_give_the_same_bits(case, monkeypatch):
+    both_schedules(case.op, case.args(), monkeypatch)
 
 
 # Tiles, scan blocks, views, launches.
@@ -173,7 +115,8 @@ def test_random_rows_equal_the_specification_in_both_schedules(v, method, monkey
     ],
     ids=lambda x: x if isinstance(x, str) else "filtered" if x else "plain",
 )
-def test_many_tiles_and_scan_blocks(rule, filters, small_tiles, monkeypatch):
+@pytest.mark.usefixtures("small_tiles")
+def test_many_tiles_and_scan_blocks(rule, filters, monkeypatch):
     """V = 4500 has 18 tiles of 256 in 2 scan blocks, and tokens are drawn from both."""
     g = torch.Generator().manual_seed(5)
     n, v = 2, 4500
@@ -200,7 +143,8 @@ def test_match_takes_the_noise_of_each_position_over_two_tiles(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["wide", "mapped", pytest.param("sparse", marks=pytest.mark.full)])
-def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, small_tiles, monkeypatch):
+@pytest.mark.usefixtures("small_tiles")
+def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, monkeypatch):
     """More tiles than the target has, columns in random order, more ids than one step takes."""
     g = torch.Generator().manual_seed(11)
     n, v, d = 2, 600, {"wide": 900, "mapped": 300, "sparse": 40}[form]
@@ -285,44 +229,26 @@ def test_a_ragged_draft_without_the_row_is_as_no_draft(indptr, form, monkeypatch
             assert (0 <= int(tokens[b, 0]) < v) == (end > begin)
 
 
-def test_an_empty_batch_launches_nothing():
-    none = torch.zeros(0, dtype=torch.int64)
-    out = verify(
-        chain.verify_chain, torch.zeros(0, 3, 7), torch.zeros(0, 2, dtype=torch.int32),
-        accept_probs=False,
-    )  # fmt: skip
-    assert [tuple(t.shape) for t in out] == [(0, 3), (0,), (0,), (0, 3), (0, 0)]
-    assert out[0].dtype == torch.int32
-    tokens = sample.sample(torch.zeros(0, 5), *sampling_arguments(), none, none, 1, 0)[0]
-    assert tokens.shape == (0,)
-
-
 # The compiler, and the import.
 
 
 def run_python(*args):
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, *map(str, args)], cwd=ROOT, env=env, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    return output_of(*args, TRITON_INTERPRET="0")
 
 
 @pytest.mark.build
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
 def test_every_kernel_compiles_ahead_of_time(target):
-    done = run_python(ROOT / "tests" / "support" / "triton_aot.py", target)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "compiled" in done.stdout
-    print(done.stdout)
+    printed = run_python(AHEAD_OF_TIME, target)
+    assert "compiled" in printed
+    print(printed)
 
 
 @pytest.mark.build
 def test_other_values_and_slices_of_small_arguments_compile_no_kernel_anew():
     """Triton is asked for the key of each kernel; rows are the control."""
-    done = run_python(ROOT / "tests" / "support" / "triton_aot.py", "--specialized")
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = {kernel: {*names} for kernel, names in json.loads(done.stdout).items()}
+    printed = run_python(AHEAD_OF_TIME, "--specialized")
+    found = {kernel: {*names} for kernel, names in json.loads(printed).items()}
     rows = {"target", "target_stride_b", "target_stride_i", "v", "draft", "draft_stride_b"}
     rows |= {"draft_stride_i", "d"}
     listed = {"draft_ids", "draft_columns"}
@@ -334,8 +260,7 @@ def test_other_values_and_slices_of_small_arguments_compile_no_kernel_anew():
 
 
 def test_importing_the_package_does_not_import_triton():
-    done = run_python(
+    run_python(
         "-c", "import sys, torch; before = 'triton' in sys.modules; import specdec_kernels; "
         "sys.exit('triton' in sys.modules and not before)"
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ import pytest
 import torch
 from support.providers import (
     ALL_PROVIDERS,
-    HEAVY_PROVIDERS,
     KERNEL_PROVIDERS,
     MAX_TIE_RATE,
     assert_close,
@@ -240,20 +239,6 @@ def test_a_sampled_draft_has_no_mass_below_its_threshold(name):
     got = verify(provider("verify_chain", name), target, torch.tensor([[0]]), q, sampled=sampled,
                  uniforms=torch.full((1, 2), 0.5, dtype=torch.float64))  # fmt: skip
     assert (got[0].tolist(), int(got[2])) == ([[512, -1]], 0)
-
-
-@pytest.mark.parametrize("name", HEAVY_PROVIDERS[1:])
-def test_scalar_parameters_equal_filled_vectors(name):
-    target, drafts, q, *_ = proofs.chain_case(2, 2, 131, filters="scalar").args()
-    vectors = dict(
-        temperature=torch.full((2,), 0.8),
-        top_k=torch.full((2,), 9, dtype=torch.int32),
-        top_p=torch.full((2,), 0.9),
-        min_p=torch.full((2,), 0.02),
-    )
-    op = provider("verify_chain", name)
-    scalar = verify(op, target, drafts, q, temperature=0.8, top_k=9, top_p=0.9, min_p=0.02)
-    assert_outputs_equal("verify_chain", verify(op, target, drafts, q, **vectors), scalar)
 
 
 def ragged(target, draft, lengths):

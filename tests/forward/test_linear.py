@@ -10,8 +10,8 @@ import pytest
 import torch
 from proofs.forward import numbers
 from support.compiled import assert_one_graph
-from support.instruction_sets import run_on
-from support.providers import assert_close, run_case
+from support.programs import run_on
+from support.providers import assert_bits, assert_close, run_case
 
 import specdec_kernels as sk
 from specdec_kernels import reference
@@ -29,12 +29,6 @@ def drawn(n, k, m, dtype, seed=0, kind="normal"):
     g = torch.Generator().manual_seed(seed)
     x, weight = numbers((m, k), g, kind).to(dtype), torch.randn(n, k, generator=g).to(dtype)
     return x, weight, torch.randn(n, generator=g).to(dtype)
-
-
-def assert_bits(got, want):
-    """Equal bit for bit, but for the payload of NaN; zeros keep their sign."""
-    assert_close("y", got, want)
-    assert torch.equal(got.signbit() | got.isnan(), want.signbit() | want.isnan())
 
 
 def bound(x, weight, y):
@@ -234,11 +228,10 @@ def test_the_weight_may_be_packed_in_a_graph():
 
 # Panels of one instruction set are refused by another, and its rows are invariant too.
 OTHER = """
-import sys, torch
-sys.path.insert(0, "tests/forward")
+import torch
 import specdec_kernels as sk
 from specdec_kernels import reference
-import test_linear as tests
+from forward import test_linear as tests
 
 for dtype in tests.DTYPES:
     for shape in [(3, 17), (50, 577)]:

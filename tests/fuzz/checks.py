@@ -5,9 +5,11 @@ from __future__ import annotations
 import proofs
 import torch
 from proofs import intervals
+from support.kv_buffers import copied, same_buffers, same_tensors
 from support.layer_by_ops import layer_by_ops
-from support.providers import assert_close
+from support.providers import assert_close, tensors
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from specdec_kernels import Status, _library, reference
 
@@ -37,7 +39,7 @@ class Recorder(TorchDispatchMode):
 def call_and_check(function, args):
     """Call an op and check what it returns; whatever it raises passes through."""
     op = function._schema.name.split("::")[1]
-    copies = no_refusal(op, copied, args) if op in COMPARED and comparable(args) else None
+    copies = no_refusal(op, copies_of, args) if op in COMPARED and comparable(args) else None
     out = function(*args)
     if any(t.device.type != "cpu" or t.numel() > 2**24 for t in tensors(args)):
         return out
@@ -58,11 +60,6 @@ def no_refusal(op, function, *args):
         raise AssertionError(f"{op}: {function.__name__} refused what ran: {error}") from error
 
 
-def tensors(values):
-    flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
-    return [t for t in flat if isinstance(t, torch.Tensor)]
-
-
 def comparable(args):
     """Whether the arguments are small, and no two of them share memory."""
     given = tensors(args)
@@ -74,34 +71,16 @@ def comparable(args):
     )
 
 
-def copied(args):
+def copies_of(args):
     """Copies of everything, where a view becomes the same view of a copy of its whole memory."""
-
-    def copy(t):
-        memory = t.detach().new_empty(0).set_(t.detach().untyped_storage().clone())
-        return memory.as_strided(t.shape, t.stride(), t.storage_offset())
-
-    return [
-        [copy(t) if isinstance(t, torch.Tensor) else t for t in v] if isinstance(v, (list, tuple))
-        else copy(v) if isinstance(v, torch.Tensor) else v
-        for v in args
-    ]  # fmt: skip
+    return tree_map_only(torch.Tensor, copied, args)
 
 
 def compare_with_reference(op, args, outputs, copies):
     """Outputs and all memory of the arguments, also what surrounds the views."""
     want = proofs.providers(op)["reference"](*copies)
-    want = want if isinstance(want, (tuple, list)) else () if want is None else (want,)
-    for i, (g, w) in enumerate(zip(outputs, want, strict=True)):
-        assert g.dtype == w.dtype
-        assert torch.equal(g, w), f"{op}: output {i} is {g}, not {w}"
-    for i, (g, w) in enumerate(zip(tensors(args), tensors(copies), strict=True)):
-        same = memory_of(g).equal(memory_of(w))
-        assert same, f"{op}: tensor {i} of the arguments is {g}, not {w}"
-
-
-def memory_of(t):
-    return torch.empty(0, dtype=torch.uint8).set_(t.detach().untyped_storage())
+    same_tensors(f"{op} outputs", outputs, () if want is None else tree_leaves(want))
+    same_buffers(f"{op} arguments", args, copies)
 
 
 def assert_in(name, x, low, high):
@@ -296,7 +275,7 @@ def check_decoder_layer(given, y):
     assert y.shape == given["x"].shape
     assert y.is_contiguous()
     if comparable(tuple(given.values())):
-        written = copied(given["caches"])
+        written = copies_of(given["caches"])
         assert_close("y", y, layer_by_ops(**given | {"caches": written}))
         for cache, want in zip(given["caches"], written, strict=True):
             assert_close("a cache", cache, want)

@@ -88,5 +88,5 @@ def test_a_write_beside_a_view_is_seen():
 
     cache = torch.ones(3, 1, 4, 8)[1:]
     lengths = torch.tensor([4, 4])
-    with pytest.raises(AssertionError, match="tensor 0 of the arguments"):
+    with pytest.raises(AssertionError, match="buffer of kv_truncate_ arguments"):
         call_and_check(Wrong(), ([cache], lengths, lengths - 1, True))

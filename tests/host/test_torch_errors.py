@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import specdec_host as host
 import torch
-from support.error_table import BUILD, TABLE, message_of
+from support.error_table import BUILD, TABLE, i64, message_of
 from support.host_ops import as_numpy
 
 import specdec_kernels as kernels
@@ -25,10 +25,6 @@ def test_the_native_functions_refuse_the_same_arguments(op):
         if not re.fullmatch(message, text):
             wrong.append((text, message))
     assert wrong == []
-
-
-def i64(*shape):
-    return torch.zeros(shape, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import random
-
 import proofs
 import pytest
 import torch
 from proofs import Case
 from support import kv_cases, kv_path_cases
 from support.kv_buffers import (
-    DTYPES_AND_LAYOUTS,
     check,
-    copied,
     embedded,
     far_apart,
     integers,
     same,
-    same_buffers,
 )
-from support.kv_cases import PROVIDERS
 from support.providers import provider
 
 import specdec_kernels as sk
@@ -29,58 +23,12 @@ from specdec_kernels._library import CACHE_OPS
 MOVES = [op for op in CACHE_OPS if op not in ("kv_append_", "kv_truncate_")]
 CASES = [*(c for op in MOVES for c in proofs.cases(op)), *kv_path_cases.move_cases()]
 NAMED = kv_cases.each(CASES, of="{provider}-{op}{case}")
-FAST = pytest.mark.parametrize("ops", [n for n in PROVIDERS if n != "triton"], indirect=True)
 
 
 @pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("ops", "case"), NAMED, indirect=["ops"])
 def test_leaves_the_bytes_of_the_reference(ops, case):
     check(ops(case.op), case)
-
-
-def test_random_paths(ops, request):
-    for seed in range(6 if "triton" in request.node.name else 60):
-        for case in kv_path_cases.random_moves(seed):
-            check(ops(case.op), case)
-
-
-def _compacted(cache, base, path):
-    """A compacted copy of a cache [B, H, S, D], by gathering the path's slots."""
-    out = cache.clone()
-    for b, nodes in enumerate(path.tolist()):
-        kept = [n for n in nodes if n >= 0]
-        start = int(base[b])
-        source = torch.tensor([start + n for n in kept], dtype=torch.int64)
-        rows = cache[b].view(torch.uint8).index_select(1, source)
-        out[b].view(torch.uint8)[:, start : start + len(kept)] = rows
-    return out
-
-
-@FAST
-@pytest.mark.parametrize(("dtype", "layout"), DTYPES_AND_LAYOUTS, ids=str)
-def test_compaction_is_a_gather_from_a_copy(ops, dtype, layout):
-    """The same paths in a dense cache and in blocks in random order."""
-    r = random.Random(f"{dtype}{layout}")
-    g = torch.Generator().manual_seed(r.randrange(2**32))
-    b, s, size = 6, 40, 5
-    base = torch.tensor([r.randint(0, 20) for _ in range(b)])
-    path = torch.tensor([kv_path_cases.increasing_path(r, 9, 20) for _ in range(b)])
-    cache = embedded((b, 3, s, 7), dtype, layout, g)
-    want = copied(cache)
-    want.copy_(_compacted(cache, base, path))
-    ops("kv_compact_")([cache], base, path.int())
-    same_buffers("cache", cache, want)
-
-    tables = torch.randperm(b * s // size, generator=g).view(b, -1).int()
-    paged = embedded((b * s // size, size, 3, 7), dtype, layout, g)
-    dense = paged[tables.long()].reshape(b, s, 3, 7).transpose(1, 2).contiguous()
-    expected = _compacted(dense, base, path).transpose(1, 2).reshape(b, -1, size, 3, 7)
-    want = copied(paged)
-    for i, blocks in enumerate(tables.tolist()):
-        for j, block in enumerate(blocks):
-            want[block] = expected[i, j]
-    ops("paged_compact_")([paged], tables, base, path)
-    same_buffers("paged cache", paged, want)
 
 
 # Schedules and sizes.

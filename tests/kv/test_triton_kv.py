@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
 import torch
-from support import kv_cases, kv_path_cases
+from support import kv_cases
 from support.kv_buffers import check
 from support.providers import provider
 
@@ -134,8 +134,8 @@ def test_programs_stride_over_words_beyond_the_grid(block, blocks, monkeypatch):
     case = kv_cases.truncate("strides", kept, [6, 9], [1, 2], odd, "transposed")
     check(provider("kv_truncate_", "triton"), case)
     for seed in range(2):
-        for case in kv_path_cases.random_moves(seed):
-            check(provider(case.op, "triton"), case)
+        for op in ("kv_compact_", "paged_compact_"):
+            check(provider(op, "triton"), kv_cases.random_case(op, seed))
     for case in kv_cases.realign_cases():
         if case.id.startswith("strided-"):
             check(provider(case.op, "triton"), case)

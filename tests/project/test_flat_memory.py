@@ -1,11 +1,9 @@
 """A call of an op leaves nothing behind in memory, whether it returns or raises."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from support.programs import output_of
 
 from specdec_kernels import _library
 
@@ -56,13 +54,6 @@ print(json.dumps(growth))
 @pytest.mark.build  # takes seconds
 def test_the_resident_set_is_flat_over_many_calls_of_every_op():
     """With strings in the schemas it grew by 52 bytes for each string of a verifier's call."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(CALLS)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    growth = json.loads(done.stdout)
+    growth = json.loads(output_of("-c", MEASURE, CALLS))
     assert growth.keys() == _library.OPS.keys()
     assert max(growth.values()) < MOST_GROWTH, growth

@@ -4,10 +4,9 @@ import functools
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+from support.programs import output_of
 
 import specdec_kernels as sk
 from specdec_kernels import _library
@@ -51,12 +50,8 @@ print(json.dumps(found))
 
 @functools.cache
 def every_start():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(STARTS)], capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(zip(STARTS, json.loads(done.stdout), strict=True))
+    found = json.loads(output_of("-c", PROGRAM, json.dumps(STARTS)))
+    return dict(zip(STARTS, found, strict=True))
 
 
 @pytest.mark.parametrize("asked", ["", *HAS])

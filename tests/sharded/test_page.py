@@ -1,13 +1,11 @@
 """The programs of docs/vocabulary-parallel.md and examples/tensor_parallel.py run as printed."""
 
-import os
 import re
 import runpy
-import subprocess
-import sys
 
 import pytest
 import torch
+from support.programs import output_of
 from support.sharded import run_program
 from support.sources import ROOT
 
@@ -47,14 +45,11 @@ def test_the_table_of_bytes_is_what_the_benchmark_counts(ranks):
 
 def torchrun(script):
     """What two processes print, in any order."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         script],
-        capture_output=True, text=True, check=False, timeout=240,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return output_of(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script),
+        timeout=240,
+        OMP_NUM_THREADS="1",
+    )
 
 
 @pytest.mark.full  # two processes that import everything

@@ -1,5 +1,5 @@
 #pragma once
-// Barriers of a block, a cluster and a cooperative grid. They are stricter than on a device, which
+// Barriers of a block and a cluster. They are stricter than on a device, which
 // does not wait for threads that have returned: here every thread has to arrive.
 #include <vector>
 
@@ -52,9 +52,7 @@ inline void leave(Barrier& barrier, const Thread& self) {
 inline constexpr char kSyncThreads[] = "__syncthreads";
 inline constexpr char kSyncThreadsOr[] = "__syncthreads_or";
 inline constexpr char kSyncThreadsAnd[] = "__syncthreads_and";
-inline constexpr char kSyncThreadsCount[] = "__syncthreads_count";
 inline constexpr char kSyncCluster[] = "this_cluster().sync";
-inline constexpr char kSyncGrid[] = "this_grid().sync";
 
 inline Barrier& block_barrier() { return scheduler.current->block->barrier; }
 
@@ -66,8 +64,4 @@ inline int __syncthreads_or(int predicate) {
 }
 inline int __syncthreads_and(int predicate) {
   return simt::arrive(simt::block_barrier(), simt::kSyncThreadsAnd, predicate == 0) == 0;
-}
-inline int __syncthreads_count(int predicate) {
-  return static_cast<int>(
-      simt::arrive(simt::block_barrier(), simt::kSyncThreadsCount, predicate != 0));
 }

@@ -20,16 +20,6 @@ class cluster_group {
   static simt::Cluster& cluster() { return *simt::scheduler.current->block->cluster; }
 };
 
-class grid_group {
- public:
-  void sync() const {
-    if (!simt::cooperative)
-      simt::scheduler.fail("this_grid().sync in a launch without cooperation");
-    simt::arrive(simt::running->grid(), simt::kSyncGrid);
-  }
-};
-
 inline cluster_group this_cluster() { return {}; }
-inline grid_group this_grid() { return {}; }
 
 }  // namespace cooperative_groups

@@ -12,7 +12,7 @@
 // fiber.h     stacks, and switching between them
 // schedule.h  which thread runs next
 // launch.h    checks of a launch, and its waves of blocks
-// barrier.h   __syncthreads and its relatives; cooperative_groups.h has clusters and grids
+// barrier.h   __syncthreads and its relatives; cooperative_groups.h has clusters
 // warp.h      shuffles, votes and reductions
 // shared.h    dynamic shared memory, poisoned and between canaries
 // atomics.h, scalar.h, vector_types.h   functions and types of one thread

@@ -17,7 +17,6 @@ enum cudaError_t {
   cudaErrorInvalidConfiguration = 9,
   cudaErrorInsufficientDriver = 35,
   cudaErrorLaunchFailure = 719,
-  cudaErrorCooperativeLaunchTooLarge = 720,
   cudaErrorInvalidClusterSize = 912,
 };
 
@@ -28,7 +27,6 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
-  cudaDevAttrCooperativeLaunch = 95,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
   cudaDevAttrClusterLaunch = 120,
 };
@@ -41,7 +39,6 @@ enum cudaFuncAttribute {
 
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeIgnore = 0,
-  cudaLaunchAttributeCooperative = 2,
   cudaLaunchAttributeClusterDimension = 4,
 };
 
@@ -49,7 +46,6 @@ union cudaLaunchAttributeValue {
   struct {
     unsigned x, y, z;
   } clusterDim;
-  int cooperative;
 };
 
 struct cudaLaunchAttribute {
@@ -112,8 +108,6 @@ inline const char* cudaGetErrorString(cudaError_t status) {
       return "invalid configuration argument";
     case cudaErrorInsufficientDriver:
       return "CUDA driver version is insufficient for CUDA runtime version";
-    case cudaErrorCooperativeLaunchTooLarge:
-      return "too many blocks in cooperative launch";
     case cudaErrorInvalidClusterSize:
       return "cluster misconfiguration";
     default:
@@ -173,9 +167,6 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = simt::max_shared_per_block;
-      return cudaSuccess;
-    case cudaDevAttrCooperativeLaunch:
-      *value = 1;
       return cudaSuccess;
     case cudaDevAttrClusterLaunch:
       *value = simt::capability_major >= 9;

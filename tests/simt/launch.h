@@ -14,7 +14,6 @@ namespace simt {
 struct WeightParams {
   dim3 grid, block, cluster;
   size_t shared;
-  bool cooperative;
 };
 
 inline uint64_t volume(const dim3& d) { return uint64_t{d.x} * d.y * d.z; }
@@ -24,15 +23,12 @@ inline dim3 place(uint64_t i, const dim3& size) {
 }
 
 inline WeightParams shape_of(const cudaLaunchConfig_t& config) {
-  WeightParams shape = {config.gridDim, config.blockDim, dim3(), config.dynamicSmemBytes, false};
+  WeightParams shape = {config.gridDim, config.blockDim, dim3(), config.dynamicSmemBytes};
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];
     if (attribute.id == cudaLaunchAttributeClusterDimension) {
       const auto& c = attribute.val.clusterDim;
       shape.cluster = dim3(c.x, c.y, c.z);
-    }
-    if (attribute.id == cudaLaunchAttributeCooperative) {
-      shape.cooperative = attribute.val.cooperative != 0;
     }
   }
   return shape;
@@ -60,29 +56,21 @@ inline cudaError_t check(const WeightParams& s, const FunctionLimits& limits,
   if (s.grid.x % s.cluster.x || s.grid.y % s.cluster.y || s.grid.z % s.cluster.z) {
     return cudaErrorInvalidClusterSize;
   }
-  if (s.cooperative && volume(s.grid) > static_cast<uint64_t>(blocks_at_once(s))) {
-    return cudaErrorCooperativeLaunchTooLarge;
-  }
   return cudaSuccess;
 }
 
-// The blocks that run at the same time: `clusters_at_once` clusters, or all of a cooperative
-// launch.
+// The blocks that run at the same time, in `clusters_at_once` clusters.
 class Wave {
  public:
   explicit Wave(const WeightParams& shape)
       : shape_(shape),
         clusters_of_grid_(shape.grid.x / shape.cluster.x, shape.grid.y / shape.cluster.y,
                           shape.grid.z / shape.cluster.z),
-        clusters_(shape.cooperative
-                      ? volume(clusters_of_grid_)
-                      : std::min<uint64_t>(clusters_at_once, volume(clusters_of_grid_))),
+        clusters_(std::min<uint64_t>(clusters_at_once, volume(clusters_of_grid_))),
         blocks_(clusters_.size() * volume(shape.cluster)),
         warps_(blocks_.size() * warps_per_block()) {
     scheduler.threads.assign(blocks_.size() * volume(shape.block), Thread{});
     Thread* thread = scheduler.threads.data();
-    grid_.first = thread;
-    grid_.threads = static_cast<unsigned>(scheduler.threads.size());
     shared_pool.prepare(blocks_, shape.shared);
     for (size_t b = 0; b < blocks_.size(); ++b) {
       blocks_[b].warps = &warps_[b * warps_per_block()];
@@ -95,7 +83,6 @@ class Wave {
 
   uint64_t clusters_of_launch() const { return volume(clusters_of_grid_); }
   size_t clusters_at_most() const { return clusters_.size(); }
-  Barrier& grid() { return grid_; }
 
   // Chooses the clusters of the wave; the last wave of a launch may have fewer than the others.
   void place_at(const uint64_t* numbers, size_t count) {
@@ -138,18 +125,13 @@ class Wave {
   std::vector<Cluster> clusters_;
   std::vector<Block> blocks_;
   std::vector<Warp> warps_;
-  Barrier grid_ = {};
 };
-
-inline Wave* running = nullptr;
-inline bool cooperative = false;
 
 inline void thread_returned(Thread& t) {
   Block& block = *t.block;
   leave(warp_of(t), t);
   leave(block.barrier, t);
   leave(block.cluster->barrier, t);
-  if (cooperative) leave(running->grid(), t);
   if (block.barrier.returned == block.barrier.threads) shared_pool.close(block);
 }
 
@@ -162,8 +144,6 @@ SIMT_UNWATCHED inline cudaError_t run(const WeightParams& shape, Scheduler::Body
   scheduler.returned = thread_returned;
   scheduler.failure.clear();
   Wave wave(shape);
-  running = &wave;
-  cooperative = shape.cooperative;
   std::vector<uint64_t> order(wave.clusters_of_launch());
   std::iota(order.begin(), order.end(), 0);
   scheduler.shuffle(order);

@@ -23,14 +23,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SIMT = ROOT / "tests/simt"
 SAMPLE = "csrc/cuda/row/sample.cu"
-SOURCES = (
-    "tests/simt/sanitized.cpp",
+KERNELS = (
     SAMPLE,
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda/chain").glob("*.cu")),
     "csrc/cuda/tree/verify_tree.cu",
     "csrc/cuda/history/ngram_propose.cu",
     "csrc/cuda/error.cu",
 )
+SOURCES = ("tests/simt/sanitized.cpp", *KERNELS)
 COMPILE = (
     *(os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-g1", "-ffp-contract=off"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),

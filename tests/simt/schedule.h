@@ -1,6 +1,6 @@
 #pragma once
-// The scheduler of the fibers. A wave is the set of blocks that run in turns: some clusters, or the
-// whole grid of a cooperative launch. A thread runs until it has to wait for another one.
+// The scheduler of the fibers. A wave is the set of blocks that run in turns: those of some
+// clusters. A thread runs until it has to wait for another one.
 #include <cstdint>
 #include <deque>
 #include <map>

@@ -42,7 +42,7 @@ def test_the_last_thread_may_run_first(library):
     cases = [
         *(*kv_cases.append_cases()[::4], *kv_cases.truncate_cases()[::4]),
         *(kv_path_cases.every_path(), *kv_cases.realign_cases()[-4:]),
-        *(kv_path_cases.random_paged_compact(seed) for seed in range(20)),
+        *(kv_cases.random_case("paged_compact_", seed) for seed in range(20)),
     ]
     with library.order(reverse=True):
         for case in cases:

@@ -11,12 +11,7 @@ import proofs
 import pytest
 import torch
 from proofs import chain_case, sample_case
-from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal
-
-pytestmark = pytest.mark.skipif(
-    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
-)
 
 # Three rounds of the warps of a block, an incomplete tile, and rows at odd addresses.
 V = 512 * 8 * 3 + 77

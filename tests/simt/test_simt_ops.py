@@ -1,7 +1,7 @@
-"""The CUDA source of `sample` and `verify_chain`, run on the CPU by the SIMT emulator.
+"""The CUDA source of `sample`, `verify_chain` and `ngram_propose`, run by the SIMT emulator.
 
-It is called through the same binding as on a device. Every case has to agree with the C++ kernels,
-and give the same bits for every schedule, group size and order of threads.
+It runs on the CPU and is called through the same binding as on a device. Every case has to agree
+with the C++ kernels, and give the same bits for every schedule, group size and order of threads.
 
 schedule: "lazy" (a group of blocks takes one sequence and stops reading at the first rejection) or
 "parallel" (each row is split among groups).
@@ -17,15 +17,12 @@ import proofs
 import pytest
 import torch
 from proofs import chain_case, sample_case
+from proofs.history import ngram_case
 from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import _warm_up
-
-pytestmark = pytest.mark.skipif(
-    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
-)
 
 OPS = ("sample", "verify_chain")
 CASES = [case for op in OPS for case in proofs.cases(op, heavy=True)]
@@ -231,3 +228,27 @@ def test_a_forced_schedule_is_validated(simt):
         share(3, 0)
     with pytest.raises(RuntimeError, match=r"group must be 0 \(automatic\) or 1 to 8, got 9"):
         share(0, 9)
+
+
+NGRAMS = [*proofs.cases("ngram_propose"), ngram_case(2, 9000, 300, ids=50, lengths="full")]
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("order", simt_ops.ORDERS)
+@pytest.mark.parametrize("case", NGRAMS, ids=str)
+def test_ngram_propose_agrees_with_the_reference_in_every_order_of_threads(simt, case, order):
+    torch.use_deterministic_algorithms(True)
+    want = proofs.providers(case.op)["reference"](*case.args())
+    assert_outputs_equal(case.op, outputs(simt, case, order=order), want)
+
+
+@pytest.mark.full
+def test_ngram_propose_takes_more_sequences_than_the_grid_holds(simt):
+    """A grid has at most 65536 blocks."""
+    n = 65_538
+    history = torch.tensor([[1, 2, 1]]).repeat(n, 1)
+    history[:, 1] = torch.arange(n)
+    tokens, counts = simt.op("ngram_propose")(history, torch.full((n,), 3), 1, 1, 1)
+    wanted = torch.where(history[:, 1] == 1, 1, torch.arange(n))
+    assert tokens[:, 0].equal(wanted)
+    assert (counts == 1).all()

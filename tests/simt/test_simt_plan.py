@@ -7,14 +7,9 @@ import itertools
 import pytest
 import torch
 from proofs import chain_case
-from support import simt_ops
 
 from bench import plans, predict
 from bench.configs import Config
-
-pytestmark = pytest.mark.skipif(
-    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
-)
 
 TILES = 297  # of a row of 151,936 entries
 SIZES = range(1, 9)

@@ -8,10 +8,6 @@ import pytest
 import torch
 from support import simt_ops
 
-pytestmark = pytest.mark.skipif(
-    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
-)
-
 NAN, INF = float("nan"), float("inf")
 MASS = 1 << 40
 # 300 tiles, more than a block has threads; the first two and the last three have no mass.

@@ -13,10 +13,6 @@ from proofs import chain_case
 from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal
 
-pytestmark = pytest.mark.skipif(
-    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
-)
-
 V = 512 * 9 + 3
 ROW_BYTES = 10 * 12  # of the statistics of the ten tiles of a row
 PARALLEL = {"schedule": "parallel", "group": 2}

@@ -15,10 +15,6 @@ from proofs import tree_case
 from support import simt_ops
 from support.providers import assert_outputs_close, assert_outputs_equal, verify_tree
 
-pytestmark = pytest.mark.skipif(
-    not simt_ops.available, reason="needs g++ and the sources of the CUDA kernels"
-)
-
 CASES = proofs.cases("verify_tree", heavy=True)
 # Small enough for every order of threads.
 SMALL = [case for case in CASES if case.vocabulary <= 131]

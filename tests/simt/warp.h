@@ -45,7 +45,6 @@ inline constexpr Collective kSyncWarp = {
     "__syncwarp", [](const Warp&, uint32_t, unsigned) { return uint64_t{}; }, true};
 inline constexpr Collective kShuffle = {"__shfl_sync", shuffle_of};
 inline constexpr Collective kShuffleUp = {"__shfl_up_sync", shuffle_of};
-inline constexpr Collective kShuffleDown = {"__shfl_down_sync", shuffle_of};
 inline constexpr Collective kShuffleXor = {"__shfl_xor_sync", shuffle_of};
 inline constexpr Collective kBallot = {"__ballot_sync", ballot_of};
 inline constexpr Collective kAny = {"__any_sync",
@@ -59,10 +58,6 @@ inline constexpr Collective kAll = {"__all_sync",
 inline constexpr Collective kReduceAdd = {
     "__reduce_add_sync", [](const Warp& w, uint32_t members, unsigned) {
       return fold(w, members, [](uint64_t a, uint64_t b) { return a + b; });
-    }};
-inline constexpr Collective kReduceMin = {
-    "__reduce_min_sync", [](const Warp& w, uint32_t members, unsigned) {
-      return fold(w, members, [](uint64_t a, uint64_t b) { return a < b ? a : b; });
     }};
 inline constexpr Collective kReduceMax = {
     "__reduce_max_sync", [](const Warp& w, uint32_t members, unsigned) {
@@ -150,12 +145,6 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize) {
   return simt::exchange(simt::kShuffleUp, mask, value, delta > within ? lane : lane - delta);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize) {
-  const unsigned lane = simt::lane(), source = lane + delta;
-  return simt::exchange(simt::kShuffleDown, mask, value,
-                        source > simt::last_lane(width) ? lane : source);
-}
-template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize) {
   const unsigned lane = simt::lane(), source = lane ^ static_cast<unsigned>(bits);
   return simt::exchange(simt::kShuffleXor, mask, value,
@@ -173,9 +162,6 @@ inline int __all_sync(unsigned mask, int predicate) {
 }
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
   return static_cast<unsigned>(simt::meet(simt::kReduceAdd, mask, value));
-}
-inline unsigned __reduce_min_sync(unsigned mask, unsigned value) {
-  return static_cast<unsigned>(simt::meet(simt::kReduceMin, mask, value));
 }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
   return static_cast<unsigned>(simt::meet(simt::kReduceMax, mask, value));

@@ -1,7 +1,7 @@
 #pragma once
 // What ThreadSanitizer is told where SIMT_WATCHED is defined: every CUDA thread is a thread of its
 // own, and these operations alone order what two of them do. Shuffles and votes order nothing.
-//   a barrier of a block, a cluster or a grid, and __syncwarp, for those that meet there
+//   a barrier of a block or a cluster, and __syncwarp, for those that meet there
 //   an atomic that releases, for one that acquires the same word later
 //   __threadfence, which makes the next atomic of its thread release and the last one acquire
 //   begin and end of a wave of blocks

@@ -9,9 +9,9 @@ struct Unwatchable {
   decltype(&arrive) barrier = arrive;
   decltype(&meet) collective = meet;
   decltype(&run) launch = run;
-  const Collective* const collectives[11] = {&kSyncWarp,   &kShuffle,   &kShuffleUp, &kShuffleDown,
-                                             &kShuffleXor, &kBallot,    &kAny,       &kAll,
-                                             &kReduceAdd,  &kReduceMin, &kReduceMax};
+  const Collective* const collectives[9] = {&kSyncWarp,   &kShuffle,   &kShuffleUp,
+                                            &kShuffleXor, &kBallot,    &kAny,
+                                            &kAll,        &kReduceAdd, &kReduceMax};
   decltype(&Scheduler::observable) atomic_begins = &Scheduler::observable;
   decltype(&Scheduler::updated) atomic_ends = &Scheduler::updated;
   decltype(&Scheduler::fence) fence = &Scheduler::fence;

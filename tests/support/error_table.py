@@ -1,61 +1,34 @@
 """Bad inputs of `sample` and of the verifiers, each with the message that it must raise.
 
-A row is (what to change in good arguments, the message). BUILD makes the arguments of an op.
+A row is (what to change in good arguments, the message). BUILD makes the arguments of an op, by
+the names of `providers.sample`, `verify` and `verify_tree`.
 """
 
 import torch
 from support import forward_error_table, kv_error_table
 from support.kv_error_table import f64, i64
-from support.providers import number, sampling_arguments
-
-from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
+from support.providers import sample, verify, verify_tree
 
 
-def sample_args(logits=None, seeds=None, positions=None, noise="draft", method="cdf", **filters):
-    return (
-        torch.zeros(3, 7) if logits is None else logits,
-        *sampling_arguments(**filters),
-        i64(3) if seeds is None else seeds,
-        i64(3) if positions is None else positions,
-        number(noise, NOISES),
-        number(method, METHODS),
-    )
+def given(*arguments):
+    """In place of an op: its arguments."""
+    return arguments
 
 
-def chain_args(target=None, tokens=None, draft=None, ids=None, columns=None, lse=None,
-               threshold=None, ts=None, t=1.0, kind="logits", rule="token", seeds=None,
-               positions=None, target_indptr=None, uniforms=None, lenience=1.0, epsilon=0.09,
-               delta=0.3, beta=1, tau=0.0, rates=None, eos_token_ids=None, max_new_tokens=None,
-               **filters):  # fmt: skip
-    return (
-        torch.zeros(3, 5, 7) if target is None else target,
-        i64(3, 4) if tokens is None else tokens,
-        *(draft, ids, columns, lse, threshold, ts, t, number(kind, KINDS), number(rule, RULES)),
-        *sampling_arguments(**filters),
-        i64(3) if seeds is None else seeds,
-        i64(3) if positions is None else positions,
-        *(target_indptr, uniforms, lenience, epsilon, delta, beta, tau, rates),
-        *(eos_token_ids, max_new_tokens, True, True),
-    )
+def sample_args(**bad):
+    good = dict(logits=torch.zeros(3, 7), seeds=i64(3), positions=i64(3), method="cdf")
+    return sample(given, **good | bad)
 
 
-def tree_args(target=None, tokens=None, parents=None, draft=None, ids=None, columns=None, lse=None,
-              threshold=None, ts=None, t=1.0, draft_rows=None, kind="logits", rule="multi_draft",
-              seeds=None, positions=None, target_indptr=None, uniforms=None, epsilon=0.09,
-              delta=0.3, eos_token_ids=None, max_new_tokens=None, max_depth=4,
-              **filters):  # fmt: skip
-    return (
-        torch.zeros(3, 5, 7) if target is None else target,
-        i64(3, 4) if tokens is None else tokens,
-        torch.full((3, 4), -1) if parents is None else parents,
-        *(draft, ids, columns, lse, threshold, ts, t, draft_rows),
-        *(number(kind, KINDS), number(rule, TREE_RULES)),
-        *sampling_arguments(**filters),
-        i64(3) if seeds is None else seeds,
-        i64(3) if positions is None else positions,
-        *(target_indptr, uniforms, epsilon, delta, eos_token_ids, max_new_tokens, max_depth),
-        *(True, True),
-    )
+def chain_args(**bad):
+    good = dict(target=torch.zeros(3, 5, 7), tokens=i64(3, 4), seeds=i64(3), positions=i64(3))
+    return verify(given, **good | bad)
+
+
+def tree_args(**bad):
+    good = dict(target=torch.zeros(3, 5, 7), tokens=i64(3, 4), parents=torch.full((3, 4), -1),
+                seeds=i64(3), positions=i64(3), rule="multi_draft", max_depth=4)  # fmt: skip
+    return verify_tree(given, **good | bad)
 
 
 HUGE = torch.zeros(1, dtype=torch.int64).expand(2**40)  # holds no memory
@@ -138,23 +111,23 @@ CHAIN = [
     (dict(draft=i64(3, 4, 7)), "draft must be float32, bfloat16 or float16, got int64"),
     (dict(draft=torch.zeros(3, 7, 4).mT),
      "draft must have a contiguous last dimension, got stride 4"),
-    (dict(lse=f64(3, 4)),
+    (dict(sampled=(f64(3, 4), None, 1.0)),
      "draft logsumexp and draft threshold must come together and with draft"),
-    (dict(draft=Q, threshold=torch.zeros(3, 4)),
+    (dict(draft=Q, sampled=(None, torch.zeros(3, 4), 1.0)),
      "draft logsumexp and draft threshold must come together and with draft"),
-    (dict(lse=f64(3, 4), threshold=torch.zeros(3, 4)),
+    (dict(sampled=(f64(3, 4), torch.zeros(3, 4), 1.0)),
      "draft logsumexp and draft threshold must come together and with draft"),
-    (dict(draft=Q, lse=f64(3, 5), threshold=torch.zeros(3, 4)),
+    (dict(draft=Q, sampled=(f64(3, 5), torch.zeros(3, 4), 1.0)),
      r"draft logsumexp must be \[B, gamma\] = \[3, 4\], got \[3, 5\]"),
-    (dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(4)),
+    (dict(draft=Q, sampled=(f64(3, 4), torch.zeros(4), 1.0)),
      r"draft threshold must be \[B, gamma\] = \[3, 4\], got \[4\]"),
-    (dict(draft=Q, lse=torch.zeros(3, 4), threshold=torch.zeros(3, 4)),
+    (dict(draft=Q, sampled=(torch.zeros(3, 4), torch.zeros(3, 4), 1.0)),
      "draft logsumexp must be float64, got float32"),
-    (dict(draft=Q, lse=f64(3, 4), threshold=f64(3, 4)),
+    (dict(draft=Q, sampled=(f64(3, 4), f64(3, 4), 1.0)),
      "draft threshold must be float32, got float64"),
-    (dict(t=-0.5), "draft temperature must be finite and at least 0, got -0.5"),
-    (dict(ts=torch.ones(4)), r"draft temperature must be \[3\], got \[4\]"),
-    (dict(ts=f64(3)), "draft temperature must be float32, got float64"),
+    (dict(sampled=(None, None, -0.5)), "draft temperature must be finite and at least 0, got -0.5"),
+    (dict(sampled=(None, None, torch.ones(4))), r"draft temperature must be \[3\], got \[4\]"),
+    (dict(sampled=(None, None, f64(3))), "draft temperature must be float32, got float64"),
     (dict(uniforms=f64(3, 4)),
      r"uniforms must be \[B, gamma\+1\] = \[3, 5\], got \[3, 4\]"),
     (dict(uniforms=torch.zeros(3, 5)), "uniforms must be float64, got float32"),
@@ -181,7 +154,7 @@ CHAIN = [
      r"draft ids must have the shape of the draft probabilities, \[3, 4, 2\], got \[12, 2\]"),
     (dict(draft=Q2, ids=i64(3, 4, 2).short()), "draft ids must be int32 or int64, got int16"),
     (dict(draft=Q2, ids=torch.zeros(3, 4, 2)), "draft ids must be int32 or int64, got float32"),
-    (dict(draft=Q2, ids=i64(3, 4, 2), lse=f64(3, 4), threshold=torch.zeros(3, 4)),
+    (dict(draft=Q2, ids=i64(3, 4, 2), sampled=(f64(3, 4), torch.zeros(3, 4), 1.0)),
      "draft logsumexp and draft threshold must come together and with draft"),
     (dict(draft=Q, columns=i64(6).int()),
      r"draft_map columns must be \[7\], got \[6\]"),
@@ -257,13 +230,13 @@ TREE = [
      r"draft probabilities must be \[B, N, K\] = \[3, 4, K\], got \[3, 5, 2\]"),
     (dict(draft=torch.zeros(6, 0), ids=i64(6, 0), draft_rows=DRAFT_ROWS),
      r"draft probabilities must have K >= 1 entries, got \[6, 0\]"),
-    (dict(draft=Q, lse=f64(3, 5), threshold=torch.zeros(3, 4)),
+    (dict(draft=Q, sampled=(f64(3, 5), torch.zeros(3, 4), 1.0)),
      r"draft logsumexp must be \[B, N\] = \[3, 4\], got \[3, 5\]"),
-    (dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 5), draft_rows=DRAFT_ROWS),
+    (dict(draft=Q, sampled=(f64(3, 4), torch.zeros(3, 5), 1.0), draft_rows=DRAFT_ROWS),
      r"draft threshold must be \[B, M\] = \[3, 4\], got \[3, 5\]"),
     (
         dict(
-            draft=torch.zeros(6, 7), lse=f64(3, 4), threshold=torch.zeros(6), draft_rows=DRAFT_ROWS
+            draft=torch.zeros(6, 7), sampled=(f64(3, 4), torch.zeros(6), 1.0), draft_rows=DRAFT_ROWS
         ),
         r"draft logsumexp must be \[M\] = \[6\], got \[3, 4\]",
     ),
@@ -313,7 +286,7 @@ DEVICES = [
     ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),
      "draft_rows must be on the device of target"),
     ("verify_tree", "draft_logsumexp",
-     dict(draft=Q, lse=f64(3, 4), threshold=torch.zeros(3, 4)),
+     dict(draft=Q, sampled=(f64(3, 4), torch.zeros(3, 4), 1.0)),
      "draft logsumexp must be on the device of target"),
     ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
      "uniforms must be on the device of target"),

@@ -1,18 +1,9 @@
 """Bad inputs of the ops of a forward, and their messages; error_table.py says what a row is."""
 
 import torch
-from support.kv_error_table import f64, i64
+from support.kv_error_table import changing, f64, i64
 
 from specdec_kernels import pack_linear
-
-
-def linear_args(x=None, panels=None, in_features=5, out_features=3, bias=None):
-    return (
-        torch.zeros(2, 5) if x is None else x,
-        pack_linear(torch.zeros(3, 5)).panels if panels is None else panels,
-        *(in_features, out_features, bias),
-    )
-
 
 PANELS = pack_linear(torch.zeros(3, 5)).panels
 BF16 = torch.zeros(2, 5, dtype=torch.bfloat16)
@@ -46,15 +37,6 @@ PACK = [
     (dict(weight=torch.zeros(1, 3).expand(2, 3)),
      r"weight must be contiguous, got strides \[0, 1\]"),
 ]  # fmt: skip
-
-
-def attention_args(query=None, keys=None, values=None, mask=None, scale=None, soft_cap=None):
-    return (
-        torch.zeros(2, 4, 3, 5) if query is None else query,
-        torch.zeros(2, 2, 7, 5) if keys is None else keys,
-        torch.zeros(2, 2, 7, 6) if values is None else values,
-        *(mask, scale, soft_cap),
-    )
 
 
 ATTENTION = [
@@ -115,32 +97,23 @@ def packed(*sizes, dtype=torch.float32):
     return panels, [k for _, k in sizes], [n for n, _ in sizes]
 
 
-def norm_qkv_rope_args(x=None, norm=None, weights=None, qkv=None, cos=None, sin=None, biases=(),
-                       head_norms=(), epsilon=1e-5):  # fmt: skip
-    panels, *features = packed((8, 5), (4, 5), (4, 5)) if weights is None else weights
-    return (
-        torch.zeros(2, 3, 5) if x is None else x,
-        torch.ones(5) if norm is None else norm,
-        panels if qkv is None else qkv,
-        *features,
-        torch.ones(2, 3, 4) if cos is None else cos,
-        torch.zeros(2, 3, 4) if sin is None else sin,
-        *(list(biases), list(head_norms), epsilon),
-    )
+def norm_qkv_rope_args(weights=None, **bad):
+    qkv, *features = weights or packed((8, 5), (4, 5), (4, 5))
+    good = dict(
+        x=torch.zeros(2, 3, 5), norm=torch.ones(5), qkv=qkv, ins=features[0], outs=features[1],
+        cos=torch.ones(2, 3, 4), sin=torch.zeros(2, 3, 4), biases=[], head_norms=[], epsilon=1e-5,
+    )  # fmt: skip
+    return tuple((good | bad).values())
 
 
-def output_norm_mlp_args(attended=None, residual=None, norm=None, weights=None, output=None,
-                         mlp=None, output_bias=None, biases=(), epsilon=1e-5):  # fmt: skip
-    sizes = (5, 8), (7, 5), (7, 5), (5, 7)
-    panels, *features = packed(*sizes) if weights is None else weights
-    return (
-        torch.zeros(2, 3, 8) if attended is None else attended,
-        torch.zeros(2, 3, 5) if residual is None else residual,
-        torch.ones(5) if norm is None else norm,
-        panels[0] if output is None else output,
-        panels[1:] if mlp is None else mlp,
-        *(*features, output_bias, list(biases), epsilon),
-    )
+def output_norm_mlp_args(weights=None, **bad):
+    panels, *features = weights or packed((5, 8), (7, 5), (7, 5), (5, 7))
+    good = dict(
+        attended=torch.zeros(2, 3, 8), residual=torch.zeros(2, 3, 5), norm=torch.ones(5),
+        output=panels[0], mlp=panels[1:], ins=features[0], outs=features[1], output_bias=None,
+        biases=[], epsilon=1e-5,
+    )  # fmt: skip
+    return tuple((good | bad).values())
 
 
 def zeros(*sizes, dtype=torch.float32):
@@ -276,10 +249,15 @@ OUTPUT_NORM_MLP = [
 BUILD = {
     "norm_qkv_rope": norm_qkv_rope_args,
     "output_norm_mlp": output_norm_mlp_args,
-    "cached_attention": attention_args,
-    "pack_linear": lambda weight=None: (torch.zeros(3, 5) if weight is None else weight,),
-    "packed_linear": linear_args,
-}
+    "cached_attention": changing(
+        query=torch.zeros(2, 4, 3, 5), keys=torch.zeros(2, 2, 7, 5), values=torch.zeros(2, 2, 7, 6),
+        mask=None, scale=None, soft_cap=None,
+    ),
+    "pack_linear": changing(weight=torch.zeros(3, 5)),
+    "packed_linear": changing(
+        x=torch.zeros(2, 5), panels=PANELS, in_features=5, out_features=3, bias=None
+    ),
+}  # fmt: skip
 ROWS = {
     "pack_linear": PACK, "packed_linear": LINEAR, "cached_attention": ATTENTION,
     "norm_qkv_rope": NORM_QKV_ROPE, "output_norm_mlp": OUTPUT_NORM_MLP,

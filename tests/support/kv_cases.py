@@ -15,14 +15,15 @@ import zlib
 import proofs
 import pytest
 import torch
+from fuzz.calls import MAKERS
+from fuzz.checks import comparable
+from fuzz.values import Source
 from proofs import Case
 from proofs.kv import realign_case
 from support import simt_kv
 from support.kv_buffers import (
-    DTYPES,
     DTYPES_AND_LAYOUTS,
     HUGE,
-    LAYOUTS,
     ODD_LAYOUTS,
     embedded,
     integers,
@@ -212,27 +213,18 @@ def large_cases():
     ]
 
 
-def random_append_and_truncate(seed):
-    """One case of kv_append_ and one of kv_truncate_."""
-    r = random.Random(seed)
-    b = r.randint(1, 4)
-    d = r.choice((1, 2, 4, 7, 8, 16, 24, 64))
-    shapes = [
-        (r.randint(1, 3), r.randint(1, 12), r.randint(0, 6), r.choice((d, r.randint(1, 33))))
-        for _ in range(r.randint(1, 5))
-    ]
-    dtype, step = r.choice(DTYPES), r.randint(1, 2)
-    layouts = [r.choice(LAYOUTS + ODD_LAYOUTS) for _ in range(2)]
+# Random calls.
 
-    def draw(low, high):
-        return [r.randint(low, high) for _ in range(b)]
 
-    kept = [(h, s, d) for h, s, _, d in shapes]
-    return (
-        append(f"random-{seed}", shapes, draw(-7, 13), dtype, *layouts, step),
-        truncate(f"random-{seed}", kept, draw(-2, 14), draw(-2, 14), dtype, layouts[0],
-                 fill=seed % 6 > 0, step=step),
-    )  # fmt: skip
+def random_case(op, seed):
+    """A random call of the fuzzer, one whose arguments share no memory."""
+
+    def build(_):
+        calls = (MAKERS[op](Source(seed, i)) for i in itertools.count())
+        arguments = (tuple(call.arguments.values()) for call in calls)
+        return next(filter(comparable, arguments))
+
+    return Case(op, f"random-{seed}", build)
 
 
 # Realigning.

@@ -15,35 +15,18 @@ def cache(*size, dtype=torch.float32):
     return torch.zeros(size, dtype=dtype)
 
 
-def compact_args(caches=None, base=None, path=None):
-    return (
-        [cache(3, 2, 5, 4)] if caches is None else caches,
-        i64(3) if base is None else base,
-        i64(3, 2) if path is None else path,
-    )
+def changing(**good):
+    """A function that gives good arguments, some of them changed."""
+    return lambda **bad: tuple((good | bad).values())
 
 
-def paged_compact_args(caches=None, tables=None, **given):
-    caches, *rest = compact_args([cache(7, 4, 2, 8)] if caches is None else caches, **given)
-    return (caches, i64(3, 2).int() if tables is None else tables, *rest)
-
-
-def realign_args(caches=None, starts=None, lengths=None, shifts=None):
-    vectors = (i64(3) if v is None else v for v in (starts, lengths, shifts))
-    return ([cache(3, 2, 5, 4)] if caches is None else caches, *vectors, False)
-
-
-def truncate_args(lengths=None, new_lengths=None):
-    return tuple(i64(3) if v is None else v for v in (lengths, new_lengths))
-
-
-def ring_args(caches=None, window=5, **given):
+def append_args(caches=None, entries=None, positions=None):
     caches = [cache(3, 2, 5, 4)] if caches is None else caches
-    return (caches, *truncate_args(**given), window, True)
-
-
-def paged_truncate_args(tables=None, block_size=4, **given):
-    return (i64(3, 2).int() if tables is None else tables, *truncate_args(**given), block_size)
+    return (
+        caches,
+        [cache(3, 2, 1, 4) for _ in caches] if entries is None else entries,
+        i64(3) if positions is None else positions,
+    )
 
 
 CACHES = [  # rows of every op on [B, H, S, D]
@@ -61,6 +44,23 @@ WRITTEN = [  # rows of every op that moves tokens
     (dict(caches=[cache(3, 1, 5, 4).expand(3, 2, 5, 4)]),
      r"caches\[0\] must not be expanded, because it is written in place, "
      "got stride 0 in dimension 1"),
+]  # fmt: skip
+ENTRIES = [
+    (dict(positions=i64(3, 1)), r"positions must be \[B\], got \[3, 1\]"),
+    (dict(positions=i64(3).int()), "positions must be int64, got int32"),
+    (dict(caches=[cache(3, 2, 5, 4)] * 2, entries=[cache(3, 2, 1, 4)]),
+     "entries must have one tensor for each of the 2 caches, got 1"),
+    (dict(entries=[cache(1, 2, 1, 4)]),
+     r"entries\[0\] must be \[B, H, S, D\] with B = 3, got \[1, 2, 1, 4\]"),
+    (dict(entries=[cache(3, 2, 4, 5).mT]),
+     r"entries\[0\] must have a contiguous last dimension, got stride 5"),
+    (dict(caches=[cache(3, 2, 5, 4), cache(3, 1, 5, 4)]),
+     r"entries\[1\] must be \[B, H, n, D\] = \[3, 1, n, 4\], got \[3, 2, 1, 4\]"),
+    (dict(entries=[cache(3, 2, 1, 5)]),
+     r"entries\[0\] must be \[B, H, n, D\] = \[3, 2, n, 4\], got \[3, 2, 1, 5\]"),
+    (dict(caches=[cache(3, 2, 5, 4, dtype=torch.float8_e4m3fn)],
+          entries=[cache(3, 2, 1, 4, dtype=torch.bfloat16)]),
+     r"entries\[0\] must be float8_e4m3fn like its cache, got bfloat16"),
 ]  # fmt: skip
 EXPANDED = (
     dict(lengths=i64(1).expand(3)),
@@ -114,14 +114,24 @@ SIZES = [
      "got stride 0 in dimension 1"),
 ]  # fmt: skip
 
+OF_CACHES = dict(caches=[cache(3, 2, 5, 4)])
+OF_TABLES = dict(tables=i64(3, 2).int())
+OF_PATHS = dict(base=i64(3), path=i64(3, 2))
+OF_CUTS = dict(lengths=i64(3), new_lengths=i64(3))
 BUILD = {
-    "kv_compact_": compact_args,
-    "paged_compact_": paged_compact_args,
-    "paged_truncate_": paged_truncate_args,
-    "kv_realign_": realign_args,
-    "ring_truncate_": ring_args,
+    "kv_append_": append_args,
+    "kv_truncate_": changing(**OF_CACHES, **OF_CUTS, zero_fill=True),
+    "kv_compact_": changing(**OF_CACHES, **OF_PATHS),
+    "paged_compact_": changing(caches=[cache(7, 4, 2, 8)], **OF_TABLES, **OF_PATHS),
+    "paged_truncate_": changing(**OF_TABLES, **OF_CUTS, block_size=4),
+    "kv_realign_": changing(
+        **OF_CACHES, starts=i64(3), lengths=i64(3), shifts=i64(3), zero_fill=False
+    ),
+    "ring_truncate_": changing(**OF_CACHES, **OF_CUTS, window=5, zero_fill=True),
 }
 ROWS = {
+    "kv_append_": [*ENTRIES, *CACHES, *WRITTEN],
+    "kv_truncate_": [*CUTS, *CACHES],
     "kv_compact_": [*PATHS, *CACHES, *WRITTEN],
     "paged_compact_": [*PATHS, *TABLES, *PAGED, *WRITTEN],
     "paged_truncate_": [*CUTS, *TABLES, *SIZES],

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
 
 import torch
 from proofs import Case
 from support.kv_buffers import (
-    DTYPES,
     DTYPES_AND_LAYOUTS,
     HUGE,
-    LAYOUTS,
     ODD_LAYOUTS,
     embedded,
     integers,
@@ -38,12 +35,6 @@ PATHS = [
     *((-HUGE - 1, [0, 1, 2, 3, 4]), (4, [0, INT32_MAX, INT32_MAX, 4, 5]), (2, [0, -1, 3, 4, 5])),
     *((5, [2, 3, -1, -1, -1]), (0, [0, 1, 3, 4, 8]), (7, [1, -9, 2, 3, 4]), (1, [0, 2, 4, 6, 7])),
 ]
-
-
-def increasing_path(r, length, nodes):
-    """A random path: node ids in increasing order, then -1."""
-    n = r.randint(0, min(length, nodes))
-    return [*sorted(r.sample(range(nodes), n)), *[-1] * (length - n)]
 
 
 def path_tensor(path, ids, step):
@@ -103,24 +94,6 @@ def every_path(slots=4, length=3):
     pairs = [*itertools.product(range(-1, slots + 1), map(list, nodes))]
     base, path = map(list, zip(*pairs, strict=True))
     return compact("every-path", [(1, slots, 3)], base, path, torch.int8)
-
-
-def random_compact(seed):
-    r = random.Random(seed)
-    b, length = r.randint(1, 5), r.randint(0, 12)
-    shapes = [
-        (r.randint(1, 3), r.randint(1, 30), r.choice((1, 2, 7, 8, 24, 64)))
-        for _ in range(r.randint(1, 4))
-    ]
-    base = [r.randint(-1, 16) for _ in range(b)]
-    path = [increasing_path(r, length, r.randint(1, 24)) for _ in range(b)]
-    for row in path:
-        if row and r.random() < 0.3:
-            row[r.randrange(length)] = r.randint(-2, 24)
-    ids = r.choice((torch.int32, torch.int64))
-    layout = r.choice(LAYOUTS + ODD_LAYOUTS)
-    return compact(f"random-{seed}", shapes, base, path, r.choice(DTYPES), layout, ids,
-                   r.randint(1, 2))  # fmt: skip
 
 
 # paged_compact_
@@ -187,22 +160,6 @@ def paged_compact_cases():
     ]
 
 
-def random_paged_compact(seed):
-    r = random.Random(seed)
-    b, m, size, length = r.randint(1, 4), r.randint(1, 6), r.randint(1, 7), r.randint(0, 9)
-    blocks = b * m + r.randint(0, 4)
-    tables = distinct_blocks(r, b, m, blocks)
-    if r.random() < 0.3:
-        tables[r.randrange(b)][r.randrange(m)] = r.choice((-1, blocks, -5))
-    heads = [(r.randint(1, 3), r.choice((1, 4, 7, 8, 32))) for _ in range(r.randint(1, 3))]
-    base = [r.randint(-1, m * size) for _ in range(b)]
-    path = [increasing_path(r, length, r.randint(1, 20)) for _ in range(b)]
-    ids = r.choice((torch.int32, torch.int64))
-    return paged_compact(f"random-{seed}", blocks, size, heads, tables, base, path,
-                         r.choice(DTYPES), r.choice(LAYOUTS + ODD_LAYOUTS), ids,
-                         r.randint(1, 2))  # fmt: skip
-
-
 # paged_truncate_
 
 
@@ -241,8 +198,3 @@ def move_cases():
         *(*compact_cases(), every_path(), *paged_compact_cases(), *paged_truncate_cases()),
         *(*realign_cases(), *ring_cases()),
     ]
-
-
-def random_moves(seed):
-    """One case of kv_compact_ and one of paged_compact_."""
-    return random_compact(seed), random_paged_compact(seed)

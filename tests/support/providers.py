@@ -119,6 +119,12 @@ def assert_close(name, got, want, atol=0.0, rtol=0.0):
         )
 
 
+def assert_bits(got, want):
+    """Equal bit for bit, but for the payload of NaN; zeros keep their sign."""
+    assert_close("numbers", got, want)
+    assert torch.equal(got.signbit() | got.isnan(), want.signbit() | want.isnan())
+
+
 def assert_outputs_close(op, got, want):
     """Compare ids, counts and status exactly, and float outputs to rounding of float32."""
     for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
@@ -211,7 +217,7 @@ def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, 
                 max_new_tokens=None, max_depth=None, logprobs=True, accept_probs=True,
                 **filters):  # fmt: skip
     """Call an implementation of `verify_tree`; the arguments of drafts are those of `verify`."""
-    b, n = tokens.shape
+    b = len(tokens)
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
@@ -219,7 +225,7 @@ def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, 
         number(kind, KINDS), number(rule, TREE_RULES), *sampling_arguments(**filters),
         per_sequence(seeds, b), per_sequence(positions, b),
         target_indptr, uniforms, epsilon, delta, eos_token_ids, max_new_tokens,
-        n if max_depth is None else max_depth, logprobs, accept_probs,
+        tokens.shape[1] if max_depth is None else max_depth, logprobs, accept_probs,
     )  # fmt: skip
 
 

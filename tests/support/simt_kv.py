@@ -47,17 +47,19 @@ class Library:
         return self._native.simt_misaligned_load(address)
 
 
-def _compile(out: Path, flags: tuple[str, ...]):
-    torch_library = simt_ops.TORCH / "lib/libtorch_cpu.so"
-    command = [*simt_ops.COMPILE, "-O1", "-shared", *flags, SOURCE, "-o", out, torch_library]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def compile_sanitized(out: Path, *command: str | Path) -> None:
+    """Compile a library with the sanitizer, or without it if g++ has not got its library."""
+    command = (*command, "-shared", "-o", out)
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
+    done = run((*command, *SANITIZE))
+    if done.returncode != 0 and "ubsan" in done.stderr:
+        done = run(command)
+    assert done.returncode == 0, done.stderr
 
 
 def build(out: Path) -> None:
-    done = _compile(out, SANITIZE)
-    if done.returncode != 0 and "ubsan" in done.stderr:  # g++ without its sanitizer library
-        done = _compile(out, ())
-    assert done.returncode == 0, done.stderr
+    torch_library = simt_ops.TORCH / "lib/libtorch_cpu.so"
+    compile_sanitized(out, *simt_ops.COMPILE, "-O1", SOURCE, torch_library)
 
 
 @functools.cache

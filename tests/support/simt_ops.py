@@ -15,19 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from simt.sanitize import KERNELS, ROOT
 from support.shared_build import built_once
 
 from specdec_kernels.arguments.rules import SCHEDULES
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = (
-    "csrc/cuda/row/sample.cu",
-    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda/chain").glob("*.cu")),
-    "csrc/cuda/tree/verify_tree.cu",
-    "csrc/cuda/history/ngram_propose.cu",
-    "csrc/cuda/error.cu",
-    "tests/simt/ops.cpp",
-)
+SOURCES = (*KERNELS, "tests/simt/ops.cpp")
 TORCH = Path(torch.__file__).parent
 COMPILE = (
     *("g++", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"),
@@ -205,23 +198,11 @@ class Library:
 def build(out: Path) -> None:
     """Compiles the sources side by side; about ten seconds."""
     objects = [out.parent / (hashlib.sha256(s.encode()).hexdigest()[:8] + ".o") for s in SOURCES]
-    running = [
-        subprocess.Popen(
-            [
-                *COMPILE,
-                "-O1" if s.endswith(".cpp") else "-O2",
-                "-c",
-                "-x",
-                "c++",
-                ROOT / s,
-                "-o",
-                o,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    commands = [
+        (*COMPILE, "-O1" if s.endswith(".cpp") else "-O2", "-c", "-x", "c++", ROOT / s, "-o", o)
         for s, o in zip(SOURCES, objects, strict=True)
     ]
+    running = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True) for c in commands]
     errors = [process.communicate()[1] for process in running]
     assert not any(process.returncode for process in running), "".join(errors)
     link = ["g++", "-shared", "-o", out, *objects, TORCH / "lib/libtorch_cpu.so"]

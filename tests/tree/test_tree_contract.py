@@ -89,18 +89,6 @@ def test_ragged_equals_padded(name, case):
     assert_outputs_equal("verify_tree", got, op(*a._replace(tree_tokens=cut)))
 
 
-@pytest.mark.parametrize("name", [n for n in KERNEL_PROVIDERS if n != "triton"])
-@pytest.mark.parametrize("rule", ["multi_draft", "k_seq", "top_k_plus_one", "traversal"])
-def test_siblings_may_share_a_draft_row(name, rule):
-    op = provider("verify_tree", name)
-    a = TreeArguments(*proofs.tree_case(6, 6, 67, rule=rule, rows="shared").args())
-    each = torch.stack([a.draft[b, rows.long()] for b, rows in enumerate(a.draft_rows)])
-    got, want = op(*a._replace(draft=each, draft_rows=None)), op(*a)
-    for i in (0, 1, 2, 3):
-        assert_close(f"output {i}", got[i], want[i])
-    assert_close("accept_probs", got[5], want[5], atol=1e-5)
-
-
 # Rules read the target rows of the root and of accepted nodes, and the draft rows of tried nodes;
 # traversal also reads the target rows of tried nodes.
 

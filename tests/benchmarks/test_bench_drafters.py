@@ -1,0 +1,156 @@
+"""The benchmarks of drafters, on toys.
+
+A replay of greedy texts counts what the loop counts, for drafters that copy and for heads; the
+measurements of a draft model that learns and of drafts over a sparse cache.
+"""
+
+import math
+
+import pytest
+import torch
+from specdec_hf import (
+    DistilledDrafter,
+    PromptLookupDrafter,
+    SuffixAutomatonDrafter,
+    TrieTree,
+    generate,
+)
+from specdec_hf.drafters.merge import TrieDrafter
+from specdec_hf.heads.eagle3.files import load_head, save_head
+from specdec_hf.lab.training.unrolled import loss_of
+from support import heads, hf_models
+from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import DynamicCache
+
+from bench import online_distillation, sparse_cache
+from bench.drafter_acceptance import Text, drafters, replay
+from bench.head_acceptance import GAMMAS, count, read
+
+pytestmark = pytest.mark.build
+
+GAMMA, NEW, PROMPT = 4, 60, 9
+
+
+def both():
+    return [SuffixAutomatonDrafter(min_match=1), PromptLookupDrafter(4, 1)]
+
+
+@pytest.mark.parametrize("tree", [None, TrieTree(2, GAMMA)], ids=["chain", "trie"])
+def test_a_replay_has_the_rounds_and_drafts_of_the_loop(tree):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    settings = {"drafter": both()[0], "gamma": GAMMA} if tree is None else {"drafter": both()}
+    out = generate(
+        model, **inputs, **settings, tree=tree, max_new_tokens=NEW, do_sample=False, guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    text = Text("", out.sequences[0].tolist(), 9)
+    drafter = both()[0] if tree is None else TrieDrafter(both(), tree)
+    counts = replay(drafter, text, model, GAMMA)
+    assert counts.rounds == out.stats.rounds
+    assert counts.accepted == out.stats.accepted > 0
+    assert counts.drafted == out.stats.drafted
+    assert counts.tokens_per_round == out.stats.mean_acceptance_length
+
+
+def test_every_compared_drafter_replays():
+    text = Text("", [1, 2, 3, 4] * 6, 8)
+    for name, drafter in drafters(3).items():
+        counts = replay(drafter, text, hf_models.tiny("llama"), 3)
+        assert counts.tokens_per_round > 3, name
+
+
+# Heads.
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama", vocab_size=40)
+
+
+@pytest.fixture(scope="module")
+def text(target):
+    inputs = hf_models.prompts((PROMPT,), vocab_size=40)
+    out = generate(target, **inputs, drafter=None, max_new_tokens=40, do_sample=False)
+    return Text("", out[0].tolist(), PROMPT)
+
+
+@pytest.fixture(scope="module")
+def folder(target, text, tmp_path_factory):
+    """A head after a few steps on the text, so that it drafts some of it."""
+    head = heads.head_for(target)
+    batch = heads.text_batch(target, head.config.layers, text.tokens)
+    optimizer = torch.optim.Adam(head.parameters(), 0.003)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss_of(head, batch, 2)[0].backward()
+        optimizer.step()
+    path = tmp_path_factory.mktemp("head")
+    save_head(head, path, torch.float32)
+    return path
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_the_rounds_are_those_of_a_call(gamma, target, text, folder):
+    counts = count(load_head(folder), target, text, read(target, text))
+    out = generate(
+        target, torch.tensor([text.tokens[:PROMPT]]), drafter=f"eagle3_chain:{folder}",
+        num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", guard=False,
+        max_new_tokens=len(text.tokens) - PROMPT, do_sample=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.sequences[0].tolist() == text.tokens
+    stats = out.stats
+    assert 0 < stats.accepted < stats.drafted
+    assert counts.rounds[gamma] == stats.rounds - 1  # the first reads the prompt
+    assert counts.tokens[gamma] == stats.accepted + stats.rounds - 1
+
+
+def test_the_places_are_those_of_the_answer(target, text, folder):
+    """The draft of each of its tokens at every step, and of the one after the last."""
+    counts = count(load_head(folder), target, text, read(target, text))
+    assert counts.places.tolist() == [len(text.tokens) - PROMPT + 1] * 5
+    assert all(0 <= share <= 1 for share in counts.greedy + counts.drawn)
+
+
+# Other measurements.
+
+
+def test_rates_are_those_before_and_after_the_stream():
+    model = hf_models.tiny("llama")
+    drafter = DistilledDrafter(hf_models.with_noise(model, 0.4), learning_rate=3e-3)
+    questions = [hf_models.prompts((9,), seed=n) for n in range(9)]
+    rows = online_distillation.run_stream(
+        model, drafter, questions[2:], questions[:2], tokens=12, every=4
+    )
+    assert [row["questions"] for row in rows] == [0, 4, 7]
+    assert rows[0]["positions"] == 0 < rows[1]["positions"] < rows[2]["positions"]
+    assert math.isnan(rows[0]["stream"])
+    assert 0 <= rows[0]["held_out"] < rows[2]["held_out"] <= 1
+
+
+SMALL = "sparse_cache:budget=12,chunk=2,sinks=1,recent=3"
+
+
+def test_calls_go_on_from_copies_of_one_cache():
+    """So that all have the tokens of plain decoding; random keys and values are the control."""
+    model, ids = hf_models.tiny("llama"), hf_models.prompts((40,))["input_ids"]
+    past = DynamicCache()
+    with torch.no_grad():
+        model(ids[:, :-1], past_key_values=past, use_cache=True)
+    names = ("none", SMALL, f"{SMALL}+prompt_lookup", "sparse_cache:budget=99")
+    texts = [sparse_cache.Text(ids, past), sparse_cache.random_text(model, 30, 3)]
+    made = sparse_cache.measure(model, texts, names, 3, 12, 1)
+    assert past.get_seq_length() == 39
+    rows = {row["drafter"]: row for row in sparse_cache.report(made, 3, "a toy")}
+    assert [row["accepted"] for row in rows.values()][::3] == [0, 1]
+    assert 0 < rows[SMALL]["accepted"] < 1
+    assert rows["none"]["tokens_per_round"] == 1 < rows[SMALL]["tokens_per_round"]
+    assert rows[SMALL]["tokens_per_round"] < rows["sparse_cache:budget=99"]["tokens_per_round"] <= 4
+    assert any("sparse_cache holds" in note for note in rows[SMALL]["notes"])
+    assert rows["none"]["of_plain"] == 1
+
+
+def test_drafts_pay_from_the_break_even_acceptance_on():
+    acceptance = sparse_cache.break_even(1.0, 0.25, 1.0, 4)  # 2 tokens a round
+    assert acceptance == pytest.approx(0.519, abs=0.001)
+    assert sparse_cache.break_even(1.0, 0.0, 1.0, 4) == 0.0
+    assert sparse_cache.break_even(1.0, 1.0, 1.1, 4) is None
