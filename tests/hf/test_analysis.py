@@ -1,21 +1,35 @@
-"""What `analyze` measures: acceptance on texts, the residual, every token."""
+"""What `analyze` measures: acceptance on texts, what the residual does, rounds, trees, encoders.
+
+And the figures that it draws.
+"""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import ModelDrafter, PromptLookupDrafter, SpeculativeDecoder
-from specdec_hf.cli.explain import Explainer
+from matplotlib.colors import to_hex
+from specdec_hf import ModelDrafter, PromptLookupDrafter
+from specdec_hf.drafters.lookahead import LookaheadDrafter
+from specdec_hf.drafters.merge import TrieDrafter
+from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
 from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter
+from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
+from specdec_hf.lab.analysis import figures
 from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
-from specdec_hf.lab.analysis.replay import replay, write_text
+from specdec_hf.lab.analysis.encoders import EncoderSeconds
+from specdec_hf.lab.analysis.measure import Measurement
+from specdec_hf.lab.analysis.operations import measure_operations
+from specdec_hf.lab.analysis.replay import replay, rule_for, write_text
 from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
-from specdec_hf.loop.streaming import run_stream
-from support import cli_models, hf_models
+from specdec_hf.lab.analysis.speed import compare_speed, compare_with_oracle
+from specdec_hf.lab.analysis.tables import tables_of
+from specdec_hf.loop.round_record import RoundRecord
+from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.trees import TrieTree
+from support import cli_models, encoder_models, hf_models
+from support.clocks import Clock
 from support.heads import expected_logits, head_for
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels.analysis import acceptance_rate, tree_acceptance
 
@@ -26,7 +40,9 @@ FILTERED = {"temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": 0.0}
 
 def text_of(sampling, seed=2, tokens=24):
     model = hf_models.tiny("llama")
-    arguments = {"do_sample": True, "max_new_tokens": tokens, **sampling}
+    arguments = {"do_sample": False, "max_new_tokens": tokens}
+    if sampling is not GREEDY:
+        arguments |= {"do_sample": True, **sampling}
     return model, write_text(model, hf_models.prompts((9,)), arguments, seed)
 
 
@@ -87,6 +103,10 @@ def test_a_copying_drafter_counts_as_one_hot_and_only_where_it_drafts():
             rates.append(float(position.p[copied]))
     assert 0 < len(rates) == measured.drafted < measured.positions == 40
     assert measured.alpha == pytest.approx(np.mean(rates))
+    nothing = measured_by([])
+    assert math.isnan(nothing.alpha)
+    assert nothing.to_dict()["alpha"] is None
+    assert nothing.to_dict()["first_children"] == [None] * 5
 
 
 def test_a_head_drafts_from_the_states_of_all_tokens_before():
@@ -131,29 +151,17 @@ def test_a_drafter_does_not_see_the_text_that_follows():
     assert drafter.observed == [(1, 1, 3)] * 24
 
 
-def greedy_text(tokens=24):
-    model = hf_models.tiny("llama")
-    arguments = {"do_sample": False, "max_new_tokens": tokens}
-    return model, write_text(model, hf_models.prompts((9,)), arguments, 0)
-
-
-def test_lenience_at_argmax_compares_probabilities_before_the_argmax():
-    model, text = greedy_text()
+def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
+    """SpecInfer's table for greedy decoding, and for sampling by the acceptance of siblings."""
+    model, text = text_of(GREEDY)
     drafter = hf_models.perturbed("llama", 0.5)
     measured = measured_by(replay(ModelDrafter(drafter), model, text, GREEDY), greedy=True)
-    drafted = rows_of(drafter, text).argmax(-1)
-    p = rows_of(model, text).softmax(-1)
+    drafted, p = rows_of(drafter, text).argmax(-1), rows_of(model, text).softmax(-1)
     share = p[torch.arange(24), drafted] / p.amax(-1)
+    # Lenience compares the probabilities before the argmax.
     wanted = [float((share >= l).double().mean()) for l in measured.lenience]
     assert [mean for mean, _ in measured.estimates()] == pytest.approx(wanted)
     assert wanted[0] == measured.alpha < wanted[-1]
-
-
-def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
-    """SpecInfer's table for greedy decoding, and for sampling by the acceptance of siblings."""
-    model, text = greedy_text()
-    drafter = hf_models.perturbed("llama", 0.5)
-    measured = measured_by(replay(ModelDrafter(drafter), model, text, GREEDY), greedy=True)
     ranked = rows_of(drafter, text).argsort(-1, descending=True)
     chosen = torch.from_numpy(text.tokens[text.begin :])[:, None]
     wanted = [float((ranked[:, :k] == chosen).any(-1).double().mean()) for k in range(1, 6)]
@@ -172,13 +180,6 @@ def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
     measured = measured_by(replay(PromptLookupDrafter(min_ngram=1), model, text, FILTERED))
     assert measured.drafted > 0
     assert math.isnan(measured.first_estimates()[0][0])
-
-
-def test_nothing_drafted_has_no_alpha():
-    measured = measured_by([])
-    assert math.isnan(measured.alpha)
-    assert measured.to_dict()["alpha"] is None
-    assert measured.to_dict()["first_children"] == [None] * 5
 
 
 # The residual.
@@ -218,81 +219,338 @@ def test_chi_square_counts_rare_tokens_together():
     assert chi_square(torch.tensor([10, 0]), torch.tensor([1.0, 0.0])).p_value == 1
 
 
-# Every token.
+# Figures.
+
+MEASURED = [figures.Measured("small", 0.6, 3, 0.05, 2.1, 1.7)]
 
 
-def explained(drafter, prompt="ab ab ab ab", temperature=0.7, seed=1):
-    """The rounds of an answer of a tiny model: explained, as steps, as traced; its tokenizer."""
+def lines(figure):
+    """Each line by its label."""
+    return {line.get_label(): line for line in figure.axes[0].lines}
+
+
+def edges_of(panel):
+    """Left and right edge of each bar, one after the other, by colour."""
+    edges = {}
+    for bars in panel.collections:
+        found = edges.setdefault(to_hex(bars.get_facecolor()[0]), [])
+        for path in bars.get_paths():
+            found += [path.vertices[:, 0].min(), path.vertices[:, 0].max()]
+    return edges
+
+
+def test_figures_2_to_4_follow_the_formulas():
+    drawn = lines(figures.draw_expected_tokens(MEASURED))
+    assert set(drawn) == {*(f"γ = {g}" for g in (1, 3, 5, 7, 10)), "γ = ∞", "small, γ = 3"}
+    x, y = drawn["γ = 3"].get_data()
+    for alpha, tokens in zip(x[::40], y[::40], strict=True):
+        assert tokens == pytest.approx((1 - alpha**4) / (1 - alpha))
+    assert drawn["small, γ = 3"].get_data() == ([0.6], [2.1])
+
+    drawn = lines(figures.draw_optimal_gamma(MEASURED))
+    assert len(drawn) == 5
+    x, y = drawn["c = 0.1"].get_data()
+    for alpha, gamma in zip(x[::30], y[::30], strict=True):
+        factors = [(1 - alpha ** (g + 1)) / (1 - alpha) / (g * 0.1 + 1) for g in range(65)]
+        assert factors[gamma] == max(factors)
+
+    drawn = lines(figures.draw_speed_and_operations())
+    assert len(drawn) == 10
+    alpha, speed = (each[160] for each in drawn["speed, γ = 5"].get_data())
+    assert speed == pytest.approx((1 - alpha**6) / (1 - alpha))
+    assert drawn["operations, γ = 5"].get_ydata()[160] == pytest.approx(6 / speed)
+
+
+def test_figure_5_is_a_timeline_of_the_rounds():
+    fast = [
+        RoundRecord(0.0, 0.2, 0.5, 0.1, 0.0, 0.0, [4], [4], [5]),
+        RoundRecord(0.9, 0.4, 0.3, 0.05, 0.03, 0.02, [4], [1], [2]),
+    ]
+    plain = [RoundRecord(i * 0.5, 0.0, 0.4, 0.05, 0.0, 0.0, [0], [0], [1]) for i in range(4)]
+    rows = [figures.Timeline("γ = 4", fast), figures.Timeline("plain", plain)]
+    figure = figures.draw_timeline(rows)
+    panel = figure.axes[0]
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["γ = 4", "plain"]
+    assert panel.get_xlim() == pytest.approx((0, 1.95))
+    edges = edges_of(panel)
+    steps = [x for i in range(4) for x in (0.05 * i, 0.05 * (i + 1))]
+    steps += [x for i in range(4) for x in (0.9 + 0.1 * i, 1.0 + 0.1 * i)]
+    assert edges[figures.DRAFT] == pytest.approx(steps)
+    assert edges[figures.PROMPT] == pytest.approx([0.2, 0.7, 0.0, 0.4])
+    assert edges[figures.VERIFY] == pytest.approx([1.3, 1.6, 0.5, 0.9, 1.0, 1.4, 1.5, 1.9])
+    assert [t.get_text() for t in panel.texts] == ["+5", "+2", "+1", "+1", "+1", "+1"]
+    cut = figures.draw_timeline(rows[1:], seconds=0.6)
+    assert len(cut.axes[0].texts) == 1  # the second round goes on after the edge
+
+
+def test_encoders_come_before_the_rounds_and_a_tree_is_one_block():
+    rounds = [
+        RoundRecord(0.75, 0.0, 0.5, 0.25, 0.0, 0.0, [0], [0], [1]),
+        RoundRecord(1.5, 0.5, 0.25, 0.25, 0.0, 0.0, [9], [2], [3]),
+    ]
+    rows = [
+        figures.Timeline("tree", rounds, EncoderSeconds(0.5, 0.25), trees=True),
+        figures.Timeline("plain", rounds, EncoderSeconds(0.5)),
+    ]
+    figure = figures.draw_timeline(rows)
+    edges = edges_of(figure.axes[0])
+    assert edges[figures.ENCODER] == pytest.approx([0, 0.5, 0, 0.5])
+    # It runs while the call begins, before its first round.
+    assert edges[figures.DRAFT_ENCODER] == pytest.approx([0.5, 0.75])
+    assert edges[figures.PROMPT] == pytest.approx([1.25, 1.75] * 2)
+    assert edges[figures.DRAFT][:2] == pytest.approx([2.0, 2.5])
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[-2:] == ["encoder of the target", "encoder of the drafter"]
+    late = figures.Timeline("late", [RoundRecord(0.1, *[0.0] * 5, [0], [0], [1])],
+                            EncoderSeconds(0.5, 0.25))  # fmt: skip
+    assert late.offset == pytest.approx(0.65)
+
+
+@pytest.mark.build  # the tools of figures
+def test_equal_figures_become_equal_files(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        figures.draw_optimal_gamma(MEASURED).savefig(tmp_path / name, metadata={"Date": None})
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+HOT = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def measurement(sampling=GREEDY, tokens=20, **options):
+    """A measurement of the tiny model whose tokens are bytes."""
     tokenizer = cli_models.tokenizer()
     model = hf_models.build("llama", vocab_size=cli_models.END + 1)
-    inputs = tokenizer(prompt, return_tensors="pt")
+    inputs = tokenizer("ab ab ab ab", return_tensors="pt")
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    arguments = {"do_sample": temperature > 0, "max_new_tokens": 28}
-    explainer = Explainer(tokenizer, inputs["input_ids"][0].tolist(), "drafty", sampling)
-    rounds = []
-    decoder = SpeculativeDecoder(
-        drafter(model), num_assistant_tokens=4, rule="token", guard=False, seed=seed,
-        trace=lambda traced: (explainer(traced), rounds.append(traced)),
-    )  # fmt: skip
-    if temperature:
-        arguments |= sampling
-    stream = decoder.stream(model, **inputs, **arguments)
-    steps, _ = run_stream(stream, lambda step: None)
-    return explainer.rounds, steps, rounds, tokenizer
+    return Measurement(model, tokenizer, [inputs], sampling, tokens, [2, 4], **options)
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.7])
-def test_every_emitted_token_is_explained(temperature):
-    rounds, steps, _, tokenizer = explained(ModelDrafter, temperature=temperature)
-    assert all(token.kind != "rejected" for said in rounds for token in said)  # P equals Q
-    rounds, steps, _, tokenizer = explained(Noisy, temperature=temperature)
-    kinds = {token.kind for said in rounds for token in said}
-    assert kinds >= {"accepted", "rejected", "recovered"}
-    for said, step in zip(rounds, steps, strict=True):
-        emitted = [token for token in said if token.kind != "rejected"]
-        assert [token.token for token in emitted] == step.tokens
-        assert [token.kind for token in emitted] == step.kinds
-        for token, logprob in zip(emitted, step.logprobs, strict=True):
-            assert token.p == pytest.approx(math.exp(logprob), rel=1e-4)
-        for token in said:
-            assert (token.uniform is None) == (temperature == 0)
-            if token.drafter:
-                assert token.accept_prob == pytest.approx(min(1, token.p / token.q), rel=1e-4)
-                decided = (0.5 if token.uniform is None else token.uniform) < token.accept_prob
-                assert token.kind == ("accepted" if decided else "rejected")
-            assert (token.residual is not None) == (token.kind == "recovered")
-            assert (token.q is not None) == (token.kind not in ("bonus", "plain"))
-    text = "".join(t.text for said in rounds for t in said if t.kind != "rejected")
-    whole = tokenizer.decode([t for step in steps for t in step.tokens])
-    assert [c for c in text if c != "�"] == [c for c in whole if c != "�"]
+def tables_by_title(found, temperature=0.0):
+    return {table.title: table for table in tables_of({temperature: found}, "tiny", "letters")}
 
 
-def test_the_residual_of_a_recovered_token_is_that_of_its_row():
-    rounds, _, traced, _ = explained(Noisy)
-    checked = 0
-    for said, one in zip(rounds, traced, strict=True):
-        if said[-1].kind == "recovered":
-            row = len(said) - 2
-            p = (one.logits[0, row].double() / 0.7).softmax(-1)
-            q = (one.distribution.logits[0, row].double() / 0.7).softmax(-1)
-            residual = (p - q).clamp(min=0)
-            wanted = float(residual[said[-1].token] / residual.sum())
-            assert said[-1].residual == pytest.approx(wanted, rel=1e-4)
-            end = float(residual[: said[-1].token + 1].sum() / residual.sum())
-            assert end - wanted - 1e-5 < said[-1].uniform < end + 1e-5
-            assert said[-1].q == pytest.approx(float(q[said[-1].token]), rel=1e-4)
-            checked += 1
-    assert checked > 3
+def calls(*rounds):
+    """Statistics of one call whose rounds are (draft, verify, accept, drafted, emitted)."""
+    log = [
+        RoundRecord(0.0, draft, verify, accept, 0.0, 0.0, [drafted], [emitted - 1], [emitted])
+        for draft, verify, accept, drafted, emitted in rounds
+    ]
+    return [SpecStats(round_log=log)]
 
 
-class Noisy(ModelDrafter):
-    """The target with noise on its weights."""
+def test_speed_follows_from_the_rounds_after_the_first():
+    plain = calls((0, 9.0, 0, 0, 1), (0, 0.9, 0.1, 0, 1), (0, 1.0, 0.0, 0, 1))
+    fast = calls((5, 9.0, 0, 4, 2), (0.4, 1.2, 0.2, 4, 3), (0.4, 1.3, 0.1, 4, 3))
+    speed = compare_speed(plain, fast, alpha=0.5, gamma=4, temperature=1.0)
+    assert speed.cost == pytest.approx(0.1)
+    assert speed.verification == pytest.approx(1.4)
+    assert speed.drafting == 1
+    assert speed.expected_tokens == 1.9375
+    assert speed.expected_paper == pytest.approx(1.9375 / 1.4)
+    assert speed.expected == pytest.approx(1.9375 / 1.8)
+    assert speed.measured == pytest.approx(6 / 3.6)
+    assert speed.measured_tokens == 3
+    # Rounds without drafts count as plain ones.
+    plain = calls((0, 9.0, 0, 0, 1), (0, 1.0, 0, 0, 1))
+    fast = calls((0, 9.0, 0, 0, 1), (0, 1.0, 0, 0, 1), (0.4, 1.6, 0.0, 4, 2))
+    speed = compare_speed(plain, fast, alpha=0.5, gamma=4, temperature=1.0)
+    assert speed.drafting == 0.5
+    assert speed.expected_tokens == pytest.approx((1 + 1.9375) / 2)
+    assert speed.expected == pytest.approx((1 + 1.9375) / 3)
+    assert compare_speed(plain, plain, alpha=0.5, gamma=4, temperature=1.0) is None
 
-    def __init__(self, model):
-        super().__init__(hf_models.build("llama", vocab_size=cli_models.END + 1))
-        generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():
-            for weight in self.model.parameters():
-                noise = torch.randn(weight.shape, generator=generator)
-                weight.add_(0.05 * weight.std() * noise)
+
+def logged(*rounds):
+    """Statistics of one call whose rounds have drafted and accepted so many tokens."""
+    return calls((1, 1, 1, 0, 1), *((1, 1, 1, drafted, kept + 1) for drafted, kept in rounds))
+
+
+def test_an_oracle_pays_for_accepted_drafts_alone():
+    longest = logged((16, 3), (16, 0), (16, 2))  # emits 8 tokens
+    schedules = {"two": logged((2, 2), (2, 0), (2, 0), (2, 2)), "none": logged((0, 0))}
+    oracle, two, none = compare_with_oracle(longest, schedules, cost=0.1)
+    assert (oracle.drafted, oracle.tokens) == (5 / 3, 8 / 3)
+    assert oracle.factor == pytest.approx(8 / (3 + 0.1 * 5))
+    assert (two.drafted, two.tokens) == (2, 2)
+    assert two.factor == pytest.approx(8 / (4 + 0.1 * 8))
+    assert two.share == pytest.approx(two.factor / oracle.factor)
+    assert (none.factor, none.drafted) == (1, 0)
+    assert compare_with_oracle(logged(), schedules, cost=0.1) == []
+    oracle, two, none = compare_with_oracle(longest, schedules, cost=1.5)
+    assert (oracle.drafted, oracle.factor, none.share) == (0, 1, 1)  # plain decoding is best
+    assert two.share == two.factor < 1
+
+
+def test_no_schedule_beats_the_oracle_of_a_greedy_text():
+    made = measurement(schedules=["heuristic", "confidence"])
+    drafter = ModelDrafter(hf_models.with_noise(made.model, 0.1))
+    found = made.analyze("noisy", drafter, made.write_texts())
+    oracle, *others = found.scheduled
+    assert [one.schedule for one in others] == [
+        "constant, γ = 2", "constant, γ = 4", "heuristic", "confidence"
+    ]  # fmt: skip
+    # Here the cost is measured.
+    plain = {name: found.calls[gamma] for name, gamma in (("2", 2), ("4", 4))}
+    longest = made._decode_all(drafter, num_assistant_tokens=16)
+    for cost in (0.0, 0.1, 0.9, 1.1):
+        for one in compare_with_oracle(longest, plain, cost):
+            assert one.share <= 1 + 1e-12
+    assert oracle.drafted < others[1].drafted
+    assert tables_by_title([found])["Section 3.5: what each schedule leaves of an oracle for γ"]
+
+
+def test_a_schedule_that_a_drafter_lacks_something_for_is_left_out_by_name():
+    made = measurement(schedules=["confidence", "heuristic"])
+    found = made.analyze("copies", PromptLookupDrafter(), made.write_texts())
+    assert list(found.refused) == ["confidence"]
+    assert "heuristic" in [one.schedule for one in found.scheduled]
+    table = tables_by_title([found])["Section 3.5: what each schedule leaves of an oracle for γ"]
+    assert "Left out: copies: " in table.note
+
+
+def linear_operations(model, skipped=()):
+    """Two for each weight of a matrix that multiplies a token."""
+    layers = (m for name, m in model.named_modules() if name not in skipped)
+    return sum(2 * m.weight.numel() for m in layers if isinstance(m, torch.nn.Linear))
+
+
+def test_operations_of_a_draft_step_are_counted():
+    model = hf_models.build("llama", layers=4)
+    arguments = {"do_sample": False, "max_new_tokens": 6}
+    text = write_text(model, hf_models.prompts((9,)), arguments, 0)
+    small = hf_models.build("llama", layers=1)
+    share = measure_operations(ModelDrafter(small), model, text, GREEDY)
+    assert share == pytest.approx(linear_operations(small) / linear_operations(model), rel=0.1)
+    assert measure_operations(ModelDrafter(model), model, text, GREEDY) == pytest.approx(1)
+    copying = measure_operations(PromptLookupDrafter(min_ngram=1), model, text, GREEDY)
+    assert copying in (0, None)
+    tree = TokenRecyclingDrafter()
+    assert measure_operations(tree, model, text, GREEDY) is None
+
+
+# Trees.
+
+
+def tree_drafters(model):
+    return {
+        "eagle3": Eagle3Drafter(head_for(model, noise=0.1)),
+        "token_recycling": TokenRecyclingDrafter(),
+        "lookahead": LookaheadDrafter(),
+        "merged": TrieDrafter(
+            [PromptLookupDrafter(min_ngram=1), ModelDrafter(hf_models.with_noise(model, 0.2))],
+            TrieTree(3, 3, 9),
+        ),
+    }
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["eagle3", "token_recycling", "lookahead", "merged"])
+def test_a_tree_is_accepted_as_often_as_the_target_draws_one_of_its_children(name, sampling):
+    model = hf_models.tiny("llama")
+    arguments = {"do_sample": sampling is HOT, "max_new_tokens": 16}
+    arguments |= sampling if sampling is HOT else {}
+    text = write_text(model, hf_models.prompts((9,)), arguments, 3)
+    drafter = tree_drafters(model)[name]
+    assert rule_for(drafter) == "target_only"
+    positions, rates, firsts = list(replay(drafter, model, text, sampling)), [], []
+    measured = measured_by(positions, greedy=sampling is GREEDY)
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(text.tokens)[None]).logits[0].double()
+    for position in positions:
+        row = logits[position.index - 1]
+        p = (row / (sampling["temperature"] or 1e-9)).softmax(-1)
+        if position.draft is None:
+            continue
+        tokens, parents = position.draft.tokens[0].tolist(), position.draft.parents[0].tolist()
+        below = {t for t, above in zip(tokens, parents, strict=True) if above == -1 and t >= 0}
+        if not below:
+            continue
+        assert set(position.children) == below
+        assert position.q is None
+        rates.append(float(p[list(below)].sum()))
+        firsts.append(float(p[position.children[0]]))
+    assert len(rates) == measured.drafted > 2
+    assert measured.alpha == pytest.approx(sum(rates) / len(rates), abs=1e-5)
+    shares = [mean for mean, _ in measured.first_estimates()]
+    assert shares[0] == pytest.approx(sum(firsts) / len(firsts), abs=1e-5)
+    assert shares == sorted(shares)
+    assert all(one is None for one in measured.to_dict()["lenience"][1].values() if one != 0.5)
+
+
+def test_everything_is_measured_of_a_tree_that_has_a_meaning_for_it():
+    made = measurement()
+    texts = made.write_texts()
+    found = made.analyze("recycling", TokenRecyclingDrafter(), texts)
+    assert found.trees
+    assert found.operations is None
+    (speed,) = found.speeds
+    assert speed.gamma == TokenRecyclingDrafter().depth
+    assert speed.alpha is speed.expected is speed.expected_tokens is None
+    assert speed.measured_tokens > 1
+    (stats,) = found.calls[speed.gamma]
+    assert stats.rule == "target_only"
+    # Every token is explained, and the text is that of plain decoding.
+    explained = [token for one in found.answers[0] for token in one]
+    said = [token for token in explained if token.kind != "rejected"]
+    assert [token.token for token in said] == texts[0].tokens[texts[0].begin :].tolist()
+    assert {token.drafter for token in explained if token.accept_prob is not None} == {"recycling"}
+    assert all(token.p == (token.kind != "rejected") for token in explained)
+    assert "".join(token.text for token in said)
+    # The trees that are drawn are those that were measured.
+    accepted = [
+        node for tree in found.first_trees for node in tree.nodes if node.kind == "accepted"
+    ]
+    assert len(accepted) == stats.accepted > 0
+    assert {node.token for node in accepted} <= {token.token for token in said}
+    drafted = sum(len(tree.nodes) for tree in found.first_trees)
+    assert drafted == stats.drafted
+    # SpecInfer's table is that of the trials.
+    tables = tables_by_title([found])
+    (title,) = (title for title in tables if title.startswith("SpecInfer"))
+    at_root, in_rounds = tables[title].rows
+    left = 1.0
+    for share, shown in zip(stats.acceptance_by_trial, in_rounds[3:], strict=False):
+        left *= 1 - share
+        assert shown == f"{1 - left:.0%}"
+    assert at_root[2] == "root, texts"
+    expected = next(table for title, table in tables.items() if title.startswith("Table 4"))
+    assert expected.rows[0][7:9] == ("-", "-")
+
+
+# Encoder-decoders.
+
+
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_an_encoder_decoder_is_measured_on_the_text_of_its_decoder(name):
+    model, drafter = encoder_models.tiny(name), encoder_models.perturbed(name)
+    inputs = encoder_models.texts((9,))
+    arguments = {"do_sample": True, "max_new_tokens": 12, **HOT}
+    text = write_text(model, inputs, arguments, 1)
+    assert text.tokens[: text.begin].tolist() == [encoder_models.START]
+    assert len(text.tokens) == text.begin + 12
+    measured = measured_by(replay(ModelDrafter(drafter), model, text, HOT))
+
+    def probs(one):
+        decoder = torch.from_numpy(text.tokens)[None]
+        with torch.inference_mode():
+            logits = one(**inputs, decoder_input_ids=decoder).logits[0].double()
+        return (logits[text.begin - 1 : -1] / 0.8).softmax(-1)
+
+    wanted = torch.minimum(probs(model), probs(drafter)).sum(-1).mean()
+    assert measured.alpha == pytest.approx(float(wanted), abs=1e-5)
+    assert measured.drafted == 12
+
+
+def test_encoders_are_timed_once_a_call(monkeypatch):
+    model, drafter = encoder_models.tiny("t5"), ModelDrafter(encoder_models.perturbed("t5"))
+    inputs, tokenizer = [encoder_models.texts((9,))], cli_models.tokenizer()
+    made = Measurement(model, tokenizer, inputs, GREEDY, 8, [2], schedules=())
+    texts = made.write_texts()
+    monkeypatch.setattr("specdec_hf.lab.analysis.encoders.perf_counter", Clock())
+    found = made.analyze("perturbed", drafter, texts)
+    assert (found.encoders[2].target, found.encoders[2].drafter) == (1, 1)
+    assert texts[0].encoders.target > 0 == texts[0].encoders.drafter
+    assert not model.get_encoder()._forward_hooks
+    assert not model.get_encoder()._forward_pre_hooks
+    assert found.answers[0][0][0].kind == "plain"
+    assert sum(len([t for t in said if t.kind != "rejected"]) for said in found.answers[0]) == 8

@@ -1,186 +1,142 @@
-"""Every argument of the loop's public functions refuses a wrong type by name and value.
+"""Arguments of the loop's public functions and of drafters are refused by name and value.
 
-TABLE has a row for every argument: a value of a wrong type, and the message.
+WRONG and OTHERS have rows for every argument of the functions.
 """
 
 import inspect
+import re
+import textwrap
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import specdec_host as host
 import torch
+import typer
 from specdec_hf import (
     BenefitGuard,
+    DistilledDrafter,
     EagleTree,
+    EarlyExitDrafter,
+    HorizontalCascade,
+    KeptTexts,
     LayersDrafter,
+    LayerSkipDrafter,
+    LookaheadDrafter,
     ModelDrafter,
+    NasdDrafter,
     PromptLookupDrafter,
+    RemoteDrafter,
+    RestDrafter,
     SpeculativeDecoder,
+    SuffixAutomatonDrafter,
+    TextDrafter,
+    TokenRecyclingDrafter,
     TreeSpec,
     TrieTree,
+    VerticalCascade,
+    check_drafter,
     generate,
 )
+from specdec_hf.cli.app import app
+from specdec_hf.drafters.ngram import NgramDrafter
+from specdec_hf.drafters.ngram_table import NgramTable
+from specdec_hf.options import ALIASES, COMMON, Options
+from specdec_host import Corpus
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.letters import letters
+from support.sources import ROOT
 from transformers import GenerationConfig
 
 import specdec_kernels as kernels
 
 pytestmark = pytest.mark.quick
 
-DRAFTER = "drafter must be None, the name of a drafter, a Drafter or a causal language model of"
-NUMBER = "num_assistant_tokens must be an integer in [0, 1024]"
-OF_LOOP = {
-    "drafter": [
-        (3, f"{DRAFTER} Transformers, or a wrapper that forwards to one, got 3"),
-        (["prompt_lookup", 3], "got 3"),
-    ],
-    "num_assistant_tokens": [(2.0, f"{NUMBER}, got 2.0"), (np.bool_(True), f"{NUMBER}, got ")],
-    "gamma": [("5", f"{NUMBER}, got '5'")],
-    "num_speculative_tokens": [([5], f"{NUMBER}, got [5]")],
-    "num_assistant_tokens_schedule": [
-        (3, "num_assistant_tokens_schedule must be a string or a Schedule, got 3")
-    ],
-    "num_assistant_beams": [(2.0, "num_assistant_beams must be an integer, got 2.0")],
-    "rule": [(None, "rule must be a string, got None")],
-    "lenience": [("a", "lenience must be a number, got 'a'"), (True, "got True")],
-    "typical_epsilon": [("a", "typical_epsilon must be a number, got 'a'"), (True, "got True")],
-    "typical_delta": [([1], "typical_delta must be a number, got [1]"), (True, "got True")],
-    "top_beta_rank": [(1.5, "top_beta_rank must be an integer in [1, 2147483647], got 1.5")],
-    "top_beta_distance": [("a", "top_beta_distance must be a number, got 'a'"), (True, "got True")],
-    "ablate": [(True, "ablate must be None or a string, got True")],
-    "tree": [
-        ("x", "tree must be a TreeSpec, EagleTree, TrieTree or a tuple of branchings, got 'x'"),
-        ((2, True), "tree must be an integer in [1, 1024], got True"),
-        ((2, 1.5), "tree must be an integer in [1, 1024], got 1.5"),
-    ],
-    "cache": [(None, "cache must be a string, got None")],
-    "seed": [
-        (True, "seed must be an int or one int per sequence, got True"),
-        (1.5, "seed must be an int or one int per sequence, got 1.5"),
-        ([1, True], "seed must be an int or one int per sequence"),
-        (torch.Generator(), "seed must be an int or one int per sequence"),
-    ],
-    "guard": [(1, "guard must be None, True, False or a BenefitGuard, got 1")],
-    "self_check": [(1, "self_check must be True or False, got 1")],
-    "compile": [("yes", "compile must be True or False, got 'yes'")],
-    "profile": [(3, "profile must be None or the path of a file, got 3")],
-    "streamer": [(3, "streamer must be None or an object with put() and end(), got 3")],
-    "trace": [(3, "trace must be None or a function, got 3")],
-    "clock": [(3, "clock must be a function that gives seconds, got 3")],
-}
-PROBABILITY = [
-    (True, "min_probability must be a number in [0, 1], got True"),
-    ("a", "min_probability must be a number in [0, 1], got 'a'"),
-]
+MODEL = "a causal language model of Transformers, or a wrapper that forwards to one"
+INTEGER, NUMBER = ("an integer", [True, 1.5, "3"]), ("a number", [True, "a"])
 SAMPLING = {
-    "temperature": [
-        ("a", "temperature must be finite and >= 0, got 'a'"),
-        (True, "temperature must be finite and >= 0, got True"),
-    ],
-    "top_k": [
-        ("a", "top_k must be an integer >= 0, got 'a'"),
-        (True, "top_k must be an integer >= 0, got True"),
-    ],
-    "top_p": [("a", "top_p must be in (0, 1], got 'a'"), (True, "got True")],
-    "min_p": [("a", "min_p must be in [0, 1], got 'a'"), (np.bool_(False), "got ")],
+    "temperature": ("finite and >= 0", [True, "a"]),
+    "top_k": ("an integer >= 0", [True, "a"]),
+    "top_p": ("in (0, 1]", [True, "a"]),
+    "min_p": ("in [0, 1]", ["a", np.bool_(False)]),
 }
-INTEGER = [(True, "got True"), (1.5, "got 1.5"), ("3", "got '3'")]
-TABLE = {
-    generate: {
-        **OF_LOOP,
-        "model": [
-            (3, "model must be a causal language model of Transformers, or a wrapper that"),
-            (torch.nn.Linear(2, 2), "forwards to one, got Linear"),
-        ],
-        "inputs": [(3, "must be"), ("a", "must be")],
-        "input_ids": [(3, "must be"), ("a", "must be")],
-    },
-    SpeculativeDecoder: {
-        **OF_LOOP,
-        "tokenizer": [(3, "tokenizer must be None or a tokenizer of Transformers, got 3")],
-        "stop_strings": [
-            (3, "stop_strings must be a string or a list of them, got 3"),
-            (["a", 3], "stop_strings must be a string or a list of them, got 3"),
-        ],
-    },
-    TreeSpec: {
-        "parents": [
-            (3, "parents must be a sequence, got 3"),
-            ("ab", "parents must be a sequence, got 'ab'"),
-            ((-1, 0.0), "parents[1] must be an integer, got 0.0"),
-            ((-1, False), "parents[1] must be an integer, got False"),
-        ],
-        "ranks": [
-            (3, "ranks must be a sequence, got 3"),
-            ((None,), "ranks[0] must be an integer, got None"),
-        ],
-    },
-    TreeSpec.chain: {"n": INTEGER},
-    TreeSpec.branching: {
-        "widths": [(3, "branching must be a sequence, got 3"), ((True,), "got True")]
-    },
-    TreeSpec.medusa: {
-        "ranks": [(3, "branching must be a sequence, got 3")],
-        "size": INTEGER,
-        "accuracies": [
-            (3, "accuracies must be a sequence, got 3"),
-            ([3], "accuracies[0] must be a sequence, got 3"),
-            ([[True]], "accuracies[0][0] must be a number in [0, 1], got True"),
-        ],
-    },
-    TreeSpec.sequoia: {
-        "acceptance": [
-            (0.5, "acceptance must be a sequence, got 0.5"),
-            (["a"], "acceptance[0] must be a number in [0, 1], got 'a'"),
-        ],
-        "size": INTEGER,
-        "depth": INTEGER,
-        "branching": INTEGER,
-    },
-    EagleTree: {
-        **dict.fromkeys(("width", "depth", "size"), INTEGER),
-        "min_probability": PROBABILITY,
-    },
-    TrieTree: {
-        "sequences": INTEGER,
-        "depth": INTEGER,
-        "size": INTEGER,
-        "min_probability": PROBABILITY,
-    },
-    PromptLookupDrafter: {
-        "max_ngram": [*INTEGER, (None, "max_ngram must be an integer, got None")],
-        "min_ngram": INTEGER,
-    },
-    ModelDrafter: {
-        "model": [
-            (None, "model must be a causal language model of Transformers, or a wrapper that"),
-            ("prompt_lookup", "forwards to one, got 'prompt_lookup'"),
-            (hf_models.tiny("llama").model, "forwards to one, got LlamaModel"),
-        ],
-        "cache": [(None, "cache must be a string, got None")],
-        **SAMPLING,
-    },
-    BenefitGuard: {
-        "window": [*INTEGER, (None, "window must be an integer, got None")],
-        "pause": INTEGER,
-        "stops": [(1, "stops must be True or False, got 1")],
-        "max_loss": [(True, "max_loss must be a number, got True"), ("3", "got '3'")],
-    },
+# Argument -> what it must be, and values of a wrong type.
+WRONG = {
+    **SAMPLING,
+    **dict.fromkeys(("lenience", "typical_epsilon", "typical_delta"), NUMBER),
+    **dict.fromkeys(("top_beta_distance", "max_loss"), NUMBER),
+    **dict.fromkeys(("num_assistant_beams", "top_beta_rank", "n", "size", "depth"), INTEGER),
+    **dict.fromkeys(("width", "branching", "sequences", "max_ngram", "min_ngram"), INTEGER),
+    **dict.fromkeys(("window", "pause"), INTEGER),
+    **dict.fromkeys(("self_check", "compile", "stops"), ("True or False", [1, "yes"])),
+    **dict.fromkeys(("rule", "cache"), ("a string", [None])),
+    **dict.fromkeys(("parents", "accuracies", "acceptance"), ("a sequence", [3, 0.5, "ab"])),
+    "num_assistant_tokens": ("an integer in [0, 1024]", [2.0, "5", [5], np.bool_(True)]),
+    "drafter": (f"None, the name of a drafter, a Drafter or {MODEL}", [3]),
+    "num_assistant_tokens_schedule": ("a string or a Schedule", [3]),
+    "ablate": ("None or a string", [True]),
+    "tree": ("a TreeSpec, EagleTree, TrieTree or a tuple of branchings", ["x"]),
+    "seed": ("an int or one int per sequence", [True, 1.5, [1, True], torch.Generator()]),
+    "guard": ("None, True, False or a BenefitGuard", [1]),
+    "profile": ("None or the path of a file", [3]),
+    "streamer": ("None or an object with put() and end()", [3]),
+    "trace": ("None or a function", [3]),
+    "clock": ("a function that gives seconds", [3]),
+    "model": (MODEL, [None, 3, "prompt_lookup"]),
+    "tokenizer": ("None or a tokenizer of Transformers", [3]),
+    "stop_strings": ("a string or a list of them", [3, ["a", 3]]),
+    "min_probability": ("a number in [0, 1]", [True, "a"]),
 }
-# What the other arguments are while one is wrong.
+# Values whose message has another beginning.
+OTHERS = [
+    (generate, "inputs", 3, "must be"),
+    (generate, "input_ids", "a", "must be"),
+    (generate, "drafter", ["prompt_lookup", 3], "got 3"),
+    (generate, "tree", (2, True), "tree must be an integer in [1, 1024], got True"),
+    (generate, "tree", (2, 1.5), "tree must be an integer in [1, 1024], got 1.5"),
+    (generate, "model", torch.nn.Linear(2, 2), f"{MODEL}, got Linear"),
+    (ModelDrafter, "model", hf_models.tiny("llama").model, f"{MODEL}, got LlamaModel"),
+    (TreeSpec, "parents", (-1, 0.0), "parents[1] must be an integer, got 0.0"),
+    (TreeSpec, "parents", (-1, False), "parents[1] must be an integer, got False"),
+    (TreeSpec, "ranks", 3, "ranks must be a sequence, got 3"),
+    (TreeSpec, "ranks", (None,), "ranks[0] must be an integer, got None"),
+    (TreeSpec.branching, "widths", 3, "branching must be a sequence, got 3"),
+    (TreeSpec.branching, "widths", (True,), "branching must be an integer in [1, 1024], got True"),
+    (TreeSpec.medusa, "ranks", 3, "branching must be a sequence, got 3"),
+    (TreeSpec.medusa, "accuracies", [3], "accuracies[0] must be a sequence, got 3"),
+    (TreeSpec.medusa, "accuracies", [[True]], "accuracies[0][0] must be a number in [0, 1], got T"),
+    (TreeSpec.sequoia, "acceptance", ["a"], "acceptance[0] must be a number in [0, 1], got 'a'"),
+    (PromptLookupDrafter, "max_ngram", None, "max_ngram must be an integer, got None"),
+    (BenefitGuard, "window", None, "window must be an integer, got None"),
+]
+# The functions, and what their other arguments are while one is wrong.
 GOOD = {
+    generate: {},
+    SpeculativeDecoder: {},
     TreeSpec: {"parents": (-1,)},
+    TreeSpec.chain: {},
+    TreeSpec.branching: {},
     TreeSpec.medusa: {"ranks": (1,), "size": 1, "accuracies": [[0.5]]},
     TreeSpec.sequoia: {"acceptance": [0.5], "size": 2},
+    EagleTree: {},
+    TrieTree: {},
+    PromptLookupDrafter: {},
     ModelDrafter: {"model": hf_models.tiny("llama")},
+    BenefitGuard: {},
 }
-ROWS = [
-    (function, name, value, message)
-    for function, arguments in TABLE.items()
-    for name, rows in arguments.items()
-    for value, message in rows
-]
+
+
+def rows_of(function):
+    """Wrong values for every argument of a function: its name, the value, and the message."""
+    rows = [row[1:] for row in OTHERS if row[0] == function]
+    for name, parameter in inspect.signature(function).parameters.items():
+        said = "num_assistant_tokens" if name in ALIASES else name
+        if said in WRONG:
+            rule, values = WRONG[said]
+            rows += [(name, value, f"{said} must be {rule}") for value in values]
+        elif parameter.kind is not parameter.VAR_KEYWORD:
+            assert name in [row[0] for row in rows], "the table has no row for this argument"
+    return rows
 
 
 def call(function, **kwargs):
@@ -194,27 +150,21 @@ def call(function, **kwargs):
     if function is SpeculativeDecoder:
         decoder = SpeculativeDecoder(**kwargs)
         return model.generate(**inputs, max_new_tokens=2, custom_generate=decoder)
-    return function(**{**GOOD.get(function, {}), **kwargs})
+    return function(**{**GOOD[function], **kwargs})
 
 
-@pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", GOOD, ids=lambda f: f.__name__)
 def test_a_wrong_type_is_refused_by_name(function):
     wrong = []
-    for _, name, value, message in (row for row in ROWS if row[0] is function):
+    for name, value, message in rows_of(function):
         try:
             text = f"no error: {call(function, **{name: value})}"
         except TypeError as error:
             text = str(error)
-        if message not in text or "\n" in text:
+        printed = isinstance(value, int | float | str) and "input" not in name
+        if message not in text or "\n" in text or (printed and f"got {value!r}" not in text):
             wrong.append((name, value, text))
     assert wrong == []
-
-
-@pytest.mark.parametrize("function", TABLE, ids=lambda f: f.__name__)
-def test_the_table_has_every_argument(function):
-    parameters = inspect.signature(function).parameters.values()
-    named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-    assert named == set(TABLE[function])
 
 
 @pytest.mark.parametrize("name", SAMPLING)
@@ -367,3 +317,157 @@ def test_a_message_prints_a_large_value_by_its_type_and_size(package, kind):
     with pytest.raises(TypeError) as raised:
         calls[package]()
     assert str(raised.value).endswith(f", got {text}")
+
+
+# The options of the loop are declared once: what is made of the declaration.
+
+OWN_WORDS = {"drafter", "tree", "guard"}  # of the command line, whose values are others
+PAGE = ROOT / "docs" / "loop.md"
+
+
+def link(found):
+    page, section = found["page"], found["section"]
+    label = section[1:].replace("-", " ") if section else page
+    return f"[{label}]({'' if page == PAGE.name and section else page}{section})"
+
+
+def listed():
+    """Each option with its default and text, as the page has it."""
+    for option in fields(Options):
+        if option.name not in ALIASES:
+            value = option.default
+            default = (
+                f"{value.__module__}.{value.__name__}"
+                if callable(value)
+                else repr(value).replace("'", '"')
+            )
+            text = option.metadata["text"].replace("``", "`")
+            text = re.sub(r"docs/(?P<page>[\w-]+\.md)(?P<section>(#[\w-]+)?)", link, text)
+            item = f"`{option.name}={default}`: {text}"
+            yield textwrap.fill(
+                item, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+            )
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
+def test_the_page_lists_the_options():
+    text = "\n".join(listed())
+    assert f"\n\n{text}\n\n" in PAGE.read_text(), text
+
+
+def test_help_has_every_option_with_its_type_default_and_text():
+    signature = inspect.signature(generate).parameters
+    shown = " ".join(inspect.getdoc(generate).split())
+    for option in fields(Options):
+        parameter = signature[option.name]
+        assert (parameter.annotation, parameter.default) == (option.type, option.default)
+        assert parameter.kind is parameter.KEYWORD_ONLY
+        assert f"{option.name}: {option.metadata['text']}" in shown
+    assert "OPTIONS" not in shown
+    mine = inspect.signature(SpeculativeDecoder).parameters.keys()
+    assert mine - {"tokenizer", "stop_strings"} == {option.name for option in fields(Options)}
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_the_command_line_takes_the_common_options_with_their_texts(command):
+    found = {one.name: one for one in typer.main.get_command(app).commands[command].params}
+    assert found.keys() >= COMMON.keys()
+    for name in COMMON.keys() - OWN_WORDS:
+        sentence, _, _ = COMMON[name].metadata["text"].partition(". ")
+        assert found[name].help.lower().startswith(sentence.lower())
+
+
+# Drafters, cascades and the tables they read.
+
+CORPUS = Corpus(np.array([1, 2, 3]))
+TEXTS = [np.array([1])]
+WIDE = TreeSpec.branching((3, 2))
+
+
+def model():
+    return hf_models.tiny("llama")
+
+
+def text_drafter(**arguments):
+    names = {"assistant_tokenizer": letters("abc"), "tokenizer": letters("abc"), **arguments}
+    return TextDrafter(model(), **names)
+
+
+VALUES = {
+    "min_ngram must be in [1, max_ngram = 2], got 3": lambda: PromptLookupDrafter(2, 3),
+    "order must be an integer in [1, 8], got 0": lambda: NgramDrafter(order=0),
+    "table must be given with learn=False": lambda: NgramDrafter(learn=False),
+    "min_context must be an integer in [0,": lambda: NgramDrafter(min_context=3),
+    "hold ids in [0, 9), got 9": lambda: NgramTable.build([np.array([9])], 9, 2),
+    "texts must hold at least one token": lambda: NgramTable.build([], 9, 2),
+    "order must be an integer in [1, 8], got 9": lambda: NgramTable.build(TEXTS, 9, 9),
+    "min_count must be at least 1": lambda: NgramTable.build(TEXTS, 9, 2, 0),
+    "must name an n-gram table, got README.md": lambda: NgramTable.load("README.md"),
+    "max_ngram must be an integer in [1, 1024], got 0": lambda: NasdDrafter(max_ngram=0),
+    "min_ngram must be at most max_ngram=4, got 5": lambda: NasdDrafter(min_ngram=5),
+    "top_k must be an integer in [0, 1024], got -1": lambda: NasdDrafter(top_k=-1),
+    "min_match must be at least 1, got 0": lambda: RestDrafter(CORPUS, 0),
+    "min_match must be at most 2, got 3": lambda: RestDrafter(CORPUS, 3, 2),
+    "min_match must be at most 4, got 5": lambda: SuffixAutomatonDrafter(min_match=5, max_match=4),
+    "must be in [0, 1], got 2.0": lambda: SuffixAutomatonDrafter(min_confidence=2),
+    "hold ids in [0, 2^31), got -1": lambda: SuffixAutomatonDrafter(np.array([-1])),
+    "keep must be at least 0, got -1": lambda: SuffixAutomatonDrafter(keep=-1),
+    "max_bytes must be at least 8, got 7": lambda: KeptTexts(7),
+    "bytes such as 64MiB, got '64MB'": lambda: SuffixAutomatonDrafter.from_text("keep=64MB"),
+    "window must be an integer in [1, 1024], got 0": lambda: LookaheadDrafter(window=0),
+    "ngram must be an integer in [2, 1024], got 1": lambda: LookaheadDrafter(ngram=1),
+    "must be in [2, 1025], got 1206": lambda: LookaheadDrafter(window=600),
+    "must be in [2, 1025], got 1": lambda: LookaheadDrafter(1, 2, 0),
+    "three integers W,N,G, got '4,3'": lambda: LookaheadDrafter.from_text("4,3"),
+    "three integers W,N,G, got '4,3,-1'": lambda: LookaheadDrafter.from_text("4,3,-1"),
+    "ranks of tree must be below top_k=2, got 2": lambda: TokenRecyclingDrafter(WIDE, 2),
+    "top_k must be an integer in [1, 1024], got 0": lambda: TokenRecyclingDrafter(top_k=0),
+    "assistant_lookbehind must be at least 1, got 0": lambda: text_drafter(assistant_lookbehind=0),
+    "tokens must be at least 1, got 0": lambda: VerticalCascade(model(), model(), 0),
+    "in a cascade, got NgramDrafter": lambda: VerticalCascade(model(), NgramDrafter()),
+    "in a cascade, got TextDrafter": lambda: HorizontalCascade([model(), text_drafter()], [1]),
+    "drafters must be 2 to 8, got 0": lambda: HorizontalCascade([], []),
+    "counts must be 1 numbers": lambda: HorizontalCascade([model()] * 2, [0]),
+    "learning_rate must be above 0 and finite, got 0": lambda: DistilledDrafter(model(), 0),
+    "steps must be at least 1, got 0": lambda: DistilledDrafter(model(), steps=0),
+    "max_positions must be at least 1": lambda: DistilledDrafter(model(), max_positions=0),
+    "temperature must be": lambda: DistilledDrafter(model(), temperature=-1),
+    "drafter must be given, got None": lambda: check_drafter(None, model()),
+    "samples must be ": lambda: check_drafter("random", model(), samples=0),
+}
+TYPES = {
+    "order must be an integer in [1, 8], got T": lambda: NgramDrafter(order=True),
+    "table must be None or an NgramTable, got 3": lambda: NgramDrafter(3),
+    "order must be an integer": lambda: NgramTable.build(TEXTS, 9, 2.5),
+    "fingerprint must be bytes, got 'f'": lambda: NgramTable.build(TEXTS, 9, 2, fingerprint="f"),
+    "top_k must be an integer ": lambda: NasdDrafter(top_k=True),
+    "corpus must be a Corpus, got list": lambda: RestDrafter([1]),
+    "corpus must be a Corpus or None, got list": lambda: SuffixAutomatonDrafter([1]),
+    "max_match must be an integer, got 2.5": lambda: SuffixAutomatonDrafter(max_match=2.5),
+    "keep must be": lambda: SuffixAutomatonDrafter(keep="1MiB"),
+    "guesses must be an integer ": lambda: LookaheadDrafter(guesses=True),
+    "text_ngrams must be True or False, got 1": lambda: LookaheadDrafter(text_ngrams=1),
+    "tree must be None or a TreeSpec, got (2, 1)": lambda: TokenRecyclingDrafter((2, 1)),
+    "inherit must be True or False, got 1": lambda: TokenRecyclingDrafter(inherit=1),
+    "tokenizer must be a tokenizer of Transformers, got 3": lambda: text_drafter(tokenizer=3),
+    "target_lookbehind must be an integer, got 2.0": lambda: text_drafter(target_lookbehind=2.0),
+    "learning_rate must be a number, got 'x'": lambda: DistilledDrafter(model(), "x"),
+    "model must be a causal language model of T": lambda: DistilledDrafter("x"),
+    "model must be a causal language model": lambda: VerticalCascade(3, model()),
+    "a cascade must hold Drafters, names of d": lambda: VerticalCascade(model(), 3),
+    "must be an integer, got 2.0": lambda: VerticalCascade(model(), model(), 2.0),
+    "counts[0] must be an integer, got 'a'": lambda: HorizontalCascade([model()] * 2, ["a"]),
+    "layers must be an integer, got 2": lambda: EarlyExitDrafter(2.0),
+    "last must be an integer, got None": lambda: LayerSkipDrafter(1, None),
+    "max_new_tokens must be ": lambda: check_drafter("random", model(), max_new_tokens=1.5),
+    "rank must be an integer, got '1'": lambda: RemoteDrafter("1"),
+}
+CASES = [(ValueError, *case) for case in VALUES.items()]
+CASES += [(TypeError, *case) for case in TYPES.items()]
+
+
+@pytest.mark.parametrize(("error", "message", "make"), CASES, ids=[case[1] for case in CASES])
+def test_a_wrong_argument_is_named(error, message, make):
+    with pytest.raises(error) as raised:
+        make()
+    assert message in str(raised.value)

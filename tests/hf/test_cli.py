@@ -1,34 +1,35 @@
 """The command line prints and writes the same text and figures, whatever the model and prompt."""
 
 import json
+import re
+import sys
+from pathlib import Path
 
 import pytest
-from specdec_hf.cli import load
+import torch
+from specdec_hf import SpeculativeDecoder
+from specdec_hf.cli import compare, load
+from specdec_hf.cli.advice import in_options, verdict
 from specdec_hf.cli.checks import Settings, check
+from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, render
 from specdec_hf.drafting.registry import DRAFTERS, usage
+from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import Step
 from specdec_hf.runner.fit import Fit
-from support import cli_models
-from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
-
-pytestmark = pytest.mark.slow
+from support import cli_models, hf_models
+from support.cli_models import answered, folder, invoke, one_line_error, reported, says, succeed  # noqa: F401
 
 SCHEDULE = "--num-assistant-tokens-schedule"
 LINE = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
 
 
 def test_generate_writes_the_text_that_it_printed(folder, tmp_path):  # noqa: F811
-    path = tmp_path / "out.json"
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "Say: the cat sat. The cat sat",
-        "--max-new-tokens", 10, "--drafter", "layers:1", "--guard", "off", "--json", path,
-        "--no-rejected",
+    report, result = reported(
+        tmp_path, "generate", "--model", folder, "--prompt", "Say: the cat sat. The cat sat",
+        "--max-new-tokens", 10, "--drafter", "layers:1", "--guard", "off", "--no-rejected",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    report = json.loads(path.read_text())
     turn = report["prompts"][0]["turns"][0]
     assert len(turn["tokens"]) == len(turn["kinds"]) == turn["stats"]["new_tokens"] <= 10
     without_marks = result.output.translate(dict.fromkeys(map(ord, "«»‹›")))
@@ -40,17 +41,18 @@ def test_generate_writes_the_text_that_it_printed(folder, tmp_path):  # noqa: F8
     assert "tokens/s without" in result.output
     assert report["summary"]["ratio"] > 0
     assert report["dtype"] == "float32"
+    last = " ".join(result.output.split()).rpartition("speculation: ")[2]
+    assert re.match(r"[\d.]+ times as fast as model.generate, [\d.]+ tokens a round", last)
 
 
 def test_generate_samples_with_a_model_drafter(folder, tmp_path):  # noqa: F811
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(LINE * 3)
-    result = invoke(
+    result = succeed(
         "generate", "--model", folder, "--prompts", prompts, "--limit", 1, "--max-new-tokens", 6,
         "--drafter", "layers:1", "--temperature", 0.8, "--top-p", 0.9, "--rule", "match",
         "--gamma", 3, SCHEDULE, "heuristic",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
     assert says(result, "sampled outputs identical yes")
     assert "Say yes." in result.output
     assert "Say no." in result.output
@@ -61,14 +63,10 @@ def test_a_lossy_rule_is_said_in_a_note_and_in_the_summary(folder, tmp_path):  #
     texts = {}
     lossy = ["--rule", "lenient", "--lenience", 0.05]
     for options in ([], lossy):
-        path = tmp_path / "out.json"
-        result = invoke(
-            "generate", "--model", folder, "--prompt", "Say: the cat sat. The cat sat",
-            "--max-new-tokens", 20, "--drafter", "layers:1", "--guard", "off", "--json", path,
-            *options,
+        report, result = reported(
+            tmp_path, "generate", "--model", folder, "--prompt", "Say: the cat sat. The cat sat",
+            "--max-new-tokens", 20, "--drafter", "layers:1", "--guard", "off", *options,
         )  # fmt: skip
-        assert result.exit_code == 0, result.output
-        report = json.loads(path.read_text())
         texts[len(options)] = report["prompts"][0]["turns"][0]["tokens"]
         assert report["summary"]["lossless"] is (not options)
         assert says(result, "rule lenient, lossy") is bool(options)
@@ -79,51 +77,40 @@ def test_a_lossy_rule_is_said_in_a_note_and_in_the_summary(folder, tmp_path):  #
 
 
 def test_a_text_without_the_residual_is_said_to_be_lossy(folder, tmp_path):  # noqa: F811
-    path = tmp_path / "out.json"
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "Say: the cat sat.", "--max-new-tokens", 8,
-        "--drafter", "layers:1", "--temperature", 1, "--ablate", "residual", "--json", path,
+    report, result = reported(
+        tmp_path, "generate", "--model", folder, "--prompt", "Say: the cat sat.",
+        "--max-new-tokens", 8, "--drafter", "layers:1", "--temperature", 1, "--ablate", "residual",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
     assert says(result, "rule token without the residual, lossy")
     assert says(result, "ablate='residual' is lossy")
-    report = json.loads(path.read_text())
     assert (report["rule"], report["ablate"]) == ("token", "residual")
     assert report["summary"]["lossless"] is False
 
 
 def test_the_drafts_of_several_drafters_become_one_tree(folder, tmp_path):  # noqa: F811
-    report = tmp_path / "report.json"
-    result = invoke(
-        "generate", "--prompt", "the story of a bear, the story of a", "--model", folder,
+    answer = answered(
+        tmp_path, "--prompt", "the story of a bear, the story of a", "--model", folder,
         "--drafter", "lookahead:2,3,2", "--drafter", "prompt_lookup", "--gamma", 3,
-        "--max-new-tokens", "24", "--json", report,
+        "--max-new-tokens", "24",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    content = json.loads(report.read_text())
-    assert content["summary"]["greedy_outputs_identical"] is True
-    stats = content["prompts"][0]["turns"][0]["stats"]
+    stats = answer["stats"]
+    assert answer["identical"] is True
     assert stats["drafter"] == "lookahead, prompt_lookup"
     assert stats["drafted"] > 0
     assert max(max(record["accepted"]) for record in stats["round_log"]) <= 3
 
 
 def test_drafter_help_lists_the_drafters():
-    result = invoke("generate", "--drafter", "help")
-    assert result.exit_code == 0
+    result = succeed("generate", "--drafter", "help")
     assert set(map(usage, DRAFTERS)) <= set(result.output.split())
 
 
 def test_a_printed_seed_gives_the_answer_again(folder, tmp_path):  # noqa: F811
-    path = tmp_path / "out.json"
-    arguments = (
-        "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 6, "--temperature",
-        1, "--drafter", "layers:1", "--device", "cpu", "--json", path,
-    )  # fmt: skip
-
     def answer(*seed):
-        result = invoke(*arguments, *seed)
-        report = json.loads(path.read_text())
+        report, result = reported(
+            tmp_path, "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 6,
+            "--temperature", 1, "--drafter", "layers:1", "--device", "cpu", *seed,
+        )  # fmt: skip
         assert report["device"] == "cpu"
         (turn,) = report["prompts"][0]["turns"]
         assert says(result, f"seed {turn['seed']}")
@@ -138,52 +125,38 @@ def test_a_printed_seed_gives_the_answer_again(folder, tmp_path):  # noqa: F811
 
 
 def test_nothing_drafted_prints_no_ratio(folder, tmp_path):  # noqa: F811
-    path = tmp_path / "out.json"
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 4, "--drafter",
-        "none", "--json", path,
+    report, result = reported(
+        tmp_path, "generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 4,
+        "--drafter", "none",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
     assert says(result, "drafts accepted nothing was drafted")
     for word in ("ratio", "x)", "%"):
         assert word not in result.output
-    report = json.loads(path.read_text())
     assert "ratio" not in report["summary"]
     assert report["prompts"][0]["turns"][0]["ratio"] is None
 
 
 @pytest.mark.full
-def test_models_are_folders_gguf_files_and_ids_of_the_local_cache(
-    folder,  # noqa: F811
-    tmp_path,
-    monkeypatch,
-):
+def test_models_are_folders_files_and_ids_of_the_cache(folder, tmp_path, monkeypatch):  # noqa: F811
     cli_models.write_snapshot(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     gguf = cli_models.write_gguf(tmp_path / "tiny.gguf")
     texts = []
     for name in (folder, cli_models.HUB_ID, gguf):
-        result = invoke(
-            "generate", "--model", name, "--drafter", name, "--prompt", "Hi", "--max-new-tokens",
-            6, "--json", tmp_path / "out.json",
-        )  # fmt: skip
-        assert result.exit_code == 0, result.output
-        assert says(result, "greedy outputs identical yes")
-        report = json.loads((tmp_path / "out.json").read_text())
-        assert report["summary"]["dtype"] == "float32"
-        assert report["summary"]["accepted"] > 0
-        texts.append(report["prompts"][0]["turns"][0]["tokens"])
+        answer = answered(
+            tmp_path, "--model", name, "--drafter", name, "--prompt", "Hi", "--max-new-tokens", 6
+        )
+        assert answer["identical"] is True
+        assert answer["stats"]["accepted"] > 0
+        texts.append(answer["tokens"])
     assert texts[0] == texts[1] == texts[2]
 
 
 def test_dtype_and_system_message_reach_the_model(folder, tmp_path):  # noqa: F811
-    path = tmp_path / "out.json"
-    arguments = ["generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 3]
+    arguments = ("generate", "--model", folder, "--prompt", "Hi", "--max-new-tokens", 3)
     tokens = {}
     for system in ((), ("--system", "Be brief.")):
-        result = invoke(*arguments, *system, "--dtype", "bfloat16", "--json", path)
-        assert result.exit_code == 0, result.output
-        report = json.loads(path.read_text())
+        report, _ = reported(tmp_path, *arguments, *system, "--dtype", "bfloat16")
         assert report["summary"]["dtype"] == "bfloat16"
         tokens[system] = report["prompts"][0]["turns"][0]["stats"]["prompt_tokens"]
     assert report["system"] == "Be brief."
@@ -201,15 +174,13 @@ def test_the_progress_line_says_where_weights_are_packed(folder, monkeypatch, pl
 
 
 def test_prompts_come_from_standard_input(folder, tmp_path):  # noqa: F811
-    path = tmp_path / "out.json"
-    arguments = ("generate", "--model", folder, "--max-new-tokens", 2, "--json", path)
-    for option, text in (("--prompt", "Say yes.\nSay é :smile:\n"), ("--prompts", LINE)):
-        result = invoke(*arguments, option, "-", input=text)
-        assert result.exit_code == 0, result.output
-        turns = json.loads(path.read_text())["prompts"][0]["turns"]
-        assert [t["prompt"] for t in turns] == (
-            [text] if option == "--prompt" else ["Say yes.", "Say no."]
-        )
+    asked = ("generate", "--model", folder, "--max-new-tokens", 2)
+    text = "Say yes.\nSay é :smile:\n"
+    for option, given, prompts in (
+        ("--prompt", text, [text]), ("--prompts", LINE, ["Say yes.", "Say no."])
+    ):  # fmt: skip
+        report, _ = reported(tmp_path, *asked, option, "-", input=given)
+        assert [turn["prompt"] for turn in report["prompts"][0]["turns"]] == prompts
     start = ("generate", "--model", folder, "--prompt", "-")
     assert one_line_error(*start, input="  \n") == "error: standard input is empty"
     line = "error: standard input is not UTF-8 text: byte 0xff at 2"
@@ -219,19 +190,18 @@ def test_prompts_come_from_standard_input(folder, tmp_path):  # noqa: F811
     )
 
 
-def test_prompts_and_answers_are_printed_as_they_are(folder, tmp_path):  # noqa: F811
+def test_prompts_and_answers_are_printed_as_they_are(folder):  # noqa: F811
     text = "[bold]a[/bold] :smile: \x1b[31mred"
-    result = invoke(
+    result = succeed(
         "generate", "--model", folder, "--prompt", text, "--max-new-tokens", 24, "--no-compare",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
     assert "[bold]a[/bold] :smile: ␛[31mred" in result.output
     assert not any(ord(c) < 32 and c not in "\n\t" for c in result.output)
+    assert visible("a\tb\n\x1b[0m\r\x7f\x9b") == "a\tb\n␛[0m␍␡\N{REPLACEMENT CHARACTER}"
 
 
 def test_check_lists_the_caches_that_fit(folder, monkeypatch):  # noqa: F811
-    result = invoke("check", "--model", folder)
-    assert result.exit_code == 0, result.output
+    result = succeed("check", "--model", folder)
     rows = [line.split() for line in result.output.splitlines()[3:]]
     assert [row[0] for row in rows] == ["spec"] * 4 + ["aligned"] + ["dynamic"] * 2
     assert {row[1] for row in rows if row[-1] == "fits"} == {"chain", "tree"}
@@ -244,13 +214,12 @@ def test_check_lists_the_caches_that_fit(folder, monkeypatch):  # noqa: F811
 
 
 def test_info_lists_versions_and_providers(tmp_path):
-    result = invoke("info", "--json", tmp_path / "info.json")
-    assert result.exit_code == 0, result.output
+    report, result = reported(tmp_path, "info")
     words = ("torch", "transformers", "verify_chain", "cpu instructions", "gpu", "heads shipped")
     words += ("SmolLM2-135M-Instruct (Q4_1)",)
     for word in words:
         assert word in result.output
-    assert json.loads((tmp_path / "info.json").read_text())["providers"]["sample"]["cpu"]
+    assert report["providers"]["sample"]["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -318,5 +287,190 @@ def test_a_stream_of_pieces_is_the_text():
     assert stream.rest() == ("\N{REPLACEMENT CHARACTER}", "bonus")
 
 
-def test_control_characters_become_symbols():
-    assert visible("a\tb\n\x1b[0m\r\x7f\x9b") == "a\tb\n␛[0m␍␡\N{REPLACEMENT CHARACTER}"
+# The dtype of a model, and how its forwards run.
+
+
+@pytest.fixture(scope="module")
+def bfloat16(tmp_path_factory):
+    """A folder whose weights are bfloat16."""
+    path = tmp_path_factory.mktemp("bfloat16")
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    model.to(torch.bfloat16).save_pretrained(path)
+    cli_models.tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate --prompt Hi --max-new-tokens 2",
+        "chat --max-new-tokens 2",
+        "check",
+        pytest.param("bench --questions FILE --drafter none --runs 1", marks=pytest.mark.build),
+    ],
+)
+def test_models_run_in_the_dtype_of_their_file(bfloat16, tmp_path, command):
+    (tmp_path / "file").write_text(LINE)
+    words = command.replace("FILE", str(tmp_path / "file")).split()
+    assert says(succeed(*words, "--model", bfloat16, input="Hi\n"), "bfloat16, cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "line"),
+    [
+        ([], 0, "note: greedy texts may differ from model.generate in bfloat16"),
+        (["--dtype", "float32"], 1,
+         "error: greedy output with speculation differs from model.generate"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_an_error_unless_bits_may_round(bfloat16, monkeypatch, options, code, line):
+    monkeypatch.setattr(compare.Turn, "identical", False)
+    result = invoke(
+        "generate", "--model", bfloat16, "--prompt", "Hi", "--max-new-tokens", 2, *options
+    )
+    assert result.exit_code == code, result.output
+    assert says(result, line)
+
+
+@pytest.mark.parametrize(
+    ("option", "forwards"), [([], "packed"), (["--compile"], "packed"), (["--no-compile"], "own")]
+)
+def test_an_option_says_how_forwards_run(bfloat16, tmp_path, option, forwards):
+    asked = ("--model", bfloat16, "--prompt", "Hi", "--max-new-tokens", 2, "--no-compare")
+    assert answered(tmp_path, *asked, *option)["stats"]["forwards"] == forwards
+
+
+# Faults: damaged files, missing libraries, prompts that are too long.
+
+
+def test_a_missing_library_and_an_unexpected_error_get_one_line(monkeypatch):
+    def broken():
+        raise ZeroDivisionError("oops")
+
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "specdec_kernels", None)
+        assert "specdec_kernels" in one_line_error("info", code=1)
+    monkeypatch.setattr("specdec_hf.cli.app.collect_info", broken)
+    assert one_line_error("info", code=1) == "error: unexpected ZeroDivisionError: oops"
+
+
+def test_prompt_files_may_hold_any_character(folder, tmp_path):  # noqa: F811
+    path = tmp_path / "prompts.jsonl"
+    line = '{"question_id": "[/x]", "category": "[/x]", "turns": ["one\u2028two"]}'
+    path.write_bytes(f"{line}\r\n{line}\r\n".encode("utf-8-sig"))
+    prompts = read_prompts(path)
+    assert [p.turns for p in prompts] == [["one\u2028two"]] * 2
+    result = succeed(
+        "generate", "--model", folder, "--prompts", path, "--limit", 1, "--max-new-tokens", 2
+    )
+    assert "[/x]" in result.output
+
+
+def test_a_broken_model_folder_gets_one_line(tmp_path):
+    def line():
+        return one_line_error("generate", "--prompt", "a", "--model", tmp_path)
+
+    (tmp_path / "config.json").write_text("{}")
+    assert "holds no weights (*.safetensors or *.bin)" in line()
+    (tmp_path / "model.safetensors").write_text("")
+    assert "cannot load the configuration from" in line()
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    assert "is of type 'vit', which Transformers does not list among causal" in line()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "x.gguf").write_text("")
+    assert "config.json is missing; name the GGUF file in it" in line()
+
+
+def test_a_later_failure_keeps_the_earlier_answers(folder, tmp_path):  # noqa: F811
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text(json.dumps({"turns": ["Hi", "word " * 90]}))
+    result = invoke(
+        "generate", "--model", folder, "--prompts", prompts, "--max-new-tokens", 2, "--json", out
+    )
+    assert result.exit_code == 1, result.output
+    assert "error: prompt 1: prompt of sequence 0 has" in result.output
+    report = json.loads(out.read_text())
+    assert len(report["prompts"][0]["turns"]) == report["summary"]["answers"] == 1
+    assert "but the model's context is 256" in report["error"]
+
+
+def test_a_disk_that_is_full_gets_one_line(folder):  # noqa: F811
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "a", "--max-new-tokens", 2, "--json", "/dev/full"
+    )
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == "error: No space left on device"
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_speculative_and_plain_decoding_both_stop_at_the_context(do_sample):
+    model = hf_models.build("llama", context=16)
+    decoder = SpeculativeDecoder("prompt_lookup", rule="auto")
+    settings = {"do_sample": do_sample, "max_new_tokens": 20}
+    turn = compare.run_turn(model, hf_models.prompts((9,)), decoder, settings, compare=True)
+    assert len(turn.tokens) == len(turn.baseline_tokens) == 7
+    assert do_sample or turn.identical
+
+
+# What speculation gained, and advice.
+
+WAITED = "the guard held drafting back; guard=False drafts from the second round"
+
+
+def made_up(drafted=0, accepted=0, rounds=10, seconds=1.0, baseline="model.generate", **stats):
+    """An answer of ``rounds + accepted`` tokens, which plain decoding takes a second for."""
+    counts = SequenceStats(new_tokens=rounds + accepted, drafted=drafted, accepted=accepted)
+    counts.rounds = rounds
+    stats = {"drafter": "ngram", "cache": "spec", **stats}
+    tokens = [1] * counts.new_tokens
+    return compare.Turn(
+        5, [Step(0, tokens, ["plain"] * len(tokens), [0.0] * len(tokens))],
+        SpecStats([counts], rounds, **stats), seconds, baseline,
+        tokens if baseline else [], 1.0 if baseline else 0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("turns", "line"),
+    [
+        (
+            [made_up(12, 9, seconds=0.5)],
+            "2.00 times as fast as model.generate, 1.90 tokens a round",
+        ),
+        (
+            [made_up(12, 8, seconds=0.5), made_up(seconds=1.0)],
+            "1.33 times as fast as model.generate, 1.40 tokens a round",
+        ),
+        (
+            [made_up(40, 2, seconds=2.0)],
+            "0.50 times as fast as model.generate, 1.20 tokens a round; 5% of drafts accepted, "
+            "another --drafter may gain",
+        ),
+        ([made_up(12, 9, baseline="")], "1.90 tokens a round"),
+        (
+            [made_up(notes=[WAITED])],
+            "nothing was drafted in 10 tokens, because the guard waited; --guard off drafts from "
+            "the second round",
+        ),
+        (
+            [made_up(notes=["no draft was found in 10 rounds"])],
+            "nothing was drafted in 10 tokens, because no draft was found; --drafter help lists "
+            "others",
+        ),
+    ],
+    ids=["gain", "several", "slower", "no-compare", "waited", "not-found"],
+)
+def test_the_verdict_follows_from_the_statistics(turns, line):
+    assert verdict(turns) == f"speculation: {line}"
+
+
+def test_the_verdict_compares_tokens_a_second_of_answers_of_other_lengths():
+    turn = made_up(12, 10, seconds=0.5)
+    turn.baseline_tokens = turn.baseline_tokens[:10]
+    assert verdict([turn]).startswith("speculation: 4.00 times as fast as model.generate")
+
+
+def test_notes_name_the_options_of_the_command_line():
+    assert in_options(WAITED).endswith("; --guard off drafts from the second round")

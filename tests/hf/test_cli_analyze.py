@@ -5,10 +5,8 @@ import json
 
 import pytest
 from specdec_hf import PromptLookupDrafter
-from support import encoder_models
-from support.cli_models import END, folder, invoke, says, tokenizer  # noqa: F401
-from support.heads import blockwise_folder, head_folder
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.cli_models import folder, invoke, reported, says, write_encoder_decoder  # noqa: F401
+from support.heads import head_folder
 from transformers import AutoModelForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
@@ -26,14 +24,13 @@ def analysed(folder, tmp_path_factory):  # noqa: F811
     """Output, report and pictures of one run."""
     home = tmp_path_factory.mktemp("analyze")
     (home / "prompts.jsonl").write_text(PROMPTS)
-    result = invoke(
-        "analyze", "--model", folder, "--prompts", home / "prompts.jsonl", "--drafter", "layers:1",
-        "--drafter", "prompt_lookup", "--max-new-tokens", 12, "--gamma", "2,4", "--temperature",
-        0.5, "--ablate", "residual", "--output", home / "pictures", "--json", home / "out.json",
+    report, result = reported(
+        home, "analyze", "--model", folder, "--prompts", home / "prompts.jsonl", "--drafter",
+        "layers:1", "--drafter", "prompt_lookup", "--max-new-tokens", 12, "--gamma", "2,4",
+        "--temperature", 0.5, "--ablate", "residual", "--output", home / "pictures",
         "--num-assistant-tokens-schedule", "heuristic",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    return result, json.loads((home / "out.json").read_text()), home / "pictures"
+    return result, report, home / "pictures"
 
 
 def test_every_table_is_printed(analysed):
@@ -65,11 +62,9 @@ def test_the_report_holds_what_was_measured(analysed):
         assert rates[0] == accepted["alpha"]
         if one["drafter"] == "layers:1":
             assert accepted["drafted"] == 24
-            assert rates == sorted(rates)
             assert [speed["gamma"] for speed in one["speed"]] == [2, 4]
             assert accepted["divergence"] == pytest.approx(1 - accepted["alpha"])
             assert accepted["rejection_sampling"] <= accepted["alpha"]
-            assert accepted["first_children"] == sorted(accepted["first_children"])
             # One of two layers, and the same output matrix.
             assert 0.5 < one["operations"] < 1
             schedules = [made["schedule"] for made in one["schedules"]]
@@ -128,26 +123,7 @@ def analyze(folder, tmp_path):  # noqa: F811
     return call
 
 
-def test_drafters_that_read_hidden_states_are_measured(folder, analyze, tmp_path):  # noqa: F811
-    target = AutoModelForCausalLM.from_pretrained(folder)
-    heads = [
-        f"eagle3_chain:{head_folder(target, tmp_path)}",
-        f"blockwise:{blockwise_folder(target, tmp_path)}",
-    ]
-    result, report = analyze(*heads)
-    assert result.exit_code == 0, result.output
-    assert [m["drafter"] for m in report["measured"]] == heads * 2
-    for one in report["measured"]:
-        # The first position follows the prompt, which is not read yet.
-        assert (one["acceptance"]["drafted"], one["acceptance"]["positions"]) == (5, 6)
-        assert one["calls"]["2"][0]["drafted"] > 0
-
-
-def test_trees_are_measured_those_of_heads_and_those_that_merge_drafters(
-    folder,  # noqa: F811
-    analyze,
-    tmp_path,
-):
+def test_trees_of_heads_and_of_merged_drafters_are_measured(folder, analyze, tmp_path):  # noqa: F811
     head = head_folder(AutoModelForCausalLM.from_pretrained(folder), tmp_path)
     names = [f"eagle3:{head}", "auto", "prompt_lookup+layers:1"]
     result, report = analyze(*names, options=["--temperature", 0])
@@ -159,9 +135,6 @@ def test_trees_are_measured_those_of_heads_and_those_that_merge_drafters(
         (stats,) = next(iter(one["calls"].values()))
         assert stats["rule"] == "target_only"
         assert stats["tree"]
-        explained = [token for said in one["rounds"][0] for token in said]
-        emitted = [token for token in explained if token["kind"] != "rejected"]
-        assert len(emitted) == stats["new_tokens"] == 6
     assert [one["drafter"] for one in report["trees"]] == names
     merged = report["measured"][2]
     assert list(merged["calls"]) == ["2"]
@@ -172,8 +145,7 @@ def test_trees_are_measured_those_of_heads_and_those_that_merge_drafters(
 def test_an_encoder_decoder_is_measured_with_its_encoder(tmp_path):
     """Its draft model is one too. One of the drafters needs a decoder alone, and is named."""
     for name, seed in (("target", 5), ("small", 8)):
-        encoder_models.build("t5", END + 1, seed).save_pretrained(tmp_path / name)
-        tokenizer(template=None).save_pretrained(tmp_path / name)
+        write_encoder_decoder(tmp_path / name, seed=seed)
     (tmp_path / "prompts.jsonl").write_text(PROMPTS)
     small = str(tmp_path / "small")
     result = invoke(

@@ -13,12 +13,19 @@ from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.lab.bench import configs as bench_configs
 from specdec_hf.lab.bench import runs as bench_runs
 from specdec_hf.lab.bench import summary
-from specdec_hf.lab.bench.runs import PLAIN, Answer, Batch, Config
-from support.cli_models import END, folder, invoke, one_line_error  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from specdec_hf.lab.bench.efficiency import forward_costs, predict, round_costs
+from specdec_hf.lab.bench.runs import PLAIN, Answer, Batch, Config, Pair
+from specdec_hf.loop.round_record import RoundRecord
+from specdec_hf.loop.statistics import SequenceStats, SpecStats
+from specdec_hf.schedules.costs import MonotoneCost
+from support import hf_models
+from support.cli_models import END, folder, one_line_error, reported  # noqa: F401
+
+from specdec_kernels.analysis import walltime_factor
 
 pytestmark = pytest.mark.build
 
+SCHEDULE = "--num-assistant-tokens-schedule"
 LINES = "".join(
     json.dumps({"question_id": n, "category": category, "turns": [f"Say {n} one two one"]}) + "\n"
     for n, category in enumerate("aabbb")
@@ -32,18 +39,20 @@ def questions(tmp_path):
     return path
 
 
-def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # noqa: F811
-    report, markdown = tmp_path / "out.json", tmp_path / "out.md"
-    result = invoke(
-        "bench", "--questions", questions, "--limit", 1, "--model", folder, "--max-new-tokens", 6,
-        "--drafter", "prompt_lookup", "--drafter", "layers:1", "--drafter", "prompt_lookup+ngram",
-        "--num-assistant-tokens-schedule", "constant", "--num-assistant-tokens-schedule",
-        "heuristic", "--num-assistant-tokens-schedule", "optimal", "--dtype", "float32",
-        "--dtype", "bfloat16", "--runs", 2,
-        "--json", report, "--markdown", markdown,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    results = json.loads(report.read_text())["results"]
+@pytest.fixture
+def bench(folder, questions, tmp_path):  # noqa: F811
+    """Runs the command on the questions; the results in its report."""
+    asked = ("bench", "--questions", questions, "--model", folder)
+    return lambda words: reported(tmp_path, *asked, *words.split())[0]["results"]
+
+
+def test_bench_compares_drafters_and_schedules(bench, tmp_path):
+    markdown = tmp_path / "out.md"
+    results = bench(
+        "--limit 1 --max-new-tokens 6 --drafter prompt_lookup --drafter layers:1 --drafter "
+        f"prompt_lookup+ngram {SCHEDULE} constant {SCHEDULE} heuristic {SCHEDULE} optimal --dtype "
+        f"float32 --dtype bfloat16 --runs 2 --markdown {markdown}"
+    )
     assert [entry["dtype"] for entry in results] == ["float32", "bfloat16"]
     assert [entry["runs"] for entry in results] == [2, 2]
     names = [row["name"] for row in results[0]["rows"]]
@@ -67,15 +76,12 @@ def test_bench_compares_drafters_and_schedules(folder, questions, tmp_path):  # 
     assert "2 of 2" in text
 
 
-def test_bench_says_which_configs_are_lossy(folder, questions, tmp_path):  # noqa: F811
-    report = tmp_path / "out.json"
-    result = invoke(
-        "bench", "--questions", questions, "--limit", 1, "--model", folder, "--max-new-tokens", 16,
-        "--drafter", "layers:1", "--drafter", "auto", "--rule", "lenient", "--lenience", 0.05,
-        "--guard", "off", "--runs", 1, "--json", report,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    *others, model, chains = json.loads(report.read_text())["results"][0]["rows"]
+def test_bench_says_which_configs_are_lossy(bench, folder, questions):  # noqa: F811
+    (result,) = bench(
+        "--limit 1 --max-new-tokens 16 --drafter layers:1 --drafter auto --rule lenient "
+        "--lenience 0.05 --guard off --runs 1"
+    )
+    *others, model, chains = result["rows"]
     assert model["name"] == "layers:1, lossy rule lenient 0.05, guard off"
     assert chains["name"] == "auto, lossy rule lenient 0.05, guard off"
     assert model["identical"] < model["texts"]
@@ -94,15 +100,11 @@ def test_bench_says_which_configs_are_lossy(folder, questions, tmp_path):  # noq
     assert "typical with trees of --drafter token_recycling, got 'lenient'" in trees
 
 
-def test_ragged_batches_are_compared_greedily_and_sampled(folder, questions, tmp_path):  # noqa: F811
-    report = tmp_path / "out.json"
-    result = invoke(
-        "bench", "--questions", questions, "--model", folder, "--max-new-tokens", 5, "--drafter",
-        "layers:1", "--peer", "assisted", "--peer", "llama.cpp", "--batch-size", 2,
-        "--temperature", 0, "--temperature", 0.7, "--top-p", 0.9, "--runs", 1, "--json", report,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    greedy, sampled = json.loads(report.read_text())["results"]
+def test_ragged_batches_are_compared_greedily_and_sampled(bench):
+    greedy, sampled = bench(
+        "--max-new-tokens 5 --drafter layers:1 --peer assisted --peer llama.cpp --batch-size 2 "
+        "--temperature 0 --temperature 0.7 --top-p 0.9 --runs 1"
+    )
     assert (greedy["batch_size"], sampled["temperature"], sampled["top_p"]) == (2, 0.7, 0.9)
     assert set(greedy["left_out"]) == {"llama.cpp", "assisted, Transformers"}
     names = [row["name"] for row in greedy["rows"]]
@@ -114,20 +116,28 @@ def test_ragged_batches_are_compared_greedily_and_sampled(folder, questions, tmp
         assert all(1 <= len(text) <= 5 for a in row["answers"] for text in a["texts"])
 
 
-def test_the_baselines_of_speculative_sampling_take_part(folder, questions, tmp_path):  # noqa: F811
-    report = tmp_path / "out.json"
-    result = invoke(
-        "bench", "--questions", questions, "--model", folder, "--max-new-tokens", 5, "--drafter",
-        "layers:1", "--peer", "rejection", "--peer", "best_of", "--limit", 1,
-        "--temperature", 0, "--temperature", 0.7, "--runs", 1, "--json", report,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    greedy, sampled = json.loads(report.read_text())["results"]
+def test_the_baselines_of_speculative_sampling_take_part(bench):
+    greedy, sampled = bench(
+        "--max-new-tokens 5 --drafter layers:1 --peer rejection --peer best_of --limit 1 "
+        "--temperature 0 --temperature 0.7 --runs 1"
+    )
     names = ["rejection sampling, A.2", "best of 4 chains"]
     rows = {row["name"]: row for row in greedy["rows"]}
     assert all(rows[name]["identical"] == rows[name]["texts"] for name in names)
     assert names[0] in [row["name"] for row in sampled["rows"]]
     assert "the longest of sampled chains is biased" in sampled["left_out"][names[1]]
+
+
+def paired(monkeypatch, answer, configs, batches, runs):
+    """The pairs of configs whose answers are faked."""
+    monkeypatch.setattr(bench_runs, "_answer", answer)
+    monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
+    ids = {"input_ids": torch.ones(1, 2)}
+    prompts = [Batch([str(n)], "ab"[n % 2], ids) for n in range(batches)]
+    loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
+    pairs, left_out = bench_runs.run_configs(loaded, configs, prompts, arguments, runs, str)
+    assert not left_out
+    return pairs
 
 
 def test_texts_must_equal_those_of_the_reference(monkeypatch):
@@ -137,43 +147,31 @@ def test_texts_must_equal_those_of_the_reference(monkeypatch):
     def answer(model, config, batch, arguments):
         return Answer(batch.prompts, "", texts[config.name], 1.0, [1.0])
 
-    monkeypatch.setattr(bench_runs, "_answer", answer)
-    monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
     decoder = SpeculativeDecoder()
     every = [Config(PLAIN), Config("peer"), Config("ours", decoder, reference=True)]
     every += [Config("equal", decoder), Config("other", decoder)]
-    batch = Batch(["p"], "", {"input_ids": torch.ones(1, 2)})
-    loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
-    pairs, _ = bench_runs.run_configs(loaded, every, [batch], arguments, 1, str)
+    pairs = paired(monkeypatch, answer, every, 1, 1)
     same = {name: each[0].mine.identical for name, each in pairs.items()}
     assert same == {"peer": True, "ours": True, "equal": True, "other": False}
     assert all(each[0].plain.identical for each in pairs.values())
 
 
-def measured(monkeypatch, seconds, configs=("fast",), batches=4, runs=3):
-    """Pairs of faked answers; ``seconds`` takes config, call number and whether it comes first."""
+def measured(monkeypatch, seconds):
+    """The rows of faked answers and their calls; ``seconds`` takes config and number of a call."""
     calls = []
 
     def answer(model, config, batch, arguments):
-        first = sum(name == PLAIN for name in calls) == sum(name != PLAIN for name in calls)
         calls.append(config.name)
-        took = seconds(config.name, calls.count(config.name), first)
+        took = seconds(config.name, calls.count(config.name))
         return Answer(batch.prompts, batch.category, [[1, 2]], took, [took])
 
-    monkeypatch.setattr(bench_runs, "_answer", answer)
-    monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
-    prompts = [
-        Batch([str(n)], "ab"[n % 2], {"input_ids": torch.ones(1, 2)}) for n in range(batches)
-    ]
-    every = [Config(PLAIN), *map(Config, configs)]
-    loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
-    pairs, left_out = bench_runs.run_configs(loaded, every, prompts, arguments, runs, str)
-    assert not left_out
+    every = [Config(PLAIN), Config("fast")]
+    pairs = paired(monkeypatch, answer, every, 4, 3)
     return summary.rows_of(every, pairs, None, sampled=False), calls
 
 
 def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):
-    rows, calls = measured(monkeypatch, lambda name, call, first: 2.0 if name == PLAIN else 1.0)
+    rows, calls = measured(monkeypatch, lambda name, call: 2.0 if name == PLAIN else 1.0)
     pairs = list(zip(calls[::2], calls[1::2], strict=True))
     assert set(pairs) == {(PLAIN, "fast"), ("fast", PLAIN)}
     assert sum(first == PLAIN for first, _ in pairs) == 6
@@ -184,7 +182,7 @@ def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):
 
 @pytest.mark.parametrize(("side", "word"), [("fast", "it"), (PLAIN, "plain generation")])
 def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch, side, word):
-    rows, _ = measured(monkeypatch, lambda name, call, _: 9.0 if (name, call) == (side, 1) else 1.0)
+    rows, _ = measured(monkeypatch, lambda name, call: 9.0 if (name, call) == (side, 1) else 1.0)
     assert rows[1].notes == [
         f"unfair: the first answer of {word} took 9.0 times the seconds of the same later"
     ]
@@ -214,19 +212,98 @@ def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(questions, tmp_pa
 
 
 def test_a_synthetic_model_is_labelled_and_accepts_as_often_as_asked(tmp_path):
-    report, markdown = tmp_path / "out.json", tmp_path / "out.md"
-    result = invoke(
-        "bench-synthetic", "--shape", "tiny", "--acceptance", 0.5, "--acceptance", 1, "--dtype",
-        "bfloat16", "--batch-size", 2, "--limit", 1, "--runs", 1, "--prompt-tokens", 9,
-        "--max-new-tokens", 48, "--json", report, "--markdown", markdown,
+    report, result = reported(
+        tmp_path, "bench-synthetic", "--shape", "tiny", "--acceptance", 0.5, "--acceptance", 1,
+        "--dtype", "bfloat16", "--batch-size", 2, "--limit", 1, "--runs", 1, "--prompt-tokens", 9,
+        "--max-new-tokens", 48, "--markdown", tmp_path / "out.md",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    (content,) = json.loads(report.read_text())["results"]
+    (content,) = report["results"]
     assert content["synthetic"] is True
     plain, _, half, whole = content["rows"]
     text = plain["answers"][0]["texts"][0]
     assert np.all(np.diff(text) % 512 == 1)
     assert (whole["alpha"], whole["identical"]) == (1, 1)
     assert half["alpha"] == pytest.approx(0.5, abs=0.2)
-    for words in (result.output, markdown.read_text(), content["title"], half["name"]):
+    for words in (result.output, (tmp_path / "out.md").read_text(), content["title"], half["name"]):
         assert "SYNTHETIC" in words
+
+
+# Theorem 3.8 with measured acceptance and costs, and the efficiency against it.
+
+STEP, DRAFT, VERIFY, HOST, GAMMA = 0.1, 0.04, 0.15, 0.01, 4  # seconds of each, and drafts
+BOUND = walltime_factor(1.0, GAMMA, DRAFT / GAMMA / STEP, VERIFY / STEP)
+
+
+def call(accepted):
+    """Statistics of the prompt's round and of rounds that draft ``GAMMA`` tokens."""
+    stats, began = SpecStats(sequences=[SequenceStats()]), 0.0
+    for width, verify, kept in [(0, 1.0, 0), *((GAMMA, VERIFY, kept) for kept in accepted)]:
+        draft = DRAFT if width else 0.0
+        record = RoundRecord(began, draft, verify, HOST, 0.0, 0.0, [width], [kept], [kept + 1])
+        began += record.seconds
+        stats.record_round(width, record)
+        stats.sequences[0].record(width, kept, kept + 1)
+    stats.total_seconds = began
+    return stats
+
+
+def curve(verify=VERIFY):
+    costs = MonotoneCost()
+    costs.observe(1, STEP)
+    costs.observe(1 + GAMMA, verify)
+    return costs
+
+
+def row(costs):
+    """The row of a drafter whose drafts are all accepted, in ten rounds after the prompt's."""
+    stats = call([GAMMA] * 10)
+    seconds = 10 * (DRAFT + VERIFY + HOST)
+    text = [list(range(51))]
+    mine = Answer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11, stats=stats)
+    plain = Answer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP)
+    pairs = {"drafter": [Pair(mine, plain, [True])]}
+    return summary.rows_of([Config(PLAIN), Config("drafter")], pairs, costs, sampled=False)[1]
+
+
+def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it():
+    found = row(curve())
+    assert (found.alpha, found.theorem) == (1, pytest.approx(BOUND))
+    assert found.efficiency == pytest.approx((DRAFT + VERIFY) / (DRAFT + VERIFY + HOST))
+    wrong = "costs or acceptance are not those"
+    assert not any(wrong in note for note in found.notes)
+    found = row(curve(verify=2 * VERIFY))  # an efficiency above 1 is flagged
+    assert found.efficiency > 1.5
+    assert any(wrong in note for note in found.notes)
+
+
+def test_predictions_from_rounds():
+    """Drafting is a forward or a part of the loop; drafts after a rejection are not visited."""
+    stats = [call([GAMMA] * 3)]
+    shares = [predict(stats, curve(), drafts_on_host=host).loop_share for host in (False, True)]
+    whole = DRAFT + VERIFY + HOST
+    assert shares == pytest.approx([HOST / whole, (HOST + DRAFT) / whole])
+    assert predict([call([0, 4, 1])], curve(), drafts_on_host=True).alpha == 5 / 7
+    assert predict([call([])], curve(), drafts_on_host=True) is None
+    tree = call([0, 2])
+    tree.tree = "4 nodes"
+    found = predict([tree], curve(), drafts_on_host=True)
+    assert found.alpha is None
+    assert found.tokens == pytest.approx(4 / (2 * (DRAFT + VERIFY)))
+    assert round_costs([call([0, 4])]).medians() == {1 + GAMMA: VERIFY}, "without the prompt"
+    assert curve().scaled(2).medians() == {1: 2 * STEP, 1 + GAMMA: 2 * VERIFY}
+
+
+def test_forwards_are_timed_behind_a_prompt_that_stays_as_long():
+    model = hf_models.build("llama")
+    widths = []
+    model.register_forward_pre_hook(
+        lambda module, _, given: widths.append(
+            (given["input_ids"].shape[1], given["past_key_values"].get_seq_length())
+        ),
+        with_kwargs=True,
+    )
+    ids = torch.ones(2, 7, dtype=torch.int64)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    found = forward_costs(model, inputs, [5, 3])
+    assert sorted(found.medians()) == [1, 3, 5]
+    assert set(widths) == {(7, 0), (1, 7), (3, 7), (5, 7)}

@@ -1,18 +1,23 @@
-"""The option ``--trace``: what it says of drafts and trees equals plain forwards of both models."""
+"""What ``--trace`` and the page of tokens say of drafts and trees is that of plain forwards."""
 
 import io
-import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
 
 import pytest
 import torch
 from rich.console import Console
 from specdec_hf import SpeculativeDecoder
-from specdec_hf.cli.decisions import COLUMNS, draw_mask, draw_tree, ratio
+from specdec_hf.cli.decisions import COLUMNS, draw_mask, draw_tree, number, ratio
 from specdec_hf.cli.explain import Explained, ExplainedTree, Explainer, Node
 from specdec_hf.cli.trace import MARKS
+from specdec_hf.lab.analysis.page import MEANINGS, Answer, details_of, render_page
+from specdec_hf.lab.analysis.tables import ShownTable
 from support import cli_models, hf_models
-from support.cli_models import folder, invoke  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.chromium import Chromium, find_chromium
+from support.cli_models import folder, reported  # noqa: F401
 
 from specdec_kernels import tree_attention
 from specdec_kernels.analysis import acceptance_uniforms
@@ -30,19 +35,21 @@ def models():
 
 
 def explained(models, rule, sampling=SAMPLING, **options):
-    """The explainer of one answer, and the ids of prompt and answer."""
+    """The explainer of one answer, the ids of prompt and answer, and the rounds."""
     target, drafter = models
     tokenizer = cli_models.tokenizer()
     inputs = tokenizer(TEXT, return_tensors="pt")
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     explainer = Explainer(tokenizer, inputs["input_ids"][0].tolist(), "drafty", sampling)
+    rounds = []
     decoder = SpeculativeDecoder(
-        drafter, rule=rule, guard=False, seed=5, trace=explainer, **options
-    )
+        drafter, rule=rule, guard=False, seed=5, **options,
+        trace=lambda traced: (explainer(traced), rounds.append(traced)),
+    )  # fmt: skip
     given = {**sampling, "do_sample": True} if sampling["temperature"] else {"do_sample": False}
     output = decoder.stream(target, **inputs, max_new_tokens=30, **given)
     answer = [token for step in output for token in step.tokens]
-    return explainer, [*explainer.prompt, *answer]
+    return explainer, [*explainer.prompt, *answer], rounds
 
 
 def probs(model, ids, temperature=SAMPLING["temperature"]):
@@ -53,7 +60,7 @@ def probs(model, ids, temperature=SAMPLING["temperature"]):
 
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
 def test_the_decisions_of_chains_are_those_of_plain_forwards(models, rule):
-    explainer, ids = explained(models, rule, num_assistant_tokens=3)
+    explainer, ids, _ = explained(models, rule, num_assistant_tokens=3)
     kinds = set()
     for said in explainer.rounds:
         begin = said[0].position
@@ -80,10 +87,59 @@ def test_the_decisions_of_chains_are_those_of_plain_forwards(models, rule):
     assert [t.position for t in emitted] == list(range(len(explainer.prompt), len(ids)))
 
 
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.7])
+def test_every_emitted_token_is_explained(models, temperature):
+    sampling = {**SAMPLING, "temperature": temperature}
+    options = {"num_assistant_tokens": 4}
+    perfect, *_ = explained((models[0], models[0]), "token", sampling, **options)
+    assert all(token.kind != "rejected" for said in perfect.rounds for token in said)
+    explainer, _, rounds = explained(models, "token", sampling, **options)
+    kinds = {token.kind for said in explainer.rounds for token in said}
+    assert kinds >= {"accepted", "rejected", "recovered"}
+    for said, traced in zip(explainer.rounds, rounds, strict=True):
+        (step,) = traced.steps
+        emitted = [token for token in said if token.kind != "rejected"]
+        assert [token.token for token in emitted] == step.tokens
+        assert [token.kind for token in emitted] == step.kinds
+        for token, logprob in zip(emitted, step.logprobs, strict=True):
+            assert token.p == pytest.approx(math.exp(logprob), rel=1e-4)
+        for token in said:
+            assert (token.uniform is None) == (temperature == 0)
+            if token.drafter:
+                assert token.accept_prob == pytest.approx(min(1, token.p / token.q), rel=1e-4)
+                decided = (0.5 if token.uniform is None else token.uniform) < token.accept_prob
+                assert token.kind == ("accepted" if decided else "rejected")
+            assert (token.residual is not None) == (token.kind == "recovered")
+            assert (token.q is not None) == (token.kind not in ("bonus", "plain"))
+    text = "".join(t.text for said in explainer.rounds for t in said if t.kind != "rejected")
+    whole = cli_models.tokenizer().decode([t for one in rounds for t in one.steps[0].tokens])
+    assert [c for c in text if c != "�"] == [c for c in whole if c != "�"]
+
+
+def test_the_residual_of_a_recovered_token_is_that_of_its_row(models):
+    explainer, _, rounds = explained(models, "token", num_assistant_tokens=4)
+    checked = 0
+    for said, traced in zip(explainer.rounds, rounds, strict=True):
+        last, row = said[-1], len(said) - 2
+        if last.kind == "recovered":
+            p, q = (
+                (logits[0, row].double() / SAMPLING["temperature"]).softmax(-1)
+                for logits in (traced.logits, traced.distribution.logits)
+            )
+            residual = (p - q).clamp(min=0)
+            wanted = float(residual[last.token] / residual.sum())
+            assert last.residual == pytest.approx(wanted, rel=1e-4)
+            end = float(residual[: last.token + 1].sum() / residual.sum())
+            assert end - wanted - 1e-5 < last.uniform < end + 1e-5
+            assert last.q == pytest.approx(float(q[last.token]), rel=1e-4)
+            checked += 1
+    assert checked > 3
+
+
 @pytest.mark.parametrize("rule", ["multi_draft", "greedy"])
 def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
     sampling = SAMPLING if rule != "greedy" else {**SAMPLING, "temperature": 0.0}
-    explainer, ids = explained(models, rule, sampling, tree=(3, 1, 1))
+    explainer, ids, _ = explained(models, rule, sampling, tree=(3, 1, 1))
     assert len(explainer.trees) > 3
     seen = set()
     for tree in explainer.trees:
@@ -121,7 +177,7 @@ def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
 
 
 def test_rule_traversal_accepts_one_of_equal_siblings(models):
-    explainer, _ = explained(models, "traversal", {**SAMPLING, "temperature": 0.1}, tree=(3, 2, 1))
+    explainer, *_ = explained(models, "traversal", {**SAMPLING, "temperature": 0.1}, tree=(3, 2, 1))
     twins = 0
     for tree in explainer.trees:
         accepted = [node for node in tree.nodes if node.kind == "accepted"]
@@ -135,7 +191,7 @@ def test_rule_traversal_accepts_one_of_equal_siblings(models):
 
 
 def test_the_mask_of_a_picture_is_that_of_the_op(models):
-    explainer, _ = explained(models, "target_only", tree=(3, 2, 1))
+    explainer, *_ = explained(models, "target_only", tree=(3, 2, 1))
     tree = explainer.trees[0]
     parents = torch.tensor([[node.parent for node in tree.nodes]])
     # The op's mask covers the committed tokens too, here none.
@@ -153,14 +209,11 @@ NODES = [
 TREE = ExplainedTree(4, 31, " the", NODES, 0, Explained(9, " on", "recovered", 0.75, position=32))
 
 
-def lines_of(tree):
-    console = Console(width=100, file=io.StringIO())
-    console.print(tree)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
-
-
 def test_a_tree_is_drawn_with_the_verdict_of_each_node():
-    first, cat, sat, on, other = lines_of(draw_tree(TREE, MARKS))
+    console = Console(width=100, file=io.StringIO())
+    console.print(draw_tree(TREE, MARKS))
+    lines = console.file.getvalue().splitlines()
+    first, cat, sat, on, other = (line.rstrip() for line in lines)
     assert first == "round 4, position 31: 3 nodes, 1 accepted; root  the"
     assert cat == "├── 1  «cat»  accepted, P 0.5000, Q 0.2500, accept 1.0000"
     assert sat == "│   ├── 3  ×sat×  rejected, P 5.00e-04, Q 0.5000, accept 0.0010"
@@ -185,23 +238,241 @@ def test_masks_that_are_too_wide_are_told_of():
     assert draw_mask(wide).plain == "mask of 61 rows, which is too wide to draw"
 
 
-def test_ratios_of_impossible_drafts():
+def test_numbers_keep_their_digits():
     assert [ratio(0.5, 0.25), ratio(0.5, None), ratio(0.5, 0.0)] == ["2.0000", "", "inf"]
+    assert [number(x) for x in (0.0, 1.0, 0.00123, 0.000123)] == [
+        "0.0000", "1.0000", "0.0012", "1.23e-04"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", [["--gamma", 3], ["--tree", "2,1"]], ids=["chain", "tree"])
 def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  # noqa: F811
-    path = tmp_path / "out.json"
-    result = invoke(
-        "generate", "--model", folder, "--prompt", TEXT, "--max-new-tokens", 12, "--drafter",
-        "layers:1", "--guard", "off", "--temperature", 0.7, "--seed", 3, "--trace", "--no-compare",
-        "--json", path, *options,
+    report, result = reported(
+        tmp_path, "generate", "--model", folder, "--prompt", TEXT, "--max-new-tokens", 12,
+        "--drafter", "layers:1", "--guard", "off", "--temperature", 0.7, "--seed", 3, "--trace",
+        "--no-compare", *options,
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    turn = json.loads(path.read_text())["prompts"][0]["turns"][0]
+    turn = report["prompts"][0]["turns"][0]
     said = [token for one in turn["rounds"] for token in one if token["kind"] != "rejected"]
     assert [token["token"] for token in said] == turn["tokens"]
     assert all(name in result.output for name in COLUMNS)  # the first round drafts nothing
     assert len(turn["trees"]) == result.output.count("accepted; root")
     assert bool(turn["trees"]) is ("--tree" in options)
     assert result.output.count("mask, 0 is the root") == ("--tree" in options)
+
+
+# The page of tokens, parsed on every machine and pointed at in a browser where there is one.
+
+ROUNDS = [
+    [
+        Explained(5, "Hi", "accepted", 0.5, "small & <b>", 0.25, 1.0, 0.75),
+        Explained(6, "<script>", "rejected", 0.125, "small & <b>", 0.5, 0.25, 0.625, unread=2),
+        Explained(7, " there\n", "recovered", 0.375, q=0.0625, residual=0.5, uniform=0.875),
+    ],
+    [
+        Explained(8, "!\x1b", "accepted", 1.0, "small & <b>", 0.0000021, 1.0, 0.0),
+        Explained(9, "\t“é”", "bonus", 0.25),
+    ],
+    [Explained(10, " " + "x" * 300, "plain", 1.0), Explained(11, "", "plain", 1.0)],
+]
+TITLE = "How each token came about"
+TOKENS = [token for said in ROUNDS for token in said]
+
+
+def page():
+    answer = Answer("small: prompt 1", "Say <i>hello</i> & goodbye.\nTwice.", ROUNDS)
+    tables = [
+        ShownTable("Table <2>", ("M_q", "α"), [("a & b", "0.50"), ("c", "-")], "★ fastest"),
+        ShownTable("Nothing", (), (), "nothing was drafted"),
+    ]
+    return render_page(TITLE, {"model": "tiny <1>", "temperature": "0.7"}, [answer], tables)
+
+
+class Reader(HTMLParser):
+    """Collects the tags, the text of each token, and its details by name."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.tokens, self.text = [], [], [], ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append((tag, attributes))
+        if tag not in ("meta", "br"):
+            self.open.append((tag, attributes))
+        if "data-kind" in attributes:
+            self.tokens.append({"attributes": attributes, "text": "", "details": {}, "says": ""})
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        self.text += data
+        within = [attributes.get("class", "") for _, attributes in self.open]
+        if not any("data-kind" in attributes for _, attributes in self.open):
+            return
+        token = self.tokens[-1]
+        if "details" not in within:
+            token["text"] += data
+        elif self.open[-1][0] == "dt":
+            token["details"][data] = ""
+        elif self.open[-1][0] == "dd":
+            token["details"][list(token["details"])[-1]] += data
+        else:
+            token["says"] += data
+
+
+def test_the_page_tells_of_every_token():
+    read = Reader(page())
+    assert not read.open
+    assert len(read.tokens) == len(TOKENS)
+    for token, shown in zip(TOKENS, read.tokens, strict=True):
+        assert shown["attributes"]["data-kind"] == token.kind
+        assert shown["attributes"]["tabindex"] == "0"
+        assert shown["details"] == details_of(token)
+        assert shown["says"] == MEANINGS[token.kind]
+    shown = [token["text"] for token in read.tokens]
+    assert shown[:6] == ["Hi", "<script>", " there↵", "!␛", "⇥“é”", " " + "x" * 300]
+    assert shown[6] == "∅"
+    details = read.tokens[1]["details"]
+    assert details["drafted by"] == "small & <b>"
+    assert details["P, target"] == "0.1250"
+    assert details["Q, drafter"] == "0.5000"
+    assert details["decision"] == "0.6250 ≥ 0.2500, rejected"
+    assert details["drafts after it"] == "2, not looked at"
+    assert read.tokens[0]["details"]["decision"] == "0.7500 < 1.0000, accepted"
+    assert read.tokens[2]["details"]["probability under the residual"] == "0.5000"
+    assert read.tokens[2]["details"]["uniform of the draw"] == "0.8750"
+    assert "uniform of the draw" not in read.tokens[4]["details"]
+    assert "Say <i>hello</i> & goodbye.\nTwice." in read.text
+    assert "tiny <1>" in read.text
+
+
+def test_the_tables_follow_the_answers():
+    text = page()
+    assert text.count("<table>") == 1
+    assert "<h2>Table &lt;2&gt;</h2>" in text
+    assert '<th scope="col">M_q</th><th scope="col">α</th>' in text
+    assert "<tr><td>a &amp; b</td><td>0.50</td></tr>" in text
+    assert text.index("Nothing") > text.index("★ fastest") > text.index("</ol>")
+    assert '<p class="note">nothing was drafted</p>' in text
+
+
+def test_the_page_needs_nothing_beside_itself():
+    text = page()
+    read = Reader(text)
+    assert [tag for tag, _ in read.tags].count("script") == 1
+    assert not {"link", "img", "iframe", "object", "base"} & {tag for tag, _ in read.tags}
+    assert not any({"src", "href", "onload"} & set(attributes) for _, attributes in read.tags)
+    assert not re.search(r"https?:|url\(|@import", text)
+    policy = [a["content"] for _, a in read.tags if a.get("http-equiv")]
+    assert policy[0].startswith("default-src 'none'")
+    names = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(set(names)) == len(names) == len(TOKENS)
+    described = [token["attributes"]["aria-describedby"] for token in read.tokens]
+    assert described == names
+
+
+# In a browser.
+
+VISIBLE = """[...document.querySelectorAll('.rounds .details')]
+  .map((box, i) => getComputedStyle(box).display === 'none' ? -1 : i).filter(i => i >= 0)"""
+DETAILS = """(() => { const seen = [...document.querySelectorAll('.rounds .details')]
+  .find(box => getComputedStyle(box).display !== 'none'); return seen && seen.innerText; })()"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip("there is no Chromium: `make test` installs it with apt-get where root may")
+    place = tmp_path_factory.mktemp("browser")
+    (place / "page.html").write_text(page(), encoding="utf-8")
+    opened = Chromium(executable, place / "profile")
+    opened.page = place / "page.html"
+    yield opened
+    opened.close()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def shown(browser):
+    """The browser with the page opened anew."""
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=1000, height=800, deviceScaleFactor=1,
+        mobile=False,
+    )  # fmt: skip
+    browser.point(1, 1)
+    browser.open(browser.page)
+    return browser
+
+
+def middle(shown, index):
+    """The middle of a token."""
+    return shown.evaluate(
+        f"""(() => {{ const box = document.querySelectorAll('.rounds .token')[{index}]
+        .getClientRects()[0]; return [box.x + box.width / 2, box.y + box.height / 2]; }})()"""
+    )
+
+
+@pytest.mark.build
+def test_a_browser_loads_the_page_and_nothing_else(shown):
+    assert shown.evaluate("document.title") == TITLE
+    asked = [
+        event["params"]["request"]["url"]
+        for event in shown.events
+        if event.get("method") == "Network.requestWillBeSent"
+    ]
+    assert asked == [shown.page.as_uri()]
+    bad = ("Runtime.exceptionThrown", "Log.entryAdded")
+    assert not [event for event in shown.events if event.get("method") in bad]
+    assert shown.evaluate(VISIBLE) == []
+
+
+@pytest.mark.build
+def test_details_show_where_the_mouse_points(shown):
+    for index, token in enumerate(TOKENS):
+        shown.point(*middle(shown, index))
+        assert shown.evaluate(VISIBLE) == [index]
+        text = shown.evaluate(DETAILS)
+        assert text.startswith(MEANINGS[token.kind])
+        for value in details_of(token).values():
+            assert " ".join(value.split()) in " ".join(text.split())
+    shown.point(1, 1)
+    assert shown.evaluate(VISIBLE) == []
+
+
+@pytest.mark.build
+def test_details_show_where_the_keyboard_is(shown):
+    shown.press("Tab")
+    assert shown.evaluate(VISIBLE) == [0]
+    shown.press("ArrowRight")
+    shown.press("ArrowRight")
+    assert shown.evaluate(VISIBLE) == [2]
+    shown.press("ArrowLeft")
+    assert shown.evaluate(VISIBLE) == [1]
+    shown.press("Escape")
+    assert shown.evaluate(VISIBLE) == []
+    shown.press("Tab")
+    assert shown.evaluate(VISIBLE) == [2]
+    shown.point(*middle(shown, 4))
+    assert shown.evaluate(VISIBLE) == [4]
+
+
+@pytest.mark.build
+@pytest.mark.parametrize("width", [320, 1000])
+def test_the_page_and_the_details_fit_the_window(shown, width):
+    shown.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=700, deviceScaleFactor=1,
+        mobile=False,
+    )  # fmt: skip
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    shown.press("Tab")
+    left, right, bottom = shown.evaluate(
+        """(() => { const box = document.querySelector('.token:focus > .details')
+        .getBoundingClientRect(); return [box.left, box.right, box.bottom]; })()"""
+    )
+    assert 0 <= left < right <= width
+    assert bottom <= 700

@@ -1,14 +1,16 @@
-"""The command ``chat`` on a terminal: pastes, Ctrl-C, and lines that end between words."""
+"""The command line as a process and on a terminal: pipes, Ctrl-C at any moment, pastes, lines."""
 
 import os
 import select
+import signal
+import subprocess
 import sys
 import time
 
 import pytest
 from rich.text import Text
 from specdec_hf.cli.terminal import WordWrap
-from support.cli_models import folder  # noqa: F401
+from support.cli_models import environment, folder  # noqa: F401
 
 pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
 
@@ -39,10 +41,8 @@ class Session:
         self.read = ""
         self.process, self.terminal = pty.fork()
         if not self.process:
-            path = os.pathsep.join(sys.path)
-            settings = {"TERM": "xterm", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables
             command = [sys.executable, "-c", program, *map(str, arguments)]
-            os.execve(sys.executable, command, {**os.environ, **settings})
+            os.execve(sys.executable, command, environment(TERM="xterm", **variables))
 
     def until(self, words):
         """Read until the output holds these words, and return what came before them."""
@@ -53,11 +53,6 @@ class Session:
                 self.read += os.read(self.terminal, 1 << 16).decode()
         before, _, self.read = self.read.partition(words)
         return before
-
-    def wait(self):
-        """Read something, and keep it."""
-        while not self.read:
-            self.read += os.read(self.terminal, 1 << 16).decode()
 
     def type(self, text):
         os.write(self.terminal, text.encode())
@@ -86,31 +81,29 @@ class Session:
 
 
 @pytest.mark.build
-def test_a_paste_of_several_lines_is_one_message(tmp_path):
-    """Also where the user's settings of readline are others."""
+@pytest.mark.parametrize(
+    ("program", "prompt", "pasted", "end"),
+    [
+        # It asks the terminal for the brackets of a paste.
+        (MESSAGES, "\x1b[?2004h> ", "\x1b[200~one\rtwo\n\nthree\x1b[201~", "\r"),
+        (f"{WITHOUT_READLINE}\n{MESSAGES}", "> ", "one\ntwo\nthree\n", ""),
+    ],
+    ids=["readline", "without readline"],
+)
+def test_a_paste_of_several_lines_is_one_message(tmp_path, program, prompt, pasted, end):
+    """Also where the user's settings of readline are others, and where there is no readline."""
     settings = tmp_path / "inputrc"
     settings.write_text("set enable-bracketed-paste off\n")
-    session = Session(MESSAGES, INPUTRC=str(settings))
-    session.until("\x1b[?2004h> ")  # asks the terminal for the brackets of a paste
-    session.type("\x1b[200~one\rtwo\n\nthree\x1b[201~")
+    session = Session(program, INPUTRC=str(settings))
+    session.until(prompt)
+    session.type(pasted)
     session.until("three")
-    session.type("\r")
-    session.until(r"message 'one\ntwo\n\nthree'")
-    session.type("four\r")
+    session.type(end)
+    lines = pasted.removeprefix("\x1b[200~").removesuffix("\x1b[201~").replace("\r", "\n").rstrip()
+    session.until(f"message {lines!r}")
+    session.type("four" + (end or "\n"))
     session.until("message 'four'")
-    session.type("/exit\r")
-    assert session.end()[0] == 0
-
-
-@pytest.mark.build
-def test_without_readline_lines_that_come_together_are_one_message():
-    session = Session(f"{WITHOUT_READLINE}\n{MESSAGES}")
-    session.until("> ")
-    session.type("one\ntwo\nthree\n")
-    session.until(r"message 'one\ntwo\nthree'")
-    session.type("four\n")
-    session.until("message 'four'")
-    session.type("/exit\n")
+    session.type("/exit" + (end or "\n"))
     assert session.end()[0] == 0
 
 
@@ -122,7 +115,8 @@ def test_control_c_stops_an_answer_and_then_leaves(folder):  # noqa: F811
     session.until("got '/rest'; did you mean '/reset'?\r\n")
     session.type("Say it\r")
     session.until("\x1b[?2004l\r")  # where readline has read the line
-    session.wait()
+    while not session.read:
+        session.read += os.read(session.terminal, 1 << 16).decode()
     session.type("\x03")
     assert "cut at" not in session.until("the answer was stopped; Ctrl-C again leaves")
     session.until("> ")
@@ -135,13 +129,6 @@ def test_control_c_stops_an_answer_and_then_leaves(folder):  # noqa: F811
     code, left = session.end(interrupt=True)
     assert code == 130
     assert left.endswith("error: interrupted\r\n")
-
-
-def wrapped(text, width, size):
-    """The text in lines of this width, from pieces of ``size`` characters."""
-    wrap = WordWrap(width)
-    pieces = [Text(text[i : i + size]) for i in range(0, len(text), size)]
-    return "".join(wrap.feed(piece).plain for piece in pieces) + wrap.rest().plain
 
 
 @pytest.mark.parametrize("size", [1, 7])
@@ -160,4 +147,92 @@ def wrapped(text, width, size):
 )
 def test_lines_of_a_stream_end_between_words(text, lines, size):
     """The terminal breaks a word that is longer than a line."""
-    assert wrapped(text, 10, size).split("\n") == lines
+    wrap, pieces = WordWrap(10), (Text(text[i : i + size]) for i in range(0, len(text), size))
+    wrapped = "".join(wrap.feed(piece).plain for piece in pieces) + wrap.rest().plain
+    assert wrapped.split("\n") == lines
+
+
+# Without a terminal.
+
+
+def begin(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "specdec_hf", *map(str, arguments)], env=environment(), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def modules_of(process):
+    """The libraries that a process has mapped so far."""
+    try:
+        with open(f"/proc/{process.pid}/maps", encoding="utf-8") as maps:
+            return maps.read()
+    except OSError:
+        return ""
+
+
+@pytest.mark.build
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="moments are read from /proc")
+@pytest.mark.parametrize("moment", ["libtorch_cpu", "_ssl", "_C.so", "answer", "answers"])
+def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
+    """While options are read, torch is imported, a model is loaded, and answers are printed."""
+    process = begin(
+        "generate", "--model", folder, "--prompt", "abc abc", "--max-new-tokens", 200,
+        "--no-compare", "--temperature", 1,
+    )  # fmt: skip
+    assert process.stdout
+    if moment.startswith("answer"):
+        process.stdout.readline()
+        time.sleep(0.05 if moment == "answers" else 0)
+    else:
+        until = time.monotonic() + 60
+        while moment not in modules_of(process) and time.monotonic() < until:
+            time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) in ((130, "error: interrupted\n"), (0, "")), told
+    if not moment.startswith("answer"):  # it may have come to its end by then
+        assert process.returncode == 130
+
+
+@pytest.mark.build
+def test_an_interruption_inside_of_exec_has_the_same_exit_code(tmp_path):
+    """Python ends by the signal once exec() was interrupted, whoever caught that."""
+    program = """
+import os, signal
+from specdec_hf.cli import interrupt
+with interrupt.in_one_line():
+    exec("os.kill(os.getpid(), signal.SIGINT)\\nwhile True: pass")
+"""
+    (tmp_path / "interrupted.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], capture_output=True, text=True, env=environment(),
+        cwd=tmp_path, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+@pytest.mark.build
+def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
+    process = begin("generate", "--model", folder, "--prompt", "abc", "--max-new-tokens", 8)
+    assert process.stdout
+    process.stdout.close()
+    assert process.stderr
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 1
+
+
+@pytest.mark.build
+def test_help_and_a_wrong_input_are_quick_and_load_no_torch():
+    code = (
+        "import sys; from specdec_hf.cli.app import main\n"
+        "for words in (['--help'], ['generate', '--prompt', 'a', '--rule', 'best']):\n"
+        "    sys.argv = ['x', *words]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: print('exit', end.code)\n"
+        "print(*{'torch', 'transformers', 'specdec_kernels'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "generate" in done.stdout
+    assert done.stdout.splitlines()[-3:] == ["exit 0", "exit 2", ""]
+    assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -16,8 +16,7 @@ from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
 from specdec_hf.options import LOSSY_RULES
 from support import hf_models
-from support.cli_models import END, folder, invoke, one_line_error, write_folder  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.cli_models import END, folder, one_line_error, succeed, write_folder  # noqa: F401
 from transformers import Gemma3Config
 
 SCHEDULE = "--num-assistant-tokens-schedule"
@@ -57,25 +56,19 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "greedy needs --temperature 0"),
     (["--prompt", "a", "--rule", "lenient"], "--rule 'lenient' needs --lenience, which has no def"),
     (["--prompt", "a", *LENIENT, "2"], "--lenience must be in (0, 1], got 2.0"),
-    (["--prompt", "a", *LENIENT, "1e-50"], "--lenience must be in (0, 1] in float32, got 1e-50"),
     (["--prompt", "a", *LENIENT, "much"], "Invalid value for '--lenience'"),
-    (["--prompt", "a", "--lenience", ".5"], "--lenience is for --rule 'lenient' alone, got 0.5"),
     (["--prompt", "a", *LENIENT, ".5", *LOOKUP, "--tree", "2"], "match, target_only, typical with"),
     (["--prompt", "a", *LENIENT, ".5", *SEVERAL], "typical with trees of --drafter prompt_lookup"),
-    (["--prompt", "a", "--rule", "top_beta"], "--rule 'top_beta' needs --top-beta-rank, which has"),
     (["--prompt", "a", "--top-beta-rank", "2"], "--top-beta-rank is for --rule 'top_beta' alone"),
     (["--prompt", "a", "--rule", "tipical"], "got 'tipical'; did you mean 'typical'?"),
-    (["--prompt", "a", "--typical-delta", "1"], "--typical-delta is for --rule 'typical' alone"),
     (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1, got"),
     (["--prompt", "a", "--tree", "2,0"], "--tree must be an integer in [1, 1024], got 0"),
-    (["--prompt", "a", "--tree", "99,99"], "--tree must have at most 1024 nodes"),
     (["--prompt", "a", *LOOKUP, "--tree", "2", "--gamma", "3"], "must not be given with --tree"),
     (["--prompt", "a", "--tree", "2"], "--tree needs --drafter prompt_lookup or a draft model"),
     (["--prompt", "a", "--rule", "target_only", "--gamma", "2"], "with --num-assistant-tokens"),
     (["--prompt", "a", "--tree", "2,2", "--drafter", "ngram"], "several chains, got --drafter ngr"),
     (["--prompt", "a", "--ablate", "residual"], "residual needs --temperature above 0: greedy"),
     ([*HOT, "--ablate", "x"], "--ablate must be one of residual, got 'x'"),
-    ([*HOT, "--ablate", "residuals"], "got 'residuals'; did you mean 'residual'?"),
     ([*HOT, "--ablate", "residual", "--rule", "block"], "--rule must be auto or token with --abl"),
     ([*HOT, "--ablate", "residual", "--tree", "2", "--drafter", "prompt_lookup"],
      "--ablate residual is for chains, got trees of --drafter prompt_lookup"),
@@ -100,16 +93,11 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
     (["--prompt", "a", "--drafter", "layers:1,top_k=1,top_k=2"],
      "--drafter layers:1,top_k=1,top_k=2: top_k must be given once, got '1,top_k=1,top_k=2'"),
-    (["--prompt", "a", "--drafter", "no/model:top_k=1,top_k=2"], "top_k must be given once, got"),
-    (["--prompt", "a", SCHEDULE, "heuristic:max_length=3,max_length=5"],
-     f"{SCHEDULE}: max_length must be given once, got 'max_length=3,max_length=5'"),
     (["--prompt", "a", "--drafter", "layers"],
      "drafter must be layers:N[,temperature=..], got 'layers'"),
 ]  # fmt: skip
 BEFORE_WEIGHTS = [
     (["--prompt", "a", "--drafter", "layers:99"], "layers:N must have N in [1, 2], got 99"),
-    (["--prompt", "a", "--drafter", f"sparse_cache:budget=512,interval={10**20}"],
-     f"interval must be an integer in [1, 2147483647], got {10**20}"),
     (["--prompt", "a", "--drafter", "sparse_cache:budget=512,sinks=-1"],
      "--drafter sparse_cache:budget=512,sinks=-1: sinks must be an integer in [0, 2147483647], "
      "got -1"),
@@ -137,10 +125,7 @@ OTHER_COMMANDS = {
         ("--output pyproject.toml", "--output must name a folder, pyproject.toml is a file"),
     ],
     "train --output QUESTIONS.head": [
-        (
-            "--head hydra",
-            "must be one of eagle3, medusa, blockwise, exit_head, pass_head, got 'hyd",
-        ),
+        ("--head hydra", "must be one of eagle3, medusa, blockwise, exit_head, pass_head, got 'h"),
         ("--layer 3", "--layer needs --head exit_head, got eagle3"),
         ("--length 7", "--length must be at least 8, got 7"),
         ("--minutes 0", "--minutes must be above 0 and finite, got 0.0"),
@@ -173,23 +158,10 @@ OTHER_COMMANDS = {
 
 
 @pytest.fixture
-def no_model(monkeypatch):
-    """A test that gets as far as this fails."""
-
-    def reached(*_, **__):
-        raise AssertionError("a model would be loaded")
-
-    monkeypatch.setattr("specdec_hf.cli.run.load_models", reached)
-
-
-@pytest.fixture
 def no_weights(monkeypatch):
+    """A test that gets as far as to read weights fails."""
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-
-    def reached(*_, **__):
-        raise AssertionError("weights would be read")
-
-    monkeypatch.setattr("specdec_hf.cli.load.load_model", reached)
+    monkeypatch.delattr("specdec_hf.cli.load.load_model")
 
 
 def named(value):
@@ -198,8 +170,8 @@ def named(value):
 
 
 @pytest.mark.parametrize(("arguments", "message"), BEFORE_TORCH, ids=named)
-@pytest.mark.usefixtures("no_model")
-def test_wrong_options_get_one_line_before_a_model_is_loaded(arguments, message):
+def test_wrong_options_get_one_line_before_a_model_is_loaded(monkeypatch, arguments, message):
+    monkeypatch.delattr("specdec_hf.cli.run.load_models")
     assert message in one_line_error("generate", *arguments)
 
 
@@ -222,13 +194,7 @@ def test_wrong_options_of_other_commands_get_one_line(tmp_path, monkeypatch, wor
 
 @pytest.mark.parametrize(("arguments", "message"), BEFORE_WEIGHTS, ids=named)
 @pytest.mark.usefixtures("no_weights")
-def test_what_does_not_fit_the_model_gets_one_line_before_its_weights_are_read(
-    folder,  # noqa: F811
-    tmp_path,
-    monkeypatch,
-    arguments,
-    message,
-):
+def test_what_does_not_fit_gets_one_line(folder, tmp_path, monkeypatch, arguments, message):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     NgramTable.build([np.array([1, 2])], END, 2).save("TABLE")
     assert message in one_line_error("generate", "--model", folder, *arguments)
@@ -240,27 +206,18 @@ def test_what_the_parser_does_not_know_gets_one_line(command):
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_a_template_is_needed_for_a_system_message_and_for_chat(tmp_path):
-    bare = write_folder(tmp_path, template=None)
-    line = one_line_error("generate", "--prompt", "a", "--model", bare, "--system", "Be brief.")
+def test_what_a_model_or_its_tokenizer_lacks_gets_one_line(folder, tmp_path):  # noqa: F811
+    asked, other = ("generate", "--prompt", "a", "--model"), tmp_path / "other"
+    bare = write_folder(tmp_path / "bare", template=None)
+    line = one_line_error(*asked, bare, "--system", "Be brief.")
     assert "--system needs a chat template, which the tokenizer of" in line
-    assert "chat needs a chat template, which" in one_line_error("chat", "--model", bare)
-
-
-@pytest.mark.usefixtures("no_weights")
-def test_a_drafter_of_another_vocabulary_drafts_no_trees(folder, tmp_path):  # noqa: F811
-    hf_models.tiny("llama").save_pretrained(tmp_path)
-    arguments = ("generate", "--prompt", "a", "--model", folder, "--drafter", tmp_path)
-    line = one_line_error(*arguments, "--tree", "2,1")
+    hf_models.tiny("llama").save_pretrained(other)
+    line = one_line_error(*asked, folder, "--drafter", other, "--tree", "2,1")
     assert "--tree needs a drafter of the model's vocabulary of 258 tokens, got 67" in line
-    assert "tokenizer" in one_line_error(*arguments)
-
-
-def test_a_model_of_more_than_text_has_no_first_layers_to_draft_with(tmp_path):
-    model = write_folder(tmp_path / "model")
-    Gemma3Config().save_pretrained(model)
-    asked = ("generate", "--prompt", "a", "--model", model, "--drafter", "layers:1")
-    assert "drafter layers needs a model of text alone, got 'gemma3'" in one_line_error(*asked)
+    assert "tokenizer" in one_line_error(*asked, folder, "--drafter", other)
+    Gemma3Config().save_pretrained(bare)  # of text and images
+    line = one_line_error(*asked, bare, "--drafter", "layers:1")
+    assert "drafter layers needs a model of text alone, got 'gemma3'" in line
 
 
 def test_the_rules_of_the_command_line_are_those_of_the_drafters():
@@ -275,7 +232,6 @@ def test_the_rules_of_the_command_line_are_those_of_the_drafters():
 
 def test_help_and_version_succeed():
     for arguments in (["--help"], [], ["generate", "--help"], ["chat", "--help"], ["--version"]):
-        result = invoke(*arguments)
-        assert result.exit_code == 0, result.output
+        result = succeed(*arguments)
         assert result.output.strip()
         assert max(map(len, result.output.splitlines())) <= 80

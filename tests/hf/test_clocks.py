@@ -7,21 +7,16 @@ import random
 
 import pytest
 import torch
-from specdec_hf import BenefitGuard, Drafter, generate
+from specdec_hf import BenefitGuard, PromptLookupDrafter, generate
 from specdec_hf.schedules.costs import ExpectedCosts
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 GREEDY, SAMPLED = {"do_sample": False}, {"do_sample": True, "temperature": 0.7, "seed": 3}
-SCHEDULE = "num_assistant_tokens_schedule"
 CALLS = {
     "tree": GREEDY,
     "chains": {**SAMPLED, "cache": "aligned"},
-    "named": {**GREEDY, "drafter": "prompt_lookup"},
-    "a schedule": {**GREEDY, SCHEDULE: "constant"},
     "batch": {**GREEDY, "lengths": (9, 4)},
 }
-CHOICES = [{SCHEDULE: "optimal"}, {"guard": BenefitGuard(window=2)}]
 
 
 class Clock:
@@ -61,13 +56,7 @@ def timing_in(out):
     return [note for note in out.stats.notes if "timing" in note]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(call, id=name, marks=[] if name in {"tree", "chains"} else pytest.mark.full)
-        for name, call in CALLS.items()
-    ],
-)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_by_default_a_clock_decides_in_float32_alone(model, call):
     (gammas,) = drafted(model, torch.bfloat16, **call)
     assert any(gammas)
@@ -85,9 +74,10 @@ def test_no_clock_decides_in_float16_or_under_autocast_either(model):
 @pytest.mark.parametrize(
     "choice",
     [
-        pytest.param(CHOICES[0], id="schedule", marks=pytest.mark.full),
-        pytest.param(CHOICES[1], id="guard"),
+        pytest.param({"num_assistant_tokens_schedule": "optimal"}, marks=pytest.mark.full),
+        {"guard": BenefitGuard(window=2)},
     ],
+    ids=["schedule", "guard"],
 )
 def test_a_clock_decides_in_sixteen_bits_by_choice_and_a_note_says_so(model, choice):
     assert len(drafted(model, torch.bfloat16, **GREEDY, **choice)) > 1
@@ -157,13 +147,6 @@ def test_no_plain_round_measures_what_is_expected_anyway():
     assert guard.benefit == pytest.approx(1.2 / costs.round(5))
 
 
-class FindsNothing(Drafter):
-    name = "finds_nothing"
-
-    def propose(self, history, limits):
-        return None
-
-
 def test_a_text_without_a_draft_says_which_of_two_causes_it_has(model):
     def notes(**kwargs):
         # What earlier tests measured is not recalled with a clock that is given.
@@ -176,7 +159,7 @@ def test_a_text_without_a_draft_says_which_of_two_causes_it_has(model):
     (held,) = notes(drafter="prompt_lookup", guard=guard)
     assert "the benefit guard held drafting back in 4 of 6 rounds" in held
     assert held.endswith("guard=False drafts from the second round")
-    (vain,) = notes(drafter=FindsNothing(), guard=False)
+    (vain,) = notes(drafter=PromptLookupDrafter(99, 99), guard=False)
     assert vain == "nothing was drafted: no draft was found in 4 of 6 rounds"
     assert not notes(drafter="random", guard=False)
     assert not notes(drafter=None)

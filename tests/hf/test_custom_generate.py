@@ -1,4 +1,4 @@
-"""Every argument of ``model.generate`` reaches a decoder, or is refused by name.
+"""Every argument of ``model.generate`` and of a pipeline reaches a decoder, or is refused by name.
 
 There are two ways in: an object as ``custom_generate``, to which Transformers hands a part of the
 arguments, and the folder of examples/hub, to which it hands all.
@@ -21,6 +21,7 @@ from transformers import (
     LogitsProcessorList,
     StoppingCriteriaList,
     dynamic_module_utils,
+    pipeline,
 )
 
 HUB = ROOT / "examples" / "hub"
@@ -38,47 +39,52 @@ def hub(tmp_path, monkeypatch):
     return shutil.copytree(HUB, tmp_path / "hub")
 
 
+def by(entry, hub, **options):
+    """The arguments with which a decoder of these options is called, itself or in a function."""
+    if entry == "folder":
+        return {"custom_generate": str(hub), "trust_remote_code": True, **options}
+    decoder = SpeculativeDecoder(**options)
+
+    def around(*args, **kwargs):
+        return decoder(*args, **kwargs)
+
+    return {"custom_generate": decoder if entry == "object" else around}
+
+
 def call(entry, model, arguments, hub, **options):
-    """``model.generate`` with a decoder of these options, itself or within a function."""
+    """``model.generate`` with such a decoder."""
     if entry == "generate":
         return generate(model, **arguments, **options)
-    if entry != "folder":
-        decoder = SpeculativeDecoder(**options)
-
-        def around(*args, **kwargs):
-            return decoder(*args, **kwargs)
-
-        given = decoder if entry == "object" else around
-        return model.generate(**arguments, custom_generate=given)
-    return model.generate(**arguments, custom_generate=str(hub), trust_remote_code=True, **options)
+    return model.generate(**arguments, **by(entry, hub, **options))
 
 
 def inputs_of(model):
     return hf_models.prompts((9,), vocab_size=model.config.vocab_size)
 
 
-def odd_tokens(b, ids):
-    return [t for t in range(1, hf_models.VOCAB) if t % 2]
+class Limits:
+    """Ends each sequence of a batch at a length of its own."""
 
-
-class Longer:
-    """Ends a sequence at a length."""
+    def __init__(self, limits):
+        self.limits = limits
 
     def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), input_ids.shape[1] >= 14)
-
-
-def forbid_last(input_ids, scores):
-    return scores.scatter(1, input_ids[:, -1:], -torch.inf)
+        return torch.tensor([input_ids.shape[1] >= limit for limit in self.limits])
 
 
 # Argument -> arguments with which plain generation gives another text; a decoder must give it too.
 PLAIN = {
     "inputs": {"inputs": torch.arange(1, 8)[None], "input_ids": None, "attention_mask": None},
     "generation_config": {"generation_config": GenerationConfig(repetition_penalty=1.9, **NEW)},
-    "logits_processor": {"logits_processor": LogitsProcessorList([forbid_last])},
-    "stopping_criteria": {"stopping_criteria": StoppingCriteriaList([Longer()])},
-    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": odd_tokens},
+    "logits_processor": {
+        "logits_processor": LogitsProcessorList(
+            [lambda ids, scores: scores.scatter(1, ids[:, -1:], -torch.inf)]
+        )
+    },
+    "stopping_criteria": {"stopping_criteria": [Limits([14])]},
+    "prefix_allowed_tokens_fn": {
+        "prefix_allowed_tokens_fn": lambda b, ids: list(range(1, hf_models.VOCAB, 2))
+    },
     "position_ids": {"position_ids": torch.arange(20, 29)[None]},
     "repetition_penalty": {"repetition_penalty": 1.9},
 }
@@ -164,9 +170,7 @@ def test_what_transformers_keeps_to_itself_is_honoured_or_refused(name, entry, h
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_layers_that_several_ranks_share_are_refused_unless_the_caller_insists(
-    entry, hub, monkeypatch
-):
+def test_layers_that_ranks_share_are_refused_unless_the_caller_insists(entry, hub, monkeypatch):
     """Their ranks would wait for each other in forwards that not all of them make."""
     model = hf_models.tiny("llama")
     plain = {**inputs_of(model), **NEW}
@@ -251,19 +255,6 @@ def test_stop_strings_end_the_text_as_in_plain_generation(family, entry, hub):
     assert out.sequences.equal(expected)
 
 
-# Criteria that know their batch.
-
-
-class Limits:
-    """Ends each sequence of a batch at a length of its own."""
-
-    def __init__(self, limits):
-        self.limits = limits
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.tensor([input_ids.shape[1] >= limit for limit in self.limits])
-
-
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_criterion_may_answer_for_each_sequence_of_its_batch(entry, hub):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))
@@ -276,10 +267,46 @@ def test_a_criterion_may_answer_for_each_sequence_of_its_batch(entry, hub):
         assert [(row != hf_models.PAD)[12:].sum() + 12 for row in got] == limits
         for b, limit in enumerate(limits):
             assert got[b, :limit].equal(expected[b, :limit])
-
-
-def test_a_criterion_that_answers_for_another_batch_is_refused(hub):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))
-    criteria = StoppingCriteriaList([Limits([30, 30])])
+    kwargs["stopping_criteria"] = StoppingCriteriaList([Limits([30, 30])])
     with pytest.raises(ValueError, match="stopping_criteria must answer with 1 or 3 bools, got 2"):
-        call("object", model, {**inputs, **NEW, "stopping_criteria": criteria}, hub)
+        call(entry, model, kwargs, hub)
+
+
+# Transformers' text-generation pipeline.
+
+PROMPTS = ["the cat sat on the cat", "abc", "x y x y x"]
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.fixture
+def pipe():
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    return pipeline("text-generation", model=model, tokenizer=TOKENIZER, device="cpu")
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_batches_of_a_pipeline_give_the_text_of_plain_generation(pipe, hub, entry, size):
+    expected = [pipe(prompt, **GREEDY)[0] for prompt in PROMPTS]
+    drafts = by(entry, hub, drafter=hf_models.with_noise(pipe.model, 0.05), guard=False)
+    got = pipe(PROMPTS, batch_size=size, **GREEDY, **drafts)
+    assert [one["generated_text"] for (one,) in got] == [one["generated_text"] for one in expected]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_pipeline_gives_every_form_of_its_result(pipe, hub, entry):
+    options, user = by(entry, hub, drafter="prompt_lookup"), {"role": "user", "content": "the cat"}
+    for form in (
+        {"return_full_text": False},
+        {"return_full_text": True},
+        {"return_tensors": True},
+        {"prefix": "the cat "},
+        {"num_return_sequences": 1, "return_dict_in_generate": True},
+    ):
+        expected = pipe("the cat sat", **GREEDY, **form)
+        got = pipe("the cat sat", **GREEDY, **form, **options)
+        assert {k: got[0][k] for k in expected[0]} == expected[0]
+    for chat in ([user], [user, {"role": "assistant", "content": "on"}]):
+        assert pipe(chat, **GREEDY, **options) == pipe(chat, **GREEDY)
+    assert pipe([[user]] * 2, **GREEDY, **options, batch_size=2) == pipe([[user]] * 2, **GREEDY)

@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hf.test_head_training import TEXTS, Interrupted, Interrupting
 from specdec_hf import ModelDrafter, generate
 from specdec_hf.cli.weights import load_folder
 from specdec_hf.lab.training.draft_model import (
@@ -15,28 +17,27 @@ from specdec_hf.lab.training.draft_model import (
     project_output,
 )
 from specdec_hf.lab.training.kinds import KINDS
+from specdec_hf.lab.training.losses import mean_loss
 from specdec_hf.lab.training.model_card import _draw
 from specdec_hf.lab.training.on_policy import OnPolicy, is_on_policy, write_answers
-from specdec_hf.lab.training.pipeline import Pipeline, Progress, _read_curves
-from specdec_hf.lab.training.settings import TrainingSettings
+from specdec_hf.lab.training.pipeline import Pipeline, _read_curves
+from specdec_hf.lab.training.settings import LOSSES, TrainingSettings
 from specdec_hf.lab.training.states import check_output
 from specdec_hf.lab.training.texts import is_held_out, read_conversations
+from specdec_hf.lab.training.train import Recipe
 from specdec_hf.lab.training.unrolled import Batch, covered_by, loss_of, unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
 from support.heads import rounds_of, text_batch
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import AutoModelForCausalLM
 
 from specdec_kernels import sample
-
-pytestmark = pytest.mark.slow
+from specdec_kernels.analysis import acceptance_rate
 
 SMALL = TrainingSettings(
     head="draft_model", tokens=900, length=24, turn_length=8, steps=30, batch_size=4,
     learning_rate=5e-3, width=32, num_layers=1,
 )  # fmt: skip
-TEXTS = ["the cat sat on the mat and ate. ", "a dog ran over the hill and away. "] * 14
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +208,9 @@ def test_what_earlier_draft_models_get_right_does_not_count(target):
     known = torch.zeros_like(choices, dtype=torch.bool)
     known[:, ::3] = True
 
-    class Knowing(torch.nn.Module):
-        def forward(self, input_ids, use_cache):
-            guess = torch.where(known, choices, (choices + 1) % target.config.vocab_size)
-            return torch.nn.functional.one_hot(guess, target.config.vocab_size)
-
-    class Output:
-        def __init__(self, logits):
-            self.logits = logits
-
-    earlier = [heads[1].llama, lambda **inputs: Output(Knowing()(**inputs))]
+    guess = torch.where(known, choices, (choices + 1) % target.config.vocab_size)
+    knowing = SimpleNamespace(logits=torch.nn.functional.one_hot(guess, target.config.vocab_size))
+    earlier = [heads[1].llama, lambda **inputs: knowing]
     missed = missed_by(earlier, batch.tokens, choices)
     own = heads[1].logits(batch.tokens).argmax(dim=-1) == choices
     assert torch.equal(missed, ~(own | known))
@@ -235,28 +229,9 @@ def test_what_earlier_draft_models_get_right_does_not_count(target):
 # The whole.
 
 
-class Interrupted(Exception):
-    pass
-
-
-class Interrupting(Progress):
-    """Ends a run in the middle of the training."""
-
-    now = ""
-
-    def __init__(self, after=10**6):
-        self.after = after
-
-    def stage(self, text, total):
-        self.now = text
-
-    def advance(self, done, text=""):
-        if self.now == "training" and done >= self.after:
-            raise Interrupted
-
-
 def trained(target, folder, after=10**6, settings=SMALL, **kwargs):
-    pipeline = Pipeline(target, tokenizer(), folder, settings, Interrupting(after), **kwargs)
+    progress = Interrupting("training", after)
+    pipeline = Pipeline(target, tokenizer(), folder, settings, progress, **kwargs)
     return pipeline, pipeline.run(texts=[] if "source" in kwargs else TEXTS)
 
 
@@ -387,10 +362,67 @@ def test_a_run_whose_texts_do_not_fit_is_refused(target, whole, tmp_path):
         ({"loss": "mse"}, "loss must be one of forward_kl, .*, got 'mse'"),
         ({"on_policy": 1.5}, r"on_policy must be in \[0, 1\], got 1.5"),
         ({"head": "eagle3", "on_policy": 0.5}, "on_policy must be 0 for eagle3, got 0.5"),
-        ({"width": 40}, "width must be a multiple of 32"),
     ],
 )
 def test_wrong_settings_are_refused_before_texts_are_written(change, message, target, tmp_path):
     with pytest.raises(ValueError, match=message):
         trained(target, tmp_path, settings=dataclasses.replace(SMALL, **change))
     assert not (tmp_path / "work" / "texts.jsonl").exists()
+
+
+# The losses: their values and gradients, and which of them is the acceptance rate.
+
+FORMULAS = {  # of P and the logarithm of Q
+    "forward_kl": lambda p, log_q: -(p * log_q).sum(dim=-1),
+    "reverse_kl": lambda p, log_q: (log_q.exp() * (log_q - p.log())).sum(dim=-1),
+    "total_variation": lambda p, log_q: (p - log_q.exp()).abs().sum(dim=-1) / 2,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.bfloat16, 0.02)])
+def test_a_mean_loss_is_that_of_the_rows_that_count(name, dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 11, generator=generator, dtype=torch.float64)
+    labels = torch.randn(3, 5, 11, generator=generator, dtype=torch.float64).softmax(dim=-1)
+    valid = torch.rand(3, 5, generator=generator) < 0.6
+    exact, ours = logits.clone().requires_grad_(), logits.to(dtype).requires_grad_()
+    want = FORMULAS[name](labels, exact.log_softmax(dim=-1))[valid].mean()
+    if name == "forward_kl":
+        torch.testing.assert_close(
+            want, torch.nn.functional.cross_entropy(exact[valid], labels[valid])
+        )
+    got = mean_loss(name, ours, labels.to(dtype), valid)
+    (2 * want).backward()
+    (2 * got).backward()
+    assert abs(got.item() - want.item()) < tolerance
+    torch.testing.assert_close(ours.grad.double(), exact.grad, atol=tolerance, rtol=0)
+    assert float(ours.grad[~valid].abs().max()) == 0
+
+
+def test_the_total_variation_is_one_less_alpha():
+    """So the other losses are not: theirs differs on the same rows."""
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(64, 9, generator=generator, dtype=torch.float64)
+    target = (3 * torch.randn(64, 9, generator=generator, dtype=torch.float64)).softmax(dim=-1)
+    alpha = float(acceptance_rate(target, logits.softmax(dim=-1)).mean())
+    valid = torch.ones(64, dtype=torch.bool)
+    losses = {name: float(mean_loss(name, logits, target, valid)) for name in LOSSES}
+    assert abs(losses.pop("total_variation") - (1 - alpha)) < 1e-6
+    assert all(abs(loss - (1 - alpha)) > 0.1 for loss in losses.values())
+
+
+def test_a_target_that_rounds_to_zero_has_a_finite_reverse_kl():
+    target = torch.tensor([[1.0, 0.0]], dtype=torch.bfloat16)
+    logits = torch.zeros(1, 2, dtype=torch.bfloat16, requires_grad=True)
+    loss = mean_loss("reverse_kl", logits, target, torch.tensor([True]))
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()
+    assert logits.grad[0, 1] > 0  # it drafts too much of what the target never says
+
+
+def test_the_first_half_of_the_steps_has_the_forward_kl():
+    recipe = Recipe(8, loss="total_variation")
+    made = [recipe.loss_at(step, 8) for step in range(1, 9)]
+    assert made == ["forward_kl"] * 4 + ["total_variation"] * 4

@@ -10,7 +10,6 @@ import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels import sample, verify_chain
 from specdec_kernels.analysis import acceptance_rate, expected_tokens
@@ -55,7 +54,6 @@ def indifferent(model):
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_tokens_of_the_loop_are_those_of_the_formula():
     target, drafter = (indifferent(hf_models.build("llama", seed=seed)) for seed in (0, 4))
     with torch.no_grad():  # the same body, and another head that is close to the target's

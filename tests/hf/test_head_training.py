@@ -30,10 +30,9 @@ from specdec_hf.lab.training.unrolled import Batch
 from support import hf_models
 from support.cli_models import END, tokenizer
 from support.heads import head_for
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
-pytestmark = pytest.mark.slow
-
+# Few different ones, so that a head can learn them by heart.
+TEXTS = ["the cat sat on the mat and ate. ", "a dog ran over the hill and away. "] * 14
 CHAT = ChatFormat((1, 2), (3, 4), frozenset({3}))
 SMALL = TrainingSettings(
     tokens=900, length=24, turn_length=8, rows=8, steps=30, batch_size=4, learning_rate=5e-3,
@@ -169,17 +168,11 @@ def target():
 
 
 @pytest.fixture(scope="module")
-def texts():
-    """Few different ones, so that a head can learn them by heart."""
-    return ["the cat sat on the mat and ate. ", "a dog ran over the hill and away. "] * 14
-
-
-@pytest.fixture(scope="module")
-def whole(target, texts, tmp_path_factory):
+def whole(target, tmp_path_factory):
     """An unbroken run, on one thread as those that it is compared with: others sum otherwise."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    made = trained(target, tmp_path_factory.mktemp("whole"), texts=texts)
+    made = trained(target, tmp_path_factory.mktemp("whole"), texts=TEXTS)
     torch.set_num_threads(threads)
     return made
 
@@ -194,12 +187,12 @@ def whole(target, texts, tmp_path_factory):
         pytest.param("pass_head", marks=pytest.mark.full),
     ],
 )
-def test_a_head_learns_texts_by_heart(name, texts, tmp_path):
+def test_a_head_learns_texts_by_heart(name, tmp_path):
     """The loss falls, acceptance rises, the target stays as it is, and the head drafts for it."""
     target = hf_models.build("llama", vocab_size=END + 1, layers=3)
     before = {key: weight.clone() for key, weight in target.state_dict().items()}
     settings = dataclasses.replace(SMALL, head=name, steps=25, draft_vocab_size=END + 1)
-    pipeline, _ = trained(target, tmp_path, settings=settings, texts=texts)
+    pipeline, _ = trained(target, tmp_path, settings=settings, texts=TEXTS)
     losses, shared = pipeline.curves.losses, pipeline.curves.shared
     assert len(losses[-1]) == (1 if name == "exit_head" else 3)
     for step in range(len(losses[-1])):
@@ -207,7 +200,7 @@ def test_a_head_learns_texts_by_heart(name, texts, tmp_path):
         assert shared[-1][step] > shared[0][step]
     assert all(torch.equal(weight, before[key]) for key, weight in target.state_dict().items())
     assert all(weight.grad is None for weight in target.parameters())
-    inputs = tokenizer()(texts[0], return_tensors="pt", return_token_type_ids=False)
+    inputs = tokenizer()(TEXTS[0], return_tensors="pt", return_token_type_ids=False)
     out = generate(
         target, **inputs, drafter=f"{name}:{tmp_path}", max_new_tokens=12, guard=False,
         return_dict_in_generate=True,
@@ -223,19 +216,17 @@ def test_a_head_learns_texts_by_heart(name, texts, tmp_path):
         ("training", 17),
     ],
 )
-def test_an_interrupted_run_ends_with_the_same_weights(
-    stage, after, target, texts, whole, tmp_path
-):
+def test_an_interrupted_run_ends_with_the_same_weights(stage, after, target, whole, tmp_path):
     with pytest.raises(Interrupted):
-        trained(target, tmp_path, Interrupting(stage, after), texts=texts)
-    _, head = trained(target, tmp_path, texts=texts)
+        trained(target, tmp_path, Interrupting(stage, after), texts=TEXTS)
+    _, head = trained(target, tmp_path, texts=TEXTS)
     want = whole[1].state_dict()
     assert all(torch.equal(x, want[name]) for name, x in head.state_dict().items())
 
 
-def test_a_finished_run_is_not_made_again(whole, target, texts):
+def test_a_finished_run_is_not_made_again(whole, target):
     pipeline, head = whole
-    again, read = trained(target, pipeline.folder, Interrupting("training", 1), texts=texts)
+    again, read = trained(target, pipeline.folder, Interrupting("training", 1), texts=TEXTS)
     assert again.curves == pipeline.curves
     assert again.curves.steps[-1] == 30
     want = head.state_dict()
@@ -257,24 +248,24 @@ def resumed(target, texts, folder, start, **changes):
     return pipeline.run(texts=texts)
 
 
-def test_training_goes_on_from_a_head_with_another_draft_vocabulary(whole, target, texts, tmp_path):
+def test_training_goes_on_from_a_head_with_another_draft_vocabulary(whole, target, tmp_path):
     start = load_head(whole[0].folder)
-    head = resumed(target, texts, tmp_path / "a", whole[0].folder, draft_vocab_size=20)
+    head = resumed(target, TEXTS, tmp_path / "a", whole[0].folder, draft_vocab_size=20)
     assert len(head.tokens) == 20 != len(start.tokens)
     assert torch.equal(head.lm_head.float(), target.lm_head.weight[head.tokens])
     for name, weight in head.state_dict().items():
         assert torch.allclose(weight, start.state_dict()[name], atol=5e-6), name
-    other = resumed(target, texts, tmp_path / "b", None, draft_vocab_size=20).state_dict()
+    other = resumed(target, TEXTS, tmp_path / "b", None, draft_vocab_size=20).state_dict()
     assert not torch.allclose(
         other["midlayer.qkv_proj.weight"], start.midlayer.qkv_proj.weight, atol=1e-3
     )
     kept = resumed(target, ["zz top " * 3, "quick fox "] * 30, tmp_path / "c", whole[0].folder)
     assert kept.tokens.tolist() == start.tokens.tolist()
     with pytest.raises(ValueError, match="was begun with other resumed head: give the same"):
-        resumed(target, texts, tmp_path / "a", None, draft_vocab_size=20)
+        resumed(target, TEXTS, tmp_path / "a", None, draft_vocab_size=20)
 
 
-def test_heads_that_cannot_be_gone_on_with_are_refused_by_name(target, texts, tmp_path):
+def test_heads_that_cannot_be_gone_on_with_are_refused_by_name(target, tmp_path):
     own, layers = head_for(target), Eagle3Head(HeadConfig.for_target(target, 9, (0, 1)))
     own.own_lm_head = True
     for head, folder in ((own, "own"), (layers, "layers")):
@@ -285,10 +276,10 @@ def test_heads_that_cannot_be_gone_on_with_are_refused_by_name(target, texts, tm
         ("missing", "cannot read a head.s .*missing.config.json: No such file"),
     ):
         with pytest.raises(ValueError, match=message):
-            resumed(target, texts, tmp_path / "out", tmp_path / folder)
+            resumed(target, TEXTS, tmp_path / "out", tmp_path / folder)
     assert not (tmp_path / "out" / "work" / "texts.jsonl").exists()
     with pytest.raises(ValueError, match="resume must be a head of kind eagle3, and Medusa heads"):
-        resumed(target, texts, tmp_path / "out", tmp_path / "own", head="medusa")
+        resumed(target, TEXTS, tmp_path / "out", tmp_path / "own", head="medusa")
 
 
 def test_too_few_texts_are_refused(target, tmp_path):
@@ -348,25 +339,18 @@ def bounded(target, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_bounded_run_goes_on_as_if_unbroken_and_is_not_made_again(bounded, texts, tmp_path):
+def test_a_bounded_run_goes_on_as_if_unbroken_and_is_not_made_again(bounded, tmp_path):
     """The steps that it was cut to stay."""
-    want, head = bounded(tmp_path / "whole", Clock(), 0.04, 2000, texts=texts)
+    want, head = bounded(tmp_path / "whole", Clock(), 0.04, 2000, texts=TEXTS)
     assert want.curves.steps[0] == 20
     assert 30 < want.curves.steps[-1] < 100
     with pytest.raises(Interrupted):
-        bounded(tmp_path / "broken", Clock(25), 0.04, 2000, texts=texts)
+        bounded(tmp_path / "broken", Clock(25), 0.04, 2000, texts=TEXTS)
     for folder, after in (("broken", 10**6), ("whole", 1), ("broken", 1)):
-        pipeline, again = bounded(tmp_path / folder, Clock(after), 0.04, 2000, texts=texts)
+        pipeline, again = bounded(tmp_path / folder, Clock(after), 0.04, 2000, texts=TEXTS)
         assert pipeline.curves == want.curves
         for name, x in head.state_dict().items():
             assert torch.equal(x, again.state_dict()[name])
-
-
-def changed(change):
-    model = hf_models.build("llama", vocab_size=END + 1)
-    with torch.no_grad():
-        change(model)
-    return model
 
 
 @pytest.mark.parametrize(
@@ -378,11 +362,11 @@ def changed(change):
         (lambda model: None, {"settings": dataclasses.replace(SMALL, seed=5)}, "seed = 0, got 5"),
     ],
 )
-def test_a_folder_begun_with_another_target_data_or_settings_is_refused(
-    change, given, message, texts, whole
-):
-    folder = whole[0].folder
+def test_a_folder_begun_with_anything_else_is_refused(change, given, message, whole):
+    folder, model = whole[0].folder, hf_models.build("llama", vocab_size=END + 1)
+    with torch.no_grad():
+        change(model)
     before = (folder / "work" / "run.json").read_text()
     with pytest.raises(ValueError, match=f"was begun with {message}"):
-        trained(changed(change), folder, **{"texts": texts, **given})
+        trained(model, folder, **{"texts": TEXTS, **given})
     assert (folder / "work" / "run.json").read_text() == before

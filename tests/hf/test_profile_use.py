@@ -8,11 +8,16 @@ import torch
 from specdec_hf import generate
 from specdec_hf.cli import checks
 from specdec_hf.cli.weights import load_folder
+from specdec_hf.lab.tune import search
+from specdec_hf.lab.tune.candidates import DRAFTERS_TRIED
 from specdec_hf.options import Options, read_profile
-from specdec_hf.profile import Profile, describe_conditions, describe_model, describe_versions
 from specdec_hf.trees import TrieTree
-from support.cli_models import folder, invoke, one_line_error  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support import hf_models
+from support.cli_models import answered, folder, one_line_error, says, succeed  # noqa: F401  # noqa: F401
+from support.hf_models import (
+    one_thread,  # noqa: F401  # autouse here  # noqa: F401  # autouse here
+    profile_of,
+)
 
 ASKED = ("generate", "--prompt", "one two one two one", "--no-compare", "--max-new-tokens", 6)
 PLAIN = {"drafter": None}
@@ -30,13 +35,9 @@ def model(folder):  # noqa: F811
 @pytest.fixture
 def write(model, tmp_path):
     """Writes a profile of the model with some options; returns the path."""
-    facts = (
-        describe_model(model, "tiny"), describe_conditions(model, 1, sampled=False),
-        describe_versions(), {},
-    )  # fmt: skip
 
     def save(options):
-        Profile(options, *facts).save(tmp_path / "profile.json")
+        hf_models.profile_of(model, options).save(tmp_path / "profile.json")
         return tmp_path / "profile.json"
 
     return save
@@ -84,30 +85,22 @@ MISFITS = {
 
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_what_does_not_fit_is_blamed_on_the_profile(model, folder, write, misfit):  # noqa: F811
+    """Where the caller gives the same, the message says nothing of the profile."""
     options, given, words, called, told = MISFITS[misfit]
     path = write(options)
+    asked = (*ASKED, "--model", folder, "--profile", path, *words)
     with pytest.raises(ValueError) as error:
         run(model, profile=path, **given)
     assert called.format(path) in str(error.value)
-    line = one_line_error(*ASKED, "--model", folder, "--profile", path, *words)
-    assert told.format(path) in line
-
-
-@pytest.mark.parametrize("misfit", [name for name, (_, given, *_) in MISFITS.items() if given])
-def test_what_the_call_gives_is_not_blamed_on_the_profile(model, folder, write, misfit):  # noqa: F811
-    """The same from the caller: the profile says nothing of it."""
-    options, given, words, *_ = MISFITS[misfit]
-    drafter = options["drafter"]
-    given = {**options, **given}
-    words = ["--drafter", drafter or "none", *words]
-    if "tree" in options:
-        words += ["--tree", "2,2"]
-    path = write({"drafter": "ngram", "num_assistant_tokens": 2})
-    with pytest.raises(ValueError) as error:
-        run(model, profile=path, **given)
-    line = one_line_error(*ASKED, "--model", folder, "--profile", path, *words)
-    for message in (str(error.value), line):
-        assert "profile" not in message
+    assert told.format(path) in one_line_error(*asked)
+    if given:
+        write({"drafter": "ngram", "num_assistant_tokens": 2})
+        own = ("--drafter", options["drafter"] or "none")
+        own += ("--tree", "2,2") if "tree" in options else ()
+        with pytest.raises(ValueError) as error:
+            run(model, profile=path, **options, **given)
+        for message in (str(error.value), one_line_error(*asked, *own)):
+            assert "profile" not in message
 
 
 def test_beams_refuse_what_a_profile_drafts_by_its_name(model, write):
@@ -161,11 +154,9 @@ UNREAD = [
 def test_plain_decoding_of_a_profile_notes_what_it_does_not_read(
     model, folder, write, tmp_path, given, words  # noqa: F811
 ):  # fmt: skip
-    path, report = write(PLAIN), tmp_path / "report.json"
+    path = write(PLAIN)
     stats = run(model, profile=path, **given).stats
-    result = invoke(*ASKED, "--model", folder, "--profile", path, *words, "--json", report)
-    assert result.exit_code == 0, result.output
-    told = json.loads(report.read_text())["prompts"][0]["turns"][0]["stats"]
+    told = answered(tmp_path, *ASKED[1:], "--model", folder, "--profile", path, *words)["stats"]
     note = f"profile {path} found no drafts that pay, so {' and '.join(given)} has no effect"
     for drafter, notes in ((stats.drafter, stats.notes), (told["drafter"], told["notes"])):
         assert drafter == "none"
@@ -255,9 +246,7 @@ def test_the_model_of_a_profile_has_its_length_by_name_or_loaded(model, folder, 
         ("cannot read b/a or ab", "cannot read b/a or ab"),
     ],
 )
-def test_a_message_names_the_profile_where_it_names_what_came_from_it(
-    model, write, message, explained
-):
+def test_a_message_names_the_profile_where_it_names_what_came_from_it(write, message, explained):
     profile = replace(
         read_profile(write({"drafter": "rest:a"})), path="P", taken=("drafter", "tree")
     )
@@ -267,3 +256,114 @@ def test_a_message_names_the_profile_where_it_names_what_came_from_it(
     for name in schedule.taken:
         for option in (name, f"--{name.replace('_', '-')}"):
             assert schedule.explain(f"a, {option}") == f"a, {option}; {name} came from profile P"
+
+
+# The command ``tune`` writes a profile that calls and the command line read.
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        "".join(json.dumps({"turns": [f"Say {n} one two one {n}"]}) + "\n" for n in range(5))
+    )
+    return path
+
+
+WRONG = [
+    (["--minutes", "0"], "--minutes must be above 0 and finite, got 0.0"),
+    (["--minutes", "nan"], "--minutes must be above 0 and finite, got nan"),
+    (["--batch-size", "2"], "--batch-size must be in [1, 1] with 5 prompts, so that 5 batches"),
+    (["--limit", "4"], "--prompts must hold at least 5 prompts to compare, got 4"),
+    (["--limit", "0"], "--limit must be >= 1, got 0"),
+    (["--output", "no/where"], "--output: folder no does not exist"),
+    (["--output", "PROMPTS"], "--output would overwrite the input file"),
+    (["--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
+    (["--drafter", "suffix_automaton:keep=1MiB"], "must not keep texts of earlier calls, got suf"),
+    (["--drafter", "none"], "--drafter must not be none: plain decoding is what each drafter is c"),
+    (["--drafter", "prompt_lookup+"], "or names with + between them, got 'prompt_lookup+'"),
+    (["--drafter", ""], "--drafter must be a name, or names with + between them, got ''"),
+    (["--drafter", "ngram+none"], "--drafter none must be the only one, got ngram, none"),
+    (["--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=lambda x: " ".join(x)[:40])
+def test_wrong_options_get_one_line_before_a_model_is_loaded(prompts, monkeypatch, words, message):
+    monkeypatch.setattr("specdec_hf.lab.tune.command.load_models", None)
+    given = [str(prompts) if word == "PROMPTS" else word for word in words]
+    output = [] if "--output" in words else ["--output", prompts.with_name("out.json")]
+    assert message in one_line_error("tune", "--prompts", prompts, *output, *given)
+
+
+@pytest.mark.build
+@pytest.mark.parametrize("pays", [True, False], ids=["the fastest", "nothing pays"])
+def test_the_command_writes_what_calls_read(folder, prompts, monkeypatch, pays):  # noqa: F811
+    """Whatever is chosen; which that is, a clock decides."""
+    monkeypatch.setattr(
+        search, "choose", lambda each, exact: search.ranked(each)[0] if pays else None
+    )
+    output = prompts.with_name("profile.json")
+    result = succeed(
+        "tune", "--model", folder, "--prompts", prompts, "--output", output, "--minutes", 0.001,
+        "--max-new-tokens", 6, "--drafter", "layers:1", "--no-compile",
+    )  # fmt: skip
+    profile, (model, tokenizer) = read_profile(output), load_folder(folder)
+    measured = profile.measured
+    assert set(measured["stages"]) >= {"drafters", "finalists"}
+    assert len(measured["stages"]["drafters"]) == len(DRAFTERS_TRIED) + 1
+    assert all(one["identical"] == one["answers"] >= 5 for one in measured["stages"]["finalists"])
+    assert (measured["prompts"], measured["left_out"]) == (5, {})
+    assert profile.options["compile"] is False
+    assert profile.model["name"] == str(folder)
+    assert profile.conditions["threads"] == 1
+    if pays:
+        best = measured["stages"]["finalists"][0]
+        assert measured["chosen"] == best
+        assert says(result, f"chosen: {best['name']}, {best['ratio']:.2f} times as fast as plain")
+        drafter = profile.options["drafter"]
+        assert best["name"].startswith(drafter if isinstance(drafter, str) else "+".join(drafter))
+    else:
+        assert says(result, "chosen: plain decoding")
+        assert profile.options["drafter"] is measured["chosen"] is None
+    inputs = {"input_ids": tokenizer("Say one", return_tensors="pt")["input_ids"]}
+    how = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
+    out = generate(model, **inputs, profile=output, **how)
+    assert torch.equal(out.sequences, generate(model, **inputs, drafter=None, **how).sequences)
+    assert (out.stats.drafter == "none") == (not pays)
+    assert not any("profile" in note for note in out.stats.notes)
+    succeed("generate", "--model", folder, "--prompt", "a", "--profile", output,
+                   "--max-new-tokens", 4)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "drafter", "tree"),
+    [
+        ({"drafter": "layers:1", "num_assistant_tokens": 2}, "layers", None),
+        ({"drafter": "FOLDER", "tree": (2, 1)}, "model", "TreeSpec"),
+        ({"drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(depth=2)},
+         "prompt_lookup, ngram", "TrieTree"),
+        ({"drafter": None}, "none", None),
+    ],
+    ids=["name", "model", "several", "plain"],
+)  # fmt: skip
+def test_the_command_line_takes_a_profile(folder, prompts, options, drafter, tree):  # noqa: F811
+    """Models that drafts come from are loaded, and what is given wins."""
+    if options["drafter"] == "FOLDER":
+        options = {**options, "drafter": str(folder)}
+    path = prompts.with_name("profile.json")
+    profile_of(load_folder(folder)[0], options).save(path)
+    asked = (path.parent, "--prompt", "one two one two one", "--model", folder, "--guard", "off",
+             "--no-compare", "--max-new-tokens", 8, "--profile", path)  # fmt: skip
+    stats = answered(*asked)["stats"]
+    assert drafter in stats["drafter"]
+    assert (stats["tree"] or "").startswith(tree or "")
+    assert answered(*asked, "--drafter", "auto")["stats"]["drafter"] == "auto"
+
+
+def test_a_profile_that_cannot_be_taken_gets_one_line(prompts):
+    asked = ("generate", "--prompt", "a", "--profile")
+    assert "--profile: cannot read nowhere: No such file" in one_line_error(*asked, "nowhere")
+    assert "must be a JSON file that tune wrote" in one_line_error(*asked, prompts)
+    assert "error: --profile must name a file, got ''" in one_line_error(*asked, "")
+    assert "--profile: cannot read .: Is a directory" in one_line_error(*asked, ".")

@@ -8,7 +8,6 @@ from specdec_hf import ModelDrafter, RemoteDrafter, TrieTree, generate, serve_dr
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.drafter_server import serve
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 
 
@@ -27,7 +26,6 @@ def server(tmp_path):
 
 
 @pytest.mark.full  # it starts processes
-@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch has no gloo")
 def test_a_drafter_of_another_rank_loses_nothing(server):
     with pytest.raises(ValueError, match=r"rank must be one of \[1\], got 0"):

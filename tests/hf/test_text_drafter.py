@@ -1,18 +1,23 @@
 """A draft model of another vocabulary: text that is carried over, and what it drafts."""
 
 import json
+import re
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, TextDrafter, generate
+from specdec_hf import Drafter, NgramDrafter, SpeculativeDecoder, TextDrafter, TrieTree, generate
+from specdec_hf.drafters.fingerprint import UNKNOWN, fingerprint_of, same_vocabulary
+from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafters.text import Translation, Vocabulary, plain_end
-from support import hf_models
-from support.cli_models import invoke
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from specdec_hf.loop.streaming import run_stream
+from specdec_host import Corpus
+from support import cli_models, hf_models
+from support.cli_models import END, answered, folder, one_line_error, succeed, write_folder  # noqa: F401
 from support.letters import letters
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LogitsProcessor, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from bench.tiny_models.build import build
 
@@ -148,10 +153,11 @@ def test_bytes_that_are_no_character_do_not_stop_the_text():
     assert goal.text_of(carried.ids) == "cat????"
 
 
-def draft_text(source, goal, text, model_text):
-    """The target's tokens for ``model_text`` after ``text``."""
+def draft_text(source, goal, text, drafted):
+    """The target's tokens for text or tokens of the draft model after ``text``."""
     drafter = TextDrafter(hf_models.tiny("llama"), goal, source)
-    return drafter._carry_back(encode(source, text), encode(goal, text), encode(goal, model_text))
+    ids = encode(goal, drafted) if isinstance(drafted, str) else drafted
+    return drafter._carry_back(encode(source, text), encode(goal, text), ids)
 
 
 def test_drafts_continue_the_last_token_and_end_with_a_character():
@@ -159,13 +165,9 @@ def test_drafts_continue_the_last_token_and_end_with_a_character():
     assert draft_text(source, goal, "The cat sat on", " the mat") == encode(source, " the mat")
     # "cat" is one token, of which the text has the first letters.
     assert source.decode(draft_text(source, goal, "The c", "at sat")) == "at sat"
-    drafter = TextDrafter(hf_models.tiny("llama"), goal, source)
-    part = encode(goal, " 日")[:-1]
-    found = drafter._carry_back(encode(source, "The"), encode(goal, "The"), part)
-    assert source.decode(found) == " "
+    assert source.decode(draft_text(source, goal, "The", encode(goal, " 日")[:-1])) == " "
     ended = [*encode(goal, " cat"), goal.eos_token_id, *encode(goal, "x")]
-    drafter = TextDrafter(hf_models.tiny("llama"), goal, characters())
-    found = drafter._carry_back(encode(characters(), "The"), encode(goal, "The"), ended)
+    found = draft_text(characters(), goal, "The", ended)
     assert found == [*encode(characters(), " cat"), characters().eos_token_id]
 
 
@@ -174,10 +176,8 @@ def test_special_tokens_that_are_drafted_come_back_under_their_names():
     for drafted, expected in (("at<s>at", "at<s>"), ("at</s>", "at<end>"), ("</s>", "<end>")):
         assert draft_text(target, ours, "c", drafted) == encode(target, expected)
     assert draft_text(ours, target, "c", "at?") == encode(ours, "at")  # the unknown token
-    drafter = TextDrafter(hf_models.tiny("llama"), ours, target)
     ended = [*encode(ours, "até")[:-1], ours.eos_token_id]
-    found = drafter._carry_back(encode(target, "c"), encode(ours, "c"), ended)
-    assert found == encode(target, "at")
+    assert draft_text(target, ours, "c", ended) == encode(target, "at")
 
 
 @cache
@@ -217,17 +217,6 @@ class Compared(Drafter):
         return draft
 
 
-class Dictated(LogitsProcessor):
-    """Makes the target write given texts [B, T], which begin with different tokens."""
-
-    def __init__(self, texts):
-        self.texts = {int(text[0]): text for text in texts}
-
-    def __call__(self, input_ids, scores):
-        token = self.texts[int(input_ids[0, 0])][input_ids.shape[1]]
-        return torch.where(torch.arange(scores.shape[1]) == token, 50.0, -50.0).expand_as(scores)
-
-
 @pytest.mark.parametrize(
     ("source", "goal", "state"),
     [
@@ -242,9 +231,15 @@ def test_what_a_cache_has_read_does_not_change_the_drafts(source, goal, state):
         small = build("Mamba2ForCausalLM", vocab_size=len(TOKENIZERS[goal]()))
     tokenizer = TOKENIZERS[source]()
     texts = torch.tensor([encode(tokenizer, "".join(x))[:28] for x in (LINES, LINES[1:])])
+
+    def dictated(input_ids, scores):  # the texts begin with different tokens
+        (text,) = texts[texts[:, 0] == input_ids[0, 0]]
+        likely = torch.arange(scores.shape[1]) == text[input_ids.shape[1]]
+        return torch.where(likely, 50.0, -50.0).expand_as(scores)
+
     out = generate(
         model, texts[:, :5], drafter=Compared(small, TOKENIZERS[goal](), tokenizer), guard=False,
-        max_new_tokens=16, do_sample=False, logits_processor=[Dictated(texts)],
+        max_new_tokens=16, do_sample=False, logits_processor=[dictated],
         return_dict_in_generate=True,
     )  # fmt: skip
     assert torch.equal(out.sequences, texts[:, :21])
@@ -289,30 +284,166 @@ def test_a_draft_model_of_a_short_context_drafts_within_it():
     assert torch.equal(out, model.generate(**inputs, **settings))
 
 
-@pytest.mark.slow
-def test_transformers_arguments_and_the_command_line_take_two_tokenizers(tmp_path):
+def test_a_draft_model_may_be_given_with_two_tokenizers():
     model, small = pair("merges", "characters")
     tokenizers = {"tokenizer": merges(330), "assistant_tokenizer": characters()}
     inputs, settings = hf_models.prompts((9,)), {"max_new_tokens": 12, "do_sample": False}
-    expected = model.generate(**inputs, **settings)
-    for given in ("drafter", "assistant_model"):
-        out = generate(
-            model, **inputs, **settings, **tokenizers, **{given: small},
-            return_dict_in_generate=True,
-        )  # fmt: skip
-        assert torch.equal(out.sequences, expected)
-        assert out.stats.drafter == "text"
+    out = generate(
+        model, **inputs, **settings, **tokenizers, drafter=small, return_dict_in_generate=True
+    )
+    assert torch.equal(out.sequences, model.generate(**inputs, **settings))
+    assert out.stats.drafter == "text"
     with pytest.raises(TypeError, match="tokenizer must be a tokenizer of Transformers, got None"):
         generate(model, **inputs, drafter=small, assistant_tokenizer=characters())
-    with pytest.raises(ValueError, match="assistant_tokenizer needs a draft model as drafter or a"):
-        generate(model, **inputs, drafter="prompt_lookup", **tokenizers)
-    for name, held, tokenizer in (("m", model, merges(330)), ("d", small, characters())):
-        held.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    result = invoke(
-        "generate", "--model", tmp_path / "m", "--drafter", tmp_path / "d", "--prompt", "The cat",
-        "--max-new-tokens", 6, "--json", tmp_path / "out.json",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    answer = json.loads((tmp_path / "out.json").read_text())["prompts"][0]["turns"][0]
-    assert answer["stats"]["drafter"] == "text"
+
+
+# Ids of another tokenizer are told apart, where they are stored and where they are drafted.
+
+
+def other_tokenizer():
+    """That of `cli_models`, with the ids of all tokens but the special one in reverse."""
+    content = json.loads(cli_models.tokenizer().backend_tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {token: END - 1 - i for token, i in vocabulary.items()}
+    core = Tokenizer.from_str(json.dumps(content))
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
+    made.chat_template = cli_models.TEMPLATE
+    return made
+
+
+def only_added(*tokens):
+    """A tokenizer without ordinary tokens."""
+    core = Tokenizer(models.BPE({}, []))
+    core.add_tokens(list(tokens))
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def answer(folder, drafter, tmp_path):  # noqa: F811
+    """The statistics of one answer."""
+    asked = ("--prompt", "one two", "--model", folder, "--drafter", drafter, "--max-new-tokens", 8)
+    return answered(tmp_path, *asked)["stats"]
+
+
+def test_tokenizers_are_compared_by_their_ordinary_tokens():
+    ours, longer, renamed = (cli_models.tokenizer() for _ in range(3))
+    longer.add_tokens(["<think>"], special_tokens=True)
+    renamed.add_tokens(["more"])
+    assert same_vocabulary(ours, ours)
+    assert same_vocabulary(ours, longer)
+    assert same_vocabulary(longer, renamed)  # both have an id that the other gives another name
+    assert not same_vocabulary(ours, other_tokenizer())
+    strange, unknown = only_added("a", "b"), only_added("c", "d")
+    assert same_vocabulary(strange, strange)
+    assert not same_vocabulary(strange, unknown)
+    prints = [fingerprint_of(one) for one in (ours, longer, renamed, other_tokenizer())]
+    assert len(set(prints)) == 4
+    assert fingerprint_of(cli_models.tokenizer()) == prints[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "drafters", "name"),
+    [("ngram", ["ngram"], "table"), ("rest", ["rest", "suffix_automaton"], "corpus")],
+)
+def test_stored_ids_of_another_tokenizer_are_refused(folder, tmp_path, command, drafters, name):  # noqa: F811
+    other = write_folder(tmp_path / "other")
+    other_tokenizer().save_pretrained(other)
+    (tmp_path / "text").write_text("one two one two\n" * 20)
+    stored = tmp_path / "stored"
+    succeed("build", command, tmp_path / "text", "--output", stored, "--model", other)
+    ours, theirs = (
+        fingerprint_of(one()).hex()[:12] for one in (cli_models.tokenizer, other_tokenizer)
+    )
+    for drafter in drafters:
+        asked = ("generate", "--prompt", "one two", "--drafter", f"{drafter}:{stored}")
+        assert (
+            f"{name} must have been built with the model's tokenizer, of fingerprint {ours}, got "
+            f"one that was built with {theirs}"
+        ) in one_line_error(*asked, "--model", folder)
+        notes = answer(other, f"{drafter}:{stored}", tmp_path)["notes"]
+        assert not any("tokenizer" in note for note in notes)
+
+
+def stored(kind, path, fingerprint=UNKNOWN):
+    """A drafter's name whose file holds ids of the tokenizer with this fingerprint."""
+    ids = np.arange(10)
+    if kind == "ngram":
+        NgramTable.build([ids], END + 1, 2, fingerprint=fingerprint).save(path)
+    else:
+        Corpus(ids).save(path, vocab_size=END + 1, fingerprint=fingerprint)
+    return f"{kind}:{path}"
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        ("generate", "suffix_automaton"),
+        ("custom_generate", "rest"),
+        ("stream", "ngram"),
+        ("merged", "rest"),
+        ("cascade", "ngram"),
+    ],
+)
+def test_generate_checks_stored_ids_with_the_tokenizer_that_it_is_given(kind, way, tmp_path):
+    model = hf_models.build("llama", vocab_size=END + 1)
+    inputs = {**hf_models.prompts((5,)), "max_new_tokens": 4, "do_sample": False}
+
+    def call(drafter, tokenizer):
+        given = {} if tokenizer is None else {"tokenizer": tokenizer}
+        options = {"drafter": drafter}
+        if way == "merged":
+            options = {"drafter": [drafter, "prompt_lookup"], "tree": TrieTree(2, 2)}
+        if way == "cascade":
+            table = NgramTable.load(drafter.partition(":")[2])
+            options = {"drafter": [model, NgramDrafter(table, learn=False)]}
+        if way == "custom_generate":
+            return model.generate(
+                **inputs, custom_generate=SpeculativeDecoder(**options, **given),
+                return_dict_in_generate=True,
+            ).stats  # fmt: skip
+        if way == "stream":
+            steps = SpeculativeDecoder(**options).stream(model, **inputs, **given)
+            return run_stream(steps, lambda step: None)[1].stats
+        return generate(model, **inputs, **options, **given, return_dict_in_generate=True).stats
+
+    ours = cli_models.tokenizer()
+    drafter = stored(kind, tmp_path / "ours", fingerprint_of(ours))
+    assert not any("tokenizer" in note for note in call(drafter, ours).notes)
+    assert sum("was not checked" in note for note in call(drafter, None).notes) == 1
+    drafter = stored(kind, tmp_path / "other", fingerprint_of(other_tokenizer()))
+    with pytest.raises(ValueError, match="must have been built with the model's tokenizer, of fin"):
+        call(drafter, ours)
+
+
+def test_stored_ids_of_an_unknown_tokenizer_leave_a_note(folder, tmp_path):  # noqa: F811
+    for drafter, name in (("ngram", "table"), ("rest", "corpus")):
+        notes = answer(folder, stored(drafter, tmp_path / drafter), tmp_path)["notes"]
+        note = rf"drafter {drafter} .*: the {name} does not record the tokenizer"
+        assert re.search(note, "\n".join(notes))
+
+
+def test_a_table_keeps_its_fingerprint(tmp_path):
+    table = NgramTable.build([np.array([1, 2])], 9, 2, fingerprint=b"f" * 32)
+    table.save(tmp_path / "table")
+    assert NgramTable.load(tmp_path / "table").fingerprint == b"f" * 32
+    table.fingerprint = b"f" * 31
+    table.save(tmp_path / "table")
+    with pytest.raises(ValueError, match="path must name a valid n-gram table, got"):
+        NgramTable.load(tmp_path / "table")
+    with pytest.raises(ValueError, match="fingerprint must have 32 bytes, got 1"):
+        NgramTable.build([np.array([1])], 9, 2, fingerprint=b"f")
+
+
+def test_a_draft_model_of_as_many_other_tokens_drafts_text(folder, tmp_path):  # noqa: F811
+    draft = write_folder(tmp_path / "draft")
+    assert answer(folder, draft, tmp_path)["drafter"] == "model"
+    other_tokenizer().save_pretrained(draft)
+    assert answer(folder, draft, tmp_path)["drafter"] == "text"
+    asked = ("generate", "--prompt", "a", "--model", folder, "--drafter", draft, "--tree", "2")
+    assert "vocabulary of 258 tokens, got as many other tokens" in one_line_error(*asked)
+    stored = (draft / "tokenizer.json").read_text()
+    (draft / "tokenizer.json").write_text(stored[: len(stored) // 2])
+    asked = ("generate", "--prompt", "a", "--model", folder, "--drafter", draft)
+    assert f"--drafter: cannot load a tokenizer from {draft}" in one_line_error(*asked)
+    for file in draft.glob("token*"):
+        file.unlink()
+    assert answer(folder, draft, tmp_path)["drafter"] == "model"

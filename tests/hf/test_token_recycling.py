@@ -1,25 +1,17 @@
 """Token recycling: the adjacency matrix, the trees that it fills, and the text they draft for."""
 
+from types import SimpleNamespace
+
 import numpy as np
 from hf.test_generate import NEW, run
 from specdec_hf import Candidates, TokenRecyclingDrafter, TreeSpec
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of
-
-WIDE = TreeSpec.branching((3, 2, 1))
-
-
-class Context:
-    """Two sequences of a model with 67 tokens."""
-
-    batch_size = 2
-    model = hf_models.tiny("llama")
 
 
 def started(*arguments, **options):
     drafter = TokenRecyclingDrafter(*arguments, **options)
-    drafter.start(Context())
+    drafter.start(SimpleNamespace(batch_size=2, model=hf_models.tiny("llama")))
     return drafter
 
 
@@ -68,7 +60,7 @@ def test_what_a_call_has_learnt_can_be_inherited():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False).tolist()
     for inherit in (False, True):
-        drafter = TokenRecyclingDrafter(WIDE, inherit=inherit)
+        drafter = TokenRecyclingDrafter(TreeSpec.branching((3, 2, 1)), inherit=inherit)
         first, second = (run(model, inputs, drafter=drafter) for _ in range(2))
         assert first.sequences.tolist() == second.sequences.tolist() == expected
         assert (first.stats.accepted < second.stats.accepted) == inherit

@@ -1,5 +1,7 @@
 """Warm-ups: which calls they settle, which failures are kept, and that they are made once."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from specdec_hf import Eagle3Drafter, generate, warm_up
@@ -9,46 +11,29 @@ from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.forward import MOST_GRAPHS, WarmUps
 from specdec_hf.runner.packed import linear as packed_linear
 from support.heads import head_for
-from support.hf_models import build, one_thread, prompts  # noqa: F401  # one_thread is autouse here
+from support.hf_models import build, prompts
 from support.recorded_ops import compile_on_cpu, run_layers_as_they_are
 
 
-class Difference:
-    """Counts warm-ups; each raises or returns the next outcome."""
-
-    def __init__(self, *outcomes):
-        self.outcomes, self.made = list(outcomes), 0
-
-    def __call__(self):
-        self.made += 1
-        outcome = self.outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-
 def test_a_warm_up_settles_calls_of_its_kind_that_compare_no_more_than_it_did():
-    warm_ups, difference = WarmUps(), Difference(None, None, "differs", "differs")
+    warm_ups, difference = WarmUps(), Mock(side_effect=[None, None, "differs", "differs"])
     for kind, check, made in (
         (1, False, 1), (1, False, 1), (1, True, 2), (1, True, 2), (1, False, 2), (2, False, 3),
         (2, True, 3), (3, True, 4), (3, False, 4),
     ):  # fmt: skip
         assert warm_ups.run(kind, check, difference) == (None if kind == 1 else "differs")
-        assert difference.made == made
+        assert difference.call_count == made
 
 
-def test_a_failure_is_kept():
-    warm_ups, difference = WarmUps(), Difference(RuntimeError("no compiler"))
+def test_a_failure_is_kept_unless_it_is_a_lack_of_memory():
+    warm_ups, difference = WarmUps(), Mock(side_effect=RuntimeError("no compiler"))
     for _ in range(2):
         assert "RuntimeError: no compiler" in warm_ups.run("bad", True, difference)
-    assert difference.made == 1
-
-
-def test_a_lack_of_memory_says_nothing_about_the_graphs():
-    warm_ups, difference = WarmUps(), Difference(MemoryError(), None)
+    assert difference.call_count == 1
+    difference.side_effect, before = [MemoryError(), None], warm_ups.seconds
     with pytest.raises(MemoryError):
         warm_ups.run(1, True, difference)
-    assert warm_ups.seconds > 0
+    assert warm_ups.seconds > before
     assert warm_ups.run(1, True, difference) is None
 
 
@@ -120,7 +105,6 @@ def test_what_transformers_notes_on_a_model_does_not_count_as_a_change(name, mon
 
 
 @pytest.mark.build
-@pytest.mark.slow
 def test_the_calls_after_warm_up_make_no_graphs(traced_only):
     """Four for the target: for one token and for several, of a sequence and of a batch."""
     model = build("llama", layers=1)
@@ -176,14 +160,11 @@ def test_warm_up_names_a_wrong_argument(arguments, error, message):
         warm_up(build("llama"), **arguments)
 
 
-def test_warm_up_packs_on_a_cpu():
+def test_warm_up_packs_on_a_cpu_or_says_why_not():
     model = build("llama")
     assert warm_up(model)[1].packed.seconds > 0
     again = generate(model, **prompts((9,)), max_new_tokens=1, return_dict_in_generate=True)
     assert (again.stats.packed.layers, again.stats.packed.seconds) == (15, 0)
-
-
-def test_warm_up_says_why_a_model_is_not_packed():
     with pytest.warns(UserWarning, match="runs its own forwards: it is in training mode"):
         made = warm_up(build("llama").train())
     assert made[1].packed.reason == "it is in training mode"

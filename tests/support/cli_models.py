@@ -5,6 +5,7 @@ The command line runs on it within this process.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -46,9 +47,9 @@ def write_folder(path: Path, template: str | None = TEMPLATE, **settings: int) -
     return path
 
 
-def write_encoder_decoder(path: Path, name: str = "t5") -> Path:
+def write_encoder_decoder(path: Path, name: str = "t5", seed: int | None = None) -> Path:
     """A folder of a tiny encoder-decoder, whose tokenizer has no chat template."""
-    encoder_models.build(name, vocab_size=END + 1).save_pretrained(path)
+    encoder_models.build(name, END + 1, seed).save_pretrained(path)
     tokenizer(None).save_pretrained(path)
     return path
 
@@ -116,6 +117,25 @@ def environment(**variables):
 def invoke(*arguments, input=None):
     """Run the command line in this process."""
     return CliRunner().invoke(app, [str(a) for a in arguments], input=input)
+
+
+def succeed(*arguments, input=None):
+    """Run a command that must succeed."""
+    result = invoke(*arguments, input=input)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def reported(place, *arguments, input=None):
+    """The report that a command writes into a folder, and its result; it must succeed."""
+    result = succeed(*arguments, "--json", place / "out.json", input=input)
+    return json.loads((place / "out.json").read_text()), result
+
+
+def answered(place, *arguments):
+    """The first answer in the report of the command ``generate``."""
+    report, _ = reported(place, "generate", *arguments)
+    return report["prompts"][0]["turns"][0]
 
 
 def says(result, words):

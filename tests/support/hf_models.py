@@ -13,6 +13,7 @@ import torch
 from specdec_hf import generate
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.layers import with_fewer_layers
+from specdec_hf.profile import Profile, describe_conditions, describe_model, describe_versions
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -136,6 +137,12 @@ def prompts(
         ids[b, width - length :] = phrase.repeat(3)[:length]
         mask[b, width - length :] = 1
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def profile_of(model: Any, options: dict[str, Any]) -> Profile:
+    """A profile of a model, as of greedy calls of one sequence, that holds some options."""
+    conditions = describe_conditions(model, 1, sampled=False)
+    return Profile(options, describe_model(model, "tiny"), conditions, describe_versions(), {})
 
 
 def decode(model: Any, lengths: tuple[int, ...] = (9,), **settings: Any) -> Any:

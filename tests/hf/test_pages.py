@@ -1,23 +1,25 @@
-"""docs/papers.md: its commands are accepted, the names in it exist, and its links lead on."""
+"""Pages of the documents: commands are accepted, names exist, links lead on, examples run."""
 
 import re
 import shlex
 
 import pytest
 import specdec_hf
-from specdec_hf import compat
+from project.test_words import anchors
+from specdec_hf import check_drafter, compat
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import DRAFTERS, class_of
 from specdec_hf.lab.bench.command import PEERS
+from support import cli_models, hf_models
 from support.cli_models import invoke, says, write_folder
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
+from transformers import dynamic_module_utils
 
 import specdec_kernels
 from specdec_kernels import analysis
 
-PAGE = ROOT / "docs" / "papers.md"
-TEXT = PAGE.read_text() if PAGE.is_file() else ""
+DOCS = ROOT / "docs"
+TEXT = (DOCS / "papers.md").read_text() if DOCS.is_dir() else ""
 OFFERED, _, NOT_OFFERED = TEXT.partition("\n## What is not offered\n")
 KINDS = "generate|analyze|bench|train|build"
 COMMANDS = sorted({*re.findall(rf"`python -m specdec_hf ((?:{KINDS}) [^`]*)`", TEXT)})
@@ -101,17 +103,72 @@ def test_the_names_of_the_page_exist():
         assert hasattr(specdec_kernels, name) == (f"`{name}`" in TEXT)
 
 
-def anchors(page):
-    """The addresses of the headings of a page, as the documents and GitHub make them."""
-    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
-        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-        yield re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
-
-
 def test_the_links_of_the_page_lead_to_headings():
     links = re.findall(r"\]\((?!https:)([\w/-]+\.md)(?:#([\w-]+))?\)", TEXT)
     assert len(links) > 60
     for name, section in links:
-        page = PAGE.parent / name
+        page = DOCS / name
         assert page.is_file(), name
         assert not section or section in anchors(page), f"{name}#{section}"
+
+
+def blocks(page):
+    """The examples that a page prints."""
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_page_lists_each_named_drafter_with_its_exported_class(name):
+    kind = DRAFTERS[name].class_name
+    assert re.search(
+        rf"^\| `{name}[:`].*\| `{kind}`", (DOCS / "drafters.md").read_text(), re.MULTILINE
+    )
+    assert getattr(specdec_hf, kind).name == name
+    assert kind in specdec_hf.__all__
+
+
+@pytest.mark.full
+def test_the_printed_drafters_run(capsys, tmp_path):
+    kept, skipped, learning, *printed = blocks("drafters.md")
+    assert len(printed) == 3
+    exec(skipped, {})
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
+    exec(kept, {"model": model, "inputs": inputs})
+    questions = {"small": hf_models.perturbed("llama"), "questions": [inputs], "folder": tmp_path}
+    exec(learning, {"model": model, **questions})
+    greedy = model.generate(**inputs, max_new_tokens=32, do_sample=False)
+    first = {"model": model, "inputs": inputs}
+    exec(printed[0], first)
+    out = first["out"]
+    assert out.sequences.tolist() == greedy.tolist()
+    assert out.stats.drafter == "repeats"
+    assert out.stats.drafted > 0
+    assert not [note for note in out.stats.notes if "drafter" in note]
+    assert capsys.readouterr().out
+    second = {"model": model, "inputs": inputs}
+    exec(printed[1], second)
+    assert second["out"].shape == (2, 12 + 32)
+    assert check_drafter(second["Unigram"](), model, rules=["block", "match"]).passed
+    third = {"model": model, "inputs": inputs}
+    exec(printed[2], third)
+    assert third["out"].tolist() == greedy.tolist()
+    check = check_drafter(third["NextIds"](), model)
+    assert check.passed
+    assert not check.notes
+
+
+def test_the_printed_calls_by_transformers_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.chdir(ROOT)  # where the page's paths begin
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    names = {
+        "model": model, "tokenizer": cli_models.tokenizer(), "folder": tmp_path / "model",
+    }  # fmt: skip
+    texts = []
+    for block in blocks("transformers.md"):
+        exec(block, names)
+        texts.append(getattr(names["out"], "sequences", names["out"]))
+    assert capsys.readouterr().out
+    assert len(texts) == 4
+    assert texts[1].equal(texts[2]), "the folder of the model has another text"
+    assert texts[0].shape == texts[1].shape == (2, names["inputs"]["input_ids"].shape[1] + 32)
