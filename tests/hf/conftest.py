@@ -1,9 +1,10 @@
-"""The tests of the loop draft from the second round on, however fast the machine is."""
+"""The tests of the loop run on one thread, and draft from the second round on, however fast."""
 
 import math
 
 import pytest
 from specdec_hf.schedules import benefit_guard
+from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import torch
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.loop.drafted import verify_without_residual
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.toy_chain import (
     ToyChain,
     assert_joint_distribution,

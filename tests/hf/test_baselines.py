@@ -7,7 +7,6 @@ import pytest
 import torch
 from specdec_hf.lab.bench.baselines import BestOf, RejectionSampling
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels.analysis import acceptance_rate
 

@@ -5,7 +5,7 @@ import torch
 from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from support import encoder_models, hf_models
-from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
+from support.hf_models import Recorder
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -14,8 +14,6 @@ from transformers import (
 )
 
 from bench.tiny_models.build import build
-
-pytestmark = pytest.mark.slow
 
 RAGGED = (9, 4, 12)
 NEW = 15

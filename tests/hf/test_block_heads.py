@@ -11,7 +11,6 @@ from specdec_hf.heads.peagle import load_peagle, save_peagle
 from support import block_heads, hf_models
 from support.block_heads import DRAFTS, LAYERS, Reference
 from support.heads import rounds_of
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 SAMPLED = {"do_sample": True, "seed": [5, 6, 7], "gamma": 2 * DRAFTS}
 SLIDING = {"types": ("sliding", "full"), "window": 3}

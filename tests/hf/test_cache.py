@@ -17,7 +17,6 @@ from specdec_hf.runner.self_check import LARGEST_WINDOW
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.device_reads import spied_reads
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import DynamicCache
 
 pytestmark = pytest.mark.quick

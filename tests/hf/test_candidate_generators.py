@@ -5,7 +5,6 @@ import torch
 from specdec_hf import from_candidate_generator, generate
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (

@@ -20,7 +20,6 @@ from support.drafter_proof import (
     joint_p_value,
     target,
 )
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 
 from specdec_kernels import Verdict, sample
@@ -71,7 +70,6 @@ class SharesItsNoise(VerticalCascade):
         return self._context.seeds
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [VerticalCascade, SamplesTheMiddle, SharesItsNoise])
 def test_a_vertical_cascade_is_exact_and_wrong_ones_are_rejected(kind):
     model, _ = target()

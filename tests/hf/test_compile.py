@@ -13,10 +13,9 @@ from specdec_hf.runner.compiled import forward as compiled
 from specdec_hf.runner.compiled.layers import LayerGraphs
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
-from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+from support.hf_models import (
     build,
     decode,
-    one_thread,
     prompts,
     unchanged,
     with_noise,
@@ -71,7 +70,6 @@ def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name, lengths, gr
         assert sum(counters["graph_break"].values()) == breaks
 
 
-@pytest.mark.slow
 def test_a_draft_model_in_training_mode_runs_eagerly(llama, as_they_are):
     drafter = with_noise(llama, 0.05).train()
     with pytest.warns(UserWarning, match="training mode"):
@@ -112,7 +110,6 @@ def wrong_mask(self, *, attention_mask, **inputs):
 right, run = compiled.CompiledForward._point_to, compiled.CompiledForward.__call__
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("_point_to", wrong_slots), ("_point_to", wrong_view), ("__call__", wrong_mask)],
@@ -128,7 +125,6 @@ def test_a_wrong_forward_is_found_and_the_call_runs_eagerly(name, wrong, as_they
     assert any("runs eagerly" in note for note in output.stats.notes)
 
 
-@pytest.mark.slow
 def test_a_forward_that_raises_hands_over_to_the_model(llama, monkeypatch):
     eager = decode(llama, (9,))
     assert decode(llama, (9,), compile=True).stats.compiled.eager == ""
@@ -170,7 +166,6 @@ def test_a_model_that_cannot_be_compiled_says_why(change, reason):
     assert torch.equal(output.sequences, decode(model, (9,)).sequences)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -197,7 +192,6 @@ def test_a_changed_model_gets_a_new_forward(change, as_they_are):
     assert torch.equal(fast.sequences, eager.sequences)
 
 
-@pytest.mark.slow
 def test_hooks_that_come_and_go_are_seen_in_each_call(as_they_are):
     model = build("llama")
     eager = decode(model, (9,))
@@ -220,7 +214,6 @@ def test_another_cache_runs_eagerly(llama):
     assert output.stats.cache == "dynamic"
 
 
-@pytest.mark.slow
 def test_the_model_is_as_before_and_its_graphs_go_with_it(as_they_are):
     model = build("llama", layers=1)
     with unchanged(model):
@@ -232,7 +225,6 @@ def test_the_model_is_as_before_and_its_graphs_go_with_it(as_they_are):
 
 
 @pytest.mark.build
-@pytest.mark.slow
 def test_hidden_states_and_the_returned_cache_are_those_of_eager_forwards(llama):
     settings = {
         "output_hidden_states": True, "drafter": "suffix_automaton", "max_new_tokens": 24,

@@ -16,16 +16,13 @@ from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, cuda_graphs
 from specdec_hf.runner.fit import record_of
 from support.heads import head_folder
-from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+from support.hf_models import (
     build,
     decode,
-    one_thread,
     prompts,
     with_noise,
 )
 from support.recorded_ops import FEW_WIDTHS, record_ops
-
-pytestmark = pytest.mark.slow
 
 WIDTHS = len(FEW_WIDTHS)
 

@@ -9,7 +9,6 @@ import torch
 from hf.test_generate import NEW, RAGGED, SAMPLED, run
 from specdec_hf import Draft, Drafter, PromptLookupDrafter, SpeculativeDecoder, TrieTree
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
@@ -231,7 +230,6 @@ def test_a_draft_that_cannot_be_accepted_leaves_a_note(case, tree):
     assert message in note
 
 
-@pytest.mark.slow
 def test_the_statistics_say_whether_the_rule_is_lossless():
     model, inputs, _ = plain_text()
     drafter = always([[1, 2]] * 3)

@@ -11,7 +11,6 @@ from specdec_hf import (
     generate,
 )
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels import SampledDraft, sample
 

@@ -19,7 +19,6 @@ from specdec_hf.drafters.copying import lookup
 from specdec_hf.drafting.drafter import Draft
 from support import hf_models
 from support.clocks import Clock
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 NEW = 40
 

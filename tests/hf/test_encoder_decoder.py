@@ -11,12 +11,9 @@ from specdec_hf import (
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter, lookup
 from support import encoder_models, hf_models
 from support.encoder_models import inputs_for, perturbed, texts, tiny
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers.cache_utils import EncoderDecoderCache
 
 from bench.tiny_models.compare import OracleDrafter
-
-pytestmark = pytest.mark.slow
 
 NEW = 15
 ONE, RAGGED = (9,), (9, 5, 7)

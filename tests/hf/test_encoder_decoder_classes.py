@@ -6,7 +6,6 @@
 import pytest
 import torch
 from specdec_hf import generate
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from bench.model_table import WAYS
@@ -43,7 +42,6 @@ def outcomes(name, lengths):
     return {way: outcome.status for way, outcome in compare.compare(model, inputs, WAYS)}
 
 
-@pytest.mark.slow
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("lengths", [LENGTHS[:1], LENGTHS], ids=str)
 @pytest.mark.parametrize(
@@ -55,7 +53,6 @@ def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, le
     assert set(found.values()) == {"equal"}, found
 
 
-@pytest.mark.slow
 @pytest.mark.covering(test=0)
 @pytest.mark.parametrize("name", WITHOUT_DRAFTS)
 def test_a_decoder_that_takes_one_token_at_a_time_refuses_drafts_by_name(name):

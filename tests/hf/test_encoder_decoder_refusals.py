@@ -7,7 +7,6 @@ from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.plain_runner import PlainRunner
 from support import encoder_models
 from support.encoder_models import texts, tiny
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from bench.tiny_models.compare import OracleDrafter
 

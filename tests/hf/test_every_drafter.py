@@ -23,7 +23,6 @@ from support.drafter_proof import (
     with_twin,
     with_wrong_distribution,
 )
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 
 ELSEWHERE = {"RemoteDrafter": "test_remote_drafter.py, which starts another process"}
@@ -149,7 +148,6 @@ MONTE_CARLO = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow
 @MONTE_CARLO
 def test_sampled_text_keeps_its_joint_distribution(name, tmp_path):
     """The first four tokens of 1,000 texts, against the exact probabilities of all 256."""
@@ -158,7 +156,6 @@ def test_sampled_text_keeps_its_joint_distribution(name, tmp_path):
     assert joint_p_value(drafter, "auto", texts=1000, **gamma) > SIGNIFICANCE
 
 
-@pytest.mark.slow
 @MONTE_CARLO
 def test_a_wrong_distribution_is_rejected(name, tmp_path):
     """Negative control of every case above, with fewer texts."""

@@ -7,7 +7,6 @@ from specdec_hf.heads.exit_head import ExitConfig, ExitHead, load_exit
 from specdec_hf.lab.training.unrolled import unroll
 from support import hf_models
 from support.heads import exit_folder, exit_head, rounds_of, text_batch
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from specdec_hf import TrieTree, generate
 from specdec_hf.drafting.drafter import Draft, Drafter
 from support import hf_models
 from support.drafter_proof import assert_independent_of_batch
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 pytestmark = pytest.mark.quick

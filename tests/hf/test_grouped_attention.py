@@ -6,7 +6,6 @@ import pytest
 import torch
 from specdec_hf.runner.packed import attention, decoder_layer
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16

@@ -6,7 +6,6 @@ from specdec_hf import EagleTree, generate
 from specdec_hf.drafters.growing_tree import EagleDrafter, GrowingTreeDrafter
 from specdec_hf.drafters.model import DraftModel
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 LAYOUT = EagleTree(width=3, depth=6, size=5)
 MIN_PROBABILITY = 0.1  # of the probability of two paths

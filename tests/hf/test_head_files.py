@@ -18,7 +18,6 @@ from specdec_hf.heads.peagle import load_peagle
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from support import block_heads, hf_models, published_heads
 from support.heads import eagle_head, exit_head, head_for, parallel_heads, pass_head
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.published_heads import MEDUSA_WEIGHTS
 
 WEIGHTS = "model.safetensors"

@@ -11,7 +11,6 @@ from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import load_head, save_as_speculators, save_head
 from support import hf_models, published_heads
 from support.heads import head_folder
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 LAYERS = 8  # so that the default layers are 2, 4 and 5
 KINDS = ("authors", "specforge", "speculators")

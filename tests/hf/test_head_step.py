@@ -12,10 +12,8 @@ from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from support import hf_models
 from support.heads import head_for
-from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
+from support.hf_models import decode
 from support.recorded_ops import compile_on_cpu
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

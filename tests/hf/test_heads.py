@@ -29,7 +29,6 @@ from support.heads import (
     parallel_heads,
     pass_head,
 )
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
 
 from specdec_kernels import tree_attention

@@ -17,7 +17,6 @@ from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.runner.split_model import SplitModel
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 LAYERS = 5
 SKIPPED = SkippedSublayers(attention=(2, 3), mlp=(1, 3))
@@ -213,7 +212,6 @@ def hidden_pairs(point):
     return float((alike[::2] & alike[1::2]).sum())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_the_optimiser_finds_what_random_points_do_not(seed):
     """80 of 4,096 points. The control draws as many at random."""
@@ -245,7 +243,6 @@ def with_useless_sublayers(useless):
     return model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_search_finds_the_sublayers_that_add_nothing(temperature):
     model = with_useless_sublayers(USELESS)

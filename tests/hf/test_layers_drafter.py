@@ -7,7 +7,6 @@ import pytest
 import torch
 from specdec_hf import EagleTree, LayersDrafter, TrieTree, generate
 from support import encoder_models, hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
 

@@ -19,7 +19,6 @@ from specdec_hf.drafters.copying import PromptLookupDrafter, lookup, lookup_seve
 from specdec_hf.drafting.context import History
 from specdec_hf.trees import as_layout
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import chains_of, history_of, propose
 from support.sources import ROOT
 

@@ -6,7 +6,6 @@ import torch
 from hf.test_generate import run
 from specdec_hf import Candidates, LookaheadDrafter, TrieTree
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of
 
 

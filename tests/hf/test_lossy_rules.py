@@ -13,7 +13,6 @@ from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.loop import drafted
 from specdec_hf.options import LOSSY_RULES
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels import RULES, TREE_RULES, verify_chain
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import transformers
 from specdec_hf import SpeculativeDecoder, generate
-from support.hf_models import one_thread, with_noise  # noqa: F401  # the first is autouse
+from support.hf_models import with_noise
 
 from bench.model_table import TABLES, WAYS, generating_classes
 from bench.tiny_models import compare
@@ -138,7 +138,6 @@ def test_a_model_whose_drafts_fit_no_cache_runs_without_them_and_refuses_them_by
             through(way, model, inputs, drafter=drafter)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"), [("WhisperForCausalLM", 1), ("Qwen3ASRForConditionalGeneration", 0)]
 )

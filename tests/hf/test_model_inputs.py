@@ -8,7 +8,7 @@ from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.later_inputs import LaterInputs
 from support import hf_models
-from support.hf_models import one_thread, with_noise  # noqa: F401  # the first is autouse
+from support.hf_models import with_noise
 
 from bench.tiny_models.build import build
 from bench.tiny_models.compare import OracleDrafter, prompts
@@ -110,7 +110,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 @pytest.mark.parametrize(("name", "lengths"), CASES)
@@ -124,7 +123,6 @@ def test_text_after_inputs_of_its_own_equals_plain_generation(name, lengths, ent
     assert stats.cache == ("dynamic" if name == "paligemma2" else "spec")
 
 
-@pytest.mark.slow
 def test_a_tree_and_every_cache_follow_positions_of_images():
     made = inputs("qwen2_vl")
     check_equal("qwen2_vl", made, drafter=perturbed("qwen2_vl"), tree=(3, 2, 1))

@@ -12,7 +12,6 @@ from specdec_hf.heads.mtp import files
 from specdec_hf.heads.mtp.files import load_mtp
 from support import cli_models, hf_models
 from support.heads import rounds_of
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.mtp_checkpoints import (
     FAMILIES,
     checkpoint,

@@ -5,7 +5,6 @@ import pytest
 from specdec_hf import Candidates, DraftOutcome, NasdDrafter
 from specdec_hf.drafters.ngram_table import NgramCounts
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import chains_of, history_of, propose
 
 

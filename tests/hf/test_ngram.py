@@ -13,7 +13,6 @@ from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafting.context import DraftContext
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of, propose
 from support.providers import chi_square_of_counts
 

@@ -29,7 +29,6 @@ from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.loop import drafted
 from support import hf_models
 from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 
 from specdec_kernels import (
@@ -144,7 +143,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize(("kind", "rule", "count", "texts", "prompt"), CASES)
 def test_noise_of_the_context_gives_the_targets_distribution(

@@ -10,7 +10,6 @@ from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.split_model import SplitModel
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import OPTConfig, OPTForCausalLM
 
 LAYERS = 5
@@ -115,7 +114,6 @@ def test_a_model_is_left_as_it_was():
     assert model.config.to_dict() == config
 
 
-@pytest.mark.slow
 def test_in_a_tree_the_drafts_are_verified_by_the_whole_model():
     model = model_of("llama")
     drafters = ["early_exit:3", "prompt_lookup"]

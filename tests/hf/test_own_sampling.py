@@ -12,7 +12,6 @@ from specdec_hf.drafting.registry import SAMPLING, sampling_of
 from support import hf_models
 from support.drafter_cases import draft_model
 from support.drafter_proof import PROMPTS, VOCAB, target
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import history_of, propose
 
 from specdec_kernels import SampledDraft, verify_chain

@@ -19,10 +19,9 @@ from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.encoder_models import build as build_encoder_decoder
 from support.encoder_models import inputs_for
-from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+from support.hf_models import (
     build,
     decode,
-    one_thread,
     prompts,
     unchanged,
     with_noise,

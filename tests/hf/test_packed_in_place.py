@@ -9,7 +9,7 @@ import torch
 from specdec_hf import pack_
 from specdec_hf.runner.packed import in_place
 from specdec_hf.runner.packed.in_place import PackedInPlace
-from support.hf_models import build, decode, one_thread, prompts  # noqa: F401  # one is autouse
+from support.hf_models import build, decode, prompts
 
 from specdec_kernels import pack_linear
 

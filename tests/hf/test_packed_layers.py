@@ -7,11 +7,10 @@ import torch
 from specdec_hf import generate, pack_
 from specdec_hf.runner.packed import decoder_layer
 from specdec_hf.runner.packed.twin import PackedTwin, packed_twin
-from support.hf_models import (  # noqa: F401  # one_thread is autouse here
+from support.hf_models import (
     VOCAB,
     build,
     decode,
-    one_thread,
     prompts,
     with_noise,
 )

@@ -8,7 +8,6 @@ import pytest
 import torch
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
 def packable(linear):

@@ -17,10 +17,7 @@ from specdec_hf.heads.medusa import MedusaHeads, load_medusa, save_medusa
 from specdec_hf.lab.training.unrolled import unroll
 from support import hf_models, published_heads
 from support.heads import parallel_heads, rounds_of, text_batch
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.published_heads import MEDUSA_WEIGHTS
-
-pytestmark = pytest.mark.slow
 
 KINDS = pytest.mark.parametrize("kind", [MedusaHeads, BlockwiseHeads])
 
@@ -107,7 +104,6 @@ def drafted_tokens(target, head, rule):
     return accepted, int(unlikely)
 
 
-@pytest.mark.slow
 def test_rule_typical_accepts_typical_tokens_and_says_that_it_is_lossy():
     target = hf_models.build("llama", vocab_size=7)
     head = parallel_heads(MedusaHeads, target)

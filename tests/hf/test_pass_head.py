@@ -12,10 +12,7 @@ from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.heads import pass_head, rounds_of, text_batch
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import propose
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

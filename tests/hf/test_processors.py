@@ -6,7 +6,6 @@ import pytest
 import torch
 from specdec_hf import Draft, Drafter, generate
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
 class Scattered(Drafter):

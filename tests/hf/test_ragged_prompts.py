@@ -8,7 +8,6 @@ from specdec_hf import generate
 from specdec_hf.runner import spec_runner
 from support import hf_models
 from support.heads import head_folder
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 RAGGED, ALIKE = (9, 200, 5), (60, 64, 50)
 SETTINGS = {"max_new_tokens": 12, "do_sample": False}

@@ -23,7 +23,6 @@ from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.schedules.costs import Costs
 from support import hf_models
 from support.heads import exit_head, head_for, parallel_heads, pass_head
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 # Of a target with hidden states of 32, and of three heads that draft 66 of its 67 tokens.
 OUTPUTS = 3 * 66 * 32

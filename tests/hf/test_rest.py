@@ -8,7 +8,6 @@ from specdec_hf import RestDrafter, SuffixAutomatonDrafter, generate
 from specdec_host import Corpus
 from support import hf_models
 from support.drafter_proof import VOCAB
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.histories import chains_of, counts_of, history_of, propose
 
 

@@ -10,7 +10,6 @@ from specdec_hf import Drafter, TrieTree, generate
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.clocks import Clock, SlowLookup
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 CALLS = {
     "plain": {"drafter": None},

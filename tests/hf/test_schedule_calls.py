@@ -12,7 +12,6 @@ from specdec_hf.schedules import measurements
 from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.registry import SCHEDULES
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 NEW = 16
 READING = [name for name in SCHEDULES if name not in ("constant", "heuristic", "optimal",
@@ -92,7 +91,6 @@ def test_only_schedules_that_read_token_statistics_cost_reads():
     assert reading.stats.device_reads == reading.stats.rounds + sum(drafted)
 
 
-@pytest.mark.slow
 def test_optimal_chooses_the_depth_of_trees():
     inputs = hf_models.prompts((9, 4))
     plain = hf_models.tiny("llama").generate(**inputs, max_new_tokens=40, do_sample=False)
@@ -235,7 +233,6 @@ def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rul
     assert cut.sequences.tolist() == stepped.sequences.tolist()
 
 
-@pytest.mark.slow
 def test_the_threshold_of_transformers_is_honoured():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     own = call("confidence:threshold=0.2").stats

@@ -17,7 +17,6 @@ from specdec_hf import (
 from specdec_hf.request.sampling import derived_seed, sequence_seeds
 from support import hf_models
 from support.clocks import Clock, SlowLookup
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 pytestmark = pytest.mark.quick
 

@@ -14,7 +14,6 @@ from specdec_hf.runner.policy import FIRST, SINGLE
 from specdec_hf.runner.self_check import check_fit
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from bench.tiny_models.build import build
 from bench.tiny_models.compare import OracleDrafter

@@ -15,7 +15,6 @@ from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from support import hf_models
 from support.heads import head_for
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.recorded_ops import run_layers_as_they_are
 
 

@@ -15,7 +15,6 @@ from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.shipped import Sample, agreement_of
 from specdec_hf.lab.training.unrolled import loss_of
 from support import heads, hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
 
 MOST_BYTES = 12_000_000

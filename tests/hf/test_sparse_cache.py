@@ -19,7 +19,6 @@ from specdec_hf.runner.sparse_runner import SparseRunner
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -383,7 +382,6 @@ def test_scores_of_heads_that_share_keys_add_up():
         assert (got[n, r, h, valid:] == -1).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lower", ["random", "prompt_lookup"])
 def test_a_cascade_over_a_sparse_cache_is_exact(lower):
     """TriForce's hierarchy; test_cascades.py has the controls of a vertical cascade."""

@@ -6,7 +6,6 @@ from specdec_hf import SparseCacheDrafter, VerticalCascade, generate, pack_
 from specdec_hf.drafting.context import DraftContext
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 MAX_TOKENS = 2**31 - 1
 MINIMA = {"budget": 1, "chunk": 1, "sinks": 0, "recent": 1, "interval": 1}

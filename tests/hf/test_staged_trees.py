@@ -8,7 +8,6 @@ from specdec_hf import HorizontalCascade, ModelDrafter, TreeSpec, VerticalCascad
 from specdec_hf.drafters.ngram import RandomDrafter
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 TREE = TreeSpec.branching((2, 2, 1, 1))
 RULES = (
@@ -61,7 +60,6 @@ GUESSERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("guesser", GUESSERS)
 @pytest.mark.parametrize("rule", RULES)
@@ -78,7 +76,6 @@ def test_guesses_change_no_tree_and_save_forwards(rule, guesser):
     assert fewer <= forwards, "a guess is never a forward of its own"
 
 
-@pytest.mark.slow
 def test_a_level_whose_nodes_were_guessed_needs_no_forward():
     """A guesser that is right: one forward a round. The control guesses at random."""
     model, chain = draft_model(), TreeSpec.branching((1, 1, 1, 1))

@@ -10,10 +10,8 @@ from specdec_hf.runner.compiled.compiled_call import CompileStats, WarmUpCall
 from specdec_hf.runner.policy import BUCKETS
 from support import hf_models
 from support.heads import head_for
-from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
+from support.hf_models import decode
 from support.recorded_ops import record_ops
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import torch
 from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.drafting.drafter import Drafter
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import LogitsProcessorList
 
 from bench.tiny_models import compare

@@ -9,7 +9,6 @@ import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels.analysis import acceptance_uniforms
 

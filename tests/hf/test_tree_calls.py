@@ -7,11 +7,8 @@ from hf.test_generate import NEW, RAGGED, EndsWith, run
 from hf.test_hf_arguments import PROCESSED
 from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, generate
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.hf_trees import drafters
 from transformers import StoppingCriteriaList
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.mark.covering(test=1)

@@ -9,7 +9,6 @@ from specdec_hf.cli.explain import Explained, ExplainedTree, Node
 from specdec_hf.lab.analysis import tree_pictures
 from specdec_hf.lab.analysis.tree_pictures import Picture, place_nodes, render_trees
 from support.cli_models import folder, invoke  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 NODES = [
     Node(5, "<script>", -1, "accepted", 0.5, 0.25, 1.0),

@@ -6,11 +6,8 @@ from hf.test_generate import NEW, RAGGED, SAMPLED, run
 from specdec_hf import TreeSpec, TrieTree
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_independent_of_batch, joint_p_value
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.hf_trees import KINDS, drafters
 from support.providers import SIGNIFICANCE
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.mark.covering(test=1)

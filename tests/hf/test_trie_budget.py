@@ -21,7 +21,6 @@ from specdec_hf import (
 from specdec_hf.drafters.merge import ChainSource, agreement
 from specdec_hf.drafters.node_budget import EXPLORE_EVERY, NodeBudget
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 RAGGED = (9, 5, 12)
 NEW = 24
