@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from specdec_hf.runner.fit import forget_fits
 from specdec_hf.schedules import benefit_guard
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
@@ -11,3 +12,11 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 def drafts_at_once(monkeypatch):
     """The benefit guard would let short texts of tiny models end before it tries a draft."""
     monkeypatch.setattr(benefit_guard, "MAX_LOSS", math.inf)
+
+
+@pytest.fixture
+def forgetful():
+    """What was found of models is measured again, and what is found is not kept."""
+    forget_fits()
+    yield
+    forget_fits()

@@ -1,4 +1,4 @@
-"""The caches of the loop: lengths, rollback, given and returned caches, reads per round."""
+"""The caches of the loop: lengths, prompts, given and returned caches, reads of a round."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,20 @@ from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.loop import rounds
 from specdec_hf.loop.begin import begin as begin_call
+from specdec_hf.loop.commit import read_verdict
 from specdec_hf.options import Options
 from specdec_hf.request.entry import prepare_call
-from specdec_hf.runner import spec_cache
+from specdec_hf.runner import spec_cache, spec_runner
 from specdec_hf.runner.choose import choose_runner
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.runner.self_check import LARGEST_WINDOW
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.device_reads import spied_reads
+from support.heads import head_folder
 from transformers import DynamicCache
+
+from specdec_kernels import Verdict
 
 pytestmark = pytest.mark.quick
 
@@ -339,3 +343,73 @@ def test_keys_of_a_callers_batch_with_padding_everywhere_are_not_moved():
     ]  # fmt: skip
     assert texts[0] == texts[1]
     assert all(layer.keys.equal(keys) for layer, keys in zip(past.layers, before, strict=True))
+
+
+UNLIKE, ALIKE = (9, 200, 5), (60, 64, 50)
+SETTINGS = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+def test_each_prompt_is_read_alone_where_padding_would_cost_more(drafter):
+    model, shapes = hf_models.build("llama"), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    inputs = hf_models.prompts(UNLIKE)
+    plain = model.generate(**inputs, **SETTINGS)
+    shapes.clear()
+    out = generate(model, **inputs, **SETTINGS, drafter=drafter, self_check=False)
+    assert torch.equal(out, plain)
+    assert shapes[:3] == [(1, length) for length in UNLIKE]
+    assert all(rows == 3 for rows, _ in shapes[3:])
+    # Prompts of about one length are read together.
+    shapes.clear()
+    generate(model, **hf_models.prompts(ALIKE), **SETTINGS, drafter=drafter, self_check=False)
+    assert shapes[0] == (3, max(ALIKE))
+
+
+@pytest.mark.slow
+def test_hidden_states_are_those_of_prompts_read_together(tmp_path, monkeypatch):
+    model, inputs = hf_models.build("llama", layers=4), hf_models.prompts(UNLIKE)
+    settings = SETTINGS | {"return_dict_in_generate": True, "output_hidden_states": True}
+    settings["drafter"] = f"eagle3:{head_folder(model, tmp_path)}"
+    alone = generate(model, **inputs, **settings, guard=False)
+    monkeypatch.setattr(spec_runner, "TOKENS_OF_A_PASS", 10**6)
+    together = generate(model, **inputs, **settings, guard=False)
+    assert torch.equal(alone.sequences, together.sequences)
+    assert alone.stats.accepted == together.stats.accepted
+    first, other = alone.hidden_states[0][-1], together.hidden_states[0][-1]
+    assert first.shape == other.shape
+    for b, length in enumerate(UNLIKE):
+        assert torch.allclose(first[b, -length:], other[b, -length:], atol=1e-5)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on the host that calls itself one on a device, so that its read is packed."""
+
+    device = torch.device("cuda")
+    __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("kind", [torch.Tensor, OnDevice])
+def test_a_round_is_read_as_its_tensors_hold_it(kind, ids):
+    verdict = Verdict(
+        tokens=torch.tensor([[11, 12, 13, -1], [21, -1, -1, -1]], dtype=ids),
+        num_accepted=torch.tensor([2, 0], dtype=torch.int32),
+        status=torch.tensor([4, 8], dtype=torch.int32),
+        logprobs=torch.tensor([[-0.5, -1e-30, -torch.inf, 0], [-3.25, 0, 0, 0]]),
+        accept_probs=torch.zeros(2, 3),
+    )
+    extra = torch.tensor([[31, 32], [33, 34]]), torch.tensor([[41], [42]], dtype=torch.int32)
+    with spied_reads() as (_, reads):
+        read = read_verdict(
+            Verdict(*(x.as_subclass(kind) for x in verdict)), *(x.as_subclass(kind) for x in extra)
+        )
+    assert (reads == ["cpu", "numpy"]) == (kind is OnDevice)
+    for name in ("tokens", "num_accepted", "status", "logprobs"):
+        assert getattr(read, name).tolist() == getattr(verdict, name).tolist()
+    assert [x.tolist() for x in read.extra] == [x.tolist() for x in extra]
+    assert {str(x.dtype) for x in (read.tokens, read.num_accepted, *read.extra)} == {"int64"}

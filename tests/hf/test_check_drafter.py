@@ -1,7 +1,5 @@
 """`check_drafter` passes every drafter of ours, and fails drafters that are wrong on purpose."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

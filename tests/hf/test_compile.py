@@ -13,13 +13,7 @@ from specdec_hf.runner.compiled import forward as compiled
 from specdec_hf.runner.compiled.layers import LayerGraphs
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
-from support.hf_models import (
-    build,
-    decode,
-    prompts,
-    unchanged,
-    with_noise,
-)
+from support.hf_models import build, decode, prompts, unchanged, with_noise
 from support.recorded_ops import compile_on_cpu, run_layers_as_they_are
 from torch._dynamo.utils import counters
 

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from specdec_hf import (
-    Draft,
-    DraftContext,
-    Drafter,
-    PromptLookupDrafter,
-    TrieTree,
-    generate,
-)
+from specdec_hf import Draft, DraftContext, Drafter, PromptLookupDrafter, TrieTree, generate
 from support import hf_models
 
 from specdec_kernels import SampledDraft, sample

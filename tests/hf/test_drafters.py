@@ -73,18 +73,14 @@ CASCADES = {
 @pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=str)
 def test_a_draft_model_with_a_sliding_window_forgets_several_drafts(lengths, cascade):
     """Its cache has dropped nothing that it needs, and drafts as one that drops nothing does."""
-    model, inputs = hf_models.build("mistral", sliding_window=8), hf_models.prompts(lengths)
-    settings = {"max_new_tokens": 20, "do_sample": False}
-    expected = model.generate(**inputs, **settings)
+    model = hf_models.build("mistral", sliding_window=8)
     near, far = (hf_models.with_noise(model, amount) for amount in (0.05, 0.2))
     accepted = []
     for cache in ("spec", "dynamic"):
         drafter = CASCADES[cascade](ModelDrafter(near, cache), ModelDrafter(far, cache))
-        out = generate(
-            model, **inputs, **settings, drafter=drafter, gamma=5, guard=False,
-            return_dict_in_generate=True,
-        )  # fmt: skip
-        assert torch.equal(out.sequences, expected)
+        out = hf_models.decode_as_generate(
+            model, lengths, max_new_tokens=20, drafter=drafter, gamma=5
+        )
         accepted.append([one.acceptance_histogram for one in out.stats.sequences])
     assert accepted[0] == accepted[1]
     assert 0 < out.stats.accepted < out.stats.drafted - 2 * out.stats.rounds
@@ -107,21 +103,15 @@ class Useless(PromptLookupDrafter):
 
 @pytest.mark.parametrize("tree", [None, TrieTree(1, 5)], ids=["chain", "trie"])
 def test_the_loop_stops_drafting_when_it_does_not_pay(tree):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    clock = Clock()
-    useless = Useless(clock)
-    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    out = generate(
-        model, **inputs, drafter=useless, tree=tree, max_new_tokens=NEW, do_sample=False,
-        clock=clock, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert out.sequences.tolist() == expected.tolist()
+    model, clock = hf_models.tiny("llama"), Clock()
+    settings = {
+        "drafter": Useless(clock), "tree": tree, "max_new_tokens": NEW, "clock": clock,
+        "guard": None,
+    }  # fmt: skip
+    out = hf_models.decode_as_generate(model, **settings)
     assert any("drafting pauses" in note for note in out.stats.notes)
     assert out.stats.gammas.count(0) > NEW / 2
-    out = generate(
-        model, **inputs, drafter=useless, tree=tree, max_new_tokens=NEW, do_sample=True, seed=3,
-        clock=clock, return_dict_in_generate=True,
-    )  # fmt: skip
+    out = hf_models.decode(model, **settings, do_sample=True, seed=3)
     # Without drafts, rule token would spend other noise on the text.
     found = "drafting goes on" if tree is None else "drafting pauses"
     assert any(found in note for note in out.stats.notes)
@@ -132,10 +122,8 @@ def test_a_guard_of_the_caller_is_copied():
     calls = []
     for _ in range(2):
         clock = Clock()
-        stats = generate(
-            hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=Useless(clock), guard=guard,
-            clock=clock, max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True,
-        ).stats  # fmt: skip
+        settings = {"drafter": Useless(clock), "guard": guard, "clock": clock}
+        stats = hf_models.decode(hf_models.tiny("llama"), max_new_tokens=NEW, **settings).stats
         assert "drafting pauses for 3 rounds" in stats.notes[0]
         assert "drafting pauses for 6 rounds" in stats.notes[1]
         calls.append((stats.gammas, stats.notes))

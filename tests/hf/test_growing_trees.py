@@ -1,11 +1,13 @@
-"""Trees that grow: no level is drafted from which no candidate can be proposed."""
+"""Trees that grow: how far, and the probabilities that they give to their nodes."""
 
 import pytest
 import torch
-from specdec_hf import EagleTree, generate
+from specdec_hf import EagleTree, TrieTree, generate
 from specdec_hf.drafters.growing_tree import EagleDrafter, GrowingTreeDrafter
 from specdec_hf.drafters.model import DraftModel
+from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from support import hf_models
+from support.heads import expected_logits, head_for, rounds_of
 
 LAYOUT = EagleTree(width=3, depth=6, size=5)
 MIN_PROBABILITY = 0.1  # of the probability of two paths
@@ -85,3 +87,37 @@ def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(decided, models, mon
         equal.append(own_trees(trees, row) == own_trees(alone, 0))
     assert all(equal) == (decided == "alone")
     assert len({len(tree[0]) for tree in own_trees(trees, 0)}) > 1  # some go on and some do not
+
+
+SMALL = EagleTree(width=2, depth=3, size=6)
+
+
+def test_scores_are_the_probabilities_of_the_paths():
+    target = hf_models.tiny("llama")
+    head = head_for(target, range(3, 40), noise=0.1)
+    for (committed,), draft in rounds_of(target, Eagle3Drafter(head, SMALL), (9,))[1]:
+        paths = {-1: []}
+        tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
+        for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if token < 0:
+                continue
+            paths[n] = [*paths[parent], token]
+            logits = expected_logits(target, head, committed, paths[parent])
+            place = head.tokens.tolist().index(token)
+            above = 0.0 if parent < 0 else draft.scores[0, parent]
+            want = above + logits.log_softmax(-1)[place]
+            assert draft.scores[0, n] == pytest.approx(float(want), abs=1e-3)
+
+
+def test_unlikely_nodes_are_not_verified():
+    """Of a head whose tree is merged with copied text: it reads the states of either."""
+    target = hf_models.build("llama", vocab_size=7)
+    drafter = [Eagle3Drafter(head_for(target), SMALL), "prompt_lookup"]
+    everything, likely = (
+        hf_models.decode_as_generate(
+            target, (9, 4, 12), drafter=drafter, tree=TrieTree(2, 3, 8, least), max_new_tokens=24
+        ).stats
+        for least in (0.0, 0.3)
+    )
+    assert likely.accepted > 0
+    assert likely.drafted < everything.drafted

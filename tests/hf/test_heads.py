@@ -1,26 +1,32 @@
 """EAGLE-3 heads: what they draft in a call."""
 
 import copy
+import gc
 import re
+import weakref
 from functools import partial
 
 import pytest
 import torch
 from specdec_hf import (
     BlockwiseDrafter,
+    Eagle3ChainDrafter,
+    Eagle3Drafter,
     ExitHeadDrafter,
     MedusaDrafter,
     PassHeadDrafter,
     generate,
 )
+from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.heads.blockwise import BlockwiseHeads
-from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
+from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.pairs import draft as head_draft
 from specdec_hf.heads.pairs import drafter as head_drafter
 from specdec_hf.heads.pairs.draft import HeadDraft
-from specdec_hf.trees import EagleTree, TrieTree
-from support import hf_models
+from specdec_hf.heads.shipped import HEAD_FOLDER
+from specdec_hf.runner.compiled.compiled_call import CompileStats
+from support import drafter_cases, hf_models
 from support.heads import (
     exit_head,
     expected_logits,
@@ -29,6 +35,7 @@ from support.heads import (
     parallel_heads,
     pass_head,
 )
+from support.recorded_ops import run_layers_as_they_are
 from support.sources import ROOT
 
 from specdec_kernels import tree_attention
@@ -130,30 +137,25 @@ def test_a_mask_without_the_tree_is_found(monkeypatch):
     assert largest_difference(target, head, seen) > 1e-2
 
 
-def test_a_cache_that_was_given_leaves_the_text_as_it_is():
-    """The head then knows the states of later tokens only."""
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle"])
+def test_a_cache_that_was_given_leaves_the_text_as_it_is(kind, tmp_path):
+    """A head drafts once it has states, and knows those of later tokens only."""
     target = hf_models.build("llama", vocab_size=7)
-    inputs = hf_models.prompts((9,), vocab_size=7)
-    settings = {"max_new_tokens": 16, "do_sample": False}
-    past = target(inputs["input_ids"][:, :6]).past_key_values
-    out = generate(
-        target, **inputs, **settings, past_key_values=past, drafter=Eagle3Drafter(head_for(target)),
-        guard=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert out.sequences.tolist() == target.generate(**inputs, **settings).tolist()
-    assert out.stats.drafted > 0
+    ids = hf_models.prompts((9,), vocab_size=7)["input_ids"]
+    drafter = drafter_cases.NAMED[kind](target, tmp_path)
+    for cached in (6, 8):
+        past = target(ids[:, :cached], use_cache=True).past_key_values
+        given = {"past_key_values": past, "drafter": drafter, "max_new_tokens": 16}
+        assert hf_models.decode_as_generate(target, **given).stats.drafted > 0
 
 
 def test_hidden_states_are_returned_as_without_a_head():
     """The head reads some of the layers that the caller gets."""
     target = hf_models.build("llama", vocab_size=7)
-    inputs = hf_models.prompts((9, 4), vocab_size=7)
-    settings = {
-        "max_new_tokens": 6, "do_sample": False, "output_hidden_states": True,
-        "return_dict_in_generate": True,
-    }  # fmt: skip
-    plain = generate(target, **inputs, **settings, drafter=None)
-    out = generate(target, **inputs, **settings, drafter=Eagle3Drafter(head_for(target)))
+    plain, out = (
+        hf_models.decode(target, (9, 4), max_new_tokens=6, output_hidden_states=True, drafter=one)
+        for one in (None, Eagle3Drafter(head_for(target)))
+    )
     assert len(out.hidden_states) == len(plain.hidden_states) == 6
     for got, want in zip(out.hidden_states, plain.hidden_states, strict=True):
         for x, y in zip(got, want, strict=True):
@@ -165,10 +167,7 @@ def test_a_head_drafts_in_the_dtype_of_its_target_and_stays_as_it_is():
     head = head_for(hf_models.build("llama", vocab_size=7))
     before = {name: x.clone() for name, x in head.state_dict().items()}
     for kind in DRAFTERS:
-        out = generate(
-            target, **hf_models.prompts((9, 4), vocab_size=7), drafter=kind(head),
-            max_new_tokens=8, guard=False, return_dict_in_generate=True,
-        )  # fmt: skip
+        out = hf_models.decode(target, (9, 4), drafter=kind(head), max_new_tokens=8)
         assert out.stats.drafted > 0
     assert all(torch.equal(x, before[name]) for name, x in head.state_dict().items())
 
@@ -181,20 +180,6 @@ def test_in_16_bits_the_angles_of_a_head_are_those_of_its_training():
     for mine, exact in zip(placed.turns(places), head.turns(places), strict=True):
         assert mine.dtype == torch.bfloat16
         assert torch.equal(mine, exact.bfloat16())
-
-
-def test_a_head_is_merged_with_copied_text_in_one_tree():
-    """It reads the states of what was committed, whoever drafted it."""
-    target = hf_models.build("llama", vocab_size=7)
-    inputs = hf_models.prompts((9, 4, 12), vocab_size=7)
-    settings = {"max_new_tokens": 24, "do_sample": False}
-    out = generate(
-        target, **inputs, **settings, guard=False, return_dict_in_generate=True,
-        drafter=[Eagle3Drafter(head_for(target), EagleTree(2, 3, 5)), "prompt_lookup"],
-        tree=TrieTree(2, 3, 8),
-    )  # fmt: skip
-    assert out.sequences.tolist() == target.generate(**inputs, **settings).tolist()
-    assert out.stats.accepted > 0
 
 
 @pytest.mark.parametrize(
@@ -249,3 +234,70 @@ def test_the_code_of_the_page_runs(tmp_path, capsys):
     want = model.generate(**inputs, max_new_tokens=16, do_sample=False).tolist()
     assert names["text"].tolist() == names["out"].sequences.tolist() == want
     assert float(capsys.readouterr().out) > 1
+
+
+# The copy of a head that drafts for a target, which all default calls share.
+
+
+def with_a_head(folder):
+    """A model with a head beside it."""
+    model = hf_models.build("llama", vocab_size=11)
+    model.config._name_or_path = str(folder)
+    save_head(head_for(model, noise=0.1), folder / HEAD_FOLDER, torch.float32)
+    return model
+
+
+def run(target, **settings):
+    return hf_models.decode(target, drafter="auto", **settings)
+
+
+def test_reading_the_head_draws_no_random_numbers(tmp_path):
+    """The first call reads it, and then draws its seeds."""
+    target, seeds = with_a_head(tmp_path), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        seeds.append(run(target, do_sample=True).stats.seeds)
+    assert seeds[0] == seeds[1]
+
+
+def test_the_second_call_compiles_no_head(tmp_path, monkeypatch):
+    target = with_a_head(tmp_path)
+    run_layers_as_they_are(monkeypatch)
+    monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
+    first, second = (run(target, compile=True).stats.compiled.drafts[0] for _ in range(2))
+    assert first.seconds > 0
+    assert second.seconds == 0
+
+
+def test_the_copy_dies_with_its_target(tmp_path):
+    model = with_a_head(tmp_path)
+    run(model)
+    copied = weakref.ref(AutoDrafter()._find(model)[0].on(model))
+    assert copied() is not None
+    del model
+    gc.collect()
+    assert copied() is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda target: target.to(torch.bfloat16),
+        lambda target: target.lm_head.weight.copy_(target.lm_head.weight.flip(0)),
+        lambda target: setattr(target.lm_head.weight, "data", target.lm_head.weight.flip(0)),
+    ],
+    ids=["converted", "changed in place", "given other memory"],
+)
+def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
+    target = hf_models.build("llama", layers=3)
+    head = head_for(target)
+    drafter = Eagle3Drafter(head)
+    before = hf_models.decode(target, drafter=drafter)
+    with torch.no_grad():
+        change(target)
+    again, fresh = (hf_models.decode(target, drafter=one) for one in (drafter, Eagle3Drafter(head)))
+    assert before.stats.drafted > 0
+    assert again.sequences.tolist() == fresh.sequences.tolist()
+    assert (again.stats.drafted, again.stats.accepted) == (
+        fresh.stats.drafted, fresh.stats.accepted,
+    )  # fmt: skip

@@ -8,13 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    EagleTree,
-    TreeSpec,
-    TrieTree,
-    load_acceptance,
-    save_acceptance,
-)
+from specdec_hf import EagleTree, TreeSpec, TrieTree, load_acceptance, save_acceptance
 from specdec_hf.drafters.copying import PromptLookupDrafter, lookup, lookup_several
 from specdec_hf.drafting.context import History
 from specdec_hf.trees import as_layout

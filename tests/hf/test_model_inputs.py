@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.runner.fit import forget_fits
+from specdec_hf.request import prefill
+from specdec_hf.runner.fit import Fit, forget_fits
 from specdec_hf.runner.later_inputs import LaterInputs
 from support import hf_models
 from support.hf_models import with_noise
@@ -85,8 +86,8 @@ def check_equal(name, made, entry="generate", **options):
 
 
 @pytest.fixture
-def wrong_positions(monkeypatch):
-    """The model gets wrong positions after the prefill, and whether it fits is measured again."""
+def wrong_positions(monkeypatch, forgetful):
+    """The model gets wrong positions after the prefill."""
     right = LaterInputs.add_to
 
     def wrong(self, inputs, size):
@@ -95,9 +96,6 @@ def wrong_positions(monkeypatch):
         return made
 
     monkeypatch.setattr(LaterInputs, "add_to", wrong)
-    forget_fits()
-    yield
-    forget_fits()
 
 
 # No cache takes drafts for padded batches of paligemma2.
@@ -276,3 +274,39 @@ def test_hooks_of_the_caller_do_not_see_the_comparison():
     for self_check in (False, True):
         generate(model, inputs_embeds=embeds, max_new_tokens=3, drafter=None, self_check=self_check)
     assert len(calls) == 2 * 3
+
+
+def embedded(model, rows):
+    ids = torch.arange(1, 9).expand(rows, -1)
+    with torch.no_grad():
+        return {"inputs_embeds": model.get_input_embeddings()(ids), "max_new_tokens": 3}
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_single_sequence_proves_nothing_for_a_batch(monkeypatch):
+    checked = []
+    measure = prefill._compare
+
+    def counted(model, cache, *args):
+        checked.append(len(cache.lengths))
+        return measure(model, cache, *args)
+
+    monkeypatch.setattr(prefill, "_compare", counted)
+    model = hf_models.tiny("llama")
+    for rows in (1, 1, 3, 3):
+        generate(model, **embedded(model, rows), drafter="prompt_lookup")
+    assert checked == [1, 3]
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_model_whose_trees_fit_no_cache_is_refused_them_after_a_prefill(monkeypatch):
+    reason = "its logits differ in a tree"
+
+    def check(model, kind, *, padded=True, tree=False):
+        return Fit(reason=reason if tree else None)
+
+    monkeypatch.setattr(prefill, "check_fit", check)
+    model = hf_models.tiny("llama")
+    with pytest.raises(ValueError, match=reason):
+        generate(model, **embedded(model, 1), drafter="prompt_lookup", tree=(2, 1))
+    generate(model, **embedded(model, 1), drafter="prompt_lookup")

@@ -166,14 +166,8 @@ def test_a_loaded_target_has_no_such_layers_and_its_text_stays(loaded):
     name = target.config.model_type
     number = target.config.num_hidden_layers
     assert not [key for key in target.state_dict() if f"layers.{number}." in key or "mtp" in key]
-    inputs = hf_models.prompts(BATCHES[name])
-    settings = {"max_new_tokens": 12, "do_sample": False}
-    plain = target.generate(**inputs, **settings)
     for drafter in ("mtp", "mtp_tree")[: 1 + (name != "qwen3_next")]:
-        out = generate(
-            target, **inputs, **settings, drafter=drafter, guard=False, return_dict_in_generate=True
-        )
-        assert torch.equal(out.sequences, plain)
+        out = hf_models.decode_as_generate(target, BATCHES[name], drafter=drafter)
         assert out.stats.drafted > 0
 
 
@@ -206,11 +200,8 @@ def test_a_layer_that_knows_the_target_is_accepted(name, tmp_path):
         layer.around["join"] = join
         folder = write(target, published(target, [layer]), tmp_path / str(which))
         own = type(target).from_pretrained(folder).eval()
-        out = generate(
-            own, **hf_models.prompts((9,)), drafter="mtp", guard=False, max_new_tokens=24,
-            do_sample=False, return_dict_in_generate=True,
-        )  # fmt: skip
-        rates.append(out.stats.accepted / out.stats.drafted)
+        stats = hf_models.decode(own, drafter="mtp", max_new_tokens=24).stats
+        rates.append(stats.accepted / stats.drafted)
     assert rates[0] == 1
     assert rates[1] < 0.5
 
@@ -309,10 +300,8 @@ def test_a_target_made_in_memory_drafts_with_a_folder_or_a_head(tmp_path):
     target, _, folder = checkpoint("deepseek_v3", tmp_path)
     made = target_of("deepseek_v3")
     made.load_state_dict(target.state_dict())
-    settings = {"do_sample": True, "seed": 3, "guard": False, "return_dict_in_generate": True}
-    inputs, new = hf_models.prompts((9,)), 8
     outs = [
-        generate(model, **inputs, max_new_tokens=new, drafter=drafter, **settings)
+        hf_models.decode(model, max_new_tokens=8, drafter=drafter, do_sample=True, seed=3)
         for model, drafter in (
             (target, "mtp"), (made, f"mtp:{folder}"), (made, MtpDrafter(folder)),
             (made, MtpDrafter(load_mtp(folder))),
@@ -321,10 +310,10 @@ def test_a_target_made_in_memory_drafts_with_a_folder_or_a_head(tmp_path):
     assert len({str(out.sequences.tolist()) for out in outs}) == 1
     assert len({out.stats.accepted for out in outs}) == 1
     with pytest.raises(ValueError, match=re.escape("name the folder as mtp:FOLDER")):
-        generate(made, **inputs, max_new_tokens=new, drafter="mtp")
+        hf_models.decode(made, drafter="mtp")
     made.config.name_or_path = str(tmp_path / "gone")
     with pytest.raises(ValueError, match="gone' is neither a folder nor kept by the hub's cache"):
-        generate(made, **inputs, max_new_tokens=new, drafter="mtp")
+        hf_models.decode(made, drafter="mtp")
 
 
 def test_a_target_of_the_hub_has_its_files_in_the_cache(tmp_path, monkeypatch):

@@ -322,10 +322,3 @@ def test_a_pause_that_depends_on_drafts_draws_with_other_noise(draws):
     )  # fmt: skip
     assert out.stats.gammas[1:].count(0) > 5, "drafting pauses"
     assert len(set(draws)) == len(draws) == out.stats.drafted > 10
-
-
-def test_positions_of_drafts_are_checked():
-    with pytest.raises(ValueError, match=r"rule must be one of token, .*, got 'blok'"):
-        draft_positions(torch.tensor([1]), 2, rule="blok")
-    with pytest.raises(ValueError, match="number must be at least 0, got -1"):
-        draft_positions(torch.tensor([1]), -1, rule="block")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from specdec_hf import EagleTree, SpeculativeDecoder, generate
 from specdec_hf.runner.compiled.compiled_call import pack_for
-from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.packed import attention, twin
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
@@ -19,13 +18,7 @@ from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.encoder_models import build as build_encoder_decoder
 from support.encoder_models import inputs_for
-from support.hf_models import (
-    build,
-    decode,
-    prompts,
-    unchanged,
-    with_noise,
-)
+from support.hf_models import build, decode, prompts, unchanged, with_noise
 from transformers import CodeGenConfig, CodeGenForCausalLM
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -251,13 +244,11 @@ def wrong(self, x):
     return torch.nn.functional.linear(x, self.weight, self.bias).flip(-1)
 
 
-def test_wrong_packed_weights_are_found_and_the_model_itself_runs(monkeypatch):
+def test_wrong_packed_weights_are_found_and_the_model_itself_runs(monkeypatch, forgetful):
     model = build("llama")
     own = decode(model, (9,), compile=False)
     monkeypatch.setattr(LinearWithPackedCopy, "forward", wrong)
-    forget_fits()
     output = decode(model, (9,))
-    forget_fits()
     assert torch.equal(output.sequences, own.sequences)
     assert output.stats.packed.reason.startswith("packed weights differ: its logits differ")
     assert "packed weights differ" in output.stats.notes[0]

@@ -1,7 +1,5 @@
 """Drafters by name, drafters of trees of their own, and what a drafter learns of the target."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -6,27 +6,21 @@ from statistics import fmean
 import numpy as np
 import pytest
 from hf.test_generate import NEW, RAGGED, run
-from specdec_hf import Drafter, TrieTree, generate
+from specdec_hf import Drafter, TrieTree
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.clocks import Clock, SlowLookup
 
-CALLS = {
-    "plain": {"drafter": None},
-    "model": {"drafter": "model", "do_sample": True, "seed": 1, "guard": False},
-    "tree": {"drafter": "model", "tree": (2, 1), "guard": False},
-}
+CALLS = {"plain": {}, "model": {"do_sample": True, "seed": 1}, "tree": {"tree": (2, 1)}}
 
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_the_log_of_rounds_adds_up_to_the_statistics(kind):
-    options = {"do_sample": False, **CALLS[kind]}
-    if options["drafter"] is not None:
-        options["drafter"] = hf_models.perturbed("llama")
-    out = generate(
-        hf_models.tiny("llama"), **hf_models.prompts((9, 4, 12)), **options, max_new_tokens=9,
-        clock=Clock(0.25), return_dict_in_generate=True,
-    )  # fmt: skip
+    drafter = None if kind == "plain" else hf_models.perturbed("llama")
+    options = {"drafter": drafter, **CALLS[kind]}
+    out = hf_models.decode(
+        hf_models.tiny("llama"), (9, 4, 12), **options, max_new_tokens=9, clock=Clock(0.25)
+    )
     stats, log = out.stats, out.stats.round_log
     assert len(log) == stats.rounds
     for b, one in enumerate(stats.sequences):
@@ -41,21 +35,6 @@ def test_the_log_of_rounds_adds_up_to_the_statistics(kind):
     assert all(record.began >= end for record, end in zip(log[1:], ends, strict=False))
     written = json.loads(json.dumps(stats.to_dict()))["round_log"]
     assert written == [record.to_dict() for record in log]
-
-
-def test_sequences_that_have_ended_draft_nothing():
-    model = hf_models.tiny("llama")
-    inputs = hf_models.prompts((9, 4))
-    plain = model.generate(**inputs, max_new_tokens=12, do_sample=False)
-    stop = int(plain[0, inputs["input_ids"].shape[1] + 1])
-    out = generate(
-        model, **inputs, drafter=model, guard=False, gamma=1, eos_token_id=stop, do_sample=False,
-        max_new_tokens=12, return_dict_in_generate=True,
-    )  # fmt: skip
-    ended = [b for b in range(2) if out.stats.sequences[b].rounds < out.stats.rounds]
-    assert ended
-    last = out.stats.round_log[-1]
-    assert all(last.drafted[b] == last.emitted[b] == 0 for b in ended)
 
 
 class Foresees(Drafter):
@@ -151,10 +130,9 @@ def test_seconds_are_counted_to_the_phase_that_took_them(phase):
 
 def test_a_sequence_without_drafts_has_no_token_statistics():
     """A drafter that drafts at once for the whole batch gives them to the others."""
-    out = generate(
-        hf_models.tiny("llama"), **hf_models.prompts((9, 4, 12)), drafter="suffix_automaton",
-        num_assistant_tokens_schedule="egag", guard=False, do_sample=False, max_new_tokens=16,
-        return_dict_in_generate=True,
+    out = hf_models.decode(
+        hf_models.tiny("llama"), (9, 4, 12), drafter="suffix_automaton", max_new_tokens=16,
+        num_assistant_tokens_schedule="egag",
     )  # fmt: skip
     found = [
         (drafted > 0, h_norm is not None)

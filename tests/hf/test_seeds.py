@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    BenefitGuard,
-    ModelDrafter,
-    SpeculativeDecoder,
-    TrieTree,
-    generate,
-)
+from specdec_hf import BenefitGuard, ModelDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.request.sampling import derived_seed, sequence_seeds
 from support import hf_models
 from support.clocks import Clock, SlowLookup

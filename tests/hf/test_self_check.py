@@ -8,7 +8,7 @@ import pytest
 import torch
 from specdec_hf import check_model, generate
 from specdec_hf.runner import self_check
-from specdec_hf.runner.fit import compare, forget_fits
+from specdec_hf.runner.fit import compare
 from specdec_hf.runner.plain_runner import PlainRunner
 from specdec_hf.runner.policy import FIRST, SINGLE
 from specdec_hf.runner.self_check import check_fit
@@ -131,13 +131,6 @@ def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dt
         texts(model, (9,), drafter="prompt_lookup", cache="spec")
     _, _, stats = texts(model, RAGGED, drafter="prompt_lookup")
     assert stats.cache == "aligned"
-
-
-@pytest.fixture
-def forgetful():
-    forget_fits()
-    yield
-    forget_fits()
 
 
 def late_positions(window):

@@ -7,13 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    HorizontalCascade,
-    SparseCacheDrafter,
-    TrieTree,
-    VerticalCascade,
-    generate,
-)
+from specdec_hf import HorizontalCascade, SparseCacheDrafter, TrieTree, VerticalCascade, generate
 from specdec_hf.drafters import retrieval, sparse_cache
 from specdec_hf.runner.sparse_runner import SparseRunner
 from specdec_hf.runner.spec_runner import SpecRunner

@@ -146,6 +146,16 @@ def decode(model: Any, lengths: tuple[int, ...] = (9,), **settings: Any) -> Any:
     return generate(model, **inputs, return_dict_in_generate=True, **settings)
 
 
+def decode_as_generate(model: Any, lengths: tuple[int, ...] = (9,), **settings: Any) -> Any:
+    """What `decode` returns, after a comparison of its greedy text with that of the model."""
+    out = decode(model, lengths, **settings)
+    inputs = prompts(lengths, vocab_size=model.config.vocab_size)
+    new_tokens = settings.get("max_new_tokens", 12)
+    own = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+    assert out.sequences.tolist() == own.tolist()
+    return out
+
+
 @contextmanager
 def unchanged(model: Any) -> Iterator[None]:
     """Every module of a model has the attributes at the end that it has at the beginning."""
