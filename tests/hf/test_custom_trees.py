@@ -40,11 +40,7 @@ DOUBLE = tree_of(
     TOKENS[:, :2], PARENTS[:, :2], distribution=ROWS._replace(logits=ROWS.logits.double())
 )
 WRONG = {
-    "a string": (
-        "1",
-        TypeError,
-        "its tokens as a tensor, array or list, got str",
-    ),
+    "a string": ("1", TypeError, "its tokens as a tensor, array or list, got str"),
     "too many nodes": (
         tree_of(TOKENS.repeat(1, 2), PARENTS.repeat(1, 2)),
         ValueError,

@@ -93,8 +93,7 @@ def test_custom_generate_gives_plain_text(name, drafter):
 
 
 @pytest.mark.parametrize(
-    ("name", "cache"),
-    [("t5", "aligned"), ("whisper", "aligned"), ("bart", "dynamic")],
+    ("name", "cache"), [("t5", "aligned"), ("whisper", "aligned"), ("bart", "dynamic")]
 )
 def test_the_encoder_runs_once_and_cross_attention_computes_its_keys_once(name, cache):
     model = encoder_models.build(name)

@@ -186,10 +186,7 @@ def recorded(monkeypatch):
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     ("kind", "lengths"),
-    [
-        (Eagle3Drafter, (9, 4)),
-        pytest.param(Eagle3ChainDrafter, (9,), marks=pytest.mark.full),
-    ],
+    [(Eagle3Drafter, (9, 4)), pytest.param(Eagle3ChainDrafter, (9,), marks=pytest.mark.full)],
 )
 def test_drafts_are_those_without_graphs(target, head, kind, lengths):
     eager, drafter = decode(target, lengths, drafter=kind(head)), kind(head)

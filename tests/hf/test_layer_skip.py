@@ -20,11 +20,7 @@ from support.cli_models import folder, invoke, one_line_error, says  # noqa: F40
 
 LAYERS = 5
 SKIPPED = SkippedSublayers(attention=(2, 3), mlp=(1, 3))
-MODULES = {
-    "gpt2": ("attn", "mlp"),
-    "llama": ("self_attn", "mlp"),
-    "gemma2": ("self_attn", "mlp"),
-}
+MODULES = {"gpt2": ("attn", "mlp"), "llama": ("self_attn", "mlp"), "gemma2": ("self_attn", "mlp")}
 
 
 def tokens_of(model, rows=2, size=9):

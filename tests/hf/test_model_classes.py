@@ -42,7 +42,7 @@ ON_TEXT = (
     "BlenderbotForCausalLM", "PLBartForCausalLM", "ImageGPTForCausalImageModeling",
     "WhisperForCausalLM", "Qwen3ASRForConditionalGeneration", "Lfm3VlForConditionalGeneration",
 )  # fmt: skip
-# One light test each, where a class of ON_TEXT has much the same forward or the model is slow.
+# A light test each, where a class of ON_TEXT has much the same forward or the model is slow.
 ALSO_ON_TEXT = (
     "BigBirdPegasusForCausalLM", "BlenderbotSmallForCausalLM", "MBartForCausalLM",
     "MvpForCausalLM", "PegasusForCausalLM", "OpenAIGPTLMHeadModel", "Dots3NoteForCausalLM",
@@ -61,12 +61,9 @@ FIELDS = {
 
 def marked(name):
     """`make test` runs a class of each kind of positions, attention and cache."""
-    if name in QUICK:
-        return name
-    return pytest.param(name, marks=pytest.mark.slow if name in KINDS else pytest.mark.full)
+    return name if name in QUICK | KINDS else pytest.param(name, marks=pytest.mark.full)
 
 
-classes = pytest.mark.parametrize("name", [marked(name) for name in ON_TEXT])
 ways = pytest.mark.parametrize("way", ["generate", "custom_generate"])
 
 
@@ -101,24 +98,14 @@ def through(way, model, inputs, *, drafter, gamma=2, **kwargs):
 
 @pytest.mark.covering(test=1)
 @ways
-@classes
-def test_assisted_decoding_matches_greedy_search(name, way):
-    model = model_of(name)
-    for lengths in (BATCH[:1], BATCH):
-        inputs, expected = compare.prompts(lengths), expected_of(name, lengths)
-        for drafter in (draft_of(name), oracle(inputs, expected)):
-            got = through(way, model, inputs, drafter=drafter)
-            assert got.tolist() == expected.tolist(), (lengths, type(drafter).__name__)
-
-
-@pytest.mark.covering(test=1)
-@ways
-@pytest.mark.parametrize("name", [marked(name) for name in ALSO_ON_TEXT])
+@pytest.mark.parametrize("name", [marked(name) for name in (*ON_TEXT, *ALSO_ON_TEXT)])
 def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, way):
     for lengths in (BATCH[:1], BATCH):
         inputs, expected = compare.prompts(lengths), expected_of(name, lengths)
-        got = through(way, model_of(name), inputs, drafter=oracle(inputs, expected))
-        assert got.tolist() == expected.tolist(), lengths
+        drafters = [oracle(inputs, expected), *([draft_of(name)] if name in ON_TEXT else [])]
+        for drafter in drafters:
+            got = through(way, model_of(name), inputs, drafter=drafter)
+            assert got.tolist() == expected.tolist(), (lengths, type(drafter).__name__)
 
 
 @pytest.mark.covering(test=1)

@@ -132,13 +132,6 @@ def test_a_table_of_another_vocabulary_is_refused():
         generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=NgramDrafter(table))
 
 
-def test_a_drafter_that_cannot_draft_a_tree_is_refused_by_its_name():
-    with pytest.raises(ValueError, match=r"drafts several chains.* got ngram$"):
-        generate(
-            hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=NgramDrafter(), tree=(2, 2)
-        )
-
-
 def test_a_table_is_built_from_files_and_drafts(folder, tmp_path):  # noqa: F811
     text, table = tmp_path / "text", tmp_path / "table"
     text.write_text("one two one two\n" * 20)

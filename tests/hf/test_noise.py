@@ -82,9 +82,7 @@ class Markov(Drafter):
             rows.append(self.row(history, i, tokens[:, -1]))
             drawn.append(
                 sample(
-                    rows[-1],
-                    seeds=self.context.seeds,
-                    positions=self.positions(history.lengths, i),
+                    rows[-1], seeds=self.context.seeds, positions=self.positions(history.lengths, i)
                 )
             )
             tokens = torch.cat([tokens, drawn[-1].tokens[:, None]], dim=1)
@@ -180,11 +178,7 @@ REFUSED = {  # the rule, the drafters, and the message
     "one of several": ("multi_draft", ["context", "position"], f"Markov.propose {ASKED} 'multi_d"),
     "asked once": ("block", [AsksOnce("context")], f"AsksOnce.propose {ASKED} 'block'"),
     "unknown": ("block", [Markov("own", "position")], "Markov.noise must be 'context' or 'indep"),
-    "none": (
-        "multi_draft",
-        ["context", Deterministic()],
-        "Deterministic.propose must return a di",
-    ),
+    "none": ("multi_draft", ["context", Deterministic()], "Deterministic.propose must return a di"),
 }
 
 

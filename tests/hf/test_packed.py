@@ -144,17 +144,19 @@ class Quantized(torch.nn.Linear):
         return torch.nn.functional.linear(x, self.qweight)
 
 
-REFUSED = [
-    (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
-    (lambda model: model.train(), "it is in training mode"),
-    (lambda model: halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
-    (lambda model: halve(model.lm_head), "its module 'lm_head' has a hook"),
-]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"), REFUSED, ids=["patched", "training", "hook", "hook-of-linear"]
+REFUSED = pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
+        (lambda model: model.train(), "it is in training mode"),
+        (lambda model: halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
+        (lambda model: halve(model.lm_head), "its module 'lm_head' has a hook"),
+    ],
+    ids=["patched", "training", "hook", "hook-of-linear"],
 )
+
+
+@REFUSED
 def test_a_model_that_cannot_be_packed_says_why_once(change, reason):
     model = build("llama")
     change(model)
@@ -269,16 +271,21 @@ def test_weights_changed_between_calls_are_packed_again(hidden):
     assert changed.stats.packed.seconds > again.stats.packed.seconds == 0
 
 
-@pytest.mark.parametrize(
+CHANGES = pytest.mark.parametrize(
     "change",
     [
         lambda model: setattr(model, "lm_head", torch.nn.Linear(32, 67, bias=False)),
+        lambda model: model.resize_token_embeddings(80),
         lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0),
         lambda model: setattr(model.config, "rms_norm_eps", 0.5),
         lambda model: model.set_attn_implementation("eager"),
+        lambda model: model.model.layers.insert(1, model.model.layers[1]),
     ],
-    ids=["head", "attribute", "config", "attention"],
+    ids=["head", "embeddings", "attribute", "config", "attention", "layers"],
 )
+
+
+@CHANGES
 def test_a_changed_model_gets_a_new_twin(change):
     model = build("llama")
     decode(model, (9,))

@@ -65,10 +65,7 @@ def test_a_datastore_is_built_from_files_and_drafts(folder, tmp_path):  # noqa: 
     ("arguments", "message"),
     [
         (["build", "rest", "nowhere", "--output", "x"], "FILES: cannot read nowhere"),
-        (
-            ["generate", "--prompt", "a", "--drafter", "rest"],
-            "--drafter must be rest:FILE",
-        ),
+        (["generate", "--prompt", "a", "--drafter", "rest"], "--drafter must be rest:FILE"),
         (["generate", "--prompt", "a", "--drafter", "rest:no"], "--drafter: cannot read no"),
     ],
 )

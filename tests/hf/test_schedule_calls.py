@@ -303,10 +303,7 @@ def test_the_prompts_forward_is_measured_with_its_width(monkeypatch):
 
 
 def test_measurements_are_an_average_and_a_copy():
-    class Thing:
-        pass
-
-    measured, drafter = WeakKeyDictionary(), Thing()
+    measured, drafter = WeakKeyDictionary(), PromptLookupDrafter()
     costs = measurements.Costs()
     costs.observe(0, 0, 0.0, 1.0)
     measurements.remember(measured, drafter, 1, costs, 2.0)
@@ -320,10 +317,7 @@ def test_measurements_are_an_average_and_a_copy():
 
 
 def test_one_unlucky_call_does_not_outweigh_what_was_expected():
-    class Thing:
-        pass
-
-    measured, drafter = WeakKeyDictionary(), Thing()
+    measured, drafter = WeakKeyDictionary(), PromptLookupDrafter()
     trusted = []
     for _ in range(4):
         measurements.remember(measured, drafter, 1, measurements.Costs(), 0.8, 1.5)
@@ -336,13 +330,8 @@ def test_one_unlucky_call_does_not_outweigh_what_was_expected():
 @pytest.mark.parametrize("guard", [None, True, False])
 def test_a_schedule_may_drop_every_copied_token(guard):
     """A copy that occurred once has a confidence far below .99."""
-    out = call(
-        "confidence:threshold=0.99",
-        (40,),
-        drafter="suffix_automaton",
-        max_new_tokens=40,
-        guard=guard,
-    )
+    given = {"drafter": "suffix_automaton", "max_new_tokens": 40, "guard": guard}
+    out = call("confidence:threshold=0.99", (40,), **given)
     again = hf_models.tiny("llama").generate(
         **hf_models.prompts((40,)), max_new_tokens=40, do_sample=False
     )

@@ -81,18 +81,6 @@ def test_a_draft_model_gets_a_cache_that_fits_it(name):
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("kind", ["aligned", "dynamic"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_the_batch_in_transformers_own_cache_gives_plain_text(name, kind):
-    plain, ours, stats = texts(
-        hf_models.tiny(name), RAGGED, drafter=hf_models.perturbed(name), cache=kind
-    )
-    assert ours == plain
-    assert stats.cache == kind
-    assert 0 < stats.accepted < stats.drafted
-
-
-@pytest.mark.covering(test=1)
 @pytest.mark.parametrize("name", hf_models.NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rounding_is_no_fault(name, dtype):

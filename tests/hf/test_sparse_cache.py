@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SMALL = {"chunk": 2, "sinks": 1, "recent": 3, "interval": 3}
 RAGGED = (30, 7, 21)
-SETTINGS = {"do_sample": False, "guard": False, "return_dict_in_generate": True, "gamma": 3}
+decode = partial(hf_models.decode, gamma=3)
 
 
 class Recorded:
@@ -102,10 +102,7 @@ def test_the_chunks_are_those_of_the_highest_scores(name, compile, monkeypatch):
     model = hf_models.build(name)
     recorded = Recorded(monkeypatch)
     drafter = SparseCacheDrafter(12, **SMALL)
-    out = generate(
-        model, **hf_models.prompts(RAGGED), **SETTINGS, drafter=drafter, compile=compile,
-        max_new_tokens=14,
-    )  # fmt: skip
+    out = decode(model, RAGGED, drafter=drafter, compile=compile, max_new_tokens=14)
     texts = [
         row[row.shape[0] - 14 - length :] for row, length in zip(out.sequences, RAGGED, strict=True)
     ]
@@ -153,10 +150,9 @@ def brute_force(keys, queries, length):
 
 def test_the_cache_holds_the_targets_own_keys_and_values(monkeypatch):
     recorded = Recorded(monkeypatch)
-    generate(
-        hf_models.tiny("llama"), **hf_models.prompts(RAGGED), **SETTINGS,
-        drafter=SparseCacheDrafter(12, **SMALL), max_new_tokens=14,
-    )  # fmt: skip
+    decode(
+        hf_models.tiny("llama"), RAGGED, drafter=SparseCacheDrafter(12, **SMALL), max_new_tokens=14
+    )
     held: dict[int, torch.Tensor] = {}
     seen = 0
     for own, theirs, whole, sparse, choices in recorded.copies:
@@ -183,10 +179,8 @@ def test_the_cache_holds_the_targets_own_keys_and_values(monkeypatch):
 def test_chunks_are_chosen_anew_after_as_many_tokens(interval, monkeypatch):
     """Not before, nor where a text has as many tokens as the budget."""
     recorded = Recorded(monkeypatch)
-    out = generate(
-        hf_models.tiny("llama"), **hf_models.prompts((9,)), **SETTINGS, max_new_tokens=30,
-        drafter=SparseCacheDrafter(12, **{**SMALL, "interval": interval}),
-    )  # fmt: skip
+    drafter = SparseCacheDrafter(12, **{**SMALL, "interval": interval})
+    out = decode(hf_models.tiny("llama"), drafter=drafter, max_new_tokens=30)
     lengths = np.cumsum([9, *(record.emitted[0] for record in out.stats.round_log)]) - 1
     drafting = lengths[1:-1]  # of the cache, when a round drafts
     last, expected = -100, []
@@ -206,13 +200,12 @@ def test_drafts_see_what_is_held_at_its_positions(compile):
 
     The draft's rows of logits are compared with those of the target over its own keys and values.
     """
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((30,))
-    length, sinks, recent = 30, 2, 5
+    model, length, sinks, recent = hf_models.tiny("llama"), 30, 2, 5
     drafter = Watched(7, chunk=4, sinks=sinks, recent=recent)
     assert drafter.pattern.num_chunks == 0
-    out = generate(
-        model, **inputs, drafter=drafter, do_sample=True, seed=3, rule="token", gamma=3,
-        guard=False, compile=compile, max_new_tokens=5, return_dict_in_generate=True,
+    out = decode(
+        model, (30,), drafter=drafter, do_sample=True, seed=3, rule="token", compile=compile,
+        max_new_tokens=5,
     )  # fmt: skip
     draft, history = drafter.drafts[0]
     text = torch.from_numpy(history.tokens[:, : length + 1].copy())
@@ -255,13 +248,10 @@ class Watched(SparseCacheDrafter):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_with_room_for_the_whole_text_all_drafts_are_accepted(settings, dtype):
     """The drafter's distribution is then the target's own; a small budget is the control."""
-    model, inputs = hf_models.build("llama").to(dtype), hf_models.prompts(RAGGED)
-    made = {}
+    model, made = hf_models.build("llama").to(dtype), {}
     for budget in (64, 12):
-        made[budget] = generate(
-            model, **inputs, **{**SETTINGS, **settings}, max_new_tokens=24,
-            drafter=SparseCacheDrafter(budget, **SMALL),
-        ).stats  # fmt: skip
+        drafter = SparseCacheDrafter(budget, **SMALL)
+        made[budget] = decode(model, RAGGED, drafter=drafter, max_new_tokens=24, **settings).stats
     assert made[64].accepted == made[64].drafted > 40
     assert 0 < made[12].accepted < 0.9 * made[12].drafted
     assert "sparse_cache holds" not in " ".join(made[64].notes)
@@ -321,7 +311,8 @@ def test_a_far_chunk_that_matters_is_found(monkeypatch):
 
     def accepted(**arguments):
         out = generate(
-            model, prompt, attention_mask=torch.ones_like(prompt), **SETTINGS, max_new_tokens=24,
+            model, prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=24, gamma=3,
+            do_sample=False, guard=False, return_dict_in_generate=True,
             drafter=SparseCacheDrafter(28, chunk=8, sinks=2, **{"recent": 10, **arguments}),
         )  # fmt: skip
         assert out.sequences[0, 301:].tolist() == expected
@@ -345,10 +336,8 @@ def test_of_equal_scores_the_earlier_chunk_is_chosen(lengths, monkeypatch):
     """However long the other texts are, so that a text does not depend on them."""
     recorded = Recorded(monkeypatch)
     monkeypatch.setattr(sparse_cache, "chunk_scores", equal_scores)
-    generate(
-        hf_models.tiny("llama"), **hf_models.prompts(lengths), **SETTINGS, max_new_tokens=4,
-        drafter=SparseCacheDrafter(12, **SMALL),
-    )  # fmt: skip
+    drafter = SparseCacheDrafter(12, **SMALL)
+    decode(hf_models.tiny("llama"), lengths, drafter=drafter, max_new_tokens=4)
     assert recorded.held
     for _, slots, _, _ in recorded.held:
         assert (slots[..., :9] == torch.arange(9)).all()
@@ -387,9 +376,8 @@ def test_a_cascade_over_a_sparse_cache_is_exact(lower):
 def test_a_cascade_drafts_the_tokens_of_the_sparse_cache():
     """Greedy drafts are those of the drafter alone, whatever drafts for it."""
     model, small = hf_models.tiny("llama"), SparseCacheDrafter(12, **SMALL)
-    arguments = {**SETTINGS, **hf_models.prompts((30,)), "max_new_tokens": 14}
     made = [
-        generate(model, **arguments, drafter=drafter).stats
+        decode(model, (30,), drafter=drafter, max_new_tokens=14).stats
         for drafter in (small, VerticalCascade(small, "prompt_lookup"), [small, "prompt_lookup"])
     ]
     for stats in made:
@@ -428,9 +416,8 @@ def test_beside_other_drafters_the_text_is_that_of_the_target(settings):
 
 def test_the_targets_cache_and_its_hidden_states_are_as_they_were():
     """A caller's cache goes on as without drafts."""
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((30,))
     outs = [
-        generate(model, **inputs, **{**SETTINGS, "max_new_tokens": 9}, drafter=drafter)
+        decode(hf_models.tiny("llama"), (30,), drafter=drafter, max_new_tokens=9)
         for drafter in (SparseCacheDrafter(12, **SMALL), None)
     ]
     for layer, other in zip(*(out.past_key_values.layers for out in outs), strict=True):
@@ -454,10 +441,7 @@ def test_caches_go_with_the_call(below):
         gc.collect()
         gc.disable()
         try:
-            generate(
-                model, **hf_models.prompts((30,)), **SETTINGS, max_new_tokens=9,
-                drafter=[drafter, *below] if below else drafter,
-            )  # fmt: skip
+            decode(model, (30,), drafter=[drafter, *below] if below else drafter, max_new_tokens=9)
             return [cache() is not None for cache in caches]
         finally:
             gc.enable()

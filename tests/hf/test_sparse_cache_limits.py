@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hf.test_sparse_cache import SMALL, decode
 from specdec_hf import SparseCacheDrafter, VerticalCascade, generate, pack_
 from specdec_hf.drafting.context import DraftContext
 from support import hf_models
@@ -9,14 +10,12 @@ from support.drafter_proof import assert_greedy_identical
 
 MAX_TOKENS = 2**31 - 1
 MINIMA = {"budget": 1, "chunk": 1, "sinks": 0, "recent": 1, "interval": 1}
-SMALL = {"chunk": 2, "sinks": 1, "recent": 3, "interval": 3}
-SETTINGS = {"do_sample": False, "guard": False, "return_dict_in_generate": True, "gamma": 3}
 
 
 def test_the_bytes_of_the_cache_are_reported():
     model = hf_models.tiny("llama")
     drafter = SparseCacheDrafter(12, **SMALL)
-    out = generate(model, **hf_models.prompts((30,)), **SETTINGS, drafter=drafter, max_new_tokens=9)
+    out = decode(model, (30,), drafter=drafter, max_new_tokens=9)
     note = next(note for note in out.stats.notes if "drafter sparse_cache holds" in note)
     slots = drafter._draft.runner.cache.cursor.capacity
     assert drafter._draft.runner.nbytes == 2 * 2 * 2 * slots * 8 * 4
@@ -26,15 +25,13 @@ def test_the_bytes_of_the_cache_are_reported():
 @pytest.mark.parametrize("numbers", [{"interval": 20_000}, {"budget": 20_000}, {}])
 def test_the_cache_has_slots_for_the_text_alone(numbers):
     """Whatever the budget, the interval and the limit of new tokens are; the last row is small."""
-    model, inputs = hf_models.build("llama", context=4096), hf_models.prompts((9,))
+    model = hf_models.build("llama", context=4096)
     settings = {"budget": 4, "chunk": 1, "sinks": 1, "recent": 2, "interval": 3, **numbers}
 
     def slots(max_new_tokens, **more):
         """Those of the sparse cache for text and of the target's cache, and the text."""
         drafter = SparseCacheDrafter(**settings)
-        out = generate(
-            model, **inputs, **SETTINGS, drafter=drafter, max_new_tokens=max_new_tokens, **more
-        )
+        out = decode(model, drafter=drafter, max_new_tokens=max_new_tokens, **more)
         assert out.stats.drafted
         draft = drafter._draft
         drafts = 2 * (draft.context.max_draft + 1)  # of two rounds, each with the pending token
@@ -59,7 +56,7 @@ def test_a_draft_costs_the_bytes_that_it_reads(packed):
         kept = sum(p.nbytes for p in model.parameters() if p.ndim == 1)
         weights = kept + model.model.embed_tokens.weight.nbytes + pack_(model).bytes
     drafter = SparseCacheDrafter(12, **SMALL)
-    generate(model, **hf_models.prompts((30,)), **SETTINGS, drafter=drafter, max_new_tokens=9)
+    decode(model, (30,), drafter=drafter, max_new_tokens=9)
     token = 2 * 2 * 2 * 8 * 4  # keys and values of two layers of two heads
     assert drafter.relative_cost == (weights + 12 * token) / (weights + 39 * token)
 
@@ -124,9 +121,6 @@ def test_what_does_not_go_is_refused_by_name():
             "drafter": ["sparse_cache", "random"], "output_hidden_states": True,
             "return_dict_in_generate": True,
         }),
-        (hf_models.tiny("llama"), "drafter must be a draft model, a VerticalCascade, a list of", {
-            "tree": (2, 1)
-        }),
         (hf_models.tiny("llama"), "must set rolls_back = True to draft after other d", {
             "drafter": [hf_models.perturbed("llama"), VerticalCascade("sparse_cache", "random")]
         }),
@@ -144,12 +138,8 @@ def test_what_does_not_go_is_refused_by_name():
 def test_a_window_that_no_text_exceeds_is_served():
     longest = 12 + 12  # tokens of the longest prompt, and new ones
     model = hf_models.build("mistral", sliding_window=longest)
-    assert (
-        assert_greedy_identical(
-            lambda: "sparse_cache:budget=8,chunk=2,sinks=1,recent=3", model, 12
-        ).accepted
-        > 0
-    )
+    drafter = "sparse_cache:budget=8,chunk=2,sinks=1,recent=3"
+    assert assert_greedy_identical(lambda: drafter, model, 12).accepted > 0
 
 
 def test_a_server_has_no_cache_to_read():
