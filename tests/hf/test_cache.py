@@ -93,10 +93,8 @@ def test_returned_cache_continues_in_plain_generate(name, lengths):
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
     whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     for kind in ["spec", "dynamic"][: 2 if len(lengths) == 1 else 1]:
-        first = generate(
-            model, **inputs, max_new_tokens=7, do_sample=False, cache=kind,
-            drafter=hf_models.perturbed(name), return_dict_in_generate=True,
-        )  # fmt: skip
+        drafter = hf_models.perturbed(name)
+        first = hf_models.decode(model, lengths, max_new_tokens=7, cache=kind, drafter=drafter)
         assert first.past_key_values.get_seq_length() == first.sequences.shape[1] - 1
         rest = model.generate(
             first.sequences, attention_mask=first.attention_mask,
@@ -204,10 +202,8 @@ def test_a_second_turn_continues_the_cache_of_sequences_that_ended_at_different_
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
     kwargs = {"do_sample": False, "eos_token_id": int(free[0, 3]), "pad_token_id": hf_models.PAD}
-    first = generate(
-        model, **inputs, max_new_tokens=8, drafter=hf_models.perturbed("llama"),
-        return_dict_in_generate=True, **kwargs,
-    )  # fmt: skip
+    drafter = hf_models.perturbed("llama")
+    first = hf_models.decode(model, RAGGED, max_new_tokens=8, drafter=drafter, **kwargs)
     assert len({one.new_tokens for one in first.stats.sequences}) > 1
     turn = hf_models.prompts((4, 4, 4), seed=9)
     ids = torch.cat([first.sequences, turn["input_ids"]], dim=1)

@@ -69,32 +69,28 @@ def of_seven_tokens():
     return hf_models.build("llama", vocab_size=7)
 
 
-GREEDY = {"do_sample": False, "max_new_tokens": 12}
 SAMPLED = {"do_sample": True, "max_new_tokens": 8, "seed": [5, 6, 7]}
 
 
 @functools.cache
 def plain_text(rule):
     """The text of the target alone after a ragged batch of prompts."""
-    inputs = hf_models.prompts(BATCHES[-1], vocab_size=7)
-    settings = GREEDY if rule == "greedy" else {**SAMPLED, "rule": rule}
-    return generate(of_seven_tokens(), **inputs, **settings, drafter=None).tolist()
+    settings = {} if rule == "greedy" else {**SAMPLED, "rule": rule}
+    return hf_models.decode(of_seven_tokens(), BATCHES[-1], **settings).sequences.tolist()
 
 
 @pytest.mark.parametrize("name", drafter_cases.ALL)
 def test_the_text_is_that_of_plain_decoding(name, tmp_path):
     """Greedy, and under the rule that draws the target's own tokens."""
-    model, inputs = of_seven_tokens(), hf_models.prompts(BATCHES[-1], vocab_size=7)
-    drafter = resolved(name, model, tmp_path)
-    greedy = generate(
-        model, **inputs, **GREEDY, drafter=drafter, guard=False, return_dict_in_generate=True
-    )
+    drafter = resolved(name, of_seven_tokens(), tmp_path)
+    greedy = hf_models.decode(of_seven_tokens(), BATCHES[-1], drafter=drafter)
     assert greedy.sequences.tolist() == plain_text("greedy")
     assert 0 < greedy.stats.accepted < greedy.stats.drafted
     own_tree = drafter.size > 0
     rule, plain = ("target_only", "token") if own_tree else ("match", "match")
-    sampled = generate(model, **inputs, **SAMPLED, rule=rule, drafter=drafter, guard=False)
-    assert sampled.tolist() == plain_text(plain)
+    how = {**SAMPLED, "rule": rule, "drafter": drafter}
+    sampled = hf_models.decode(of_seven_tokens(), BATCHES[-1], **how)
+    assert sampled.sequences.tolist() == plain_text(plain)
 
 
 @pytest.mark.parametrize(

@@ -291,10 +291,9 @@ DRAFTERS = {
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_no_draft_of_a_call_is_drawn_with_noise_of_another(name, draws):
     make, rule, kwargs = DRAFTERS[name]
-    out = generate(
-        hf_models.tiny("llama"), **hf_models.prompts((9, 1, 5)), drafter=make(), rule=rule,
-        do_sample=True, top_k=0, seed=[1, 2, 3], max_new_tokens=16, guard=False,
-        return_dict_in_generate=True, **kwargs,
+    out = hf_models.decode(
+        hf_models.tiny("llama"), (9, 1, 5), drafter=make(), rule=rule, do_sample=True, top_k=0,
+        seed=[1, 2, 3], max_new_tokens=16, **kwargs,
     )  # fmt: skip
     assert out.stats.accepted < out.stats.drafted
     assert len(set(draws)) == len(draws) >= out.stats.drafted > 60

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from specdec_hf import generate, pack_
+from specdec_hf import pack_
 from specdec_hf.runner.packed import attention, decoder_layer
 from specdec_hf.runner.packed.twin import PackedTwin, packed_twin
 from support import hf_models
-from support.hf_models import VOCAB, build, decode, prompts, with_noise
+from support.hf_models import VOCAB, build, decode, with_noise
 from transformers import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
@@ -229,8 +229,7 @@ def test_layers_that_differ_from_the_model_are_found_by_the_self_check(op, monke
 
     monkeypatch.setattr(decoder_layer, op, halved)
     model = build("llama", intermediate_size={"norm_qkv_rope": 52, "decoder_layer_": 60}[op])
-    output = generate(model, **prompts((9,)), max_new_tokens=8, do_sample=False,
-                      return_dict_in_generate=True)  # fmt: skip
+    output = decode(model, (9,), max_new_tokens=8)
     assert output.stats.forwards == "own"
     assert any("packed weights" in note for note in output.stats.notes)
 

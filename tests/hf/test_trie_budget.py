@@ -14,7 +14,6 @@ from specdec_hf import (
     LookaheadDrafter,
     TokenRecyclingDrafter,
     TrieTree,
-    generate,
 )
 from specdec_hf.drafters.merge import ChainSource, agreement
 from specdec_hf.drafters.node_budget import EXPLORE_EVERY, NodeBudget
@@ -146,25 +145,25 @@ class KnownTree(Drafter):
 @pytest.fixture(scope="module")
 def known():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    settings = {"max_new_tokens": NEW, "do_sample": False}
-    plain = model.generate(**inputs, **settings)
+    plain = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     texts = [
         row[mask.argmax() :].numpy()
         for row, mask in zip(plain, inputs["attention_mask"], strict=True)
     ]
-    return model, inputs, settings, plain, texts
+    return model, plain, texts
+
+
+def run(model, **settings):
+    return hf_models.decode(model, RAGGED, **{"max_new_tokens": NEW, **settings})
 
 
 @pytest.mark.parametrize("measures", [True, False])
 def test_the_budget_goes_to_the_better_drafter(known, measures, monkeypatch):
-    model, inputs, settings, plain, texts = known
+    model, plain, texts = known
     good, bad = Known(texts), Known(texts, shift=1)
     if not measures:  # negative control
         monkeypatch.setattr(NodeBudget, "observe", lambda *_: None)
-    out = generate(
-        model, **inputs, **settings, drafter=[bad, good], tree=TrieTree(depth=4, size=5),
-        return_dict_in_generate=True, guard=False,
-    )  # fmt: skip
+    out = run(model, drafter=[bad, good], tree=TrieTree(depth=4, size=5))
     assert torch.equal(out.sequences, plain)
     assert bad.accepted == 0
     assert (out.stats.mean_acceptance_length > 3.3) == measures
@@ -172,26 +171,20 @@ def test_the_budget_goes_to_the_better_drafter(known, measures, monkeypatch):
 
 
 def test_trees_and_chains_become_one_tree(known):
-    model, inputs, settings, plain, texts = known
+    model, plain, texts = known
     tree = KnownTree(texts)
-    out = generate(
-        model, **inputs, **settings, drafter=[tree, "prompt_lookup"], tree=TrieTree(2, 3),
-        return_dict_in_generate=True, guard=False,
-    )  # fmt: skip
+    out = run(model, drafter=[tree, "prompt_lookup"], tree=TrieTree(2, 3))
     assert torch.equal(out.sequences, plain)
     assert out.stats.mean_acceptance_length > 3
     paths = np.concatenate([path[:, :3] for path in tree.paths if path.shape[1] >= 3])
     assert (paths == [1, 2, 3]).all(axis=1).mean() > 0.5
-    alone = KnownTree(texts)
-    out = generate(
-        model, **inputs, **settings, drafter=alone, return_dict_in_generate=True, guard=False
-    )
+    out = run(model, drafter=KnownTree(texts))
     assert torch.equal(out.sequences, plain)
     assert out.stats.drafter == "known_tree"
 
 
 def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
-    model, inputs, settings, _, texts = known
+    model, _, texts = known
 
     class Elsewhere(KnownTree):
         def propose(self, history, limits):
@@ -199,7 +192,7 @@ def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
             return Draft(made.tokens.to("meta"), made.parents)
 
     with pytest.raises(ValueError, match=r"Elsewhere\.propose must return tokens on the host"):
-        generate(model, **inputs, **settings, drafter=[Elsewhere(texts)], tree=TrieTree())
+        run(model, drafter=[Elsewhere(texts)], tree=TrieTree())
 
 
 @pytest.mark.parametrize("drafter", [LookaheadDrafter(), TokenRecyclingDrafter()])
@@ -249,13 +242,11 @@ def test_candidates_come_in_the_rows_of_the_drafters_own_tree():
 
 
 def test_a_round_without_a_tree_has_no_outcome(known):
-    model, inputs, settings, plain, texts = known
+    model, plain, texts = known
     listener = Listener(texts)
     listener.candidates = 1
-    out = generate(
-        model, **inputs, **{**settings, "max_new_tokens": 1}, drafter=[listener], tree=TrieTree()
-    )
-    assert torch.equal(out, plain[:, : out.shape[1]])
+    text = run(model, max_new_tokens=1, drafter=[listener], tree=TrieTree()).sequences
+    assert torch.equal(text, plain[:, : text.shape[1]])
     (nothing,) = listener.outcomes
     assert nothing.accepted.tolist() == [0] * len(RAGGED)
     assert nothing.path.size == nothing.carried.size == 0
