@@ -23,7 +23,7 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.context import History
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.dflash import load_dflash, save_dflash
 from specdec_hf.heads.medusa import MedusaHeads, load_medusa, save_medusa
@@ -34,7 +34,7 @@ from support import block_heads, hf_models, published_heads
 from support.block_heads import DRAFTS, LAYERS, Reference
 from support.drafter_proof import assert_greedy_identical
 from support.heads import parallel_heads, pass_head, rounds_of, text_batch
-from support.histories import propose
+from support.histories import context_of, propose
 from support.published_heads import MEDUSA_WEIGHTS
 
 SAMPLED = {"do_sample": True, "seed": [5, 6, 7], "gamma": 2 * DRAFTS}
@@ -353,12 +353,8 @@ def started(target, lengths, ids):
     runner = SpecRunner(target, len(lengths), 16)
     runner.forward(ids[:, : max(lengths) - 1], lengths - max(lengths), 1)
     runner.truncate(lengths - 1)
-    context = DraftContext(
-        target, "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(len(lengths), dtype=torch.int64),
-        len(lengths), 99, 16, runner=runner,
-    )  # fmt: skip
     drafter = PassHeadDrafter(pass_head(target))
-    drafter.start(context)
+    drafter.start(context_of(target, batch_size=len(lengths), runner=runner))
     return runner, drafter
 
 

@@ -13,10 +13,11 @@ from specdec_hf.drafters.cascade import level_context
 from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.context import History
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
 from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
+from support.histories import context_of
 from support.providers import SIGNIFICANCE
 
 from specdec_kernels import Verdict, sample
@@ -79,8 +80,7 @@ def test_a_vertical_cascade_is_exact_and_wrong_ones_are_rejected(kind):
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_noise_of_a_round_is_drawn_once(rule):
     """Whatever a cascade holds, no two drafts of a round or of two rounds share their noise."""
-    seeds = torch.zeros(1, dtype=torch.int64)
-    root = DraftContext(None, rule, 1.0, 0, 1.0, 0.0, seeds, 1, 99, 16)
+    root = context_of(None, rule)
     seen = []
     for length in (10, 11, 12):
         history = History(np.zeros((1, length), dtype=np.int64), np.array([length]), np.ones(1))

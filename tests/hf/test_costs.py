@@ -3,27 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    BlockwiseDrafter,
-    EarlyExitDrafter,
-    ExitHeadDrafter,
-    HorizontalCascade,
-    LayerSkipDrafter,
-    MedusaDrafter,
-    PassHeadDrafter,
-    RemoteDrafter,
-    TrieTree,
-    generate,
-)
+from specdec_hf import HorizontalCascade, MedusaDrafter, RemoteDrafter, TrieTree, generate
 from specdec_hf.drafters import remote
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.heads.blockwise import BlockwiseHeads
-from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.schedules.costs import Costs, MonotoneCost
-from support import hf_models
-from support.heads import exit_head, head_for, parallel_heads, pass_head
+from support import drafter_cases, hf_models
+from support.heads import head_for, parallel_heads
 
 
 def test_monotone_costs_by_hand():
@@ -156,45 +143,30 @@ def costs_of(target, drafter, monkeypatch):
     return seen[0]
 
 
-def with_own_outputs(target):
+def with_own_outputs(target, folder):
     head = parallel_heads(MedusaHeads, target)
     head.lm_head, head.own_lm_head = torch.stack([head.lm_head] * 3), True
-    return head
+    return MedusaDrafter(head)
 
 
 @pytest.mark.parametrize(
-    ("drafter", "weights", "at_once", "reads_prompt"),
+    ("name", "weights", "at_once", "reads_prompt"),
     [
-        (lambda t: MedusaDrafter(parallel_heads(MedusaHeads, t)), MEDUSA + OUTPUTS, True, False),
-        (lambda t: MedusaDrafter(with_own_outputs(t)), MEDUSA + OUTPUTS, True, False),
-        (
-            lambda t: BlockwiseDrafter(parallel_heads(BlockwiseHeads, t)),
-            BLOCKWISE + OUTPUTS, True, False,
-        ),
-        (lambda t: PassHeadDrafter(pass_head(t)), size, True, False),
-        (
-            lambda t: ExitHeadDrafter(exit_head(t)),
-            lambda t: size(t) - size(t.model.layers[1:]) + EXIT, False, False,
-        ),
-        (
-            lambda t: EarlyExitDrafter(1), lambda t: size(t) - size(t.model.layers[1:]),
-            False, False,
-        ),
-        (
-            lambda t: LayerSkipDrafter(1, 2), lambda t: size(t) - size(t.model.layers[1:3]),
-            False, False,
-        ),
-        (
-            lambda t: Eagle3Drafter(head_for(t)), lambda t: size(head_for(t)) + 66 * 32,
-            False, True,
-        ),
+        ("medusa", MEDUSA + OUTPUTS, True, False),
+        ("own outputs", MEDUSA + OUTPUTS, True, False),
+        ("blockwise", BLOCKWISE + OUTPUTS, True, False),
+        ("pass_head", size, True, False),
+        ("exit_head", lambda t: size(t) - size(t.model.layers[1:]) + EXIT, False, False),
+        ("early_exit", lambda t: size(t) - size(t.model.layers[1:]), False, False),
+        ("layer_skip", lambda t: size(t) - size(t.model.layers[1:2]), False, False),
+        ("eagle3", lambda t: size(head_for(t)) + 66 * 32, False, True),
     ],
-    ids=["medusa", "own-outputs", "blockwise", "pass", "exit", "early-exit", "skip", "eagle3"],
-)  # fmt: skip
+)
 def test_a_draft_costs_the_weights_that_it_reads(
-    drafter, weights, at_once, reads_prompt, target, monkeypatch
+    name, weights, at_once, reads_prompt, target, monkeypatch, tmp_path
 ):
-    costs = costs_of(target, drafter(target), monkeypatch)
+    made = {**drafter_cases.NAMED, "own outputs": with_own_outputs}[name]
+    costs = costs_of(target, made(target, tmp_path), monkeypatch)
     share = (weights(target) if callable(weights) else weights) / size(target)
     assert costs.relative_cost == pytest.approx(share)
     assert (costs.drafts_at_once, costs.reads_prompt) == (at_once, reads_prompt)

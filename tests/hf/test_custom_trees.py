@@ -104,14 +104,11 @@ def test_a_misshapen_distribution_leaves_a_note_and_no_drafts(rows, draft_rows):
 @pytest.mark.parametrize("tree", [None, TrieTree(depth=2)], ids=["alone", "merged"])
 def test_integers_of_a_tree_may_be_of_any_type_and_its_depth_is_a_bound(tree, depth):
     """A tree that is said to be less deep than it is loses drafts and no text."""
-    made = Draft(TOKENS.to(torch.int16), PARENTS.to(torch.int16), depth=depth)
-    drafter = Proposes(made) if tree is None else [Proposes(made)]
-    assert call(drafter, tree=tree).sequences.tolist() == call(None).sequences.tolist()
-
-
-def test_a_tree_without_nodes_is_a_round_without_drafts():
-    drafter = Proposes(Draft(TOKENS[:, :0], PARENTS[:, :0]))
-    assert call(drafter).sequences.tolist() == call(None).sequences.tolist()
+    tokens, parents = TOKENS.to(torch.int16), PARENTS.to(torch.int16)
+    for size in (3, 0):  # a tree without nodes is a round without drafts
+        made = Draft(tokens[:, :size], parents[:, :size], depth=depth)
+        drafter = Proposes(made) if tree is None else [Proposes(made)]
+        assert call(drafter, tree=tree).sequences.tolist() == call(None).sequences.tolist()
 
 
 class Drawn(Drafter):

@@ -207,10 +207,7 @@ def test_a_wrong_name_is_refused(text, message):
 )
 def test_a_schedule_or_rule_that_is_nearly_one_is_named(argument, given, name):
     with pytest.raises(ValueError, match=rf"got '{given}'; did you mean '{name}'\?"):
-        generate(
-            hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter="prompt_lookup",
-            **{argument: given},
-        )  # fmt: skip
+        hf_models.decode(hf_models.tiny("llama"), drafter="prompt_lookup", **{argument: given})
 
 
 class Observer:

@@ -4,37 +4,20 @@ import copy
 import gc
 import re
 import weakref
-from functools import partial
 
 import pytest
 import torch
-from specdec_hf import (
-    BlockwiseDrafter,
-    Eagle3ChainDrafter,
-    Eagle3Drafter,
-    ExitHeadDrafter,
-    MedusaDrafter,
-    PassHeadDrafter,
-    generate,
-)
+from specdec_hf import Eagle3ChainDrafter, Eagle3Drafter, generate
+from specdec_hf.drafting.registry import class_of
 from specdec_hf.heads.auto import AutoDrafter
-from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.eagle3.files import save_head
-from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.pairs import draft as head_draft
 from specdec_hf.heads.pairs import drafter as head_drafter
 from specdec_hf.heads.pairs.draft import HeadDraft
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from support import drafter_cases, hf_models
-from support.heads import (
-    exit_head,
-    expected_logits,
-    head_folder,
-    head_for,
-    parallel_heads,
-    pass_head,
-)
+from support.heads import expected_logits, head_folder, head_for
 from support.recorded_ops import run_layers_as_they_are
 from support.sources import ROOT
 
@@ -181,22 +164,14 @@ def test_in_16_bits_the_angles_of_a_head_are_those_of_its_training():
 
 
 @pytest.mark.parametrize(
-    ("drafter", "make"),
-    [
-        *((kind, head_for) for kind in DRAFTERS),
-        (MedusaDrafter, partial(parallel_heads, MedusaHeads)),
-        (BlockwiseDrafter, partial(parallel_heads, BlockwiseHeads)),
-        (ExitHeadDrafter, exit_head),
-        (PassHeadDrafter, pass_head),
-    ],
+    "kind", ["eagle3", "eagle3_chain", "medusa", "blockwise", "exit_head", "pass_head"]
 )
-def test_other_heads_and_targets_are_refused(drafter, make):
+def test_other_heads_and_targets_are_refused(kind, tmp_path):
     with pytest.raises(TypeError, match=r"head must be .* or the folder of such a head, got int"):
-        drafter(3)
-    made = drafter(make(hf_models.tiny("llama")))
-    other = hf_models.build("llama", vocab_size=9)
+        class_of(kind)(3)
+    made = drafter_cases.NAMED[kind](hf_models.tiny("llama"), tmp_path)
     with pytest.raises(ValueError, match="trained for a model with a vocabulary of 67, got 9"):
-        generate(other, **hf_models.prompts((4,), vocab_size=9), drafter=made)
+        hf_models.decode(hf_models.build("llama", vocab_size=9), drafter=made)
 
 
 @pytest.mark.parametrize("kind", ["longrope", pytest.param("dynamic", marks=pytest.mark.full)])

@@ -9,13 +9,12 @@ from hf.test_generate import run
 from specdec_hf import Candidates, DraftOutcome, LookaheadDrafter, NasdDrafter, TrieTree, generate
 from specdec_hf.drafters.ngram import NgramDrafter, RandomDrafter
 from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
-from specdec_hf.drafting.context import DraftContext
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
-from support.histories import chains_of, history_of, propose
+from support.histories import chains_of, context_of, history_of, propose
 from support.providers import chi_square_of_counts
 
-VOCAB = hf_models.VOCAB
+VOCAB, LLAMA = hf_models.VOCAB, hf_models.tiny("llama")
 
 
 def counted(texts, context, min_count=1):
@@ -53,15 +52,10 @@ def test_a_table_counts_as_brute_force_does(min_count, tmp_path):
         assert as_dict(table.followers((9,))) == {}
 
 
-def contexts(rule, batch_size=1, seeds=(0,)):
-    return DraftContext(
-        hf_models.tiny("llama"), rule, 1.0, 0, 1.0, 0.0, torch.tensor(seeds), batch_size, 100, 8
-    )
-
-
 def shares(drafter, text, draws=4000):
     """How often each token is drafted first, over many seeds."""
-    drafter.start(contexts("token", draws, range(draws)))
+    seeds = torch.arange(draws)
+    drafter.start(context_of(LLAMA, "token", draws, seeds=seeds))
     draft = propose(drafter, history_of(*[text] * draws), 1)
     return np.bincount(draft.tokens[:, 0].numpy(), minlength=VOCAB), draft
 
@@ -86,16 +80,14 @@ def test_random_drafts_are_uniform_at_every_temperature():
     drafter = RandomDrafter()
     got, _ = shares(drafter, np.array([1, 2]), 6700)
     assert chi_square_of_counts(got, got.mean()) > 1e-4
-    context = contexts("greedy")
-    context.temperature = 0.0
-    drafter.start(context)
+    drafter.start(context_of(LLAMA))
     tokens = propose(drafter, history_of([1, 2]), 8).tokens
     assert len(set(tokens[0].tolist())) > 4
 
 
 def test_a_context_that_was_never_met_drafts_nothing():
     drafter = NgramDrafter(order=2)
-    drafter.start(contexts("greedy", 2, (0, 1)))
+    drafter.start(context_of(LLAMA, batch_size=2))
     draft = propose(drafter, history_of([1, 2, 1], [1, 2, 3]), 4)
     assert draft.counts.tolist() == [4, 0]
     assert draft.tokens[0].tolist() == [2, 1, 2, 1]
@@ -194,12 +186,6 @@ def test_counts_equal_their_definition(longest, shortest):
     assert found > 100
 
 
-class Context:
-    batch_size = 2
-    model = hf_models.tiny("llama")
-    num_proposals = 1
-
-
 def proposed(drafter, history, gamma=4):
     draft = propose(drafter, history, gamma)
     if draft is None:
@@ -209,7 +195,7 @@ def proposed(drafter, history, gamma=4):
 
 def started(*arguments, **options):
     drafter = NasdDrafter(*arguments, **options)
-    drafter.start(Context())
+    drafter.start(context_of(LLAMA, batch_size=2))
     return drafter
 
 
@@ -256,8 +242,7 @@ def test_a_chain_goes_on_after_an_unknown_ending():
     assert proposed(started(2, 2), history_of([1, 2, 3, 1, 2], [9])) == [[3, 1, 2, 3], []]
     guessed = proposed(started(2, 2, stop_if_unknown=False), history_of(*texts), 12)
     assert [len(chain) for chain in guessed] == [12, 12]
-    vocab_size = Context.model.config.vocab_size
-    assert all(0 <= token < vocab_size for chain in guessed for token in chain)
+    assert all(0 <= token < VOCAB for chain in guessed for token in chain)
     assert guessed[0][:9] == guessed[1][3:]  # the same positions
     assert len(set(guessed[0])) > 6
     swapped = proposed(started(2, 2, stop_if_unknown=False), history_of(*texts[::-1]), 12)
@@ -271,19 +256,16 @@ def test_a_chain_goes_on_after_an_unknown_ending():
 def test_counts_of_finished_calls_are_kept():
     drafter = started(2, 2, max_kept=100)
     drafter.finish(history_of([1, 2, 3, 4], [5, 6, 7], active=(False, False)))
-    drafter.start(Context())
+    drafter.start(context_of(LLAMA, batch_size=2))
     assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) == [[3, 4], [7]]
     # Counts of the text are added to them.
     assert proposed(drafter, history_of([9, 1, 2, 8, 1, 2, 8, 1, 2], [5, 6]), 1) == [[8], [7]]
     without = started(2, 2)
     without.finish(history_of([1, 2, 3, 4], [5, 6, 7], active=(False, False)))
-    without.start(Context())
+    without.start(context_of(LLAMA, batch_size=2))
     assert proposed(without, history_of([9, 1, 2], [5, 6]), 2) is None
 
-    class OfAnotherVocabulary(Context):
-        model = hf_models.build("llama", vocab_size=11)
-
-    drafter.start(OfAnotherVocabulary())
+    drafter.start(context_of(hf_models.build("llama", vocab_size=11), batch_size=2))
     assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) is None
 
 
@@ -296,10 +278,6 @@ def test_only_the_latest_ngrams_are_kept():
     assert kept.ranking([1]) == [7]  # 1 was dropped with the first text's [2] and counted again
     assert kept.ranking([4]) == [5]
     assert kept.ranking([2]) == []
-
-
-class ContextOfOne(Context):
-    batch_size = 1
 
 
 def paths(draft):
@@ -320,7 +298,7 @@ def shown(draft, pending, answers):
 
 def test_the_pool_is_drafted_after_the_pending_token():
     drafter = LookaheadDrafter(1, 4, 2)
-    drafter.start(ContextOfOne())
+    drafter.start(context_of(LLAMA))
     history = history_of([1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1])
     draft = drafter.propose(history, np.array([9]))
     # The window's guesses are tokens 0, 4 and 8 of the text. The oldest of three n-grams is gone.
@@ -332,7 +310,7 @@ def test_the_pool_is_drafted_after_the_pending_token():
 def test_ngrams_of_the_text_join_the_pool_once():
     """Those that a later round makes stay, where the pool has room for one."""
     drafter = LookaheadDrafter(1, 3, 1)
-    drafter.start(ContextOfOne())
+    drafter.start(context_of(LLAMA))
     first = history_of([1, 2, 3, 4, 1])
     draft = drafter.propose(first, np.array([9]))
     assert paths(draft) == [(3,), (2,), (2, 3)]

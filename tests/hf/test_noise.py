@@ -14,7 +14,6 @@ import torch
 from specdec_hf import (
     BenefitGuard,
     Draft,
-    DraftContext,
     Drafter,
     HorizontalCascade,
     ModelDrafter,
@@ -29,6 +28,7 @@ from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.loop import drafted
 from support import hf_models
 from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
+from support.histories import context_of
 from support.providers import SIGNIFICANCE
 
 from specdec_kernels import (
@@ -208,14 +208,9 @@ def test_drafts_that_need_no_noise_of_the_context_are_taken(drafter, rules):
         assert call([drafter], rule).stats.drafted > 0
 
 
-def context_for(rule, **kwargs):
-    seeds = torch.zeros(2, dtype=torch.int64)
-    return DraftContext(None, rule, 1.0, 0, 1.0, 0.0, seeds, 2, 99, 16, **kwargs)
-
-
 @pytest.mark.parametrize("rule", ["match", "greedy", "target_only", *READING])
 def test_noise_positions_are_those_of_the_ops(rule):
-    context, lengths = context_for(rule), np.array([10, 20])
+    context, lengths = context_of(None, rule, 2), np.array([10, 20])
     expected = draft_positions(torch.from_numpy(lengths), 3, rule=rule)
     assert torch.equal(context.noise_positions(lengths, range(3)), expected)
     for i in range(3):
@@ -226,14 +221,14 @@ def test_noise_positions_are_those_of_the_ops(rule):
 
 def test_noise_positions_of_trees_follow_number_or_depth():
     lengths = np.array([10, 20])
-    assert context_for("match").noise_positions(lengths, [4, 5], depth=2).tolist() == [
+    assert context_of(None, "match", 2).noise_positions(lengths, [4, 5], depth=2).tolist() == [
         [11] * 2,
         [21] * 2,
     ]
-    drawn = context_for("multi_draft").noise_positions(lengths, [4, 5], depth=2)
+    drawn = context_of(None, "multi_draft", 2).noise_positions(lengths, [4, 5], depth=2)
     assert (drawn - torch.tensor([[10], [20]]) >> 32).tolist() == [[5, 6]] * 2
     with pytest.raises(ValueError, match=r"index must be in \[0, 65536\), got -1"):
-        context_for("block").noise_positions(lengths, -1)
+        context_of(None, "block", 2).noise_positions(lengths, -1)
 
 
 def test_chains_of_a_trie_share_no_noise():

@@ -23,7 +23,8 @@ from specdec_hf.runner.split_model import SplitModel
 from support import encoder_models, hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.heads import exit_folder, exit_head, rounds_of, text_batch
-from transformers import OPTConfig, OPTForCausalLM
+
+from bench.tiny_models.build import build
 
 LAYERS = 5
 PARTS = {
@@ -153,14 +154,8 @@ def test_what_does_not_go_is_refused_by_name():
 
 def test_models_of_another_structure_are_refused_by_name():
     inputs = hf_models.prompts((9,))
-    opt = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=67, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
-            num_attention_heads=4, max_position_embeddings=64, pad_token_id=0,
-        )
-    ).eval()  # fmt: skip
     with pytest.raises(ValueError, match="OPTForCausalLM cannot be run in two parts: its base mod"):
-        generate(opt, **inputs, drafter="early_exit:1")
+        generate(build("OPTForCausalLM"), **inputs, drafter="early_exit:1")
     wrapped = hf_models.build("llama")
     wrapped.model.forward = wrapped.model.forward
     with pytest.raises(ValueError, match="cannot be run in two parts: its forward was replaced"):

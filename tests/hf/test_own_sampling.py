@@ -5,14 +5,14 @@ import itertools
 import proofs
 import pytest
 import torch
-from specdec_hf import DraftContext, EagleTree, LayersDrafter, ModelDrafter
+from specdec_hf import EagleTree, LayersDrafter, ModelDrafter
 from specdec_hf.arguments import split_options
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.registry import SAMPLING, sampling_of
 from support import hf_models
 from support.drafter_cases import draft_model
 from support.drafter_proof import PROMPTS, VOCAB, target
-from support.histories import history_of, propose
+from support.histories import context_of, history_of, propose
 
 from specdec_kernels import SampledDraft, verify_chain
 
@@ -20,16 +20,9 @@ PROMPT, GAMMA = PROMPTS[2], 2
 CALL = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def context_of(size, **fields):
-    values = {
-        "rule": "token", **CALL, "seeds": torch.arange(size), "batch_size": size, "max_length": 64,
-        "max_draft": 8, **fields,
-    }  # fmt: skip
-    return DraftContext(target()[0], **values)
-
-
 def drafted(drafter, size=400, prompt=PROMPT, **fields):
-    drafter.start(context_of(size, **fields))
+    context = {"rule": "token", **CALL, "seeds": torch.arange(size), **fields}
+    drafter.start(context_of(target()[0], batch_size=size, **context))
     return propose(drafter, history_of(*[prompt] * size), GAMMA)
 
 

@@ -19,7 +19,8 @@ from specdec_hf.runner.spec_runner import SpecRunner
 from support.encoder_models import build as build_encoder_decoder
 from support.encoder_models import inputs_for
 from support.hf_models import build, decode, prompts, unchanged, with_noise
-from transformers import CodeGenConfig, CodeGenForCausalLM
+
+from bench.tiny_models.build import build as build_any
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -217,10 +218,7 @@ def test_matrices_of_other_classes_are_named():
 
 
 def test_attention_of_its_own_makes_no_promise_of_equal_bits():
-    config = CodeGenConfig(
-        vocab_size=67, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64
-    )
-    model = CodeGenForCausalLM(config).eval().to(torch.bfloat16)
+    model = build_any("CodeGenForCausalLM").to(torch.bfloat16)
     output = decode(model, (9,), drafter="prompt_lookup")
     assert output.stats.forwards == "packed"
     assert any("rounds unlike" in note for note in output.stats.notes)

@@ -61,17 +61,6 @@ def test_rounding_under_autocast_is_that_of_its_dtype():
     assert max(fine.tolerance, coarse.difference) < coarse.tolerance
 
 
-def test_a_model_that_keeps_a_state_decodes_without_drafts_and_refuses_them():
-    model = build("MambaForCausalLM")
-    plain, ours, stats = texts(model, RAGGED)
-    assert ours == plain
-    assert stats.cache == "plain"
-    for options in ({}, {"tree": (2,), "drafter": hf_models.tiny("llama")}):
-        with pytest.raises(ValueError, match="MambaForCausalLM cannot be used") as error:
-            texts(model, RAGGED, **{"drafter": "prompt_lookup", **options})
-        assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["BloomForCausalLM", "BartForCausalLM"])
 def test_a_draft_model_gets_a_cache_that_fits_it(name):
     drafter = build(name, vocab_size=hf_models.VOCAB)
@@ -274,14 +263,6 @@ def test_check_model_prints_what_fits():
     assert check_model(hf_models.tiny("llama")).fitting(tree=True) == ["spec"]
     with pytest.raises(TypeError, match=r"model must be a causal language model .*, got 'x'"):
         check_model("x")
-
-
-def test_a_context_of_minus_one_is_no_limit():
-    model = build("XLNetLMHeadModel")
-    assert model.config.max_position_embeddings == -1
-    plain, ours, stats = texts(model, (9,))
-    assert ours == plain
-    assert stats.sequences[0].stop_reason == "length"
 
 
 def test_a_note_says_what_the_self_check_did_not_cover(monkeypatch, forgetful):

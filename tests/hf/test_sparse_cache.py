@@ -16,11 +16,11 @@ from specdec_hf import (
     pack_,
 )
 from specdec_hf.drafters import retrieval, sparse_cache
-from specdec_hf.drafting.context import DraftContext
 from specdec_hf.runner.sparse_runner import SparseRunner
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
+from support.drafter_proof import assert_greedy_identical, joint_p_value
+from support.histories import context_of
 from support.providers import SIGNIFICANCE
 from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -378,7 +378,6 @@ def test_a_cascade_over_a_sparse_cache_is_exact(lower):
     """TriForce's hierarchy; test_cascades.py has the controls of a vertical cascade."""
     cascade = VerticalCascade("sparse_cache:budget=6,chunk=2,sinks=1,recent=2,interval=1", lower, 2)
     assert joint_p_value(cascade, "token", texts=500) > SIGNIFICANCE
-    assert target()[0].config.vocab_size == VOCAB
 
 
 def test_a_cascade_drafts_the_tokens_of_the_sparse_cache():
@@ -404,21 +403,16 @@ def test_a_cascade_stays_that_of_its_drafter():
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("drafter", "tree"),
     [
-        {"drafter": HorizontalCascade([SparseCacheDrafter(12, **SMALL), "prompt_lookup"], [2])},
-        {"drafter": [SparseCacheDrafter(12, **SMALL), "prompt_lookup"], "tree": TrieTree(1, 4)},
-        {
-            "drafter": [VerticalCascade(SparseCacheDrafter(12, **SMALL), "random"), "nasd"],
-            "tree": TrieTree(1, 4),
-        },
+        (HorizontalCascade([SparseCacheDrafter(12, **SMALL), "prompt_lookup"], [2]), None),
+        ([SparseCacheDrafter(12, **SMALL), "prompt_lookup"], TrieTree(1, 4)),
+        ([VerticalCascade(SparseCacheDrafter(12, **SMALL), "random"), "nasd"], TrieTree(1, 4)),
     ],
     ids=["horizontal", "tree", "tree of a cascade"],
 )
-def test_beside_other_drafters_the_text_is_that_of_the_target(settings):
-    settings = dict(settings)
-    drafter = settings.pop("drafter")
-    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12, **settings)
+def test_beside_other_drafters_the_text_is_that_of_the_target(drafter, tree):
+    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12, tree=tree)
     assert stats.accepted > 0
 
 
@@ -562,29 +556,27 @@ def test_numbers_as_large_as_they_may_be_serve(numbers):
 
 
 def test_what_does_not_go_is_refused_by_name():
-    inputs = hf_models.prompts((9,))
+    llama, hidden = hf_models.tiny("llama"), {"output_hidden_states": True}
+    cascade = VerticalCascade("sparse_cache", "random")
     windowed = hf_models.build("mistral", sliding_window=16)
     for model, message, arguments in (
-        (hf_models.tiny("llama"), "drafter sparse_cache needs cache='spec', got 'aligned'", {
-            "cache": "aligned"
+        (llama, "drafter sparse_cache needs cache='spec', got 'aligned'", {"cache": "aligned"}),
+        (llama, "tree must be a TrieTree or None with a cascade of drafter sp", {
+            "drafter": cascade, "tree": (2, 1)
         }),
-        (hf_models.tiny("llama"), "tree must be a TrieTree or None with a cascade of drafter sp", {
-            "drafter": VerticalCascade("sparse_cache", "random"), "tree": (2, 1)
+        (llama, "output_hidden_states must be False with a drafter that makes", {
+            "drafter": ["sparse_cache", "random"], **hidden
         }),
-        (hf_models.tiny("llama"), "output_hidden_states must be False with a drafter that makes", {
-            "drafter": ["sparse_cache", "random"], "output_hidden_states": True,
-            "return_dict_in_generate": True,
-        }),
-        (hf_models.tiny("llama"), "must set rolls_back = True to draft after other d", {
-            "drafter": [hf_models.perturbed("llama"), VerticalCascade("sparse_cache", "random")]
+        (llama, "must set rolls_back = True to draft after other d", {
+            "drafter": [hf_models.perturbed("llama"), cascade]
         }),
         (hf_models.tiny("gpt2"), "cannot draft for GPT2LMHeadModel: its layers must be those", {}),
-        (hf_models.tiny("gemma2"), "must be those of Llama, Mistral, Qwen2, Qwen3, got Gemma2D", {
-        }),
+        (hf_models.tiny("gemma2"), "must be those of Llama, Mistral, Qwen2, Qwen3, got Gemma2", {}),
         (windowed, "its attention has a window of 16 tokens, which texts of 29 exceed", {}),
     ):  # fmt: skip
+        given = {"drafter": "sparse_cache", "max_new_tokens": 20, **arguments}
         with pytest.raises(ValueError, match=message):
-            generate(model, **inputs, **{"drafter": "sparse_cache", **arguments}, max_new_tokens=20)
+            hf_models.decode(model, **given)
     with pytest.raises(ValueError, match="drafts for models of Llama, Mistral, Qwen2, Qwen3, got"):
         SparseCacheDrafter().check_config(hf_models.tiny("gpt2").config)
 
@@ -597,8 +589,5 @@ def test_a_window_that_no_text_exceeds_is_served():
 
 
 def test_a_server_has_no_cache_to_read():
-    context = DraftContext(
-        hf_models.tiny("llama"), "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(1), 1, 64, 8
-    )
     with pytest.raises(ValueError, match="drafter sparse_cache needs cache='spec', got None"):
-        SparseCacheDrafter().start(context)
+        SparseCacheDrafter().start(context_of(hf_models.tiny("llama")))

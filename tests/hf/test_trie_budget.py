@@ -8,7 +8,6 @@ import torch
 from specdec_hf import (
     Candidates,
     Draft,
-    DraftContext,
     Drafter,
     History,
     LookaheadDrafter,
@@ -21,13 +20,10 @@ from specdec_hf.schedules.base import ScheduleContext
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import OptimalSchedule
 from support import hf_models
+from support.histories import context_of
 
 RAGGED = (9, 5, 12)
 NEW = 24
-
-
-def context_of(model):
-    return DraftContext(model, "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(1), 1, 40, 8)
 
 
 ON_HOST = context_of(SimpleNamespace(device=torch.device("cpu")))
