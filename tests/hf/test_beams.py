@@ -27,11 +27,8 @@ def settings(num_beams, **kwargs):
 
 
 def search(model, inputs, drafter, kwargs, *, entry="generate", **options):
-    options = {"guard": False, **options}
-    if entry == "generate":
-        return generate(model, **inputs, drafter=drafter, **options, **kwargs)
-    decoder = SpeculativeDecoder(drafter, **options)
-    return model.generate(**inputs, **kwargs, custom_generate=decoder)
+    options = {"drafter": drafter, "guard": False, **options}
+    return hf_models.through(entry, model, inputs, options, **kwargs)
 
 
 def assert_same(got, want):

@@ -270,7 +270,4 @@ def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
         change(target)
     again, fresh = (hf_models.decode(target, drafter=one) for one in (drafter, Eagle3Drafter(head)))
     assert before.stats.drafted > 0
-    assert again.sequences.tolist() == fresh.sequences.tolist()
-    assert (again.stats.drafted, again.stats.accepted) == (
-        fresh.stats.drafted, fresh.stats.accepted,
-    )  # fmt: skip
+    assert hf_models.outcome(again) == hf_models.outcome(fresh)

@@ -114,9 +114,8 @@ def test_a_run_of_whole_layers_drafts_as_before():
         hf_models.decode(model, (9, 4), drafter=drafter, do_sample=True, seed=2, rule="token")
         for drafter in ("layer_skip:2-3", LayerSkipDrafter(skipped=both))
     ]
-    assert outs[0].sequences.equal(outs[1].sequences)
-    assert outs[0].stats.gammas == outs[1].stats.gammas
-    assert outs[0].stats.accepted == outs[1].stats.accepted > 0
+    assert hf_models.outcome(outs[0]) == hf_models.outcome(outs[1])
+    assert outs[0].stats.accepted > 0
 
 
 def test_what_a_layer_lacks_is_refused_by_name():

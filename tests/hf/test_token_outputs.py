@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf import generate
 from specdec_hf.drafting.drafter import Drafter
 from support import hf_models
 from transformers import LogitsProcessorList
@@ -23,13 +23,10 @@ def settings(**kwargs):
 
 
 def decode(entry, model, inputs, drafter, options=None, **kwargs):
-    options = {"guard": False, "gamma": 3, **(options or {})}
+    options = {"drafter": drafter, "guard": False, "gamma": 3, **(options or {})}
     if drafter is None or "tree" in options:
         del options["gamma"]
-    if entry == "generate":
-        return generate(model, **inputs, drafter=drafter, **options, **kwargs)
-    decoder = SpeculativeDecoder(drafter, **options)
-    return model.generate(**inputs, **kwargs, custom_generate=decoder)
+    return hf_models.through(entry, model, inputs, options, **kwargs)
 
 
 def assert_close(got, want, mask):
