@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from hf.test_cuda_graphs import leaving_out
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.heads.pairs.cache import HeadCache
@@ -225,19 +226,11 @@ def test_weights_that_move_end_the_graphs(head, moved):
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("left_out", ["embeddings", "mask"])
 def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch, left_out):
-    """Negative controls: an input keeps the value of the recording."""
+    """Negative controls."""
     names = ("embeddings", "hidden", "places", "starts", "mask", "cosines", "sines")
-
-    def stale(self, inputs):
-        for name, own, given in zip(names, self._inputs, inputs, strict=True):
-            if name != left_out:
-                own.copy_(given)
-        self._replay()
-        return [x.clone() for x in self._outputs]
-
     step = compiled_step._made_for(head)
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_graphs.Recording, "__call__", stale)
+        patch.setattr(cuda_graphs.Recording, "__call__", leaving_out(names, left_out))
         step.check_replays(head, 2)
     assert "its logits differ from the head's own" in step.cuda_graphs.reason
     assert step.cuda_graphs._cache is None, "buffers that are lent no more are not kept"

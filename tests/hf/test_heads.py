@@ -7,17 +7,15 @@ import weakref
 
 import pytest
 import torch
-from specdec_hf import Eagle3ChainDrafter, Eagle3Drafter, generate
+from specdec_hf import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.drafting.registry import class_of
 from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.pairs import draft as head_draft
-from specdec_hf.heads.pairs import drafter as head_drafter
-from specdec_hf.heads.pairs.draft import HeadDraft
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from support import drafter_cases, hf_models
-from support.heads import expected_logits, head_folder, head_for
+from support.heads import differences, expected_logits, head_folder, head_for, rounds_of
 from support.recorded_ops import run_layers_as_they_are
 from support.sources import ROOT
 
@@ -27,61 +25,22 @@ PAGE = ROOT / "docs" / "heads.md"
 DRAFTERS = [Eagle3Drafter, Eagle3ChainDrafter]
 
 
-class Recorded(HeadDraft):
-    """Keeps what was committed and drafted, with the logits that followed, of each sequence."""
+def largest_difference(target, head, kind=Eagle3ChainDrafter, lengths=(9, 4, 12), **settings):
+    """How far drafts are from those of one forward over the whole text."""
 
-    seen: list
+    def logits_of(text, drafts):
+        row = torch.full((target.config.vocab_size,), -torch.inf)
+        row[head.tokens] = expected_logits(target, head, text, drafts)
+        return row
 
-    def catch_up(self, history):
-        logits = super().catch_up(history)
-        self.committed = [
-            row[:n].tolist() if known else None
-            for row, n, known in zip(
-                history.tokens, history.lengths, self.room(history, 1) > 0, strict=True
-            )
-        ]
-        self.paths = [[[]] for _ in self.committed]
-        self._note([0] * len(self.committed), logits[:, None])
-        return logits
-
-    def feed(self, tokens, lengths, parents):
-        logits = super().feed(tokens, lengths, parents)
-        first = parents.shape[1] - tokens.shape[1]
-        for b, paths in enumerate(self.paths):
-            for m in range(tokens.shape[1]):
-                above = paths[parents[b, first + m] + 1]
-                token = int(tokens[b, m])
-                paths.append(None if above is None or token < 0 else [*above, token])
-        self._note([first + 1] * len(self.paths), logits)
-        return logits
-
-    def _note(self, firsts, logits):
-        for b, first in enumerate(firsts):
-            for m, row in enumerate(logits[b]):
-                path = self.paths[b][first + m]
-                if self.committed[b] is not None and path is not None:
-                    self.seen.append((self.committed[b], path, row))
-
-
-def drafted(monkeypatch, kind, target, head, lengths=(9, 4, 12), **kwargs):
-    """What a head drafted in a call: committed tokens, drafts, and the logits after them."""
-    seen = []
-    monkeypatch.setattr(Recorded, "seen", seen, raising=False)
-    monkeypatch.setattr(head_drafter, "HeadDraft", Recorded)
-    inputs = hf_models.prompts(lengths, vocab_size=target.config.vocab_size)
-    generate(target, **inputs, drafter=kind(head), max_new_tokens=8, guard=False, **kwargs)
-    return seen
-
-
-def largest_difference(target, head, seen):
-    differences = []
-    for committed, path, row in seen[:: 1 + len(seen) // 24]:
-        want = expected_logits(target, head, committed, path)
-        got = row[head.tokens] if len(row) != len(want) else row
-        differences.append(float((got - want).abs().max()))
-    assert len(seen) > 15
-    assert {len(path) for _, path, _ in seen} >= {0, 1, 2}
-    return max(differences)
+    if kind is Eagle3Drafter:
+        drafter = kind(head, EagleTree(width=2, depth=3, size=6))
+    else:
+        drafter, settings = kind(head), {"do_sample": True, "rule": "token", **settings}
+    _, rounds = rounds_of(target, drafter, lengths, max_new_tokens=8, **settings)
+    found = differences(rounds[:3], logits_of)
+    assert {depth for _, depth in found} >= {0, 1, 2}
+    return max(difference for difference, _ in found)
 
 
 @pytest.mark.parametrize(
@@ -89,19 +48,16 @@ def largest_difference(target, head, seen):
     [
         (Eagle3ChainDrafter, (9,), {}),
         (Eagle3Drafter, (9, 4, 12), {}),
-        *(
-            (Eagle3ChainDrafter, (9, 4, 12), arguments)
-            for arguments in ({"cache": "aligned"}, {"cache": "dynamic"})
-        ),
+        (Eagle3ChainDrafter, (9, 4, 12), {"cache": "aligned"}),
+        (Eagle3ChainDrafter, (9, 4, 12), {"cache": "dynamic"}),
     ],
     ids=["chain", "tree", "aligned", "dynamic"],
 )
-def test_drafting_equals_one_forward_over_the_whole_text(kind, lengths, arguments, monkeypatch):
+def test_drafting_equals_one_forward_over_the_whole_text(kind, lengths, arguments):
     """Also below nodes of a tree, each of which sees its own ancestors only."""
     target = hf_models.tiny("llama")
     head = head_for(target, range(3, 40), noise=0.1)
-    seen = drafted(monkeypatch, kind, target, head, lengths, **arguments)
-    assert largest_difference(target, head, seen) < 1e-4
+    assert largest_difference(target, head, kind, lengths, **arguments) < 1e-4
 
 
 def test_a_mask_without_the_tree_is_found(monkeypatch):
@@ -116,8 +72,7 @@ def test_a_mask_without_the_tree_is_found(monkeypatch):
     monkeypatch.setattr(head_draft, "tree_attention", causal)
     target = hf_models.tiny("llama")
     head = head_for(target, range(3, 40), noise=0.1)
-    seen = drafted(monkeypatch, Eagle3Drafter, target, head)
-    assert largest_difference(target, head, seen) > 1e-2
+    assert largest_difference(target, head, Eagle3Drafter) > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle"])
@@ -189,12 +144,10 @@ def test_angles_that_depend_on_the_longest_text_are_those_of_the_text(kind, monk
     shaped.config.rope_parameters = rope
     shaped.config.max_position_embeddings = 64
     head = head_for(shaped, noise=0.05).requires_grad_(False)
-    seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, do_sample=False)
-    assert largest_difference(target, head, seen) < 1e-4
+    assert largest_difference(target, head) < 1e-4
     # Negative control: a table of more places than the text has.
     monkeypatch.setattr("specdec_hf.heads.pairs.draft.NO_TABLE", ())
-    seen = drafted(monkeypatch, Eagle3ChainDrafter, target, head, do_sample=False)
-    assert largest_difference(target, head, seen) > 1e-3
+    assert largest_difference(target, head) > 1e-3
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")

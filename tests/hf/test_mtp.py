@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter, generate
 from specdec_hf.heads.mtp import files
 from specdec_hf.heads.mtp.files import load_mtp
 from support import cli_models, hf_models
-from support.heads import rounds_of
+from support.heads import differences, rounds_of
 from support.mtp_checkpoints import (
     FAMILIES,
     checkpoint,
@@ -135,23 +136,9 @@ def test_nodes_of_a_tree_see_their_ancestors_alone(name, tmp_path):
     target, layers, _ = checkpoint(name, tmp_path)
     drafter = MtpTreeDrafter(layout=EagleTree(width=2, depth=3, size=6))
     _, rounds = rounds_of(target, drafter, (9, 4), max_new_tokens=6)
-    worst, deepest = 0.0, 0
-    for texts, draft in rounds:
-        for b, text in enumerate(texts):
-            nodes = [n for n, token in enumerate(draft.tokens[b].tolist()) if token >= 0]
-            for node in nodes:
-                path, above = [], node
-                while above >= 0:
-                    path.insert(0, int(draft.tokens[b, above]))
-                    above = int(draft.parents[b, above])
-                rows = [expected_logits(target, layers, text, path[:n]) for n in range(len(path))]
-                want = sum(
-                    row.log_softmax(-1)[token] for row, token in zip(rows, path, strict=True)
-                )
-                worst = max(worst, float((draft.scores[b, node] - want).abs()))
-                deepest = max(deepest, len(path))
-    assert worst < 1e-4
-    assert deepest == 3
+    found = differences(rounds, partial(expected_logits, target, layers))
+    assert max(difference for difference, _ in found) < 1e-4
+    assert max(depth for _, depth in found) == 2
 
 
 def test_the_page_names_the_model_types_and_promises_no_others():

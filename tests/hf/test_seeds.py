@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import BenefitGuard, ModelDrafter, SpeculativeDecoder, TrieTree, generate
+from specdec_hf.loop.streaming import run_stream
 from specdec_hf.request.sampling import derived_seed, sequence_seeds
 from support import hf_models
 from support.clocks import Clock, SlowLookup
@@ -38,11 +39,7 @@ def entry(name, model, inputs, seed=None, **kwargs):
     if name == "custom_generate":
         return model.generate(**inputs, **kwargs, custom_generate=decoder, seed=seed)
     steps = decoder.stream(model, **inputs, **kwargs, seed=seed)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    return run_stream(steps, lambda step: None)[1]
 
 
 ENTRIES = ("generate", "custom_generate", "stream")
