@@ -14,6 +14,7 @@ from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.pairs import draft as head_draft
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.trees import EagleTree
 from support import drafter_cases, hf_models
 from support.heads import differences, expected_logits, head_folder, head_for, rounds_of
 from support.recorded_ops import run_layers_as_they_are
