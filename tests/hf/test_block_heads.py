@@ -402,17 +402,11 @@ def test_in_a_tree_it_drafts_one_of_the_chains(target):
 
 def cut_batch(target, texts, cuts):
     """A batch of two texts, the second of which is shorter."""
-    parts = [text_batch(target, (), text) for text in texts]
-    missing = len(texts[0]) - len(texts[1])
-    parts[1] = dataclasses.replace(
-        parts[1],
-        tokens=torch.nn.functional.pad(parts[1].tokens, (0, missing)),
-        embeddings=torch.nn.functional.pad(parts[1].embeddings, (0, 0, 0, missing)),
-        features=torch.nn.functional.pad(parts[1].features, (0, 0, 0, missing)),
-        final=torch.nn.functional.pad(parts[1].final, (0, 0, 0, missing)),
-    )
-    given = [one for one in dataclasses.fields(parts[0]) if one.default is dataclasses.MISSING]
-    joined = {one.name: torch.cat([getattr(part, one.name) for part in parts]) for one in given}
+    padded = [text + [0] * (len(texts[0]) - len(text)) for text in texts]
+    parts = [text_batch(target, (), text) for text in padded]
+    given = [one.name for one in dataclasses.fields(parts[0]) if one.default is dataclasses.MISSING]
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in given}
+    joined["lengths"] = torch.tensor([len(text) for text in texts])
     return type(parts[0])(**joined, cuts=torch.tensor(cuts))
 
 
