@@ -276,8 +276,8 @@ def test_the_rows_of_a_path_hang_below_one_another():
 
 
 def test_a_drafter_of_trees_takes_no_layout_and_no_number_of_tokens():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((5,))
+    model = hf_models.tiny("llama")
     with pytest.raises(ValueError, match="tree must be a TrieTree or None with drafter pairs"):
-        generate(model, **inputs, drafter=Trees(), tree=(2, 1))
+        hf_models.decode(model, drafter=Trees(), tree=(2, 1))
     with pytest.raises(ValueError, match="num_assistant_tokens must not be given with a drafter"):
-        generate(model, **inputs, drafter=Trees(), num_assistant_tokens=3)
+        hf_models.decode(model, drafter=Trees(), num_assistant_tokens=3)

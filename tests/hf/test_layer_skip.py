@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from specdec_hf import LayerSkipDrafter, SkippedSublayers, generate
+from specdec_hf import LayerSkipDrafter, SkippedSublayers
 from specdec_hf.drafting.registry import names_file
 from specdec_hf.lab.layer_skip.calibration import Calibration, Drafting, search_layers
 from specdec_hf.lab.layer_skip.command import cut_pieces
@@ -179,10 +179,7 @@ def test_wrong_arguments_are_refused_by_name():
         with pytest.raises(kind, match=message):
             LayerSkipDrafter(**arguments)
     with pytest.raises(ValueError, match="skipped layers must be below the target's 2 with dr"):
-        generate(
-            hf_models.tiny("llama"), **hf_models.prompts((5,)),
-            drafter=LayerSkipDrafter(skipped=SKIPPED),
-        )  # fmt: skip
+        hf_models.decode(hf_models.tiny("llama"), drafter=LayerSkipDrafter(skipped=SKIPPED))
 
 
 def test_a_value_is_a_file_unless_it_has_another_form():
