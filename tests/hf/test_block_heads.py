@@ -23,7 +23,6 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.drafting.context import History
 from specdec_hf.heads.blockwise import BlockwiseHeads
 from specdec_hf.heads.dflash import load_dflash, save_dflash
 from specdec_hf.heads.medusa import MedusaHeads, load_medusa, save_medusa
@@ -34,7 +33,7 @@ from support import block_heads, hf_models, published_heads
 from support.block_heads import DRAFTS, LAYERS, Reference
 from support.drafter_proof import assert_greedy_identical
 from support.heads import parallel_heads, pass_head, rounds_of, text_batch
-from support.histories import context_of, propose
+from support.histories import context_of, history_of, propose
 from support.published_heads import MEDUSA_WEIGHTS
 
 SAMPLED = {"do_sample": True, "seed": [5, 6, 7], "gamma": 2 * DRAFTS}
@@ -348,35 +347,26 @@ def test_a_wrong_embedding_is_seen(target):
     assert float((rows[2:] - want[2:]).abs().max()) > 0.05
 
 
-def started(target, lengths, ids):
-    """A runner whose cache lacks the last token of each sequence, and a drafter over it."""
-    runner = SpecRunner(target, len(lengths), 16)
-    runner.forward(ids[:, : max(lengths) - 1], lengths - max(lengths), 1)
-    runner.truncate(lengths - 1)
-    drafter = PassHeadDrafter(pass_head(target))
-    drafter.start(context_of(target, batch_size=len(lengths), runner=runner))
-    return runner, drafter
-
-
 @pytest.mark.parametrize("lengths", [(7,), (9, 5)])
 def test_the_cache_is_as_it_was_before_a_draft(lengths, target):
     """Later rounds of one token and of several have the same logits, bit for bit."""
     lengths = np.array(lengths)
     ids = torch.randint(1, 67, (len(lengths), 24), generator=torch.Generator().manual_seed(0))
-    tokens = np.zeros((len(lengths), 24), dtype=np.int64)
-    for b, n in enumerate(lengths):
-        tokens[b, :n] = ids[b, max(lengths) - n : max(lengths)].numpy()
+    size = max(lengths)
+    texts = [row[size - n : size].tolist() for row, n in zip(ids, lengths, strict=True)]
     rows = []
     for drafts in (False, True):
-        runner, drafter = started(target, lengths, ids)
+        runner = SpecRunner(target, len(lengths), 16)
+        runner.forward(ids[:, : size - 1], lengths - size, 1)
+        runner.truncate(lengths - 1)  # of the pending tokens
         before, past = runner.lengths.copy(), runner.cache.cursor.past
         if drafts:
-            history = History(tokens, lengths, np.ones(len(lengths), dtype=bool))
-            assert propose(drafter, history, 4).tokens.shape == (len(lengths), 4)
+            drafter = PassHeadDrafter(pass_head(target))
+            drafter.start(context_of(target, batch_size=len(lengths), runner=runner))
+            assert propose(drafter, history_of(*texts), 4).tokens.shape == (len(lengths), 4)
         assert runner.lengths.tolist() == before.tolist() == (lengths - 1).tolist()
         assert runner.cache.cursor.past == past
-        pending = ids[:, max(lengths) - 1 : max(lengths)]
-        rows.append(runner.forward(pending, lengths - 1, 1))
+        rows.append(runner.forward(ids[:, size - 1 : size], lengths - 1, 1))
         rows.append(runner.forward(ids[:, 20:23], lengths, 3))
     assert torch.equal(rows[0], rows[2])
     assert torch.equal(rows[1], rows[3])

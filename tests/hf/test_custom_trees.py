@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specdec_hf import Draft, DraftContext, Drafter, PromptLookupDrafter, TrieTree, generate
+from specdec_hf import Draft, DraftContext, Drafter, PromptLookupDrafter, TrieTree
 from support import hf_models
 
 from specdec_kernels import SampledDraft, sample
@@ -26,10 +26,7 @@ class Proposes(Drafter):
 
 
 def call(drafter, **kwargs):
-    return generate(
-        hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=NEW,
-        guard=False, return_dict_in_generate=True, **kwargs,
-    )  # fmt: skip
+    return hf_models.decode(hf_models.tiny("llama"), drafter=drafter, max_new_tokens=NEW, **kwargs)
 
 
 def tree_of(tokens=TOKENS, parents=PARENTS, **more):

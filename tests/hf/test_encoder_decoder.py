@@ -24,7 +24,6 @@ from transformers.cache_utils import EncoderDecoderCache
 from bench.model_table import WAYS
 from bench.tiny_models import compare
 from bench.tiny_models.build import build
-from bench.tiny_models.compare import OracleDrafter
 from bench.tiny_models.inputs import own_inputs
 
 NEW = 15
@@ -50,7 +49,7 @@ def new_tokens(sequences):
 def test_drafts_of_which_some_are_wrong_give_plain_text(name, lengths):
     inputs = inputs_for(name, lengths)
     expected = plain(name, inputs)
-    drafter = OracleDrafter(new_tokens(expected).numpy())
+    drafter = compare.OracleDrafter(new_tokens(expected).numpy())
     out = generate(tiny(name), **inputs, **CALL, drafter=drafter)
     assert new_tokens(out.sequences).tolist() == new_tokens(expected).tolist()
     assert 0 < out.stats.accepted < out.stats.drafted
@@ -98,7 +97,7 @@ def test_custom_generate_gives_plain_text(name, drafter):
 def test_the_encoder_runs_once_and_cross_attention_computes_its_keys_once(name, cache):
     model = encoder_models.build(name)
     inputs = inputs_for(name, RAGGED)
-    drafter = OracleDrafter(new_tokens(plain(name, inputs)).numpy())
+    drafter = compare.OracleDrafter(new_tokens(plain(name, inputs)).numpy())
     generate(model, **inputs, **CALL, drafter=drafter, cache=cache)  # with the self-check
     counts = {"encoder": 0, "keys": 0}
     cross = "EncDecAttention.k" if name == "t5" else "encoder_attn.k_proj"
@@ -220,10 +219,8 @@ def test_arguments_may_be_given_in_other_ways(name):
     assert begun.past_key_values.get_seq_length() == held
 
     embeds = {"inputs_embeds": model.get_input_embeddings()(ids).detach() / 2, **mask}
-    of_embeds = plain(name, embeds).tolist()
-    assert (
-        generate(model, **embeds, **{**options, "drafter": "prompt_lookup"}).tolist() == of_embeds
-    )
+    got = generate(model, **embeds, **{**options, "drafter": "prompt_lookup"})
+    assert got.tolist() == plain(name, embeds).tolist()
 
     decoder = SpeculativeDecoder(guard=False)
     for asked in ({"assistant_model": perturbed(name)}, {"prompt_lookup_num_tokens": 3}):
@@ -386,7 +383,7 @@ def test_a_wrong_roll_back_is_found_by_the_check_and_changes_the_text(
     expected = tiny(name).generate(**inputs, max_new_tokens=NEW, do_sample=False)
 
     def call(**options):
-        drafter = OracleDrafter(expected[:, 1:].numpy())
+        drafter = compare.OracleDrafter(expected[:, 1:].numpy())
         return generate(tiny(name), **inputs, **CALL, drafter=drafter, **options)
 
     with pytest.raises(ValueError, match="cannot be used with drafts"):

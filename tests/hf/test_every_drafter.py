@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 
 import pytest
-from specdec_hf import Drafter, TrieTree, drafters, generate, heads
+from specdec_hf import Drafter, TrieTree, drafters, heads
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.drafting.context import reads_draft
@@ -16,7 +16,6 @@ from specdec_hf.drafting.registry import DRAFTERS
 from support import drafter_cases, hf_models
 from support.drafter_proof import (
     BATCHES,
-    VOCAB,
     assert_independent_of_batch,
     joint_p_value,
     target,
@@ -125,10 +124,8 @@ def test_a_draft_without_a_distribution_follows_from_what_its_drafter_was_told(n
     drafter = with_twin(*(resolved(name, model, tmp_path) for _ in range(2)))
     context = pytest.raises(AssertionError) if name == "random" else contextlib.nullcontext()
     with context:
-        generate(
-            model, **hf_models.prompts(BATCHES[-1], vocab_size=VOCAB), drafter=drafter,
-            seed=[5, 6, 7], do_sample=True, max_new_tokens=16, guard=False,
-        )  # fmt: skip
+        how = {"seed": [5, 6, 7], "do_sample": True, "max_new_tokens": 16}
+        hf_models.decode(model, BATCHES[-1], drafter=drafter, **how)
         assert drafter.rounds > 3
 
 

@@ -3,7 +3,6 @@
 import math
 import random
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +11,11 @@ from specdec_hf import EagleTree, TreeSpec, TrieTree, generate, load_acceptance,
 from specdec_hf.drafters.copying import PromptLookupDrafter, lookup, lookup_several
 from specdec_hf.drafters.growing_tree import EagleDrafter, GrowingTreeDrafter
 from specdec_hf.drafters.model import DraftModel
-from specdec_hf.drafting.context import History
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.trees import as_layout
 from support import hf_models
 from support.heads import head_for
-from support.histories import chains_of, history_of, propose
+from support.histories import chains_of, context_of, history_of, propose
 from support.sources import ROOT
 
 PAGE = ROOT / "docs" / "loop.md"
@@ -177,14 +175,10 @@ def test_several_lookups_begin_with_the_single_one():
         assert len({tuple(f) for f in found}) == len(found) <= 4
         more += len(found) > 1
     assert more > 100
-    history = History(np.array([[1, 2, 3, 1, 2, 4, 1, 2]]), np.array([8]), np.array([True]))
-    context = SimpleNamespace(encoder=None, num_proposals=3)
     drafter = PromptLookupDrafter(3, 1)
-    drafter.start(context)
-    drafted = propose(drafter, history, 2)
+    drafter.start(context_of(None, num_proposals=3))
+    drafted = propose(drafter, history_of([1, 2, 3, 1, 2, 4, 1, 2]), 2)
     assert chains_of(drafted) == [[[4, 1], [3, 1], [-1, -1]]]
-    drafter = PromptLookupDrafter()
-    drafter.start(context)
     assert propose(drafter, history_of([1, 2]), 2) is None
     assert drafted.tokens.dtype == torch.int64
 

@@ -5,22 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    Candidates,
-    Draft,
-    Drafter,
-    History,
-    LookaheadDrafter,
-    TokenRecyclingDrafter,
-    TrieTree,
-)
+from specdec_hf import Candidates, Draft, Drafter, LookaheadDrafter, TokenRecyclingDrafter, TrieTree
 from specdec_hf.drafters.merge import ChainSource, agreement
 from specdec_hf.drafters.node_budget import EXPLORE_EVERY, NodeBudget
 from specdec_hf.schedules.base import ScheduleContext
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import OptimalSchedule
 from support import hf_models
-from support.histories import context_of
+from support.histories import context_of, history_of
 
 RAGGED = (9, 5, 12)
 NEW = 24
@@ -196,7 +188,7 @@ def test_drafters_of_host_trees_can_be_merged_beside_a_target_on_a_device(known,
     target = SimpleNamespace(device=torch.device("meta"), config=known[0].config)
     source = ChainSource(drafter, 1)
     source.start(context_of(target), 0)
-    history = History(np.array([[1, 2, 1, 2, 1]]), np.array([5]), np.array([True]))
+    history = history_of([1, 2, 1, 2, 1])
     assert source.propose(history, np.array([3])).tokens[0, 0, 0] >= 0
 
 
@@ -219,7 +211,7 @@ def test_candidates_come_in_the_rows_of_the_drafters_own_tree():
     listener.candidates = 1
     source = ChainSource(listener, 1)
     source.start(ON_HOST, 0)
-    history = History(np.arange(5)[None], np.array([5]), np.array([True]))
+    history = history_of(range(5))
     source.propose(history, np.array([3]))  # 6, and 5, 6, 7 below one another
     # The merged tree has another drafter's 5, 9 and 8, lacks the leaf 7, and has an absent node.
     tokens = np.array([[4, 5, 9, 8, 6, 6, -1]])
@@ -248,7 +240,7 @@ def test_a_round_without_a_tree_has_no_outcome(known):
     assert nothing.path.size == nothing.carried.size == 0
     source = ChainSource(listener, 1)
     source.start(ON_HOST, 0)
-    history = History(np.zeros((1, 5), dtype=np.int64), np.array([5]), np.array([True]))
+    history = history_of([0] * 5)
     nothing = np.full((1, 1, 1), -1)
     shown = Candidates(np.array([[4]]), np.array([[-1]]), np.array([[[3]]]))
     listener.texts = texts[:1]
