@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import generate
-from support import hf_models
+from support import hf_models, hf_trees
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 pytestmark = pytest.mark.quick
@@ -56,31 +56,54 @@ def test_sampling_parameters_per_sequence():
     assert mixed.sequences[1].tolist() == sampled.sequences[0].tolist()
 
 
-@pytest.mark.parametrize("new_tokens", [1, 2, 3, 7])
-def test_max_new_tokens_is_exact(new_tokens):
+def proposer(name, kind):
+    """The arguments ``drafter`` and ``tree`` of a kind of chains or trees."""
+    if kind in ("prompt_lookup", "model"):
+        return {"drafter": hf_models.drafter_for(name, kind)}
+    return dict(zip(("drafter", "tree"), hf_trees.drafters(name)[kind], strict=True))
+
+
+def of_trees(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("new_tokens", "kind"),
+    [
+        *((n, "model") for n in (1, 2, 3, 7)),
+        *of_trees((1, "branching"), (2, "eagle"), (3, "trie of models")),
+    ],
+)
+def test_max_new_tokens_is_exact(new_tokens, kind):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
     expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
-    got = run(model, inputs, drafter=hf_models.perturbed("gemma2"), max_new_tokens=new_tokens)
+    got = run(model, inputs, **proposer("gemma2", kind), max_new_tokens=new_tokens)
     assert got.sequences.tolist() == expected.tolist()
     assert [one.new_tokens for one in got.stats.sequences] == [new_tokens] * 3
     assert {one.stop_reason for one in got.stats.sequences} == {"length"}
+    # The round of the prompt drafts nothing, and the last token is never drafted.
+    assert all(one.drafted == 0 for one in got.stats.sequences) == (new_tokens <= 2)
     by_length = run(
         model, inputs, max_new_tokens=None, max_length=inputs["input_ids"].shape[1] + new_tokens
     )
     assert by_length.sequences.tolist() == expected.tolist()
 
 
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
-def test_end_of_sequence_inside_a_draft_ends_the_text(lengths, drafter):
+@pytest.mark.parametrize(
+    ("lengths", "kind"),
+    [
+        *((lengths, kind) for lengths in ((9,), RAGGED) for kind in ("prompt_lookup", "model")),
+        *of_trees((RAGGED, "two models"), (RAGGED, "trie of all")),
+    ],
+)
+def test_end_of_sequence_inside_a_draft_ends_the_text(lengths, kind):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(lengths)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
     for at in (2, 5, 9):
         ends = [int(free[0, at]), int(free[-1, at + 4])]
         kwargs = {"max_new_tokens": NEW, "eos_token_id": ends, "pad_token_id": hf_models.PAD}
         expected = model.generate(**inputs, do_sample=False, **kwargs)
-        got = run(model, inputs, drafter=hf_models.drafter_for("gemma2", drafter), **kwargs)
+        got = run(model, inputs, **proposer("gemma2", kind), **kwargs)
         assert got.sequences.tolist() == expected.tolist()
         assert got.attention_mask.sum() == inputs["attention_mask"].sum() + got.stats.new_tokens
 

@@ -158,33 +158,6 @@ def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
         assert mixed.stats.sequences[0].accepted > 0
 
 
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("new_tokens", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["branching", "eagle", "trie of models"])
-def test_max_new_tokens_is_exact(kind, new_tokens):
-    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
-    drafter, tree = drafters("gemma2")[kind]
-    expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
-    got = run(model, inputs, drafter=drafter, tree=tree, max_new_tokens=new_tokens)
-    assert got.sequences.tolist() == expected.tolist()
-    assert {one.stop_reason for one in got.stats.sequences} == {"length"}
-    # The round of the prompt drafts no tree, and the last token is never drafted.
-    assert all(one.drafted == 0 for one in got.stats.sequences) == (new_tokens <= 2)
-
-
-@pytest.mark.parametrize("kind", ["two models", "trie of all"])
-def test_end_of_sequence_inside_a_tree_ends_the_text(kind):
-    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
-    drafter, tree = drafters("gemma2")[kind]
-    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
-    for at in (2, 5):
-        ends = [int(free[0, at]), int(free[-1, at + 4])]
-        kwargs = {"max_new_tokens": NEW, "eos_token_id": ends, "pad_token_id": hf_models.PAD}
-        expected = model.generate(**inputs, do_sample=False, **kwargs)
-        got = run(model, inputs, drafter=drafter, tree=tree, **kwargs)
-        assert got.sequences.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("kind", ["branching", "eagle", "trie of all"])
 def test_the_context_ends_generation(kind):
     model = hf_models.build("llama", context=32)
