@@ -77,13 +77,13 @@ def run(lengths=(9, 6), **settings):
     return hf_models.decode(hf_models.tiny("llama"), lengths, **settings)
 
 
-def verdicts(rounds, **arguments):
-    """The tokens that the op gives for the traced rounds of a call."""
+def verdicts(rounds, verify=verify_chain, **arguments):
+    """The tokens that an op gives for the traced rounds of a call."""
     sampling = {name: SAMPLED[name] for name in ("temperature", "top_k")}
     if "temperature" in arguments:
         sampling = {}
     return [
-        verify_chain(
+        verify(
             traced.logits, traced.draft_token_ids, traced.distribution, seeds=traced.seeds,
             positions=torch.from_numpy(traced.lengths), **{**sampling, **arguments},
         ).tokens.tolist()
@@ -383,19 +383,12 @@ def test_a_call_is_verified_without_the_residual_and_says_so(drafter):
     [note] = [note for note in out.stats.notes if "ablate='residual'" in note and "lossy" in note]
     assert "biased" in note
     assert out.stats.drafted > out.stats.accepted
+    ablated, token = (verdicts(rounds, op) for op in (verify_without_residual, verify_chain))
     unlike = 0
-    for traced in rounds:
-        arguments = (traced.logits, traced.draft_token_ids, traced.distribution)
-        options = {
-            "seeds": traced.seeds, "positions": torch.from_numpy(traced.lengths),
-            "temperature": 0.8, "top_k": 20,
-        }  # fmt: skip
-        ablated = verify_without_residual(*arguments, **options).tokens.tolist()
-        token = verify_chain(*arguments, **options).tokens.tolist()
-        for step in traced.steps:
-            count = len(step.tokens)
-            assert step.tokens == ablated[step.sequence][:count]
-            unlike += step.tokens != token[step.sequence][:count]
+    for traced, mine, others in zip(rounds, ablated, token, strict=True):
+        for b, tokens in emitted(traced).items():
+            assert tokens == mine[b][: len(tokens)]
+            unlike += tokens != others[b][: len(tokens)]
     assert unlike, "the control: rule token would have given another text"
     again = run(**{**settings, "seed": out.stats.seeds})
     assert again.sequences.tolist() == out.sequences.tolist()
