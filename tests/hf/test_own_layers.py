@@ -136,7 +136,7 @@ def test_what_does_not_go_is_refused_by_name():
         ("early_exit:2", "drafter early_exit needs cache='spec', got 'aligned'", {
             "cache": "aligned"
         }),
-        ("early_exit:2", "or one that drafts several chains.* got early_exit$", {
+        (EarlyExitDrafter(2), "or one that drafts several chains.* got early_exit$", {
             "tree": (2, 1)
         }),
         ("early_exit:x", "drafter must be early_exit:N with a number of layers, got 'x'", {}),
