@@ -12,7 +12,6 @@ from specdec_hf import (
     Drafter,
     LayersDrafter,
     ModelDrafter,
-    PromptLookupDrafter,
     SequenceStats,
     SpecStats,
     TrieTree,
@@ -22,7 +21,7 @@ from specdec_hf import (
 from specdec_hf.drafters.copying import lookup
 from specdec_hf.drafting.registry import DRAFTERS, class_of, entry_of, usage
 from support import hf_models
-from support.clocks import Clock
+from support.clocks import Clock, SlowLookup
 
 NEW = 40
 
@@ -90,26 +89,11 @@ def test_a_draft_model_with_a_sliding_window_forgets_several_drafts(lengths, cas
     assert 0 < out.stats.accepted < out.stats.drafted - 2 * out.stats.rounds
 
 
-class Useless(PromptLookupDrafter):
-    """Takes long for tokens that are mostly wrong."""
-
-    several = False
-
-    def __init__(self, clock):
-        super().__init__()
-        self.clock = clock
-
-    def propose(self, history, limits):
-        gamma = int(limits.max())
-        self.clock.now += 30.0
-        return Draft(torch.full((len(history.lengths), gamma), 1))
-
-
 @pytest.mark.parametrize("tree", [None, TrieTree(1, 5)], ids=["chain", "trie"])
 def test_the_loop_stops_drafting_when_it_does_not_pay(tree):
     model, clock = hf_models.tiny("llama"), Clock()
     settings = {
-        "drafter": Useless(clock), "tree": tree, "max_new_tokens": NEW, "clock": clock,
+        "drafter": SlowLookup(clock, 30.0), "tree": tree, "max_new_tokens": NEW, "clock": clock,
         "guard": None,
     }  # fmt: skip
     out = hf_models.decode_as_generate(model, **settings)
@@ -126,7 +110,7 @@ def test_a_guard_of_the_caller_is_copied():
     calls = []
     for _ in range(2):
         clock = Clock()
-        settings = {"drafter": Useless(clock), "guard": guard, "clock": clock}
+        settings = {"drafter": SlowLookup(clock, 30.0), "guard": guard, "clock": clock}
         stats = hf_models.decode(hf_models.tiny("llama"), max_new_tokens=NEW, **settings).stats
         assert "drafting pauses for 3 rounds" in stats.notes[0]
         assert "drafting pauses for 6 rounds" in stats.notes[1]
