@@ -1,13 +1,22 @@
-"""The tests of the loop draft from the second round on, and run on one thread."""
+"""The tests of the loop run on one thread, and draft from the second round on, however fast."""
 
 import math
 
 import pytest
+from specdec_hf.runner.fit import forget_fits
 from specdec_hf.schedules import benefit_guard
-from support.hf_models import one_thread  # noqa: F401  # autouse for the tests here
+from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
 @pytest.fixture(autouse=True)
 def drafts_at_once(monkeypatch):
     """The benefit guard would let short texts of tiny models end before it tries a draft."""
     monkeypatch.setattr(benefit_guard, "MAX_LOSS", math.inf)
+
+
+@pytest.fixture
+def forgetful():
+    """What was found of models is measured again, and what is found is not kept."""
+    forget_fits()
+    yield
+    forget_fits()

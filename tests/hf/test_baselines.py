@@ -7,7 +7,6 @@ import pytest
 import torch
 from specdec_hf.lab.bench.baselines import BestOf, RejectionSampling
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels.analysis import acceptance_rate
 
@@ -152,11 +151,8 @@ def test_texts_end_where_plain_generation_ends(models, monkeypatch):
 
 
 def test_what_would_be_biased_or_is_not_meant_is_refused(models):
+    sampled = {"max_new_tokens": 4, "do_sample": True}
     with pytest.raises(ValueError, match="the longest of sampled chains is biased"):
-        BestOf(*models, 3, chains=2).generate(
-            **hf_models.prompts((9,)), max_new_tokens=4, do_sample=True
-        )
+        BestOf(*models, 3, chains=2).generate(**hf_models.prompts((9,)), **sampled)
     with pytest.raises(ValueError, match="input_ids must be of one sequence, got 2"):
-        RejectionSampling(*models, 3).generate(
-            **hf_models.prompts((9, 5)), max_new_tokens=4, do_sample=True
-        )
+        RejectionSampling(*models, 3).generate(**hf_models.prompts((9, 5)), **sampled)

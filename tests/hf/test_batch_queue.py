@@ -8,7 +8,6 @@ import pytest
 import torch
 from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, generate
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.letters import letters
 
 MODEL = hf_models.build("llama")

@@ -5,7 +5,7 @@ import torch
 from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from support import encoder_models, hf_models
-from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
+from support.hf_models import Recorder
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -14,8 +14,6 @@ from transformers import (
 )
 
 from bench.tiny_models.build import build
-
-pytestmark = pytest.mark.slow
 
 RAGGED = (9, 4, 12)
 NEW = 15
@@ -29,21 +27,15 @@ def settings(num_beams, **kwargs):
 
 
 def search(model, inputs, drafter, kwargs, *, entry="generate", **options):
-    options = {"guard": False, **options}
-    if entry == "generate":
-        return generate(model, **inputs, drafter=drafter, **options, **kwargs)
-    decoder = SpeculativeDecoder(drafter, **options)
-    return model.generate(**inputs, **kwargs, custom_generate=decoder)
+    options = {"drafter": drafter, "guard": False, **options}
+    return hf_models.through(entry, model, inputs, options, **kwargs)
 
 
 def assert_same(got, want):
     assert got.sequences.tolist() == want.sequences.tolist()
     assert got.beam_indices.tolist() == want.beam_indices.tolist()
     for name in ("sequences_scores", "scores", "logits"):
-        ours, theirs = got[name], want[name]
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got[name], want[name], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.covering(test=1)
@@ -212,7 +204,7 @@ REFUSED = [
     ({"num_assistant_tokens_schedule": "heuristic"}, "num_assistant_tokens_schedule must be None"),
     ({"num_assistant_beams": 2}, "num_assistant_beams must be at least num_beams=3, got 2"),
     ({"streamer": Recorder()}, "streamer must be None with num_beams=3"),
-    ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states must"),
+    ({"output_hidden_states": True}, "output_hidden_states must"),
     ({"num_beams": 1, "num_assistant_beams": 2}, "num_assistant_beams must be None without"),
     ({"num_beams": 0}, "num_beams.*0"),
     ({"early_stopping": "soon"}, "early_stopping.*soon"),
@@ -221,12 +213,11 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=lambda x: str(x)[:40])
 def test_what_does_not_go_together_with_beams_is_refused_by_name(arguments, message):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    arguments = {"num_beams": 3, "max_new_tokens": 2, **arguments}
+    arguments = {"num_beams": 3, **arguments}
     if arguments.get("drafter") == "model":
         arguments["drafter"] = hf_models.perturbed("llama")
     with pytest.raises(ValueError, match=message):
-        generate(model, **inputs, **arguments)
+        hf_models.decode(hf_models.tiny("llama"), **arguments)
 
 
 def test_beams_are_not_streamed():

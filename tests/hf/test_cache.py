@@ -1,4 +1,4 @@
-"""The caches of the loop: lengths, rollback, given and returned caches, reads per round."""
+"""The caches of the loop: lengths, prompts, given and returned caches, reads of a round."""
 
 import numpy as np
 import pytest
@@ -8,17 +8,20 @@ from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.loop import rounds
 from specdec_hf.loop.begin import begin as begin_call
+from specdec_hf.loop.commit import read_verdict
 from specdec_hf.options import Options
 from specdec_hf.request.entry import prepare_call
-from specdec_hf.runner import spec_cache
+from specdec_hf.runner import spec_cache, spec_runner
 from specdec_hf.runner.choose import choose_runner
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.runner.self_check import LARGEST_WINDOW
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.device_reads import spied_reads
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.heads import head_folder
 from transformers import DynamicCache
+
+from specdec_kernels import Verdict
 
 pytestmark = pytest.mark.quick
 
@@ -90,10 +93,8 @@ def test_returned_cache_continues_in_plain_generate(name, lengths):
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
     whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     for kind in ["spec", "dynamic"][: 2 if len(lengths) == 1 else 1]:
-        first = generate(
-            model, **inputs, max_new_tokens=7, do_sample=False, cache=kind,
-            drafter=hf_models.perturbed(name), return_dict_in_generate=True,
-        )  # fmt: skip
+        drafter = hf_models.perturbed(name)
+        first = hf_models.decode(model, lengths, max_new_tokens=7, cache=kind, drafter=drafter)
         assert first.past_key_values.get_seq_length() == first.sequences.shape[1] - 1
         rest = model.generate(
             first.sequences, attention_mask=first.attention_mask,
@@ -102,14 +103,16 @@ def test_returned_cache_continues_in_plain_generate(name, lengths):
         assert rest.tolist() == whole.tolist()
 
 
-@pytest.mark.covering(test=1)
 @pytest.mark.parametrize(
-    ("lengths", "cache"), [((9,), "spec"), ((9,), "dynamic"), (RAGGED, "spec")], ids=str
-)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+    ("name", "lengths", "cache"),
+    [
+        ("llama", (9,), "spec"), ("gpt2", (9,), "dynamic"), ("gpt2", RAGGED, "spec"),
+        *(("gemma2", (14, 9, 12), cache) for cache in ("spec", "aligned", "dynamic")),
+    ],
+)  # fmt: skip
 def test_given_cache_changes_nothing(name, lengths, cache):
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
-    whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    whole = model.generate(**inputs, max_new_tokens=NEW + 7, do_sample=False)
     first = model.generate(
         **inputs, max_new_tokens=7, do_sample=False, return_dict_in_generate=True
     )
@@ -119,7 +122,7 @@ def test_given_cache_changes_nothing(name, lengths, cache):
     for drafter in ("prompt_lookup", hf_models.perturbed(name)):
         got = generate(
             model, first.sequences, attention_mask=mask, past_key_values=past, drafter=drafter,
-            max_new_tokens=NEW - 7, do_sample=False, cache=cache,
+            max_new_tokens=NEW, do_sample=False, cache=cache, guard=False,
         )  # fmt: skip
         assert got.tolist() == whole.tolist()
     assert past.get_seq_length() == first.sequences.shape[1] - 1
@@ -158,22 +161,6 @@ def test_the_cache_returned_by_aligned_has_the_columns_of_the_sequences(name, ma
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("cache", ["spec", "aligned", "dynamic"])
-def test_a_batch_continues_a_given_cache_with_sliding_layers(cache):
-    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts((14, 9, 12))
-    first = model.generate(
-        **inputs, max_new_tokens=7, do_sample=False, return_dict_in_generate=True
-    )
-    mask = torch.cat([inputs["attention_mask"], torch.ones(3, 7, dtype=torch.int64)], dim=1)
-    rest = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False}
-    whole = model.generate(first.sequences, **rest)
-    got = generate(
-        model, first.sequences, past_key_values=first.past_key_values, cache=cache,
-        drafter=hf_models.perturbed("gemma2"), guard=False, **rest,
-    )  # fmt: skip
-    assert got.tolist() == whole.tolist()
-
-
 @pytest.mark.parametrize("cache", ["spec", "dynamic"])
 @pytest.mark.parametrize("lengths", [(9, 4), (7, 4)], ids=str)
 def test_a_spec_cache_of_a_left_padded_batch_continues(lengths, cache):
@@ -201,10 +188,8 @@ def test_a_second_turn_continues_the_cache_of_sequences_that_ended_at_different_
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
     kwargs = {"do_sample": False, "eos_token_id": int(free[0, 3]), "pad_token_id": hf_models.PAD}
-    first = generate(
-        model, **inputs, max_new_tokens=8, drafter=hf_models.perturbed("llama"),
-        return_dict_in_generate=True, **kwargs,
-    )  # fmt: skip
+    drafter = hf_models.perturbed("llama")
+    first = hf_models.decode(model, RAGGED, max_new_tokens=8, drafter=drafter, **kwargs)
     assert len({one.new_tokens for one in first.stats.sequences}) > 1
     turn = hf_models.prompts((4, 4, 4), seed=9)
     ids = torch.cat([first.sequences, turn["input_ids"]], dim=1)
@@ -340,3 +325,73 @@ def test_keys_of_a_callers_batch_with_padding_everywhere_are_not_moved():
     ]  # fmt: skip
     assert texts[0] == texts[1]
     assert all(layer.keys.equal(keys) for layer, keys in zip(past.layers, before, strict=True))
+
+
+UNLIKE, ALIKE = (9, 200, 5), (60, 64, 50)
+SETTINGS = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+def test_each_prompt_is_read_alone_where_padding_would_cost_more(drafter):
+    model, shapes = hf_models.build("llama"), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    inputs = hf_models.prompts(UNLIKE)
+    plain = model.generate(**inputs, **SETTINGS)
+    shapes.clear()
+    out = generate(model, **inputs, **SETTINGS, drafter=drafter, self_check=False)
+    assert torch.equal(out, plain)
+    assert shapes[:3] == [(1, length) for length in UNLIKE]
+    assert all(rows == 3 for rows, _ in shapes[3:])
+    # Prompts of about one length are read together.
+    shapes.clear()
+    generate(model, **hf_models.prompts(ALIKE), **SETTINGS, drafter=drafter, self_check=False)
+    assert shapes[0] == (3, max(ALIKE))
+
+
+@pytest.mark.slow
+def test_hidden_states_are_those_of_prompts_read_together(tmp_path, monkeypatch):
+    model, inputs = hf_models.build("llama", layers=4), hf_models.prompts(UNLIKE)
+    settings = SETTINGS | {"return_dict_in_generate": True, "output_hidden_states": True}
+    settings["drafter"] = f"eagle3:{head_folder(model, tmp_path)}"
+    alone = generate(model, **inputs, **settings, guard=False)
+    monkeypatch.setattr(spec_runner, "TOKENS_OF_A_PASS", 10**6)
+    together = generate(model, **inputs, **settings, guard=False)
+    assert torch.equal(alone.sequences, together.sequences)
+    assert alone.stats.accepted == together.stats.accepted
+    first, other = alone.hidden_states[0][-1], together.hidden_states[0][-1]
+    assert first.shape == other.shape
+    for b, length in enumerate(UNLIKE):
+        assert torch.allclose(first[b, -length:], other[b, -length:], atol=1e-5)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on the host that calls itself one on a device, so that its read is packed."""
+
+    device = torch.device("cuda")
+    __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("kind", [torch.Tensor, OnDevice])
+def test_a_round_is_read_as_its_tensors_hold_it(kind, ids):
+    verdict = Verdict(
+        tokens=torch.tensor([[11, 12, 13, -1], [21, -1, -1, -1]], dtype=ids),
+        num_accepted=torch.tensor([2, 0], dtype=torch.int32),
+        status=torch.tensor([4, 8], dtype=torch.int32),
+        logprobs=torch.tensor([[-0.5, -1e-30, -torch.inf, 0], [-3.25, 0, 0, 0]]),
+        accept_probs=torch.zeros(2, 3),
+    )
+    extra = torch.tensor([[31, 32], [33, 34]]), torch.tensor([[41], [42]], dtype=torch.int32)
+    with spied_reads() as (_, reads):
+        read = read_verdict(
+            Verdict(*(x.as_subclass(kind) for x in verdict)), *(x.as_subclass(kind) for x in extra)
+        )
+    assert (reads == ["cpu", "numpy"]) == (kind is OnDevice)
+    for name in ("tokens", "num_accepted", "status", "logprobs"):
+        assert getattr(read, name).tolist() == getattr(verdict, name).tolist()
+    assert [x.tolist() for x in read.extra] == [x.tolist() for x in extra]
+    assert {str(x.dtype) for x in (read.tokens, read.num_accepted, *read.extra)} == {"int64"}

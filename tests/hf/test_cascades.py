@@ -1,26 +1,23 @@
-"""Cascades: drafters that draft for one another, each with exactly its own distribution."""
+"""Cascades: drafters that draft for one another, each with exactly its own distribution.
+
+Over a tree, a smaller drafter guesses its nodes: the same tree by fewer forwards.
+"""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    HorizontalCascade,
-    ModelDrafter,
-    VerticalCascade,
-    generate,
-)
+from specdec_hf import HorizontalCascade, ModelDrafter, TreeSpec, VerticalCascade, generate
 from specdec_hf.drafters.cascade import level_context
 from specdec_hf.drafters.model import DraftModel
+from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.context import History
 from support import hf_models
-from support.drafter_proof import (
-    VOCAB,
-    assert_greedy_identical,
-    joint_p_value,
-    target,
-)
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
+from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
+from support.histories import context_of
 from support.providers import SIGNIFICANCE
 
 from specdec_kernels import Verdict, sample
@@ -45,10 +42,11 @@ def test_text_of_nested_cascades_is_that_of_the_target_alone():
     model = hf_models.tiny("llama")
     drafter = nested(model)
     assert assert_greedy_identical(lambda: drafter, model, 10).accepted > 0
-    inputs = hf_models.prompts((9, 4, 12))
-    sampled = {"max_new_tokens": 10, "do_sample": True, "rule": "match", "seed": 3, "guard": False}
-    out = generate(model, **inputs, **sampled, drafter=drafter, return_dict_in_generate=True)
-    assert torch.equal(out.sequences, generate(model, **inputs, **sampled, drafter=None))
+    sampled = {"max_new_tokens": 10, "do_sample": True, "rule": "match", "seed": 3}
+    out, plain = (
+        hf_models.decode(model, (9, 4, 12), **sampled, drafter=one) for one in (drafter, None)
+    )
+    assert torch.equal(out.sequences, plain.sequences)
     assert out.stats.accepted > 0
 
 
@@ -71,7 +69,6 @@ class SharesItsNoise(VerticalCascade):
         return self._context.seeds
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [VerticalCascade, SamplesTheMiddle, SharesItsNoise])
 def test_a_vertical_cascade_is_exact_and_wrong_ones_are_rejected(kind):
     model, _ = target()
@@ -83,8 +80,7 @@ def test_a_vertical_cascade_is_exact_and_wrong_ones_are_rejected(kind):
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_noise_of_a_round_is_drawn_once(rule):
     """Whatever a cascade holds, no two drafts of a round or of two rounds share their noise."""
-    seeds = torch.zeros(1, dtype=torch.int64)
-    root = DraftContext(None, rule, 1.0, 0, 1.0, 0.0, seeds, 1, 99, 16)
+    root = context_of(None, rule)
     seen = []
     for length in (10, 11, 12):
         history = History(np.zeros((1, length), dtype=np.int64), np.array([length]), np.ones(1))
@@ -126,17 +122,14 @@ class DrawsItsOwn(ModelDrafter):
         return draft
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_drafters_of_a_horizontal_cascade_may_bring_their_own_noise(wrong):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+def test_drafters_of_a_horizontal_cascade_may_bring_their_own_noise():
+    model = hf_models.tiny("llama")
     drafters = [DrawsItsOwn(middle(model)), DrawsItsOwn(small(model))]
-    settings = {"max_new_tokens": 8, "do_sample": True, "rule": "block", "guard": False}
-    if not wrong:
-        generate(model, **inputs, **settings, drafter=HorizontalCascade(drafters, [1]))
-        return
+    settings = {"max_new_tokens": 8, "do_sample": True, "rule": "block"}
+    hf_models.decode(model, (9, 4), **settings, drafter=HorizontalCascade(drafters, [1]))
     drafters[1].noise = "context"
     with pytest.raises(ValueError, match=r"DrawsItsOwn\.propose must draw at positions"):
-        generate(model, **inputs, **settings, drafter=HorizontalCascade(drafters, [1]))
+        hf_models.decode(model, (9, 4), **settings, drafter=HorizontalCascade(drafters, [1]))
 
 
 def test_each_model_of_a_list_drafts_for_the_one_before_it():
@@ -163,10 +156,7 @@ def test_a_round_begins_once_for_the_draft_model(kind, monkeypatch):
     monkeypatch.setattr(
         DraftModel, "begin_round", lambda draft, history: begun.append(int(history.lengths[0]))
     )
-    out = generate(
-        model, **hf_models.prompts((9,)), gamma=3, max_new_tokens=16, do_sample=False, guard=False,
-        drafter=kind(small(model)), return_dict_in_generate=True,
-    )  # fmt: skip
+    out = hf_models.decode(model, gamma=3, max_new_tokens=16, drafter=kind(small(model)))
     emitted = [record.emitted[0] for record in out.stats.round_log]
     lengths = 9 + np.cumsum([0, *emitted[:-1]])
     drafted = [record.drafted[0] > 0 for record in out.stats.round_log]
@@ -177,11 +167,8 @@ def test_a_round_begins_once_for_the_draft_model(kind, monkeypatch):
 def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():
     """As good as the first one, it is never wrong."""
     model = hf_models.tiny("llama")
-    out = generate(
-        model, **hf_models.prompts((9, 4)), gamma=4, max_new_tokens=16, do_sample=False,
-        drafter=HorizontalCascade([ModelDrafter(model), ModelDrafter(model)], [2]), guard=False,
-        return_dict_in_generate=True,
-    )  # fmt: skip
+    both = HorizontalCascade([ModelDrafter(model), ModelDrafter(model)], [2])
+    out = hf_models.decode(model, (9, 4), gamma=4, max_new_tokens=16, drafter=both)
     assert max(out.stats.gammas) == 4
     assert out.stats.draft_acceptance_rate == 1
 
@@ -197,11 +184,184 @@ def test_a_schedule_that_reads_the_drafts_ends_those_of_a_vertical_cascade(how):
     """Greedy, too, where the rule does not read their distribution."""
     model = hf_models.build("llama", vocab_size=31)
     drafter = VerticalCascade(hf_models.with_noise(model, 0.6), "prompt_lookup", 2)
-    out = generate(
-        model, **hf_models.prompts((9,), vocab_size=31), drafter=drafter, guard=False,
-        num_assistant_tokens=6, num_assistant_tokens_schedule="confidence", max_new_tokens=24,
-        return_dict_in_generate=True, **how,
+    out = hf_models.decode(
+        model, drafter=drafter, num_assistant_tokens=6, max_new_tokens=24,
+        num_assistant_tokens_schedule="confidence", **how,
     )  # fmt: skip
     drafted = [sum(one.drafted) for one in out.stats.round_log]
     assert 0 < sum(drafted) < 6 * len(drafted) / 2
     assert not [note for note in out.stats.notes if "neither" in note]
+
+
+TREE = TreeSpec.branching((2, 2, 1, 1))
+RULES = (
+    "greedy", "target_only", "match", "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq",
+    "traversal",
+)  # fmt: skip
+
+
+def draft_model():
+    """A copy, whose forwards are counted."""
+    return copy.deepcopy(hf_models.with_noise(hf_models.tiny("llama"), 0.2))
+
+
+def decoded(drafter, model, rule, lengths=(9, 4, 12), tree=TREE, new_tokens=14):
+    """The output of a ragged batch, and the forwards of the draft model."""
+    forwards = []
+    hook = model.register_forward_hook(lambda *_: forwards.append(1))
+    out = hf_models.decode(
+        hf_models.tiny("llama"), lengths, drafter=drafter, tree=tree, rule=rule,
+        do_sample=rule != "greedy", seed=3, max_new_tokens=new_tokens,
+    )  # fmt: skip
+    hook.remove()
+    return out, len(forwards)
+
+
+def outcomes(stats):
+    """What was drafted and kept in each round."""
+    return [(one.drafted, one.accepted, one.emitted) for one in stats.round_log]
+
+
+GUESSERS = {
+    "itself": ModelDrafter,
+    "less": lambda model: hf_models.with_noise(model, 0.3),
+    "random": lambda model: RandomDrafter(),
+    "copied": lambda model: "prompt_lookup",
+    "cascade": lambda model: VerticalCascade(hf_models.with_noise(model, 0.3), "prompt_lookup"),
+    "horizontal": lambda model: HorizontalCascade([copy.deepcopy(model), "prompt_lookup"], [1]),
+}
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("guesser", GUESSERS)
+@pytest.mark.parametrize("rule", RULES)
+def test_guesses_change_no_tree_and_save_forwards(rule, guesser):
+    model = draft_model()
+    expected, forwards = decoded(model, model, rule)
+    staged = VerticalCascade(model, GUESSERS[guesser](copy.deepcopy(model)), 3)
+    found, fewer = decoded(staged, model, rule)
+    assert found.sequences.equal(expected.sequences)
+    assert outcomes(found.stats) == outcomes(expected.stats)
+    assert 0 < found.stats.accepted < found.stats.drafted
+    if guesser == "itself" and rule in ("greedy", "target_only", "match"):
+        assert fewer < forwards, "a drawn child is guessed at times only"
+    assert fewer <= forwards, "a guess is never a forward of its own"
+
+
+def test_a_level_whose_nodes_were_guessed_needs_no_forward():
+    """A guesser that is right: one forward a round. The control guesses at random."""
+    model, chain = draft_model(), TreeSpec.branching((1, 1, 1, 1))
+    arguments = {"rule": "greedy", "lengths": (9,), "tree": chain, "new_tokens": 24}
+    _, alone = decoded(model, model, **arguments)
+    right = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 3)
+    out, forwards = decoded(right, model, **arguments)
+    rounds = sum(one.drafted[0] > 0 for one in out.stats.round_log)
+    assert forwards == rounds > 3
+    wrong = VerticalCascade(model, RandomDrafter(), 3)
+    assert decoded(wrong, model, **arguments)[1] > 0.9 * alone > 2 * rounds
+    two = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 2)
+    assert rounds < decoded(two, model, **arguments)[1] < alone
+
+
+def test_guesses_are_made_below_every_new_node():
+    """In a tree of two children at two levels, only those below the second are a new forward."""
+    model = draft_model()
+    right = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 3)
+    out, forwards = decoded(right, model, "greedy", lengths=(9,), new_tokens=24)
+    # By the nodes of a round, whose tree is cut where the text ends: levels with new nodes.
+    needed = {0: 0, 2: 1, 6: 2, 10: 3, 14: 3}
+    assert forwards == sum(needed[one.drafted[0]] for one in out.stats.round_log)
+
+
+def test_several_draft_models_may_be_staged():
+    model = draft_model()
+    other = hf_models.with_noise(model, 0.3)
+    tree = TreeSpec.branching((1, 1, 1))
+    expected, _ = decoded([model, other], model, "multi_draft", tree=tree)
+    staged = VerticalCascade(model, "prompt_lookup")
+    found, _ = decoded([staged, other], model, "multi_draft", tree=tree)
+    assert found.sequences.equal(expected.sequences)
+    assert outcomes(found.stats) == outcomes(expected.stats)
+
+
+def test_a_cascade_near_the_end_of_its_context_drafts_what_fits():
+    model = copy.deepcopy(hf_models.with_noise(hf_models.build("llama", context=20), 0.0))
+    staged = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 3)
+    plain = hf_models.decode(hf_models.tiny("llama"), max_new_tokens=24)
+    found, _ = decoded(staged, model, "greedy", lengths=(9,), new_tokens=24)
+    assert found.sequences.equal(plain.sequences)
+    assert found.stats.drafted > 0
+
+
+def test_names_and_models_of_a_cascade_are_checked():
+    model = hf_models.tiny("llama")
+    assert VerticalCascade(model, "prompt_lookup").drafters[0].name == "prompt_lookup"
+    with pytest.raises(ValueError, match="a cascade must hold drafters with a name, got 'magic'"):
+        VerticalCascade(model, "magic")
+    with pytest.raises(ValueError, match=r"must set rolls_back = True .* got NgramDrafter"):
+        VerticalCascade(model, "ngram")
+    with pytest.raises(TypeError, match="names of drafters and draft models, got int"):
+        VerticalCascade(model, 3)
+
+
+# The command line.
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("vertical",), ("vertical", "--tree", "2,1,1"), ("horizontal:2",),
+        ("vertical", "--temperature", "0.8", "--seed", "1"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_cascades_of_the_command_line_draft(more, folder):  # noqa: F811
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8,
+        "--drafter", "layers:1", "--drafter", "prompt_lookup", "--cascade", *more, "--guard", "off",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "draft" in result.output
+
+
+@pytest.mark.parametrize(
+    ("drafters", "more", "message"),
+    [
+        (["prompt_lookup"], ["vertical"], "--cascade needs several --drafter, the largest"),
+        (["layers:1", "random"], ["deep"], "--cascade must be one of vertical, horizontal, got 'd"),
+        (["random", "prompt_lookup"], ["vertical"], "--cascade vertical needs draft models, such "),
+        (["layers:1", "auto"], ["vertical"], "--cascade needs drafters of chains of their"),
+        (["layers:1", "early_exit:1"], ["vertical"], "--cascade needs drafters of chains of their"),
+        (["layers:1", "none"], ["vertical"], "--cascade needs drafters of chains of their"),
+        (["layers:1", "random"], ["vertical:2"], "--cascade vertical takes no numbers, got"),
+        (["layers:1", "random"], ["horizontal"], "--cascade must be horizontal:N,N with tokens to"),
+        (["layers:1", "random"], ["horizontal:2,2"], "--cascade horizontal needs a number for"),
+        (["layers:1", "random"], ["horizontal:2", "--tree", "2,1"], "--tree must not be given"),
+        (["layers:1", "ngram"], ["vertical"], "--cascade vertical: drafter must set rolls"),
+        (["layers:1,top_k=2", "random"], ["vertical"], "--cascade vertical: top_k of a model must"),
+        (
+            ["layers:1", "prompt_lookup"],
+            ["horizontal:2", "--num-assistant-tokens-schedule", "egag"],
+            "egag needs a drafter with a draft distribution",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_cascade_gets_one_line(drafters, more, message, folder):  # noqa: F811
+    given = [word for name in drafters for word in ("--drafter", name)]
+    line = one_line_error(
+        "generate", "--model", folder, "--prompt", "ab", *given, "--cascade", *more
+    )
+    assert message in line
+
+
+def test_a_table_in_a_cascade_does_not_learn(folder, tmp_path):  # noqa: F811
+    text, table = tmp_path / "text", tmp_path / "table"
+    text.write_text("ab ab ab ba ab")
+    result = invoke("build", "ngram", text, "--model", folder, "--output", table)
+    assert result.exit_code == 0, result.output
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "ab ab", "--max-new-tokens", 6,
+        "--drafter", "layers:1", "--drafter", f"ngram:{table}", "--cascade", "vertical",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert not says(result, "was not checked")

@@ -1,19 +1,15 @@
 """`check_drafter` passes every drafter of ours, and fails drafters that are wrong on purpose."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from specdec_hf import Draft, Drafter, ModelDrafter, TrieTree, check_drafter
 from specdec_hf.drafters.own_layers import EarlyExitDrafter
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels import SampledDraft, sample
 from specdec_kernels.analysis.uniforms import acceptance_uniforms
 
-pytestmark = pytest.mark.slow
 VOCAB = 23
 SMALL = {"samples": 96, "max_new_tokens": 4, "num_assistant_tokens": 3}
 

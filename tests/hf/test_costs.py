@@ -1,8 +1,16 @@
-"""What is learnt from the measured times of a call."""
+"""What is learnt from the measured times of a call, and what drafters say of theirs before."""
 
 import numpy as np
 import pytest
+import torch
+from specdec_hf import HorizontalCascade, MedusaDrafter, RemoteDrafter, TrieTree, generate
+from specdec_hf.drafters import remote
+from specdec_hf.drafters.merge import TrieDrafter
+from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.schedules.costs import Costs, MonotoneCost
+from support import drafter_cases, hf_models
+from support.heads import head_for, parallel_heads
 
 
 def test_monotone_costs_by_hand():
@@ -104,3 +112,116 @@ def test_drafts_that_are_made_at_once_cost_the_same_at_other_lengths():
         later.adopt(costs)
         later.expect(0.1, not at_once, False)
         assert later.round(1) - 1 == pytest.approx(0.1 if at_once else 0.4)
+
+
+# Of a target with hidden states of 32, and of three heads that draft 66 of its 67 tokens.
+OUTPUTS = 3 * 66 * 32
+MEDUSA = 2 * 3 * (32 * 32 + 32)
+BLOCKWISE = (32 * 6 + 6) + (6 * 96 + 96)
+EXIT = 32 * 32 + 32
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama", layers=4)
+
+
+def size(module):
+    return sum(x.numel() for x in module.parameters())
+
+
+def costs_of(target, drafter, monkeypatch):
+    """What schedule and benefit guard of a call begin with."""
+    seen, adopt = [], Costs.adopt
+
+    def recorded(self, *args, **kwargs):
+        seen.append(self)
+        adopt(self, *args, **kwargs)
+
+    monkeypatch.setattr(Costs, "adopt", recorded)
+    generate(target, **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=1)
+    return seen[0]
+
+
+def with_own_outputs(target, folder):
+    head = parallel_heads(MedusaHeads, target)
+    head.lm_head, head.own_lm_head = torch.stack([head.lm_head] * 3), True
+    return MedusaDrafter(head)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "at_once", "reads_prompt"),
+    [
+        ("medusa", MEDUSA + OUTPUTS, True, False),
+        ("own outputs", MEDUSA + OUTPUTS, True, False),
+        ("blockwise", BLOCKWISE + OUTPUTS, True, False),
+        ("pass_head", size, True, False),
+        ("exit_head", lambda t: size(t) - size(t.model.layers[1:]) + EXIT, False, False),
+        ("early_exit", lambda t: size(t) - size(t.model.layers[1:]), False, False),
+        ("layer_skip", lambda t: size(t) - size(t.model.layers[1:2]), False, False),
+        ("eagle3", lambda t: size(head_for(t)) + 66 * 32, False, True),
+    ],
+)
+def test_a_draft_costs_the_weights_that_it_reads(
+    name, weights, at_once, reads_prompt, target, monkeypatch, tmp_path
+):
+    made = {**drafter_cases.NAMED, "own outputs": with_own_outputs}[name]
+    costs = costs_of(target, made(target, tmp_path), monkeypatch)
+    share = (weights(target) if callable(weights) else weights) / size(target)
+    assert costs.relative_cost == pytest.approx(share)
+    assert (costs.drafts_at_once, costs.reads_prompt) == (at_once, reads_prompt)
+
+
+class Stated(Drafter):
+    """A drafter of which only the costs matter."""
+
+    rolls_back = True
+
+    def __init__(self, cost, at_once, reads_prompt):
+        self.costs = cost, at_once, reads_prompt
+
+    def start(self, context):
+        self.relative_cost, self.drafts_at_once, self.reads_prompt = self.costs
+
+    def propose(self, history, limits):
+        return None
+
+
+AT_ONCE, STEPS, FREE = (0.2, True, False), (0.3, False, True), (0.0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected", "merged"),
+    [
+        ((AT_ONCE, AT_ONCE), (0.4, True, False), 0.4),
+        ((STEPS, STEPS), (0.3, False, True), 0.6),
+        ((STEPS, AT_ONCE), (0.3, False, True), 0.5),
+        ((AT_ONCE, FREE), (0.2, True, False), 0.2),
+        ((FREE, FREE), (0, False, False), 0),
+    ],
+    ids=["at-once", "steps", "both", "free", "none"],
+)
+def test_costs_of_several_drafters_follow_from_theirs(
+    stated, expected, merged, target, monkeypatch
+):
+    """In a cascade a step is one drafter's; in a merged tree it is one of each."""
+    cascade = HorizontalCascade([Stated(*one) for one in stated], [1])
+    tree = TrieDrafter([Stated(*one) for one in stated], TrieTree())
+    for drafter, cost in ((cascade, expected[0]), (tree, merged)):
+        with monkeypatch.context() as patch:
+            costs = costs_of(target, drafter, patch)
+        assert costs.relative_cost == pytest.approx(cost)
+        assert (costs.drafts_at_once, costs.reads_prompt) == expected[1:]
+
+
+@pytest.mark.parametrize("stated", [AT_ONCE, STEPS])
+def test_a_drafter_elsewhere_costs_what_it_says_there(stated, target, monkeypatch):
+    server = remote._Server(Stated(*stated))
+    monkeypatch.setattr(
+        RemoteDrafter, "_ask", lambda self, what, value: getattr(server, what)(value)
+    )
+    monkeypatch.setattr(remote, "_check_initialized", lambda name: None)
+    monkeypatch.setattr(remote.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(remote.dist, "get_rank", lambda: 0)
+    costs = costs_of(target, RemoteDrafter(1), monkeypatch)
+    assert (costs.relative_cost, costs.drafts_at_once, costs.reads_prompt) == stated

@@ -3,8 +3,10 @@
 Recorded ops of the CPU take the place of CUDA graphs; they keep tensors and numbers as these do.
 """
 
+import contextlib
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,16 +18,9 @@ from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, cuda_graphs
 from specdec_hf.runner.fit import record_of
 from support.heads import head_folder
-from support.hf_models import (  # noqa: F401  # one_thread is autouse here
-    build,
-    decode,
-    one_thread,
-    prompts,
-    with_noise,
-)
-from support.recorded_ops import FEW_WIDTHS, record_ops
-
-pytestmark = pytest.mark.slow
+from support.hf_models import build, decode, prompts, with_noise
+from support.recorded_ops import FEW_WIDTHS, FreedMemory, OpRecorder, record_ops
+from torch.nn.functional import linear
 
 WIDTHS = len(FEW_WIDTHS)
 
@@ -132,22 +127,13 @@ def test_a_cache_that_the_caller_keeps_stays_as_it_is(llama):
         assert torch.equal(layer.values, values)
 
 
-class Abort(Exception):
-    pass
-
-
-class Aborting:
-    def put(self, value):
-        if value.numel() < 9:
-            raise Abort
-
-    def end(self):
-        pass
-
-
 def test_a_call_that_is_broken_off_gives_the_buffers_back(llama):
-    with pytest.raises(Abort) as caught:
-        fast(llama, streamer=Aborting())
+    def put(value):
+        if value.numel() < 9:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError) as caught:
+        fast(llama, streamer=SimpleNamespace(put=put, end=list))
     again = fast(llama)
     assert caught.tb is not None  # it refers to the call
     assert again.stats.compiled.replayed == again.stats.rounds
@@ -161,19 +147,13 @@ def test_hidden_states_are_replayed(llama, tmp_path):
     assert out.stats.accepted == eager.stats.accepted > 0
     assert out.stats.compiled.replayed == out.stats.rounds
     states, own = (f(llama, output_hidden_states=True).hidden_states for f in (fast, decode))
-    for ours, theirs in zip(states, own, strict=True):
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-
-
-def moved_weights(model):
-    fast(model)
-    model.lm_head.weight.data = model.lm_head.weight.data.flip(0)
-    return model
+    torch.testing.assert_close(states, own, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_that_move_end_the_graphs(llama):
-    out = fast(moved_weights(llama))
+    fast(llama)
+    llama.lm_head.weight.data = llama.lm_head.weight.data.flip(0)
+    out = fast(llama)
     assert out.stats.compiled.replayed > 0
     assert torch.equal(out.sequences, decode(llama).sequences)
 
@@ -235,25 +215,26 @@ def test_a_recorder_that_fails_in_a_round_is_asked_no_more(llama):
     assert "no memory left" in fast(llama).stats.compiled.without_cuda_graphs
 
 
-INPUTS = ("tokens", "positions", "mask", "starts")
+def leaving_out(names, left_out):
+    """A replay in which an input keeps the value of the recording, or outputs are not copied."""
 
-
-@pytest.mark.parametrize("left_out", ["positions", "mask", "starts", "copies"])
-def test_the_self_check_finds_what_a_replay_leaves_out(llama, monkeypatch, left_out):
-    """Negative controls: an input keeps the value of the recording, or outputs are not copied."""
-
-    def stale(self, inputs):
-        pairs = [
-            p for p in zip(self._inputs, inputs, strict=True) if isinstance(p[0], torch.Tensor)
-        ]
-        assert len(pairs) == len(INPUTS)
-        for name, (own, given) in zip(INPUTS, pairs, strict=True):
+    def replay(self, inputs):
+        pairs = zip(self._inputs, inputs, strict=True)
+        tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
+        for name, (own, given) in zip(names, tensors, strict=True):
             if name != left_out:
                 own.copy_(given)
         self._replay()
         return self._outputs if left_out == "copies" else [x.clone() for x in self._outputs]
 
-    monkeypatch.setattr(cuda_graphs.Recording, "__call__", stale)
+    return replay
+
+
+@pytest.mark.parametrize("left_out", ["positions", "mask", "starts", "copies"])
+def test_the_self_check_finds_what_a_replay_leaves_out(llama, monkeypatch, left_out):
+    """Negative controls."""
+    replay = leaving_out(("tokens", "positions", "mask", "starts"), left_out)
+    monkeypatch.setattr(cuda_graphs.Recording, "__call__", replay)
     settings = {}
     if left_out == "copies":
         settings = {"drafter": with_noise(llama, 0.05), "tree": (2, 1)}
@@ -270,3 +251,41 @@ def test_graphs_go_with_the_model():
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_the_stand_in_finds_reads_of_freed_memory(view):
+    """Negative control: as a graph, it keeps the memory of its own results alone."""
+    weight, x = torch.ones(3, 3), torch.ones(1, 3)
+    outputs, replay = OpRecorder().record(lambda: [x @ (weight.t() if view else weight) + 1])
+    x.fill_(2)
+    replay()
+    assert outputs[0].tolist() == [[7, 7, 7]]
+    weight.data = torch.zeros(3, 3)
+    with pytest.raises(FreedMemory, match=r"a tensor of shape \(3, 3\)"):
+        replay()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_casts_that_autocast_frees_are_not_recorded(monkeypatch, kept):
+    outcome = contextlib.nullcontext()
+    if kept:  # negative control
+        monkeypatch.setattr(cuda_graphs, "_no_kept_casts", contextlib.nullcontext)
+        outcome = pytest.raises(FreedMemory)
+    weight = torch.ones(3, 3, requires_grad=True)  # autocast keeps no casts of others
+    made, outputs = cuda_graphs.Recordings(OpRecorder(), 1.0), []
+
+    def run(value):
+        given = {"x": torch.full((1, 3), value)}
+        outputs.append(made.replay(lambda given: [linear(given["x"], weight)], given)[0])
+
+    with torch.no_grad():
+        run(1.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            run(2.0)
+            assert torch.is_autocast_cache_enabled()
+        with torch.autocast("cpu", torch.bfloat16), outcome:
+            run(3.0)
+    assert [x[0, 0].item() for x in outputs] == [3, 6, 9][: 2 if kept else 3]
+    assert len(made) == 2, "one with autocast and one without"
+    assert made.reason == ""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
 from support import cli_models, encoder_models, hf_models
-from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
+from support.hf_models import Recorder
 from support.sources import ROOT
 from transformers import (
     AutoModelForCausalLM,

@@ -2,16 +2,8 @@
 
 import pytest
 import torch
-from specdec_hf import (
-    Draft,
-    DraftContext,
-    Drafter,
-    PromptLookupDrafter,
-    TrieTree,
-    generate,
-)
+from specdec_hf import Draft, DraftContext, Drafter, PromptLookupDrafter, TrieTree
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from specdec_kernels import SampledDraft, sample
 
@@ -34,10 +26,7 @@ class Proposes(Drafter):
 
 
 def call(drafter, **kwargs):
-    return generate(
-        hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=NEW,
-        guard=False, return_dict_in_generate=True, **kwargs,
-    )  # fmt: skip
+    return hf_models.decode(hf_models.tiny("llama"), drafter=drafter, max_new_tokens=NEW, **kwargs)
 
 
 def tree_of(tokens=TOKENS, parents=PARENTS, **more):
@@ -48,11 +37,7 @@ DOUBLE = tree_of(
     TOKENS[:, :2], PARENTS[:, :2], distribution=ROWS._replace(logits=ROWS.logits.double())
 )
 WRONG = {
-    "a string": (
-        "1",
-        TypeError,
-        "its tokens as a tensor, array or list, got str",
-    ),
+    "a string": ("1", TypeError, "its tokens as a tensor, array or list, got str"),
     "too many nodes": (
         tree_of(TOKENS.repeat(1, 2), PARENTS.repeat(1, 2)),
         ValueError,
@@ -116,14 +101,11 @@ def test_a_misshapen_distribution_leaves_a_note_and_no_drafts(rows, draft_rows):
 @pytest.mark.parametrize("tree", [None, TrieTree(depth=2)], ids=["alone", "merged"])
 def test_integers_of_a_tree_may_be_of_any_type_and_its_depth_is_a_bound(tree, depth):
     """A tree that is said to be less deep than it is loses drafts and no text."""
-    made = Draft(TOKENS.to(torch.int16), PARENTS.to(torch.int16), depth=depth)
-    drafter = Proposes(made) if tree is None else [Proposes(made)]
-    assert call(drafter, tree=tree).sequences.tolist() == call(None).sequences.tolist()
-
-
-def test_a_tree_without_nodes_is_a_round_without_drafts():
-    drafter = Proposes(Draft(TOKENS[:, :0], PARENTS[:, :0]))
-    assert call(drafter).sequences.tolist() == call(None).sequences.tolist()
+    tokens, parents = TOKENS.to(torch.int16), PARENTS.to(torch.int16)
+    for size in (3, 0):  # a tree without nodes is a round without drafts
+        made = Draft(tokens[:, :size], parents[:, :size], depth=depth)
+        drafter = Proposes(made) if tree is None else [Proposes(made)]
+        assert call(drafter, tree=tree).sequences.tolist() == call(None).sequences.tolist()
 
 
 class Drawn(Drafter):

@@ -1,4 +1,4 @@
-"""Drafters, statistics, and the benefit guard in a call."""
+"""Drafters by name, what they are told, statistics, and the benefit guard in a call."""
 
 import math
 
@@ -7,8 +7,11 @@ import pytest
 import torch
 from specdec_hf import (
     BenefitGuard,
+    Candidates,
+    Draft,
+    Drafter,
+    LayersDrafter,
     ModelDrafter,
-    PromptLookupDrafter,
     SequenceStats,
     SpecStats,
     TrieTree,
@@ -16,10 +19,9 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.drafters.copying import lookup
-from specdec_hf.drafting.drafter import Draft
+from specdec_hf.drafting.registry import DRAFTERS, class_of, entry_of, usage
 from support import hf_models
-from support.clocks import Clock
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.clocks import Clock, SlowLookup
 
 NEW = 40
 
@@ -51,11 +53,11 @@ def test_lookup_equals_its_definition():
 
 
 def test_a_perfect_drafter_is_always_accepted():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
+    model = hf_models.tiny("llama")
     for rule, sampled in (("greedy", False), ("match", True), ("token", True), ("block", True)):
-        out = generate(
-            model, **inputs, drafter=model, gamma=3, max_new_tokens=16, do_sample=sampled, seed=2,
-            rule=rule, temperature=0.8, top_k=0, return_dict_in_generate=True,
+        out = hf_models.decode(
+            model, (9, 4), drafter=model, gamma=3, max_new_tokens=16, do_sample=sampled, seed=2,
+            rule=rule, temperature=0.8, top_k=0,
         )  # fmt: skip
         # Rounding differs between batch shapes. Rules that compare probabilities may therefore
         # reject a draft whose acceptance uniform is very close to 1.
@@ -74,55 +76,30 @@ CASCADES = {
 @pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=str)
 def test_a_draft_model_with_a_sliding_window_forgets_several_drafts(lengths, cascade):
     """Its cache has dropped nothing that it needs, and drafts as one that drops nothing does."""
-    model, inputs = hf_models.build("mistral", sliding_window=8), hf_models.prompts(lengths)
-    settings = {"max_new_tokens": 20, "do_sample": False}
-    expected = model.generate(**inputs, **settings)
+    model = hf_models.build("mistral", sliding_window=8)
     near, far = (hf_models.with_noise(model, amount) for amount in (0.05, 0.2))
     accepted = []
     for cache in ("spec", "dynamic"):
         drafter = CASCADES[cascade](ModelDrafter(near, cache), ModelDrafter(far, cache))
-        out = generate(
-            model, **inputs, **settings, drafter=drafter, gamma=5, guard=False,
-            return_dict_in_generate=True,
-        )  # fmt: skip
-        assert torch.equal(out.sequences, expected)
+        out = hf_models.decode_as_generate(
+            model, lengths, max_new_tokens=20, drafter=drafter, gamma=5
+        )
         accepted.append([one.acceptance_histogram for one in out.stats.sequences])
     assert accepted[0] == accepted[1]
     assert 0 < out.stats.accepted < out.stats.drafted - 2 * out.stats.rounds
 
 
-class Useless(PromptLookupDrafter):
-    """Takes long for tokens that are mostly wrong."""
-
-    several = False
-
-    def __init__(self, clock):
-        super().__init__()
-        self.clock = clock
-
-    def propose(self, history, limits):
-        gamma = int(limits.max())
-        self.clock.now += 30.0
-        return Draft(torch.full((len(history.lengths), gamma), 1))
-
-
 @pytest.mark.parametrize("tree", [None, TrieTree(1, 5)], ids=["chain", "trie"])
 def test_the_loop_stops_drafting_when_it_does_not_pay(tree):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    clock = Clock()
-    useless = Useless(clock)
-    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    out = generate(
-        model, **inputs, drafter=useless, tree=tree, max_new_tokens=NEW, do_sample=False,
-        clock=clock, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert out.sequences.tolist() == expected.tolist()
+    model, clock = hf_models.tiny("llama"), Clock()
+    settings = {
+        "drafter": SlowLookup(clock, 30.0), "tree": tree, "max_new_tokens": NEW, "clock": clock,
+        "guard": None,
+    }  # fmt: skip
+    out = hf_models.decode_as_generate(model, **settings)
     assert any("drafting pauses" in note for note in out.stats.notes)
     assert out.stats.gammas.count(0) > NEW / 2
-    out = generate(
-        model, **inputs, drafter=useless, tree=tree, max_new_tokens=NEW, do_sample=True, seed=3,
-        clock=clock, return_dict_in_generate=True,
-    )  # fmt: skip
+    out = hf_models.decode(model, **settings, do_sample=True, seed=3)
     # Without drafts, rule token would spend other noise on the text.
     found = "drafting goes on" if tree is None else "drafting pauses"
     assert any(found in note for note in out.stats.notes)
@@ -133,10 +110,8 @@ def test_a_guard_of_the_caller_is_copied():
     calls = []
     for _ in range(2):
         clock = Clock()
-        stats = generate(
-            hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=Useless(clock), guard=guard,
-            clock=clock, max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True,
-        ).stats  # fmt: skip
+        settings = {"drafter": SlowLookup(clock, 30.0), "guard": guard, "clock": clock}
+        stats = hf_models.decode(hf_models.tiny("llama"), max_new_tokens=NEW, **settings).stats
         assert "drafting pauses for 3 rounds" in stats.notes[0]
         assert "drafting pauses for 6 rounds" in stats.notes[1]
         calls.append((stats.gammas, stats.notes))
@@ -176,3 +151,117 @@ def test_the_statistics_of_a_call_are_those_of_all_sequences():
         assert call.draft_acceptance_rate == 3 / 11
         assert (call.together.prompt_tokens, call.together.rounds) == (13, 3)
     assert SpecStats(sequences=[tree]).acceptance_by_position == tree.acceptance_by_position
+
+
+RAGGED = (9, 5, 12)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_entry_names_its_class(name):
+    entry = DRAFTERS[name]
+    made = class_of(name)
+    assert issubclass(made, Drafter)
+    assert made.name == name
+    assert entry.capabilities().items() <= {n: getattr(made, n) for n in dir(made)}.items()
+    assert entry.is_model == issubclass(made, LayersDrafter)
+    assert entry.makes_forward or made.forward is Drafter.forward
+    assert entry.summary
+    assert entry_of(usage(name).replace("[", "").replace("]", "")) is entry
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt_lookup:3", "drafter 'prompt_lookup' takes no value, got 'prompt_lookup:3'"),
+        ("prompt_lookup:", "drafter must be prompt_lookup, got 'prompt_lookup:'"),
+        ("magic", "got 'magic'; drafters with a name are auto, prompt_lookup, "),
+        ("promt_lookup", "got 'promt_lookup'; did you mean 'prompt_lookup'?"),
+        ("Ngram:2", "got 'Ngram:2'; did you mean 'ngram'?"),
+    ],
+)
+def test_a_wrong_name_is_refused(text, message):
+    with pytest.raises(ValueError) as raised:
+        generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=text)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "name"),
+    [("num_assistant_tokens_schedule", "heuristik", "heuristic"), ("rule", "blocks", "block")],
+)
+def test_a_schedule_or_rule_that_is_nearly_one_is_named(argument, given, name):
+    with pytest.raises(ValueError, match=rf"got '{given}'; did you mean '{name}'\?"):
+        hf_models.decode(hf_models.tiny("llama"), drafter="prompt_lookup", **{argument: given})
+
+
+class Observer:
+    """Drafts what an earlier call has taught it, and keeps every observation."""
+
+    candidates = 3
+
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, history, candidates):
+        texts = [history.tokens[b, :n].copy() for b, n in enumerate(history.lengths)]
+        self.seen.append((texts, candidates))
+
+
+class Chains(Observer, Drafter):
+    """The target's own next token may be among them: they are simply counted up."""
+
+    def propose(self, history, limits):
+        gamma = int(limits.max())
+        return (history.last(1) + np.arange(1, gamma + 1)) % 64
+
+
+class Trees(Observer, Drafter):
+    name = "pairs"
+    size, depth = 4, 2
+
+    def propose(self, history, limits):
+        last = torch.from_numpy(history.last(1).copy())
+        tokens = (last + torch.tensor([1, 2, 3, 4])) % 64
+        parents = torch.tensor([-1, -1, 0, 1])
+        tokens[torch.from_numpy(limits < 1)] = -1
+        tokens[torch.from_numpy(limits < 2), 2:] = -1
+        return Draft(tokens, parents.expand_as(tokens), depth=2)
+
+
+@pytest.mark.parametrize("made", [Chains, Trees])
+def test_a_drafter_learns_the_most_likely_next_tokens(made):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    drafter = made()
+    got = generate(model, **inputs, **settings, drafter=drafter, guard=False)
+    assert torch.equal(got, model.generate(**inputs, **settings))
+    checked = 0
+    for texts, seen in drafter.seen:
+        for b, row in np.argwhere(seen.tokens >= 0).tolist():
+            path, above = [], row
+            while above > 0:
+                path.insert(0, int(seen.tokens[b, above]))
+                above = int(seen.parents[b, above])
+            assert above == 0
+            assert seen.tokens[b, 0] == texts[b][-1]
+            text = torch.from_numpy(np.append(texts[b], path).astype(np.int64))[None]
+            with torch.no_grad():
+                expected = model(text).logits[0, -1].topk(3).indices
+            assert seen.ids[b, row].tolist() == expected.tolist()
+            checked += 1
+    assert checked > 30
+
+
+def test_the_rows_of_a_path_hang_below_one_another():
+    """Other rows may hold the same token."""
+    tokens, parents = np.array([[4, 5, 6, 6]]), np.array([[-1, 0, 0, 1]])
+    candidates = Candidates(tokens, parents, np.zeros((1, 4, 1), dtype=np.int64))
+    assert candidates.path(0, [5, 6, 6]) == [0, 1, 3]
+
+
+def test_a_drafter_of_trees_takes_no_layout_and_no_number_of_tokens():
+    model = hf_models.tiny("llama")
+    with pytest.raises(ValueError, match="tree must be a TrieTree or None with drafter pairs"):
+        hf_models.decode(model, drafter=Trees(), tree=(2, 1))
+    with pytest.raises(ValueError, match="num_assistant_tokens must not be given with a drafter"):
+        hf_models.decode(model, drafter=Trees(), num_assistant_tokens=3)

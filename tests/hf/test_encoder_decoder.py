@@ -1,4 +1,7 @@
-"""Encoder-decoders give the text of plain generation, and their encoders run once."""
+"""Encoder-decoders give the text of plain generation, and their encoders run once.
+
+`python -m bench.model_table` compares every class of Transformers.
+"""
 
 import pytest
 import torch
@@ -6,17 +9,22 @@ from specdec_hf import (
     Drafter,
     PromptLookupDrafter,
     SpeculativeDecoder,
+    TrieTree,
+    check_model,
     generate,
 )
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter, lookup
+from specdec_hf.runner.fit import forget_fits
+from specdec_hf.runner.plain_runner import PlainRunner
 from support import encoder_models, hf_models
 from support.encoder_models import inputs_for, perturbed, texts, tiny
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import EncoderDecoderCache
 
-from bench.tiny_models.compare import OracleDrafter
-
-pytestmark = pytest.mark.slow
+from bench.model_table import WAYS
+from bench.tiny_models import compare
+from bench.tiny_models.build import build
+from bench.tiny_models.inputs import own_inputs
 
 NEW = 15
 ONE, RAGGED = (9,), (9, 5, 7)
@@ -41,7 +49,7 @@ def new_tokens(sequences):
 def test_drafts_of_which_some_are_wrong_give_plain_text(name, lengths):
     inputs = inputs_for(name, lengths)
     expected = plain(name, inputs)
-    drafter = OracleDrafter(new_tokens(expected).numpy())
+    drafter = compare.OracleDrafter(new_tokens(expected).numpy())
     out = generate(tiny(name), **inputs, **CALL, drafter=drafter)
     assert new_tokens(out.sequences).tolist() == new_tokens(expected).tolist()
     assert 0 < out.stats.accepted < out.stats.drafted
@@ -84,13 +92,12 @@ def test_custom_generate_gives_plain_text(name, drafter):
 
 
 @pytest.mark.parametrize(
-    ("name", "cache"),
-    [("t5", "aligned"), ("whisper", "aligned"), ("bart", "dynamic")],
+    ("name", "cache"), [("t5", "aligned"), ("whisper", "aligned"), ("bart", "dynamic")]
 )
 def test_the_encoder_runs_once_and_cross_attention_computes_its_keys_once(name, cache):
     model = encoder_models.build(name)
     inputs = inputs_for(name, RAGGED)
-    drafter = OracleDrafter(new_tokens(plain(name, inputs)).numpy())
+    drafter = compare.OracleDrafter(new_tokens(plain(name, inputs)).numpy())
     generate(model, **inputs, **CALL, drafter=drafter, cache=cache)  # with the self-check
     counts = {"encoder": 0, "keys": 0}
     cross = "EncDecAttention.k" if name == "t5" else "encoder_attn.k_proj"
@@ -212,10 +219,8 @@ def test_arguments_may_be_given_in_other_ways(name):
     assert begun.past_key_values.get_seq_length() == held
 
     embeds = {"inputs_embeds": model.get_input_embeddings()(ids).detach() / 2, **mask}
-    of_embeds = plain(name, embeds).tolist()
-    assert (
-        generate(model, **embeds, **{**options, "drafter": "prompt_lookup"}).tolist() == of_embeds
-    )
+    got = generate(model, **embeds, **{**options, "drafter": "prompt_lookup"})
+    assert got.tolist() == plain(name, embeds).tolist()
 
     decoder = SpeculativeDecoder(guard=False)
     for asked in ({"assistant_model": perturbed(name)}, {"prompt_lookup_num_tokens": 3}):
@@ -290,3 +295,178 @@ def test_whisper_decodes_a_long_recording_in_several_texts(as_dict):
     assert out.tolist() == expected.tolist()
     with pytest.raises(ValueError, match="seed must be None where the generate of Whisper"):
         generate(model, **inputs, **options, temperature=0.5, seed=1)
+
+
+REFUSED = {
+    "tree": (
+        {"drafter": "prompt_lookup", "tree": TrieTree(2, 3)},
+        "cannot be used with a tree of drafts; cache='spec': its decoder also caches the keys of",
+    ),
+    "spec": ({"drafter": "prompt_lookup", "cache": "spec"}, "cache='spec': its decoder also"),
+    "positions": ({"decoder_position_ids": torch.ones(3, 1)}, "decoder_position_ids"),
+    "states": ({"output_hidden_states": True}, "output_hidden_states=True is not supported"),
+    "beams": (
+        {"num_beams": 2, "drafter": encoder_models.perturbed("t5")},
+        "T5ForConditionalGeneration cannot be used with a tree of drafts",
+    ),
+    "mask": (
+        {
+            "decoder_input_ids": torch.full((3, 3), 2),
+            "decoder_attention_mask": torch.tensor([[1, 0, 1]] * 3),
+        },
+        "decoder_attention_mask must hide columns on the left only",
+    ),
+    "list": ({"input_ids": [[1, 2]]}, "input_ids must be a torch.Tensor, got list"),
+    "name": ({"temprature": 1.0}, "temprature"),
+    "type": ({"max_new_tokens": "5"}, "max_new_tokens must be an integer, got '5'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name):
+    options, message = REFUSED[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        generate(tiny("t5"), **{**texts(RAGGED), **CALL, **options})
+
+
+def test_a_cache_without_its_mask_is_refused_as_plain_generation_would_read_the_text_twice():
+    inputs = texts(RAGGED)
+    out = generate(tiny("t5"), **inputs, **{**CALL, "max_new_tokens": 4})
+    with pytest.raises(ValueError, match="decoder_attention_mask must be given with past_key_val"):
+        generate(
+            tiny("t5"), **inputs, **CALL, decoder_input_ids=out.sequences,
+            past_key_values=out.past_key_values,
+        )  # fmt: skip
+
+
+def test_check_model_reads_a_text_of_its_own():
+    assert check_model(tiny("t5")).fitting() == ["aligned", "dynamic"]
+    assert check_model(tiny("bart")).fitting() == ["dynamic"]
+    with pytest.raises(ValueError, match="whose encoder reads input_features"):
+        check_model(tiny("whisper"))
+
+
+def shifted(cache):
+    """A roll back that keeps one token too many."""
+    whole = cache._roll_back
+    cache._roll_back = lambda kept: whole(kept + (kept < cache._held))
+
+
+def shortened(cache):
+    """A roll back that also cuts the keys of cross-attention."""
+    whole = cache._roll_back
+
+    def roll_back(kept):
+        whole(kept)
+        if cache.cache is not None and kept.any():
+            for layer in cache.cache.cross_attention_cache.layers:
+                layer.crop(-1)
+
+    cache._roll_back = roll_back
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("fault", [shifted, shortened])
+@pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
+@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+def test_a_wrong_roll_back_is_found_by_the_check_and_changes_the_text(
+    monkeypatch, name, lengths, fault, forgetful
+):
+    class Wrong(PlainRunner):
+        def __init__(self, model, batch_size, kind="dynamic", **options):
+            super().__init__(model, batch_size, kind, **options)
+            if kind in ("dynamic", "aligned"):
+                fault(self)
+
+    monkeypatch.setattr("specdec_hf.runner.make.PlainRunner", Wrong)
+    inputs = texts(lengths)
+    expected = tiny(name).generate(**inputs, max_new_tokens=NEW, do_sample=False)
+
+    def call(**options):
+        drafter = compare.OracleDrafter(expected[:, 1:].numpy())
+        return generate(tiny(name), **inputs, **CALL, drafter=drafter, **options)
+
+    with pytest.raises(ValueError, match="cannot be used with drafts"):
+        call()
+    forget_fits()
+    try:
+        text = call(self_check=False).sequences
+    except RuntimeError:
+        return  # the mask of the encoder no longer fits
+    assert text.tolist() != expected.tolist()
+
+
+LENGTHS = (7, 4)
+# Of the others each repeats one of these, or is slow.
+KINDS = (
+    "M2M100ForConditionalGeneration", "UMT5ForConditionalGeneration",
+    "T5GemmaForConditionalGeneration", "VisionEncoderDecoderModel",
+    "Speech2TextForConditionalGeneration",
+)  # fmt: skip
+OTHERS = (
+    "MBartForConditionalGeneration", "PegasusForConditionalGeneration", "MarianMTModel",
+    "LEDForConditionalGeneration",
+    "LongT5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration",
+    "EncoderDecoderModel", "UdopForConditionalGeneration",
+    "SeamlessM4TForTextToText", "Pix2StructForConditionalGeneration",
+    "MoonshineForConditionalGeneration",
+    "MoonshineStreamingForConditionalGeneration",
+)  # fmt: skip
+# Their decoders take one token at a time from a cache.
+WITHOUT_DRAFTS = ("FSMTForConditionalGeneration", "ProphetNetForConditionalGeneration")
+
+
+def outcomes(name, lengths):
+    model = build(name)
+    try:
+        inputs = own_inputs(model, lengths) or compare.prompts(lengths)
+    except ValueError:
+        inputs = compare.prompts(lengths)
+    return {way: outcome.status for way, outcome in compare.compare(model, inputs, WAYS)}
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("lengths", [LENGTHS[:1], LENGTHS], ids=str)
+@pytest.mark.parametrize(
+    "name", [*KINDS, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+)
+def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, lengths):
+    found = outcomes(name, lengths)
+    assert found.pop("tree") == "refused"
+    assert set(found.values()) == {"equal"}, found
+
+
+@pytest.mark.covering(test=0)
+@pytest.mark.parametrize("name", WITHOUT_DRAFTS)
+def test_a_decoder_that_takes_one_token_at_a_time_refuses_drafts_by_name(name):
+    found = outcomes(name, LENGTHS)
+    assert found.pop("none") == "equal"
+    assert set(found.values()) == {"refused"}, found
+
+
+class Pads(LogitsProcessor):
+    """Makes the text hold the padding token here and there."""
+
+    def __call__(self, input_ids, scores):
+        forced = scores.clone()
+        forced[:, 0] = 1e4
+        return forced if input_ids.shape[1] in (4, 8) else scores
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["M2M100ForConditionalGeneration",
+     pytest.param("SeamlessM4TForTextToText", marks=pytest.mark.full)],
+)  # fmt: skip
+def test_positions_after_padding_in_the_text_are_those_of_plain_generation(name):
+    model, inputs = build(name), compare.prompts(LENGTHS)
+    options = {
+        "max_new_tokens": 12, "do_sample": False, "logits_processor": LogitsProcessorList([Pads()]),
+        "return_dict_in_generate": True, "output_logits": True,
+    }  # fmt: skip
+    plain = model.generate(**inputs, **options)
+    drafter = compare.OracleDrafter(plain.sequences[:, 1:].numpy(), first_wrong=99)
+    out = generate(model, **inputs, **options, drafter=drafter, guard=False)
+    assert out.stats.accepted > 0
+    assert out.sequences.tolist() == plain.sequences.tolist()
+    torch.testing.assert_close(out.logits, plain.logits, rtol=1e-4, atol=1e-4)

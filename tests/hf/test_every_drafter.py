@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 
 import pytest
-from specdec_hf import Drafter, TrieTree, drafters, generate, heads
+from specdec_hf import Drafter, TrieTree, drafters, heads
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.drafting.context import reads_draft
@@ -16,14 +16,12 @@ from specdec_hf.drafting.registry import DRAFTERS
 from support import drafter_cases, hf_models
 from support.drafter_proof import (
     BATCHES,
-    VOCAB,
     assert_independent_of_batch,
     joint_p_value,
     target,
     with_twin,
     with_wrong_distribution,
 )
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import SIGNIFICANCE
 
 ELSEWHERE = {"RemoteDrafter": "test_remote_drafter.py, which starts another process"}
@@ -70,32 +68,28 @@ def of_seven_tokens():
     return hf_models.build("llama", vocab_size=7)
 
 
-GREEDY = {"do_sample": False, "max_new_tokens": 12}
 SAMPLED = {"do_sample": True, "max_new_tokens": 8, "seed": [5, 6, 7]}
 
 
 @functools.cache
 def plain_text(rule):
     """The text of the target alone after a ragged batch of prompts."""
-    inputs = hf_models.prompts(BATCHES[-1], vocab_size=7)
-    settings = GREEDY if rule == "greedy" else {**SAMPLED, "rule": rule}
-    return generate(of_seven_tokens(), **inputs, **settings, drafter=None).tolist()
+    settings = {} if rule == "greedy" else {**SAMPLED, "rule": rule}
+    return hf_models.decode(of_seven_tokens(), BATCHES[-1], **settings).sequences.tolist()
 
 
 @pytest.mark.parametrize("name", drafter_cases.ALL)
 def test_the_text_is_that_of_plain_decoding(name, tmp_path):
     """Greedy, and under the rule that draws the target's own tokens."""
-    model, inputs = of_seven_tokens(), hf_models.prompts(BATCHES[-1], vocab_size=7)
-    drafter = resolved(name, model, tmp_path)
-    greedy = generate(
-        model, **inputs, **GREEDY, drafter=drafter, guard=False, return_dict_in_generate=True
-    )
+    drafter = resolved(name, of_seven_tokens(), tmp_path)
+    greedy = hf_models.decode(of_seven_tokens(), BATCHES[-1], drafter=drafter)
     assert greedy.sequences.tolist() == plain_text("greedy")
     assert 0 < greedy.stats.accepted < greedy.stats.drafted
     own_tree = drafter.size > 0
     rule, plain = ("target_only", "token") if own_tree else ("match", "match")
-    sampled = generate(model, **inputs, **SAMPLED, rule=rule, drafter=drafter, guard=False)
-    assert sampled.tolist() == plain_text(plain)
+    how = {**SAMPLED, "rule": rule, "drafter": drafter}
+    sampled = hf_models.decode(of_seven_tokens(), BATCHES[-1], **how)
+    assert sampled.sequences.tolist() == plain_text(plain)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +124,8 @@ def test_a_draft_without_a_distribution_follows_from_what_its_drafter_was_told(n
     drafter = with_twin(*(resolved(name, model, tmp_path) for _ in range(2)))
     context = pytest.raises(AssertionError) if name == "random" else contextlib.nullcontext()
     with context:
-        generate(
-            model, **hf_models.prompts(BATCHES[-1], vocab_size=VOCAB), drafter=drafter,
-            seed=[5, 6, 7], do_sample=True, max_new_tokens=16, guard=False,
-        )  # fmt: skip
+        how = {"seed": [5, 6, 7], "do_sample": True, "max_new_tokens": 16}
+        hf_models.decode(model, BATCHES[-1], drafter=drafter, **how)
         assert drafter.rounds > 3
 
 
@@ -149,7 +141,6 @@ MONTE_CARLO = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow
 @MONTE_CARLO
 def test_sampled_text_keeps_its_joint_distribution(name, tmp_path):
     """The first four tokens of 1,000 texts, against the exact probabilities of all 256."""
@@ -158,7 +149,6 @@ def test_sampled_text_keeps_its_joint_distribution(name, tmp_path):
     assert joint_p_value(drafter, "auto", texts=1000, **gamma) > SIGNIFICANCE
 
 
-@pytest.mark.slow
 @MONTE_CARLO
 def test_a_wrong_distribution_is_rejected(name, tmp_path):
     """Negative control of every case above, with fewer texts."""

@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-from specdec_hf import TrieTree, generate
-from specdec_hf.drafting.drafter import Draft, Drafter
-from support import hf_models
-from support.drafter_proof import assert_independent_of_batch
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from specdec_hf import generate
+from support import hf_models, hf_trees
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 pytestmark = pytest.mark.quick
@@ -28,44 +25,20 @@ def run(model, inputs, **kwargs):
     ("lengths", "cache"), [((9,), "spec"), ((9,), "dynamic"), (RAGGED, "spec")], ids=str
 )
 @pytest.mark.parametrize("name", hf_models.NAMES)
-def test_greedy_equals_model_generate(name, lengths, cache, drafter, gamma):
+def test_the_text_is_that_of_plain_decoding(name, lengths, cache, drafter, gamma):
+    """Greedy, that of the model's own generate; by rule match, that of sampling without drafts."""
     model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
-    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     proposer = None if drafter == "none" else hf_models.drafter_for(name, drafter)
-    got = run(model, inputs, drafter=proposer, gamma=gamma, cache=cache)
+    options = {"drafter": proposer, "gamma": gamma, "cache": cache}
+    expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    got = run(model, inputs, **options)
     torch.testing.assert_close(got.sequences, expected, rtol=0, atol=0)
     if drafter == "model":
         assert got.stats.accepted > 0, "a drafter that is never right proves little"
-
-
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("gamma", [1, 4])
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-@pytest.mark.parametrize(
-    ("lengths", "cache"), [((9,), "spec"), ((9,), "dynamic"), (RAGGED, "spec")], ids=str
-)
-@pytest.mark.parametrize("name", hf_models.NAMES)
-def test_match_equals_plain_sampling(name, lengths, cache, drafter, gamma):
-    model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
     plain = run(model, inputs, rule="match", **SAMPLED)
-    got = run(
-        model, inputs, drafter=hf_models.drafter_for(name, drafter), gamma=gamma, cache=cache,
-        rule="match", **SAMPLED,
-    )  # fmt: skip
+    got = run(model, inputs, rule="match", **options, **SAMPLED)
     torch.testing.assert_close(got.sequences, plain.sequences, rtol=0, atol=0)
     torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("rule", ["token", "block", "match"])
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-def test_a_sequence_does_not_depend_on_its_batch(drafter, rule):
-    kwargs = {**SAMPLED, "num_assistant_tokens_schedule": "heuristic", "rule": rule}
-    assert_independent_of_batch(
-        lambda: hf_models.drafter_for("llama", drafter), hf_models.tiny("llama"), NEW, drafts=False,
-        **kwargs,
-    )  # fmt: skip
 
 
 def test_sampling_parameters_per_sequence():
@@ -83,31 +56,54 @@ def test_sampling_parameters_per_sequence():
     assert mixed.sequences[1].tolist() == sampled.sequences[0].tolist()
 
 
-@pytest.mark.parametrize("new_tokens", [1, 2, 3, 7])
-def test_max_new_tokens_is_exact(new_tokens):
+def proposer(name, kind):
+    """The arguments ``drafter`` and ``tree`` of a kind of chains or trees."""
+    if kind in ("prompt_lookup", "model"):
+        return {"drafter": hf_models.drafter_for(name, kind)}
+    return dict(zip(("drafter", "tree"), hf_trees.drafters(name)[kind], strict=True))
+
+
+def of_trees(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("new_tokens", "kind"),
+    [
+        *((n, "model") for n in (1, 2, 3, 7)),
+        *of_trees((1, "branching"), (2, "eagle"), (3, "trie of models")),
+    ],
+)
+def test_max_new_tokens_is_exact(new_tokens, kind):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
     expected = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
-    got = run(model, inputs, drafter=hf_models.perturbed("gemma2"), max_new_tokens=new_tokens)
+    got = run(model, inputs, **proposer("gemma2", kind), max_new_tokens=new_tokens)
     assert got.sequences.tolist() == expected.tolist()
     assert [one.new_tokens for one in got.stats.sequences] == [new_tokens] * 3
     assert {one.stop_reason for one in got.stats.sequences} == {"length"}
+    # The round of the prompt drafts nothing, and the last token is never drafted.
+    assert all(one.drafted == 0 for one in got.stats.sequences) == (new_tokens <= 2)
     by_length = run(
         model, inputs, max_new_tokens=None, max_length=inputs["input_ids"].shape[1] + new_tokens
     )
     assert by_length.sequences.tolist() == expected.tolist()
 
 
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
-def test_end_of_sequence_inside_a_draft_ends_the_text(lengths, drafter):
+@pytest.mark.parametrize(
+    ("lengths", "kind"),
+    [
+        *((lengths, kind) for lengths in ((9,), RAGGED) for kind in ("prompt_lookup", "model")),
+        *of_trees((RAGGED, "two models"), (RAGGED, "trie of all")),
+    ],
+)
+def test_end_of_sequence_inside_a_draft_ends_the_text(lengths, kind):
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(lengths)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
     for at in (2, 5, 9):
         ends = [int(free[0, at]), int(free[-1, at + 4])]
         kwargs = {"max_new_tokens": NEW, "eos_token_id": ends, "pad_token_id": hf_models.PAD}
         expected = model.generate(**inputs, do_sample=False, **kwargs)
-        got = run(model, inputs, drafter=hf_models.drafter_for("gemma2", drafter), **kwargs)
+        got = run(model, inputs, **proposer("gemma2", kind), **kwargs)
         assert got.sequences.tolist() == expected.tolist()
         assert got.attention_mask.sum() == inputs["attention_mask"].sum() + got.stats.new_tokens
 
@@ -124,8 +120,11 @@ class EndsWith(StoppingCriteria):
         return (input_ids[:, -2:] == self.pair).all(dim=1)
 
 
-@pytest.mark.parametrize("cache", ["spec", "dynamic"])
-def test_custom_stopping_criteria_see_every_prefix_once(cache):
+@pytest.mark.parametrize(
+    ("cache", "tree"),
+    [("spec", None), ("dynamic", None), pytest.param("spec", (2, 2), marks=pytest.mark.slow)],
+)
+def test_custom_stopping_criteria_see_every_prefix_once(cache, tree):
     model, inputs = hf_models.tiny("gpt2"), hf_models.prompts((9,))
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[0, -NEW:].tolist()
     mine, theirs = EndsWith(free[6:8]), EndsWith(free[6:8])
@@ -134,7 +133,7 @@ def test_custom_stopping_criteria_see_every_prefix_once(cache):
         stopping_criteria=StoppingCriteriaList([theirs]),
     )  # fmt: skip
     got = run(
-        model, inputs, drafter=hf_models.perturbed("gpt2"), cache=cache,
+        model, inputs, drafter=hf_models.perturbed("gpt2"), cache=cache, tree=tree,
         stopping_criteria=StoppingCriteriaList([mine]),
     )  # fmt: skip
     assert got.sequences.tolist() == expected.tolist()
@@ -181,19 +180,6 @@ def test_the_context_ends_generation(name):
         do_sample=False,
     )
     assert got.sequences[0, -12:].tolist() == long[0, -12:].tolist()
-
-
-@pytest.mark.parametrize("tree", [None, TrieTree()], ids=["chain", "tree"])
-def test_drafts_of_the_wrong_shape_are_refused(tree):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-
-    class TooMany(Drafter):
-        def propose(self, history, limits):
-            gamma = int(limits.max())
-            return Draft(torch.zeros(1, gamma + 1, dtype=torch.int64))
-
-    with pytest.raises(ValueError, match=r"TooMany.propose must return tokens \[1, 0..5\], got"):
-        run(model, inputs, drafter=TooMany(), tree=tree)
 
 
 @pytest.mark.parametrize("tree", [None, (2, 2)], ids=["chain", "tree"])

@@ -1,21 +1,22 @@
-"""Compiled steps of a head: what they compute, in how few graphs, and what they fall back to."""
+"""Compiled and replayed steps of a head: what they compute, and what they fall back to."""
 
 import gc
 
 import pytest
 import torch
+from hf.test_cuda_graphs import leaving_out
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.pairs import step as compiled_step
-from specdec_hf.runner.compiled import forward
-from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.heads.pairs.cache import HeadCache
+from specdec_hf.runner.compiled import cuda_graphs, forward
+from specdec_hf.runner.compiled.compiled_call import CompileStats, WarmUpCall
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
+from specdec_hf.runner.policy import BUCKETS
 from support import hf_models
 from support.heads import head_for
-from support.hf_models import decode, one_thread  # noqa: F401  # autouse here
-from support.recorded_ops import compile_on_cpu
-
-pytestmark = pytest.mark.slow
+from support.hf_models import decode, outcome
+from support.recorded_ops import compile_on_cpu, record_ops
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def target():
     return hf_models.build("llama", vocab_size=11)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def head(target):
     return head_for(target).requires_grad_(False)
 
@@ -62,9 +63,8 @@ def test_drafts_are_those_of_eager_steps_in_few_graphs(
         before = torch.get_rng_state()
         fast = decode(target, drafter=kind(head), compile=True, **settings)
         assert torch.equal(torch.get_rng_state(), before)
-        assert torch.equal(fast.sequences, eager.sequences)
-        assert fast.stats.drafted == eager.stats.drafted > 0
-        assert fast.stats.accepted == eager.stats.accepted
+        assert outcome(fast) == outcome(eager)
+        assert fast.stats.drafted > 0
         (drafts,) = fast.stats.compiled.drafts
         assert (drafts.eager, drafts.recompilations) == ("", 0)
         assert drafts.graphs <= graphs
@@ -112,10 +112,7 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(check, target, head, monk
     for settings in ({}, {"self_check": False}):  # what was found is kept
         with pytest.warns(UserWarning, match="eagerly: on packed weights its logits differ"):
             fast = decode(target, drafter=drafter, compile=True, **settings)
-        assert torch.equal(fast.sequences, eager.sequences)
-        assert (fast.stats.drafted, fast.stats.accepted) == (
-            eager.stats.drafted, eager.stats.accepted,
-        )  # fmt: skip
+        assert outcome(fast) == outcome(eager)
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -149,8 +146,7 @@ def test_a_head_whose_graph_fails_drafts_on_packed_weights(target, head, monkeyp
     for _ in range(2):
         with pytest.warns(UserWarning, match=notes):
             fast = decode(target, drafter=drafter, compile=True)
-        assert torch.equal(fast.sequences, eager.sequences)
-        assert fast.stats.accepted == eager.stats.accepted
+        assert outcome(fast) == outcome(eager)
         assert any("RuntimeError: broken" in note for note in fast.stats.notes)
     assert steps or len(calls) == 1
 
@@ -168,7 +164,76 @@ def test_a_changed_weight_is_packed_again(part, monkeypatch):
         weight.copy_(weight.flip(0))
     again = decode(target, drafter=drafter, compile=True)
     fresh = decode(target, drafter=Eagle3Drafter(head))
-    assert torch.equal(again.sequences, fresh.sequences)
-    assert (again.stats.drafted, again.stats.accepted) == (
-        fresh.stats.drafted, fresh.stats.accepted,
-    )  # fmt: skip
+    assert outcome(again) == outcome(fresh)
+
+
+# Steps that are replayed: recorded ops take the place of CUDA graphs.
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    record_ops(monkeypatch)
+    only_the_head(monkeypatch)
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [(Eagle3Drafter, (9, 4)), pytest.param(Eagle3ChainDrafter, (9,), marks=pytest.mark.full)],
+)
+def test_drafts_are_those_without_graphs(target, head, kind, lengths):
+    eager, drafter = decode(target, lengths, drafter=kind(head)), kind(head)
+    graphs = []
+    for _ in range(2):
+        out = decode(target, lengths, drafter=drafter, compile=True)
+        assert torch.equal(out.sequences, eager.sequences)
+        assert out.stats.accepted == eager.stats.accepted > 0
+        (made,) = out.stats.compiled.drafts
+        assert (made.eager, made.without_cuda_graphs) == ("", "")
+        assert made.replayed > 0
+        graphs.append(made.cuda_graphs)
+    assert graphs[0] == graphs[1] <= len(BUCKETS)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_one_call_at_a_time_has_the_buffers(head):
+    step = compiled_step._made_for(head)
+    calls = [WarmUpCall() for _ in range(3)]
+    caches = [HeadCache(head.config, size, head.fc.weight) for size in (1, 1, 2)]
+    assert step.lend(caches[0], calls[0], calls[0]) is caches[0]
+    assert "another cache has" in step.lend(caches[1], calls[1], calls[1])
+    calls[0].held = False
+    caches[0].buffers(0)[0].fill_(torch.nan)
+    assert step.lend(caches[1], calls[1], calls[1]) is caches[0]
+    assert not caches[0].buffers(0)[0].any()
+    calls[1].held = False
+    assert step.lend(caches[2], calls[2], calls[2]) is caches[2]
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("moved", [True, False])
+def test_weights_that_move_end_the_graphs(head, moved):
+    step, call = compiled_step._made_for(head), WarmUpCall()
+    step.check_replays(head, 1)
+    made = len(step.cuda_graphs)
+    if moved:
+        head.norm.weight.data = head.norm.weight.data.clone()
+    step.lend(HeadCache(head.config, 1, head.fc.weight, 24), call, call)
+    assert len(step.cuda_graphs) == (0 if moved else made)
+    assert made > 0
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("left_out", ["embeddings", "mask"])
+def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch, left_out):
+    """Negative controls."""
+    names = ("embeddings", "hidden", "places", "starts", "mask", "cosines", "sines")
+    step = compiled_step._made_for(head)
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_graphs.Recording, "__call__", leaving_out(names, left_out))
+        step.check_replays(head, 2)
+    assert "its logits differ from the head's own" in step.cuda_graphs.reason
+    assert step.cuda_graphs._cache is None, "buffers that are lent no more are not kept"
+    drafter = Eagle3Drafter(head)
+    out = decode(target, drafter=drafter, compile=True)
+    assert torch.equal(out.sequences, decode(target, drafter=Eagle3Drafter(head)).sequences)

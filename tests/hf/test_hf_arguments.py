@@ -12,7 +12,7 @@ import torch
 from specdec_hf import SpeculativeDecoder, Step, generate
 from specdec_hf.request import unsupported
 from support import hf_models
-from support.hf_models import Recorder, one_thread  # noqa: F401  # autouse here
+from support.hf_models import Recorder
 from transformers import (
     BatchEncoding,
     DynamicCache,

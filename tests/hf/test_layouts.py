@@ -1,26 +1,21 @@
-"""Layouts of trees: shapes, refusals, and that Sequoia's tree is the best of its size."""
+"""Layouts of trees: shapes, refusals, Sequoia's best tree of a size, and trees that grow."""
 
 import math
 import random
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    EagleTree,
-    TreeSpec,
-    TrieTree,
-    load_acceptance,
-    save_acceptance,
-)
+from specdec_hf import EagleTree, TreeSpec, TrieTree, generate, load_acceptance, save_acceptance
 from specdec_hf.drafters.copying import PromptLookupDrafter, lookup, lookup_several
-from specdec_hf.drafting.context import History
+from specdec_hf.drafters.growing_tree import EagleDrafter, GrowingTreeDrafter
+from specdec_hf.drafters.model import DraftModel
+from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.trees import as_layout
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.histories import chains_of, history_of, propose
+from support.heads import head_for
+from support.histories import chains_of, context_of, history_of, propose
 from support.sources import ROOT
 
 PAGE = ROOT / "docs" / "loop.md"
@@ -180,13 +175,96 @@ def test_several_lookups_begin_with_the_single_one():
         assert len({tuple(f) for f in found}) == len(found) <= 4
         more += len(found) > 1
     assert more > 100
-    history = History(np.array([[1, 2, 3, 1, 2, 4, 1, 2]]), np.array([8]), np.array([True]))
-    context = SimpleNamespace(encoder=None, num_proposals=3)
     drafter = PromptLookupDrafter(3, 1)
-    drafter.start(context)
-    drafted = propose(drafter, history, 2)
+    drafter.start(context_of(None, num_proposals=3))
+    drafted = propose(drafter, history_of([1, 2, 3, 1, 2, 4, 1, 2]), 2)
     assert chains_of(drafted) == [[[4, 1], [3, 1], [-1, -1]]]
-    drafter = PromptLookupDrafter()
-    drafter.start(context)
     assert propose(drafter, history_of([1, 2]), 2) is None
     assert drafted.tokens.dtype == torch.int64
+
+
+LAYOUT = EagleTree(width=3, depth=6, size=5)
+MIN_PROBABILITY = 0.1  # of the probability of two paths
+
+
+@pytest.fixture(scope="module")
+def models():
+    target = hf_models.build("llama")
+    return target, hf_models.with_noise(target, 0.02)
+
+
+def drafted(models, inputs, monkeypatch, layout=LAYOUT):
+    """The text, the proposed trees, and how many levels were fed to the draft model."""
+    target, draft = models
+    trees, fed = [], []
+    propose, feed = EagleDrafter.propose, DraftModel.feed
+
+    def recorded(self, history, limits):
+        trees.append(propose(self, history, limits))
+        return trees[-1]
+
+    def counted(self, *args):
+        fed.append(1)
+        return feed(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EagleDrafter, "propose", recorded)
+        patch.setattr(DraftModel, "feed", counted)
+        text = generate(target, **inputs, drafter=draft, tree=layout,
+                        max_new_tokens=16, do_sample=False, guard=False)  # fmt: skip
+    return text, [(x.tokens.tolist(), x.parents.tolist()) for x in trees if x is not None], len(fed)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=["one", "ragged"])
+def test_the_trees_are_those_of_all_levels_in_fewer_steps(lengths, models, monkeypatch):
+    text, trees, fed = drafted(models, hf_models.prompts(lengths), monkeypatch)
+    monkeypatch.setattr(GrowingTreeDrafter, "_continues", lambda *_: None)
+    all_text, all_trees, all_fed = drafted(models, hf_models.prompts(lengths), monkeypatch)
+    assert torch.equal(text, all_text)
+    assert trees == all_trees
+    assert fed < all_fed
+
+
+def own_trees(trees, row):
+    """The present nodes of each tree of one sequence, with their parents."""
+    own = [zip(tokens[row], parents[row], strict=True) for tokens, parents in trees]
+    present = [[(token, parent) for token, parent in nodes if token >= 0] for nodes in own]
+    return [nodes for nodes in present if nodes]
+
+
+@pytest.mark.parametrize("decided", ["alone", "together"])
+def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(decided, models, monkeypatch):
+    """Where another sequence of the batch goes on to a deeper level, too."""
+    layout = EagleTree(width=2, depth=5, size=14, min_probability=MIN_PROBABILITY)
+    if decided == "together":  # negative control: all go on where one does
+        continue_drafting = GrowingTreeDrafter._continues
+        monkeypatch.setattr(
+            GrowingTreeDrafter, "_continues",
+            lambda *args: (mine := continue_drafting(*args)) | mine.any(),
+        )  # fmt: skip
+    inputs = hf_models.prompts((9, 4, 12))
+    _, trees, _ = drafted(models, inputs, monkeypatch, layout)
+    equal = []
+    for row, mask in enumerate(inputs["attention_mask"]):
+        own = {name: x[row : row + 1, mask.argmax() :] for name, x in inputs.items()}
+        _, alone, _ = drafted(models, own, monkeypatch, layout)
+        equal.append(own_trees(trees, row) == own_trees(alone, 0))
+    assert all(equal) == (decided == "alone")
+    assert len({len(tree) for tree in own_trees(trees, 0)}) > 1  # some go on and some do not
+
+
+SMALL = EagleTree(width=2, depth=3, size=6)
+
+
+def test_unlikely_nodes_are_not_verified():
+    """Of a head whose tree is merged with copied text: it reads the states of either."""
+    target = hf_models.build("llama", vocab_size=7)
+    drafter = [Eagle3Drafter(head_for(target), SMALL), "prompt_lookup"]
+    everything, likely = (
+        hf_models.decode_as_generate(
+            target, (9, 4, 12), drafter=drafter, tree=TrieTree(2, 3, 8, least), max_new_tokens=24
+        ).stats
+        for least in (0.0, 0.3)
+    )
+    assert likely.accepted > 0
+    assert likely.drafted < everything.drafted

@@ -1,4 +1,4 @@
-"""The lossy rules in the loop: they reach the op with their parameters, and calls say so.
+"""The lossy rules and `ablate` in the loop: they reach the op, and calls say so.
 
 What the rules themselves emit is enumerated in tests/chain and tests/tree.
 """
@@ -6,14 +6,23 @@ What the rules themselves emit is enumerated in tests/chain and tests/tree.
 import math
 from itertools import count
 
+import numpy as np
+import proofs
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.loop import drafted
+from specdec_hf.loop.drafted import verify_without_residual
 from specdec_hf.options import LOSSY_RULES
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.toy_chain import (
+    ToyChain,
+    assert_joint_distribution,
+    assert_wrong_distribution,
+    lossy_joint_distribution,
+    rejection_mass,
+)
 
 from specdec_kernels import RULES, TREE_RULES, verify_chain
 
@@ -68,13 +77,13 @@ def run(lengths=(9, 6), **settings):
     return hf_models.decode(hf_models.tiny("llama"), lengths, **settings)
 
 
-def verdicts(rounds, **arguments):
-    """The tokens that the op gives for the traced rounds of a call."""
+def verdicts(rounds, verify=verify_chain, **arguments):
+    """The tokens that an op gives for the traced rounds of a call."""
     sampling = {name: SAMPLED[name] for name in ("temperature", "top_k")}
     if "temperature" in arguments:
         sampling = {}
     return [
-        verify_chain(
+        verify(
             traced.logits, traced.draft_token_ids, traced.distribution, seeds=traced.seeds,
             positions=torch.from_numpy(traced.lengths), **{**sampling, **arguments},
         ).tokens.tolist()
@@ -294,3 +303,123 @@ def test_refused_parameters_are_named(case):
     assert message in str(raised.value)
     with pytest.raises(TypeError, match="lenience must be a number, got 'much'"):
         run(drafter="prompt_lookup", rule="lenient", lenience="much")
+
+
+# `ablate="residual"`: without the residual, which no rule of the ops is.
+
+FORMS = {
+    "logits": {"v": 4},
+    "one-hot": {"v": 3, "draft": "none"},
+    "filtered": {"v": 4, "kind": "probs", "target_filters": {"temperature": 0.7, "top_p": 0.8}},
+}
+ABLATED = {**SAMPLED, "ablate": "residual"}
+
+
+def ablated_masses(p, q):
+    """Each token is accepted with min(P, Q), and a recovered token is drawn from P."""
+    accepted = torch.minimum(p, q)
+    return accepted, rejection_mass(accepted, p)
+
+
+def realized(toy, verify):
+    def run(drafts, uniforms):
+        arguments = toy.arguments(drafts, "cpp")
+        del arguments["sampled"]
+        zeros = torch.zeros(len(drafts), dtype=torch.int64)
+        verdict = verify(
+            arguments.pop("target"), drafts, arguments.pop("draft"), uniforms=uniforms,
+            seeds=zeros, positions=zeros, **arguments,
+        )  # fmt: skip
+        return verdict.tokens, verdict.num_accepted
+
+    return proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_emitted_tokens_have_the_distribution_of_the_formula(form):
+    """Enumerated; the control is the op itself, whose tokens have the target's distribution."""
+    toy = ToyChain(**FORMS[form])
+    want = lossy_joint_distribution(toy, ablated_masses)
+    found = realized(toy, verify_without_residual)
+    assert_joint_distribution(found, want)
+    assert_wrong_distribution(found, toy)
+    with pytest.raises(AssertionError, match="P\\(y1"):
+        assert_joint_distribution(realized(toy, verify_chain), want)
+
+
+def test_accepted_drafts_are_those_of_rule_token_and_faults_are_kept():
+    generator = torch.Generator().manual_seed(2)
+    p, q = torch.randn(200, 4, 9, generator=generator), torch.randn(200, 3, 9, generator=generator)
+    tokens = torch.randint(9, (200, 3), generator=generator)
+    q[0, 1] = torch.nan
+    arguments = {
+        "seeds": torch.arange(200), "positions": torch.full((200,), 7), "with_accept_probs": True,
+    }  # fmt: skip
+    token = verify_chain(p, tokens, q, **arguments)
+    ablated = verify_without_residual(p, tokens, q, **arguments)
+    assert ablated.num_accepted.tolist() == token.num_accepted.tolist()
+    assert set(token.num_accepted.tolist()) == {0, 1, 2, 3}
+    assert ablated.status.tolist() == token.status.tolist()
+    torch.testing.assert_close(ablated.accept_probs, token.accept_probs, equal_nan=True)
+    last = token.num_accepted.long()[:, None]
+    full = last[:, 0] == 3
+    assert (ablated.tokens == token.tokens)[full].all(), "the bonus token is not ablated"
+    assert (ablated.tokens.gather(1, last) != token.tokens.gather(1, last)).any()
+
+
+class Same(Drafter):
+    """Drafts the last token again and again, without a distribution."""
+
+    def propose(self, history, limits):
+        return np.repeat(history.last(1), max(int(limits.max()), 1), axis=1)
+
+
+@pytest.mark.parametrize("drafter", ["model", "copies"])
+def test_a_call_is_verified_without_the_residual_and_says_so(drafter):
+    rounds = []
+    settings = {**ABLATED, "drafter": Same() if drafter == "copies" else DRAFTERS[drafter]()}
+    out = run(trace=rounds.append, **settings)
+    assert (out.stats.rule, out.stats.lossless, out.stats.tree) == ("token", False, "")
+    [note] = [note for note in out.stats.notes if "ablate='residual'" in note and "lossy" in note]
+    assert "biased" in note
+    assert out.stats.drafted > out.stats.accepted
+    ablated, token = (verdicts(rounds, op) for op in (verify_without_residual, verify_chain))
+    unlike = 0
+    for traced, mine, others in zip(rounds, ablated, token, strict=True):
+        for b, tokens in emitted(traced).items():
+            assert tokens == mine[b][: len(tokens)]
+            unlike += tokens != others[b][: len(tokens)]
+    assert unlike, "the control: rule token would have given another text"
+    again = run(**{**settings, "seed": out.stats.seeds})
+    assert again.sequences.tolist() == out.sequences.tolist()
+
+
+def test_the_default_drafter_drafts_chains():
+    stats = run(**{**ABLATED, "drafter": "auto", "num_assistant_tokens": None}).stats
+    assert (stats.drafter, stats.rule, stats.lossless) == ("suffix_automaton", "token", False)
+    assert any("ablate='residual' is for chains, got trees of " in note for note in stats.notes)
+
+
+def test_an_ablated_call_without_drafts_is_lossless():
+    assert run(**{**ABLATED, "drafter": None}).stats.lossless
+
+
+ABLATION_REFUSED = {
+    "name": ({"ablate": "bonus"}, "ablate must be None or 'residual', got 'bonus'"),
+    "greedy": ({"do_sample": False}, "ablate='residual' needs do_sample=True: greedy decoding"),
+    "rule": ({"rule": "block"}, "rule must be 'auto' or 'token' with ablate='residual', got 'blo"),
+    "lossy rule": ({"rule": "typical"}, "rule must be 'auto' or 'token' with ablate='residual', "),
+    "tree": (
+        {"tree": (2,), "num_assistant_tokens": None},
+        "ablate='residual' is for chains, got trees of ",
+    ),
+    "beams": ({"num_beams": 2, "do_sample": False}, "ablate must be None with num_beams=2"),
+}
+
+
+@pytest.mark.parametrize("case", ABLATION_REFUSED)
+def test_what_has_no_such_residual_is_refused_by_name(case):
+    changed, message = ABLATION_REFUSED[case]
+    with pytest.raises(ValueError) as raised:
+        run(drafter=hf_models.perturbed("llama"), **{**ABLATED, **changed})
+    assert message in str(raised.value)

@@ -1,16 +1,21 @@
-"""Model classes of all families of behaviour: the loop's text equals plain generation.
+"""Model classes of all families, and inputs other than text: the text equals plain generation.
 
 `python -m bench.model_table` compares every class of Transformers.
 """
 
-import functools
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from specdec_hf import SpeculativeDecoder, generate
-from support.hf_models import one_thread, with_noise  # noqa: F401  # the first is autouse
+from specdec_hf.request import prefill
+from specdec_hf.runner.fit import Fit, forget_fits
+from specdec_hf.runner.later_inputs import LaterInputs
+from support import hf_models
+from support.hf_models import with_noise
 
 from bench.model_table import TABLES, WAYS, generating_classes
 from bench.tiny_models import compare
@@ -42,7 +47,7 @@ ON_TEXT = (
     "BlenderbotForCausalLM", "PLBartForCausalLM", "ImageGPTForCausalImageModeling",
     "WhisperForCausalLM", "Qwen3ASRForConditionalGeneration", "Lfm3VlForConditionalGeneration",
 )  # fmt: skip
-# One light test each, where a class of ON_TEXT has much the same forward or the model is slow.
+# A light test each, where a class of ON_TEXT has much the same forward or the model is slow.
 ALSO_ON_TEXT = (
     "BigBirdPegasusForCausalLM", "BlenderbotSmallForCausalLM", "MBartForCausalLM",
     "MvpForCausalLM", "PegasusForCausalLM", "OpenAIGPTLMHeadModel", "Dots3NoteForCausalLM",
@@ -61,27 +66,24 @@ FIELDS = {
 
 def marked(name):
     """`make test` runs a class of each kind of positions, attention and cache."""
-    if name in QUICK:
-        return name
-    return pytest.param(name, marks=pytest.mark.slow if name in KINDS else pytest.mark.full)
+    return name if name in QUICK | KINDS else pytest.param(name, marks=pytest.mark.full)
 
 
-classes = pytest.mark.parametrize("name", [marked(name) for name in ON_TEXT])
 ways = pytest.mark.parametrize("way", ["generate", "custom_generate"])
 
 
-@functools.cache
+@cache
 def model_of(name):
     return build(CLASSES.get(name, name), **FIELDS.get(name, {}))
 
 
-@functools.cache
+@cache
 def draft_of(name):
     """The same model with some noise on its weights: a drafter that is often right."""
     return with_noise(model_of(name), 0.02)
 
 
-@functools.cache
+@cache
 def expected_of(name, lengths):
     return compare.plain(model_of(name), compare.prompts(lengths), NEW)
 
@@ -91,34 +93,21 @@ def oracle(inputs, expected):
 
 
 def through(way, model, inputs, *, drafter, gamma=2, **kwargs):
-    """A call of `generate` or of ``custom_generate``."""
-    kwargs = {"max_new_tokens": NEW, "do_sample": False, **kwargs}
     options = {"drafter": drafter, "num_assistant_tokens": gamma, "guard": False}
-    if way == "generate":
-        return generate(model, **inputs, **options, **kwargs)
-    return model.generate(**inputs, custom_generate=SpeculativeDecoder(**options), **kwargs)
+    kwargs = {"max_new_tokens": NEW, "do_sample": False, **kwargs}
+    return hf_models.through(way, model, inputs, options, **kwargs)
 
 
 @pytest.mark.covering(test=1)
 @ways
-@classes
-def test_assisted_decoding_matches_greedy_search(name, way):
-    model = model_of(name)
-    for lengths in (BATCH[:1], BATCH):
-        inputs, expected = compare.prompts(lengths), expected_of(name, lengths)
-        for drafter in (draft_of(name), oracle(inputs, expected)):
-            got = through(way, model, inputs, drafter=drafter)
-            assert got.tolist() == expected.tolist(), (lengths, type(drafter).__name__)
-
-
-@pytest.mark.covering(test=1)
-@ways
-@pytest.mark.parametrize("name", [marked(name) for name in ALSO_ON_TEXT])
+@pytest.mark.parametrize("name", [marked(name) for name in (*ON_TEXT, *ALSO_ON_TEXT)])
 def test_text_with_drafts_that_are_partly_wrong_equals_plain_generation(name, way):
     for lengths in (BATCH[:1], BATCH):
         inputs, expected = compare.prompts(lengths), expected_of(name, lengths)
-        got = through(way, model_of(name), inputs, drafter=oracle(inputs, expected))
-        assert got.tolist() == expected.tolist(), lengths
+        drafters = [oracle(inputs, expected), *([draft_of(name)] if name in ON_TEXT else [])]
+        for drafter in drafters:
+            got = through(way, model_of(name), inputs, drafter=drafter)
+            assert got.tolist() == expected.tolist(), (lengths, type(drafter).__name__)
 
 
 @pytest.mark.covering(test=1)
@@ -138,7 +127,6 @@ def test_a_model_whose_drafts_fit_no_cache_runs_without_them_and_refuses_them_by
             through(way, model, inputs, drafter=drafter)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"), [("WhisperForCausalLM", 1), ("Qwen3ASRForConditionalGeneration", 0)]
 )
@@ -186,3 +174,295 @@ def test_the_document_lists_every_class_of_its_version_of_transformers():
         # Another version has other classes, but the tables that name them must be found.
         assert set(listed) & set(generating_classes())
     assert len(TABLES) == 5
+
+
+LENGTHS = (9, 6)
+# Name -> class of a model that drafts serve, and arguments of `build`. Transformers has one class
+# for PaliGemma and PaliGemma-2, which differ in their text model.
+MODELS = {
+    "llava": ("LlavaForConditionalGeneration", {}),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", {}),
+    "gemma3": ("Gemma3ForConditionalGeneration", {}),
+    "paligemma": ("PaliGemmaForConditionalGeneration", {"seed": 1}),
+    "paligemma2": (
+        "PaliGemmaForConditionalGeneration",
+        {"seed": 1, "default": {"text_config": {"model_type": "gemma2"}}},
+    ),
+    "qwen2_audio": ("Qwen2AudioForConditionalGeneration", {}),
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "bert": ("BertLMHeadModel", {}),
+}
+OTHERS = {
+    "mllama": ("MllamaForConditionalGeneration", {}),
+    "blip2": ("Blip2ForConditionalGeneration", {}),
+}
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+WHOLE = {"return_dict_in_generate": True, **GREEDY}
+
+
+@cache
+def tiny(name):
+    class_name, fields = {**MODELS, **OTHERS}[name]
+    return build(class_name, **fields)
+
+
+@cache
+def perturbed(name):
+    return with_noise(tiny(name), 0.05)
+
+
+def inputs(name, lengths=LENGTHS):
+    """Images, sounds or types of tokens for prompts that are padded on the left."""
+    made = own_inputs(tiny(name), lengths)
+    if made is None:
+        made = compare.prompts(lengths)
+        made["token_type_ids"] = torch.zeros_like(made["input_ids"])
+        made["token_type_ids"][:, 5:] = 1
+    return made
+
+
+def text_of(made):
+    return {key: made[key] for key in ("input_ids", "attention_mask")}
+
+
+def decode(entry, model, made, settings, drafter=None, **options):
+    return hf_models.through(entry, model, made, {"drafter": drafter, **options}, **settings)
+
+
+def check_equal(name, made, entry="generate", **options):
+    """With no drafter among the options, one drafts the right text with some wrong tokens."""
+    expected = tiny(name).generate(**made, **GREEDY)
+    if "drafter" not in options:
+        options |= {"drafter": compare.OracleDrafter(expected[:, -12:].numpy()), "guard": False}
+    out = decode(entry, tiny(name), made, WHOLE, **options)
+    assert out.sequences.tolist() == expected.tolist()
+    if options["drafter"] is not None:
+        assert 0 < out.stats.accepted < out.stats.drafted
+    return out.stats
+
+
+@pytest.fixture
+def wrong_positions(monkeypatch, forgetful):
+    """The model gets wrong positions after the prefill."""
+    right = LaterInputs.add_to
+
+    def wrong(self, inputs, size):
+        made = right(self, inputs, size)
+        made["position_ids"] = made["position_ids"] + 1
+        return made
+
+    monkeypatch.setattr(LaterInputs, "add_to", wrong)
+
+
+# No cache takes drafts for padded batches of paligemma2.
+ONCE = [("llava", LENGTHS), ("qwen2_vl", LENGTHS), ("gemma3", LENGTHS), ("bert", LENGTHS)]
+CASES = [
+    pytest.param(name, lengths, marks=[] if (name, lengths) in ONCE else pytest.mark.full)
+    for name in MODELS
+    for lengths in (LENGTHS[:1], LENGTHS)
+    if (name, lengths) != ("paligemma2", LENGTHS)
+]
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize(("name", "lengths"), CASES)
+def test_text_after_inputs_of_its_own_equals_plain_generation(name, lengths, entry):
+    made = inputs(name, lengths)
+    plain = [tiny(name).generate(**given, **GREEDY) for given in (made, text_of(made))]
+    assert not plain[0].equal(plain[1]), "the other inputs change nothing here"
+    check_equal(name, made, entry, drafter=None)
+    stats = check_equal(name, made, entry)
+    # No fault of its inputs sent the call to a fallback.
+    assert stats.cache == ("dynamic" if name == "paligemma2" else "spec")
+
+
+def test_a_tree_and_every_cache_follow_positions_of_images():
+    made = inputs("qwen2_vl")
+    check_equal("qwen2_vl", made, drafter=perturbed("qwen2_vl"), tree=(3, 2, 1))
+    for entry in ("generate", "custom_generate"):
+        assert check_equal("qwen2_vl", made, entry, cache="aligned").cache == "aligned"
+    assert check_equal("qwen2_vl", inputs("qwen2_vl", (9,)), cache="dynamic").cache == "dynamic"
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+def test_layers_that_hold_an_image_in_the_cache_run_without_drafts(entry):
+    made = inputs("mllama")
+    plain = [tiny("mllama").generate(**x, max_new_tokens=12) for x in (made, text_of(made))]
+    assert not plain[0].equal(plain[1])
+    stats = check_equal("mllama", made, entry, drafter=None)
+    assert stats.cache == "plain"
+    with pytest.raises(ValueError, match=r"cross_attention_mask.* not supported: cache='spec'"):
+        decode(entry, tiny("mllama"), made, WHOLE, drafter="prompt_lookup")
+
+
+HOLED = {
+    "right": [[1, 1, 1, 1, 1, 1, 0, 0]],
+    "hole": [[1, 1, 0, 0, 1, 1, 1, 1]],
+    "batch": [[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0, 1, 1]],
+}
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("case", HOLED)
+def test_a_mask_with_padding_anywhere_equals_plain_generation(case, name, entry):
+    model, mask = hf_models.tiny(name), torch.tensor(HOLED[case])
+    ids = torch.randint(1, 67, mask.shape, generator=torch.Generator().manual_seed(2))
+    made = {"input_ids": ids, "attention_mask": mask}
+    expected = model.generate(**made, **GREEDY)
+    for drafter in (None, hf_models.perturbed(name)):
+        out = decode(entry, model, made, WHOLE, drafter=drafter, guard=False)
+        assert out.sequences.tolist() == expected.tolist()
+        # A row that stops being padded on the right has its positions from there on.
+        assert out.attention_mask[:, :8].tolist() == mask.tolist()
+
+
+def test_a_holed_mask_with_sliding_windows_runs_without_drafts_only():
+    model, mask = hf_models.tiny("gemma2"), torch.tensor(HOLED["hole"])
+    made = {"input_ids": torch.arange(1, 9)[None], "attention_mask": mask}
+    expected = model.generate(**made, **GREEDY)
+    assert generate(model, **made, **WHOLE, drafter=None).sequences.equal(expected)
+    with pytest.raises(ValueError, match="padding that is not on the left is not supported"):
+        generate(model, **made, **WHOLE, drafter="prompt_lookup")
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_inputs_embeds_equal_plain_generation(with_ids, entry):
+    model, made = hf_models.tiny("llama"), hf_models.prompts((9, 5))
+    ids = made.pop("input_ids")
+    made["inputs_embeds"] = model.get_input_embeddings()(ids.flip(0)).detach()
+    if with_ids:
+        made["input_ids"] = ids
+    expected = model.generate(**made, **GREEDY)
+    assert expected.shape[1] == 12 + (9 if with_ids else 0)
+    for drafter in (None, "prompt_lookup", hf_models.perturbed("llama")):
+        out = decode(entry, model, made, WHOLE, drafter=drafter, guard=False)
+        assert out.sequences.tolist() == expected.tolist()
+        assert out.attention_mask.shape == (2, 9 + 12)
+
+
+def test_a_second_turn_keeps_the_positions_of_the_images():
+    model, made = tiny("qwen2_vl"), inputs("qwen2_vl")
+    settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    expected = model.generate(**made, **settings)
+    mask = torch.cat([made["attention_mask"], torch.ones(2, 4).long()], dim=1)
+    turn = {"input_ids": expected.sequences, "attention_mask": mask}
+    plain = model.generate(**turn, past_key_values=expected.past_key_values, **settings)
+    first = generate(model, **made, drafter=perturbed("qwen2_vl"), **settings)
+    assert first.sequences.equal(expected.sequences)
+    second = generate(
+        model, **turn, past_key_values=first.past_key_values, drafter="prompt_lookup", **settings
+    )
+    assert second.sequences.tolist() == plain.sequences.tolist()
+
+
+def test_several_sequences_of_a_prompt_share_its_image():
+    model, made = tiny("llava"), inputs("llava")
+    settings = {"do_sample": True, "max_new_tokens": 4, "num_return_sequences": 2}
+    out = generate(model, **made, **settings, drafter=None, seed=5)
+    hooked = model.generate(**made, **settings, custom_generate=SpeculativeDecoder(None, seed=5))
+    assert out.shape[0] == 4
+    assert hooked.equal(out)
+    assert out[::2, : made["input_ids"].shape[1]].equal(made["input_ids"])
+    several = generate(model, **made, **settings, top_k=1, drafter=None, seed=5)
+    repeated = {key: value.repeat_interleave(2, dim=0) for key, value in made.items()}
+    settings["num_return_sequences"] = 1
+    assert generate(model, **repeated, **settings, top_k=1, drafter=None, seed=5).equal(several)
+
+
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+def test_a_class_that_replaces_generate_prepares_its_inputs_itself(entry):
+    model, made = tiny("blip2"), inputs("blip2")
+    other = {**made, "pixel_values": -made["pixel_values"]}
+    plain = [model.generate(**given, **GREEDY) for given in (made, other)]
+    assert not plain[0].equal(plain[1])
+    check_equal("blip2", made, entry, drafter=None)
+    check_equal("blip2", made, entry)
+    if entry == "generate":
+        with pytest.raises(ValueError, match="temperature must be a scalar for Blip2"):
+            generate(model, **made, do_sample=True, temperature=[1.0, 1.0])
+        with pytest.raises(ValueError, match=r"Blip2ForCond.* has a generate method of its own"):
+            list(SpeculativeDecoder().stream(model, made["input_ids"], max_new_tokens=2))
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("entry", ["generate", "custom_generate"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"attention_mask": torch.tensor([[1, 2, 1]])}, "attention_mask must hold 0 and 1"),
+        ({"pixel_values": torch.ones(1)}, "pixel_values"),
+        ({"cache_position": torch.arange(3)}, "cache_position"),
+        ({"labels": torch.ones(1, 3)}, "labels is not supported"),
+        ({"token_type_ids": iter([1])}, "token_type_ids is not supported: an iterator"),
+    ],
+)
+def test_an_input_that_would_be_dropped_is_refused_by_name(given, message, entry):
+    made = {"input_ids": torch.ones(1, 3, dtype=torch.int64), **given}
+    with pytest.raises(ValueError, match=message):
+        decode(entry, hf_models.tiny("gpt2"), made, {"max_new_tokens": 2})
+
+
+@pytest.mark.usefixtures("wrong_positions")
+def test_the_first_call_of_a_kind_is_compared_with_plain_forwards():
+    """Where the cache that was asked for is wrong it is refused, else another is taken."""
+    call = {**WHOLE, "drafter": "prompt_lookup"}
+    with pytest.raises(ValueError, match=r"logits of GPT2LMHeadModel differ from plain generation"):
+        generate(tiny("gpt2"), **inputs("gpt2"), **call, cache="spec")
+    model, made = tiny("llava"), inputs("llava", (9,))
+    out = generate(model, **made, **call, guard=False)
+    assert out.sequences.tolist() == model.generate(**made, **GREEDY).tolist()
+    assert out.stats.cache == "dynamic"
+    assert "runs with cache='dynamic'; cache='spec': logits of Llava" in out.stats.notes[0]
+    forget_fits()
+    assert generate(model, **made, **call, self_check=False).stats.cache == "spec"
+
+
+def test_hooks_of_the_caller_do_not_see_the_comparison():
+    model, calls = hf_models.build("llama"), []
+    embeds = model.get_input_embeddings()(torch.arange(1, 9).expand(2, -1)).detach()
+    model.register_forward_hook(lambda *_: calls.append(1))
+    forget_fits()
+    for self_check in (False, True):
+        generate(model, inputs_embeds=embeds, max_new_tokens=3, drafter=None, self_check=self_check)
+    assert len(calls) == 2 * 3
+
+
+def embedded(model, rows):
+    ids = torch.arange(1, 9).expand(rows, -1)
+    with torch.no_grad():
+        return {"inputs_embeds": model.get_input_embeddings()(ids), "max_new_tokens": 3}
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_single_sequence_proves_nothing_for_a_batch(monkeypatch):
+    checked = []
+    measure = prefill._compare
+
+    def counted(model, cache, *args):
+        checked.append(len(cache.lengths))
+        return measure(model, cache, *args)
+
+    monkeypatch.setattr(prefill, "_compare", counted)
+    model = hf_models.tiny("llama")
+    for rows in (1, 1, 3, 3):
+        generate(model, **embedded(model, rows), drafter="prompt_lookup")
+    assert checked == [1, 3]
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_model_whose_trees_fit_no_cache_is_refused_them_after_a_prefill(monkeypatch):
+    reason = "its logits differ in a tree"
+
+    def check(model, kind, *, padded=True, tree=False):
+        return Fit(reason=reason if tree else None)
+
+    monkeypatch.setattr(prefill, "check_fit", check)
+    model = hf_models.tiny("llama")
+    with pytest.raises(ValueError, match=reason):
+        generate(model, **embedded(model, 1), drafter="prompt_lookup", tree=(2, 1))
+    generate(model, **embedded(model, 1), drafter="prompt_lookup")

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter, generate
 from specdec_hf.heads.mtp import files
 from specdec_hf.heads.mtp.files import load_mtp
 from support import cli_models, hf_models
-from support.heads import rounds_of
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.heads import differences, rounds_of
 from support.mtp_checkpoints import (
     FAMILIES,
     checkpoint,
@@ -136,23 +136,9 @@ def test_nodes_of_a_tree_see_their_ancestors_alone(name, tmp_path):
     target, layers, _ = checkpoint(name, tmp_path)
     drafter = MtpTreeDrafter(layout=EagleTree(width=2, depth=3, size=6))
     _, rounds = rounds_of(target, drafter, (9, 4), max_new_tokens=6)
-    worst, deepest = 0.0, 0
-    for texts, draft in rounds:
-        for b, text in enumerate(texts):
-            nodes = [n for n, token in enumerate(draft.tokens[b].tolist()) if token >= 0]
-            for node in nodes:
-                path, above = [], node
-                while above >= 0:
-                    path.insert(0, int(draft.tokens[b, above]))
-                    above = int(draft.parents[b, above])
-                rows = [expected_logits(target, layers, text, path[:n]) for n in range(len(path))]
-                want = sum(
-                    row.log_softmax(-1)[token] for row, token in zip(rows, path, strict=True)
-                )
-                worst = max(worst, float((draft.scores[b, node] - want).abs()))
-                deepest = max(deepest, len(path))
-    assert worst < 1e-4
-    assert deepest == 3
+    found = differences(rounds, partial(expected_logits, target, layers))
+    assert max(difference for difference, _ in found) < 1e-4
+    assert max(depth for _, depth in found) == 2
 
 
 def test_the_page_names_the_model_types_and_promises_no_others():
@@ -167,14 +153,8 @@ def test_a_loaded_target_has_no_such_layers_and_its_text_stays(loaded):
     name = target.config.model_type
     number = target.config.num_hidden_layers
     assert not [key for key in target.state_dict() if f"layers.{number}." in key or "mtp" in key]
-    inputs = hf_models.prompts(BATCHES[name])
-    settings = {"max_new_tokens": 12, "do_sample": False}
-    plain = target.generate(**inputs, **settings)
     for drafter in ("mtp", "mtp_tree")[: 1 + (name != "qwen3_next")]:
-        out = generate(
-            target, **inputs, **settings, drafter=drafter, guard=False, return_dict_in_generate=True
-        )
-        assert torch.equal(out.sequences, plain)
+        out = hf_models.decode_as_generate(target, BATCHES[name], drafter=drafter)
         assert out.stats.drafted > 0
 
 
@@ -207,11 +187,8 @@ def test_a_layer_that_knows_the_target_is_accepted(name, tmp_path):
         layer.around["join"] = join
         folder = write(target, published(target, [layer]), tmp_path / str(which))
         own = type(target).from_pretrained(folder).eval()
-        out = generate(
-            own, **hf_models.prompts((9,)), drafter="mtp", guard=False, max_new_tokens=24,
-            do_sample=False, return_dict_in_generate=True,
-        )  # fmt: skip
-        rates.append(out.stats.accepted / out.stats.drafted)
+        stats = hf_models.decode(own, drafter="mtp", max_new_tokens=24).stats
+        rates.append(stats.accepted / stats.drafted)
     assert rates[0] == 1
     assert rates[1] < 0.5
 
@@ -253,8 +230,7 @@ def test_layers_in_one_file_are_those_in_shards_and_draw_no_random_numbers(name,
         for shards in (0, 3)
     )
     assert torch.equal(torch.get_rng_state(), state)
-    assert one.keys() == two.keys()
-    assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
+    torch.testing.assert_close(dict(one), dict(two), rtol=0, atol=0)
 
 
 def test_experts_that_are_one_tensor_are_read_too(tmp_path):
@@ -310,22 +286,19 @@ def test_a_target_made_in_memory_drafts_with_a_folder_or_a_head(tmp_path):
     target, _, folder = checkpoint("deepseek_v3", tmp_path)
     made = target_of("deepseek_v3")
     made.load_state_dict(target.state_dict())
-    settings = {"do_sample": True, "seed": 3, "guard": False, "return_dict_in_generate": True}
-    inputs, new = hf_models.prompts((9,)), 8
     outs = [
-        generate(model, **inputs, max_new_tokens=new, drafter=drafter, **settings)
+        hf_models.decode(model, max_new_tokens=8, drafter=drafter, do_sample=True, seed=3)
         for model, drafter in (
             (target, "mtp"), (made, f"mtp:{folder}"), (made, MtpDrafter(folder)),
             (made, MtpDrafter(load_mtp(folder))),
         )
     ]  # fmt: skip
-    assert len({str(out.sequences.tolist()) for out in outs}) == 1
-    assert len({out.stats.accepted for out in outs}) == 1
+    assert len({str(hf_models.outcome(out)) for out in outs}) == 1
     with pytest.raises(ValueError, match=re.escape("name the folder as mtp:FOLDER")):
-        generate(made, **inputs, max_new_tokens=new, drafter="mtp")
+        hf_models.decode(made, drafter="mtp")
     made.config.name_or_path = str(tmp_path / "gone")
     with pytest.raises(ValueError, match="gone' is neither a folder nor kept by the hub's cache"):
-        generate(made, **inputs, max_new_tokens=new, drafter="mtp")
+        hf_models.decode(made, drafter="mtp")
 
 
 def test_a_target_of_the_hub_has_its_files_in_the_cache(tmp_path, monkeypatch):
@@ -405,11 +378,10 @@ def test_other_checkpoints_are_refused_by_name(fault, tmp_path):
 
 def test_other_targets_and_folders_are_refused_by_name(tmp_path):
     target, _, folder = checkpoint("glm4_moe", tmp_path / "given", count=2)
-    inputs = hf_models.prompts((5,))
 
     def refused(drafter, message, model=target):
         with pytest.raises(ValueError, match=message):
-            generate(model, **inputs, drafter=drafter, max_new_tokens=3)
+            hf_models.decode(model, drafter=drafter)
 
     refused("mtp_tree", "needs one layer of multi-token prediction, got 2: drafter mtp drafts")
     wider = hf_models.build("llama", hidden_size=64)

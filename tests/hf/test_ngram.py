@@ -1,23 +1,31 @@
-"""N-gram tables hold what brute force counts, and their drafters draw from it."""
-
-from __future__ import annotations
+"""Drafters of n-grams: tables, NASD, lookahead decoding, and REST; what they learn and draft."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import generate
+from hf.test_generate import run
+from hf.test_suffix_automaton_drafter import CORPUS, Context, SeveralProposals
+from specdec_hf import (
+    Candidates,
+    DraftOutcome,
+    LookaheadDrafter,
+    NasdDrafter,
+    RestDrafter,
+    SuffixAutomatonDrafter,
+    TrieTree,
+    generate,
+)
 from specdec_hf.drafters.ngram import NgramDrafter, RandomDrafter
-from specdec_hf.drafters.ngram_table import NgramTable
-from specdec_hf.drafting.context import DraftContext
+from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
+from specdec_host import Corpus
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.histories import history_of, propose
+from support.histories import chains_of, context_of, counts_of, history_of, propose
 from support.providers import chi_square_of_counts
 
-VOCAB = hf_models.VOCAB
+VOCAB, LLAMA = hf_models.VOCAB, hf_models.tiny("llama")
 
 
 def counted(texts, context, min_count=1):
@@ -55,15 +63,10 @@ def test_a_table_counts_as_brute_force_does(min_count, tmp_path):
         assert as_dict(table.followers((9,))) == {}
 
 
-def contexts(rule, batch_size=1, seeds=(0,)):
-    return DraftContext(
-        hf_models.tiny("llama"), rule, 1.0, 0, 1.0, 0.0, torch.tensor(seeds), batch_size, 100, 8
-    )
-
-
 def shares(drafter, text, draws=4000):
     """How often each token is drafted first, over many seeds."""
-    drafter.start(contexts("token", draws, range(draws)))
+    seeds = torch.arange(draws)
+    drafter.start(context_of(LLAMA, "token", draws, seeds=seeds))
     draft = propose(drafter, history_of(*[text] * draws), 1)
     return np.bincount(draft.tokens[:, 0].numpy(), minlength=VOCAB), draft
 
@@ -88,16 +91,14 @@ def test_random_drafts_are_uniform_at_every_temperature():
     drafter = RandomDrafter()
     got, _ = shares(drafter, np.array([1, 2]), 6700)
     assert chi_square_of_counts(got, got.mean()) > 1e-4
-    context = contexts("greedy")
-    context.temperature = 0.0
-    drafter.start(context)
+    drafter.start(context_of(LLAMA))
     tokens = propose(drafter, history_of([1, 2]), 8).tokens
     assert len(set(tokens[0].tolist())) > 4
 
 
 def test_a_context_that_was_never_met_drafts_nothing():
     drafter = NgramDrafter(order=2)
-    drafter.start(contexts("greedy", 2, (0, 1)))
+    drafter.start(context_of(LLAMA, batch_size=2))
     draft = propose(drafter, history_of([1, 2, 1], [1, 2, 3]), 4)
     assert draft.counts.tolist() == [4, 0]
     assert draft.tokens[0].tolist() == [2, 1, 2, 1]
@@ -134,13 +135,6 @@ def test_a_table_of_another_vocabulary_is_refused():
         generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=NgramDrafter(table))
 
 
-def test_a_drafter_that_cannot_draft_a_tree_is_refused_by_its_name():
-    with pytest.raises(ValueError, match=r"drafts several chains.* got ngram$"):
-        generate(
-            hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=NgramDrafter(), tree=(2, 2)
-        )
-
-
 def test_a_table_is_built_from_files_and_drafts(folder, tmp_path):  # noqa: F811
     text, table = tmp_path / "text", tmp_path / "table"
     text.write_text("one two one two\n" * 20)
@@ -171,3 +165,281 @@ def test_a_table_is_built_from_files_and_drafts(folder, tmp_path):  # noqa: F811
 )
 def test_wrong_build_commands_are_one_line(arguments, message):
     assert message in one_line_error("build", "ngram", *arguments)
+
+
+def slow_ranking(additions, text, longest, shortest):
+    """The definition of `NgramCounts.ranking`, from the list of all additions."""
+    ranked = []
+    for size in range(min(longest, len(text)), shortest - 1, -1):
+        times = {}  # of each token, when it was counted
+        for time, (before, token) in enumerate(additions):
+            if len(before) >= size and before[-size:] == text[-size:]:
+                times.setdefault(token, []).append(time)
+        by_count = sorted(times, key=lambda token: (-len(times[token]), times[token][-1]))
+        ranked += [token for token in by_count if token not in ranked]
+    return ranked
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(3, 1), (2, 2), (4, 2)])
+def test_counts_equal_their_definition(longest, shortest):
+    generator = np.random.default_rng(0)
+    counts, additions, found = NgramCounts(longest, shortest), [], 0
+    for _ in range(300):
+        text = generator.integers(0, 3, generator.integers(0, 6)).tolist()
+        tokens = generator.permutation(4)[: generator.integers(1, 4)].tolist()
+        counts.add(text, tokens)
+        additions += [(text, token) for token in tokens]
+        asked = generator.integers(0, 3, generator.integers(0, 6)).tolist()
+        expected = slow_ranking(additions, asked, longest, shortest)
+        assert counts.ranking(asked) == expected
+        assert counts.best(asked) == (expected[0] if expected else None)
+        found += len(expected) > 1
+    assert found > 100
+
+
+def proposed(drafter, history, gamma=4):
+    draft = propose(drafter, history, gamma)
+    if draft is None:
+        return None
+    return [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
+
+
+def started(*arguments, **options):
+    drafter = NasdDrafter(*arguments, **options)
+    drafter.start(context_of(LLAMA, batch_size=2))
+    return drafter
+
+
+def test_a_round_teaches_the_tokens_after_what_was_committed():
+    drafter = started(2, 1, 2)
+    prompts = [1, 2, 3, 1], [5, 6]
+    assert proposed(drafter, history_of(*prompts)) == [[2, 3, 1, 2], []]
+    # The rows are the pending token and drafts 2, 3 and 1; the second sequence has no drafts.
+    ids = np.array([[[2, 7], [8, 9], [1, 9], [9, 8]], [[6, 4], [0, 0], [0, 0], [0, 0]]])
+    tokens = np.array([[1, 2, 3, 1], [6, -1, -1, -1]])
+    parents = np.array([[-1, 0, 1, 2]] * 2)
+    drafter.observe(history_of(*prompts), Candidates(tokens, parents, ids))
+    drafter.commit(DraftOutcome.of_chain(np.array([4, 2]), np.array([1, 0]), tokens[:, 1:]))
+    # Draft 2 was accepted and 8 is the recovered token, so the row of draft 3 teaches nothing.
+    history = history_of([*prompts[0], 2, 8], [*prompts[1], 6])
+    assert proposed(drafter, history, 1) == [[], [6]]
+    counts = drafter._counts[0]
+    assert counts.ranking([3, 1]) == [2, 7]  # 2 was counted as committed and as likely
+    assert counts.ranking([1, 2]) == [8, 3, 9]
+    assert counts.ranking([2, 3]) == [1]
+    assert counts.ranking([2, 8]) == []
+    assert drafter._counts[1].ranking([5, 6]) == [6, 4]
+    drafter._num_proposals = 2
+    draft = propose(drafter, history_of([*prompts[0], 2, 8, 1, 2], prompts[1]), 3)
+    assert chains_of(draft)[0] == [[8, 1, 2], [3, 1, 2]]
+
+
+def test_rounds_without_drafts_teach_as_well():
+    """A round whose length is 0 everywhere does not ask for drafts."""
+    drafter = started(2, 2, 1)
+    row = Candidates(np.array([[2], [5]]), np.array([[-1], [-1]]), np.array([[[9]], [[4]]]))
+    drafter.observe(history_of([1, 2], [6, 5]), row)
+    row = Candidates(np.array([[9], [4]]), np.array([[-1], [-1]]), np.array([[[1]], [[4]]]))
+    drafter.observe(history_of([1, 2, 9], [6, 5, 4]), row)
+    history = history_of([1, 2, 9, 1, 2], [6, 5, 4], active=(True, False))
+    assert proposed(drafter, history, 2) == [[9, 1], []]
+    history = history_of([1, 2, 9, 1, 2, 0], [6, 5, 4], active=(True, False))
+    assert proposed(drafter, history) is None
+
+
+def test_a_chain_goes_on_after_an_unknown_ending():
+    """With guesses that follow from the seed and the position alone, as the source's code does."""
+    texts = [1, 2, 3, 1], [9]
+    assert proposed(started(2, 2), history_of([1, 2, 3, 1, 2], [9])) == [[3, 1, 2, 3], []]
+    guessed = proposed(started(2, 2, stop_if_unknown=False), history_of(*texts), 12)
+    assert [len(chain) for chain in guessed] == [12, 12]
+    assert all(0 <= token < VOCAB for chain in guessed for token in chain)
+    assert guessed[0][:9] == guessed[1][3:]  # the same positions
+    assert len(set(guessed[0])) > 6
+    swapped = proposed(started(2, 2, stop_if_unknown=False), history_of(*texts[::-1]), 12)
+    assert swapped == guessed[::-1]
+    assert proposed(started(2, 2, stop_if_unknown=False, seed=1), history_of(*texts), 12) != guessed
+    # What is known comes first, and is drafted again after a guess that led to it.
+    known = proposed(started(1, 1, stop_if_unknown=False), history_of([5, 6, 5], [9]), 3)[0]
+    assert known == [6, 5, 6]
+
+
+def test_counts_of_finished_calls_are_kept():
+    drafter = started(2, 2, max_kept=100)
+    drafter.finish(history_of([1, 2, 3, 4], [5, 6, 7], active=(False, False)))
+    drafter.start(context_of(LLAMA, batch_size=2))
+    assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) == [[3, 4], [7]]
+    # Counts of the text are added to them.
+    assert proposed(drafter, history_of([9, 1, 2, 8, 1, 2, 8, 1, 2], [5, 6]), 1) == [[8], [7]]
+    without = started(2, 2)
+    without.finish(history_of([1, 2, 3, 4], [5, 6, 7], active=(False, False)))
+    without.start(context_of(LLAMA, batch_size=2))
+    assert proposed(without, history_of([9, 1, 2], [5, 6]), 2) is None
+
+    drafter.start(context_of(hf_models.build("llama", vocab_size=11), batch_size=2))
+    assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) is None
+
+
+def test_only_the_latest_ngrams_are_kept():
+    kept = NgramCounts(1, 1)
+    for text in ([1, 2, 3], [4, 5, 6], [1, 7]):
+        counts = NgramCounts(1, 1)
+        counts.extend(np.array(text))
+        kept.take_over(counts, 3)
+    assert kept.ranking([1]) == [7]  # 1 was dropped with the first text's [2] and counted again
+    assert kept.ranking([4]) == [5]
+    assert kept.ranking([2]) == []
+
+
+def paths(draft):
+    """The tokens from the root to every node, in the order of the nodes."""
+    of = {-1: ()}
+    for n, (token, parent) in enumerate(zip(draft.tokens[0], draft.parents[0], strict=True)):
+        of[n] = (*of[int(parent)], int(token))
+    return list(of.values())[1:]
+
+
+def shown(draft, pending, answers):
+    """The candidates of a round, with the target's answer after each path."""
+    tokens = np.concatenate([[[pending]], draft.tokens.numpy()], axis=1)
+    parents = np.concatenate([[[-1]], draft.parents.numpy() + 1], axis=1)
+    ids = [answers.get(path, 0) for path in [(), *paths(draft)]]
+    return Candidates(tokens, parents, np.array(ids)[None, :, None])
+
+
+def test_the_pool_is_drafted_after_the_pending_token():
+    drafter = LookaheadDrafter(1, 4, 2)
+    drafter.start(context_of(LLAMA))
+    history = history_of([1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1])
+    draft = drafter.propose(history, np.array([9]))
+    # The window's guesses are tokens 0, 4 and 8 of the text. The oldest of three n-grams is gone.
+    assert paths(draft) == [
+        (1,), (1, 1), (2,), (2, 3), (2, 3, 7), (2, 5), (2, 5, 6),
+    ]  # fmt: skip
+
+
+def test_ngrams_of_the_text_join_the_pool_once():
+    """Those that a later round makes stay, where the pool has room for one."""
+    drafter = LookaheadDrafter(1, 3, 1)
+    drafter.start(context_of(LLAMA))
+    first = history_of([1, 2, 3, 4, 1])
+    draft = drafter.propose(first, np.array([9]))
+    assert paths(draft) == [(3,), (2,), (2, 3)]
+    drafter.observe(first, shown(draft, 1, {(3,): 9}))
+    draft = drafter.propose(history_of([1, 2, 3, 4, 1, 1]), np.array([9]))
+    assert paths(draft) == [(9,), (3,), (3, 9)]
+
+
+class Recorder(LookaheadDrafter):
+    """Makes every round's n-grams once more, by plain forwards of the target."""
+
+    rounds = 0
+
+    def start(self, context):
+        super().start(context)
+        self.model = context.model
+
+    def observe(self, history, candidates):
+        expected = []
+        for b in np.flatnonzero(history.active):
+            window = self._windows[b]
+            if window is None or self._ends[b] is None:
+                continue
+            text = history.tokens[b, : history.lengths[b]].tolist()
+            window.levels[0][0] = text[-1]
+            for j in range(self.window):
+                column = [level[j] for level in window.levels]
+                ids = torch.tensor([text[:-1] + window.levels[0][:j] + column])
+                new = int(self.model(ids).logits[0, -1].argmax())
+                expected.append((b, j, (*column, new)))
+        before = [window and [list(level) for level in window.levels] for window in self._windows]
+        super().observe(history, candidates)
+        stepped = [window and window.levels for window in self._windows]
+        expected = [made for made in expected if stepped[made[0]] != before[made[0]]]
+        for b, j, ngram in expected:
+            assert ngram[1:] in self._pools[b].after(ngram[0])
+            assert [level[j] for level in self._windows[b].levels] == list(ngram[1:])
+        self.rounds += len(expected)
+
+
+@pytest.mark.parametrize("numbers", [(3, 3, 3), (2, 4, 2)], ids=str)
+def test_ngrams_are_those_that_plain_forwards_give(numbers):
+    drafter = Recorder(*numbers)
+    run(hf_models.tiny("llama"), hf_models.prompts((9, 6)), drafter=drafter, max_new_tokens=16)
+    assert drafter.rounds > 20
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("size", "steps"), [(None, True), (10, True), (2, False)])
+def test_ngrams_in_a_merged_tree_are_those_that_plain_forwards_give(first, size, steps):
+    drafter = Recorder(2, 3, 2)
+    drafters = [drafter, "prompt_lookup"] if first else ["prompt_lookup", drafter]
+    run(
+        hf_models.tiny("llama"), hf_models.prompts((9, 6)), drafter=drafters,
+        tree=TrieTree(2, 3, size), max_new_tokens=16,
+    )  # fmt: skip
+    # Two nodes have no room for a window of three, which then stays as it is.
+    assert (drafter.rounds > 10) == steps
+
+
+def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
+    corpus = Corpus(np.array([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 5, 8, 2, 3, 7]))
+    drafter = RestDrafter(corpus)
+    history = history_of([6, 1, 2, 3], [6, 3])
+    drafter.start(Context())
+    draft = propose(drafter, history, 2)
+    assert draft.tokens.tolist() == [[5, 8], [-1, -1]]
+    assert counts_of(draft) == [2, 0]
+    assert draft.confidence[0].tolist() == pytest.approx([2 / (3 + 2 / 3), 1 / (2 + 2 / 4)])
+    drafter.start(SeveralProposals())
+    chains = chains_of(propose(drafter, history, 2))
+    assert chains[0] == [[5, 8], [4, 9], [5, 9]]
+    drafter = RestDrafter(corpus, min_match=1, max_match=2)
+    drafter.start(SeveralProposals())
+    chains = chains_of(propose(drafter, history, 1))
+    assert chains == [[[5], [4], [7]]] * 2
+    drafter = RestDrafter(corpus, min_match=4)
+    drafter.start(Context())
+    assert propose(drafter, history, 2) is None
+
+
+@pytest.mark.parametrize("made", [RestDrafter, SuffixAutomatonDrafter])
+def test_a_datastore_for_another_vocabulary_is_refused(made, tmp_path):
+    Corpus(CORPUS).save(tmp_path / "store", vocab_size=4)
+    drafter = made.from_text(str(tmp_path / "store"))
+    with pytest.raises(ValueError, match="corpus must have the model's vocabulary of 67 tokens, g"):
+        generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=drafter)
+
+
+def test_a_datastore_is_built_from_files_and_drafts(folder, tmp_path):  # noqa: F811
+    text, store = tmp_path / "text", tmp_path / "store"
+    text.write_text("one two one two\n" * 20)
+    result = invoke("build", "rest", text, "--output", store, "--model", folder)
+    assert result.exit_code == 0, result.output
+    assert f"tokens, {store.stat().st_size:,} bytes" in " ".join(result.output.split())
+    for name in ("rest", "suffix_automaton"):
+        result = invoke(
+            "generate", "--prompt", "one two", "--model", folder, "--drafter", f"{name}:{store}",
+            "--max-new-tokens", 8,
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+    # The same vocabulary size, and another tokenizer.
+    mapped = Corpus.open(store)
+    mapped.save(store, vocab_size=mapped.vocab_size, fingerprint=b"f" * 32)
+    asked = ("generate", "--prompt", "one two", "--model", folder, "--drafter", f"rest:{store}")
+    assert "corpus must have been built with the model's tokenizer" in one_line_error(*asked)
+    store.write_bytes(store.read_bytes()[:-4])
+    assert "must have" in one_line_error(*asked)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "rest", "nowhere", "--output", "x"], "FILES: cannot read nowhere"),
+        (["generate", "--prompt", "a", "--drafter", "rest"], "--drafter must be rest:FILE"),
+        (["generate", "--prompt", "a", "--drafter", "rest:no"], "--drafter: cannot read no"),
+    ],
+)
+def test_wrong_commands_are_one_line(arguments, message):
+    assert message in one_line_error(*arguments)

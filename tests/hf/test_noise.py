@@ -14,7 +14,6 @@ import torch
 from specdec_hf import (
     BenefitGuard,
     Draft,
-    DraftContext,
     Drafter,
     HorizontalCascade,
     ModelDrafter,
@@ -29,7 +28,7 @@ from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.loop import drafted
 from support import hf_models
 from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import context_of
 from support.providers import SIGNIFICANCE
 
 from specdec_kernels import (
@@ -83,9 +82,7 @@ class Markov(Drafter):
             rows.append(self.row(history, i, tokens[:, -1]))
             drawn.append(
                 sample(
-                    rows[-1],
-                    seeds=self.context.seeds,
-                    positions=self.positions(history.lengths, i),
+                    rows[-1], seeds=self.context.seeds, positions=self.positions(history.lengths, i)
                 )
             )
             tokens = torch.cat([tokens, drawn[-1].tokens[:, None]], dim=1)
@@ -144,7 +141,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize(("kind", "rule", "count", "texts", "prompt"), CASES)
 def test_noise_of_the_context_gives_the_targets_distribution(
@@ -182,11 +178,7 @@ REFUSED = {  # the rule, the drafters, and the message
     "one of several": ("multi_draft", ["context", "position"], f"Markov.propose {ASKED} 'multi_d"),
     "asked once": ("block", [AsksOnce("context")], f"AsksOnce.propose {ASKED} 'block'"),
     "unknown": ("block", [Markov("own", "position")], "Markov.noise must be 'context' or 'indep"),
-    "none": (
-        "multi_draft",
-        ["context", Deterministic()],
-        "Deterministic.propose must return a di",
-    ),
+    "none": ("multi_draft", ["context", Deterministic()], "Deterministic.propose must return a di"),
 }
 
 
@@ -216,14 +208,9 @@ def test_drafts_that_need_no_noise_of_the_context_are_taken(drafter, rules):
         assert call([drafter], rule).stats.drafted > 0
 
 
-def context_for(rule, **kwargs):
-    seeds = torch.zeros(2, dtype=torch.int64)
-    return DraftContext(None, rule, 1.0, 0, 1.0, 0.0, seeds, 2, 99, 16, **kwargs)
-
-
 @pytest.mark.parametrize("rule", ["match", "greedy", "target_only", *READING])
 def test_noise_positions_are_those_of_the_ops(rule):
-    context, lengths = context_for(rule), np.array([10, 20])
+    context, lengths = context_of(None, rule, 2), np.array([10, 20])
     expected = draft_positions(torch.from_numpy(lengths), 3, rule=rule)
     assert torch.equal(context.noise_positions(lengths, range(3)), expected)
     for i in range(3):
@@ -234,14 +221,14 @@ def test_noise_positions_are_those_of_the_ops(rule):
 
 def test_noise_positions_of_trees_follow_number_or_depth():
     lengths = np.array([10, 20])
-    assert context_for("match").noise_positions(lengths, [4, 5], depth=2).tolist() == [
+    assert context_of(None, "match", 2).noise_positions(lengths, [4, 5], depth=2).tolist() == [
         [11] * 2,
         [21] * 2,
     ]
-    drawn = context_for("multi_draft").noise_positions(lengths, [4, 5], depth=2)
+    drawn = context_of(None, "multi_draft", 2).noise_positions(lengths, [4, 5], depth=2)
     assert (drawn - torch.tensor([[10], [20]]) >> 32).tolist() == [[5, 6]] * 2
     with pytest.raises(ValueError, match=r"index must be in \[0, 65536\), got -1"):
-        context_for("block").noise_positions(lengths, -1)
+        context_of(None, "block", 2).noise_positions(lengths, -1)
 
 
 def test_chains_of_a_trie_share_no_noise():
@@ -299,10 +286,9 @@ DRAFTERS = {
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_no_draft_of_a_call_is_drawn_with_noise_of_another(name, draws):
     make, rule, kwargs = DRAFTERS[name]
-    out = generate(
-        hf_models.tiny("llama"), **hf_models.prompts((9, 1, 5)), drafter=make(), rule=rule,
-        do_sample=True, top_k=0, seed=[1, 2, 3], max_new_tokens=16, guard=False,
-        return_dict_in_generate=True, **kwargs,
+    out = hf_models.decode(
+        hf_models.tiny("llama"), (9, 1, 5), drafter=make(), rule=rule, do_sample=True, top_k=0,
+        seed=[1, 2, 3], max_new_tokens=16, **kwargs,
     )  # fmt: skip
     assert out.stats.accepted < out.stats.drafted
     assert len(set(draws)) == len(draws) >= out.stats.drafted > 60
@@ -324,10 +310,3 @@ def test_a_pause_that_depends_on_drafts_draws_with_other_noise(draws):
     )  # fmt: skip
     assert out.stats.gammas[1:].count(0) > 5, "drafting pauses"
     assert len(set(draws)) == len(draws) == out.stats.drafted > 10
-
-
-def test_positions_of_drafts_are_checked():
-    with pytest.raises(ValueError, match=r"rule must be one of token, .*, got 'blok'"):
-        draft_positions(torch.tensor([1]), 2, rule="blok")
-    with pytest.raises(ValueError, match="number must be at least 0, got -1"):
-        draft_positions(torch.tensor([1]), -1, rule="block")

@@ -1,17 +1,30 @@
-"""Drafters that are a part of the target: early exit and skipped layers."""
+"""Drafters that are a part of the target: first layers, early exits, and skipped layers."""
 
+import gc
+import weakref
 from contextlib import contextmanager
 from functools import cache
 
 import pytest
 import torch
-from specdec_hf import LayerSkipDrafter, SkippedSublayers, TrieTree, generate
-from specdec_hf.runner.fit import forget_fits
+from specdec_hf import (
+    EagleTree,
+    EarlyExitDrafter,
+    ExitHeadDrafter,
+    LayersDrafter,
+    LayerSkipDrafter,
+    SkippedSublayers,
+    TrieTree,
+    generate,
+)
+from specdec_hf.heads.exit_head import ExitConfig, ExitHead, load_exit
+from specdec_hf.lab.training.unrolled import unroll
 from specdec_hf.runner.split_model import SplitModel
-from support import hf_models
+from support import encoder_models, hf_models
 from support.drafter_proof import assert_greedy_identical
-from support.hf_models import one_thread  # noqa: F401  # autouse here
-from transformers import OPTConfig, OPTForCausalLM
+from support.heads import exit_folder, exit_head, rounds_of, text_batch
+
+from bench.tiny_models.build import build
 
 LAYERS = 5
 PARTS = {
@@ -66,15 +79,12 @@ def counted_tokens(model):
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_no_layer_sees_a_token_twice(name, sampled):
-    model, inputs = model_of(name), hf_models.prompts((9,))
-    arguments = {
-        "max_new_tokens": 12, "do_sample": sampled, "seed": 1, "gamma": 3, "guard": False,
-        "return_dict_in_generate": True,
-    }  # fmt: skip
+    model = model_of(name)
     for part, again in (("early_exit:2", []), ("layer_skip:2-3", [4])):
-        generate(model, **inputs, **arguments, drafter=part)  # checks the parts
+        arguments = {"do_sample": sampled, "seed": 1, "gamma": 3, "drafter": part}
+        hf_models.decode(model, **arguments)  # checks the parts
         with counted_tokens(model) as seen:
-            out = generate(model, **inputs, **arguments, drafter=part)
+            out = hf_models.decode(model, **arguments)
         gammas = out.stats.gammas
         assert gammas[0] == 0
         expected = [9 + sum(1 + gamma for gamma in gammas[1:])] * LAYERS
@@ -85,11 +95,10 @@ def test_no_layer_sees_a_token_twice(name, sampled):
 
 
 @pytest.mark.parametrize("only_without_mask", [False, True])
-def test_wrong_hidden_states_are_found_by_the_self_check(only_without_mask, monkeypatch):
+def test_wrong_hidden_states_are_found_by_the_self_check(only_without_mask, monkeypatch, forgetful):
     """Negative control: the parts are compared with the whole before their first use."""
-    model, inputs = hf_models.build("llama", 3, layers=4), hf_models.prompts((9,))
-    arguments = {"max_new_tokens": 12, "do_sample": False, "guard": False}
-    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    model = hf_models.build("llama", 3, layers=4)
+    expected = model.generate(**hf_models.prompts((9,)), max_new_tokens=12, do_sample=False)
     original = SplitModel.second
 
     def second(self, cache, hidden, *rest):
@@ -97,13 +106,11 @@ def test_wrong_hidden_states_are_found_by_the_self_check(only_without_mask, monk
         return original(self, cache, hidden.roll(1, dims=1) if wrong else hidden, *rest)
 
     monkeypatch.setattr(SplitModel, "second", second)
-    forget_fits()
     with pytest.raises(ValueError, match="cannot be run in two parts: its logits then differ by"):
-        generate(model, **inputs, **arguments, drafter="early_exit:2")
-    wrong = generate(model, **inputs, **arguments, drafter="early_exit:2", self_check=False)
-    forget_fits()
+        hf_models.decode(model, drafter="early_exit:2")
+    wrong = hf_models.decode(model, drafter="early_exit:2", self_check=False)
     # Without the self-check every forward has a mask.
-    assert torch.equal(wrong, expected) == only_without_mask
+    assert torch.equal(wrong.sequences, expected) == only_without_mask
 
 
 def test_a_model_is_left_as_it_was():
@@ -115,7 +122,6 @@ def test_a_model_is_left_as_it_was():
     assert model.config.to_dict() == config
 
 
-@pytest.mark.slow
 def test_in_a_tree_the_drafts_are_verified_by_the_whole_model():
     model = model_of("llama")
     drafters = ["early_exit:3", "prompt_lookup"]
@@ -130,28 +136,135 @@ def test_what_does_not_go_is_refused_by_name():
         ("early_exit:2", "drafter early_exit needs cache='spec', got 'aligned'", {
             "cache": "aligned"
         }),
-        ("early_exit:2", "drafter must be a draft model, a VerticalCascade, a list of them, o", {
+        (EarlyExitDrafter(2), "or one that drafts several chains.* got early_exit$", {
             "tree": (2, 1)
         }),
         ("early_exit:x", "drafter must be early_exit:N with a number of layers, got 'x'", {}),
         ("layer_skip:3-1", "last must be at least first = 3, got 1", {}),
         ("layer_skip:0-1", "first must be at least 1, got 0", {}),
+        ("layers:9", r"must have N in \[1, 5\], got 9", {}),
+        ("layers:x", "with a number of layers, got 'x'", {}),
+        ("layers", r"drafter must be layers:N\[,temperature=\.\.\], got 'layers'", {}),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             generate(model, **inputs, drafter=drafter, **arguments)
+    with pytest.raises(ValueError, match="needs a model of text alone, got 't5'"):
+        generate(encoder_models.tiny("t5"), **inputs, drafter="layers:1", max_new_tokens=2)
 
 
 def test_models_of_another_structure_are_refused_by_name():
     inputs = hf_models.prompts((9,))
-    opt = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=67, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
-            num_attention_heads=4, max_position_embeddings=64, pad_token_id=0,
-        )
-    ).eval()  # fmt: skip
     with pytest.raises(ValueError, match="OPTForCausalLM cannot be run in two parts: its base mod"):
-        generate(opt, **inputs, drafter="early_exit:1")
+        generate(build("OPTForCausalLM"), **inputs, drafter="early_exit:1")
     wrapped = hf_models.build("llama")
     wrapped.model.forward = wrapped.model.forward
     with pytest.raises(ValueError, match="cannot be run in two parts: its forward was replaced"):
         generate(wrapped, **inputs, drafter="early_exit:1", self_check=False)
+
+
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"drafter": "layers:1", "cache": "dynamic"}),
+        ("llama", {"drafter": "layers:1", "tree": (2, 1)}),
+        ("llama", {"drafter": "layers:1", "tree": EagleTree(2, 3, 5)}),
+        ("llama", {"drafter": ["layers:1", "prompt_lookup"], "tree": TrieTree(2, 3, 5)}),
+        ("llama", {"drafter": LayersDrafter(1)}),
+        *((name, {"drafter": "layers:1"}) for name in ("qwen2", "qwen3", "gemma2")),
+    ],
+    ids=str,
+)
+def test_the_first_layers_draft_chains_and_trees(name, options):
+    """Also where a config lists its layers, and must get a shorter list."""
+    assert hf_models.decode_as_generate(hf_models.tiny(name), (7,), **options).stats.drafted > 0
+
+
+def test_the_first_layers_draft_beams():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((7,))
+    out = hf_models.decode(model, (7,), num_beams=2, drafter="layers:1")
+    assert torch.equal(out.sequences, model.generate(**inputs, **GREEDY, num_beams=2))
+    assert (out.stats.drafter, out.stats.drafted > 0) == ("layers", True)
+
+
+def draft_model(model, text="layers:1"):
+    drafter = LayersDrafter.from_text(text.partition(":")[2])
+    drafter.draft_for(model)
+    return drafter.model
+
+
+def test_calls_share_the_draft_model_until_weights_are_moved():
+    """So that its self-check, its graphs and its measured costs are those of earlier calls."""
+    model, inputs = hf_models.build("llama"), hf_models.prompts((7,))
+    generate(model, **inputs, **GREEDY, drafter="layers:1")
+    small = draft_model(model)
+    assert draft_model(model) is small
+    assert draft_model(model, "layers:2") is not small
+    assert {p.data_ptr() for p in small.parameters()} < {p.data_ptr() for p in model.parameters()}
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    assert draft_model(model) is small
+    model.to(torch.bfloat16)
+    moved = draft_model(model)
+    assert moved is not small
+    assert moved.dtype == torch.bfloat16
+    generate(model, **inputs, **GREEDY, drafter="layers:1")
+    watched = weakref.ref(model)
+    del model, small, moved
+    gc.collect()
+    assert watched() is None
+
+
+def test_a_weight_with_other_memory_makes_another_draft_model():
+    model = hf_models.build("llama")
+    small = draft_model(model)
+    model.lm_head.weight.data = model.lm_head.weight.data.flip(0)
+    assert draft_model(model) is not small
+    assert torch.equal(draft_model(model).lm_head.weight, model.lm_head.weight)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama", layers=4)
+
+
+def drafts_of(target, drafter):
+    """Of each round of a greedy call, the text and the drafted tokens."""
+    rounds = rounds_of(target, drafter, (9,), max_new_tokens=10, gamma=3)[1]
+    return [(texts[0], draft.tokens[0].tolist()) for texts, draft in rounds]
+
+
+def test_the_drafts_are_those_of_the_trained_exit(target, tmp_path):
+    head = load_exit(exit_folder(target, tmp_path))
+    for text, drafts in drafts_of(target, ExitHeadDrafter(head)):
+        for n, token in enumerate(drafts):
+            states = target(torch.tensor([text + drafts[:n]]), output_hidden_states=True)
+            x = states.hidden_states[1][0, -1]
+            x = head.projection.weight @ (x * (x.pow(2).mean() + 1e-5).rsqrt() * head.norm.weight)
+            assert token == int(target.lm_head(target.model.norm(x)).argmax())
+
+
+def test_training_unrolls_what_is_drafted(target):
+    head = exit_head(target)
+    head.borrow(target)
+    for text, drafts in drafts_of(target, ExitHeadDrafter(head)):
+        whole = [*text, *drafts]
+        (logits,) = unroll(head, text_batch(target, (1,), whole), 3)
+        assert logits.shape[1] == len(whole) - 1
+        drafted = logits[0, len(text) - 2 : len(whole) - 2].argmax(dim=-1)
+        assert drafted.tolist() == drafts
+
+
+def test_a_head_that_has_learnt_nothing_drafts_as_early_exit_does(target, tmp_path):
+    """And one that has learnt something drafts otherwise."""
+    with pytest.raises(ValueError, match=r"layer must be .* in \[1, 3\], got 4"):
+        ExitConfig.for_target(target, 4)
+    head = ExitHead(ExitConfig.for_target(target, 2))
+    head.begin_as(target)
+    want = drafts_of(target, EarlyExitDrafter(2))
+    assert drafts_of(target, ExitHeadDrafter(head)) == want
+    with torch.no_grad():
+        head.projection.weight.neg_()
+    assert drafts_of(target, ExitHeadDrafter(head)) != want

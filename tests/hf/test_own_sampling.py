@@ -5,15 +5,14 @@ import itertools
 import proofs
 import pytest
 import torch
-from specdec_hf import DraftContext, EagleTree, LayersDrafter, ModelDrafter, generate
+from specdec_hf import EagleTree, LayersDrafter, ModelDrafter
 from specdec_hf.arguments import split_options
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.registry import SAMPLING, sampling_of
 from support import hf_models
 from support.drafter_cases import draft_model
 from support.drafter_proof import PROMPTS, VOCAB, target
-from support.hf_models import one_thread  # noqa: F401  # autouse here
-from support.histories import history_of, propose
+from support.histories import context_of, history_of, propose
 
 from specdec_kernels import SampledDraft, verify_chain
 
@@ -21,16 +20,9 @@ PROMPT, GAMMA = PROMPTS[2], 2
 CALL = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def context_of(size, **fields):
-    values = {
-        "rule": "token", **CALL, "seeds": torch.arange(size), "batch_size": size, "max_length": 64,
-        "max_draft": 8, **fields,
-    }  # fmt: skip
-    return DraftContext(target()[0], **values)
-
-
 def drafted(drafter, size=400, prompt=PROMPT, **fields):
-    drafter.start(context_of(size, **fields))
+    context = {"rule": "token", **CALL, "seeds": torch.arange(size), **fields}
+    drafter.start(context_of(target()[0], batch_size=size, **context))
     return propose(drafter, history_of(*[prompt] * size), GAMMA)
 
 
@@ -128,16 +120,14 @@ def test_equal_sampling_parameters_draft_as_those_of_the_call():
 
 def test_shared_noise_keeps_the_text_and_not_the_drafts():
     """Under rule match drafts agree with the target's most where both have one temperature."""
-    model, inputs = target()[0], hf_models.prompts((9, 1, 12), vocab_size=VOCAB)
+    model, lengths = target()[0], (9, 1, 12)
     settings = {"do_sample": True, "max_new_tokens": 40, "rule": "match", "seed": [5, 6, 7]}
-    plain = generate(model, **inputs, **settings, drafter=None)
+    plain = hf_models.decode(model, lengths, **settings)
     accepted = []
     for own in ({}, {"temperature": 0.0}, {"temperature": 0.8}):
-        out = generate(
-            model, **inputs, **settings, drafter=ModelDrafter(draft_model(model), **own),
-            guard=False, return_dict_in_generate=True,
-        )  # fmt: skip
-        assert out.sequences.equal(plain)
+        drafter = ModelDrafter(draft_model(model), **own)
+        out = hf_models.decode(model, lengths, **settings, drafter=drafter)
+        assert out.sequences.equal(plain.sequences)
         accepted.append(out.stats.draft_acceptance_rate)
     assert accepted[0] > accepted[1] > 0
 

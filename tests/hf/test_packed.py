@@ -10,7 +10,6 @@ import pytest
 import torch
 from specdec_hf import EagleTree, SpeculativeDecoder, generate
 from specdec_hf.runner.compiled.compiled_call import pack_for
-from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.packed import attention, twin
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
@@ -19,15 +18,9 @@ from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.encoder_models import build as build_encoder_decoder
 from support.encoder_models import inputs_for
-from support.hf_models import (  # noqa: F401  # one_thread is autouse here
-    build,
-    decode,
-    one_thread,
-    prompts,
-    unchanged,
-    with_noise,
-)
-from transformers import CodeGenConfig, CodeGenForCausalLM
+from support.hf_models import build, decode, prompts, unchanged, with_noise
+
+from bench.tiny_models.build import build as build_any
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -152,17 +145,19 @@ class Quantized(torch.nn.Linear):
         return torch.nn.functional.linear(x, self.qweight)
 
 
-REFUSED = [
-    (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
-    (lambda model: model.train(), "it is in training mode"),
-    (lambda model: halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
-    (lambda model: halve(model.lm_head), "its module 'lm_head' has a hook"),
-]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"), REFUSED, ids=["patched", "training", "hook", "hook-of-linear"]
+REFUSED = pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
+        (lambda model: model.train(), "it is in training mode"),
+        (lambda model: halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
+        (lambda model: halve(model.lm_head), "its module 'lm_head' has a hook"),
+    ],
+    ids=["patched", "training", "hook", "hook-of-linear"],
 )
+
+
+@REFUSED
 def test_a_model_that_cannot_be_packed_says_why_once(change, reason):
     model = build("llama")
     change(model)
@@ -223,10 +218,7 @@ def test_matrices_of_other_classes_are_named():
 
 
 def test_attention_of_its_own_makes_no_promise_of_equal_bits():
-    config = CodeGenConfig(
-        vocab_size=67, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64
-    )
-    model = CodeGenForCausalLM(config).eval().to(torch.bfloat16)
+    model = build_any("CodeGenForCausalLM").to(torch.bfloat16)
     output = decode(model, (9,), drafter="prompt_lookup")
     assert output.stats.forwards == "packed"
     assert any("rounds unlike" in note for note in output.stats.notes)
@@ -252,13 +244,11 @@ def wrong(self, x):
     return torch.nn.functional.linear(x, self.weight, self.bias).flip(-1)
 
 
-def test_wrong_packed_weights_are_found_and_the_model_itself_runs(monkeypatch):
+def test_wrong_packed_weights_are_found_and_the_model_itself_runs(monkeypatch, forgetful):
     model = build("llama")
     own = decode(model, (9,), compile=False)
     monkeypatch.setattr(LinearWithPackedCopy, "forward", wrong)
-    forget_fits()
     output = decode(model, (9,))
-    forget_fits()
     assert torch.equal(output.sequences, own.sequences)
     assert output.stats.packed.reason.startswith("packed weights differ: its logits differ")
     assert "packed weights differ" in output.stats.notes[0]
@@ -279,16 +269,21 @@ def test_weights_changed_between_calls_are_packed_again(hidden):
     assert changed.stats.packed.seconds > again.stats.packed.seconds == 0
 
 
-@pytest.mark.parametrize(
+CHANGES = pytest.mark.parametrize(
     "change",
     [
         lambda model: setattr(model, "lm_head", torch.nn.Linear(32, 67, bias=False)),
+        lambda model: model.resize_token_embeddings(80),
         lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0),
         lambda model: setattr(model.config, "rms_norm_eps", 0.5),
         lambda model: model.set_attn_implementation("eager"),
+        lambda model: model.model.layers.insert(1, model.model.layers[1]),
     ],
-    ids=["head", "attribute", "config", "attention"],
+    ids=["head", "embeddings", "attribute", "config", "attention", "layers"],
 )
+
+
+@CHANGES
 def test_a_changed_model_gets_a_new_twin(change):
     model = build("llama")
     decode(model, (9,))

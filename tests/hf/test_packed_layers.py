@@ -1,21 +1,16 @@
-"""Decoder layers of a packed twin: which of them run in two ops, and that these are the layer."""
+"""Decoder layers and attention of a packed twin: which run by ops, and that these are the layer."""
 
 import copy
 
 import pytest
 import torch
-from specdec_hf import generate, pack_
-from specdec_hf.runner.packed import decoder_layer
+from specdec_hf import pack_
+from specdec_hf.runner.packed import attention, decoder_layer
 from specdec_hf.runner.packed.twin import PackedTwin, packed_twin
-from support.hf_models import (  # noqa: F401  # one_thread is autouse here
-    VOCAB,
-    build,
-    decode,
-    one_thread,
-    prompts,
-    with_noise,
-)
+from support import hf_models
+from support.hf_models import VOCAB, build, decode, with_noise
 from transformers import DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 MODELS = {
@@ -234,8 +229,7 @@ def test_layers_that_differ_from_the_model_are_found_by_the_self_check(op, monke
 
     monkeypatch.setattr(decoder_layer, op, halved)
     model = build("llama", intermediate_size={"norm_qkv_rope": 52, "decoder_layer_": 60}[op])
-    output = generate(model, **prompts((9,)), max_new_tokens=8, do_sample=False,
-                      return_dict_in_generate=True)  # fmt: skip
+    output = decode(model, (9,), max_new_tokens=8)
     assert output.stats.forwards == "own"
     assert any("packed weights" in note for note in output.stats.notes)
 
@@ -250,3 +244,53 @@ def test_the_loop_runs_a_layer_after_the_prompt_in_one_op(monkeypatch):
     calls.clear()
     output = decode(model, (9,))
     assert calls == [1] * (2 * (output.stats.rounds - 1))
+
+
+GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16
+
+
+class Module(torch.nn.Module):
+    num_key_value_groups = GROUPS
+    is_causal = True
+
+
+def inputs(rows, size, dtype=torch.float32, heads=1):
+    generator = torch.Generator().manual_seed(rows + size)
+    query = torch.randn(rows, size, GROUPS * KEYS, SIZE, generator=generator).transpose(1, 2)
+    buffers = torch.randn(2, rows, KEYS, 2 * SLOTS, SIZE, generator=generator)
+    mask = torch.rand(rows, heads, size, SLOTS, generator=generator) < 0.6
+    mask[..., 0] = True
+    key, value = buffers.to(dtype)[..., :SLOTS, :]
+    return query.to(dtype), key, value, mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (1, 5), (3, 1), (3, 4)])
+@pytest.mark.parametrize("additive", [False, True])
+def test_it_is_transformers_own(rows, size, dtype, additive):
+    query, key, value, mask = inputs(rows, size, dtype)
+    if additive:
+        mask = torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
+    for scaling in (None, 0.3):
+        given = Module(), query, key, value, mask, 0.0, scaling
+        ours, own = attention.attend(*given)[0], sdpa_attention_forward(*given)[0]
+        assert ours.shape == own.shape
+        assert ours.is_contiguous()
+        tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+        assert torch.allclose(ours.float(), own.float(), atol=tolerance)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_a_packed_twin_attends_so(activation, monkeypatch):
+    """In decoder layers that run by ops of their own, and as their classes say."""
+    attended, attend = [], attention.attend
+
+    def spied(*args, **kwargs):
+        attended.append(args)
+        return attend(*args, **kwargs)
+
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, spied)
+    monkeypatch.setattr(decoder_layer, "attend", spied)
+    packed = hf_models.decode(hf_models.build("llama", hidden_act=activation)).stats.packed
+    assert (packed.reason, packed.fused) == ("", 2 if activation == "silu" else 0)
+    assert attended

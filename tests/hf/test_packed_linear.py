@@ -1,14 +1,24 @@
-"""Packed weights: what they compute, and which changes of a weight are seen."""
+"""Packed weights: what they compute, which changes are seen, and packing in place.
 
+In place packed weights alone are kept, and whatever moves a model leaves it whole.
+"""
+
+import copy
+import pickle
 import weakref
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
+from specdec_hf import pack_
+from specdec_hf.runner.packed import in_place
 from specdec_hf.runner.packed import linear as packed_linear
+from specdec_hf.runner.packed.in_place import PackedInPlace
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.hf_models import build, decode, prompts
+
+from specdec_kernels import pack_linear
 
 
 def packable(linear):
@@ -16,17 +26,6 @@ def packable(linear):
     if packed_linear.unpacked_reason(linear) is not None:
         pytest.skip(packed_linear.unpacked_reason(linear))
     return linear
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [1, 3, 16, 40])
-def test_packed_layers_compute_what_linear_layers_do(dtype, size):
-    linear = packable(torch.nn.Linear(48, 40, bias=size == 3).to(dtype))
-    x = torch.randn(2, size, 48).to(dtype)
-    with torch.inference_mode():
-        got = LinearWithPackedCopy(linear)(x)
-        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-        torch.testing.assert_close(got, linear(x), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -119,3 +118,147 @@ def test_layers_that_are_no_plain_linear_layers_stay():
         empty = torch.nn.Linear(2, 0)
     assert packed_linear.unpacked_reason(empty) == "an empty weight has nothing to pack"
     assert "float64" in packed_linear.unpacked_reason(torch.nn.Linear(2, 2).double())
+
+
+TIED = pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+
+
+def is_packed(module):
+    return isinstance(module, PackedInPlace)
+
+
+def test_packing_in_place_keeps_packed_weights_alone():
+    model = build("llama", vocab_size=997, tie_word_embeddings=False)
+    own = decode(model, (9,))
+    long = decode(model, (80,), compile=False)
+    weights = [m.weight.clone() for m in model.modules() if type(m) is torch.nn.Linear]
+    made = pack_(model)
+    assert (made.layers, made.unpacked) == (15, {})
+    assert not any(type(m) is torch.nn.Linear for m in model.modules())
+    for before, layer in zip(weights, filter(is_packed, model.modules()), strict=True):
+        assert torch.equal(layer.weight, before)
+    kept = sum(x.numel() for x in model.parameters())
+    assert kept < model.model.embed_tokens.weight.numel() + 200  # the norms
+    for settings in ({}, {"drafter": "suffix_automaton"}, {"tree": (2, 1), "drafter": model}):
+        output = decode(model, (9,), **settings)
+        assert output.stats.forwards == "packed"
+        assert output.stats.packed.layers == 15
+        assert torch.equal(output.sequences, own.sequences)
+    assert torch.equal(decode(model, (80,)).sequences, long.sequences)
+    plain = model.generate(**prompts((9,), vocab_size=997), max_new_tokens=12, do_sample=False)
+    assert torch.equal(plain, own.sequences)
+
+
+def test_packing_in_place_needs_memory_for_one_layer_more(monkeypatch):
+    model, alive = build("llama", tie_word_embeddings=False), []
+    weights = [weakref.ref(m.weight) for m in model.modules() if type(m) is torch.nn.Linear]
+    pack = in_place.pack_linear
+    monkeypatch.setattr(
+        in_place,
+        "pack_linear",
+        lambda weight: alive.append(sum(x() is not None for x in weights)) or pack(weight),
+    )
+    pack_(model)
+    assert alive == list(range(len(weights), 0, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_is_unpacked_as_it_was(dtype):
+    linear = torch.nn.Linear(33, 41).to(dtype)
+    packed = PackedInPlace(linear, pack_linear(linear.weight.detach()), tied=False)
+    assert torch.equal(packed.weight, linear.weight)
+
+
+@TIED
+@pytest.mark.parametrize("part", ["model", "layers"])
+def test_a_model_packed_in_place_can_be_converted(tied, part):
+    model, other = (build("llama", tie_word_embeddings=tied) for _ in range(2))
+    pack_(model)
+    decode(model, (9,))  # on a twin, which is made again
+    (model if part == "model" else model.model.layers).to(torch.bfloat16)
+    (other if part == "model" else other.model.layers).to(torch.bfloat16)
+    layers = [m for m in model.modules() if is_packed(m)]
+    assert len(layers) == 15
+    for name, layer in other.named_modules():
+        if type(layer) is torch.nn.Linear:
+            assert torch.equal(model.get_submodule(name).weight, layer.weight)
+            assert not model.get_submodule(name).training
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    if part == "model":
+        want, got = decode(other, (9,)), decode(model, (9,))
+        assert (got.stats.forwards, got.stats.packed.layers) == ("packed", 15)
+        assert torch.equal(got.sequences, want.sequences)
+
+
+@TIED
+def test_where_its_weights_cannot_be_packed_its_layers_are_plain(tied):
+    model, other = (build("llama", tie_word_embeddings=tied) for _ in range(2))
+    pack_(model)
+    model.double()
+    assert not any(is_packed(m) for m in model.modules())
+    want, got = other.double().state_dict(), model.state_dict()
+    assert list(got) == list(want)
+    assert all(torch.equal(got[name], weight) for name, weight in want.items())
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    ids = prompts((9,))["input_ids"]
+    assert torch.equal(model(ids).logits, other(ids).logits)
+    assert pack_(model.float()).layers == 15
+    model.to("meta")
+    assert {x.device.type for x in (*model.parameters(), *model.buffers())} == {"meta"}
+
+
+@TIED
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["deep", "pickle"],
+)
+def test_a_copy_of_a_model_packed_in_place_is_packed_by_who_reads_it(tied, copied, monkeypatch):
+    model, packed = build("llama", tie_word_embeddings=tied), []
+    pack_(model)
+    want = decode(model, (9,)).sequences
+    pack = in_place.pack_linear
+    monkeypatch.setattr(in_place, "pack_linear", lambda x: packed.append(x) or pack(x))
+    other = copied(model)
+    monkeypatch.undo()
+    assert len(packed) == 15
+    mine = {id(m.panels) for m in model.modules() if is_packed(m)}
+    assert not mine & {id(m.panels) for m in other.modules() if is_packed(m)}
+    assert (other.lm_head.weight is other.model.embed_tokens.weight) == tied
+    assert torch.equal(decode(other, (9,)).sequences, want)
+
+
+class Other(torch.nn.Linear):
+    """In the place of a library's."""
+
+
+def test_a_weight_and_a_module_that_layers_share_are_packed_and_counted_once():
+    model = build("llama", tie_word_embeddings=False)
+    first, second = model.model.layers
+    first.mlp.up_proj.weight = second.mlp.up_proj.weight
+    first.self_attn.o_proj.__class__ = Other
+    second.self_attn = first.self_attn
+    layers = [m for m in model.modules() if type(m) is torch.nn.Linear]
+    weights = {id(layer.weight): layer.weight for layer in layers}
+    panels = sum(pack_linear(weight.detach()).panels.nbytes for weight in weights.values())
+    twins = decode(model, (9,))
+    in_place = pack_(model)
+    again = decode(model, (9,))
+    for stats in (twins.stats.packed, in_place, again.stats.packed):
+        assert (stats.layers, stats.bytes, stats.unpacked) == (10, panels, {"Other": 1})
+    up = [layer.mlp.up_proj for layer in model.model.layers]
+    assert up[0].panels is up[1].panels
+    assert torch.equal(again.sequences, twins.sequences)
+
+
+def test_what_packing_in_place_takes_away_is_named(tmp_path):
+    model = build("llama")
+    pack_(model)
+    with pytest.raises(RuntimeError, match=r"q_proj' cannot be saved aft"):
+        model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="cannot be packed: it has no plain linear layers"):
+        pack_(model)
+    with pytest.raises(ValueError, match="cannot be packed: it is in training mode"):
+        pack_(build("llama").train())
+    with pytest.raises(TypeError, match="model must be"):
+        pack_("x")

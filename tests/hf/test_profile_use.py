@@ -15,7 +15,6 @@ from specdec_hf.trees import TrieTree
 from support import hf_models
 from support.cli_models import answered, folder, one_line_error, says, succeed  # noqa: F401  # noqa: F401
 from support.hf_models import (
-    one_thread,  # noqa: F401  # autouse here  # noqa: F401  # autouse here
     profile_of,
 )
 

@@ -4,15 +4,17 @@ import time
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import proofs
 import pytest
 import torch
 from specdec_hf import BenefitGuard, Draft, Drafter, ModelDrafter, PromptLookupDrafter, generate
 from specdec_hf.runner.fit import record_of
 from specdec_hf.schedules import measurements
-from specdec_hf.schedules.base import Schedule
-from specdec_hf.schedules.registry import SCHEDULES
+from specdec_hf.schedules.base import Schedule, ScheduleContext, TokenStats
+from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.drafter_proof import assert_independent_of_batch
+from support.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
 
 NEW = 16
 READING = [name for name in SCHEDULES if name not in ("constant", "heuristic", "optimal",
@@ -20,15 +22,12 @@ READING = [name for name in SCHEDULES if name not in ("constant", "heuristic", "
 CHANGED = {"confidence": "confidence:threshold=0.2", "egag": "egag:gamma_max=8,beta=0.5"}
 
 
-def call(schedule, lengths=(9,), drafter=None, **kwargs):
+def call(schedule, lengths=(9,), **kwargs):
     """Draft with a model that often agrees with the target."""
-    return generate(
-        hf_models.tiny("llama"), **hf_models.prompts(lengths),
-        drafter=hf_models.perturbed("llama") if drafter is None else drafter,
-        num_assistant_tokens_schedule=CHANGED.get(schedule, schedule) if isinstance(schedule, str)
-        else schedule,
-        return_dict_in_generate=True,
-        **{"max_new_tokens": NEW, "do_sample": False, "guard": False, **kwargs},
+    return hf_models.decode(
+        hf_models.tiny("llama"), lengths,
+        num_assistant_tokens_schedule=CHANGED.get(schedule, schedule),
+        **{"max_new_tokens": NEW, "drafter": hf_models.perturbed("llama"), **kwargs},
     )  # fmt: skip
 
 
@@ -63,19 +62,14 @@ def test_rule_match_shares_its_noise_with_the_drafter(name):
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize("name", ["heuristic", "confidence_tuned", "egag"])
 def test_seeds_repeat_the_text_alone_and_in_a_batch(name, rule):
-    together = sampled(name, (9, 4, 12), seed=[5, 6, 7], rule=rule)
-    again = sampled(name, (9, 4, 12), seed=[5, 6, 7], rule=rule)
-    alone = generate(
-        hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))["input_ids"][2:],
-        drafter=hf_models.perturbed("llama"), max_new_tokens=NEW, guard=False, do_sample=True,
-        num_assistant_tokens_schedule=CHANGED.get(name, name), seed=[7], top_k=0, rule=rule,
+    stats = assert_independent_of_batch(
+        lambda: hf_models.perturbed("llama"), hf_models.tiny("llama"), drafts=False, rule=rule,
+        num_assistant_tokens_schedule=CHANGED.get(name, name), top_k=0,
     )  # fmt: skip
-    assert together.sequences.tolist() == again.sequences.tolist()
-    assert together.sequences[2].tolist() == alone[0].tolist()
-    assert not any("depends" in note for note in together.stats.notes)
+    assert not any("depends" in note for note in stats.notes)
 
 
 @pytest.mark.parametrize(("name", "on"), [("optimal", "timing"), ("budget", "rest of the batch")])
@@ -92,7 +86,6 @@ def test_only_schedules_that_read_token_statistics_cost_reads():
     assert reading.stats.device_reads == reading.stats.rounds + sum(drafted)
 
 
-@pytest.mark.slow
 def test_optimal_chooses_the_depth_of_trees():
     inputs = hf_models.prompts((9, 4))
     plain = hf_models.tiny("llama").generate(**inputs, max_new_tokens=40, do_sample=False)
@@ -235,16 +228,13 @@ def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rul
     assert cut.sequences.tolist() == stepped.sequences.tolist()
 
 
-@pytest.mark.slow
 def test_the_threshold_of_transformers_is_honoured():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     own = call("confidence:threshold=0.2").stats
-    for kwargs in ({"assistant_confidence_threshold": 0.2},
-                   {"assistant_confidence_threshold": 0.2,
-                    "num_assistant_tokens_schedule": "constant"}):  # fmt: skip
+    for kwargs in ({}, {"num_assistant_tokens_schedule": "constant"}):
         out = generate(
-            model, **inputs, assistant_model=hf_models.perturbed("llama"), max_new_tokens=NEW,
-            do_sample=False, guard=False, return_dict_in_generate=True, **kwargs,
+            hf_models.tiny("llama"), **hf_models.prompts((9,)), max_new_tokens=NEW, guard=False,
+            assistant_model=hf_models.perturbed("llama"), assistant_confidence_threshold=0.2,
+            do_sample=False, return_dict_in_generate=True, **kwargs,
         )  # fmt: skip
         assert out.stats.gammas == own.gammas
     default = call("constant").stats.gammas
@@ -252,9 +242,8 @@ def test_the_threshold_of_transformers_is_honoured():
         kwargs = {"assistant_confidence_threshold": value}
         assert call(None, **kwargs).stats.gammas == default
     assert call(None, assistant_confidence_threshold=0.4).stats.gammas != default
-    both = {"assistant_confidence_threshold": 0.2, "drafter": None}
     with pytest.raises(ValueError, match="threshold and num_assistant_tokens_schedule='egag'"):
-        call("egag", **{**both, "drafter": hf_models.perturbed("llama")})
+        call("egag", assistant_confidence_threshold=0.2)
 
 
 class Alternates(Schedule):
@@ -314,10 +303,7 @@ def test_the_prompts_forward_is_measured_with_its_width(monkeypatch):
 
 
 def test_measurements_are_an_average_and_a_copy():
-    class Thing:
-        pass
-
-    measured, drafter = WeakKeyDictionary(), Thing()
+    measured, drafter = WeakKeyDictionary(), PromptLookupDrafter()
     costs = measurements.Costs()
     costs.observe(0, 0, 0.0, 1.0)
     measurements.remember(measured, drafter, 1, costs, 2.0)
@@ -331,10 +317,7 @@ def test_measurements_are_an_average_and_a_copy():
 
 
 def test_one_unlucky_call_does_not_outweigh_what_was_expected():
-    class Thing:
-        pass
-
-    measured, drafter = WeakKeyDictionary(), Thing()
+    measured, drafter = WeakKeyDictionary(), PromptLookupDrafter()
     trusted = []
     for _ in range(4):
         measurements.remember(measured, drafter, 1, measurements.Costs(), 0.8, 1.5)
@@ -347,14 +330,12 @@ def test_one_unlucky_call_does_not_outweigh_what_was_expected():
 @pytest.mark.parametrize("guard", [None, True, False])
 def test_a_schedule_may_drop_every_copied_token(guard):
     """A copy that occurred once has a confidence far below .99."""
-    out = call(
-        "confidence:threshold=0.99", (40,), "suffix_automaton", max_new_tokens=40, guard=guard
-    )
-    text = out.sequences[0, 40:].tolist()
+    given = {"drafter": "suffix_automaton", "max_new_tokens": 40, "guard": guard}
+    out = call("confidence:threshold=0.99", (40,), **given)
     again = hf_models.tiny("llama").generate(
         **hf_models.prompts((40,)), max_new_tokens=40, do_sample=False
     )
-    assert text == again[0, 40:].tolist()
+    assert out.sequences.tolist() == again.tolist()
     assert out.stats.drafted == 0
     assert set(out.stats.gammas) == {0}
 
@@ -375,3 +356,91 @@ def test_a_confidence_threshold_hides_nothing_of_its_schedule():
     assert "depends on timing" in notes
     assert "depends on the rest of the batch" in notes
     assert out.stats.round_log[-1].schedule == {"inner": 1}
+
+
+V, GAMMA = 3, 3
+ENDING = {
+    "confidence": "confidence:threshold=0.45",
+    "specdec++": "specdec++:h=0.6",
+    "egag": "egag:gamma_max=3",
+    "budget": "budget:tokens=3,max_length=3",
+}
+
+
+def stats_of(toy, drafts):
+    """The statistics of each position of draft tuples [N, gamma], every tuple a sequence."""
+    out = []
+    for i in range(toy.gamma):
+        row = toy.draft_probs[i][tuple(drafts[:, :i].T)] if i else toy.draft_probs[0]
+        row = row.expand(len(drafts), -1)
+        probability = row.gather(1, drafts[:, i : i + 1])[:, 0]
+        entropy = torch.special.entr(row).sum(dim=1)
+        out.append(TokenStats(*(x.float().numpy() for x in (probability, row.amax(1), entropy))))
+    return out
+
+
+def beside_another(stats, n):
+    """The statistics of tuple n, and of a second sequence of its batch."""
+    other = (0.7, 0.4, 0.9)
+    return [
+        TokenStats(*(np.array([x[n], y]) for x, y in zip(
+            (one.probability, one.largest, one.entropy), (c, c, 0.5), strict=True
+        )))
+        for one, c in zip(stats, other, strict=True)
+    ]  # fmt: skip
+
+
+def kept_lengths(toy, name, drafts, *, drawn=True, sees_draw=False, confidence=False):
+    """[N] how much of each draft tuple a schedule keeps."""
+    stats = stats_of(toy, drafts)
+    if sees_draw:
+        stats = [TokenStats(one.probability, one.probability, one.entropy) for one in stats]
+    if confidence:
+        stats = [TokenStats.of_confidence(one.probability) for one in stats]
+    kept = []
+    for n in range(len(drafts)):
+        schedule = make_schedule(ENDING[name])
+        schedule.start(ScheduleContext(2, GAMMA, V))
+        schedule.lengths(np.array([GAMMA, GAMMA]))
+        mine = beside_another(stats, n)
+        kept.append(schedule.cut(mine, np.array([GAMMA, GAMMA]), drawn=drawn)[0])
+    return torch.tensor(kept)
+
+
+def realized(toy, name, **kwargs):
+    verify = toy.verifier("cpp")
+    tuples = torch.cartesian_prod(*[torch.arange(V)] * GAMMA)
+    kept = kept_lengths(toy, name, tuples, **kwargs)
+    assert (kept < GAMMA).any(), "the schedule never ends a draft"
+
+    def run(drafts, uniforms):
+        lengths = kept[(drafts * V ** torch.arange(GAMMA - 1, -1, -1)).sum(1)]
+        ended = torch.arange(GAMMA) >= lengths[:, None]
+        return verify(drafts.masked_fill(ended, -1), uniforms)
+
+    return proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs)
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("confidence", [False, True])
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", ENDING)
+def test_ending_a_draft_keeps_the_targets_distribution(name, rule, confidence):
+    """Also where a confidence ends it, which depends on what was drawn."""
+    toy = ToyChain(V, GAMMA, rule=rule, seed=3)
+    assert_target_distribution(realized(toy, name, confidence=confidence), toy)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", ["confidence", "specdec++"])
+def test_dropping_the_token_that_ends_the_draft_is_biased(name, rule):
+    """Negative control: llama.cpp's reading of a threshold, which suits greedy text only."""
+    toy = ToyChain(V, GAMMA, rule=rule, seed=3)
+    assert_wrong_distribution(realized(toy, name, drawn=False), toy)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_budget_that_looks_at_the_draw_is_biased(rule):
+    """Negative control: the confidence of a draft is the probability of what was drawn."""
+    toy = ToyChain(V, GAMMA, rule=rule, seed=3)
+    assert_wrong_distribution(realized(toy, "budget", sees_draw=True), toy)

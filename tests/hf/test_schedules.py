@@ -57,12 +57,9 @@ def test_heuristic(name):
         for _ in range(20):
             heuristic.observe(outcome(5, accepted))
         assert heuristic.lengths(MOST).tolist() == [length]
-
-
-def test_heuristic_keeps_sequences_apart():
-    heuristic = started("heuristic", batch_size=3)
-    heuristic.observe(outcome([5, 5, 0], [5, 2, 0]))
-    assert heuristic.lengths(np.array([100] * 3)).tolist() == [7, 4, 5]
+    apart = started(name, batch_size=3)
+    apart.observe(outcome([5, 5, 0], [5, 2, 0]))
+    assert apart.lengths(np.array([100] * 3)).tolist() == [7, 4, 5]
 
 
 def test_confidence_keeps_the_token_that_ends_the_draft():
@@ -132,15 +129,15 @@ def test_the_draft_exit_follows_the_acceptance_rate_of_each_sequence():
     assert schedule.thresholds.tolist() == [1, 0, 1]
 
 
-def test_a_round_without_probabilities_teaches_no_threshold():
-    schedule = started("confidence_tuned")
-    schedule.lengths(MOST)
-    schedule.observe(outcome(3, 1))
-    assert schedule.thresholds.tolist() == [0]
-
-
 def test_a_round_that_a_threshold_cut_teaches_none():
-    """A lower threshold would have drafted on, and to what end is not known."""
+    """A lower threshold would have drafted on, and to what end is not known.
+
+    Nor does a round without probabilities.
+    """
+    without = started("confidence_tuned")
+    without.lengths(MOST)
+    without.observe(outcome(3, 1))
+    assert without.thresholds.tolist() == [0]
     schedule = started("confidence_tuned:explore=4")
     for _ in range(5):
         assert drafted_length(schedule, [0.96, 0.3, 0.3, 0.3, 0.3]) == 5
@@ -195,6 +192,10 @@ def test_egag_by_hand():
         drafted_length(schedule, [0.1] * 20, entropy=h) for h in np.linspace(0, math.log(16), 9)
     ]
     assert lengths == sorted(lengths, reverse=True)
+    of_confidence = started("egag:gamma_max=9", batch_size=2)
+    of_confidence.lengths(np.array([100, 100]))
+    given = [TokenStats.of_confidence(np.float32([0.5, 1.0]))]
+    assert of_confidence.cut(given, np.array([9, 4]), drawn=False).tolist() == [5, 4]
 
 
 def test_egag_smooths_and_is_bounded_by_what_may_be_generated():
@@ -217,14 +218,6 @@ def test_egag_learns_nothing_of_tokens_that_were_not_drafted():
         schedule.continue_drafting(0, stats([probability, math.nan], entropy=[entropy, math.nan]))
     # An average of 0 and 1, as if the round without drafts had not been.
     assert schedule.record() == {"h_norm": [1.0, None], "gamma": [5, 0]}
-
-
-def test_egag_of_a_confidence():
-    schedule = started("egag:gamma_max=9", batch_size=2)
-    schedule.lengths(np.array([100, 100]))
-    kept = schedule.cut([TokenStats.of_confidence(np.float32([0.5, 1.0]))], np.array([9, 4]),
-                        drawn=False)  # fmt: skip
-    assert kept.tolist() == [5, 4]
 
 
 def test_the_budget_is_the_best_of_all_closed_choices():
@@ -317,8 +310,5 @@ def test_every_schedule_is_listed_and_starts(name):
 def test_wrong_parameters_are_refused_by_name(given, message):
     with pytest.raises(ValueError, match=message):
         make_schedule(given)
-
-
-def test_parameters_of_a_wrong_type_are_refused_by_name():
     with pytest.raises(TypeError, match=r"max_length must be an integer in \[1, 1024\], got 2\.5"):
         make_schedule("heuristic:max_length=2.5")

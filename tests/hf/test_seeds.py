@@ -7,17 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    BenefitGuard,
-    ModelDrafter,
-    SpeculativeDecoder,
-    TrieTree,
-    generate,
-)
+from specdec_hf import BenefitGuard, ModelDrafter, SpeculativeDecoder, TrieTree, generate
+from specdec_hf.loop.streaming import run_stream
 from specdec_hf.request.sampling import derived_seed, sequence_seeds
 from support import hf_models
 from support.clocks import Clock, SlowLookup
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 pytestmark = pytest.mark.quick
 
@@ -45,11 +39,7 @@ def entry(name, model, inputs, seed=None, **kwargs):
     if name == "custom_generate":
         return model.generate(**inputs, **kwargs, custom_generate=decoder, seed=seed)
     steps = decoder.stream(model, **inputs, **kwargs, seed=seed)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    return run_stream(steps, lambda step: None)[1]
 
 
 ENTRIES = ("generate", "custom_generate", "stream")
@@ -140,13 +130,7 @@ def test_neighbouring_seeds_share_no_sequence():
 
 @pytest.mark.parametrize(
     "seed",
-    [
-        [3, -4],
-        (3, -4),
-        np.array([3, -4]),
-        [np.int64(3), np.int32(-4)],
-        torch.tensor([3, -4]),
-    ],
+    [[3, -4], (3, -4), np.array([3, -4]), [np.int64(3), np.int32(-4)], torch.tensor([3, -4])],
     ids=str,
 )
 def test_seeds_may_be_integers_of_any_type(seed):
@@ -233,25 +217,18 @@ def slow_and_fast(inputs, guard, **kwargs):
 
 
 @pytest.mark.slow
-def test_by_default_the_clock_never_changes_a_text():
-    inputs = hf_models.prompts((9, 12))
-    for rule in ("token", "block", "match"):
-        slow, fast = slow_and_fast(inputs, None, rule=rule)
-        assert slow.sequences.tolist() == fast.sequences.tolist()
-        stopped = any("drafting pauses" in note for note in slow.stats.notes)
-        assert stopped == (rule == "match"), "a pause cannot change the text of rule match"
-        assert not any("timing" in note for note in slow.stats.notes)
-        if rule != "match":
-            assert any("drafting goes on" in note for note in slow.stats.notes)
-            assert slow.stats.gammas.count(0) == fast.stats.gammas.count(0)
-
-
-@pytest.mark.slow
-def test_a_tree_without_a_distribution_may_pause():
-    inputs = hf_models.prompts((9, 12))
-    slow, fast = slow_and_fast(inputs, None, rule="target_only", tree=TrieTree(2, 3))
-    assert any("drafting pauses" in note for note in slow.stats.notes)
+@pytest.mark.parametrize("rule", ["token", "block", "match", "target_only"])
+def test_by_default_the_clock_never_changes_a_text(rule):
+    """A pause cannot change the text of rule match, nor that of trees without a distribution."""
+    tree = TrieTree(2, 3) if rule == "target_only" else None
+    slow, fast = slow_and_fast(hf_models.prompts((9, 12)), None, rule=rule, tree=tree)
     assert slow.sequences.tolist() == fast.sequences.tolist()
+    stopped = any("drafting pauses" in note for note in slow.stats.notes)
+    assert stopped == (rule in ("match", "target_only"))
+    assert not any("timing" in note for note in slow.stats.notes)
+    if not stopped:
+        assert any("drafting goes on" in note for note in slow.stats.notes)
+        assert slow.stats.gammas.count(0) == fast.stats.gammas.count(0)
 
 
 @pytest.mark.slow

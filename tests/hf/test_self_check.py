@@ -8,13 +8,12 @@ import pytest
 import torch
 from specdec_hf import check_model, generate
 from specdec_hf.runner import self_check
-from specdec_hf.runner.fit import compare, forget_fits
+from specdec_hf.runner.fit import compare
 from specdec_hf.runner.plain_runner import PlainRunner
 from specdec_hf.runner.policy import FIRST, SINGLE
 from specdec_hf.runner.self_check import check_fit
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from bench.tiny_models.build import build
 from bench.tiny_models.compare import OracleDrafter
@@ -62,35 +61,12 @@ def test_rounding_under_autocast_is_that_of_its_dtype():
     assert max(fine.tolerance, coarse.difference) < coarse.tolerance
 
 
-def test_a_model_that_keeps_a_state_decodes_without_drafts_and_refuses_them():
-    model = build("MambaForCausalLM")
-    plain, ours, stats = texts(model, RAGGED)
-    assert ours == plain
-    assert stats.cache == "plain"
-    for options in ({}, {"tree": (2,), "drafter": hf_models.tiny("llama")}):
-        with pytest.raises(ValueError, match="MambaForCausalLM cannot be used") as error:
-            texts(model, RAGGED, **{"drafter": "prompt_lookup", **options})
-        assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["BloomForCausalLM", "BartForCausalLM"])
 def test_a_draft_model_gets_a_cache_that_fits_it(name):
     drafter = build(name, vocab_size=hf_models.VOCAB)
     plain, ours, stats = texts(hf_models.tiny("llama"), RAGGED, drafter=drafter)
     assert ours == plain
     assert any("draft model" in note for note in stats.notes)
-
-
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("kind", ["aligned", "dynamic"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_the_batch_in_transformers_own_cache_gives_plain_text(name, kind):
-    plain, ours, stats = texts(
-        hf_models.tiny(name), RAGGED, drafter=hf_models.perturbed(name), cache=kind
-    )
-    assert ours == plain
-    assert stats.cache == kind
-    assert 0 < stats.accepted < stats.drafted
 
 
 @pytest.mark.covering(test=1)
@@ -132,13 +108,6 @@ def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dt
         texts(model, (9,), drafter="prompt_lookup", cache="spec")
     _, _, stats = texts(model, RAGGED, drafter="prompt_lookup")
     assert stats.cache == "aligned"
-
-
-@pytest.fixture
-def forgetful():
-    forget_fits()
-    yield
-    forget_fits()
 
 
 def late_positions(window):
@@ -294,14 +263,6 @@ def test_check_model_prints_what_fits():
     assert check_model(hf_models.tiny("llama")).fitting(tree=True) == ["spec"]
     with pytest.raises(TypeError, match=r"model must be a causal language model .*, got 'x'"):
         check_model("x")
-
-
-def test_a_context_of_minus_one_is_no_limit():
-    model = build("XLNetLMHeadModel")
-    assert model.config.max_position_embeddings == -1
-    plain, ours, stats = texts(model, (9,))
-    assert ours == plain
-    assert stats.sequences[0].stop_reason == "length"
 
 
 def test_a_note_says_what_the_self_check_did_not_cover(monkeypatch, forgetful):

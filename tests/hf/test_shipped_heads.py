@@ -7,7 +7,6 @@ import re
 
 import pytest
 import torch
-from specdec_hf import generate
 from specdec_hf.cli.sources import EMBEDDED_NAME
 from specdec_hf.heads import shipped
 from specdec_hf.heads.auto import BENEFIT_OF_HEAD, AutoDrafter
@@ -15,7 +14,6 @@ from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.shipped import Sample, agreement_of
 from specdec_hf.lab.training.unrolled import loss_of
 from support import heads, hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.sources import ROOT
 
 MOST_BYTES = 12_000_000
@@ -35,15 +33,6 @@ def head(target, tmp_path, monkeypatch):
     save_head(heads.head_for(target, noise=0.1), folder, torch.float32)
     shipped.record_target(folder, target)
     return folder
-
-
-def run(target):
-    drafter = AutoDrafter()
-    out = generate(
-        target, **hf_models.prompts((9, 4), vocab_size=11), drafter=drafter, max_new_tokens=12,
-        guard=False, do_sample=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    return drafter.chosen, out
 
 
 @torch.no_grad()
@@ -133,17 +122,11 @@ REFUSED = (
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_close_weights_are_served_and_the_text_is_theirs(dtype, target, trained_head):
-    close = hf_models.with_noise(target, 0.02).to(dtype)
-    inputs = hf_models.prompts((9,), vocab_size=11)
-    how = dict(max_new_tokens=12, do_sample=False)
-    drafter = AutoDrafter()
-    out = generate(
-        close, **inputs, **how, drafter=drafter, guard=False, return_dict_in_generate=True
-    )
+    close, drafter = hf_models.with_noise(target, 0.02).to(dtype), AutoDrafter()
+    out = hf_models.decode_as_generate(close, drafter=drafter)
     assert drafter.chosen.startswith("eagle3, ")
     assert drafter.expected_benefit == BENEFIT_OF_HEAD
     assert any(re.fullmatch(SERVED.format(r"8\d%"), note) for note in out.stats.remarks)
-    assert out.sequences.tolist() == close.generate(**inputs, **how).tolist()
 
 
 def test_its_own_weights_are_served_without_a_check_or_a_note(target, trained_head, monkeypatch):
@@ -152,8 +135,9 @@ def test_its_own_weights_are_served_without_a_check_or_a_note(target, trained_he
 
 
 def test_weights_that_disagree_have_no_head_and_the_call_says_so(trained_head):
-    chosen, out = run(hf_models.build("llama", seed=1, vocab_size=11))
-    assert "eagle3" not in chosen
+    drafter = AutoDrafter()
+    out = hf_models.decode(hf_models.build("llama", 1, vocab_size=11), (9, 4), drafter=drafter)
+    assert "eagle3" not in drafter.chosen
     note = REFUSED.format(r"it agrees with \d% of a sample only, ")
     assert any(re.fullmatch(note, one) for one in out.stats.remarks)
 

@@ -1,8 +1,8 @@
-"""Drafter ``sparse_cache``: what its cache holds, and what it drafts from that."""
+"""Drafter ``sparse_cache``: what its cache holds, its drafts and limits."""
 
 import gc
 import weakref
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -13,13 +13,14 @@ from specdec_hf import (
     TrieTree,
     VerticalCascade,
     generate,
+    pack_,
 )
 from specdec_hf.drafters import retrieval, sparse_cache
 from specdec_hf.runner.sparse_runner import SparseRunner
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.drafter_proof import assert_greedy_identical, joint_p_value
+from support.histories import context_of
 from support.providers import SIGNIFICANCE
 from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -27,7 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SMALL = {"chunk": 2, "sinks": 1, "recent": 3, "interval": 3}
 RAGGED = (30, 7, 21)
-SETTINGS = {"do_sample": False, "guard": False, "return_dict_in_generate": True, "gamma": 3}
+decode = partial(hf_models.decode, gamma=3)
 
 
 class Recorded:
@@ -109,10 +110,7 @@ def test_the_chunks_are_those_of_the_highest_scores(name, compile, monkeypatch):
     model = hf_models.build(name)
     recorded = Recorded(monkeypatch)
     drafter = SparseCacheDrafter(12, **SMALL)
-    out = generate(
-        model, **hf_models.prompts(RAGGED), **SETTINGS, drafter=drafter, compile=compile,
-        max_new_tokens=14,
-    )  # fmt: skip
+    out = decode(model, RAGGED, drafter=drafter, compile=compile, max_new_tokens=14)
     texts = [
         row[row.shape[0] - 14 - length :] for row, length in zip(out.sequences, RAGGED, strict=True)
     ]
@@ -160,10 +158,9 @@ def brute_force(keys, queries, length):
 
 def test_the_cache_holds_the_targets_own_keys_and_values(monkeypatch):
     recorded = Recorded(monkeypatch)
-    generate(
-        hf_models.tiny("llama"), **hf_models.prompts(RAGGED), **SETTINGS,
-        drafter=SparseCacheDrafter(12, **SMALL), max_new_tokens=14,
-    )  # fmt: skip
+    decode(
+        hf_models.tiny("llama"), RAGGED, drafter=SparseCacheDrafter(12, **SMALL), max_new_tokens=14
+    )
     held: dict[int, torch.Tensor] = {}
     seen = 0
     for own, theirs, whole, sparse, choices in recorded.copies:
@@ -190,10 +187,8 @@ def test_the_cache_holds_the_targets_own_keys_and_values(monkeypatch):
 def test_chunks_are_chosen_anew_after_as_many_tokens(interval, monkeypatch):
     """Not before, nor where a text has as many tokens as the budget."""
     recorded = Recorded(monkeypatch)
-    out = generate(
-        hf_models.tiny("llama"), **hf_models.prompts((9,)), **SETTINGS, max_new_tokens=30,
-        drafter=SparseCacheDrafter(12, **{**SMALL, "interval": interval}),
-    )  # fmt: skip
+    drafter = SparseCacheDrafter(12, **{**SMALL, "interval": interval})
+    out = decode(hf_models.tiny("llama"), drafter=drafter, max_new_tokens=30)
     lengths = np.cumsum([9, *(record.emitted[0] for record in out.stats.round_log)]) - 1
     drafting = lengths[1:-1]  # of the cache, when a round drafts
     last, expected = -100, []
@@ -213,13 +208,12 @@ def test_drafts_see_what_is_held_at_its_positions(compile):
 
     The draft's rows of logits are compared with those of the target over its own keys and values.
     """
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((30,))
-    length, sinks, recent = 30, 2, 5
+    model, length, sinks, recent = hf_models.tiny("llama"), 30, 2, 5
     drafter = Watched(7, chunk=4, sinks=sinks, recent=recent)
     assert drafter.pattern.num_chunks == 0
-    out = generate(
-        model, **inputs, drafter=drafter, do_sample=True, seed=3, rule="token", gamma=3,
-        guard=False, compile=compile, max_new_tokens=5, return_dict_in_generate=True,
+    out = decode(
+        model, (30,), drafter=drafter, do_sample=True, seed=3, rule="token", compile=compile,
+        max_new_tokens=5,
     )  # fmt: skip
     draft, history = drafter.drafts[0]
     text = torch.from_numpy(history.tokens[:, : length + 1].copy())
@@ -262,13 +256,10 @@ class Watched(SparseCacheDrafter):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_with_room_for_the_whole_text_all_drafts_are_accepted(settings, dtype):
     """The drafter's distribution is then the target's own; a small budget is the control."""
-    model, inputs = hf_models.build("llama").to(dtype), hf_models.prompts(RAGGED)
-    made = {}
+    model, made = hf_models.build("llama").to(dtype), {}
     for budget in (64, 12):
-        made[budget] = generate(
-            model, **inputs, **{**SETTINGS, **settings}, max_new_tokens=24,
-            drafter=SparseCacheDrafter(budget, **SMALL),
-        ).stats  # fmt: skip
+        drafter = SparseCacheDrafter(budget, **SMALL)
+        made[budget] = decode(model, RAGGED, drafter=drafter, max_new_tokens=24, **settings).stats
     assert made[64].accepted == made[64].drafted > 40
     assert 0 < made[12].accepted < 0.9 * made[12].drafted
     assert "sparse_cache holds" not in " ".join(made[64].notes)
@@ -328,7 +319,8 @@ def test_a_far_chunk_that_matters_is_found(monkeypatch):
 
     def accepted(**arguments):
         out = generate(
-            model, prompt, attention_mask=torch.ones_like(prompt), **SETTINGS, max_new_tokens=24,
+            model, prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=24, gamma=3,
+            do_sample=False, guard=False, return_dict_in_generate=True,
             drafter=SparseCacheDrafter(28, chunk=8, sinks=2, **{"recent": 10, **arguments}),
         )  # fmt: skip
         assert out.sequences[0, 301:].tolist() == expected
@@ -352,10 +344,8 @@ def test_of_equal_scores_the_earlier_chunk_is_chosen(lengths, monkeypatch):
     """However long the other texts are, so that a text does not depend on them."""
     recorded = Recorded(monkeypatch)
     monkeypatch.setattr(sparse_cache, "chunk_scores", equal_scores)
-    generate(
-        hf_models.tiny("llama"), **hf_models.prompts(lengths), **SETTINGS, max_new_tokens=4,
-        drafter=SparseCacheDrafter(12, **SMALL),
-    )  # fmt: skip
+    drafter = SparseCacheDrafter(12, **SMALL)
+    decode(hf_models.tiny("llama"), lengths, drafter=drafter, max_new_tokens=4)
     assert recorded.held
     for _, slots, _, _ in recorded.held:
         assert (slots[..., :9] == torch.arange(9)).all()
@@ -383,21 +373,18 @@ def test_scores_of_heads_that_share_keys_add_up():
         assert (got[n, r, h, valid:] == -1).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lower", ["random", "prompt_lookup"])
 def test_a_cascade_over_a_sparse_cache_is_exact(lower):
     """TriForce's hierarchy; test_cascades.py has the controls of a vertical cascade."""
     cascade = VerticalCascade("sparse_cache:budget=6,chunk=2,sinks=1,recent=2,interval=1", lower, 2)
     assert joint_p_value(cascade, "token", texts=500) > SIGNIFICANCE
-    assert target()[0].config.vocab_size == VOCAB
 
 
 def test_a_cascade_drafts_the_tokens_of_the_sparse_cache():
     """Greedy drafts are those of the drafter alone, whatever drafts for it."""
     model, small = hf_models.tiny("llama"), SparseCacheDrafter(12, **SMALL)
-    arguments = {**SETTINGS, **hf_models.prompts((30,)), "max_new_tokens": 14}
     made = [
-        generate(model, **arguments, drafter=drafter).stats
+        decode(model, (30,), drafter=drafter, max_new_tokens=14).stats
         for drafter in (small, VerticalCascade(small, "prompt_lookup"), [small, "prompt_lookup"])
     ]
     for stats in made:
@@ -416,29 +403,23 @@ def test_a_cascade_stays_that_of_its_drafter():
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("drafter", "tree"),
     [
-        {"drafter": HorizontalCascade([SparseCacheDrafter(12, **SMALL), "prompt_lookup"], [2])},
-        {"drafter": [SparseCacheDrafter(12, **SMALL), "prompt_lookup"], "tree": TrieTree(1, 4)},
-        {
-            "drafter": [VerticalCascade(SparseCacheDrafter(12, **SMALL), "random"), "nasd"],
-            "tree": TrieTree(1, 4),
-        },
+        (HorizontalCascade([SparseCacheDrafter(12, **SMALL), "prompt_lookup"], [2]), None),
+        ([SparseCacheDrafter(12, **SMALL), "prompt_lookup"], TrieTree(1, 4)),
+        ([VerticalCascade(SparseCacheDrafter(12, **SMALL), "random"), "nasd"], TrieTree(1, 4)),
     ],
     ids=["horizontal", "tree", "tree of a cascade"],
 )
-def test_beside_other_drafters_the_text_is_that_of_the_target(settings):
-    settings = dict(settings)
-    drafter = settings.pop("drafter")
-    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12, **settings)
+def test_beside_other_drafters_the_text_is_that_of_the_target(drafter, tree):
+    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12, tree=tree)
     assert stats.accepted > 0
 
 
 def test_the_targets_cache_and_its_hidden_states_are_as_they_were():
     """A caller's cache goes on as without drafts."""
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((30,))
     outs = [
-        generate(model, **inputs, **{**SETTINGS, "max_new_tokens": 9}, drafter=drafter)
+        decode(hf_models.tiny("llama"), (30,), drafter=drafter, max_new_tokens=9)
         for drafter in (SparseCacheDrafter(12, **SMALL), None)
     ]
     for layer, other in zip(*(out.past_key_values.layers for out in outs), strict=True):
@@ -462,10 +443,7 @@ def test_caches_go_with_the_call(below):
         gc.collect()
         gc.disable()
         try:
-            generate(
-                model, **hf_models.prompts((30,)), **SETTINGS, max_new_tokens=9,
-                drafter=[drafter, *below] if below else drafter,
-            )  # fmt: skip
+            decode(model, (30,), drafter=[drafter, *below] if below else drafter, max_new_tokens=9)
             return [cache() is not None for cache in caches]
         finally:
             gc.enable()
@@ -476,3 +454,140 @@ def test_caches_go_with_the_call(below):
         assert run("sparse_cache:budget=12,chunk=2,sinks=1,recent=3") == [False, False]
         drafter = SparseCacheDrafter(12, **SMALL)
         assert run(drafter) == [not below, not below]
+
+
+MAX_TOKENS = 2**31 - 1
+MINIMA = {"budget": 1, "chunk": 1, "sinks": 0, "recent": 1, "interval": 1}
+
+
+def test_the_bytes_of_the_cache_are_reported():
+    model = hf_models.tiny("llama")
+    drafter = SparseCacheDrafter(12, **SMALL)
+    out = decode(model, (30,), drafter=drafter, max_new_tokens=9)
+    note = next(note for note in out.stats.notes if "drafter sparse_cache holds" in note)
+    slots = drafter._draft.runner.cache.cursor.capacity
+    assert drafter._draft.runner.nbytes == 2 * 2 * 2 * slots * 8 * 4
+    assert f"{drafter._draft.runner.nbytes / 2**20:.3g} MiB of keys and values" in note
+
+
+@pytest.mark.parametrize("numbers", [{"interval": 20_000}, {"budget": 20_000}, {}])
+def test_the_cache_has_slots_for_the_text_alone(numbers):
+    """Whatever the budget, the interval and the limit of new tokens are; the last row is small."""
+    model = hf_models.build("llama", context=4096)
+    settings = {"budget": 4, "chunk": 1, "sinks": 1, "recent": 2, "interval": 3, **numbers}
+
+    def slots(max_new_tokens, **more):
+        """Those of the sparse cache for text and of the target's cache, and the text."""
+        drafter = SparseCacheDrafter(**settings)
+        out = decode(model, drafter=drafter, max_new_tokens=max_new_tokens, **more)
+        assert out.stats.drafted
+        draft = drafter._draft
+        drafts = 2 * (draft.context.max_draft + 1)  # of two rounds, each with the pending token
+        assert drafts < 100
+        theirs = draft.target.cache.cursor.capacity
+        return draft.runner.cache.cursor.capacity - drafts, theirs, out.sequences[0]
+
+    ours, _, text = slots(20)
+    assert ours == min(settings["budget"] + settings["interval"], 9 + 20)
+    end = next(t for n, t in enumerate(text[9:].tolist()) if n > 8 and t not in text[9 : 9 + n])
+    ours, theirs, _ = slots(4000, eos_token_id=end)
+    assert ours == min(settings["budget"] + settings["interval"], theirs)
+    assert theirs < 1000
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_draft_costs_the_bytes_that_it_reads(packed):
+    """Weights that `pack_` keeps in panels alone count too, at the size of the panels."""
+    model = hf_models.build("llama")
+    weights = sum(p.nbytes for p in model.parameters())
+    if packed:
+        kept = sum(p.nbytes for p in model.parameters() if p.ndim == 1)
+        weights = kept + model.model.embed_tokens.weight.nbytes + pack_(model).bytes
+    drafter = SparseCacheDrafter(12, **SMALL)
+    decode(model, (30,), drafter=drafter, max_new_tokens=9)
+    token = 2 * 2 * 2 * 8 * 4  # keys and values of two layers of two heads
+    assert drafter.relative_cost == (weights + 12 * token) / (weights + 39 * token)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("budget=0", "budget must be an integer in [1, 2147483647], got 0"),
+        ("budget=8,recent=9,sinks=0", "budget must be at least sinks + recent = 9, got 8"),
+        ("budget=64,chunk=8,recent=7", "recent must be at least chunk = 8, got 7"),
+        ("budget=64,interval=0", "interval must be an integer in [1, 2147483647], got 0"),
+        ("64", "sparse_cache[:budget=N[,chunk=..]] with numbers for budget, chunk, sinks, recent"),
+        ("budget=64,sink=4", "recent, interval, got 'budget=64,sink=4'"),
+        ("budget=x", "budget of drafter sparse_cache must be an integer, got 'x'"),
+        ("budget=64,sinks=-1", f"sinks must be an integer in [0, {MAX_TOKENS}], got -1"),
+        ("budget=64,recent=", "recent of drafter sparse_cache must be an integer, got ''"),
+        ("budget=64,budget=3", "budget must be given once, got 'budget=64,budget=3'"),
+        *(
+            (
+                f"{name}={number}",
+                f"{name} must be an integer in [{low}, {MAX_TOKENS}], got {number}",
+            )
+            for name, low in MINIMA.items()
+            for number in (2**31, 2**63, 10**20)
+        ),
+    ],
+)
+def test_wrong_numbers_are_refused_by_name(text, message):
+    with pytest.raises(ValueError) as raised:
+        SparseCacheDrafter.from_text(text)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"budget": MAX_TOKENS, "interval": MAX_TOKENS},
+        {"budget": MAX_TOKENS, "chunk": MAX_TOKENS, "sinks": 0, "recent": MAX_TOKENS},
+        {"budget": MAX_TOKENS, "chunk": 1, "sinks": MAX_TOKENS - 1, "recent": 1},
+        {"budget": 12, **SMALL, "interval": MAX_TOKENS},
+    ],
+)
+def test_numbers_as_large_as_they_may_be_serve(numbers):
+    """Within the budget drafts are the target's own tokens; the last row is beyond it."""
+    drafter = SparseCacheDrafter(**numbers)
+    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12)
+    assert stats.drafted > 0
+    assert (stats.accepted == stats.drafted) == (drafter.pattern.budget == MAX_TOKENS)
+
+
+def test_what_does_not_go_is_refused_by_name():
+    llama, hidden = hf_models.tiny("llama"), {"output_hidden_states": True}
+    cascade = VerticalCascade("sparse_cache", "random")
+    windowed = hf_models.build("mistral", sliding_window=16)
+    for model, message, arguments in (
+        (llama, "drafter sparse_cache needs cache='spec', got 'aligned'", {"cache": "aligned"}),
+        (llama, "tree must be a TrieTree or None with a cascade of drafter sp", {
+            "drafter": cascade, "tree": (2, 1)
+        }),
+        (llama, "output_hidden_states must be False with a drafter that makes", {
+            "drafter": ["sparse_cache", "random"], **hidden
+        }),
+        (llama, "must set rolls_back = True to draft after other d", {
+            "drafter": [hf_models.perturbed("llama"), cascade]
+        }),
+        (hf_models.tiny("gpt2"), "cannot draft for GPT2LMHeadModel: its layers must be those", {}),
+        (hf_models.tiny("gemma2"), "must be those of Llama, Mistral, Qwen2, Qwen3, got Gemma2", {}),
+        (windowed, "its attention has a window of 16 tokens, which texts of 29 exceed", {}),
+    ):  # fmt: skip
+        given = {"drafter": "sparse_cache", "max_new_tokens": 20, **arguments}
+        with pytest.raises(ValueError, match=message):
+            hf_models.decode(model, **given)
+    with pytest.raises(ValueError, match="drafts for models of Llama, Mistral, Qwen2, Qwen3, got"):
+        SparseCacheDrafter().check_config(hf_models.tiny("gpt2").config)
+
+
+def test_a_window_that_no_text_exceeds_is_served():
+    longest = 12 + 12  # tokens of the longest prompt, and new ones
+    model = hf_models.build("mistral", sliding_window=longest)
+    drafter = "sparse_cache:budget=8,chunk=2,sinks=1,recent=3"
+    assert assert_greedy_identical(lambda: drafter, model, 12).accepted > 0
+
+
+def test_a_server_has_no_cache_to_read():
+    with pytest.raises(ValueError, match="drafter sparse_cache needs cache='spec', got None"):
+        SparseCacheDrafter().start(context_of(hf_models.tiny("llama")))

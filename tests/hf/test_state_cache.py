@@ -10,12 +10,9 @@ import torch
 from specdec_hf import check_model, generate
 from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.state_runner import StateRunner
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 from bench.tiny_models.build import build
 from bench.tiny_models.compare import OracleDrafter, compare, plain, prompts
-
-pytestmark = pytest.mark.slow
 
 NEW = 12
 ONE, BATCH = (9,), (9, 5, 11)

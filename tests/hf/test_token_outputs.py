@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf import generate
 from specdec_hf.drafting.drafter import Drafter
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import LogitsProcessorList
 
 from bench.tiny_models import compare
@@ -24,29 +23,21 @@ def settings(**kwargs):
 
 
 def decode(entry, model, inputs, drafter, options=None, **kwargs):
-    options = {"guard": False, "gamma": 3, **(options or {})}
+    options = {"drafter": drafter, "guard": False, "gamma": 3, **(options or {})}
     if drafter is None or "tree" in options:
         del options["gamma"]
-    if entry == "generate":
-        return generate(model, **inputs, drafter=drafter, **options, **kwargs)
-    decoder = SpeculativeDecoder(drafter, **options)
-    return model.generate(**inputs, **kwargs, custom_generate=decoder)
+    return hf_models.through(entry, model, inputs, options, **kwargs)
 
 
 def assert_close(got, want, mask):
     """The same tokens, and the same tuples up to rounding."""
     assert got.sequences.tolist() == want.sequences.tolist()
     for name in ("scores", "logits"):
-        assert len(got[name]) == len(want[name])
-        for ours, theirs in zip(got[name], want[name], strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert len(got.hidden_states) == len(want.hidden_states)
-    for step, (ours, theirs) in enumerate(zip(got.hidden_states, want.hidden_states, strict=True)):
-        assert len(ours) == len(theirs)
-        # Plain generation has no meaningful values in the padding of the prompt, ours are 0.
-        held = mask[:, -ours[0].shape[1] :, None] if step == 0 else 1
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b * held, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got[name], want[name], rtol=1e-4, atol=1e-4)
+    # Plain generation has no meaningful values in the padding of the prompt, ours are 0.
+    first, *rest = want.hidden_states
+    first = tuple(x * mask[:, -x.shape[1] :, None] for x in first)
+    torch.testing.assert_close(got.hidden_states, (first, *rest), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.covering(test=1)

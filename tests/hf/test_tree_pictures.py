@@ -9,7 +9,6 @@ from specdec_hf.cli.explain import Explained, ExplainedTree, Node
 from specdec_hf.lab.analysis import tree_pictures
 from specdec_hf.lab.analysis.tree_pictures import Picture, place_nodes, render_trees
 from support.cli_models import folder, invoke  # noqa: F401
-from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 NODES = [
     Node(5, "<script>", -1, "accepted", 0.5, 0.25, 1.0),
@@ -109,22 +108,29 @@ def test_no_two_nodes_are_drawn_on_one_another(parents):
         assert places[n + 1][0] == places[parent + 1][0] + tree_pictures.COLUMN
 
 
-@pytest.mark.build  # a tool of the laboratory
-def test_analyze_draws_the_trees_of_each_drafter(folder, tmp_path):  # noqa: F811
+def analyzed(folder, tmp_path, *arguments):  # noqa: F811
+    """What the command prints, its report, and the page of trees."""
     prompts, report = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     prompts.write_text('{"turns": ["Say: the cat sat. The cat sat"]}\n')
     result = invoke(
-        "analyze", "--model", folder, "--prompts", prompts, "--drafter", "layers:1", "--drafter",
-        "prompt_lookup", "--gamma", 2, "--max-new-tokens", 8, "--tree", "2,1", "--output",
+        "analyze", "--model", folder, "--prompts", prompts, *arguments, "--output",
         tmp_path / "pictures", "--json", report,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert result.output.count("Trees of the first rounds, ") == 2
-    assert result.output.count("mask, 0 is the root") >= tree_pictures.SHOWN_ROUNDS
-    read = Reader((tmp_path / "pictures" / "trees.html").read_text())
+    page = Reader((tmp_path / "pictures" / "trees.html").read_text())
+    return result.output, json.loads(report.read_text()), page
+
+
+@pytest.mark.build  # a tool of the laboratory
+def test_analyze_draws_the_trees_of_each_drafter(folder, tmp_path):  # noqa: F811
+    printed, content, read = analyzed(
+        folder, tmp_path, "--drafter", "layers:1", "--drafter", "prompt_lookup", "--gamma", 2,
+        "--max-new-tokens", 8, "--tree", "2,1",
+    )  # fmt: skip
+    assert printed.count("Trees of the first rounds, ") == 2
+    assert printed.count("mask, 0 is the root") >= tree_pictures.SHOWN_ROUNDS
     assert [tag for tag, _ in read.tags].count("h2") == 2
     assert {"root", "rejected"} <= {node["kind"] for node in read.nodes}
-    content = json.loads(report.read_text())
     assert not any(one["trees"] for one in content["measured"])
     assert content["tree"] == [2, 1]
     assert [one["drafter"] for one in content["trees"]] == ["layers:1", "prompt_lookup"]
@@ -132,15 +138,9 @@ def test_analyze_draws_the_trees_of_each_drafter(folder, tmp_path):  # noqa: F81
 
 @pytest.mark.build
 def test_trees_of_a_drafter_of_its_own_are_drawn_as_they_were_measured(folder, tmp_path):  # noqa: F811
-    prompts, report = tmp_path / "prompts.jsonl", tmp_path / "out.json"
-    prompts.write_text('{"turns": ["Say: the cat sat. The cat sat"]}\n')
-    result = invoke(
-        "analyze", "--model", folder, "--prompts", prompts, "--drafter", "lookahead:2,3,2",
-        "--max-new-tokens", 24, "--temperature", 0, "--output", tmp_path / "pictures", "--json",
-        report,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    content = json.loads(report.read_text())
+    _, content, read = analyzed(
+        folder, tmp_path, "--drafter", "lookahead:2,3,2", "--max-new-tokens", 24, "--temperature", 0
+    )
     (measured,), (drawn,) = content["measured"], content["trees"]
     assert drawn["drafter"] == measured["drafter"] == "lookahead:2,3,2"
     (calls,) = measured["calls"].values()
@@ -148,5 +148,4 @@ def test_trees_of_a_drafter_of_its_own_are_drawn_as_they_were_measured(folder, t
     assert len(nodes) == calls[0]["drafted"] > 0
     accepted = [node for node in nodes if node["kind"] == "accepted"]
     assert len(accepted) == calls[0]["accepted"]
-    read = Reader((tmp_path / "pictures" / "trees.html").read_text())
     assert sum(node["kind"] == "accepted" for node in read.nodes) == len(accepted)

@@ -1,34 +1,21 @@
-"""Merged drafts: the nodes of a limited tree go to whom the target agrees with."""
-
-from __future__ import annotations
+"""Nodes of trees: whose drafts get those of a merged one, and how many are worth their time."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import (
-    Candidates,
-    Draft,
-    DraftContext,
-    Drafter,
-    History,
-    LookaheadDrafter,
-    TokenRecyclingDrafter,
-    TrieTree,
-    generate,
-)
+from specdec_hf import Candidates, Draft, Drafter, LookaheadDrafter, TokenRecyclingDrafter, TrieTree
 from specdec_hf.drafters.merge import ChainSource, agreement
 from specdec_hf.drafters.node_budget import EXPLORE_EVERY, NodeBudget
+from specdec_hf.schedules.base import ScheduleContext
+from specdec_hf.schedules.costs import Costs
+from specdec_hf.schedules.optimal import OptimalSchedule
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.histories import context_of, history_of
 
 RAGGED = (9, 5, 12)
 NEW = 24
-
-
-def context_of(model):
-    return DraftContext(model, "greedy", 0.0, 0, 1.0, 0.0, torch.zeros(1), 1, 40, 8)
 
 
 ON_HOST = context_of(SimpleNamespace(device=torch.device("cpu")))
@@ -146,25 +133,25 @@ class KnownTree(Drafter):
 @pytest.fixture(scope="module")
 def known():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    settings = {"max_new_tokens": NEW, "do_sample": False}
-    plain = model.generate(**inputs, **settings)
+    plain = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     texts = [
         row[mask.argmax() :].numpy()
         for row, mask in zip(plain, inputs["attention_mask"], strict=True)
     ]
-    return model, inputs, settings, plain, texts
+    return model, plain, texts
+
+
+def run(model, **settings):
+    return hf_models.decode(model, RAGGED, **{"max_new_tokens": NEW, **settings})
 
 
 @pytest.mark.parametrize("measures", [True, False])
 def test_the_budget_goes_to_the_better_drafter(known, measures, monkeypatch):
-    model, inputs, settings, plain, texts = known
+    model, plain, texts = known
     good, bad = Known(texts), Known(texts, shift=1)
     if not measures:  # negative control
         monkeypatch.setattr(NodeBudget, "observe", lambda *_: None)
-    out = generate(
-        model, **inputs, **settings, drafter=[bad, good], tree=TrieTree(depth=4, size=5),
-        return_dict_in_generate=True, guard=False,
-    )  # fmt: skip
+    out = run(model, drafter=[bad, good], tree=TrieTree(depth=4, size=5))
     assert torch.equal(out.sequences, plain)
     assert bad.accepted == 0
     assert (out.stats.mean_acceptance_length > 3.3) == measures
@@ -172,26 +159,20 @@ def test_the_budget_goes_to_the_better_drafter(known, measures, monkeypatch):
 
 
 def test_trees_and_chains_become_one_tree(known):
-    model, inputs, settings, plain, texts = known
+    model, plain, texts = known
     tree = KnownTree(texts)
-    out = generate(
-        model, **inputs, **settings, drafter=[tree, "prompt_lookup"], tree=TrieTree(2, 3),
-        return_dict_in_generate=True, guard=False,
-    )  # fmt: skip
+    out = run(model, drafter=[tree, "prompt_lookup"], tree=TrieTree(2, 3))
     assert torch.equal(out.sequences, plain)
     assert out.stats.mean_acceptance_length > 3
     paths = np.concatenate([path[:, :3] for path in tree.paths if path.shape[1] >= 3])
     assert (paths == [1, 2, 3]).all(axis=1).mean() > 0.5
-    alone = KnownTree(texts)
-    out = generate(
-        model, **inputs, **settings, drafter=alone, return_dict_in_generate=True, guard=False
-    )
+    out = run(model, drafter=KnownTree(texts))
     assert torch.equal(out.sequences, plain)
     assert out.stats.drafter == "known_tree"
 
 
 def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
-    model, inputs, settings, _, texts = known
+    model, _, texts = known
 
     class Elsewhere(KnownTree):
         def propose(self, history, limits):
@@ -199,7 +180,7 @@ def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
             return Draft(made.tokens.to("meta"), made.parents)
 
     with pytest.raises(ValueError, match=r"Elsewhere\.propose must return tokens on the host"):
-        generate(model, **inputs, **settings, drafter=[Elsewhere(texts)], tree=TrieTree())
+        run(model, drafter=[Elsewhere(texts)], tree=TrieTree())
 
 
 @pytest.mark.parametrize("drafter", [LookaheadDrafter(), TokenRecyclingDrafter()])
@@ -207,7 +188,7 @@ def test_drafters_of_host_trees_can_be_merged_beside_a_target_on_a_device(known,
     target = SimpleNamespace(device=torch.device("meta"), config=known[0].config)
     source = ChainSource(drafter, 1)
     source.start(context_of(target), 0)
-    history = History(np.array([[1, 2, 1, 2, 1]]), np.array([5]), np.array([True]))
+    history = history_of([1, 2, 1, 2, 1])
     assert source.propose(history, np.array([3])).tokens[0, 0, 0] >= 0
 
 
@@ -230,7 +211,7 @@ def test_candidates_come_in_the_rows_of_the_drafters_own_tree():
     listener.candidates = 1
     source = ChainSource(listener, 1)
     source.start(ON_HOST, 0)
-    history = History(np.arange(5)[None], np.array([5]), np.array([True]))
+    history = history_of(range(5))
     source.propose(history, np.array([3]))  # 6, and 5, 6, 7 below one another
     # The merged tree has another drafter's 5, 9 and 8, lacks the leaf 7, and has an absent node.
     tokens = np.array([[4, 5, 9, 8, 6, 6, -1]])
@@ -249,19 +230,17 @@ def test_candidates_come_in_the_rows_of_the_drafters_own_tree():
 
 
 def test_a_round_without_a_tree_has_no_outcome(known):
-    model, inputs, settings, plain, texts = known
+    model, plain, texts = known
     listener = Listener(texts)
     listener.candidates = 1
-    out = generate(
-        model, **inputs, **{**settings, "max_new_tokens": 1}, drafter=[listener], tree=TrieTree()
-    )
-    assert torch.equal(out, plain[:, : out.shape[1]])
+    text = run(model, max_new_tokens=1, drafter=[listener], tree=TrieTree()).sequences
+    assert torch.equal(text, plain[:, : text.shape[1]])
     (nothing,) = listener.outcomes
     assert nothing.accepted.tolist() == [0] * len(RAGGED)
     assert nothing.path.size == nothing.carried.size == 0
     source = ChainSource(listener, 1)
     source.start(ON_HOST, 0)
-    history = History(np.zeros((1, 5), dtype=np.int64), np.array([5]), np.array([True]))
+    history = history_of([0] * 5)
     nothing = np.full((1, 1, 1), -1)
     shown = Candidates(np.array([[4]]), np.array([[-1]]), np.array([[[3]]]))
     listener.texts = texts[:1]
@@ -354,3 +333,99 @@ def test_the_least_value_is_enough_and_a_further_chain_is_not_tried_below_it():
     for _ in range(40):
         budget.observe(chains, np.array([[2, 0]]))
     assert budget.cut(chains, 9, min_probability=0.15).tolist() == [[[1, 2, -1], [-1, -1, -1]]]
+
+
+DEPTH, NODES, DRAFT = 5, 32, 0.004
+MACHINES = {
+    "flat": lambda tokens: 0.03 + 0.0001 * tokens,
+    "steep": lambda tokens: 0.03 + 0.004 * tokens,
+    # Two tokens cost much more than one, and further ones little.
+    "jump": lambda tokens: 0.047 if tokens == 1 else 0.08 + 0.0005 * tokens,
+}
+
+
+def values_of(alpha, rows=1):
+    return np.tile(alpha ** np.arange(1, NODES + 1), (rows, 1))
+
+
+def begin(rows=1, padded=None):
+    costs = Costs()
+    if padded is not None:
+        costs.padded = padded
+    schedule = OptimalSchedule()
+    schedule.start(ScheduleContext(rows, DEPTH, 100, tree=True, costs=costs))
+    return schedule, costs
+
+
+def rounds(machine, alpha, rows=1, count=12, plain=True):
+    """How many nodes each round takes."""
+    schedule, costs = begin(rows)
+    if plain:
+        costs.observe(0, 0, 0.0, machine(rows))
+    taken = []
+    for _ in range(count):
+        taken.append(schedule.nodes(DEPTH, values_of(alpha, rows)))
+        draft = DRAFT * (taken[-1] > 0)
+        costs.observe(DEPTH * (taken[-1] > 0), taken[-1], draft, machine(rows * (1 + taken[-1])))
+    return taken
+
+
+def best(machine, alpha, rows=1):
+    tokens = 1 + np.concatenate([[0.0], values_of(alpha)[0].cumsum()])
+    seconds = [DRAFT + machine(rows * (1 + n)) for n in range(NODES + 1)]
+    return int((tokens / seconds).argmax()), tokens / seconds
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("alpha", [0.2, 0.6, 0.9])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_nodes_that_are_worth_their_time_are_taken(name, alpha, rows):
+    machine = MACHINES[name]
+    taken = rounds(machine, alpha, rows)
+    number, speeds = best(machine, alpha, rows)
+    assert speeds[taken[-1]] > 0.97 * speeds[number], (taken, number)
+
+
+@pytest.mark.parametrize("nodes", [1, 4, NODES])
+def test_one_size_for_all_machines_would_be_found(nodes):
+    """Negative control."""
+    shares = []
+    for machine in MACHINES.values():
+        number, speeds = best(machine, 0.9, 4)
+        shares.append(speeds[nodes] / speeds[number])
+    assert min(shares) < 0.97
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_narrower_trees_are_tried_where_no_plain_round_was_seen(name):
+    taken = rounds(MACHINES[name], 0.6, plain=False, count=24)
+    number, speeds = best(MACHINES[name], 0.6)
+    assert speeds[taken[-1]] > 0.9 * speeds[number], (taken, number)
+
+
+def test_drafts_are_charged_for_padding():
+    _, costs = begin(padded=lambda size: -(-size // 8) * 8)
+    for nodes, seconds in ((0, 0.03), (7, 0.03), (15, 0.06)):
+        costs.observe(nodes, nodes, 0.0, seconds)
+    assert costs.round(5) == costs.round(7) == 0.03
+    assert costs.round(9) == 0.06
+
+
+def test_the_first_trees_are_small_in_a_batch():
+    """All sequences together get as many tokens as one alone, then at most twice the widest."""
+    assert rounds(MACHINES["flat"], 0.9)[0] == NODES
+    assert rounds(MACHINES["flat"], 0.9, rows=4, count=3) == [7, 15, 31]
+    assert rounds(MACHINES["flat"], 0.9, rows=64)[0] == 1
+
+
+def test_nodes_that_padding_would_take_are_taken():
+    def padded(size):
+        return -(-size // 8) * 8
+
+    schedule, costs = begin(padded=padded)
+    costs.observe(0, 0, 0.0, 0.03)
+    assert costs.plain == 0.03
+    for nodes, seconds in ((7, 0.04), (15, 0.06), (31, 0.3)):
+        costs.observe(DEPTH, nodes, DRAFT, seconds)
+    taken = schedule.nodes(DEPTH, values_of(0.7))
+    assert 1 + taken in (8, 16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +208,42 @@ def expected_logits(
     )  # fmt: skip
     *_, logits = unroll(head, batch, len(drafts) + 1)
     return logits[0, len(tokens) - 2]
+
+
+def differences(
+    rounds: Sequence[tuple[list[list[int]], Any]], logits_of: Callable[[list[int], list[int]], Any]
+) -> list[tuple[float, int]]:
+    """How far what drafts say of their tokens is from what it must be.
+
+    That is the logits of a chain, and the scores of a tree, which are log-probabilities of paths.
+
+    Args:
+        rounds: as `rounds_of` gives them.
+        logits_of: logits [V] of the draft that follows a text and some drafts.
+
+    Returns:
+        Of each token the difference, and how many drafts are above it.
+    """
+    found = []
+    for texts, draft in rounds:
+        for b, text in enumerate(texts):
+            paths: dict[int, tuple[list[int], float]] = {-1: ([], 0.0)}
+            rows: dict[int, torch.Tensor] = {}
+            size = draft.tokens.shape[1] if draft.parents is not None else draft.counts[b]
+            for n, token in enumerate(draft.tokens[b, :size].tolist()):
+                if token < 0:
+                    continue
+                above = n - 1 if draft.parents is None else int(draft.parents[b, n])
+                path, score = paths[above]
+                if above not in rows:
+                    rows[above] = logits_of(text, path)
+                score += float(rows[above].log_softmax(-1)[token])
+                paths[n] = [*path, token], score
+                if draft.parents is None:
+                    pair = draft.distribution.logits[b, n], rows[above]
+                    assert pair[0].isneginf().equal(pair[1].isneginf())
+                    difference = (pair[0] - pair[1])[pair[1].isfinite()].abs().max()
+                else:
+                    difference = abs(float(draft.scores[b, n]) - score)
+                found.append((float(difference), len(path)))
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from specdec_hf import generate
+from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.layers import with_fewer_layers
 from specdec_hf.profile import Profile, describe_conditions, describe_model, describe_versions
@@ -151,6 +151,30 @@ def decode(model: Any, lengths: tuple[int, ...] = (9,), **settings: Any) -> Any:
     settings.setdefault("drafter", None)
     inputs = prompts(lengths, vocab_size=model.config.vocab_size)
     return generate(model, **inputs, return_dict_in_generate=True, **settings)
+
+
+def decode_as_generate(model: Any, lengths: tuple[int, ...] = (9,), **settings: Any) -> Any:
+    """What `decode` returns, after a comparison of its greedy text with that of the model."""
+    out = decode(model, lengths, **settings)
+    inputs = prompts(lengths, vocab_size=model.config.vocab_size)
+    new_tokens = settings.get("max_new_tokens", 12)
+    own = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+    assert out.sequences.tolist() == own.tolist()
+    return out
+
+
+def through(
+    entry: str, model: Any, inputs: dict[str, Any], options: dict[str, Any], **kwargs: Any
+) -> Any:
+    """A call of `generate`, or of the model's own ``generate`` with options of a decoder."""
+    if entry == "generate":
+        return generate(model, **inputs, **options, **kwargs)
+    return model.generate(**inputs, **kwargs, custom_generate=SpeculativeDecoder(**options))
+
+
+def outcome(out: Any) -> tuple[list[list[int]], int, int]:
+    """The text, and how many tokens were drafted and accepted."""
+    return out.sequences.tolist(), out.stats.drafted, out.stats.accepted
 
 
 @contextmanager

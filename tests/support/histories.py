@@ -1,12 +1,25 @@
-"""Committed tokens, as the loop shows them to a drafter."""
+"""What a drafter is told: a call, and committed tokens, as the loop shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from specdec_hf import Draft, Drafter, History
+from specdec_hf import Draft, DraftContext, Drafter, History
+
+
+def context_of(
+    model: Any, rule: str = "greedy", batch_size: int = 1, **fields: Any
+) -> DraftContext:
+    """A call without filters, of temperature 0 where it is greedy; ``fields`` are others of it."""
+    given = {
+        "temperature": float(rule != "greedy"), "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+        "seeds": torch.zeros(batch_size, dtype=torch.int64), "max_length": 99, "max_draft": 16,
+    }  # fmt: skip
+    return DraftContext(model, rule, batch_size=batch_size, **{**given, **fields})
 
 
 def history_of(*texts: Sequence[int], active: Sequence[bool] | None = None) -> History:
