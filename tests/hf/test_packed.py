@@ -86,8 +86,11 @@ def with_torchs_products(model):
 
 
 @torch.inference_mode()
-def test_logits_depend_on_no_other_tokens(model):
-    mine = packed_twin(model).model
+@pytest.mark.parametrize("layers", ["fused", "unfused"])
+def test_logits_depend_on_no_other_tokens(model, layers, monkeypatch):
+    if layers != "fused":
+        monkeypatch.setattr(twin, "fuse", lambda module: False)
+    mine = twin.PackedTwin(model).model
     alone = logits_of(mine, [1] * 24)
     for sizes in ([24], [3, 20, 1], [5, 19]):
         assert torch.equal(logits_of(mine, sizes), alone)
