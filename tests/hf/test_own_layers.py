@@ -175,7 +175,7 @@ GREEDY = {"max_new_tokens": 12, "do_sample": False}
         ("llama", {"drafter": LayersDrafter(1)}),
         *((name, {"drafter": "layers:1"}) for name in ("qwen2", "qwen3", "gemma2")),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_the_first_layers_draft_chains_and_trees(name, options):
     """Also where a config lists its layers, and must get a shorter list."""
