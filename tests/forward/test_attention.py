@@ -313,5 +313,6 @@ print(sk.cpu_capability())
 
 
 @pytest.mark.parametrize("capability", ["plain", "avx512"])
+@pytest.mark.slow
 def test_every_instruction_set_keeps_the_contract(capability):
     assert run_on(capability, OTHER) == capability

@@ -462,5 +462,6 @@ print(sk.cpu_capability())
 
 
 @pytest.mark.parametrize("capability", ["plain", "avx2", "avx512"])
+@pytest.mark.slow
 def test_every_instruction_set_keeps_the_contract(capability):
     assert run_on(capability, OTHER) == capability

@@ -260,6 +260,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize("capability", ["plain", "avx2", "avx512", "avx512_bf16", "amx_bf16"])
+@pytest.mark.slow
 def test_every_instruction_set_keeps_the_contract(capability):
     used, _, error = run_on(capability, OTHER).partition(" ")
     width = {"plain": 8, "avx2": 16}.get(capability, 32)
