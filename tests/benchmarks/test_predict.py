@@ -136,3 +136,12 @@ def test_an_unknown_device_is_refused_by_name():
     done = CliRunner().invoke(app, ["--gpu", "B200"])
     assert done.exit_code == 2
     assert "must be one of H200, H100, got B200" in done.output
+
+
+@pytest.mark.parametrize(
+    ("batch", "schedule", "group"),
+    [(33, "row-parallel", 8), (34, "row-lazy", 8), (67, "row-lazy", 7), (512, "row-lazy", 1)],
+)
+def test_the_schedule_and_the_groups_follow_from_the_batch(batch, schedule, group):
+    planned = predict.plan(Config(batch, 5, 151936, "bfloat16"), GPU)
+    assert (planned.schedule, planned.group) == (schedule, group)

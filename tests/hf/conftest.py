@@ -1,4 +1,5 @@
-"""The tests of the loop run on one thread, and draft from the second round on, however fast."""
+"""The tests of the loop run on one thread, and draft from the second round on, however fast the
+machine is."""
 
 import math
 

@@ -106,7 +106,7 @@ def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
         ("/foo", f"{must} '/foo'"),
         ("/gama 3", f"{must} '/gama'; did you mean '/gamma'?"),
         ("/reset it", "error: /reset takes no value, got 'it'"),
-        ("/gamma", "error: /gamma takes one integer, got ''"),
+        ("/gamma 2 3", "error: /gamma takes one integer, got '2 3'"),
         ("/gamma -1", "error: /gamma must be an integer in [0, 1024], got -1"),
         ("/length 0", "error: /length must be an integer in [1, 2147483647], got 0"),
         ("/processor top", "error: /processor must be one of greedy, multinomial, topk, nucleus, "
@@ -244,7 +244,7 @@ def test_the_drafters_of_a_cascade_answer_alone_one_by_one(folder):  # noqa: F81
     result = succeed(
         "chat", "--model", folder, "--max-new-tokens", 4, "--drafter", "layers:1", "--drafter",
         "prompt_lookup", "--cascade", "vertical", "--alone", "--trace",
-        input="Say it\n/ngram\nAgain\n",
+        input="Say it\n/ngram\nAgain\n/exit\nnever read\n",
     )  # fmt: skip
     assert result.output.count("drafter layers:1 alone\n") == 2
     assert result.output.count("target alone\n") == 2

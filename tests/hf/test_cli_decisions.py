@@ -1,4 +1,4 @@
-"""What ``--trace`` and the page of tokens say of drafts and trees is that of plain forwards."""
+"""`--trace` and the page of tokens say of drafts and trees what plain forwards give."""
 
 import io
 import math

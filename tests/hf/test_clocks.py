@@ -16,6 +16,7 @@ CALLS = {
     "tree": GREEDY,
     "chains": {**SAMPLED, "cache": "aligned"},
     "batch": {**GREEDY, "lengths": (9, 4)},
+    "a schedule": {**GREEDY, "num_assistant_tokens_schedule": "constant"},
 }
 
 
