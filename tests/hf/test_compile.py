@@ -8,12 +8,12 @@ import weakref
 
 import pytest
 import torch
-from hf.test_packed import CHANGES, REFUSED
 from specdec_hf import generate
 from specdec_hf.runner.compiled import forward as compiled
 from specdec_hf.runner.compiled.layers import LayerGraphs
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
+from support.compiled import CHANGES, REFUSED
 from support.hf_models import build, decode, prompts, unchanged, with_noise
 from support.recorded_ops import compile_on_cpu, run_layers_as_they_are
 from torch._dynamo.utils import counters

@@ -17,6 +17,7 @@ from specdec_hf.loop import begin
 from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, cuda_graphs
 from specdec_hf.runner.fit import record_of
+from support.compiled import leaving_out
 from support.heads import head_folder
 from support.hf_models import build, decode, prompts, with_noise
 from support.recorded_ops import FEW_WIDTHS, FreedMemory, OpRecorder, record_ops
@@ -213,21 +214,6 @@ def test_a_recorder_that_fails_in_a_round_is_asked_no_more(llama):
     assert "no memory left" in out.stats.compiled.without_cuda_graphs
     assert out.stats.compiled.eager == ""
     assert "no memory left" in fast(llama).stats.compiled.without_cuda_graphs
-
-
-def leaving_out(names, left_out):
-    """A replay in which an input keeps the value of the recording, or outputs are not copied."""
-
-    def replay(self, inputs):
-        pairs = zip(self._inputs, inputs, strict=True)
-        tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
-        for name, (own, given) in zip(names, tensors, strict=True):
-            if name != left_out:
-                own.copy_(given)
-        self._replay()
-        return self._outputs if left_out == "copies" else [x.clone() for x in self._outputs]
-
-    return replay
 
 
 @pytest.mark.parametrize("left_out", ["positions", "mask", "starts", "copies"])

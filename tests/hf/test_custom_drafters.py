@@ -9,7 +9,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hf.test_generate import NEW, RAGGED, SAMPLED, run
 from specdec_hf import (
     Draft,
     Drafter,
@@ -21,6 +20,7 @@ from specdec_hf import (
 )
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
+from support.hf_models import NEW, RAGGED, SAMPLED, run
 from support.providers import SIGNIFICANCE
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hf.test_head_training import TEXTS, Interrupted, Interrupting
 from specdec_hf import ModelDrafter, generate
 from specdec_hf.cli.weights import load_folder
 from specdec_hf.lab.training.draft_model import (
@@ -28,7 +27,7 @@ from specdec_hf.lab.training.train import Recipe
 from specdec_hf.lab.training.unrolled import Batch, covered_by, loss_of, unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
-from support.heads import rounds_of, text_batch
+from support.heads import TEXTS, Interrupted, Interrupting, rounds_of, text_batch
 from transformers import AutoModelForCausalLM
 
 from specdec_kernels import sample

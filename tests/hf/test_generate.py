@@ -2,20 +2,11 @@
 
 import pytest
 import torch
-from specdec_hf import generate
 from support import hf_models, hf_trees
+from support.hf_models import NEW, RAGGED, SAMPLED, run
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 pytestmark = pytest.mark.quick
-
-NEW = 24
-RAGGED = (9, 4, 12)
-SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.95, "seed": 5}
-
-
-def run(model, inputs, **kwargs):
-    kwargs = {"max_new_tokens": NEW, "do_sample": False, "guard": False, "drafter": None, **kwargs}
-    return generate(model, **inputs, return_dict_in_generate=True, **kwargs)
 
 
 @pytest.mark.covering(test=1)

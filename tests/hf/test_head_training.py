@@ -29,10 +29,9 @@ from specdec_hf.lab.training.texts import (
 from specdec_hf.lab.training.unrolled import Batch
 from support import hf_models
 from support.cli_models import END, tokenizer
-from support.heads import head_for
+from support.heads import TEXTS, Interrupted, Interrupting, head_for
 
 # Few different ones, so that a head can learn them by heart.
-TEXTS = ["the cat sat on the mat and ate. ", "a dog ran over the hill and away. "] * 14
 CHAT = ChatFormat((1, 2), (3, 4), frozenset({3}))
 SMALL = TrainingSettings(
     tokens=900, length=24, turn_length=8, rows=8, steps=30, batch_size=4, learning_rate=5e-3,
@@ -135,26 +134,6 @@ def test_a_place_is_an_answers_where_the_token_that_it_drafts_is():
     assert batch.places(1).int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
     assert batch.places(1, answers=True).int().tolist() == [[0, 1, 1, 1, 1], [0, 0, 1, 0, 0]]
     assert batch.places(2, answers=True).int().tolist() == [[1, 1, 1, 1], [0, 1, 0, 0]]
-
-
-class Interrupted(Exception):
-    pass
-
-
-class Interrupting(Progress):
-    """Ends a run in the middle of a stage."""
-
-    now = ""
-
-    def __init__(self, stage, after):
-        self.at, self.after = stage, after
-
-    def stage(self, text, total):
-        self.now = text
-
-    def advance(self, done, text=""):
-        if self.now == self.at and done >= self.after:
-            raise Interrupted
 
 
 def trained(model, folder, progress=None, settings=SMALL, **kwargs):

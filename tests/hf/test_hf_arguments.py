@@ -12,7 +12,7 @@ import torch
 from specdec_hf import SpeculativeDecoder, Step, generate
 from specdec_hf.request import unsupported
 from support import hf_models
-from support.hf_models import Recorder
+from support.hf_models import PROCESSED, RAGGED, Recorder, prefer_new
 from transformers import (
     BatchEncoding,
     DynamicCache,
@@ -250,28 +250,6 @@ def test_a_model_whose_own_config_switches_the_cache_off_runs_with_a_note(mask, 
 
 
 # Arguments work as in ``model.generate``, are refused by name, and never changed.
-
-RAGGED = (9, 4, 12)
-
-
-def prefer_new(input_ids, scores):
-    """Forbids the last five tokens of the prefix."""
-    scores = scores.clone()
-    for b, ids in enumerate(input_ids):
-        scores[b, ids[-5:]] = -float("inf")
-    return scores
-
-
-PROCESSED = {
-    "repetition_penalty": {"repetition_penalty": 1.7},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
-    "bad_words_ids": {"bad_words_ids": [[5], [7, 8], [12], [33]]},
-    "suppress_tokens": {"suppress_tokens": list(range(20, 40))},
-    "min_new_tokens": {"min_new_tokens": 12, "eos_token_id": list(range(1, 30))},
-    "forced_eos_token_id": {"forced_eos_token_id": 4},
-    "sequence_bias": {"sequence_bias": [[[9], 4.0], [[3, 5], 6.0]]},
-    "custom": {"logits_processor": LogitsProcessorList([prefer_new])},
-}
 
 
 @pytest.mark.covering(test=1)

@@ -5,8 +5,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hf.test_generate import run
-from hf.test_suffix_automaton_drafter import CORPUS, Context, SeveralProposals
 from specdec_hf import (
     Candidates,
     DraftOutcome,
@@ -22,7 +20,16 @@ from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
 from specdec_host import Corpus
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
-from support.histories import chains_of, context_of, counts_of, history_of, propose
+from support.hf_models import run
+from support.histories import (
+    Context,
+    SeveralProposals,
+    chains_of,
+    context_of,
+    counts_of,
+    history_of,
+    propose,
+)
 from support.providers import chi_square_of_counts
 
 VOCAB, LLAMA = hf_models.VOCAB, hf_models.tiny("llama")
@@ -406,7 +413,7 @@ def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
 
 @pytest.mark.parametrize("made", [RestDrafter, SuffixAutomatonDrafter])
 def test_a_datastore_for_another_vocabulary_is_refused(made, tmp_path):
-    Corpus(CORPUS).save(tmp_path / "store", vocab_size=4)
+    Corpus(np.random.default_rng(0).integers(0, 4, 300)).save(tmp_path / "store", vocab_size=4)
     drafter = made.from_text(str(tmp_path / "store"))
     with pytest.raises(ValueError, match="corpus must have the model's vocabulary of 67 tokens, g"):
         generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=drafter)

@@ -16,6 +16,7 @@ from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from specdec_hf.runner.packed.twin import packed_twin
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
+from support.compiled import CHANGES, REFUSED
 from support.encoder_models import build as build_encoder_decoder
 from support.encoder_models import inputs_for
 from support.hf_models import build, decode, prompts, unchanged, with_noise
@@ -128,12 +129,6 @@ def grouped(query, key, value, mask, scale):
     ).transpose(1, 2)
 
 
-def halve(module):
-    module.register_forward_hook(
-        lambda module, args, out: (out[0] / 2, *out[1:]) if isinstance(out, tuple) else out / 2
-    )
-
-
 class Quantized(torch.nn.Linear):
     """In the place of a library's, with a weight that is no parameter."""
 
@@ -146,18 +141,6 @@ class Quantized(torch.nn.Linear):
 
     def forward(self, x):
         return torch.nn.functional.linear(x, self.qweight)
-
-
-REFUSED = pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
-        (lambda model: model.train(), "it is in training mode"),
-        (lambda model: halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
-        (lambda model: halve(model.lm_head), "its module 'lm_head' has a hook"),
-    ],
-    ids=["patched", "training", "hook", "hook-of-linear"],
-)
 
 
 @REFUSED
@@ -270,20 +253,6 @@ def test_weights_changed_between_calls_are_packed_again(hidden):
     changed, again = (decode(model, (9,)) for _ in range(2))
     assert torch.equal(changed.sequences, own.sequences)
     assert changed.stats.packed.seconds > again.stats.packed.seconds == 0
-
-
-CHANGES = pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: setattr(model, "lm_head", torch.nn.Linear(32, 67, bias=False)),
-        lambda model: model.resize_token_embeddings(80),
-        lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0),
-        lambda model: setattr(model.config, "rms_norm_eps", 0.5),
-        lambda model: model.set_attn_implementation("eager"),
-        lambda model: model.model.layers.insert(1, model.model.layers[1]),
-    ],
-    ids=["head", "embeddings", "attribute", "config", "attention", "layers"],
-)
 
 
 @CHANGES

@@ -5,14 +5,13 @@ import shlex
 
 import pytest
 import specdec_hf
-from project.test_words import anchors
 from specdec_hf import check_drafter, compat
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import DRAFTERS, class_of
 from specdec_hf.lab.bench.command import PEERS
 from support import cli_models, hf_models
 from support.cli_models import invoke, says, write_folder
-from support.sources import ROOT
+from support.sources import ROOT, anchors
 from transformers import dynamic_module_utils
 
 import specdec_kernels

@@ -10,11 +10,11 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
-from hf.test_generate import NEW, RAGGED, run
 from specdec_hf import Drafter, SpeculativeDecoder, TrieTree
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.clocks import Clock, SlowLookup
+from support.hf_models import NEW, RAGGED, run
 
 from specdec_kernels.analysis import acceptance_uniforms
 

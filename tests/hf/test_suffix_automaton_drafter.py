@@ -10,25 +10,14 @@ from specdec_hf import KeptTexts, SpeculativeDecoder, SuffixAutomatonDrafter, ge
 from specdec_hf.drafters.kept_texts import END, kept_with
 from specdec_host import Corpus, SuffixAutomaton
 from support import hf_models
-from support.drafter_proof import VOCAB
-from support.histories import chains_of, counts_of, history_of, propose
-
-CORPUS = np.random.default_rng(0).integers(0, VOCAB, 300)
-
-
-class Context:
-    batch_size = 2
-    model = hf_models.tiny("llama")
-    max_length = 40
-    encoder = None
-    num_proposals = 1
-
-    def note(self, text):
-        """Remarks are of no interest here."""
-
-
-class SeveralProposals(Context):
-    num_proposals = 3
+from support.histories import (
+    Context,
+    SeveralProposals,
+    chains_of,
+    counts_of,
+    history_of,
+    propose,
+)
 
 
 def started(*args, context=Context, **kwargs):

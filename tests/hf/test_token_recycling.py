@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import numpy as np
-from hf.test_generate import NEW, run
 from specdec_hf import Candidates, TokenRecyclingDrafter, TreeSpec
 from support import hf_models
+from support.hf_models import NEW, run
 from support.histories import history_of
 
 

@@ -4,11 +4,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hf.test_generate import NEW, RAGGED, SAMPLED, run
-from hf.test_hf_arguments import PROCESSED
 from specdec_hf import Draft, Drafter, EagleTree, SpeculativeDecoder, TreeSpec, TrieTree, generate
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_independent_of_batch, joint_p_value
+from support.hf_models import NEW, PROCESSED, RAGGED, SAMPLED, run
 from support.hf_trees import KINDS, drafters
 from support.providers import SIGNIFICANCE
 

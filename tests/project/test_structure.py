@@ -130,6 +130,8 @@ FORBIDDEN = {  # beginning of paths -> what no such file may import
     r"python/specdec_hf/cli/(?!(.*/)?app\.py)": r"specdec_hf\.lab",
     # The loop knows heads by the default drafter alone.
     "python/specdec_hf/loop/": r"specdec_hf\.heads(?!\.auto)",
+    # What several tests share is in tests/support. On a device, Triton runs the tests of CUDA.
+    "tests/(?!device/)": r"\w+\.test_\w+",
 }
 # Part of specdec_kernels -> the parts that it may import.
 OPS = {

@@ -5,9 +5,13 @@ import contextlib
 import proofs
 import pytest
 import torch
-from hf.test_generate import RAGGED, SAMPLED, run
 from support import hf_models
-from support.hf_models import one_thread  # noqa: F401  # autouse here
+from support.hf_models import (
+    RAGGED,
+    SAMPLED,
+    one_thread,  # noqa: F401  # autouse here
+    run,
+)
 from support.hf_trees import drafters
 from support.providers import assert_all_equal, run_case
 from transformers import StoppingCriteriaList

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from support.sources import ROOT
+from support.sources import ROOT, anchors
 
 # Documents of the project's planning, which readers of the repository do not have.
 OUTSIDE = re.compile(r"\b(ALGORITHMS|PEERS|GLOSSARY|DESIGN)(\.md\b|,? section|[^\w]+section)")
@@ -43,14 +43,6 @@ def test_nothing_cites_a_document_outside_of_the_repository():
         and name != "tests/project/test_words.py"
     ]
     assert not wrong, "\n" + "\n".join(wrong)
-
-
-def anchors(document):
-    """The anchors of a document's headings, as GitHub and MyST make them."""
-    headings = re.findall(r"^#+ +(.+)$", document.read_text(), re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
-    }
 
 
 def test_citations_of_documents_lead_to_a_file_and_a_heading():

@@ -21,6 +21,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LogitsProcessorList,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -177,6 +178,19 @@ def outcome(out: Any) -> tuple[list[list[int]], int, int]:
     return out.sequences.tolist(), out.stats.drafted, out.stats.accepted
 
 
+NEW = 24
+RAGGED = (9, 4, 12)
+SAMPLED: dict[str, Any] = {
+    "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.95, "seed": 5,
+}  # fmt: skip
+
+
+def run(model: Any, inputs: dict[str, torch.Tensor], **settings: Any) -> Any:
+    """`NEW` greedy tokens without drafts, unless the settings say otherwise."""
+    given = {"max_new_tokens": NEW, "do_sample": False, "guard": False, "drafter": None}
+    return generate(model, **inputs, return_dict_in_generate=True, **{**given, **settings})
+
+
 @contextmanager
 def unchanged(model: Any) -> Iterator[None]:
     """Every module of a model has the attributes at the end that it has at the beginning."""
@@ -205,3 +219,24 @@ class Recorder(BaseStreamer):
 
     def end(self) -> None:
         self.calls.append("end")
+
+
+def prefer_new(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Forbids the last five tokens of the prefix."""
+    scores = scores.clone()
+    for b, ids in enumerate(input_ids):
+        scores[b, ids[-5:]] = -float("inf")
+    return scores
+
+
+# Logits processors, as arguments of `generate`.
+PROCESSED: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
+    "bad_words_ids": {"bad_words_ids": [[5], [7, 8], [12], [33]]},
+    "suppress_tokens": {"suppress_tokens": list(range(20, 40))},
+    "min_new_tokens": {"min_new_tokens": 12, "eos_token_id": list(range(1, 30))},
+    "forced_eos_token_id": {"forced_eos_token_id": 4},
+    "sequence_bias": {"sequence_bias": [[[9], 4.0], [[3, 5], 6.0]]},
+    "custom": {"logits_processor": LogitsProcessorList([prefer_new])},
+}

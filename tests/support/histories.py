@@ -9,6 +9,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from specdec_hf import Draft, DraftContext, Drafter, History
+from support.hf_models import tiny
+
+
+class Context:
+    """All that drafters which copy texts read of a call with two sequences."""
+
+    batch_size = 2
+    model = tiny("llama")
+    max_length = 40
+    encoder = None
+    num_proposals = 1
+
+    def note(self, text: str) -> None:
+        """Remarks are of no interest here."""
+
+
+class SeveralProposals(Context):
+    """A call that takes three chains."""
+
+    num_proposals = 3
 
 
 def context_of(

@@ -102,3 +102,11 @@ def circles(graph):
     for node in sorted(graph):
         visit(node)
     return found
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ +(.+)$", document.read_text(), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
