@@ -93,8 +93,8 @@ test-all: $(STAMP_ALL) browser
 test-build: $(STAMP_ALL) browser
 	$(PYTEST) -m build $(ARGS)
 
-# Plants each fault of tests/mutants and runs the tests that must find it: hours on two cores. Most
-# builds are of sources that were compiled before, which ccache remembers where it is installed.
+# Plants each fault of tests/mutants and runs the tests that must find it: an hour on two cores.
+# Most builds are of sources that were compiled before, which ccache remembers where it is installed.
 mutants: $(SETUP) $(METADATA)
 	PATH="$(abspath $(BIN)):$(addsuffix :,$(wildcard /usr/lib/ccache))$$PATH" \
 	VLLM_PYTHON="$(abspath $(VLLM))" \
