@@ -16,10 +16,13 @@ SMALL = ("--tokens", 900, "--length", 24, "--rows", 8, "--steps", 12, "--batch-s
 @pytest.mark.build
 def test_train_writes_a_head_that_drafts(folder, tmp_path):  # noqa: F811
     output = tmp_path / "head"
-    result = succeed("train", "--model", folder, "--output", output, "--dtype", "float32", *SMALL)
+    result = succeed(
+        "train", "--model", folder, "--output", output, "--dtype", "float32", "--turn-length", 12,
+        *SMALL,
+    )  # fmt: skip
     assert "held-out acceptance of draft 1, 2, ...:" in " ".join(result.output.split())
     report = json.loads((output / "report.json").read_text())
-    assert report["steps"] == 12
+    assert report["steps"] == report["settings"]["turn_length"] == 12
     assert report["tokens"] >= 800
     assert len(report["greedy_acceptance"]) == len(report["loss"]) == 3
     assert report["bytes"] == (output / "model.safetensors").stat().st_size
@@ -108,6 +111,8 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
         (("--draft-model", "--num-drafters", 0), "--num-drafters must be at least 1, got 0"),
         (("--openings", 1.5), "--openings must be in [0, 1], got 1.5"),
         (("--openings", 0.5, "--texts", "a"), "--openings needs turns that the model writes, and"),
+        (("--turn-length", 400), "--turn-length must be less than --length, 384, got 400"),
+        (("--turn-length", 9, "--prompts", "a"), "--turn-length needs turns that the model writes"),
         (("--head", "medusa", "--resume", "a"), "--resume needs --head eagle3, got medusa"),
         (("--learning-rate", 0), "--learning-rate must be above 0 and finite, got 0.0"),
         (("--draft-steps", 0), "--draft-steps must be at least 1, got 0"),

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ from specdec_hf.lab.training.pipeline import Pipeline, _read_curves
 from specdec_hf.lab.training.settings import LOSSES, TrainingSettings
 from specdec_hf.lab.training.states import check_output
 from specdec_hf.lab.training.texts import is_held_out, read_conversations
-from specdec_hf.lab.training.train import Recipe
+from specdec_hf.lab.training.train import Curves, Recipe
 from specdec_hf.lab.training.unrolled import Batch, covered_by, loss_of, unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
@@ -353,6 +354,28 @@ def test_a_run_whose_texts_do_not_fit_is_refused(target, whole, tmp_path):
         trained(target, tmp_path / "e", source=tmp_path / "d")
     with pytest.raises(ValueError, match="was begun with other reused texts"):
         trained(target, tmp_path / "d")
+
+
+def test_a_draft_model_reads_the_texts_and_states_of_a_head(target, tmp_path):
+    """Rows of a head's run hold states after layers, too; the final one is the same."""
+    eagle = dataclasses.replace(SMALL, head="eagle3", steps=1, draft_steps=1, draft_vocab_size=50)
+    head = trained(target, tmp_path / "head", settings=eagle)[0]
+    settings = dataclasses.replace(SMALL, steps=3)
+    own = tmp_path / "own"
+    shutil.copytree(head.data, own / "work", ignore=shutil.ignore_patterns("states.*", "check*"))
+    run = json.loads((own / "work" / "run.json").read_text())
+    run |= {"settings": dataclasses.asdict(settings), "curves": dataclasses.asdict(Curves())}
+    (own / "work" / "run.json").write_text(json.dumps(run))
+    want = trained(target, own, settings=settings)[1].state_dict()
+    given = {"settings": settings, "source": head.folder}
+    pipeline, reading = trained(target, tmp_path / "reading", **given)
+    assert not (pipeline.work / "states.bin").exists()
+    for name, weight in reading.state_dict().items():
+        assert torch.equal(weight, want[name]), name
+    done = json.loads((head.data / "states.json").read_text())["batches"]
+    (head.data / "states.json").write_text(json.dumps({"batches": done - 1}))
+    with pytest.raises(ValueError, match=rf"states of all texts, .* {done - 1} of {done} batches"):
+        trained(target, tmp_path / "torn", **given)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,14 @@ Minutes = Annotated[
 BatchSize = Annotated[int, option("--batch-size N", "Texts of a training step.", at_least(1))]
 Rows = Annotated[int, option("--rows N", "Texts that are written at the same time.", at_least(1))]
 Length = Annotated[int, option("--length N", "Most tokens of a text.", at_least(8))]
+TurnLength = Annotated[
+    int | None,
+    option(
+        "--turn-length N",
+        "Most tokens of a user's turn that the model writes.  [default: a quarter of --length]",
+        at_least(1),
+    ),
+]
 Steps = Annotated[
     int | None,
     option("--steps N", "Training steps.  [default: all texts four times]", at_least(1)),
@@ -174,6 +182,7 @@ def train_command(
     tokens: Tokens = 900_000,
     minutes: Minutes = None,
     length: Length = 384,
+    turn_length: TurnLength = None,
     rows: Rows = 128,
     batch_size: BatchSize = 4,
     steps: Steps = None,
@@ -227,6 +236,11 @@ def train_command(
     others = [name for name, other in sources.items() if other]
     if openings and others:
         fail(f"--openings needs turns that the model writes, and {others[0]} is given")
+    if turn_length is not None:
+        if others:
+            fail(f"--turn-length needs turns that the model writes, and {others[0]} is given")
+        if turn_length >= length:
+            fail(f"--turn-length must be less than --length, {length}, got {turn_length}")
     if (prompts is not None) + bool(texts) + (reuse is not None) > 1:
         fail("give one of --prompts FILE, --texts FILE and --reuse FOLDER")
     for file in texts or ():
@@ -241,8 +255,8 @@ def train_command(
     turns = [one.turns[0] for one in read_prompts(prompts)] if prompts is not None else []
     read = [_read_text(file) for file in texts or ()]
     settings = TrainingSettings(
-        head=head, tokens=tokens, length=length, turn_length=max(1, length // 4), rows=rows,
-        steps=steps, batch_size=batch_size,
+        head=head, tokens=tokens, length=length, turn_length=turn_length or max(1, length // 4),
+        rows=rows, steps=steps, batch_size=batch_size,
         draft_vocab_size=draft_vocab_size or TrainingSettings.draft_vocab_size, seed=seed,
         layer=layer, loss=loss, openings=openings, on_policy=on_policy or 0.0,
         width=width or TrainingSettings.width,

@@ -44,6 +44,7 @@ class Kind:
         load: reads a head whose training can go on on other texts; None where there is none.
         is_model: whether that folder is a causal LM with its tokenizer.
         single: whether the loss has one draft step.
+        final_only: whether it reads no hidden state of the target but the final one.
         cuts: places of a text that a training step drafts at; 0 is all.
     """
 
@@ -55,6 +56,7 @@ class Kind:
     load: Callable[[Path], Eagle3Head] | None = None
     is_model: bool = False
     single: bool = False
+    final_only: bool = False
     cuts: int = 0
 
     def make(self, model: Any, settings: TrainingSettings) -> Head:
@@ -152,20 +154,21 @@ KINDS = {
     ),
     "medusa": Kind(
         "Medusa heads", "arXiv 2401.10774", _medusa, medusa.save_medusa,
-        medusa.MEDUSA_WEIGHTS,
+        medusa.MEDUSA_WEIGHTS, final_only=True,
     ),
     "blockwise": Kind(
         "Heads of blockwise parallel decoding", "arXiv 1811.03115", _blockwise,
-        blockwise.save_blockwise, files.WEIGHTS,
+        blockwise.save_blockwise, files.WEIGHTS, final_only=True,
     ),
     "exit_head": Kind(
         "Early-exit head", "arXiv 2404.16710", _exit, save_exit, files.WEIGHTS, single=True
     ),
     "pass_head": Kind(
-        "PaSS look-ahead embeddings", "arXiv 2311.13581", _pass, save_pass, files.WEIGHTS, cuts=CUTS
+        "PaSS look-ahead embeddings", "arXiv 2311.13581", _pass, save_pass, files.WEIGHTS,
+        final_only=True, cuts=CUTS,
     ),
     DRAFT_MODEL: Kind(
         "Draft model", "distilled as in arXiv 2310.08461", _draft_model, save_draft_model,
-        files.WEIGHTS, is_model=True, single=True,
+        files.WEIGHTS, is_model=True, single=True, final_only=True,
     ),
 }  # fmt: skip

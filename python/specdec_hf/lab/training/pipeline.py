@@ -28,7 +28,7 @@ from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.on_policy import OnPolicy
 from specdec_hf.lab.training.openings import opening_of
 from specdec_hf.lab.training.settings import LOSSES, RUN, WORK, TrainingSettings
-from specdec_hf.lab.training.states import StoredStates
+from specdec_hf.lab.training.states import StoredStates, width_of
 from specdec_hf.lab.training.texts import (
     append_conversations,
     check_held_out,
@@ -80,7 +80,8 @@ class Pipeline:
         progress: told what happens.
         minutes: a bound on the whole; None means none.
         source: folder of another run, whose texts and states are read in the place of own ones. It
-            must be of the same kind, layer, target and dtype.
+            must be of the same target and dtype, and of the same kind and layer unless this kind
+            reads final states alone, which every run has.
         earlier: draft models, in the order of their training. A draft model is trained at the
             places that all of them miss.
         resume: folder of a trained head, whose weights are the first ones.
@@ -255,7 +256,10 @@ class Pipeline:
 
     def _states(self, conversations: list[Conversation], head: Head) -> StoredStates:
         width = head.config.target_hidden_size * (len(head.config.layers) + 1)
-        states = StoredStates(self.data / "states.bin", conversations, width)
+        path = self.data / "states.bin"
+        if self._source is not None and KINDS[self.settings.head].final_only:
+            width = width_of(path, conversations, width)
+        states = StoredStates(path, conversations, width)
         self.progress.stage("hidden states", int(states.starts[-1]))
         done = 0
 
@@ -350,8 +354,8 @@ def check_source(folder: Path, settings: TrainingSettings) -> dict[str, str]:
     """What `origin_of` gave for a run whose texts another one may read, and the digest of these.
 
     Raises:
-        ValueError: no such run, one whose texts are not complete or not its own, or one of another
-            kind or layer.
+        ValueError: no such run, one whose texts or states are not complete or not its own, or one
+            of another kind or layer whose states this kind cannot read.
     """
     file, texts = folder / WORK / RUN, folder / WORK / TEXTS
     if not file.exists():
@@ -361,7 +365,7 @@ def check_source(folder: Path, settings: TrainingSettings) -> dict[str, str]:
         raise ValueError(f"the run of {folder} must have all its texts, and it was interrupted")
     if not texts.exists():
         raise ValueError(f"{folder} must hold texts of its own, and {texts} does not exist")
-    for name in ("head", "layer"):
+    for name in () if KINDS[settings.head].final_only else ("head", "layer"):
         theirs, ours = run["settings"].get(name), getattr(settings, name)
         if theirs != ours:
             raise ValueError(f"{folder} must hold a run with {name} = {ours}, got {theirs}")

@@ -45,6 +45,26 @@ def check_output(model: Any) -> None:
         )
 
 
+def width_of(path: Path, conversations: Sequence[Conversation], wanted: int) -> int:
+    """The numbers of a row of a file of states, ``wanted`` of them where there is no file.
+
+    A file that was written for another kind of head holds more states in a row, the final one last.
+
+    Raises:
+        ValueError: states of another kind of head are missing, which this one cannot add.
+    """
+    lengths = np.array([len(one.tokens) for one in conversations])
+    if not path.exists() or path.stat().st_size == 2 * int(lengths.sum()) * wanted:
+        return wanted
+    done, total = _batches_done(path), len(_batches(lengths))
+    if done < total:
+        raise ValueError(
+            f"{path} must hold the states of all texts, and its run was interrupted after {done} "
+            f"of {total} batches"
+        )
+    return path.stat().st_size // (2 * int(lengths.sum()))
+
+
 class StoredStates:
     """Rows of bfloat16: for each token the states after the chosen layers, then the final one.
 
@@ -63,7 +83,7 @@ class StoredStates:
     def __init__(self, path: Path, conversations: Sequence[Conversation], width: int) -> None:
         self.lengths = np.array([len(one.tokens) for one in conversations])
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        self._done = path.with_suffix(".json")
+        self._path, self._done = path, path.with_suffix(".json")
         total = int(self.starts[-1])
         size, wanted = path.stat().st_size if path.exists() else 0, 2 * total * width
         if self.batches_done and size != wanted:
@@ -82,10 +102,7 @@ class StoredStates:
     @property
     def batches_done(self) -> int:
         """How many batches of `fill` have been written."""
-        if not self._done.exists():
-            return 0
-        done: int = json.loads(self._done.read_text())["batches"]
-        return done
+        return _batches_done(self._path)
 
     @torch.inference_mode()
     def fill(
@@ -122,6 +139,11 @@ class StoredStates:
                     self.of(one)[:] = states[row, : self.lengths[one]]
                 self._done.write_text(json.dumps({"batches": number + 1}))
             advance(int(self.lengths[batch].sum()))
+
+
+def _batches_done(path: Path) -> int:
+    done = path.with_suffix(".json")
+    return int(json.loads(done.read_text())["batches"]) if done.exists() else 0
 
 
 def _batches(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
