@@ -102,7 +102,8 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--width", 64), "--width needs --draft-model, got --head eagle3"),
+        # Without the refusal, no such model is found, rather than trained for.
+        (("--width", 64, "--model", "none"), "--width needs --draft-model, got --head eagle3"),
         (("--on-policy", 0.5), "--on-policy needs --draft-model, got --head eagle3"),
         (("--draft-model", "--head", "medusa"), "give either --draft-model or --head HEAD"),
         (("--draft-model", "--draft-vocab-size", 9), "--draft-vocab-size needs a head"),

@@ -10,25 +10,25 @@ from support.kv_error_table import f64, i64
 from support.providers import sample, verify, verify_tree
 
 
-def given(*arguments):
+def arguments_of(*arguments):
     """In place of an op: its arguments."""
     return arguments
 
 
 def sample_args(**bad):
     good = dict(logits=torch.zeros(3, 7), seeds=i64(3), positions=i64(3), method="cdf")
-    return sample(given, **good | bad)
+    return sample(arguments_of, **good | bad)
 
 
 def chain_args(**bad):
     good = dict(target=torch.zeros(3, 5, 7), tokens=i64(3, 4), seeds=i64(3), positions=i64(3))
-    return verify(given, **good | bad)
+    return verify(arguments_of, **good | bad)
 
 
 def tree_args(**bad):
     good = dict(target=torch.zeros(3, 5, 7), tokens=i64(3, 4), parents=torch.full((3, 4), -1),
                 seeds=i64(3), positions=i64(3), rule="multi_draft", max_depth=4)  # fmt: skip
-    return verify_tree(given, **good | bad)
+    return verify_tree(arguments_of, **good | bad)
 
 
 HUGE = torch.zeros(1, dtype=torch.int64).expand(2**40)  # holds no memory
