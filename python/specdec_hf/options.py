@@ -416,7 +416,7 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
     given = {COMMON[name].metadata["check"](name, value) for value in values} - {None}
     if given and tree is not None:
         raise ValueError(
-            f"{name} must not be given with tree, which says what is drafted, got {sorted(given)}"
+            f"{name} must not be given with tree, which says what is drafted, got {min(given)}"
         )
     if len(given) > 1:
         raise ValueError(

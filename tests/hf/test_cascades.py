@@ -257,6 +257,7 @@ def test_a_level_whose_nodes_were_guessed_needs_no_forward():
     out, forwards = decoded(right, model, **arguments)
     rounds = sum(one.drafted[0] > 0 for one in out.stats.round_log)
     assert forwards == rounds > 3
+    assert out.stats.drafter == "vertical_cascade"
     wrong = VerticalCascade(model, RandomDrafter(), 3)
     assert decoded(wrong, model, **arguments)[1] > 0.9 * alone > 2 * rounds
     two = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 2)
@@ -281,6 +282,7 @@ def test_several_draft_models_may_be_staged():
     staged = VerticalCascade(model, "prompt_lookup")
     found, _ = decoded([staged, other], model, "multi_draft", tree=tree)
     assert found.sequences.equal(expected.sequences)
+    assert found.stats.drafter == "model"
     assert outcomes(found.stats) == outcomes(expected.stats)
 
 

@@ -258,6 +258,20 @@ def test_where_there_is_no_colour_marks_tell_drafted_tokens_apart():
     )
 
 
+def test_an_answer_copies_nothing_that_its_seed_drew_before(folder, tmp_path):  # noqa: F811
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["Say yes."]}\n' * 2)
+    report, _ = reported(
+        tmp_path, "generate", "--model", folder, "--prompts", prompts, "--drafter",
+        "suffix_automaton:keep=1MiB", "--temperature", 1, "--seed", 3, "--max-new-tokens", 8,
+        "--guard", "off",
+    )  # fmt: skip
+    first, second = (prompt["turns"][0] for prompt in report["prompts"])
+    assert first["tokens"] == second["tokens"]
+    noted = [any("the same seed" in x for x in one["stats"]["notes"]) for one in (first, second)]
+    assert noted == [False, True]
+
+
 def test_rejected_drafts_stand_before_the_token_that_replaces_them():
     """Siblings are apart, and half of a character is not shown."""
     tokenizer = cli_models.tokenizer()
@@ -275,6 +289,18 @@ def test_rejected_drafts_stand_before_the_token_that_replaces_them():
     assert struck == {"c", "d"}
     assert render(tokenizer, steps, marks=MARKS, rejected=False).plain == "«s»‹oé›t"
     assert legend(MARKS, rejected=True).plain.split("  ")[1] == "×drafted and rejected×"
+
+
+def test_a_rejected_end_of_the_text_has_its_name():
+    tokenizer = cli_models.tokenizer()
+    s, first, second = tokenizer("sé").input_ids
+    end = cli_models.END
+    kinds = ["plain", "recovered", "bonus"]
+    steps = [
+        Step(0, [s], ["recovered"], [0.0], rejected=[end]),
+        Step(0, [first, second, end], kinds, [0.0] * 3, rejected=[end]),
+    ]
+    assert render(tokenizer, steps, marks=MARKS).plain == "×</s>×‹s›×</s>×‹é›"
 
 
 def test_a_stream_of_pieces_is_the_text():

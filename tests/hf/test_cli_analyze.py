@@ -174,6 +174,7 @@ def test_a_drafter_that_cannot_be_analyzed_is_named_and_the_others_are_measured(
     assert last.startswith("error: --drafter early_exit:1: cannot be analyzed: it runs the target")
     assert "layers:N has the distribution of early_exit:N" in last
     assert "; --drafter layer_skip:1-1: cannot be analyzed" in last
+    assert last.endswith("; bench gives the share of its drafts that are accepted")
     assert [m["drafter"] for m in report["measured"]] == ["layers:1"] * 2
     assert list(report["failed"]) == ["early_exit:1", "layer_skip:1-1"]
 

@@ -124,6 +124,8 @@ def test_the_baselines_of_speculative_sampling_take_part(bench):
     names = ["rejection sampling, A.2", "best of 4 chains"]
     rows = {row["name"]: row for row in greedy["rows"]}
     assert all(rows[name]["identical"] == rows[name]["texts"] for name in names)
+    assert rows[names[1]]["tokens_per_round"] >= rows[names[0]]["tokens_per_round"] >= 1
+    assert rows["plain, Transformers"]["tokens_per_round"] is None
     assert names[0] in [row["name"] for row in sampled["rows"]]
     assert "the longest of sampled chains is biased" in sampled["left_out"][names[1]]
 

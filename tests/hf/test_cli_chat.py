@@ -106,6 +106,7 @@ def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
         ("/foo", f"{must} '/foo'"),
         ("/gama 3", f"{must} '/gama'; did you mean '/gamma'?"),
         ("/reset it", "error: /reset takes no value, got 'it'"),
+        ("/quit it", "error: /quit takes no value, got 'it'"),
         ("/gamma 2 3", "error: /gamma takes one integer, got '2 3'"),
         ("/gamma -1", "error: /gamma must be an integer in [0, 1024], got -1"),
         ("/length 0", "error: /length must be an integer in [1, 2147483647], got 0"),

@@ -96,6 +96,10 @@ def test_bench_leaves_out_what_an_encoder_decoder_refuses(t5, tmp_path, monkeypa
     assert "nasd" in [row["name"] for row in content["rows"]]
     line = one_line_error(*start, "--drafter", "token_recycling", code=1)
     assert "T5ForConditionalGeneration cannot be used with a tree of drafts" in line
+    peers = ("--peer", "rejection", "--peer", "best_of")
+    (content,) = reported(tmp_path, *start, "--drafter", t5, *peers)[0]["results"]
+    needs = "it needs decoder-only models, got T5ForConditionalGeneration"
+    assert content["left_out"] == {"rejection": needs, "best_of": needs}
 
 
 def test_other_commands_refuse_encoder_decoders_by_name(t5, tmp_path):

@@ -105,6 +105,9 @@ BEFORE_WEIGHTS = [
      "--drafter sparse_cache:budget=512,sinks=-1: sinks must be an integer in [0, 2147483647], "
      "got -1"),
     (["--prompt", "a", "--drafter", "early_exit:2"], "layers must be below the target's 2 with"),
+    (["--prompt", "a", "--drafter", "layers:1", "--drafter", "nasd", "--cascade", "vertical"],
+     "models, prompt_lookup, random or ngram:FILE after the first --drafter, because others"),
+    (["--prompt", "a", *LOOKUP, "--drafter", "ngram", "--cascade", "horizontal:2"], "got ngram"),
     (["--prompt", "a", "--drafter", "ngram:TABLE"], "table must have the model's vocabulary of"),
     (["--prompt", "word " * 90], "the prompt has 468 tokens, but the model's context is 256"),
     (["--prompt", "a", "--device", "cuda:99"], "--device cuda:99 is not available"),

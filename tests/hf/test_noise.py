@@ -17,7 +17,9 @@ from specdec_hf import (
     Drafter,
     HorizontalCascade,
     ModelDrafter,
+    NasdDrafter,
     RandomDrafter,
+    SuffixAutomatonDrafter,
     TrieTree,
     VerticalCascade,
     generate,
@@ -310,3 +312,50 @@ def test_a_pause_that_depends_on_drafts_draws_with_other_noise(draws):
     )  # fmt: skip
     assert out.stats.gammas[1:].count(0) > 5, "drafting pauses"
     assert len(set(draws)) == len(draws) == out.stats.drafted > 10
+
+
+# A drafter that knows texts of earlier calls, and how it takes also those of the same seeds.
+KEEPING = {
+    "suffix_automaton": (
+        lambda: SuffixAutomatonDrafter(keep=2**20), "_drawn_alike", lambda *_: set()
+    ),
+    "nasd": (
+        lambda: NasdDrafter(6, 2, 0, max_kept=10**6), "_earlier_of", lambda one, *_: one._earlier
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("takes_all", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize("name", KEEPING)
+def test_no_draft_comes_from_a_text_that_the_same_noise_has_drawn(name, takes_all, monkeypatch):
+    """How often the second token of a second call is 1 or 2, in standard deviations.
+
+    No two prompts are equal, so that the longest match of a text is with itself in the first call.
+    A copied 0 comes of a small number, with which a recovered token is seldom 3, and so on: where
+    drafts have to do with the noise, the tokens in the middle come too often.
+    """
+    make, method, taking_all = KEEPING[name]
+    drafter = make()
+    if takes_all:
+        monkeypatch.setattr(type(drafter), method, taking_all)
+    model, size = target()[0], 5
+    prompts = torch.cartesian_prod(*[torch.arange(VOCAB)] * size)
+    arguments = {
+        "attention_mask": torch.ones_like(prompts), "drafter": drafter, "gamma": 1, "top_k": 0,
+        "do_sample": True, "max_new_tokens": 4, "guard": False, "return_dict_in_generate": True,
+    }  # fmt: skip
+
+    for _ in range(2):
+        out = generate(model, prompts, rule="token", seed=list(range(len(prompts))), **arguments)
+    text = out.sequences[:, : size + 2]
+    with torch.no_grad():
+        p = model(text[:, :-1]).logits[:, -1].double().softmax(dim=-1)
+    wanted, found = p[:, 1:3].sum(dim=-1), (text[:, -1] % 3 > 0).double()
+    deviations = float((found - wanted).sum() / (wanted * (1 - wanted)).sum().sqrt())
+    assert (deviations > 5) if takes_all else (abs(deviations) < 3)
+    assert any("drawn with the same seed" in note for note in out.stats.notes) != takes_all
+    for rule, first in (("match", 0), ("token", 10**6)):
+        seeds = list(range(first, first + len(text)))
+        other = generate(model, prompts, rule=rule, seed=seeds, **arguments)
+        assert not any("drawn with the same seed" in note for note in other.stats.notes)
+        assert other.stats.accepted > out.stats.accepted or takes_all

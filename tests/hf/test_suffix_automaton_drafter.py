@@ -108,17 +108,31 @@ def test_the_oldest_texts_are_dropped_first():
         texts.append(generator.integers(0, 50, generator.integers(1, 30)))
         kept.add(texts[-1:], 50)
         assert kept.nbytes <= limit
-        held = np.concatenate([corpus.tokens for corpus in kept.corpora(50)[::-1]])
+        held = np.concatenate([part.corpus.tokens for part in kept.parts(50)[::-1]])
         everything = np.concatenate([np.append(text, END) for text in texts])
         assert (held == everything[-len(held) :]).all()
         assert len(held) >= min(len(everything), 400 - 50 - 30)
-        assert len(kept.corpora(50)) < 24
-    assert kept.corpora(51) == ()
+        assert len(kept.parts(50)) < 24
+    assert kept.parts(51) == ()
     kept.add([np.arange(1000) % 50], 50)
     assert kept.nbytes == limit
     kept.add([np.array([3])], 51)
-    assert kept.corpora(50) == ()
+    assert kept.parts(50) == ()
     assert kept.nbytes == 16
+
+
+def test_seeds_of_sampled_texts_are_kept_with_them_within_the_limit():
+    kept = KeptTexts(2**10)
+    kept.add([np.arange(5)], 50, [7])
+    kept.add([np.arange(5)], 50, [9, 9])
+    (part,) = kept.parts(50)
+    assert part.seeds.tolist() == [7, 9]
+    assert kept.nbytes == 8 * (12 + 2)
+    kept = KeptTexts(8 * 4)
+    kept.add([np.arange(9)], 50, [1])
+    assert kept.parts(50)[0].corpus.tokens.tolist() == [7, 8, END]
+    kept.add([np.arange(9)], 50, [2, 3, 4, 5])  # which leave no room for a token
+    assert [part.seeds.tolist() for part in kept.parts(50)] == [[1]]
 
 
 def test_threads_share_what_is_kept(monkeypatch):
@@ -137,7 +151,7 @@ def test_threads_share_what_is_kept(monkeypatch):
     with ThreadPoolExecutor(8) as pool:
         drafts = list(pool.map(call, range(64)))
     assert drafts == [[[n, n], [-1, -1]] for n in range(64)]
-    held = np.concatenate([corpus.tokens for corpus in kept.corpora(100)])
+    held = np.concatenate([part.corpus.tokens for part in kept.parts(100)])
     assert (np.bincount(held[held != END], minlength=64) == 20).all()
     assert (held == END).sum() == 64
 
@@ -165,7 +179,8 @@ def test_what_is_kept_changes_drafts_and_no_text(settings):
         drafter="suffix_automaton:keep=1MiB",
     )  # fmt: skip
     assert other.stats.mean_acceptance_length == accepted[0]
-    assert kept_with(model, 2**20).nbytes == 2 * 8 * (9 + 1 + 12 + 3 * 25)
+    held = 2 * (9 + 1 + 12 + 3 * 25) + 3 * settings["do_sample"]  # the seeds of both are the same
+    assert kept_with(model, 2**20).nbytes == 8 * held
 
 
 def test_texts_of_calls_that_were_ended_early_are_not_kept():

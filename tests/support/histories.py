@@ -16,6 +16,7 @@ class Context:
     """All that drafters which copy texts read of a call with two sequences."""
 
     batch_size = 2
+    rule = "greedy"
     model = tiny("llama")
     max_length = 40
     encoder = None
@@ -23,6 +24,10 @@ class Context:
 
     def note(self, text: str) -> None:
         """Remarks are of no interest here."""
+
+    def sampled_seeds(self) -> dict[int, int]:
+        """Texts are greedy."""
+        return {}
 
 
 class SeveralProposals(Context):

@@ -167,5 +167,5 @@ COMMANDS: dict[str, Command] = {
         f"how tokens are sampled: {', '.join(PROCESSORS)}, and their parameters",
         _set_processor, "NAME X..", _processor,
     ),
-    "/exit": Command("ends the conversation, as /quit does", lambda *_: None),
+    **dict.fromkeys(EXITS, Command("ends the conversation", lambda *_: None)),
 }  # fmt: skip

@@ -35,6 +35,7 @@ from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafters.ngram import NgramDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafters.text import TextDrafter
+from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import (
     AUTO,
     entry_named,
@@ -182,6 +183,8 @@ def _load(
             own_tokenizer = _own_tokenizer(settings, tokenizer, config, draft_path, draft_config)
         drafts.append((draft_path, own_tokenizer))
     named = [_named_drafter(name, config, tokenizer, refuse) for name in settings.drafter]
+    if settings.cascade is not None:
+        _check_cascaded(settings, named)
     samplings = [_own_sampling(name) for name in settings.drafter]
     check_tokenizer(tokenizer, config)
     say(f"loading {sources.model.title}")
@@ -212,6 +215,17 @@ def _load(
     if settings.cascade is not None:
         levels, drafters = drafters, [_cascade(settings, model, tokenizer, drafters)]
     return Loaded(model, tokenizer, drafters, sources.model.title, levels)
+
+
+def _check_cascaded(settings: Settings, named: list[Any]) -> None:
+    """Refuse what cannot take drafts back below the first drafter, where drafts may be rejected."""
+    for name, one in zip(settings.drafter[1:], named[1:], strict=True):
+        of_table = isinstance(one, NgramDrafter) and one.table is not None  # see `_cascade`
+        if isinstance(one, Drafter) and not one.rolls_back and not of_table:
+            fail(
+                "--cascade needs models, prompt_lookup, random or ngram:FILE after the first "
+                f"--drafter, because others cannot take drafts back, got {name}"
+            )
 
 
 def _cascade(settings: Settings, model: Any, tokenizer: Any, drafters: list[Any]) -> Any:

@@ -105,7 +105,12 @@ class PieceStream:
         return [piece for piece in pieces if piece[0]]
 
     def _instead(self, token: int) -> str:
-        """What another token would add to the text; empty for a part of a character."""
+        """What another token would add to the text; empty for a part of a character.
+
+        Special tokens, such as an end of the text, are left out of texts and have their names here.
+        """
+        if not self.tokenizer.decode([token], skip_special_tokens=True):
+            return str(self.tokenizer.decode([token]))
         text = self.tokenizer.decode([*self.tokens, token], skip_special_tokens=True)
         return "" if text.endswith(UNFINISHED) else text[len(self.done) :].lstrip(UNFINISHED)
 

@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, split_options
 from specdec_hf.drafters.fingerprint import check_fingerprint
-from specdec_hf.drafters.kept_texts import KeptTexts, kept_with, read_bytes, within_text
+from specdec_hf.drafters.kept_texts import (
+    KeptPart,
+    KeptTexts,
+    kept_with,
+    note_same_noise,
+    read_bytes,
+    within_text,
+)
 from specdec_hf.drafting.checks import check_vocab_size, describe
-from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter
 from specdec_hf.drafting.registry import DRAFTERS
 from specdec_hf.runner.protocol import vocab_size_of
@@ -322,13 +329,25 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         self._vocab_size = vocab_size_of(context.model)
         if self._keep_with_target:
             self._kept = kept_with(context.model, self._keep_with_target)
-        self._earlier = () if self._kept is None else self._kept.corpora(self._vocab_size)
+        self._sampled = {} if self._kept is None else context.sampled_seeds()
+        kept = () if self._kept is None else self._kept.parts(self._vocab_size)
+        self._earlier = [(part.corpus, self._drawn_alike(part, context)) for part in kept]
+        if any(barred for _, barred in self._earlier):
+            note_same_noise(self, context)
+
+    def _drawn_alike(self, part: KeptPart, context: DraftContext) -> set[int]:
+        """The sequences that must copy nothing from a part: they meet the noise that drew it."""
+        if not reads_draft(context.rule):
+            return set()
+        return {b for b, seed in self._sampled.items() if seed in part.seeds}
 
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
         automaton = self._texts[b]
         automaton.append(text[len(automaton) :])
         found = self._propose_from(automaton, gamma, count)
-        for corpus in self._earlier:
+        for corpus, barred in self._earlier:
+            if b in barred:
+                continue
             if found.match_length >= self.max_match:
                 break
             earlier = self._copy_from(corpus, text, gamma, count)
@@ -339,7 +358,7 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
     def finish(self, history: History) -> None:
         if self._kept is not None:
             texts = [self._text.of(history, b) for b in range(len(history.lengths))]
-            self._kept.add(texts, self._vocab_size)
+            self._kept.add(texts, self._vocab_size, list(self._sampled.values()))
 
     def _propose_from(self, text: SuffixAutomaton, gamma: int, count: int) -> Proposal:
         return text.propose(

@@ -114,13 +114,11 @@ class DistilledDrafter(ModelDrafter):
         self.num_learnt = 0
         self._optimizer = torch.optim.AdamW(own.parameters(), self.learning_rate, weight_decay=0.0)
         self._rejected: dict[int, RejectedPositions] = {}
-        self._seeds: dict[int, int] = {}  # of the call's sequences that are drawn
+        self._seeds: dict[int, int] = {}  # of the call's sequences that are sampled
         self._learnt_seeds: set[int] = set()
 
     def start(self, context: DraftContext) -> None:
-        temperatures = torch.as_tensor(context.temperature).expand(context.batch_size).tolist()
-        drawn = enumerate(zip(context.seeds.tolist(), temperatures, strict=True))
-        seeds = {b: seed for b, (seed, temperature) in drawn if temperature > 0}
+        seeds = context.sampled_seeds()
         repeated = [seed for seed in seeds.values() if seed in self._learnt_seeds]
         if repeated and reads_draft(context.rule):
             raise ValueError(

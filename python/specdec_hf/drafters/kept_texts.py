@@ -5,21 +5,43 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
+from specdec_hf.drafting.checks import describe
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal
 
-TOKEN_BYTES = 8  # of a token and of its place in the suffix array
+    from specdec_hf.drafting.context import DraftContext
+    from specdec_hf.drafting.drafter import Drafter
+
+TOKEN_BYTES = 8  # of a token and of its place in the suffix array, and of a seed
 PARTS = 8  # a suffix array is sorted again until it holds this share of the limit
 END = 2**31 - 1  # follows every text; no vocabulary has this id
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+class KeptPart(NamedTuple):
+    """Texts in one suffix array.
+
+    Attributes:
+        corpus: the texts.
+        seeds: [n] int64, of those that were sampled. A call with one of them meets the noise that
+            drew a text again, so that drafts copied from it would bias its own.
+    """
+
+    corpus: Corpus
+    seeds: NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        """Tokens and seeds."""
+        return len(self.corpus.tokens) + len(self.seeds)
 
 
 class KeptTexts:
@@ -29,7 +51,7 @@ class KeptTexts:
     began. The oldest texts are dropped first, up to an eighth of the limit at once.
 
     Args:
-        max_bytes: of memory. A token takes 8 bytes.
+        max_bytes: of memory. A token takes 8 bytes, and so does the seed of a sampled text.
 
     Raises:
         TypeError: no integer.
@@ -40,20 +62,24 @@ class KeptTexts:
         self.max_bytes = check_integer("max_bytes", max_bytes, TOKEN_BYTES)
         self._adding = threading.Lock()
         # The vocabulary size and the texts, the oldest first. Readers take the pair as it is.
-        self._kept: tuple[int, tuple[Corpus, ...]] = (0, ())
+        self._kept: tuple[int, tuple[KeptPart, ...]] = (0, ())
 
     @property
     def nbytes(self) -> int:
         """The memory that the texts take."""
-        return TOKEN_BYTES * sum(len(corpus.tokens) for corpus in self._kept[1])
+        return TOKEN_BYTES * sum(part.size for part in self._kept[1])
 
-    def corpora(self, vocab_size: int) -> tuple[Corpus, ...]:
+    def parts(self, vocab_size: int) -> tuple[KeptPart, ...]:
         """The texts of a vocabulary of this size, the newest first."""
-        kept_for, corpora = self._kept
-        return corpora[::-1] if kept_for == vocab_size else ()
+        kept_for, parts = self._kept
+        return parts[::-1] if kept_for == vocab_size else ()
 
-    def add(self, texts: Iterable[NDArray[np.int64]], vocab_size: int) -> None:
+    def add(
+        self, texts: Iterable[NDArray[np.int64]], vocab_size: int, seeds: Sequence[int] = ()
+    ) -> None:
         """Keep texts. Those of a vocabulary of another size are dropped.
+
+        ``seeds`` are of those texts that were sampled.
 
         Like the levels of a log-structured merge tree, an array takes in the one before it unless
         that is longer, so that a token is sorted a logarithmic number of times.
@@ -62,17 +88,20 @@ class KeptTexts:
 
         most = self.max_bytes // TOKEN_BYTES
         added = np.concatenate([np.append(text, END) for text in texts])
-        joined = added[-most:].astype(np.int32)
+        drawn_by = np.unique(np.array(seeds, dtype=np.int64))
+        room = max(0, most - len(drawn_by))
+        joined = added[max(0, len(added) - room) :].astype(np.int32)
         with self._adding:
-            kept_for, corpora = self._kept
-            kept = list(corpora) if kept_for == vocab_size else []
-            while kept and len(last := kept[-1].tokens) <= len(joined):
+            kept_for, parts = self._kept
+            kept = list(parts) if kept_for == vocab_size else []
+            while kept and len(last := kept[-1].corpus.tokens) <= len(joined):
                 if len(last) + len(joined) > most // PARTS:
                     break
                 joined = np.concatenate([last, joined])
-                kept.pop()
-            kept.append(specdec_host.Corpus(joined))
-            while sum(len(corpus.tokens) for corpus in kept) > most:
+                drawn_by = np.union1d(kept.pop().seeds, drawn_by)
+            if len(joined):  # the seeds alone may take all of the memory
+                kept.append(KeptPart(specdec_host.Corpus(joined), drawn_by))
+            while sum(part.size for part in kept) > most:
                 del kept[0]
             self._kept = vocab_size, tuple(kept)
 
@@ -84,6 +113,14 @@ _of_target: weakref.WeakKeyDictionary[Any, dict[int, KeptTexts]] = weakref.WeakK
 def kept_with(target: Any, max_bytes: int) -> KeptTexts:
     """What all drafters that are named with this limit keep of calls with a target."""
     return _of_target.setdefault(target, {}).setdefault(max_bytes, KeptTexts(max_bytes))
+
+
+def note_same_noise(drafter: Drafter, context: DraftContext) -> None:
+    """Say that sequences with seeds of earlier calls draft nothing of what these have drawn."""
+    context.note(
+        f"{describe(drafter)} drafts nothing from texts that were drawn with the same seed: rule "
+        f"{context.rule} would be biased, because their noise comes again"
+    )
 
 
 def within_text(proposal: Proposal) -> Proposal:

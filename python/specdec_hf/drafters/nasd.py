@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer
+from specdec_hf.drafters.kept_texts import note_same_noise
 from specdec_hf.drafters.ngram_table import NgramCounts
-from specdec_hf.drafting.context import Candidates, DraftContext, History
+from specdec_hf.drafting.context import Candidates, DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter
 from specdec_hf.runner.protocol import vocab_size_of
 from specdec_hf.trees import MAX_NODES
@@ -73,12 +74,19 @@ class NasdDrafter(Drafter, entry="nasd"):
         vocab_size = vocab_size_of(context.model)
         if vocab_size != self._vocab_size:
             self._earlier = NgramCounts(self.max_ngram, self.min_ngram)
+            self._earlier_seeds: set[int] = set()
         self._vocab_size = vocab_size
-        earlier = self._earlier if self.max_kept else None
-        self._counts = [
-            NgramCounts(self.max_ngram, self.min_ngram, earlier) for _ in range(context.batch_size)
-        ]
+        self._sampled = context.sampled_seeds() if self.max_kept else {}
+        earlier = [self._earlier_of(b, context) for b in range(context.batch_size)]
+        if self.max_kept and None in earlier:
+            note_same_noise(self, context)
+        self._counts = [NgramCounts(self.max_ngram, self.min_ngram, one) for one in earlier]
         self._observed: tuple[NDArray[np.int64], Candidates] | None = None
+
+    def _earlier_of(self, b: int, context: DraftContext) -> NgramCounts | None:
+        """What sequence ``b`` knows of earlier calls: nothing where it meets their noise again."""
+        drawn = self._sampled.get(b) in self._earlier_seeds and reads_draft(context.rule)
+        return None if drawn or not self.max_kept else self._earlier
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         """Chains that differ in their first token."""
@@ -113,6 +121,7 @@ class NasdDrafter(Drafter, entry="nasd"):
             ):
                 counts.extend(text[:length])
                 self._earlier.take_over(counts, self.max_kept)
+            self._earlier_seeds.update(self._sampled.values())
 
     def _count(self, history: History) -> None:
         """Count what was committed since the last time, and the target's tokens after that."""

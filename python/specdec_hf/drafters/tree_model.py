@@ -87,6 +87,8 @@ class TreeModelDrafter(Drafter):
         self.rules = RULES_OF_ONE_MODEL if len(self.models) == 1 else RULES_OF_SEVERAL_MODELS
         self.drafters = [one for one in self.models if isinstance(one, VerticalCascade)]
         self.candidates = max((one.candidates for one in self.drafters), default=0)
+        if len(self.drafters) == len(self.models):
+            self.name = VerticalCascade.name
 
     def start(self, context: DraftContext) -> None:
         """Check vocabularies and make empty caches.

@@ -197,6 +197,12 @@ class DraftContext:
     asked_for_noise: bool = False
     kept_states: list[CommittedStates] | None = None
 
+    def sampled_seeds(self) -> dict[int, int]:
+        """The seed of each sequence that is sampled, by its number; reads the device."""
+        temperatures = torch.as_tensor(self.temperature).expand(self.batch_size).tolist()
+        pairs = zip(self.seeds.tolist(), temperatures, strict=True)
+        return {b: seed for b, (seed, temperature) in enumerate(pairs) if temperature > 0}
+
     def report_compiled(self, name: str, stats: CompileStats) -> None:
         """Add what ``compile`` did for a draft model or a head to the statistics of the call."""
         if self.compiled is not None:

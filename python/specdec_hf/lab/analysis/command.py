@@ -147,9 +147,10 @@ def _left_out(settings: Settings) -> dict[str, str]:
         if name == "none":
             fail("--drafter must not be none: without drafts there is nothing to analyze")
         if any(map(makes_forward, merged(name))):
-            failed[name] = "cannot be analyzed: it runs the target within its rounds" + (
-                "; layers:N has the distribution of early_exit:N" * name.startswith("early_exit")
-            )
+            instead = "bench gives the share of its drafts that are accepted"
+            if name.startswith("early_exit"):
+                instead = "layers:N has the distribution of early_exit:N"
+            failed[name] = f"cannot be analyzed: it runs the target within its rounds; {instead}"
     settings.drafter = [name for name in dict.fromkeys(settings.drafter) if name not in failed]
     if not settings.drafter:
         fail(_message(failed))

@@ -93,7 +93,7 @@ Markdown = Annotated[Path | None, option("--markdown FILE", "Write the tables he
 @takes_settings(
     without=(
         "system", "chat_template", "dtype", "temperature", "top_k", "min_p", "seed",
-        "drafter", "cascade", "learn", "tree", "num_assistant_tokens_schedule", "profile",
+        "drafter", "cascade", "tree", "num_assistant_tokens_schedule", "profile",
     ),
     max_new_tokens=64,
 )  # fmt: skip

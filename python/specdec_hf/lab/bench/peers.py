@@ -17,6 +17,7 @@ from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, embedded_gguf
 from specdec_hf.lab.bench.baselines import BestOf, RejectionSampling
 from specdec_hf.lab.bench.runs import Config
+from specdec_hf.runner.encoded import is_encoder_decoder
 
 CHAINS = 4  # of the baseline "best_of"
 
@@ -47,10 +48,10 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
             peer=True,
         )
     if name == "rejection":
-        rejection = RejectionSampling(loaded.model, _draft_model(loaded), CLI_NUM_ASSISTANT_TOKENS)
+        rejection = RejectionSampling(*_decoders(loaded), CLI_NUM_ASSISTANT_TOKENS)
         return Config("rejection sampling, A.2", model=rejection, single=True, peer=True)
     if name == "best_of":
-        best = BestOf(loaded.model, _draft_model(loaded), CLI_NUM_ASSISTANT_TOKENS, CHAINS)
+        best = BestOf(*_decoders(loaded), CLI_NUM_ASSISTANT_TOKENS, CHAINS)
         return Config(f"best of {CHAINS} chains", model=best, single=True, peer=True)
     if name == "compiled":
         static = {"cache_implementation": "static"}
@@ -68,6 +69,15 @@ def _draft_model(loaded: Loaded) -> Any:
     if model is None:
         raise LeftOutError("it needs a --drafter that is a model of the target's vocabulary")
     return model
+
+
+def _decoders(loaded: Loaded) -> tuple[Any, Any]:
+    """The target and the draft model of a baseline, which knows no encoder."""
+    models = loaded.model, _draft_model(loaded)
+    for one in models:
+        if is_encoder_decoder(one):
+            raise LeftOutError(f"it needs decoder-only models, got {type(one).__name__}")
+    return models
 
 
 def _compiled(model: Any) -> Any:

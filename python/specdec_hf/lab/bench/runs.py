@@ -18,6 +18,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.compare import prompt_width
 from specdec_hf.cli.load import Loaded
+from specdec_hf.lab.bench.baselines import Baseline
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import run_stream
 
@@ -82,7 +83,8 @@ class Answer:
         later_tokens, later_seconds: those after the first round; 0 where it was not timed.
         identical: whether the texts equal those of plain generation, in every run; with forwards of
             one width, those of plain decoding in this library.
-        rounds, drafted, accepted: counts of the loop; 0 for ``model.generate``.
+        rounds: of the loop or of a `Baseline`; 0 for ``model.generate``.
+        drafted, accepted: counts of the loop; 0 elsewhere.
         notes: remarks of the loop in any of the runs.
         stats: of the loop.
     """
@@ -256,6 +258,8 @@ def _answer(model: Any, config: Config, batch: Batch, arguments: dict[str, Any])
         answer.rounds, answer.drafted = sum(s.rounds for s in stats.sequences), stats.drafted
         answer.accepted = stats.accepted
         answer.notes = stats.remarks
+    if isinstance(config.model, Baseline):
+        answer.rounds = config.model.rounds
     if _graphs() > graphs:
         answer.notes.append("torch.compile made graphs while this was measured")
     return answer

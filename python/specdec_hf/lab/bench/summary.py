@@ -32,8 +32,8 @@ class Row:
         interval: 90 % bootstrap interval of ``ratio`` over the batches, None for one batch.
         median_ratio: median of the ratios of single batches.
         categories: ratio of each category; empty where batches mix them.
-        tokens_per_round: tokens per forward of the target and sequence, None for
-            ``model.generate``.
+        tokens_per_round: tokens per forward of the target and sequence, None where other loops
+            made these forwards.
         alpha, theorem: accepted over visited drafts, None for trees; and the speed-up that Theorem
             3.8 gives with it and with measured costs. None where no loop of this library drafted.
         efficiency: speed-up after the first round, over forwards of one token and nothing else,
