@@ -1,4 +1,4 @@
-"""Validation of arguments that are numbers, sequences of them, or flags; options within a text.
+"""Validation of arguments: numbers, sequences, flags, sampling parameters; options within a text.
 
 A wrong type is a TypeError, a number outside its range a ValueError; a bool is not a number here.
 `specdec_host`, which needs no package of ours, has its own validation.
@@ -6,13 +6,33 @@ A wrong type is a TypeError, a number outside its range a ValueError; a bool is 
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
 
 _LONGEST = 100  # characters of a value in a message
+
+
+class Parameter(NamedTuple):
+    """A sampling parameter: the value that changes nothing, and the rule that values must keep."""
+
+    neutral: float | int
+    rule: str
+    holds: Callable[[Any], bool]
+
+
+PARAMETERS = {
+    "temperature": Parameter(1.0, "finite and >= 0", lambda x: math.isfinite(x) and x >= 0),
+    "top_k": Parameter(0, "an integer >= 0", lambda x: x >= 0 and x == int(x)),
+    "top_p": Parameter(1.0, "in (0, 1]", lambda x: 0 < x <= 1),
+    "min_p": Parameter(0.0, "in [0, 1]", lambda x: 0 <= x <= 1),
+}
 
 
 def shown(value: object) -> str:
@@ -146,3 +166,28 @@ def check_integers(
     """The values as integers in [minimum, maximum]; None leaves a side open."""
     listed = enumerate(check_sequence(name, values))
     return tuple(check_integer(f"{name}[{n}]", value, minimum, maximum) for n, value in listed)
+
+
+def check_keeps(name: str, value: Any, rule: str, holds: Callable[[Any], bool]) -> None:
+    """Refuse a number that breaks its rule, as it is or in float32, which the ops read."""
+    for x, where in ((value, ""), (ctypes.c_float(value).value, " in float32")):
+        if not holds(x):
+            raise ValueError(f"{name} must be {rule}{where}, got {shown(value)}")
+
+
+def check_value(name: str, x: Any) -> None:
+    """Refuse a value that the sampling parameter ``name`` cannot have."""
+    parameter = PARAMETERS[name]
+    message = f"{name} must be {parameter.rule}, got {shown(x)}"
+    if isinstance(x, bool | np.bool_):
+        raise TypeError(message)
+    try:
+        valid = parameter.holds(x)
+    except TypeError as error:
+        raise TypeError(message) from error
+    except (ValueError, OverflowError):  # int(x) of a number that is not finite
+        valid = False
+    if not valid:
+        raise ValueError(message)
+    if isinstance(parameter.neutral, float):
+        check_keeps(name, x, parameter.rule, parameter.holds)

@@ -31,7 +31,11 @@ class ModelCheck:
     def fitting(self, *, tree: bool = False, batch: bool = True) -> list[str]:
         """The caches that fit, in the order in which `generate` tries them."""
         what = ("tree" if tree else "chain", "batch" if batch else "one sequence")
-        return [key[0] for key, fit in self.fits.items() if key[1:] == what and _good(fit)]
+        return [
+            key[0]
+            for key, fit in self.fits.items()
+            if key[1:] == what and fit.reason is None and fit.not_measured is None
+        ]
 
     def __str__(self) -> str:
         rows = [("cache", "drafts", "sequences", "difference", "verdict")]
@@ -96,10 +100,6 @@ def _encoded(model: Any) -> Encoded:
     ids = torch.arange(3, 17, device=model.device).view(2, 7)
     with undisturbed(model):
         return EncoderSource(ids, {"attention_mask": torch.ones_like(ids)}).encode(model)
-
-
-def _good(fit: Fit) -> bool:
-    return fit.reason is None and fit.not_measured is None
 
 
 def _verdict(fit: Fit) -> str:

@@ -6,9 +6,9 @@ their texts and makes their checks. The list that docs/loop.md begins with is ma
 This module does without torch, because the command line reads it before it loads torch.
 """
 
+# ruff: noqa: RUF009  # own() makes a field
 from __future__ import annotations
 
-import ctypes
 import inspect
 import math
 import os
@@ -20,7 +20,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from specdec_hf.arguments import check_flag, check_integer, check_number, shown
+from specdec_hf.arguments import check_flag, check_integer, check_keeps, check_number, shown
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.profile import OF_DRAFTING, OF_THE_DRAFTER, Profile
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
@@ -57,17 +57,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def own(
-    check: Callable[[str, Any], Any], text: str, *, with_beams: tuple[Any, ...] | None = None
-) -> dict[str, Any]:
-    """The metadata of a field that is an option.
+    check: Callable[[str, Any], Any],
+    text: str,
+    *,
+    default: Any = None,
+    with_beams: tuple[Any, ...] | None = None,
+) -> Any:
+    """The field of a dataclass that is an option.
 
     Args:
         check: called with name and value; returns the value to keep, or raises an error by name.
         text: for users. Its first sentence begins the help of the command line. An address such as
             docs/loop.md#seeds becomes a link in the documents.
+        default: of the option.
         with_beams: the values that calls with ``num_beams`` take, None for all.
     """
-    return {"check": check, "text": " ".join(text.split()), "with_beams": with_beams}
+    metadata = {"check": check, "text": " ".join(text.split()), "with_beams": with_beams}
+    return field(default=default, metadata=metadata)
 
 
 def _keep(name: str, value: Any) -> Any:
@@ -79,15 +85,13 @@ def _or_none(check: Callable[..., Any], *limits: Any) -> Callable[[str, Any], An
 
 
 def _number(rule: str, holds: Callable[[float], bool]) -> Callable[[str, Any], Any]:
-    """A number that keeps its rule as it is and in float32, which the ops read; or None."""
+    """A number that keeps its rule, or None."""
 
     def check(name: str, value: Any) -> float | None:
         if value is None:
             return None
         number = check_number(name, value)
-        for x, where in ((number, ""), (ctypes.c_float(number).value, " in float32")):
-            if not holds(x):
-                raise ValueError(f"{name} must be {rule}{where}, got {shown(value)}")
+        check_keeps(name, value, rule, holds)
         return number
 
     return check
@@ -133,169 +137,121 @@ def _check_streamer(name: str, value: Any) -> Any:
 class CommonOptions:
     """The options that the command line has too; `specdec_hf.cli.checks.Settings` words them."""
 
-    drafter: Any = field(
+    drafter: Any = own(
+        _check_drafter,
+        """what drafts. "auto" is a tree of copied text and, where the model has one, the drafts of
+        a head; see docs/loop.md#the-default-drafter. None is plain decoding. Else the name of a
+        drafter such as "prompt_lookup" or "ngram:2" (see docs/drafters.md), a causal LM of the same
+        vocabulary, or a `Drafter`, which may draft trees of its own. With ``tree`` also a list of
+        them; without it, a list of draft models from large to small, the last of which may be any
+        drafter that rolls back; see docs/drafters.md#drafters-made-from-models.""",
         default=DEFAULT_DRAFTER,
-        metadata=own(
-            _check_drafter,
-            """what drafts. "auto" is a tree of copied text and, where the model has one, the drafts
-            of a head; see docs/loop.md#the-default-drafter. None is plain decoding. Else the name
-            of a drafter such as "prompt_lookup" or "ngram:2" (see docs/drafters.md), a causal LM of
-            the same vocabulary, or a `Drafter`, which may draft trees of its own.
-            With ``tree`` also a list of them; without it, a list of draft models from large to
-            small, the last of which may be any drafter that rolls back; see
-            docs/drafters.md#drafters-made-from-models.""",
-        ),
     )
     _: KW_ONLY
-    num_assistant_tokens: int | None = field(
-        default=None,
-        metadata=own(
-            _or_none(check_integer, 0, MAX_DRAFT_LENGTH),
-            f"""tokens to draft per round. ``gamma`` and ``num_speculative_tokens`` are aliases. Not
-            with ``tree``, which says what is drafted. None is the value of the generation config,
-            or {DEFAULT_NUM_ASSISTANT_TOKENS}.""",
-        ),
+    num_assistant_tokens: int | None = own(
+        _or_none(check_integer, 0, MAX_DRAFT_LENGTH),
+        f"""tokens to draft per round. ``gamma`` and ``num_speculative_tokens`` are aliases. Not
+        with ``tree``, which says what is drafted. None is the value of the generation config, or
+        {DEFAULT_NUM_ASSISTANT_TOKENS}.""",
     )
-    num_assistant_tokens_schedule: str | Schedule | None = field(
-        default=None,
-        metadata=own(
-            _must_be("a string or a Schedule", NoneType, str, Schedule),
-            """how much to draft. A name, a name with parameters such as
-            "egag:gamma_max=8,beta=0.5", or a `Schedule`; see docs/loop.md#schedules. With trees
-            "constant" or "optimal". None is "optimal" for the tree of drafter "auto", else
-            "constant".""",
-            with_beams=(None, "constant"),
-        ),
+    num_assistant_tokens_schedule: str | Schedule | None = own(
+        _must_be("a string or a Schedule", NoneType, str, Schedule),
+        """how much to draft. A name, a name with parameters such as "egag:gamma_max=8,beta=0.5", or
+        a `Schedule`; see docs/loop.md#schedules. With trees "constant" or "optimal". None is
+        "optimal" for the tree of drafter "auto", else "constant".""",
+        with_beams=(None, "constant"),
     )
-    rule: str = field(
+    rule: str = own(
+        _must_be("a string", str),
+        """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
+        plain decoding with the same seed; with ``tree`` one of the lossless rules of
+        `specdec_kernels.verify_tree`; see docs/rules.md. "typical" and, for chains, "lenient" and
+        "top_beta" are lossy; see docs/loop.md#lossy-rules. "auto" is never one of these. It is
+        greedy without sampling. With sampling it is the first rule of the drafter: for chains block
+        where the drafts of a named drafter come with their distribution, and token otherwise; for
+        trees what docs/loop.md#trees lists first.""",
         default="auto",
-        metadata=own(
-            _must_be("a string", str),
-            """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
-            plain decoding with the same seed; with ``tree`` one of the lossless rules of
-            `specdec_kernels.verify_tree`; see docs/rules.md. "typical" and, for chains, "lenient"
-            and "top_beta" are lossy; see docs/loop.md#lossy-rules. "auto" is never one of these. It
-            is greedy without sampling. With sampling it is the first rule of the drafter: for
-            chains block where the drafts of a named drafter come with their distribution, and token
-            otherwise; for trees what docs/loop.md#trees lists first.""",
-            with_beams=("auto", "greedy"),
-        ),
+        with_beams=("auto", "greedy"),
     )
-    lenience: float | None = field(
-        default=None,
-        metadata=own(
-            _number("in (0, 1]", lambda x: 0 < x <= 1),
-            """how lenient rule "lenient" is, in (0, 1], which must then be given. The rule compares
-            P with lenience times Q: 1 is rule token, and no token's probability exceeds the
-            target's divided by it.""",
-            with_beams=(None,),
-        ),
+    lenience: float | None = own(
+        _number("in (0, 1]", lambda x: 0 < x <= 1),
+        """how lenient rule "lenient" is, in (0, 1], which must then be given. The rule compares P
+        with lenience times Q: 1 is rule token, and no token's probability exceeds the target's
+        divided by it.""",
+        with_beams=(None,),
     )
-    typical_epsilon: float | None = field(
-        default=None,
-        metadata=own(
-            _number("in [0, 1]", lambda x: 0 <= x <= 1),
-            """largest bound of rule "typical", in [0, 1]. The rule accepts a draft whose
-            probability exceeds min(epsilon, delta * exp(-H)), H the entropy of P. None is 0.09,
-            Medusa's.""",
-            with_beams=(None,),
-        ),
+    typical_epsilon: float | None = own(
+        _number("in [0, 1]", lambda x: 0 <= x <= 1),
+        """largest bound of rule "typical", in [0, 1]. The rule accepts a draft whose probability
+        exceeds min(epsilon, delta * exp(-H)), H the entropy of P. None is 0.09, Medusa's.""",
+        with_beams=(None,),
     )
-    typical_delta: float | None = field(
-        default=None,
-        metadata=own(
-            _number("finite and at least 0", lambda x: 0 <= x < float("inf")),
-            """factor of exp(-H) in the bound of rule "typical", at least 0. None is 0.3.""",
-            with_beams=(None,),
-        ),
+    typical_delta: float | None = own(
+        _number("finite and at least 0", lambda x: 0 <= x < float("inf")),
+        """factor of exp(-H) in the bound of rule "typical", at least 0. None is 0.3.""",
+        with_beams=(None,),
     )
-    top_beta_rank: int | None = field(
-        default=None,
-        metadata=own(
-            _or_none(check_integer, 1, 2**31 - 1),
-            """rank of rule "top_beta", at least 1, which must then be given. The rule accepts a
-            draft if fewer than so many tokens are likelier.""",
-            with_beams=(None,),
-        ),
+    top_beta_rank: int | None = own(
+        _or_none(check_integer, 1, 2**31 - 1),
+        """rank of rule "top_beta", at least 1, which must then be given. The rule accepts a draft
+        if fewer than so many tokens are likelier.""",
+        with_beams=(None,),
     )
-    top_beta_distance: float | None = field(
-        default=None,
-        metadata=own(
-            _number("at least 0", lambda x: x >= 0),
-            """distance of rule "top_beta", at least 0. The rule accepts a draft if its logarithmic
-            probability is at most so much below that of the likeliest token. None is no bound.""",
-            with_beams=(None,),
-        ),
+    top_beta_distance: float | None = own(
+        _number("at least 0", lambda x: x >= 0),
+        """distance of rule "top_beta", at least 0. The rule accepts a draft if its logarithmic
+        probability is at most so much below that of the likeliest token. None is no bound.""",
+        with_beams=(None,),
     )
-    ablate: str | None = field(
-        default=None,
-        metadata=own(
-            _none_or_one_of(*ABLATIONS),
-            """what verification leaves out, to show what it is for. None is nothing. "residual":
-            recovered tokens are drawn from P and not from the residual, so that sampled text is
-            biased towards the drafter's. It is for chains, whose rule is then "token"; see
-            docs/loop.md#without-the-residual.""",
-            with_beams=(None,),
-        ),
+    ablate: str | None = own(
+        _none_or_one_of(*ABLATIONS),
+        """what verification leaves out, to show what it is for. None is nothing. "residual":
+        recovered tokens are drawn from P and not from the residual, so that sampled text is biased
+        towards the drafter's. It is for chains, whose rule is then "token"; see
+        docs/loop.md#without-the-residual.""",
+        with_beams=(None,),
     )
-    tree: Any = field(
-        default=None,
-        metadata=own(
-            lambda name, value: as_layout(value),
-            """the trees to draft, None for chains. A `TreeSpec` or a tuple of branchings, such as
-            (4, 2, 1), drafted by one or more draft models (prompt lookup fills as many nodes); an
-            `EagleTree`, drafted by one draft model; a `TrieTree`, by any drafters; see
-            docs/loop.md#trees. One forward of the target verifies the whole tree, which needs the
-            cache "spec".""",
-            with_beams=(None,),
-        ),
+    tree: Any = own(
+        lambda name, value: as_layout(value),
+        """the trees to draft, None for chains. A `TreeSpec` or a tuple of branchings, such as
+        (4, 2, 1), drafted by one or more draft models (prompt lookup fills as many nodes); an
+        `EagleTree`, drafted by one draft model; a `TrieTree`, by any drafters; see
+        docs/loop.md#trees. One forward of the target verifies the whole tree, which needs the cache
+        "spec".""",
+        with_beams=(None,),
     )
-    seed: Any = field(
-        default=None,
-        metadata=own(
-            _keep,  # the call knows how many seeds there may be
-            """seed of sampling. None draws one seed for each sequence of a sampled call from
-            torch's default generator (``torch.manual_seed``). An int is the seed of sequence 0,
-            from which those of the others are derived. A list, array or tensor of ints gives them
-            one by one. ``stats.seeds`` holds the seeds; with ``seed=stats.seeds`` the same call
-            gives the same text again. See docs/loop.md#seeds.""",
-        ),
+    seed: Any = own(
+        _keep,  # the call knows how many seeds there may be
+        """seed of sampling. None draws one seed for each sequence of a sampled call from torch's
+        default generator (``torch.manual_seed``). An int is the seed of sequence 0, from which
+        those of the others are derived. A list, array or tensor of ints gives them one by one.
+        ``stats.seeds`` holds the seeds; with ``seed=stats.seeds`` the same call gives the same text
+        again. See docs/loop.md#seeds.""",
     )
-    guard: bool | BenefitGuard | None = field(
-        default=None,
-        metadata=own(
-            _must_be("None, True, False or a BenefitGuard", NoneType, bool, BenefitGuard),
-            """whether drafting waits or pauses where it does not pay; see
-            docs/loop.md#the-benefit-guard. None: where the text cannot change by it (greedy, match,
-            target_only). True: always, by the clock; where that changes the text, which then
-            depends on timing, a note says so. False: never. A `BenefitGuard` has limits of your
-            own.""",
-        ),
+    guard: bool | BenefitGuard | None = own(
+        _must_be("None, True, False or a BenefitGuard", NoneType, bool, BenefitGuard),
+        """whether drafting waits or pauses where it does not pay; see
+        docs/loop.md#the-benefit-guard. None: where the text cannot change by it (greedy, match,
+        target_only). True: always, by the clock; where that changes the text, which then depends on
+        timing, a note says so. False: never. A `BenefitGuard` has limits of your own.""",
     )
-    compile: bool | None = field(
-        default=None,
-        metadata=own(
-            _or_none(check_flag),
-            """how forwards run. None: on a CPU on packed weights, of which a second copy is kept as
-            long as the model, where the model and the memory allow it; a note says where they do
-            not. False: as the model's own. True: on a CUDA device compiled and replayed as CUDA
-            graphs, which `warm_up` makes before the first call; on a CPU as None. Where that is not
-            possible, the model's own forwards run, with a warning that says why. See
-            docs/forwards.md.""",
-            with_beams=(None, False),
-        ),
+    compile: bool | None = own(
+        _or_none(check_flag),
+        """how forwards run. None: on a CPU on packed weights, of which a second copy is kept as
+        long as the model, where the model and the memory allow it; a note says where they do not.
+        False: as the model's own. True: on a CUDA device compiled and replayed as CUDA graphs,
+        which `warm_up` makes before the first call; on a CPU as None. Where that is not possible,
+        the model's own forwards run, with a warning that says why. See docs/forwards.md.""",
+        with_beams=(None, False),
     )
-    profile: str | os.PathLike[str] | Profile | None = field(
-        default=None,
-        metadata=own(
-            _must_be("None or the path of a file", NoneType, str, os.PathLike, Profile),
-            """file of a profile, which says what drafts and how much. ``python -m specdec_hf tune``
-            writes it. Options that are given win over it, drafter "auto" among them. A drafter that
-            is given has none of its lengths, trees and schedules, except where the profile drafts
-            with a model, which must be given. A profile of another model is refused, and a note
-            names conditions, such as machine and dtype, that were others when it was measured; see
-            docs/choosing.md#a-profile-of-your-own.""",
-        ),
+    profile: str | os.PathLike[str] | Profile | None = own(
+        _must_be("None or the path of a file", NoneType, str, os.PathLike, Profile),
+        """file of a profile, which says what drafts and how much. ``python -m specdec_hf tune``
+        writes it. Options that are given win over it, drafter "auto" among them. A drafter that is
+        given has none of its lengths, trees and schedules, except where the profile drafts with a
+        model, which must be given. A profile of another model is refused, and a note names
+        conditions, such as machine and dtype, that were others when it was measured; see
+        docs/choosing.md#a-profile-of-your-own.""",
     )
 
 
@@ -303,60 +259,39 @@ class CommonOptions:
 class Options(CommonOptions):
     """All options of the loop; see `generate`."""
 
-    gamma: int | None = field(
-        default=None, metadata=own(_keep, "alias of ``num_assistant_tokens``.")
+    gamma: int | None = own(_keep, "alias of ``num_assistant_tokens``.")
+    num_speculative_tokens: int | None = own(_keep, "alias of ``num_assistant_tokens``.")
+    num_assistant_beams: int | None = own(
+        _or_none(check_integer),
+        """with ``num_beams``, the beam width of the draft model, at least ``num_beams``. None is
+        twice ``num_beams``. See docs/loop.md#beam-search.""",
     )
-    num_speculative_tokens: int | None = field(
-        default=None, metadata=own(_keep, "alias of ``num_assistant_tokens``.")
-    )
-    num_assistant_beams: int | None = field(
-        default=None,
-        metadata=own(
-            _or_none(check_integer),
-            """with ``num_beams``, the beam width of the draft model, at least ``num_beams``. None
-            is twice ``num_beams``. See docs/loop.md#beam-search.""",
-        ),
-    )
-    cache: str = field(
+    cache: str = own(
+        _must_be("a string", str),
+        """how keys and values are kept: "spec" (one static cache), "aligned" (one of Transformers
+        for the whole batch), "dynamic" (one for each sequence, one forward after the other), or
+        "auto": the first of them that fits the model, with a note in the statistics where it is not
+        "spec"; see docs/loop.md#caches.""",
         default="auto",
-        metadata=own(
-            _must_be("a string", str),
-            """how keys and values are kept: "spec" (one static cache), "aligned" (one of
-            Transformers for the whole batch), "dynamic" (one for each sequence, one forward after
-            the other), or "auto": the first of them that fits the model, with a note in the
-            statistics where it is not "spec"; see docs/loop.md#caches.""",
-            with_beams=("auto", "spec"),
-        ),
+        with_beams=("auto", "spec"),
     )
-    self_check: bool = field(
+    self_check: bool = own(
+        check_flag,
+        """whether the first use of a cache with a model class and configuration compares the model
+        with itself through the cache on a few tokens; see `check_model`. False trusts the model:
+        where a cache does not fit it, the text is wrong without an error.""",
         default=True,
-        metadata=own(
-            check_flag,
-            """whether the first use of a cache with a model class and configuration compares the
-            model with itself through the cache on a few tokens; see `check_model`. False trusts the
-            model: where a cache does not fit it, the text is wrong without an error.""",
-        ),
     )
-    streamer: Streamer | None = field(
-        default=None,
-        metadata=own(
-            _check_streamer,
-            "Hugging Face streamer; one sequence only.",
-        ),
+    streamer: Streamer | None = own(_check_streamer, "Hugging Face streamer; one sequence only.")
+    trace: Trace | None = own(
+        _must_be("None or a function", NoneType, Callable),
+        "called after every round with a `TracedRound`.",
+        with_beams=(None,),
     )
-    trace: Trace | None = field(
-        default=None,
-        metadata=own(
-            _must_be("None or a function", NoneType, Callable),
-            "called after every round with a `TracedRound`.",
-            with_beams=(None,),
-        ),
-    )
-    clock: Callable[[], float] = field(
+    clock: Callable[[], float] = own(
+        _must_be("a function that gives seconds", Callable),
+        "gives seconds; for tests.",
         default=time.perf_counter,
-        metadata=own(
-            _must_be("a function that gives seconds", Callable), "gives seconds; for tests."
-        ),
     )
 
     def __post_init__(self) -> None:

@@ -28,9 +28,8 @@ from specdec_hf.drafting.registry import (
     parse_drafter,
     sampling_of,
 )
-from specdec_hf.schedules.base import Schedule
 from specdec_hf.schedules.registry import check_takes, make_schedule
-from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree, as_layout
+from specdec_hf.trees import EagleTree, TreeSpec, TrieTree, as_layout
 
 FORMAT, VERSION = "specdec profile", 1
 SECTIONS = ("format", "version", "options", "model", "conditions", "versions", "measured")
@@ -135,7 +134,8 @@ class Profile:
         names = "|".join(name.replace("_", "[-_]") for name in self.taken)
         option = re.compile(rf"(?<![\w-])(?:--)?({names})(?:s?(?![\w-]))")
         found = dict.fromkeys(name.replace("-", "_") for name in option.findall(message))
-        paths = self._paths if "drafter" in self.taken else []
+        drafters = _listed(self.options["drafter"]) if "drafter" in self.taken else []
+        paths = [one.path for one in map(parse_drafter, drafters) if one.reads]
         if any(re.search(rf"(?<![\w./-]){re.escape(path)}(?![\w-])", message) for path in paths):
             found["drafter"] = None
         if not found:
@@ -159,12 +159,6 @@ class Profile:
             if isinstance(made, OSError) and isinstance(error, OSError):
                 made.errno = error.errno
             raise made from error
-
-    @property
-    def _paths(self) -> list[str]:
-        """The files and folders that its drafters read."""
-        every = map(parse_drafter, _listed(self.options["drafter"]))
-        return [one.path for one in every if one.reads]
 
     @property
     def draft_models(self) -> list[str]:
@@ -228,10 +222,9 @@ class Profile:
         """Write the file; one that was there is replaced as a whole."""
         content = {"format": FORMAT, "version": VERSION}
         content |= {name: getattr(self, name) for name in SECTIONS if name not in content}
-        trees = {name: _tree_to_json(x) for name, x in self.options.items() if name == "tree"}
-        content["options"] = self.options | trees
+        text = json.dumps(content, indent=1, default=lambda x: {type(x).__name__: asdict(x)})
         staging = Path(f"{os.fspath(path)}.new")
-        staging.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        staging.write_text(text + "\n", encoding="utf-8")
         staging.replace(path)
 
     @classmethod
@@ -392,40 +385,30 @@ def _read_options(
     for name, value in options.items():
         if name != "drafter":  # whose check loads torch
             checks[name](name, value)
+    drafter, number = options["drafter"], options.get("num_assistant_tokens")
+    # "auto" drafts chains where it is asked to.
+    entry = entry_named(drafter) if isinstance(drafter, str) and drafter != AUTO else None
+    trees = f"drafter {drafter!r}" if entry is not None and entry.own_tree else ""
+    if options.get("tree") is not None:
+        trees = "tree"
     schedule = options.get("num_assistant_tokens_schedule")
     if schedule is not None:
-        _check_schedule(make_schedule(schedule), options)
-    number = options.get("num_assistant_tokens")
-    for what, drafts_trees in (
-        ("tree", options.get("tree") is not None),
-        (f"drafter {options['drafter']!r}", _has_own_tree(options["drafter"])),
-    ):
-        if drafts_trees and number is not None:
-            raise ValueError(
-                f"num_assistant_tokens must be null with {what}, which says what is drafted, got "
-                f"{number}"
-            )
+        made = make_schedule(schedule)
+        if trees:
+            check_takes(str(drafter), made, trees=True, has_stats=False)
+        elif entry is not None:
+            stats = entry.draws or entry.reports_confidence or number == 0
+            check_takes(drafter, made, trees=False, has_stats=stats)
+    if trees and number is not None:
+        raise ValueError(
+            f"num_assistant_tokens must be null with {trees}, which says what is drafted, got "
+            f"{number}"
+        )
     return options
 
 
-def _check_schedule(schedule: Schedule, options: dict[str, Any]) -> None:
-    """Raises ValueError for a schedule that the named drafter does not take."""
-    drafter, tree = options["drafter"], options.get("tree")
-    if tree is not None or _has_own_tree(drafter):
-        check_takes(str(drafter), schedule, trees=True, has_stats=False)
-    elif isinstance(drafter, str) and (entry := entry_named(drafter)) and drafter != AUTO:
-        stats = entry.draws or entry.reports_confidence or options.get("num_assistant_tokens") == 0
-        check_takes(drafter, schedule, trees=False, has_stats=stats)
-
-
-def _has_own_tree(drafter: Any) -> bool:
-    """Whether it drafts trees of its own alone; "auto" drafts chains where it is asked to."""
-    entry = entry_named(drafter) if isinstance(drafter, str) and drafter != AUTO else None
-    return entry is not None and entry.own_tree
-
-
 def _read_drafter(drafter: Any) -> Any:
-    names = drafter if isinstance(drafter, list) else [] if drafter is None else [drafter]
+    names = _listed(drafter)
     if drafter == [] or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"drafter must be null, a name or a list of names, got {shown(drafter)}")
     for name in names:
@@ -449,13 +432,6 @@ def _check_text(name: str) -> None:
         sampling_of(parts.options)
     elif ":" in name and not parts.reads:
         make_drafter(name)
-
-
-def _tree_to_json(tree: Any) -> Any:
-    """Numbers of children, or the layout's class with its fields."""
-    if isinstance(tree, Layout):
-        return {type(tree).__name__: asdict(tree)}
-    return None if tree is None else list(tree)
 
 
 def _tree_from_json(tree: Any) -> Any:

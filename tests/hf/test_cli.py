@@ -9,9 +9,9 @@ import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import compare, load
-from specdec_hf.cli.advice import in_options, verdict
 from specdec_hf.cli.checks import Settings, check
 from specdec_hf.cli.prompts import read_prompts
+from specdec_hf.cli.report import in_options, verdict
 from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, render
 from specdec_hf.drafting.registry import DRAFTERS, usage

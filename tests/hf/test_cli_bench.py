@@ -137,9 +137,9 @@ def paired(monkeypatch, answer, configs, batches, runs):
     ids = {"input_ids": torch.ones(1, 2)}
     prompts = [Batch([str(n)], "ab"[n % 2], ids) for n in range(batches)]
     loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
-    pairs, left_out = bench_runs.run_configs(loaded, configs, prompts, arguments, runs, str)
+    taken, left_out = bench_runs.warm_up(loaded, configs, prompts, arguments, str)
     assert not left_out
-    return pairs
+    return bench_runs.run_pairs(loaded, taken, prompts, arguments, runs, str)
 
 
 def test_texts_must_equal_those_of_the_reference(monkeypatch):

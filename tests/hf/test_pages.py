@@ -118,7 +118,7 @@ def blocks(page):
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_page_lists_each_named_drafter_with_its_exported_class(name):
-    kind = DRAFTERS[name].class_name
+    kind = DRAFTERS[name].place.partition(":")[2]
     assert re.search(
         rf"^\| `{name}[:`].*\| `{kind}`", (DOCS / "drafters.md").read_text(), re.MULTILINE
     )

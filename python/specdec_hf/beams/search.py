@@ -140,7 +140,7 @@ def own_search(model: Any, call: Call, options: Options, reason: str) -> SpecOut
     started = options.clock()
     output = call.own_search()
     indices, count = output.beam_indices, call.beams.num_return_sequences
-    prompt = torch.from_numpy(call.mask).repeat_interleave(count, dim=0).to(indices.device)
+    prompt = to_device(call.mask.repeat(count, axis=0), indices.device)
     steps = indices.shape[1]
     stop_reason = "length" if steps == call.max_new_tokens else "eos"
     note = f"{type(model).__name__} searches with its own generate, which counts no rounds"

@@ -24,22 +24,21 @@ PIECE = 2**20  # characters that are tokenized at once
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files in UTF-8.")]
 Output = Annotated[Path, option("--output FILE", "The file to write.")]
-Order = Annotated[
-    int,
-    option(
-        "--order N", "Tokens of the longest n-grams, 1 to 8.",
-        must_be("in [1, 8]", lambda order: 1 <= order <= 8),
-    ),
-]  # fmt: skip
-MinCount = Annotated[int, option("--min-count N", "Leave out rarer n-grams.", at_least(1))]
 
 
 def build_ngram(
     files: Files,
     output: Output,
     model: options.ModelName = "embedded",
-    order: Order = 3,
-    min_count: MinCount = 1,
+    order: Annotated[
+        int,
+        option(
+            "--order N",
+            "Tokens of the longest n-grams, 1 to 8.",
+            must_be("in [1, 8]", lambda order: 1 <= order <= 8),
+        ),
+    ] = 3,
+    min_count: Annotated[int, option("--min-count N", "Leave out rarer n-grams.", at_least(1))] = 1,
 ) -> None:
     """Count the n-grams of texts, for --drafter ngram:FILE.
 

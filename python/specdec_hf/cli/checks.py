@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import inspect
 import re
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
 
-from specdec_hf.arguments import did_you_mean
+from specdec_hf.arguments import PARAMETERS, check_value, did_you_mean
 from specdec_hf.cli import options
 from specdec_hf.cli.options import (
     CHAIN_RULES,
@@ -35,6 +34,7 @@ from specdec_hf.drafting.registry import (
     FOLDER,
     entry_named,
     entry_of,
+    has_own_tree,
     parse_drafter,
 )
 from specdec_hf.options import (
@@ -59,7 +59,7 @@ SCHEDULE = "--num-assistant-tokens-schedule"
 OTHER_DRAFTERS = "a name that --drafter help lists, none, "
 # Where the drafts of several drafters become one tree: chains of each copying drafter, and nodes.
 TREE_CHAINS, TREE_NODES = 4, 15
-NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+NEUTRAL = {name: one.neutral for name, one in PARAMETERS.items() if name != "temperature"}
 
 
 @dataclass(kw_only=True)
@@ -88,7 +88,7 @@ class Settings(CommonOptions):
         return bool(self.sampling["temperature"] > 0)
 
 
-_NAMES = re.compile(rf"\b({'|'.join(COMMON)})\b")
+_NAMES = re.compile(rf"\b({'|'.join((*COMMON, *PARAMETERS))})\b")
 # Whose words are others than in `generate`.
 _OWN_WORDS = ("drafter", "tree", "guard", "ablate", "profile")
 # The types of the options whose fields are of others.
@@ -236,7 +236,7 @@ def _refuse(error: Exception) -> NoReturn:
 
 def _check_sampling(settings: Settings) -> None:
     sampling = settings.sampling
-    check_temperature(sampling["temperature"])
+    check_sampling_value("temperature", sampling["temperature"])
     for name, value in sampling.items():
         if name != "temperature" and value is not None and not settings.do_sample:
             option = f"--{name.replace('_', '-')}"
@@ -244,16 +244,16 @@ def _check_sampling(settings: Settings) -> None:
     sampling |= {n: v for n, v in NEUTRAL.items() if sampling.get(n) is None}
     if not 0 <= sampling["top_k"] < 2**31:
         fail(f"--top-k must be in [0, 2**31), got {sampling['top_k']}")
-    _check_number("--top-p", sampling["top_p"], "in (0, 1]", lambda x: 0 < x <= 1)
-    _check_number("--min-p", sampling["min_p"], "in [0, 1]", lambda x: 0 <= x <= 1)
+    for name in ("top_p", "min_p"):
+        check_sampling_value(name, sampling[name])
 
 
-def _check_number(option: str, value: float, rule: str, holds: Callable[[float], bool]) -> None:
-    """Refuse a number that breaks its rule, as it is or in float32, which the ops read."""
-    if not holds(value):
-        fail(f"{option} must be {rule}, got {value}")
-    if not holds(ctypes.c_float(value).value):
-        fail(f"{option} must be {rule} in float32, got {value}")
+def check_sampling_value(name: str, value: float) -> None:
+    """Refuse a value that a sampling parameter cannot have."""
+    try:
+        check_value(name, value)
+    except ValueError as error:
+        _refuse(error)
 
 
 def _check_drafting(settings: Settings) -> None:
@@ -263,7 +263,7 @@ def _check_drafting(settings: Settings) -> None:
     settings.tree = parse_branching(settings.tree)
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
-    own_tree = len(settings.drafter) == 1 and has_own_tree(settings.drafter[0])
+    own_tree = has_own_tree(settings.drafter)
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
         (SCHEDULE, schedule not in (None, "constant")),
@@ -387,7 +387,7 @@ def _check_ablation(ablate: str, settings: Settings) -> None:
     option = f"--ablate {ablate}"
     if settings.rule not in ("auto", "token"):
         fail(f"--rule must be auto or token with {option}, got {settings.rule!r}")
-    if settings.tree is not None or (has_own_tree(settings.drafter[0]) and not _is_auto(settings)):
+    if settings.tree is not None or (has_own_tree(settings.drafter) and not _is_auto(settings)):
         drafters = " --drafter ".join(settings.drafter)
         fail(f"{option} is for chains, got trees of --drafter {drafters}")
 
@@ -439,23 +439,6 @@ def chains_of_auto(settings: Settings) -> str | None:
         "--num-assistant-tokens": settings.num_assistant_tokens is not None,
     }
     return next((option for option, is_given in given.items() if is_given), None)
-
-
-def has_own_tree(name: str) -> bool:
-    """Whether a ``--drafter`` drafts trees of its own."""
-    entry = entry_named(name)
-    return entry is not None and entry.own_tree
-
-
-def makes_forward(name: str) -> bool:
-    """Whether a ``--drafter`` makes the model's forward itself where it drafts alone."""
-    entry = entry_named(name)
-    return entry is not None and entry.makes_forward
-
-
-def check_temperature(value: float) -> None:
-    """Refuse a ``--temperature`` that is negative or not finite."""
-    _check_number("--temperature", value, "finite and >= 0", lambda x: 0 <= x < float("inf"))
 
 
 def check_schedule(schedule: str) -> None:

@@ -112,11 +112,11 @@ def run_turn(
         compare: run the baseline too.
         on_tokens: called with the number of new tokens as they come.
     """
-    _synchronize(model)
+    synchronize(model)
     began = time.perf_counter()
     stream = decoder.stream(model, **inputs, **settings)
     steps, output = run_stream(stream, lambda step: on_tokens(len(step.tokens)))
-    _synchronize(model)
+    synchronize(model)
     seconds = time.perf_counter() - began
     turn = Turn(inputs["input_ids"].shape[1], steps, output.stats, seconds)
     if settings["do_sample"]:
@@ -136,7 +136,7 @@ def run_turn(
         sequences = model.generate(**inputs, **limited, streamer=_Counter(on_tokens))
         turn.baseline_tokens = sequences[0, width:].tolist()
         turn.baseline = "model.generate"
-    _synchronize(model)
+    synchronize(model)
     turn.baseline_seconds = time.perf_counter() - began
     return turn
 
@@ -177,7 +177,7 @@ def answer_alone(
     plain = plain_decoder(decoder, decoder.rule, seed)
     began = time.perf_counter()
     tokens = [x for step in plain.stream(model, **inputs, **settings) for x in step.tokens]
-    _synchronize(model)
+    synchronize(model)
     seconds = time.perf_counter() - began
     return Alone(name, tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), seconds)
 
@@ -225,6 +225,7 @@ class _Counter:
         pass
 
 
-def _synchronize(model: Any) -> None:
+def synchronize(model: Any) -> None:
+    """Wait for a CUDA device of the model."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)

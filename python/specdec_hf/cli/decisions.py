@@ -76,7 +76,7 @@ def decision_table(
                 ratio(token.p, token.q) if drafted else "",
                 number_or_blank(token.accept_prob),
                 number_or_blank(token.uniform),
-                Text(verdict, style=_style(token.kind, marks)),
+                Text(verdict, style="" if marks else STYLES[token.kind].removesuffix(" strike")),
             )
     return table
 
@@ -124,10 +124,6 @@ def _token(text: str, kind: Shown, marks: Marks) -> Text:
     """A token in one line; a blank one in quotes."""
     shown = visible(text).replace("\n", "↵").replace("\t", "⇥") or "∅"
     return styled(repr(shown) if shown.isspace() else shown, kind, marks)
-
-
-def _style(kind: Shown, marks: Marks) -> str:
-    return "" if marks else STYLES[kind].removesuffix(" strike")
 
 
 def number(value: float) -> str:

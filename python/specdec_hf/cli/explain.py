@@ -122,14 +122,8 @@ class ExplainedTree:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "round": self.round,
-            "position": self.position,
-            "root": self.root,
-            "nodes": [asdict(node) for node in self.nodes],
-            "last": self.last,
-            "following": None if self.following is None else self.following.to_dict(),
-        }
+        following = None if self.following is None else self.following.to_dict()
+        return {**asdict(self), "following": following}
 
 
 @dataclass

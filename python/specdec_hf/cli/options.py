@@ -140,11 +140,9 @@ _WORDS = {
         f"{', '.join(rule for rule in TREE_RULES if rule not in CHAIN_RULES)}. Lossy: typical, "
         "and for chains lenient and top_beta.",
     ),
-    "lenience": ("X", "{text}."),
-    "typical_epsilon": ("X", "{text}."),
-    "typical_delta": ("X", "{text}."),
-    "top_beta_rank": ("N", "{text}."),
-    "top_beta_distance": ("X", "{text}."),
+    **dict.fromkeys(
+        ("lenience", "typical_epsilon", "typical_delta", "top_beta_distance"), ("X", "{text}.")
+    ),
     "ablate": (
         "residual",
         "{text}: residual draws recovered tokens of chains from P, so that sampled text is biased.",

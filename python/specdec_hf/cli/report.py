@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from specdec_hf.cli.advice import in_options
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
 from specdec_hf.drafting.registry import DRAFTERS, usage
@@ -22,6 +21,9 @@ from specdec_hf.schedules.registry import SCHEDULES
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Alone, Turn
 
+# Notes name arguments of `generate`; the command line has options in their place.
+OPTIONS = {"guard=False": "--guard off", "guard=True": "--guard on"}
+SLOWER = 0.97  # a ratio below which another drafter is advised
 CUT = {"length": "--max-new-tokens {}", "context": "the model's context"}  # by stop reason
 
 
@@ -192,6 +194,45 @@ def print_summary(summary: dict[str, Any], *, rejected: bool = True) -> None:
         if identical is not None:
             table.add_row(f"{name} outputs identical", "yes" if identical else "NO")
     console.print(table)
+
+
+def in_options(note: str) -> str:
+    """A note of the library in the words of the command line."""
+    for argument, option in OPTIONS.items():
+        note = note.replace(argument, option)
+    return note
+
+
+def verdict(turns: Sequence[Turn]) -> str:
+    """One line on the speed of all answers together; empty where there was no drafter."""
+    stats = [turn.stats for turn in turns]
+    if all(one.drafter == "none" for one in stats):
+        return ""
+    drafted, accepted, rounds = (
+        sum(getattr(one, name) for one in stats) for name in ("drafted", "accepted", "rounds")
+    )
+    tokens = sum(len(turn.tokens) for turn in turns)
+    waited = any("guard=False" in note for one in stats for note in one.notes)
+    if not drafted and waited:
+        return (
+            f"speculation: nothing was drafted in {tokens} tokens, because the guard waited; "
+            "--guard off drafts from the second round"
+        )
+    if not drafted:
+        return (
+            f"speculation: nothing was drafted in {tokens} tokens, because no draft was found; "
+            "--drafter help lists others"
+        )
+    length = f"{1 + accepted / rounds:.2f} tokens a round"
+    if not turns[0].baseline:
+        return f"speculation: {length}"
+    plain = sum(len(turn.baseline_tokens) for turn in turns)
+    plain_seconds = sum(turn.baseline_seconds for turn in turns)
+    ratio = tokens / sum(turn.seconds for turn in turns) / (plain / plain_seconds)
+    line = f"speculation: {ratio:.2f} times as fast as {turns[0].baseline}, {length}"
+    if ratio < SLOWER:
+        line += f"; {accepted / drafted:.0%} of drafts accepted, another --drafter may gain"
+    return line
 
 
 def write_json(path: Path | None, content: dict[str, Any], *, quiet: bool = False) -> None:

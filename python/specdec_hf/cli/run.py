@@ -14,7 +14,6 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specdec_hf.cli import interrupt
-from specdec_hf.cli.advice import print_advice, verdict
 from specdec_hf.cli.checks import GUARDS, NEUTRAL, Settings, Sources, explaining
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.report import (
@@ -23,6 +22,7 @@ from specdec_hf.cli.report import (
     print_summary,
     print_turn,
     summarize,
+    verdict,
     write_json,
 )
 from specdec_hf.cli.terminal import FAILED, INTERRUPTED, bar, console, errors, fail
@@ -89,7 +89,8 @@ def run(
         }  # fmt: skip
         if not interrupted and not isinstance(failure, BrokenPipeError):
             print_summary(summary, rejected=view.rejected)
-            print_advice(verdict(turns))
+            if line := verdict(turns):
+                console.print(line, soft_wrap=True)
         content = {
             "info": collect_info(),
             **asdict(settings),
@@ -175,7 +176,7 @@ def _answer(
     report: list[dict[str, Any]],
 ) -> None:
     """Answer one prompt's turns, and add them to ``turns`` and ``report``."""
-    from specdec_hf.cli.compare import run_turn
+    from specdec_hf.cli.compare import Alone, run_turn
 
     tokenizer = loaded.tokenizer
     answers: list[dict[str, Any]] = []
@@ -209,7 +210,8 @@ def _answer(
             print_decisions(explainer)
             answers[-1] |= explainer.to_dict()
         if view.alone:
-            alone = [_target_alone(tokenizer, turn)]
+            own = tokenizer.decode(turn.baseline_tokens, skip_special_tokens=True)
+            alone = [Alone("target", own, len(turn.baseline_tokens), turn.baseline_seconds)]
             alone += drafters_alone(loaded, chat, decoder, settings, turn.seed)
             print_alone(alone)
             answers[-1]["alone"] = [one.to_dict() for one in alone]
@@ -255,13 +257,6 @@ def drafters_alone(
             )
         )
     return answers
-
-
-def _target_alone(tokenizer: Any, turn: Turn) -> Alone:
-    from specdec_hf.cli.compare import Alone
-
-    text = tokenizer.decode(turn.baseline_tokens, skip_special_tokens=True)
-    return Alone("target", text, len(turn.baseline_tokens), turn.baseline_seconds)
 
 
 def _warm_up(

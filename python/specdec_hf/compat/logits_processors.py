@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from specdec_hf.arguments import check_integer, shown
+from specdec_hf.arguments import check_integer, check_value, shown
 from specdec_hf.loop.token_outputs import filtered
-from specdec_hf.request.sampling import Sampling, check_value, sequence_seeds
+from specdec_hf.request.sampling import Sampling, sequence_seeds
 from specdec_kernels import sample
 
 

@@ -27,7 +27,7 @@ from specdec_hf.arguments import shown
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import one_hot_logits
-from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_kernels import SampledDraft
 
 _METHODS = ("get_candidates", "update_candidate_strategy")
@@ -116,7 +116,7 @@ class CandidateGeneratorDrafter(Drafter):
         scores: list[torch.Tensor | None] = [None] * batch_size
         for b in np.flatnonzero(history.active).tolist():
             length = int(history.lengths[b])
-            input_ids = torch.from_numpy(history.tokens[b, :length].copy())[None].to(device)
+            input_ids = to_device(history.tokens[b, :length], device)[None]
             generator = self._generator(b, input_ids)
             if self._drafted[b]:
                 self._report(generator, b, input_ids)

@@ -443,7 +443,7 @@ class VerticalCascade(Cascade):
         if proposed is not None:
             found, counts = read_tokens(proposed, most)
             found = np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)
-            ids, distribution = torch.from_numpy(found).to(draft.device), proposed.distribution
+            ids, distribution = to_device(found, draft.device), proposed.distribution
         missing = int((history.lengths - draft.runner.lengths).max())
         window = to_device(history.last(missing), draft.device)
         window = torch.cat([window, ids.clamp(min=0)], dim=1)

@@ -28,7 +28,7 @@ from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Rejections
 from specdec_hf.request.inputs import check_language_model
-from specdec_hf.runner.protocol import forward_arguments
+from specdec_hf.runner.protocol import forward_arguments, to_device
 
 CLIP = 1.0  # norm of a gradient
 TOKENS_AT_ONCE = 2048  # of one forward in training, padding included
@@ -204,7 +204,7 @@ def _divergence(
         ids[row, :size] = tokens[b, :size]
     places = [(row, n - 1) for row, (_, _, one) in enumerate(batch) for n in one.lengths]
     rows, columns = torch.tensor(places, device=device).T
-    inputs: dict[str, Any] = {"input_ids": torch.from_numpy(ids).to(device), "use_cache": False}
+    inputs: dict[str, Any] = {"input_ids": to_device(ids, device), "use_cache": False}
     if "logits_to_keep" in forward_arguments(model):
         inputs["logits_to_keep"], columns = columns.unique(return_inverse=True)
     logits = model(**inputs).logits[rows, columns].float()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import DraftModel
+from specdec_hf.drafters.model import DraftModel, Stepper
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import mask_below_limits
@@ -18,18 +18,8 @@ from specdec_hf.trees import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
 
 
-class Expandable(Protocol):
-    """What drafts the nodes: the methods of a `DraftModel` that the expansion calls."""
-
-    device: torch.device
-
-    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[B], how many of ``limits`` tokens each sequence can draft."""
-        ...
-
-    def catch_up(self, history: History) -> torch.Tensor:
-        """Logits [B, V] after each sequence's pending token."""
-        ...
+class Expandable(Stepper, Protocol):
+    """What drafts the nodes of a tree: a draft model or a head."""
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Logits [B, m, V] of the next nodes."""

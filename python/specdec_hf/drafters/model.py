@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import shown
+from specdec_hf.arguments import PARAMETERS, check_value, shown
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import RowSampler, token_stats
 from specdec_hf.request.inputs import check_language_model
-from specdec_hf.request.sampling import PARAMETERS, check_value
 from specdec_hf.runner.choose import choose_kind, choose_runner
 from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for, use_compiled
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder

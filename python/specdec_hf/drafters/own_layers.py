@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class OwnCacheDraft(Stepper):
-    """The target as what drafts; override `catch_up` and `extend`.
+    """The target as what drafts; override `extend`.
 
     Args:
         context: the call.
@@ -48,7 +48,8 @@ class OwnCacheDraft(Stepper):
 
     def catch_up(self, history: History) -> torch.Tensor:
         """Logits [B, V] of each sequence's next token."""
-        raise NotImplementedError
+        pending = to_device(history.last(1), self.device)
+        return self.extend(pending, history.lengths - 1)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Logits [B, V] after one more token [B, 1]."""
@@ -102,8 +103,7 @@ class OwnLayers(OwnCacheDraft):
 
     def catch_up(self, history: History) -> torch.Tensor:
         self.hidden = []
-        pending = to_device(history.last(1), self.device)
-        return self.extend(pending, history.lengths - 1)
+        return super().catch_up(history)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         logits, hidden = self.split.first(self.runner, tokens, starts)

@@ -22,7 +22,7 @@ from specdec_hf.request.inputs import (
     check_language_model,
     is_language_model,
 )
-from specdec_hf.trees import EagleTree, Layout, TreeSpec, TrieTree
+from specdec_hf.trees import EagleTree, Layout, TrieTree
 
 _COMPOSED = (TrieDrafter, Cascade, TreeModelDrafter)
 _RULE = f"drafter must be None, the name of a drafter, a Drafter or {RULE}"
@@ -134,7 +134,8 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
     if len(drawing) == len(drafters):
         return TreeModelDrafter(drawing, layout)
     if len(drafters) == 1 and drafters[0].several:
-        return TrieDrafter(drafters, _trie_of(layout))
+        # With as many leaves, levels and nodes: a copying drafter cannot fill a fixed shape.
+        return TrieDrafter(drafters, TrieTree(layout.leaves, layout.depth, layout.size))
     raise ValueError(
         "drafter must be a draft model, a VerticalCascade, a list of them, or one that drafts "
         "several chains, such as 'prompt_lookup', with tree=TreeSpec (TrieTree takes any), got "
@@ -148,8 +149,3 @@ def parts_of(drafter: Drafter | None) -> list[Drafter]:
         return []
     below = getattr(drafter, "drafters", ()) if isinstance(drafter, _COMPOSED) else ()
     return [drafter, *(part for one in below for part in parts_of(one))]
-
-
-def _trie_of(spec: TreeSpec) -> TrieTree:
-    """A trie with as many leaves, levels and nodes: a copying drafter cannot fill a fixed shape."""
-    return TrieTree(spec.leaves, spec.depth, spec.size)

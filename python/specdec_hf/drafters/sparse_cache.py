@@ -124,10 +124,6 @@ class SparseCacheDraft(OwnCacheDraft):
             self._choose(np.flatnonzero(due), history, states, known)
         self.runner.copy_committed()
 
-    def catch_up(self, history: History) -> torch.Tensor:
-        pending = to_device(history.last(1), self.device)
-        return self.extend(pending, history.lengths - 1)
-
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         return self.runner.forward(tokens, starts, 1)[:, -1]
 

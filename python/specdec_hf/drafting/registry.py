@@ -5,14 +5,14 @@ This module does without torch, because the command line checks ``--drafter`` be
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from specdec_hf.arguments import read_number, split_options
+from specdec_hf.arguments import PARAMETERS, read_number, split_options
 
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 FILE = "FILE"  # the value of drafters that read a file
@@ -20,7 +20,7 @@ FOLDER = "FOLDER"  # of drafters that read a folder
 # The other values that a drafter may take in the place of a file.
 _NO_FILES = {"N": r"\d+", "A-B": r"\d{1,4}-\d{1,4}"}
 # Sampling parameters of a draft model, which the command line takes after its name.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+SAMPLING = tuple(PARAMETERS)
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Entry:
     """A drafter that has a name; its class reads this entry.
 
     Attributes:
-        module: where its class is, in this package.
-        class_name: the class, whose `from_text` makes the drafter.
+        place: of its class in this package, ``module:Class``; its `from_text` makes the drafter.
         summary: one line for users.
         value: what the text after a colon is, such as FILE in ``ngram:FILE``; empty where the
             drafter takes none.
@@ -44,8 +43,7 @@ class Entry:
         draws, reports_confidence, several, makes_forward: as in `Drafter`.
     """
 
-    module: str
-    class_name: str
+    place: str
     summary: str
     value: str = ""
     needs_value: bool = False
@@ -65,23 +63,25 @@ class Entry:
         return {name: getattr(self, name) for name in names}
 
 
+def _head(place: str, summary: str, **more: Any) -> Entry:
+    """The entry of a drafter that reads a trained head in a folder."""
+    return Entry(f"heads.{place}", summary, FOLDER, needs_value=True, **more)
+
+
 DRAFTERS: dict[str, Entry] = {
     AUTO: Entry(
-        "heads.auto",
-        "AutoDrafter",
+        "heads.auto:AutoDrafter",
         "copies from the text as prompt_lookup and suffix_automaton do, and drafts with the head "
         "that lies in the model's folder specdec_head, or that is shipped for it; all in one tree",
         own_tree=True,
     ),
     "prompt_lookup": Entry(
-        "drafters.copying",
-        "PromptLookupDrafter",
+        "drafters.copying:PromptLookupDrafter",
         "copies what followed the last tokens where they occurred before",
         several=True,
     ),
     "suffix_automaton": Entry(
-        "drafters.copying",
-        "SuffixAutomatonDrafter",
+        "drafters.copying:SuffixAutomatonDrafter",
         "copies what most often followed the longest end of the text that occurred before, there "
         "or in the text that FILE was built from, and with keep=64MiB in those of earlier calls",
         value=FILE,
@@ -90,8 +90,7 @@ DRAFTERS: dict[str, Entry] = {
         several=True,
     ),
     "rest": Entry(
-        "drafters.copying",
-        "RestDrafter",
+        "drafters.copying:RestDrafter",
         "copies what most often followed the end of the text in the text that FILE was built from",
         value=FILE,
         needs_value=True,
@@ -99,28 +98,22 @@ DRAFTERS: dict[str, Entry] = {
         several=True,
     ),
     "ngram": Entry(
-        "drafters.ngram",
-        "NgramDrafter",
+        "drafters.ngram:NgramDrafter",
         "n-gram model of the text so far, with n-grams of N tokens; or also of the text that FILE "
         "was built from",
         value="N|FILE",
         draws=True,
     ),
     "random": Entry(
-        "drafters.ngram",
-        "RandomDrafter",
-        "draws tokens uniformly at random, a baseline",
-        draws=True,
+        "drafters.ngram:RandomDrafter", "draws tokens uniformly at random, a baseline", draws=True
     ),
     "nasd": Entry(
-        "drafters.nasd",
-        "NasdDrafter",
+        "drafters.nasd:NasdDrafter",
         "counts n-grams of the text and of the target's most likely next tokens",
         several=True,
     ),
     "layers": Entry(
-        "drafters.layers",
-        "LayersDrafter",
+        "drafters.layers:LayersDrafter",
         "the model's first N layers as a draft model with a cache of its own",
         value="N",
         needs_value=True,
@@ -129,8 +122,7 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
     ),
     "early_exit": Entry(
-        "drafters.own_layers",
-        "EarlyExitDrafter",
+        "drafters.own_layers:EarlyExitDrafter",
         "the model's first N layers, which the verification does not run again",
         value="N",
         needs_value=True,
@@ -138,8 +130,7 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
     ),
     "layer_skip": Entry(
-        "drafters.own_layers",
-        "LayerSkipDrafter",
+        "drafters.own_layers:LayerSkipDrafter",
         "the model without its layers A to B, counted from 0, or without the attention and MLP "
         "sublayers that FILE lists; the layers before them run once",
         value="A-B|FILE",
@@ -148,8 +139,7 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
     ),
     "sparse_cache": Entry(
-        "drafters.sparse_cache",
-        "SparseCacheDrafter",
+        "drafters.sparse_cache:SparseCacheDrafter",
         "the model itself over the first tokens, the last ones and the chunks of the text that it "
         "attends to most, N tokens in all",
         value="budget=N",
@@ -158,57 +148,30 @@ DRAFTERS: dict[str, Entry] = {
         makes_forward=True,
         draws=True,
     ),
-    "eagle3": Entry(
-        "heads.eagle3.drafter",
-        "Eagle3Drafter",
+    "eagle3": _head(
+        "eagle3.drafter:Eagle3Drafter",
         "trees of an EAGLE-3 head in a folder, which reads the model's hidden states",
-        value=FOLDER,
-        needs_value=True,
         own_tree=True,
     ),
-    "eagle3_chain": Entry(
-        "heads.eagle3.drafter",
-        "Eagle3ChainDrafter",
-        "chains of such a head",
-        value=FOLDER,
-        needs_value=True,
-        draws=True,
-    ),
-    "eagle": Entry(
-        "heads.eagle",
-        "EagleDrafter",
+    "eagle3_chain": _head("eagle3.drafter:Eagle3ChainDrafter", "chains of such a head", draws=True),
+    "eagle": _head(
+        "eagle:EagleDrafter",
         "trees of a head of the first EAGLE in a folder, which predicts hidden states",
-        value=FOLDER,
-        needs_value=True,
         own_tree=True,
     ),
-    "eagle_chain": Entry(
-        "heads.eagle",
-        "EagleChainDrafter",
-        "chains of such a head",
-        value=FOLDER,
-        needs_value=True,
-        draws=True,
-    ),
-    "peagle": Entry(
-        "heads.peagle",
-        "PEagleDrafter",
+    "eagle_chain": _head("eagle:EagleChainDrafter", "chains of such a head", draws=True),
+    "peagle": _head(
+        "peagle:PEagleDrafter",
         "chains of a P-EAGLE head in a folder, which drafts at mask tokens in one pass",
-        value=FOLDER,
-        needs_value=True,
         draws=True,
     ),
-    "dflash": Entry(
-        "heads.dflash",
-        "DFlashDrafter",
+    "dflash": _head(
+        "dflash:DFlashDrafter",
         "chains of a DFlash head in a folder, a block of mask tokens in one pass",
-        value=FOLDER,
-        needs_value=True,
         draws=True,
     ),
     "mtp": Entry(
-        "heads.mtp.drafter",
-        "MtpDrafter",
+        "heads.mtp.drafter:MtpDrafter",
         "chains of the layers of multi-token prediction in the model's own folder, or in FOLDER, "
         "which Transformers leaves out",
         value=FOLDER,
@@ -216,55 +179,36 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
     ),
     "mtp_tree": Entry(
-        "heads.mtp.drafter",
-        "MtpTreeDrafter",
+        "heads.mtp.drafter:MtpTreeDrafter",
         "trees of such a layer",
         value=FOLDER,
         own_tree=True,
         serves_all=False,
     ),
-    "medusa": Entry(
-        "heads.medusa",
-        "MedusaDrafter",
-        "trees of Medusa heads in a folder",
-        value=FOLDER,
-        needs_value=True,
-        own_tree=True,
-    ),
-    "blockwise": Entry(
-        "heads.blockwise",
-        "BlockwiseDrafter",
+    "medusa": _head("medusa:MedusaDrafter", "trees of Medusa heads in a folder", own_tree=True),
+    "blockwise": _head(
+        "blockwise:BlockwiseDrafter",
         "chains of the heads of blockwise parallel decoding in a folder",
-        value=FOLDER,
-        needs_value=True,
     ),
-    "exit_head": Entry(
-        "heads.exit_head",
-        "ExitHeadDrafter",
+    "exit_head": _head(
+        "exit_head:ExitHeadDrafter",
         "the model's first layers and a trained exit in a folder",
-        value=FOLDER,
-        needs_value=True,
         makes_forward=True,
         draws=True,
     ),
-    "pass_head": Entry(
-        "heads.pass_head",
-        "PassHeadDrafter",
+    "pass_head": _head(
+        "pass_head:PassHeadDrafter",
         "the model itself at look-ahead embeddings in a folder, which follow the text",
-        value=FOLDER,
-        needs_value=True,
         makes_forward=True,
         draws=True,
     ),
     "token_recycling": Entry(
-        "drafters.token_recycling",
-        "TokenRecyclingDrafter",
+        "drafters.token_recycling:TokenRecyclingDrafter",
         "trees of the target's latest most likely next tokens after each token",
         own_tree=True,
     ),
     "lookahead": Entry(
-        "drafters.lookahead",
-        "LookaheadDrafter",
+        "drafters.lookahead:LookaheadDrafter",
         "a window of W columns of guesses, and G of the N-grams that it has made",
         value="W,N,G",
         own_tree=True,
@@ -321,6 +265,12 @@ def entry_named(text: str) -> Entry | None:
     return DRAFTERS.get(text.partition(":")[0])
 
 
+def has_own_tree(drafters: Sequence[str]) -> bool:
+    """Whether the only one of these drafters drafts trees of its own."""
+    entry = entry_named(drafters[0]) if len(drafters) == 1 else None
+    return entry is not None and entry.own_tree
+
+
 class ParsedDrafter(NamedTuple):
     """What a user calls a drafter, such as ``layers:4,temperature=0.5``, in its parts.
 
@@ -357,11 +307,8 @@ def value_of(text: str) -> str:
     """The text after the colon of ``NAME:TEXT``; where it may be a file, ~ is the home folder."""
     name, _, value = text.partition(":")
     entry = DRAFTERS.get(name)
-    return os.path.expanduser(value) if entry and _is_path(entry) else value
-
-
-def _is_path(entry: Entry) -> bool:
-    return FILE in entry.value or FOLDER in entry.value
+    is_path = entry is not None and (FILE in entry.value or FOLDER in entry.value)
+    return os.path.expanduser(value) if is_path else value
 
 
 def names_file(name: str, value: str) -> bool:
@@ -377,8 +324,7 @@ def names_file(name: str, value: str) -> bool:
 
 def class_of(name: str) -> Any:
     """The class of the drafter ``name``, whose module is imported."""
-    entry = DRAFTERS[name]
-    return getattr(importlib.import_module(f"specdec_hf.{entry.module}"), entry.class_name)
+    return pkgutil.resolve_name(f"specdec_hf.{DRAFTERS[name].place}")
 
 
 def make_drafter(text: str) -> Any:

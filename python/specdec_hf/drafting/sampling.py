@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import PARAMETERS
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import TokenStats
@@ -34,12 +35,8 @@ class RowSampler:
         self.context = context
         self.sampling: dict[str, Any] = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in (
-                ("temperature", context.temperature),
-                ("top_k", context.top_k),
-                ("top_p", context.top_p),
-                ("min_p", context.min_p),
-            )
+            for name in PARAMETERS
+            for value in [getattr(context, name)]
         }
         self._own_temperature = own.get("temperature")
         self.sampling.update({name: own[name] for name in own if name != "temperature"})

@@ -15,7 +15,7 @@ from specdec_hf.loop.processors import process_ended
 from specdec_hf.loop.session import Session
 from specdec_hf.request.call import Call
 from specdec_hf.runner.handover import export_cache
-from specdec_hf.runner.protocol import context_length
+from specdec_hf.runner.protocol import context_length, to_device
 
 
 @dataclass
@@ -86,8 +86,8 @@ def finish(session: Session) -> SpecOutput:
         logprobs[b, : len(values)] = values
     device = session.model.device
     return SpecOutput(
-        sequences=torch.from_numpy(sequences).to(device),
-        attention_mask=torch.from_numpy(mask.astype(np.int64)).to(device),
+        sequences=to_device(sequences, device),
+        attention_mask=to_device(mask.astype(np.int64), device),
         logprobs=torch.from_numpy(logprobs),
         past_key_values=past,
         encoder_outputs=None if session.call.encoded is None else session.call.encoded.outputs,
@@ -113,7 +113,7 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
         size = min(size, context - int(session.history.lengths.max()) + 1)
     tokens = np.full((len(behind), size), session.call.pad, dtype=np.int64)
     tokens[:, :1] = session.history.last(1)
-    fed = torch.from_numpy(tokens).to(session.model.device)
+    fed = to_device(tokens, session.model.device)
     logits = session.runner.forward(fed, session.history.lengths - 1, size)
     session.runner.truncate(session.history.lengths)
     if session.outputs is not None:

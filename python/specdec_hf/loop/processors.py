@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from transformers import StoppingCriteriaList
 
 from specdec_hf.loop.session import Session
+from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
 
 
@@ -29,7 +30,7 @@ def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torc
     processed = logits.to(torch.float32, copy=True)
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
     for b in np.flatnonzero(session.history.active).tolist():
-        prefixes = {-1: torch.from_numpy(session.padded_ids(b)).to(session.model.device)[None]}
+        prefixes = {-1: to_device(session.padded_ids(b), session.model.device)[None]}
         processed[b, 0] = processors[b](prefixes[-1], processed[b, 0][None])[0]
         for n, (token, parent) in enumerate(zip(tokens[b], parents[b], strict=True)):
             if parent not in prefixes or not 0 <= token < logits.shape[2]:
@@ -61,7 +62,7 @@ def process_ended(
         ids, first = session.padded_ids(b), 0 if padding is None else int(padding[b])
         for n in range(int(counts[b])):
             padded = np.pad(ids, (0, first + n), constant_values=session.call.pad)
-            prefix = torch.from_numpy(padded).to(session.model.device)[None]
+            prefix = to_device(padded, session.model.device)[None]
             processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed
 
@@ -87,7 +88,7 @@ def ends_text(
     Raises:
         ValueError: an answer of another size.
     """
-    answer = criteria(torch.from_numpy(ids)[None].to(device), None)
+    answer = criteria(to_device(ids, device)[None], None)
     answers = torch.as_tensor(answer, device="cpu").flatten()
     if len(answers) not in (1, batch_size):
         raise ValueError(

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.request.sampling import Sampling
-from specdec_hf.runner.protocol import HiddenStates
+from specdec_hf.runner.protocol import HiddenStates, to_device
 from specdec_kernels import sample
 
 
@@ -121,5 +121,5 @@ def _prompt_columns(states: torch.Tensor, mask: NDArray[np.bool_]) -> torch.Tens
     """The last P columns of [B, n, H], with 0 in the padding."""
     width = mask.shape[1]
     columns = torch.nn.functional.pad(states, (0, 0, max(width - states.shape[1], 0), 0))
-    held = torch.from_numpy(mask).to(states.device)
+    held = to_device(mask, states.device)
     return columns[:, -width:].masked_fill(~held[:, :, None], 0)

@@ -24,6 +24,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from specdec_hf.arguments import PARAMETERS
 from specdec_hf.request.call import (
     TOKEN_OUTPUTS,
     Call,
@@ -35,7 +36,7 @@ from specdec_hf.request.call import (
 from specdec_hf.request.encoder import read_encoder
 from specdec_hf.request.inputs import check_decoder_mask, check_input_ids, mask_on_host
 from specdec_hf.request.prefill import given_prefill, inputs_beyond_text
-from specdec_hf.request.sampling import PARAMETERS, make_sampling, sequences_per_prompt
+from specdec_hf.request.sampling import make_sampling, sequences_per_prompt
 from specdec_hf.request.unsupported import Origin, refuse_kept, refuse_unsupported
 from specdec_hf.runner.encoded import is_encoder_decoder
 

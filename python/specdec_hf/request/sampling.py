@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from specdec_hf.arguments import check_integer, is_integer, shown
-
-
-class Parameter(NamedTuple):
-    """A sampling parameter: the value that changes nothing, and the rule that values must keep."""
-
-    neutral: float | int
-    rule: str
-    holds: Callable[[Any], bool]
-
-
-PARAMETERS = {
-    "temperature": Parameter(1.0, "finite and >= 0", lambda x: math.isfinite(x) and x >= 0),
-    "top_k": Parameter(0, "an integer >= 0", lambda x: x >= 0 and x == int(x)),
-    "top_p": Parameter(1.0, "in (0, 1]", lambda x: 0 < x <= 1),
-    "min_p": Parameter(0.0, "in [0, 1]", lambda x: 0 <= x <= 1),
-}
+from specdec_hf.arguments import PARAMETERS, check_integer, check_value, is_integer, shown
 
 
 @dataclass
@@ -90,26 +72,6 @@ def make_sampling(
             torch.tensor(listed, dtype=dtype, device=device) if per_sequence else kind(value)
         )
     return Sampling(**checked) if do_sample else Sampling(0.0, 0, 1.0, 0.0)
-
-
-def check_value(name: str, x: Any) -> None:
-    """Refuse a value that breaks its rule, as it is or in float32, which the ops read."""
-    parameter = PARAMETERS[name]
-    message = f"{name} must be {parameter.rule}, got {shown(x)}"
-    if isinstance(x, bool | np.bool_):
-        raise TypeError(message)
-    try:
-        valid = parameter.holds(x)
-    except TypeError as error:
-        raise TypeError(message) from error
-    except (ValueError, OverflowError):  # int(x) of a number that is not finite
-        valid = False
-    if not valid:
-        raise ValueError(message)
-    if isinstance(parameter.neutral, float):
-        rounded = torch.tensor(float(x), dtype=torch.float32, device="cpu").item()
-        if not parameter.holds(rounded):
-            raise ValueError(f"{name} must be {parameter.rule} in float32, got {shown(x)}")
 
 
 def sequences_per_prompt(config: GenerationConfig) -> int:

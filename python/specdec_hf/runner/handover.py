@@ -20,7 +20,7 @@ from specdec_hf.runner.encoded import decoder_cache, is_encoder_decoder
 from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.make import kind_reason
 from specdec_hf.runner.plain_runner import PlainRunner, Prompt, SeparateRunner, own_tensors
-from specdec_hf.runner.protocol import Runner
+from specdec_hf.runner.protocol import Runner, to_device
 from specdec_hf.runner.spec_cache import SpecCache
 from specdec_hf.runner.spec_runner import SpecRunner
 
@@ -190,7 +190,7 @@ def _in_columns(model: Any, sources: Sequence[Any], index: NDArray[np.int64]) ->
     columns = index.shape[1]
     exported = DynamicCache(config=model.config)
     layers: list[Any] = exported.layers
-    slots = torch.from_numpy(index).to(model.device)
+    slots = to_device(index, model.device)
     aligned = bool((index == np.arange(columns)).all())
     for source, target in zip(sources, layers, strict=False):
         if source.keys is None or source.keys.shape[2] == 0:

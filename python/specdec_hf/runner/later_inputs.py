@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specdec_hf.runner.protocol import Lengths
+from specdec_hf.runner.protocol import Lengths, to_device
 
 # Inputs that the cache or the forward of the loop gives.
 _OF_THE_LOOP = frozenset(
@@ -62,7 +62,7 @@ class LaterInputs:
             self._positions + 1, second.get("position_ids")
         ):
             raise ValueError("position_ids is not supported: positions do not grow by one")
-        self._lengths = torch.from_numpy(lengths.copy()).to(model.device)[:, None]
+        self._lengths = to_device(lengths, model.device)[:, None]
 
     def native(
         self, past: Any, new_tokens: int, size: int, ids: torch.Tensor | None = None

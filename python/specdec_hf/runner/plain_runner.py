@@ -26,7 +26,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
 from specdec_hf.runner.encoded import Encoded, caches_in, decoder_cache
-from specdec_hf.runner.protocol import HiddenStateTap, Lengths, forward_arguments
+from specdec_hf.runner.protocol import HiddenStateTap, Lengths, forward_arguments, to_device
 from specdec_kernels import kv_realign_
 
 # Model inputs that have a column for each token; the names are those of Transformers.
@@ -131,7 +131,7 @@ class PlainRunner:
         shape = (batch_size, columns)
         self._mask = np.ones(shape, dtype=bool) if prompt is None else prompt.mask[:, :columns]
         ids = np.zeros(shape, dtype=np.int64) if prompt is None else prompt.input_ids[:, :columns]
-        self._ids = torch.from_numpy(ids.copy()).to(model.device)  # [B, W]
+        self._ids = to_device(ids, model.device)  # [B, W]
 
     @property
     def cache(self) -> Any:
@@ -220,7 +220,7 @@ class PlainRunner:
         """Tokens and mask of the first forward: the prompt as given for the first ``read``."""
         assert self._prompt is not None
         done = self._ids.shape[1]
-        ids = torch.from_numpy(self._prompt.input_ids[:, done:].copy()).to(tokens.device)
+        ids = to_device(self._prompt.input_ids[:, done:], tokens.device)
         given = self._prompt.mask[:, done:]
         return (
             torch.cat([ids, tokens[:, read:]], dim=1),
@@ -230,7 +230,7 @@ class PlainRunner:
     def _extend_inputs(self, size: int, first: bool) -> None:
         """Bring the model's inputs to the columns of the tokens, ``size`` more than before."""
         model, kwargs = self.model, self._kwargs
-        mask = torch.from_numpy(self._mask.astype(np.int64)).to(self._ids.device)
+        mask = to_device(self._mask.astype(np.int64), self._ids.device)
         if first:
             kwargs[self._mask_name] = mask
             takes_positions = "position_ids" in self._takes and not self._of_decoder
@@ -265,7 +265,7 @@ class PlainRunner:
         if isinstance(ids, torch.Tensor) and ids.ndim == 2:
             ids = ids.clone()
             positions = torch.from_numpy(np.maximum(starts[:, None] + np.arange(size), 0))
-            rows = torch.from_numpy(np.flatnonzero(starts < 0)).to(ids.device)
+            rows = to_device(np.flatnonzero(starts < 0), ids.device)
             ids[rows, -size:] = positions.to(ids.device, ids.dtype)[rows]
             self._kwargs["position_ids"] = ids
 
@@ -291,7 +291,7 @@ class PlainRunner:
         valid = source >= starts[:, None] if shifts.any() else np.ones_like(source, dtype=bool)
         index = np.clip(source, 0, columns - 1)
         self._mask = np.take_along_axis(self._mask, index, axis=1) & valid
-        moved = torch.from_numpy(index).to(self._ids.device)
+        moved = to_device(index, self._ids.device)
         self._ids = self._ids.gather(1, moved)
         for name in () if self._of_decoder else _COLUMN_INPUTS:
             x = self._kwargs.get(name)
@@ -305,7 +305,7 @@ class PlainRunner:
             if layer.is_initialized and layer.keys is not None:
                 by_device.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
         for device, buffers in by_device.items():
-            where = (torch.from_numpy(x).to(device) for x in (starts, ends - starts, shifts))
+            where = (to_device(x, device) for x in (starts, ends - starts, shifts))
             kv_realign_(buffers, *where)
 
 

@@ -26,7 +26,7 @@ from specdec_hf.runner.fit import Comparison, Fit, compare, fits_of, tolerance_o
 from specdec_hf.runner.make import kind_reason, make_runner
 from specdec_hf.runner.plain_runner import PlainRunner, Prompt
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
-from specdec_hf.runner.protocol import Lengths, context_length, vocab_size_of
+from specdec_hf.runner.protocol import Lengths, context_length, to_device, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
 
 SHORT, PADDING = 3, 4  # tokens of the shorter prompt, and how many more the other has
@@ -278,7 +278,7 @@ def _tree_step(model: Any, tokens: torch.Tensor, roots: Lengths) -> Any:
             for depth, column in enumerate([0, *(1 + node for node in _PATH)]):
                 yield b, int(roots[b]) + depth, logits[b, column].float()
         path = torch.tensor(_PATH, device=device).expand(len(roots), -1)
-        runner.compact(torch.from_numpy(roots + 1).to(device), path)
+        runner.compact(to_device(roots + 1, device), path)
         runner.truncate(roots + 1 + len(_PATH))
 
     return step

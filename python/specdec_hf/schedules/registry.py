@@ -6,8 +6,8 @@ This module does without torch, because the command line checks its options befo
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
+import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,46 +20,41 @@ class Entry:
     """A schedule that has a name.
 
     Attributes:
-        module: its name in this package.
-        class_name: the class.
+        place: of its class in this package, ``module:Class``.
         summary: one line for users.
     """
 
-    module: str
-    class_name: str
+    place: str
     summary: str
 
 
 SCHEDULES: dict[str, Entry] = {
-    "constant": Entry("heuristic", "ConstantSchedule", "the same number in every round"),
+    "constant": Entry("heuristic:ConstantSchedule", "the same number in every round"),
     "heuristic": Entry(
-        "heuristic", "HeuristicSchedule", "two more after full acceptance, else one fewer"
+        "heuristic:HeuristicSchedule", "two more after full acceptance, else one fewer"
     ),
-    "heuristic_transient": Entry("heuristic", "HeuristicSchedule", "the same as heuristic"),
+    "heuristic_transient": Entry("heuristic:HeuristicSchedule", "the same as heuristic"),
     "confidence": Entry(
-        "confidence",
-        "ConfidenceSchedule",
+        "confidence:ConfidenceSchedule",
         "stops after a token whose draft probability is below threshold",
     ),
     "confidence_tuned": Entry(
-        "confidence", "TunedConfidenceSchedule", "the same, with a threshold tuned as it runs"
+        "confidence:TunedConfidenceSchedule", "the same, with a threshold tuned as it runs"
     ),
     "draft_exit": Entry(
-        "confidence",
-        "DraftExitSchedule",
+        "confidence:DraftExitSchedule",
         "the same, with a threshold that keeps the acceptance rate at alpha",
     ),
     "specdec++": Entry(
-        "confidence",
-        "SpecDecPlusPlusSchedule",
+        "confidence:SpecDecPlusPlusSchedule",
         "stops where the predicted probability of a rejection exceeds h",
     ),
-    "egag": Entry("egag", "EgagSchedule", "fewer tokens where the drafter's entropy is larger"),
+    "egag": Entry("egag:EgagSchedule", "fewer tokens where the drafter's entropy is larger"),
     "optimal": Entry(
-        "optimal", "OptimalSchedule", "the length with the most measured tokens per second"
+        "optimal:OptimalSchedule", "the length with the most measured tokens per second"
     ),
     "budget": Entry(
-        "budget", "BudgetSchedule", "shares one number of drafts among a batch by confidence"
+        "budget:BudgetSchedule", "shares one number of drafts among a batch by confidence"
     ),
 }
 
@@ -119,8 +114,7 @@ def tree_schedules() -> list[str]:
 
 
 def _kind(entry: Entry) -> type[Schedule]:
-    module = importlib.import_module(f"specdec_hf.schedules.{entry.module}")
-    kind: type[Schedule] = getattr(module, entry.class_name)
+    kind: type[Schedule] = pkgutil.resolve_name(f"specdec_hf.schedules.{entry.place}")
     return kind
 
 

@@ -18,7 +18,6 @@ from specdec_hf.cli.checks import (
     check,
     check_ablated_part,
     check_schedule,
-    makes_forward,
     takes_settings,
 )
 from specdec_hf.cli.options import option
@@ -34,6 +33,7 @@ from specdec_hf.cli.run import (
     progress_bar,
 )
 from specdec_hf.cli.terminal import FAILED, fail
+from specdec_hf.drafting.registry import entry_named
 from specdec_hf.lab.analysis.printing import print_report
 from specdec_hf.lab.analysis.tables import printed_tables, tables_of
 from specdec_hf.lab.bench.configs import merged
@@ -53,26 +53,6 @@ if TYPE_CHECKING:
 DRAWS = 10_000  # of the ablation's experiment
 WARM_UP_TOKENS = 4
 
-Drafters = Annotated[
-    list[str],
-    options.drafter_option(
-        "A name that --drafter help lists, or a model, named as for --model; a+b merges two. "
-        "Several are measured one after the other."
-    ),
-]
-Seed = Annotated[int, option("--seed N", "Seed of the first prompt; those of the others count up.")]
-Gammas = Annotated[
-    str, option("--num-assistant-tokens --gamma N,N,..", "Tokens to draft per round.")
-]
-Schedules = Annotated[
-    list[str],
-    option(
-        "--num-assistant-tokens-schedule NAME",
-        "Compare a schedule with an oracle for the number of drafts: "
-        f"{', '.join(SCHEDULES)}; it begins with the first N. May be repeated.",
-        lambda name, value: check_schedule(value),
-    ),
-]
 Tree = Annotated[
     str | None,
     option(
@@ -82,16 +62,6 @@ Tree = Annotated[
         "drawn without it.",
     ),
 ]
-Ablate = Annotated[
-    str | None,
-    option(
-        "--ablate residual",
-        "Show what the text would be like if recovered tokens came from P, not the residual.",
-    ),
-]
-Output = Annotated[
-    Path | None, option("--output FOLDER", "Write figures and the page of tokens here.")
-]
 
 
 @takes_settings(without=("chat_template", "cascade", *COMMON), max_new_tokens=48, temperature=1.0)
@@ -99,14 +69,40 @@ def analyze_command(
     *,
     prompts: options.PromptFile = None,
     settings: Settings,
-    drafter: Drafters = ["prompt_lookup"],  # noqa: B006  # typer copies it
-    gammas: Gammas = "3,7",
-    schedule: Schedules = [],  # noqa: B006  # typer copies it
+    drafter: Annotated[
+        list[str],
+        options.drafter_option(
+            "A name that --drafter help lists, or a model, named as for --model; a+b merges two. "
+            "Several are measured one after the other."
+        ),
+    ] = ["prompt_lookup"],  # noqa: B006  # typer copies it
+    gammas: Annotated[
+        str, option("--num-assistant-tokens --gamma N,N,..", "Tokens to draft per round.")
+    ] = "3,7",
+    schedule: Annotated[
+        list[str],
+        option(
+            "--num-assistant-tokens-schedule NAME",
+            "Compare a schedule with an oracle for the number of drafts: "
+            f"{', '.join(SCHEDULES)}; it begins with the first N. May be repeated.",
+            lambda name, value: check_schedule(value),
+        ),
+    ] = [],  # noqa: B006  # typer copies it
     tree: Tree = None,
-    seed: Seed = 0,
+    seed: Annotated[
+        int, option("--seed N", "Seed of the first prompt; those of the others count up.")
+    ] = 0,
     limit: options.Limit = 4,
-    ablate: Ablate = None,
-    output: Output = None,
+    ablate: Annotated[
+        str | None,
+        option(
+            "--ablate residual",
+            "Show what the text would be like if recovered tokens came from P, not the residual.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, option("--output FOLDER", "Write figures and the page of tokens here.")
+    ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Measure acceptance rates and speed-ups, and compare them with the formulas.
@@ -146,7 +142,7 @@ def _left_out(settings: Settings) -> dict[str, str]:
     for name in dict.fromkeys(settings.drafter):
         if name == "none":
             fail("--drafter must not be none: without drafts there is nothing to analyze")
-        if any(map(makes_forward, merged(name))):
+        if any(one is not None and one.makes_forward for one in map(entry_named, merged(name))):
             instead = "bench gives the share of its drafts that are accepted"
             if name.startswith("early_exit"):
                 instead = "layers:N has the distribution of early_exit:N"

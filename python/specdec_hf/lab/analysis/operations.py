@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from specdec_hf.drafting.drafter import Drafter, drafts_trees
 from specdec_hf.lab.analysis.replay import Text, replay
 from specdec_hf.runner.choose import choose_runner
+from specdec_hf.runner.protocol import to_device
 
 COUNTED = 4  # positions; the first draft reads the prompt, and is left out
 
@@ -54,7 +55,7 @@ def _operations_of_target(model: Any, text: Text) -> int:
     if len(text.tokens) < length:
         return 0
     runner, _ = choose_runner(model, 1, length, encoded=text.encoded)
-    tokens = torch.from_numpy(text.tokens[None, :length]).to(model.device)
+    tokens = to_device(text.tokens[None, :length], model.device)
     zero = np.zeros(1, dtype=np.int64)
     runner.forward(tokens[:, :-1], zero, 1)
     with FlopCounterMode(display=False) as counter:

@@ -28,7 +28,7 @@ from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.request.entry import prepare_call
 from specdec_hf.runner.choose import choose_runner
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
-from specdec_hf.runner.protocol import HiddenStates
+from specdec_hf.runner.protocol import HiddenStates, to_device
 from specdec_kernels import SampledDraft
 
 REPLAY_RULE, TREE_RULE = "token", "target_only"
@@ -150,7 +150,7 @@ def replay(
     drafter.start(context)
     hidden: HiddenStates = {}
     if states:  # those of all positions by one forward
-        read = torch.from_numpy(text.tokens[None, :-1]).to(model.device)
+        read = to_device(text.tokens[None, :-1], model.device)
         runner.forward(read, np.zeros(1, dtype=np.int64), 1)
         hidden = runner.tap.take()
     for i, logits in enumerate(text.logits):

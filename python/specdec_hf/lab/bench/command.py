@@ -41,29 +41,6 @@ def repeated(usage: str, text: str, default: str, *checks: Check) -> Any:
     return option(usage, f"{text} May be repeated.  [default: {default}]", *checks)
 
 
-Questions = Annotated[
-    str,
-    option(
-        "--questions FILE",
-        'Prompts as JSON lines with "turns" and "category" (Spec-Bench); the first turn is asked.',
-    ),
-]
-Measured = Annotated[
-    list[str],
-    options.drafter_option(
-        "A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
-        "each name that needs no value, and prompt_lookup+suffix_automaton]"
-    ),
-]
-Schedules = Annotated[
-    list[str],
-    repeated(
-        "--num-assistant-tokens-schedule NAME",
-        "A schedule to measure with each drafter; trees that take none of those given are "
-        "measured with constant.",
-        "optimal for auto, else constant",
-    ),
-]
 Dtypes = Annotated[
     list[str],
     repeated(
@@ -71,16 +48,7 @@ Dtypes = Annotated[
         one_of(*DTYPES),
     ),
 ]  # fmt: skip
-Peers = Annotated[
-    list[str], repeated("--peer NAME", f"{', '.join(PEERS)}.", "prompt_lookup", one_of(*PEERS))
-]
 BatchSizes = Annotated[list[int], repeated("--batch-size N", "Prompts answered together.", "1")]
-Temperatures = Annotated[
-    list[float], repeated("--temperature X", "0 is greedy, more samples.", "0")
-]
-PerCategory = Annotated[
-    int | None, option("--limit N", "Only the first N prompts of each category.", LIMIT)
-]
 Runs = Annotated[
     int,
     option(
@@ -99,15 +67,42 @@ Markdown = Annotated[Path | None, option("--markdown FILE", "Write the tables he
 )  # fmt: skip
 def bench(
     *,
-    questions: Questions,
-    drafter: Measured = (),  # type: ignore[assignment]
-    schedule: Schedules = (),  # type: ignore[assignment]
-    peer: Peers = (),  # type: ignore[assignment]
+    questions: Annotated[
+        str,
+        option(
+            "--questions FILE",
+            'Prompts as JSON lines with "turns" and "category" (Spec-Bench); the first turn is '
+            "asked.",
+        ),
+    ],
+    drafter: Annotated[
+        list[str],
+        options.drafter_option(
+            "A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
+            "each name that needs no value, and prompt_lookup+suffix_automaton]"
+        ),
+    ] = (),  # type: ignore[assignment]
+    schedule: Annotated[
+        list[str],
+        repeated(
+            "--num-assistant-tokens-schedule NAME",
+            "A schedule to measure with each drafter; trees that take none of those given are "
+            "measured with constant.",
+            "optimal for auto, else constant",
+        ),
+    ] = (),  # type: ignore[assignment]
+    peer: Annotated[
+        list[str], repeated("--peer NAME", f"{', '.join(PEERS)}.", "prompt_lookup", one_of(*PEERS))
+    ] = (),  # type: ignore[assignment]
     dtype: Dtypes = (),  # type: ignore[assignment]
     batch_size: BatchSizes = (),  # type: ignore[assignment]
-    temperature: Temperatures = (),  # type: ignore[assignment]
+    temperature: Annotated[
+        list[float], repeated("--temperature X", "0 is greedy, more samples.", "0")
+    ] = (),  # type: ignore[assignment]
     settings: Settings,
-    limit: PerCategory = None,
+    limit: Annotated[
+        int | None, option("--limit N", "Only the first N prompts of each category.", LIMIT)
+    ] = None,
     runs: Runs = 3,
     json_file: options.JsonFile = None,
     markdown: Markdown = None,

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdec_hf.cli.checks import Settings, chains_of_auto, has_own_tree
+from specdec_hf.cli.checks import Settings, chains_of_auto
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafting.registry import AUTO, DRAFTERS, entry_named
+from specdec_hf.drafting.registry import AUTO, DRAFTERS, entry_named, has_own_tree
 from specdec_hf.options import LOSSY_RULES, rule_parameters
 from specdec_hf.schedules.registry import tree_schedules
 
@@ -40,7 +40,7 @@ def settings_of(
     chosen = []
     for name in dict.fromkeys(drafters):
         parts = merged(name)
-        own_tree = len(parts) == 1 and has_own_tree(parts[0])
+        own_tree = has_own_tree(parts)
         trees_of_auto = parts == [AUTO] and chains_of_auto(common) is None
         # As the loop chooses for drafter "auto".
         default = "optimal" if trees_of_auto and common.rule not in LOSSY_RULES else "constant"
@@ -77,7 +77,7 @@ def _names_a_path(drafter: str) -> bool:
 
 def _schedules(parts: list[str], schedules: Sequence[str]) -> list[str]:
     """Those that a drafter takes; constant for trees that take none of them."""
-    if len(parts) == 1 and not has_own_tree(parts[0]):
+    if len(parts) == 1 and not has_own_tree(parts):
         return list(schedules)
     trees = tree_schedules()
     return [one for one in schedules if one.partition(":")[0] in trees] or ["constant"]
@@ -166,7 +166,7 @@ def drafts_on_host(name: str, drafter: Any, model: Any) -> bool:
     entry = entry_named(name)
     if entry is None:
         return name == "none"
-    return not (entry.is_model or entry.makes_forward or entry.module.startswith("heads."))
+    return not (entry.is_model or entry.makes_forward or entry.place.startswith("heads."))
 
 
 def first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from specdec_hf.cli.compare import synchronize
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
 from specdec_kernels.analysis import expected_tokens
@@ -52,7 +53,12 @@ def predict(
         drafts_on_host: whether drafting is no forward of a model.
     """
     chains = not any(stats.tree for stats in calls)
-    visits = [visit for stats in calls for visit in _visits(stats)]
+    visits = [  # accepted and visited drafts; a rejection ends a round
+        (accepted, min(accepted + 1, drafted))
+        for stats in calls
+        for record in stats.round_log
+        for drafted, accepted in zip(record.drafted, record.accepted, strict=True)
+    ]
     alpha = sum(a for a, _ in visits) / max(1, sum(n for _, n in visits)) if chains else None
     tokens = seconds = models = wall = 0.0
     for stats in calls:
@@ -65,13 +71,6 @@ def predict(
     if not tokens or not wall:
         return None
     return Prediction(alpha, tokens / seconds, 1 - models / wall)
-
-
-def _visits(stats: SpecStats) -> Iterable[tuple[int, int]]:
-    """Accepted and visited drafts of each sequence and round; a rejection ends a round."""
-    for record in stats.round_log:
-        for drafted, accepted in zip(record.drafted, record.accepted, strict=True):
-            yield accepted, min(accepted + 1, drafted)
 
 
 def _tokens(drafted: Sequence[int], emitted: Sequence[int], alpha: float | None) -> float:
@@ -99,10 +98,10 @@ def forward_costs(
             for n in widths:
                 following = ids[:, -1:].expand(-1, n)
                 wide = torch.cat([mask, torch.ones_like(following)], dim=1)
-                _synchronize(model)
+                synchronize(model)
                 began = time.perf_counter()
                 model(input_ids=following, attention_mask=wide, past_key_values=cache)
-                _synchronize(model)
+                synchronize(model)
                 if repeat:  # the first of each width is slower
                     cost.observe(n, time.perf_counter() - began)
                 cache.crop(-n)
@@ -116,8 +115,3 @@ def round_costs(calls: Sequence[SpecStats]) -> MonotoneCost:
         for record, width in zip(stats.round_log[1:], stats.gammas[1:], strict=True):
             cost.observe(1 + width, record.target)
     return cost
-
-
-def _synchronize(model: PreTrainedModel) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)

@@ -55,10 +55,13 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
         return Config(f"best of {CHAINS} chains", model=best, single=True, peer=True)
     if name == "compiled":
         static = {"cache_implementation": "static"}
-        return Config(
-            "compiled, Transformers", arguments=static, model=_compiled(loaded.model), peer=True
-        )
-    llama = LlamaCpp(_gguf(source), loaded.model.device)
+        twin = copy.copy(loaded.model)  # over the same weights
+        twin.forward = torch.compile(twin.forward)
+        return Config("compiled, Transformers", arguments=static, model=twin, peer=True)
+    if source.kind == "folder":
+        raise LeftOutError(f"it needs a GGUF file, and {source.title} is a folder")
+    path = embedded_gguf() if source.kind == "embedded" else source.path
+    llama = LlamaCpp(path, loaded.model.device)
     return Config(f"llama.cpp, {llama.weights}", model=llama, single=True, peer=True)
 
 
@@ -78,19 +81,6 @@ def _decoders(loaded: Loaded) -> tuple[Any, Any]:
         if is_encoder_decoder(one):
             raise LeftOutError(f"it needs decoder-only models, got {type(one).__name__}")
     return models
-
-
-def _compiled(model: Any) -> Any:
-    """A second module over the same weights, whose forward is compiled."""
-    twin = copy.copy(model)
-    twin.forward = torch.compile(twin.forward)
-    return twin
-
-
-def _gguf(source: Source) -> Path:
-    if source.kind == "folder":
-        raise LeftOutError(f"it needs a GGUF file, and {source.title} is a folder")
-    return embedded_gguf() if source.kind == "embedded" else source.path
 
 
 class LlamaCpp:

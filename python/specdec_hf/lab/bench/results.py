@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 
-from specdec_hf.cli.advice import in_options
 from specdec_hf.cli.checks import Settings
-from specdec_hf.cli.report import collect_info, write_json
+from specdec_hf.cli.report import collect_info, in_options, write_json
 from specdec_hf.cli.run import progress
 from specdec_hf.cli.terminal import console, visible
 
@@ -92,7 +91,7 @@ def _measure(
     loaded: Loaded, configs: list[Config], batches: list[Batch], settings: Settings, runs: int
 ) -> tuple[str, dict[str, Any], list[Row]]:
     """Title, report for JSON, and rows of one dtype, batch size and temperature."""
-    from specdec_hf.lab.bench.runs import run_configs
+    from specdec_hf.lab.bench.runs import run_pairs, warm_up
     from specdec_hf.lab.bench.summary import rows_of
 
     sampling = {name: settings.sampling[name] for name in ("temperature", "top_p", "top_k")}
@@ -115,7 +114,8 @@ def _measure(
         def advance(text: str) -> None:
             bar.update(task, advance=1, description=f"{loaded.dtype} {text}")
 
-        pairs, left_out = run_configs(loaded, configs, batches, arguments, runs, advance)
+        taken, left_out = warm_up(loaded, configs, batches, arguments, advance)
+        pairs = run_pairs(loaded, taken, batches, arguments, runs, advance)
     calls = [pair.mine.stats for each in pairs.values() for pair in each if pair.mine.stats]
     in_rounds = any(stats.forwards != "own" for stats in calls)
     forward = _forward_costs(loaded, batches, calls, left_out, in_rounds=in_rounds)

@@ -16,7 +16,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.cli.compare import prompt_width
+from specdec_hf.cli.compare import prompt_width, synchronize
 from specdec_hf.cli.load import Loaded
 from specdec_hf.lab.bench.baselines import Baseline
 from specdec_hf.loop.statistics import SpecStats
@@ -121,34 +121,6 @@ class Pair:
     plain_first: list[bool]
 
 
-def run_configs(
-    loaded: Loaded,
-    configs: list[Config],
-    batches: list[Batch],
-    arguments: dict[str, Any],
-    runs: int,
-    advance: Callable[[str], None],
-) -> tuple[dict[str, list[Pair]], dict[str, str]]:
-    """Answer every batch with every config; the first config is the plain one.
-
-    Each answer is made right before or after a plain one, in turns. In run 0, 1, ... all configs of
-    a batch draw the same seed, so that a run can be repeated.
-
-    Args:
-        loaded: the target.
-        configs: the plain one first.
-        batches: all of the same number of sequences.
-        arguments: of generation.
-        runs: how often each config answers each batch.
-        advance: called with a config's name before each pair.
-
-    Returns:
-        The pairs of each config but the plain one, by its name, and why others were left out.
-    """
-    taken, left_out = warm_up(loaded, configs, batches, arguments, advance)
-    return run_pairs(loaded, taken, batches, arguments, runs, advance), left_out
-
-
 def run_pairs(
     loaded: Loaded,
     configs: list[Config],
@@ -158,11 +130,22 @@ def run_pairs(
     advance: Callable[[str], None],
     first: int = 0,
 ) -> dict[str, list[Pair]]:
-    """The pairs of `run_configs`, of configs that are warm.
+    """Answer every batch with every config; the first config is the plain one.
+
+    Each answer is made right before or after a plain one, in turns. In run 0, 1, ... all configs of
+    a batch draw the same seed, so that a run can be repeated.
 
     Args:
-        loaded, configs, batches, arguments, runs, advance: as there.
+        loaded: the target.
+        configs: those that `warm_up` took, the plain one first.
+        batches: all of the same number of sequences.
+        arguments: of generation.
+        runs: how often each config answers each batch.
+        advance: called with a config's name before each pair.
         first: number of the first batch, on which order and seeds depend.
+
+    Returns:
+        The pairs of each config but the plain one, by its name.
     """
     plain_config, *others = configs
     pairs: dict[str, list[Pair]] = {config.name: [] for config in others}
@@ -198,8 +181,11 @@ def warm_up(
     """The configs that can take part, after an answer each to the longest batch and the first.
 
     Args:
-        loaded, configs, batches, arguments, advance: as in `run_configs`.
+        loaded, configs, batches, arguments, advance: as in `run_pairs`.
         first_tokens: most new tokens of the answer to the first batch.
+
+    Returns:
+        Those configs, and why others were left out, by name.
     """
     longest = max(batches, key=lambda batch: batch.inputs["input_ids"].shape[1])
     several = len(batches[0].prompts) > 1
@@ -276,8 +262,7 @@ def _generate(
         stream = config.decoder.stream(model, **inputs, **arguments)
         _, output = run_stream(stream, lambda step: None)
         sequences, stats = output.sequences, output.stats
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
+    synchronize(model)
     return sequences, stats
 
 

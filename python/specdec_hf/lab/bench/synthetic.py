@@ -41,33 +41,30 @@ LLAMA_3_VOCABULARY = 128256
 CONTEXT = 131072
 LABEL = "SYNTHETIC"
 
-Shape = Annotated[
-    str, option("--shape NAME", f"{', '.join(SHAPES)}, Llama's sizes.", one_of(*SHAPES))
-]
-Acceptances = Annotated[
-    list[float],
-    repeated(
-        "--acceptance X", "Probability that a draft is the target's next token.", ".6, .8, .9",
-        SHARE,
-    ),
-]  # fmt: skip
-Batches = Annotated[int, option("--limit N", "How many batches are answered.", at_least(1))]
-PromptTokens = Annotated[
-    int, option("--prompt-tokens N", "Tokens of the longest prompt.", at_least(1))
-]
-
 
 def bench_synthetic(
-    shape: Shape = "1B",
-    acceptance: Acceptances = (),  # type: ignore[assignment]
+    shape: Annotated[
+        str, option("--shape NAME", f"{', '.join(SHAPES)}, Llama's sizes.", one_of(*SHAPES))
+    ] = "1B",
+    acceptance: Annotated[
+        list[float],
+        repeated(
+            "--acceptance X",
+            "Probability that a draft is the target's next token.",
+            ".6, .8, .9",
+            SHARE,
+        ),
+    ] = (),  # type: ignore[assignment]
     dtype: Dtypes = (),  # type: ignore[assignment]
     device: options.Device = None,
     num_assistant_tokens: options.NumAssistantTokens = None,
     batch_size: BatchSizes = (),  # type: ignore[assignment]
-    prompt_tokens: PromptTokens = 256,
+    prompt_tokens: Annotated[
+        int, option("--prompt-tokens N", "Tokens of the longest prompt.", at_least(1))
+    ] = 256,
     max_new_tokens: options.MaxNewTokens = 128,
     compile: options.Compile = None,
-    limit: Batches = 4,
+    limit: Annotated[int, option("--limit N", "How many batches are answered.", at_least(1))] = 4,
     runs: Runs = 3,
     json_file: options.JsonFile = None,
     markdown: Markdown = None,

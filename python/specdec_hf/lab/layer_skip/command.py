@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from specdec_hf.cli import options
 from specdec_hf.cli.build import Files, Output, read_texts
-from specdec_hf.cli.checks import check_temperature
+from specdec_hf.cli.checks import check_sampling_value
 from specdec_hf.cli.options import SEED, at_least, option
 from specdec_hf.cli.sources import find_model
 from specdec_hf.cli.terminal import bar, console, fail
@@ -20,23 +20,18 @@ if TYPE_CHECKING:
     from specdec_hf.lab.layer_skip.calibration import Drafting, Found
 
 
-Evaluations = Annotated[int, option("--evaluations N", "Sets of layers to measure.", at_least(1))]
-Tokens = Annotated[int, option("--tokens N", "Tokens of the texts to measure on.")]
-Length = Annotated[int, option("--length N", "Tokens of a piece.", at_least(2))]
-MaxDraft = Annotated[int, option("--max-draft N", "Most drafts of a round.", at_least(1))]
-Seed = Annotated[int, option("--seed N", "Of the search.", SEED)]
-
-
 def build_layer_skip(
     files: Files,
     output: Output,
     model: options.ModelName = "embedded",
-    evaluations: Evaluations = 200,
-    tokens: Tokens = 1024,
-    length: Length = 128,
-    max_draft: MaxDraft = 12,
+    evaluations: Annotated[
+        int, option("--evaluations N", "Sets of layers to measure.", at_least(1))
+    ] = 200,
+    tokens: Annotated[int, option("--tokens N", "Tokens of the texts to measure on.")] = 1024,
+    length: Annotated[int, option("--length N", "Tokens of a piece.", at_least(2))] = 128,
+    max_draft: Annotated[int, option("--max-draft N", "Most drafts of a round.", at_least(1))] = 12,
     temperature: options.Temperature = 0.0,
-    seed: Seed = 0,
+    seed: Annotated[int, option("--seed N", "Of the search.", SEED)] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
 ) -> None:
@@ -47,7 +42,7 @@ def build_layer_skip(
     """
     if tokens < 2 * length:
         fail(f"--tokens must be at least twice --length = {length}, got {tokens}")
-    check_temperature(temperature)
+    check_sampling_value("temperature", temperature)
     texts, _, _ = read_texts(files, output, model)
     pieces = cut_pieces([text.tolist() for text in texts], tokens, length)
     if len(pieces) < 2:

@@ -28,7 +28,6 @@ from specdec_hf.cli.sources import EMBEDDED_NAME, Source, find_model
 from specdec_hf.cli.terminal import bar, console, errors, fail, visible
 from specdec_hf.lab.training.settings import (
     DRAFT_MODEL,
-    FORWARD_KL,
     LOSSES,
     RUN,
     WORK,
@@ -38,170 +37,156 @@ from specdec_hf.lab.training.settings import (
 HEADS = ("eagle3", "medusa", "blockwise", "exit_head", "pass_head")
 LICENCE = "Apache-2.0"  # of the embedded model
 
-Head = Annotated[str, option("--head HEAD", f"{', '.join(HEADS)}.", one_of(*HEADS))]
-Output = Annotated[
-    Path,
-    option(
-        "--output FOLDER",
-        "Write head or draft model here. A run that was interrupted goes on here.",
-    ),
-]
-Prompts = Annotated[
-    str | None,
-    option(
-        "--prompts FILE",
-        'Prompts to answer, as JSON lines with "turns"; without, the model writes them.',
-    ),
-]
-TextFiles = Annotated[
-    list[Path] | None, option("--texts FILE", "Train on these texts. May be repeated.")
-]
-Tokens = Annotated[int, option("--tokens N", "Tokens of all texts.", at_least(1))]
-Minutes = Annotated[
-    float | None, option("--minutes X", "Bound on the time of the whole.", POSITIVE)
-]
-BatchSize = Annotated[int, option("--batch-size N", "Texts of a training step.", at_least(1))]
-Rows = Annotated[int, option("--rows N", "Texts that are written at the same time.", at_least(1))]
-Length = Annotated[int, option("--length N", "Most tokens of a text.", at_least(8))]
-TurnLength = Annotated[
-    int | None,
-    option(
-        "--turn-length N",
-        "Most tokens of a user's turn that the model writes.  [default: a quarter of --length]",
-        at_least(1),
-    ),
-]
-Steps = Annotated[
-    int | None,
-    option("--steps N", "Training steps.  [default: all texts four times]", at_least(1)),
-]
-DraftVocabulary = Annotated[
-    int | None,
-    option(
-        "--draft-vocab-size N",
-        f"Tokens that a head can draft.  [default: {TrainingSettings.draft_vocab_size}]",
-        at_least(1),
-    ),
-]
-DraftModel = Annotated[bool, option("--draft-model", "Train a small Llama in the place of a head.")]
-Width = Annotated[
-    int | None,
-    option(
-        "--width N",
-        f"Of a draft model, a multiple of 32.  [default: {TrainingSettings.width}]",
-        at_least(32),
-        must_be("a multiple of 32", lambda width: width % 32 == 0),
-    ),
-]
-NumLayers = Annotated[
-    int | None,
-    option(
-        "--num-layers N",
-        f"Of a draft model.  [default: {TrainingSettings.num_layers}]",
-        at_least(1),
-    ),
-]
-Loss = Annotated[
-    str,
-    option(
-        "--loss LOSS",
-        f"{', '.join(LOSSES)}. The first half of the steps has the first.",
-        one_of(*LOSSES),
-    ),
-]
-OnPolicy = Annotated[
-    float | None,
-    option(
-        "--on-policy X",
-        "Share of the steps whose answers a draft model writes itself.  [default: 0]",
-        SHARE,
-    ),
-]
-NumDrafters = Annotated[
-    int | None,
-    option(
-        "--num-drafters N",
-        "Draft models for one tree, each trained on what those before it miss. They go to "
-        "folders 1, 2, ... of --output.  [default: 1, in --output itself]",
-        at_least(1),
-    ),
-]
-Reuse = Annotated[
-    Path | None,
-    option("--reuse FOLDER", "Train on the texts and states of the run in this folder."),
-]
-Openings = Annotated[
-    float,
-    option(
-        "--openings X",
-        "Share of the users' turns whose first words are given, such as those of a question.",
-        SHARE,
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    option("--resume FOLDER", "Begin with the weights of the EAGLE-3 head in FOLDER."),
-]
-DraftSteps = Annotated[
-    int | None,
-    option(
-        "--draft-steps N",
-        "Drafts of one round that are learnt, or heads or look-ahead embeddings.  "
-        f"[default: {TrainingSettings.draft_steps}]",
-        at_least(1),
-    ),
-]
-LearningRate = Annotated[
-    float, option("--learning-rate X", "The largest one of the schedule.", POSITIVE)
-]
-Layer = Annotated[
-    int | None,
-    option("--layer N", "Layers before an early exit.  [default: a third of all]", at_least(1)),
-]
-Seed = Annotated[int, option("--seed N", "Of texts and training.", SEED)]
-Threads = Annotated[
-    int | None, option("--threads N", "CPU threads.  [default: torch's]", at_least(1))
-]
-Dtype = Annotated[
-    str,
-    option(
-        "--dtype DTYPE",
-        "Of the target, and of matrix products in training: float32, bfloat16 or float16.",
-        one_of(*DTYPES[:3]),
-    ),
-]
-
 
 def train_command(
-    output: Output,
-    head: Head = "eagle3",
+    output: Annotated[
+        Path,
+        option(
+            "--output FOLDER",
+            "Write head or draft model here. A run that was interrupted goes on here.",
+        ),
+    ],
+    head: Annotated[
+        str, option("--head HEAD", f"{', '.join(HEADS)}.", one_of(*HEADS))
+    ] = TrainingSettings.head,
     model: options.ModelName = "embedded",
-    prompts: Prompts = None,
-    openings: Openings = 0.0,
-    texts: TextFiles = None,
-    tokens: Tokens = 900_000,
-    minutes: Minutes = None,
-    length: Length = 384,
-    turn_length: TurnLength = None,
-    rows: Rows = 128,
-    batch_size: BatchSize = 4,
-    steps: Steps = None,
-    draft_steps: DraftSteps = None,
-    learning_rate: LearningRate = TrainingSettings.learning_rate,
-    draft_vocab_size: DraftVocabulary = None,
-    layer: Layer = None,
-    draft_model: DraftModel = False,
-    width: Width = None,
-    num_layers: NumLayers = None,
-    loss: Loss = FORWARD_KL,
-    on_policy: OnPolicy = None,
-    num_drafters: NumDrafters = None,
-    reuse: Reuse = None,
-    resume: Resume = None,
-    seed: Seed = 0,
-    dtype: Dtype = "bfloat16",
+    prompts: Annotated[
+        str | None,
+        option(
+            "--prompts FILE",
+            'Prompts to answer, as JSON lines with "turns"; without, the model writes them.',
+        ),
+    ] = None,
+    openings: Annotated[
+        float,
+        option(
+            "--openings X",
+            "Share of the users' turns whose first words are given, such as those of a question.",
+            SHARE,
+        ),
+    ] = TrainingSettings.openings,
+    texts: Annotated[
+        list[Path] | None, option("--texts FILE", "Train on these texts. May be repeated.")
+    ] = None,
+    tokens: Annotated[
+        int, option("--tokens N", "Tokens of all texts.", at_least(1))
+    ] = TrainingSettings.tokens,
+    minutes: Annotated[
+        float | None, option("--minutes X", "Bound on the time of the whole.", POSITIVE)
+    ] = None,
+    length: Annotated[
+        int, option("--length N", "Most tokens of a text.", at_least(8))
+    ] = TrainingSettings.length,
+    turn_length: Annotated[
+        int | None,
+        option(
+            "--turn-length N",
+            "Most tokens of a user's turn that the model writes.  [default: a quarter of --length]",
+            at_least(1),
+        ),
+    ] = None,
+    rows: Annotated[
+        int, option("--rows N", "Texts that are written at the same time.", at_least(1))
+    ] = TrainingSettings.rows,
+    batch_size: Annotated[
+        int, option("--batch-size N", "Texts of a training step.", at_least(1))
+    ] = TrainingSettings.batch_size,
+    steps: Annotated[
+        int | None,
+        option("--steps N", "Training steps.  [default: all texts four times]", at_least(1)),
+    ] = None,
+    draft_steps: Annotated[
+        int | None,
+        option(
+            "--draft-steps N",
+            "Drafts of one round that are learnt, or heads or look-ahead embeddings.  "
+            f"[default: {TrainingSettings.draft_steps}]",
+            at_least(1),
+        ),
+    ] = None,
+    learning_rate: Annotated[
+        float, option("--learning-rate X", "The largest one of the schedule.", POSITIVE)
+    ] = TrainingSettings.learning_rate,
+    draft_vocab_size: Annotated[
+        int | None,
+        option(
+            "--draft-vocab-size N",
+            f"Tokens that a head can draft.  [default: {TrainingSettings.draft_vocab_size}]",
+            at_least(1),
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        option("--layer N", "Layers before an early exit.  [default: a third of all]", at_least(1)),
+    ] = None,
+    draft_model: Annotated[
+        bool, option("--draft-model", "Train a small Llama in the place of a head.")
+    ] = False,
+    width: Annotated[
+        int | None,
+        option(
+            "--width N",
+            f"Of a draft model, a multiple of 32.  [default: {TrainingSettings.width}]",
+            at_least(32),
+            must_be("a multiple of 32", lambda width: width % 32 == 0),
+        ),
+    ] = None,
+    num_layers: Annotated[
+        int | None,
+        option(
+            "--num-layers N",
+            f"Of a draft model.  [default: {TrainingSettings.num_layers}]",
+            at_least(1),
+        ),
+    ] = None,
+    loss: Annotated[
+        str,
+        option(
+            "--loss LOSS",
+            f"{', '.join(LOSSES)}. The first half of the steps has the first.",
+            one_of(*LOSSES),
+        ),
+    ] = TrainingSettings.loss,
+    on_policy: Annotated[
+        float | None,
+        option(
+            "--on-policy X",
+            "Share of the steps whose answers a draft model writes itself.  [default: 0]",
+            SHARE,
+        ),
+    ] = None,
+    num_drafters: Annotated[
+        int | None,
+        option(
+            "--num-drafters N",
+            "Draft models for one tree, each trained on what those before it miss. They go to "
+            "folders 1, 2, ... of --output.  [default: 1, in --output itself]",
+            at_least(1),
+        ),
+    ] = None,
+    reuse: Annotated[
+        Path | None,
+        option("--reuse FOLDER", "Train on the texts and states of the run in this folder."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        option("--resume FOLDER", "Begin with the weights of the EAGLE-3 head in FOLDER."),
+    ] = None,
+    seed: Annotated[
+        int, option("--seed N", "Of texts and training.", SEED)
+    ] = TrainingSettings.seed,
+    dtype: Annotated[
+        str,
+        option(
+            "--dtype DTYPE",
+            "Of the target, and of matrix products in training: float32, bfloat16 or float16.",
+            one_of(*DTYPES[:3]),
+        ),
+    ] = "bfloat16",
     device: options.Device = None,
-    threads: Threads = None,
+    threads: Annotated[
+        int | None, option("--threads N", "CPU threads.  [default: torch's]", at_least(1))
+    ] = None,
 ) -> None:
     """Train a head for --drafter HEAD:FOLDER, or a draft model for --drafter FOLDER.
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specdec_hf.cli.checks import Settings, Sources, check, has_own_tree
-from specdec_hf.drafting.registry import AUTO, entry_named, parse_drafter
+from specdec_hf.cli.checks import Settings, Sources, check
+from specdec_hf.drafting.registry import AUTO, entry_named, has_own_tree, parse_drafter
 from specdec_hf.lab.bench.configs import MERGED, merged
 from specdec_hf.options import PROFILED
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
@@ -87,7 +87,7 @@ def first_candidates(common: Settings, named: Iterable[str]) -> list[Candidate]:
 def shapes_of(candidate: Candidate) -> list[Candidate]:
     """The candidate, and with other lengths or trees where its drafter leaves that open."""
     parts = candidate.settings.drafter
-    if len(parts) == 1 and has_own_tree(parts[0]):
+    if has_own_tree(parts):
         return [candidate]
     found = [candidate, *(candidate.variant(num_assistant_tokens=n) for n in LENGTHS_TRIED)]
     entry = entry_named(parts[0])
@@ -99,7 +99,7 @@ def shapes_of(candidate: Candidate) -> list[Candidate]:
 def schedules_of(candidate: Candidate) -> list[Candidate]:
     """The candidate, and with the other schedules that its drafter takes."""
     settings, parts = candidate.settings, candidate.settings.drafter
-    trees = settings.tree is not None or (len(parts) == 1 and has_own_tree(parts[0]))
+    trees = settings.tree is not None or has_own_tree(parts)
     entry = entry_named(parts[0])
     reads = not trees and (entry is None or entry.draws or entry.reports_confidence)
     names = [

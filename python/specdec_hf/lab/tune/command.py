@@ -44,30 +44,6 @@ COLUMNS = ("tokens/s", "ratio", "90 %", "tau", "same")
 # Of the options of the loop, a candidate or the profile's calls decide all but this one.
 KEPT = ("compile",)
 
-Prompts = Annotated[
-    str,
-    option(
-        "--prompts FILE",
-        'Prompts like those to come, as JSON lines with "turns"; the first turn is asked. '
-        "- reads standard input.",
-    ),
-]
-Output = Annotated[Path, option("--output FILE", "Write the profile here, as JSON.")]
-Named = Annotated[
-    list[str],
-    options.drafter_option(
-        "A drafter to measure beside those that need nothing, as for generate; a+b merges two. "
-        f"May be repeated.  [always: {', '.join(DRAFTERS_TRIED)}]"
-    ),
-]
-Minutes = Annotated[
-    float, option("--minutes X", "About how long to measure, once all is loaded.", POSITIVE)
-]
-InTurns = Annotated[
-    int | None, option("--limit N", "Only N prompts, of the categories in turns.", LIMIT)
-]
-BatchSize = Annotated[int, option("--batch-size N", "Prompts answered together.")]
-
 
 @takes_settings(
     without=(
@@ -77,13 +53,30 @@ BatchSize = Annotated[int, option("--batch-size N", "Prompts answered together."
 )  # fmt: skip
 def tune(
     *,
-    prompts: Prompts,
-    output: Output,
-    drafter: Named = (),  # type: ignore[assignment]
+    prompts: Annotated[
+        str,
+        option(
+            "--prompts FILE",
+            'Prompts like those to come, as JSON lines with "turns"; the first turn is asked. '
+            "- reads standard input.",
+        ),
+    ],
+    output: Annotated[Path, option("--output FILE", "Write the profile here, as JSON.")],
+    drafter: Annotated[
+        list[str],
+        options.drafter_option(
+            "A drafter to measure beside those that need nothing, as for generate; a+b merges two. "
+            f"May be repeated.  [always: {', '.join(DRAFTERS_TRIED)}]"
+        ),
+    ] = (),  # type: ignore[assignment]
     settings: Settings,
-    limit: InTurns = None,
-    batch_size: BatchSize = 1,
-    minutes: Minutes = 10.0,
+    limit: Annotated[
+        int | None, option("--limit N", "Only N prompts, of the categories in turns.", LIMIT)
+    ] = None,
+    batch_size: Annotated[int, option("--batch-size N", "Prompts answered together.")] = 1,
+    minutes: Annotated[
+        float, option("--minutes X", "About how long to measure, once all is loaded.", POSITIVE)
+    ] = 10.0,
 ) -> None:
     """Find the drafts that pay on your prompts and machine, and write them as a profile.
 
@@ -177,17 +170,14 @@ def _search(
         answers = Answers(loaded, drafters, batches, plain, advance)
         found = search(
             candidates, answers, seconds - (time.perf_counter() - began), time.perf_counter,
-            exact=_is_exact(loaded, plain), on_stage=functools.partial(_print_stage, plain),
+            # In 16 bits rounding may tell answers from those of plain decoding.
+            exact=not plain.do_sample and loaded.dtype == "float32",
+            on_stage=functools.partial(_print_stage, plain),
         )  # fmt: skip
     left_out |= answers.left_out
     for name, reason in left_out.items():
         console.print(visible(f"left out, {name}: {reason}"), style="dim", soft_wrap=True)
     return found
-
-
-def _is_exact(loaded: Loaded, plain: Settings) -> bool:
-    """Whether answers must be those of plain decoding: in 16 bits rounding may tell them apart."""
-    return not plain.do_sample and loaded.dtype == "float32"
 
 
 def make_profile(
