@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import subprocess
+import zipfile
 
 import pytest
 import torch
@@ -177,6 +178,51 @@ def test_stages_are_timed_under_the_schedules_that_they_name(monkeypatch):
     assert len(kept) == 4
     assert [(cache, us) for _, cache, us in kept] == [("emptied", 3.0), ("kept", 2.0)] * 2
     assert {config.split("-")[0] for config, _, _ in kept} == {"B1"}
+
+
+def wheel_of(folder, names):
+    folder.mkdir(exist_ok=True)
+    path = folder / "flashinfer_python-0.7.2.post1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, f"// {name}")
+    return path
+
+
+def test_the_headers_of_flashinfers_wheel_are_prepared_to_be_carried(tmp_path, monkeypatch, capsys):
+    """Headers and the license, and nothing else: what is carried has a limit."""
+    made = wheel_of(
+        tmp_path / "index",
+        [
+            "flashinfer/data/include/flashinfer/sampling.cuh",
+            "flashinfer/data/include/flashinfer/attention/mask.cuh",
+            "flashinfer/data/csrc/sampling.cu",
+            "flashinfer/sampling.py",
+            "flashinfer_python-0.7.2.post1.dist-info/licenses/LICENSE",
+        ],
+    )
+    asked = []
+
+    def pip(command, check):
+        asked.append((command[1:4], command[-1]))
+        shutil.copy(made, command[command.index("--dest") + 1])
+
+    folder = tmp_path / "carry/include"
+    monkeypatch.setenv("SPECDEC_FLASHINFER", str(folder))
+    monkeypatch.setattr(flashinfer_headers.subprocess, "run", pip)
+    flashinfer_headers.main(prepare_headers=True)
+    assert asked == [(["-m", "pip", "download"], "flashinfer-python==0.7.2.post1")]
+    files = (p for p in folder.parent.rglob("*") if p.is_file())
+    assert sorted(p.relative_to(folder.parent).as_posix() for p in files) == [
+        *("LICENSE", "include/flashinfer/attention/mask.cuh", "include/flashinfer/sampling.cuh"),
+    ]
+    assert f"2 headers of FlashInfer 0.7.2.post1 are in {folder}" in capsys.readouterr().out
+
+
+def test_a_wheel_without_the_header_that_is_compiled_is_refused(tmp_path):
+    wheel = wheel_of(tmp_path, ["flashinfer/include/flashinfer/sampling.cuh"])
+    with pytest.raises(ValueError, match="must hold flashinfer/data/include/flashinfer/sampling"):
+        flashinfer_headers.unpack(wheel, tmp_path / "include")
 
 
 @pytest.mark.skipif(not NVCC, reason="needs nvcc")
