@@ -34,6 +34,10 @@ if [[ -n $unknown ]]; then
   echo "bench/gpu.sh: PARTS must be letters of $ALL_PARTS, got $unknown in $PARTS" >&2
   exit 2
 fi
+if [[ ! $BUDGET =~ ^[1-9][0-9]*$ ]]; then
+  echo "bench/gpu.sh: BUDGET must be a whole number of seconds, got $BUDGET" >&2
+  exit 2
+fi
 mkdir -p "$OUT"
 
 now() {
