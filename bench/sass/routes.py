@@ -6,9 +6,10 @@ latency is published bound the time of the warp from below. Loads from global me
 and busy units come on top.
 
 The code itself comes from memory the first time. It is fetched in lines, and a stream buffer asks
-for the lines behind ahead of time, as Huerta et al. 2025 (arXiv 2503.20481, section 5.2 and table
-5) found for NVIDIA's GPUs. That no cache keeps the code from one call to the next is an
-assumption: it holds for the L2 cache where other work fills it in between.
+for the lines behind ahead of time: of the designs that Huerta et al. 2025 (MICRO,
+doi:10.1145/3725843.3756041, section 5.2 and table 5) compare, eight lines fit NVIDIA's GPUs best.
+That no cache keeps the code from one call to the next is an assumption: it holds for the L2 cache
+where other work fills it in between.
 
 Which path a warp takes is not written in the code. A route names functions that the warp passes
 through, in order, and is taken to be the path through an instruction of each whose stall counts
