@@ -2,7 +2,7 @@
 # Measures, tests and sanitizes the GPU kernels on a machine with an NVIDIA GPU and torch >= 2.10.
 #
 #   bench/gpu.sh            # PYTHON= another interpreter, OUT= a folder
-#   PARTS=BC BUDGET=590 bench/gpu.sh
+#   PARTS=D BUDGET=590 bench/gpu.sh
 #
 # PARTS are letters, run in this order whatever theirs is; without it, A within a BUDGET of 480 s:
 #   A  plans, brief cases, goals, stages, Nsight Compute on three goals
@@ -32,6 +32,10 @@ failures=0
 unknown=${PARTS//[$ALL_PARTS]/}
 if [[ -n $unknown ]]; then
   echo "bench/gpu.sh: PARTS must be letters of $ALL_PARTS, got $unknown in $PARTS" >&2
+  exit 2
+fi
+if [[ ! $BUDGET =~ ^[1-9][0-9]*$ ]]; then
+  echo "bench/gpu.sh: BUDGET must be a whole number of seconds, got $BUDGET" >&2
   exit 2
 fi
 mkdir -p "$OUT"
@@ -213,9 +217,10 @@ if asked A; then
   part "stages" 35 "$python" -m bench.stages --out "$OUT"
   if ! profiler=$(found ncu); then
     note "ABSENT   ncu: no goal was profiled"
-  elif ! part "Nsight Compute on three goals" 60 "$profiler" --set full --kernel-name \
-    regex:chain_kernel --log-file "$OUT/ncu.log" --export "$OUT/goals" --force-overwrite \
-    "$python" -m bench.goals --called 3 && grep -q ERR_NVGPUCTRPERM "$OUT/ncu.log"; then
+  elif ! part "Nsight Compute on three goals" 60 "$profiler" --set full --clock-control none \
+    --kernel-name regex:chain_kernel --log-file "$OUT/ncu.log" --export "$OUT/goals" \
+    --force-overwrite "$python" -m bench.goals --called 3 &&
+    grep -q ERR_NVGPUCTRPERM "$OUT/ncu.log"; then
     note "NOTE     the driver lets only administrators count: ERR_NVGPUCTRPERM"
   fi
 fi
@@ -269,6 +274,7 @@ if asked D; then
     fi
   else
     note "ABSENT   FlashInfer's headers in $headers: its kernel was not timed"
+    note "NOTE     python -m bench.peers.flashinfer_headers --prepare puts them there, to be carried"
   fi
   sweep verify_chain 80
   sweep verify_tree 80

@@ -70,10 +70,11 @@ def seconds(f: Call) -> float:
     return time.perf_counter() - begin
 
 
-def _cuda_round(calls: Mapping[str, Call]) -> dict[str, float]:
+def _cuda_round(calls: Mapping[str, Call], *, flushed: bool) -> dict[str, float]:
     marks = {}
     for name, f in calls.items():
-        flush()
+        if flushed:
+            flush()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         f()
@@ -83,18 +84,25 @@ def _cuda_round(calls: Mapping[str, Call]) -> dict[str, float]:
     return {name: begin.elapsed_time(end) * 1e3 for name, (begin, end) in marks.items()}
 
 
-def _round(calls: Mapping[str, Call], device: str) -> dict[str, float]:
+def _round(calls: Mapping[str, Call], device: str, flushed: bool) -> dict[str, float]:
     if device == "cuda":
-        return _cuda_round(calls)
+        return _cuda_round(calls, flushed=flushed)
     return {name: seconds(f) * 1e6 for name, f in calls.items()}
 
 
 def rounds(
-    calls: Mapping[str, Call], device: str, *, budget: float, least: int = 3, most: int = 60
+    calls: Mapping[str, Call],
+    device: str,
+    *,
+    budget: float,
+    least: int = 3,
+    most: int = 60,
+    flushed: bool = True,
 ) -> dict[str, list[float]]:
     """Microseconds of each call in each round. A round makes every call once, one after another.
 
     budget: seconds that all rounds should take together; at least `least` rounds are made.
+    flushed: whether a device's L2 cache is emptied before each call.
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
     begin = time.perf_counter()
@@ -102,7 +110,7 @@ def rounds(
         done = len(next(iter(found.values())))
         if done >= least and time.perf_counter() - begin > budget:
             break
-        for name, us in _round(calls, device).items():
+        for name, us in _round(calls, device, flushed).items():
             found[name].append(us)
     return found
 

@@ -8,10 +8,12 @@ which of its assumptions is wrong. The assumptions:
 - Instructions of the loops are those that `bench.sass` counts. Of the issue slots, one a clock for
   each of four schedulers, a share `issued` is used.
 - What one warp does outside of the loops, one thing after the other, takes the stall counts that
-  `bench.sass` adds up along its path (`ROUTES`), and no time beside them: neither waits for shared
-  memory, the special function units and other warps, nor for instructions that are not in a cache.
-  So this part bounds the time from below. The general kernel is taken to do what the one for logits
-  does.
+  `bench.sass` adds up along its path (`ROUTES`), and the waits for results of which it knows the
+  latency. Waits for other warps, shuffles and conversions are left out, so that this part bounds
+  the time from below. The general kernel is taken to do what the one for logits does.
+- The code of that path comes from memory, once: benchmarks empty the L2 cache before each call, and
+  between two calls of a model its weights pass through it. The caches of a multiprocessor are taken
+  to keep nothing either. Groups of later waves find the code that earlier ones have fetched.
 - Memory gives `bandwidth` whatever is read; what is read twice comes from memory twice.
 - A load, barrier or atomic that the next step depends on takes `trip` seconds. How many there are
   is counted in docs/design/cuda.md; nothing else is done in the meantime.
@@ -41,6 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.configs import FILTERS, HEADLINE, Config
+from bench.results import commit
 from bench.sass import budgets
 
 FILTER_PASSES = 3
@@ -49,7 +52,7 @@ WARPS = 8  # of a block
 # Blocks that run at once on a multiprocessor.
 BLOCKS = {b.kernel: b.least_blocks for b in budgets.KERNELS}
 COUNTED = {(b.kernel, b.work.name): b.ceiling for b in budgets.LOOPS}
-STALLS = {(b.kernel, b.route.name): b.cycles for b in budgets.ROUTES}
+COSTS = {(b.kernel, b.route.name): b for b in budgets.ROUTES}
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,13 @@ class Prediction:
     trips: float
     trips_us: float
     serial_us: float
+    code_us: float
     launch_us: float
 
     @property
     def us(self) -> float:
         loops = max(self.bytes_us, self.issue_us, self.slowest_us)
-        return loops + self.trips_us + self.serial_us + self.launch_us
+        return loops + self.trips_us + self.serial_us + self.code_us + self.launch_us
 
 
 def mean_accepted(acceptance: float, gamma: int, batch: int = 1) -> float:
@@ -231,18 +235,25 @@ def demand(config: Config, planned: Plan) -> Demand:
     return Demand(rows, rejected, slowest, 0, rounds, trips)
 
 
-def serial_cycles(config: Config, planned: Plan) -> float:
-    """The stall counts of what the slowest sequence's warp does outside of the loops."""
+def serial_cycles(config: Config, planned: Plan) -> tuple[float, float]:
+    """(cycles, those in which its code comes from memory) of the slowest sequence's warp outside of
+    the loops."""
     if config.start == "probs":
-        return STALLS[budgets.PROBS, budgets.PROBS_ROUTE.name]
-    counted = {route.name: STALLS[budgets.LOGITS, route.name] for route in budgets.LOGITS_ROUTES}
-    ticket, one_turn, two_turns, one_row, two_rows = counted.values()
-    if not planned.parallel:
-        longest = mean_accepted(config.acceptance, config.gamma, config.batch)
-        return one_row + longest * (two_rows - one_row)
-    turns = -(-(2 * config.gamma + 1) // planned.group)
-    earlier_waves = planned.waves(config.batch) - 1
-    return earlier_waves * ticket + one_turn + (turns - 1) * (two_turns - one_turn)
+        alone = COSTS[budgets.PROBS, budgets.PROBS_ROUTE.name]
+        return alone.warm, alone.cold - alone.warm
+    ticket, one_turn, two_turns, one_row, two_rows = (
+        COSTS[budgets.LOGITS, route.name] for route in budgets.LOGITS_ROUTES
+    )
+    if planned.parallel:
+        first, second = one_turn, two_turns
+        again: float = -(-(2 * config.gamma + 1) // planned.group) - 1  # turns after the first one
+        before = (planned.waves(config.batch) - 1) * ticket.warm
+    else:
+        first, second, before = one_row, two_rows, 0
+        again = mean_accepted(config.acceptance, config.gamma, config.batch)
+    warm = first.warm + again * (second.warm - first.warm)
+    cold = first.cold + again * (second.cold - first.cold)
+    return before + warm, cold - warm
 
 
 def predict(config: Config, gpu: Gpu | None = None) -> Prediction:
@@ -259,6 +270,7 @@ def predict(config: Config, gpu: Gpu | None = None) -> Prediction:
     # Blocks of a group share multiprocessors only where there are more blocks than these. Rows
     # that one group reads by itself are read when one group of each sequence is left.
     processors_of_group = min(planned.group, gpu.processors / min(groups, config.batch))
+    serial, code = serial_cycles(config, planned)
     row = config.vocabulary * config.element
     read = config.batch * row * (wanted.rows + 2 * wanted.residuals)
     return Prediction(
@@ -269,7 +281,8 @@ def predict(config: Config, gpu: Gpu | None = None) -> Prediction:
         slowest_us=max(gpu.issue(own, processors_of_group), wanted.rounds * gpu.trip) * 1e6,
         trips=wanted.trips,
         trips_us=wanted.trips * gpu.trip * 1e6,
-        serial_us=serial_cycles(config, planned) / gpu.clock * 1e6,
+        serial_us=serial / gpu.clock * 1e6,
+        code_us=code / gpu.clock * 1e6,
         launch_us=gpu.launch * 1e6,
     )
 
@@ -291,7 +304,7 @@ def later_rounds(tiles: int, at_once: int) -> int:
 
 
 def measured(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(the device, config id -> the row of the CUDA kernel) of a file of a sweep or of `goals`."""
+    """(device and commit, config id -> row of the CUDA kernel) of a file of a sweep or of goals."""
     text = path.read_text()
     if path.suffix == ".jsonl":
         lines = [json.loads(line) for line in text.splitlines()]
@@ -300,17 +313,18 @@ def measured(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     else:
         found = json.loads(text)
         machines, rows = [found["machine"]], found["rows"]
-    device = machines[0].get("device", "") if machines else ""
-    return device, {row["config"]["id"]: row for row in rows if row["provider"] == "cuda"}
+    where = f"{machines[0].get('device')} at commit {machines[0].get('commit')}" if machines else ""
+    return where, {row["config"]["id"]: row for row in rows if row["provider"] == "cuda"}
 
 
-def table(gpu: Gpu, rows: dict[str, dict[str, Any]], device: str = "") -> Table:
+def table(gpu: Gpu, rows: dict[str, dict[str, Any]], where: str = "") -> Table:
     """Predicted times of the goal configs; measured ones beside them, "-" where there are none."""
-    beside = f"; measured on {device}" if rows else ""
-    out = Table(title=f"verify_chain: predicted for one {gpu.name}, not measured{beside}")
+    beside = f"; measured on {where}" if rows else ""
+    now = f"one {gpu.name} at commit {commit() or 'unknown'}"
+    out = Table(title=f"verify_chain: predicted for {now}, not measured{beside}")
     for heading in ("config", "schedule"):
         out.add_column(heading)
-    parts = "bytes", "issue", "slowest", "trips", "serial"
+    parts = "bytes", "issue", "slowest", "trips", "serial", "code"
     for heading in (*parts, "predicted us", "measured us", "ratio"):
         out.add_column(heading, justify="right")
     for config in HEADLINE["cuda"]:
@@ -319,7 +333,8 @@ def table(gpu: Gpu, rows: dict[str, dict[str, Any]], device: str = "") -> Table:
         shares = [f"{us:.1f}" for us in (p.bytes_us, p.issue_us, p.slowest_us)]
         trips = f"{p.trips_us:.1f} ({p.trips:.0f})"
         times = [f"{p.us:.1f}", *([f"{seen[0]:.1f}", f"{seen[0] / p.us:.1f}"] if seen else "--")]
-        out.add_row(config.id, p.schedule, *shares, trips, f"{p.serial_us:.1f}", *times)
+        alone = f"{p.serial_us:.1f}", f"{p.code_us:.1f}"
+        out.add_row(config.id, p.schedule, *shares, trips, *alone, *times)
     return out
 
 
@@ -332,8 +347,8 @@ def main(
     """Print predicted times, and measured ones beside them."""
     if gpu not in GPUS:
         raise typer.BadParameter(f"must be one of {', '.join(GPUS)}, got {gpu}", param_hint="gpu")
-    device, rows = measured(results) if results else ("", {})
-    Console(width=165).print(table(GPUS[gpu], rows, device))
+    where, rows = measured(results) if results else ("", {})
+    Console(width=175).print(table(GPUS[gpu], rows, where))
 
 
 if __name__ == "__main__":

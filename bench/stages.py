@@ -1,5 +1,9 @@
 """Times parts of the CUDA kernels alone: reading rows, the two schedules, sizes of block groups.
 
+Single sequences are also timed without emptying the L2 cache, which then holds rows and code: the
+rows of one are few, so that the difference is mostly the time in which its code comes from memory
+(`code` of `bench.predict`).
+
     python -m bench.stages [--out FOLDER] [--budget 25]
 
 Each point adds a line {"stage": ...} to cuda-goals.jsonl at once.
@@ -40,11 +44,12 @@ def sampling(rows: int, device: str, vocabulary: int = VOCABULARY) -> Callable[[
     return lambda: sk.sample(logits, seeds=seeds, positions=seeds)
 
 
-def timed(f: Callable[[], Any], device: str, seconds: float) -> float:
+def timed(f: Callable[[], Any], device: str, seconds: float, *, flushed: bool = True) -> float:
     """Microseconds of a call, the median."""
     f()
     measure.sync(device)
-    return statistics.median(measure.rounds({"call": f}, device, budget=seconds)["call"])
+    found = measure.rounds({"call": f}, device, budget=seconds, flushed=flushed)
+    return statistics.median(found["call"])
 
 
 def shared() -> list[tuple[Config, str, int]]:
@@ -73,6 +78,12 @@ def stages(device: str, provider: str, seconds: float, rows: tuple[int, ...]) ->
             force("auto", 0)
         forced = {"schedule": schedule, "group": group}
         yield {"stage": {"op": "verify_chain", "config": config.id, **forced, "us": us}}
+    for config in dict.fromkeys(config for config, _, _ in shared() if config.batch == 1):
+        call = OURS[provider].build(build(config, device))
+        for flushed in (True, False):
+            us = timed(call, device, seconds, flushed=flushed)
+            cache = {"cache": "emptied" if flushed else "kept"}
+            yield {"stage": {"op": "verify_chain", "config": config.id, **cache, "us": us}}
 
 
 def main(

@@ -1,9 +1,11 @@
 """FlashInfer's kernel without its package, for machines to which only its headers were carried.
 
+    python -m bench.peers.flashinfer_headers --prepare
     python -m bench.peers.flashinfer_headers
 
-compiles `flashinfer_chain.cu` for the GPU at hand. FlashInfer's `include/flashinfer` has to lie in
-`.carry/flashinfer/include`, or in the folder that SPECDEC_FLASHINFER names.
+The first command, where there is a network, unpacks the headers of FlashInfer's wheel (62 MB) into
+`.carry/flashinfer/include`, 6 MB that Git ignores. The second one compiles `flashinfer_chain.cu`
+against them for the GPU at hand. SPECDEC_FLASHINFER names another folder of headers.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
+import tempfile
+import zipfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor
 
 from bench.configs import Inputs
@@ -27,11 +33,52 @@ from bench.peers.base import Peer, Unsupported
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("flashinfer_chain.cu")
 LIBRARY = ROOT / "build/flashinfer_chain.so"
+VERSION = "0.7.2.post1"
+IN_WHEEL = PurePosixPath("flashinfer/data/include")
+USED = "flashinfer/sampling.cuh"
 
 
 def headers() -> Path:
-    """The folder that holds `flashinfer/sampling.cuh`."""
+    """The folder that holds USED."""
     return Path(os.environ.get("SPECDEC_FLASHINFER") or ROOT / ".carry/flashinfer/include")
+
+
+def download(folder: Path) -> Path:
+    """FlashInfer's wheel of VERSION, from where pip is set up to find packages."""
+    pip = (sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:")
+    subprocess.run([*pip, "--dest", folder, f"flashinfer-python=={VERSION}"], check=True)
+    [wheel] = folder.glob("flashinfer_python-*.whl")
+    return wheel
+
+
+def unpack(wheel: Path, folder: Path) -> int:
+    """Write the headers of a wheel into a folder, and its license beside it; their number.
+
+    Raises ValueError if USED is not among them.
+    """
+    count = 0
+    with zipfile.ZipFile(wheel) as archive:
+        names = [PurePosixPath(name) for name in archive.namelist() if not name.endswith("/")]
+        if IN_WHEEL / USED not in names:
+            raise ValueError(f"the wheel must hold {IN_WHEEL / USED}, {wheel.name} does not")
+        for name in names:
+            if name.is_relative_to(IN_WHEEL):
+                target = folder / name.relative_to(IN_WHEEL)
+                count += 1
+            elif name.name == "LICENSE" and name.parts[0].endswith(".dist-info"):
+                target = folder.parent / name.name
+            else:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive.read(str(name)))
+    return count
+
+
+def prepare() -> None:
+    """Put the headers where a device looks for them; raises what pip or `unpack` raises."""
+    with tempfile.TemporaryDirectory() as folder:
+        count = unpack(download(Path(folder)), headers())
+    print(f"{count} headers of FlashInfer {VERSION} are in {headers()}")
 
 
 def command(nvcc: str, *options: str) -> list[str | Path]:
@@ -93,6 +140,19 @@ def _accepted(tokens: Tensor) -> Tensor:
 
 PEERS = (Peer("flashinfer_headers", _available, _call, _accepted),)
 
-if __name__ == "__main__":
+
+def main(
+    prepare_headers: Annotated[
+        bool, typer.Option("--prepare", help="Download the headers instead; needs a network.")
+    ] = False,
+) -> None:
+    """Compile FlashInfer's kernel for the GPU at hand."""
+    if prepare_headers:
+        prepare()
+        return
     build()
     print(f"compiled {LIBRARY}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -3,8 +3,8 @@
     python -m bench.sass [--library] [--opcodes] [--routes]
 
 Nothing runs on a GPU. The sources in csrc/cuda are compiled for sm_90, which takes a minute;
---library reads specdec_kernels/_C.so instead. --routes adds up stall counts, and nothing else: that
-needs line information, which a library does not have.
+--library reads specdec_kernels/_C.so instead. --routes adds up what one warp does outside of the
+loops, and nothing else: that needs line information, which a library does not have.
 """
 
 from __future__ import annotations
@@ -85,23 +85,28 @@ def kernels_table(kernels: list[Kernel], shared: int) -> Table:
 
 
 def routes_table() -> Table:
-    table = Table(title="Stall counts on the cheapest path of a warp outside of the loops")
-    for heading in ("kernel", "route", "cycles", "ceiling", "instructions"):
+    table = Table(
+        title="Cycles of a warp on its cheapest path outside of the loops: counted (ceiling)"
+    )
+    counts = "stall counts", "and waits", "and code from memory"
+    for heading in ("kernel", "route", "instructions", *counts):
         table.add_column(heading, justify="left" if heading in ("kernel", "route") else "right")
     compiled = programs(dict.fromkeys(SOURCES[budget.kernel] for budget in ROUTES))
     for budget in ROUTES:
         for program in (p for p in compiled if budget.kernel in p.name):
             cost = cheapest(program, budget.route)
-            cycles, instructions = (str(n) for n in cost) if cost else ("none", "")
-            name = NAMES[budget.kernel]
-            table.add_row(name, budget.route.name, cycles, str(budget.cycles), instructions)
+            of_cost = (cost.cycles, cost.warm, cost.cold) if cost else ("none",) * 3
+            ceilings = budget.cycles, budget.warm, budget.cold
+            counted = [f"{n} ({most})" for n, most in zip(of_cost, ceilings, strict=True)]
+            issued = str(cost.instructions) if cost else ""
+            table.add_row(NAMES[budget.kernel], budget.route.name, issued, *counted)
     return table
 
 
 def main(
     library: Annotated[bool, typer.Option(help="read _C.so instead of compiling")] = False,
     opcodes: Annotated[bool, typer.Option(help="also count each opcode of the loops")] = False,
-    routes: Annotated[bool, typer.Option(help="only add up the stall counts of routes")] = False,
+    routes: Annotated[bool, typer.Option(help="only add up the cycles of routes")] = False,
 ) -> None:
     if routes:
         Console(width=160).print(routes_table())

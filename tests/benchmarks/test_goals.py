@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import subprocess
+import zipfile
 
 import pytest
+import torch
 
 import specdec_kernels as sk
 from bench import goals, measure, plans, stages
@@ -137,17 +139,90 @@ def test_launches_of_the_chain_kernel_are_found_in_a_trace():
     assert plans.launched(events) == [{"kernel": kernel, **seen}]
 
 
+@pytest.mark.parametrize(
+    ("flushed", "happened"), [(True, ["flush", "call"]), (False, ["call"])], ids=["emptied", "kept"]
+)
+def test_the_cache_is_emptied_before_a_call_unless_it_is_to_be_kept(monkeypatch, flushed, happened):
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 0.004
+
+    seen = []
+    monkeypatch.setattr(measure, "flush", lambda: seen.append("flush"))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls = {"f": lambda: seen.append("call")}
+    times = measure.rounds(calls, "cuda", budget=0, least=1, flushed=flushed)
+    assert times == {"f": [4.0]}
+    assert seen == happened
+
+
 def test_stages_are_timed_under_the_schedules_that_they_name(monkeypatch):
     forced = []
     monkeypatch.setattr(stages, "force", lambda *choice: forced.append(choice))
-    monkeypatch.setattr(stages, "timed", lambda f, device, seconds: (f(), 2.0)[1])
+    monkeypatch.setattr(stages, "timed", lambda f, *_, flushed=True: (f(), 2.0 + flushed)[1])
     monkeypatch.setattr(stages, "VOCABULARY", 521)
     monkeypatch.setitem(stages.BASE, "cuda", TINY[0])
     lines = [line["stage"] for line in stages.stages("cpu", "cpp", 0.1, (1, 3))]
-    assert [line["bytes_per_s"] for line in lines[:2]] == [521e6, 3 * 521e6]
-    named = [(line["schedule"], line["group"]) for line in lines[2:]]
+    assert [line["bytes_per_s"] for line in lines[:2]] == [521e6 / 1.5, 521e6 * 2]
+    named = [(line["schedule"], line["group"]) for line in lines[2:] if "schedule" in line]
     assert named == forced[::2]
     assert set(forced[1::2]) == {("auto", 0)}
+    kept = [(line["config"], line["cache"], line["us"]) for line in lines if "cache" in line]
+    assert len(kept) == 4
+    assert [(cache, us) for _, cache, us in kept] == [("emptied", 3.0), ("kept", 2.0)] * 2
+    assert {config.split("-")[0] for config, _, _ in kept} == {"B1"}
+
+
+def wheel_of(folder, names):
+    folder.mkdir(exist_ok=True)
+    path = folder / "flashinfer_python-0.7.2.post1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, f"// {name}")
+    return path
+
+
+def test_the_headers_of_flashinfers_wheel_are_prepared_to_be_carried(tmp_path, monkeypatch, capsys):
+    """Headers and the license, and nothing else: what is carried has a limit."""
+    made = wheel_of(
+        tmp_path / "index",
+        [
+            "flashinfer/data/include/flashinfer/sampling.cuh",
+            "flashinfer/data/include/flashinfer/attention/mask.cuh",
+            "flashinfer/data/csrc/sampling.cu",
+            "flashinfer/sampling.py",
+            "flashinfer_python-0.7.2.post1.dist-info/licenses/LICENSE",
+        ],
+    )
+    asked = []
+
+    def pip(command, check):
+        asked.append((command[1:4], command[-1]))
+        shutil.copy(made, command[command.index("--dest") + 1])
+
+    folder = tmp_path / "carry/include"
+    monkeypatch.setenv("SPECDEC_FLASHINFER", str(folder))
+    monkeypatch.setattr(flashinfer_headers.subprocess, "run", pip)
+    flashinfer_headers.main(prepare_headers=True)
+    assert asked == [(["-m", "pip", "download"], "flashinfer-python==0.7.2.post1")]
+    files = (p for p in folder.parent.rglob("*") if p.is_file())
+    assert sorted(p.relative_to(folder.parent).as_posix() for p in files) == [
+        *("LICENSE", "include/flashinfer/attention/mask.cuh", "include/flashinfer/sampling.cuh"),
+    ]
+    assert f"2 headers of FlashInfer 0.7.2.post1 are in {folder}" in capsys.readouterr().out
+
+
+def test_a_wheel_without_the_header_that_is_compiled_is_refused(tmp_path):
+    wheel = wheel_of(tmp_path, ["flashinfer/include/flashinfer/sampling.cuh"])
+    with pytest.raises(ValueError, match="must hold flashinfer/data/include/flashinfer/sampling"):
+        flashinfer_headers.unpack(wheel, tmp_path / "include")
 
 
 @pytest.mark.skipif(not NVCC, reason="needs nvcc")

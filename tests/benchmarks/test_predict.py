@@ -28,10 +28,13 @@ def counted(monkeypatch):
     for kernel, work in predict.COUNTED:
         count = 200 if work.startswith("residual") else 100
         monkeypatch.setitem(predict.COUNTED, (kernel, work), count)
-    cycles = (1000, 4000, 5000, 3000, 4500)
-    for route, count in zip(budgets.LOGITS_ROUTES, cycles, strict=True):
-        monkeypatch.setitem(predict.STALLS, (budgets.LOGITS, route.name), count)
-    monkeypatch.setitem(predict.STALLS, (budgets.PROBS, budgets.PROBS_ROUTE.name), 7000)
+    # With the code in a cache and in memory; stall counts alone are not asked for.
+    cycles = (1000, 2000), (4000, 8000), (5000, 9500), (3000, 7000), (4500, 9000)
+    routes = [(budgets.LOGITS, route) for route in budgets.LOGITS_ROUTES]
+    costs = *zip(routes, cycles, strict=True), ((budgets.PROBS, budgets.PROBS_ROUTE), (7000, 11000))
+    for (kernel, route), count in costs:
+        counted = budgets.RouteBudget(kernel, route, 0, *count)
+        monkeypatch.setitem(predict.COSTS, (kernel, route.name), counted)
 
 
 def check(found, schedule, **wanted):
@@ -54,7 +57,8 @@ def test_a_single_sequence_from_logits():
         slowest_us=1,
         trips=1 + 1 + 4 + 1 + 1 + 3 + 2,  # however many drafts are tested
         serial_us=4,  # eight blocks measure three rows in one turn
-        us=1 + 13 + 4 + 2,
+        code_us=4,
+        us=1 + 13 + 4 + 4 + 2,
     )
 
 
@@ -85,27 +89,29 @@ def test_a_batch_from_logits():
         trips=3 * (1 + 1 + 4) + 2 + 1 + 3 + 2,
         # Three waves of groups up to their tickets; then nine rows are measured in two turns.
         serial_us=3 + (4 - 1) + (5 - 4),
-        us=33 * 0.1024 * 10.875 + 26 + 7 + 2,
+        code_us=9.5 - 5,  # the groups of later waves find the code up to the ticket
+        us=33 * 0.1024 * 10.875 + 26 + 7 + 4.5 + 2,
     )
 
 
 @pytest.mark.parametrize(
-    ("config", "schedule", "serial_us"),
+    ("config", "schedule", "serial_us", "code_us"),
     [
         # The slowest of 67 sequences accepts 2.9 of 4 drafts and tests the next one.
         (
             Config(67, 4, 51200, "bfloat16", acceptance=0.5),
             "row-lazy",
             3 + 1.5 * predict.mean_accepted(0.5, 4, 67),
+            4 + 0.5 * predict.mean_accepted(0.5, 4, 67),
         ),
-        (Config(1, 4, 51200, start="probs"), "row-lazy", 7),
+        (Config(1, 4, 51200, start="probs"), "row-lazy", 7, 4),
         # The general kernel does at least what the one for logits does.
-        (Config(1, 4, 51200, "bfloat16", "t.8-p.9"), "row-parallel", 5),
+        (Config(1, 4, 51200, "bfloat16", "t.8-p.9"), "row-parallel", 5, 4.5),
     ],
     ids=["row-lazy", "probabilities", "filters"],
 )
-def test_what_one_warp_does_alone(config, schedule, serial_us):
-    check(predict.predict(config, GPU), schedule, serial_us=serial_us)
+def test_what_one_warp_does_alone(config, schedule, serial_us, code_us):
+    check(predict.predict(config, GPU), schedule, serial_us=serial_us, code_us=code_us)
 
 
 def test_a_prediction_names_its_device():
@@ -120,10 +126,16 @@ def test_a_prediction_names_its_device():
 
 
 @pytest.mark.parametrize("file", ["cuda-goals-20261126.jsonl", "cuda-20261126T013609.json"])
-def test_measured_times_are_printed_beside_predicted_ones(file, capsys):
+def test_measured_times_are_printed_beside_predicted_ones(file, capsys, monkeypatch):
+    """Each with the device and the commit that it is of."""
+    monkeypatch.setenv("SPECDEC_COMMIT", "c0ffee")
     predict.main(ROOT / "bench/results" / file)
     out = capsys.readouterr().out
-    assert "predicted for one H200, not measured; measured on NVIDIA H200" in out
+    title = " ".join(out[: out.index("┏")].split())
+    assert title == (
+        "verify_chain: predicted for one H200 at commit c0ffee, not measured; "
+        "measured on NVIDIA H200 at commit 9bf373e"
+    )
     row = next(line for line in out.splitlines() if "B256-g5-V128256-f32-t.8-a0.8-probs" in line)
     predicted, measured, ratio = (float(text) for text in row.split("│")[-4:-1])
     assert measured > 70

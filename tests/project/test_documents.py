@@ -27,6 +27,7 @@ OTHERS = {
     "--only": "bench/sweep.py",
     "--op": "bench/sweep.py",
     "--part": "bench/forward.py",
+    "--prepare": "bench/peers/flashinfer_headers.py",
     "--processor-time": "bench/sparse_cache.py",
     "--quick": "bench/sweep.py",
     "--ranks": "bench/sharded.py",
