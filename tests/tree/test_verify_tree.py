@@ -389,6 +389,17 @@ def test_typical_accepts_the_first_of_equally_likely_children(name):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_the_bound_of_typical_is_strict_however_the_weight_of_a_maximum_is_rounded(name):
+    """A certain token has P = 1 and entropy 0, which is not above a bound of 1."""
+    target = torch.full((4, 2, 3), -torch.inf)
+    target[..., 1] = torch.tensor([[0.0], [0.3], [1.7], [-2.9]])
+    got = verify_tree(provider("verify_tree", name), target, torch.ones(4, 1).long(),
+                      torch.full((4, 1), -1), rule="typical", epsilon=1.0, delta=1.0)  # fmt: skip
+    assert not got[2].any()
+    assert got[1][:, 0].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_wrong_row_statistics_never_emit_a_token_without_target_probability(name):
     """With these statistics the draft row has exp(300) as a probability."""
     target = torch.tensor([0.0, 1.0, -torch.inf, -torch.inf]).expand(1, 2, 4)
