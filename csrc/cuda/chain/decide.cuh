@@ -309,7 +309,6 @@ class ChainVerifier : ChainView<kVariant> {
 
   // Rules typical, top_beta and synthetic, in rules.cuh.
   __device__ void decide_otherwise();
-  __device__ double drafted_prob() const;
   __device__ bool accepts_at_rate() const;
   __device__ void decide_typical();
   __device__ void begin_top_beta();

@@ -11,10 +11,4 @@ using ChainKernel = GroupKernel<ChainJob>;
 template <Variant kVariant>
 ChainKernel& chain_kernel_of();
 
-inline ChainKernel& chain_kernel_of(Variant variant) {
-  return variant == Variant::kLogits  ? chain_kernel_of<Variant::kLogits>()
-         : variant == Variant::kProbs ? chain_kernel_of<Variant::kProbs>()
-                                      : chain_kernel_of<Variant::kGeneral>();
-}
-
 }  // namespace specdec::cuda

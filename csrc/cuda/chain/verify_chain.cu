@@ -7,6 +7,13 @@
 namespace specdec::cuda {
 namespace {
 
+// Here, where no kernel is defined: where one is, each use would compile another copy of it.
+ChainKernel& chain_kernel_of(Variant variant) {
+  return variant == Variant::kLogits  ? cuda::chain_kernel_of<Variant::kLogits>()
+         : variant == Variant::kProbs ? cuda::chain_kernel_of<Variant::kProbs>()
+                                      : cuda::chain_kernel_of<Variant::kGeneral>();
+}
+
 // Whether all target rows are direct and read at single entries: then there is nothing to compute
 // for all rows beforehand, and a group for each sequence takes within 2 us of several on an H200.
 bool all_direct(const ChainParams& p) {
