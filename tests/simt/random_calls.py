@@ -189,11 +189,14 @@ def main() -> int:
         except AssertionError as error:
             failed.append(i)
             print(f"call {i} of seed {a.seed}: {error}", flush=True)
+        except KeyboardInterrupt:
+            break
     for group in dict.fromkeys(group for group, _ in reached):
         counts = ((name, n) for (g, name), n in reached.most_common() if g == group)
         print(f"{group}: " + ", ".join(f"{name} {n}" for name, n in counts))
     took = time.perf_counter() - begin
-    print(f"{len(failed)} of {a.calls} calls differ, {took:.0f} s", flush=True)
+    made = sum(n for (group, _), n in reached.items() if group == "calls")
+    print(f"{len(failed)} of {made} calls differ, {took:.0f} s", flush=True)
     return 1 if failed else 0
 
 
