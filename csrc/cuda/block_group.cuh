@@ -116,16 +116,34 @@ struct Cluster {
 };
 #endif
 
+struct Add {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Larger {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a > b ? a : b;
+  }
+};
+
+// Folds one value of each lane; in every lane.
+template <class T, class Op>
+inline __device__ T fold_lanes(T value, Op op) {
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    value = op(value, __shfl_xor_sync(kAllLanes, value, step));
+  }
+  return value;
+}
+
 // The largest of a warp; in every lane.
 inline __device__ uint32_t warp_max(uint32_t value) {
 #ifdef __CUDA_ARCH__
   return __reduce_max_sync(kAllLanes, value);
 #else
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    const uint32_t other = __shfl_xor_sync(kAllLanes, value, step);
-    value = other > value ? other : value;
-  }
-  return value;
+  return fold_lanes(value, Larger());
 #endif
 }
 
@@ -197,12 +215,10 @@ struct BlockGroup {
     return all;
   }
 
-  // Sum over the block.
-  __device__ int64_t sum(int64_t value) {
-    for (int step = kLanes / 2; step > 0; step /= 2) {
-      value += __shfl_xor_sync(kAllLanes, value, step);
-    }
-    return fold_warps(value, [](int64_t a, int64_t b) { return a + b; });
+  // Sum over the block, always taken in the same order.
+  template <class T>
+  __device__ T sum(T value) {
+    return fold_warps(fold_lanes(value, Add()), Add());
   }
 
   // Sum over the threads of the block before this one; the block's sum in `all`.
@@ -223,14 +239,6 @@ struct BlockGroup {
     return before + upto - value;
   }
 
-  // The sum of doubles is always taken in the same order.
-  __device__ double sum(double value) {
-    for (int step = kLanes / 2; step > 0; step /= 2) {
-      value += __shfl_xor_sync(kAllLanes, value, step);
-    }
-    return fold_warps(value, [](double a, double b) { return a + b; });
-  }
-
   // The largest key of the block.
   __device__ uint32_t max_key(uint32_t key) {
     uint64_t* const buffer = exchange(uint64_t{warp_max(key)});
@@ -240,11 +248,7 @@ struct BlockGroup {
   // The smallest and the largest unsigned number of the block.
   __device__ uint64_t min(uint64_t value) { return ~max(~value); }
   __device__ uint64_t max(uint64_t value) {
-    for (int step = kLanes / 2; step > 0; step /= 2) {
-      const uint64_t other = __shfl_xor_sync(kAllLanes, value, step);
-      value = other > value ? other : value;
-    }
-    return fold_warps(value, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+    return fold_warps(fold_lanes(value, Larger()), Larger());
   }
 
  private:

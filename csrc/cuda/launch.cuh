@@ -29,51 +29,24 @@ struct GroupConfig {
   GroupConfig(const GroupConfig&) = delete;
 };
 
-template <class Kernel>
-cudaError_t ask_device(Kernel* kernel, int blocks_per_processor, int index, Device* out) {
-  *out = {};
-  int major = 0;
-  cudaError_t status =
-      cudaDeviceGetAttribute(&out->processors, cudaDevAttrMultiProcessorCount, index);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-  if (status != cudaSuccess) return status;
-  // The virtual architecture that the code for this device was compiled from counts too.
-  cudaFuncAttributes attributes = {};
-  status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-  if (status != cudaSuccess) return status;
-  out->clusters = major >= 9 && attributes.ptxVersion >= 90;
-  // A device may have less shared memory than these blocks need.
-  int fit = 0;
-  status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, kThreads, sizeof(Shared));
-  if (status != cudaSuccess) return status;
-  out->blocks = std::min(fit, blocks_per_processor) * out->processors;
-  out->groups[1] = out->blocks;
-  for (int size = 2; size <= kMaxGroupSize && out->clusters; ++size) {
-    GroupConfig launch(size, true);
-    launch.config.gridDim = dim3(static_cast<unsigned>(size));
-    status = cudaOccupancyMaxActiveClusters(&fit, kernel, &launch.config);
-    // A device, or a partition of one, that is too small for the size may answer with an error.
-    if (status != cudaSuccess) cudaGetLastError();
-    out->groups[size] = status == cudaSuccess ? std::min(fit, out->blocks / size) : 0;
-  }
-  return cudaSuccess;
-}
-
-// What is known of the devices for one kernel. Each is asked once, because the driver takes long to
-// answer.
-class Devices {
+// A kernel of block groups: what the devices run of it at once, and its launch.
+template <class Job>
+class GroupKernel {
  public:
-  template <class Kernel>
-  cudaError_t current(Kernel* kernel, int blocks_per_processor, Device* out) {
+  constexpr GroupKernel(void (*kernel)(Job), int blocks_per_processor)
+      : kernel_(kernel), blocks_per_processor_(blocks_per_processor) {}
+
+  // What the current device runs at once. Each is asked once, because the driver takes long to
+  // answer.
+  cudaError_t device(Device* out) {
     int index = 0;
     cudaError_t status = cudaGetDevice(&index);
     if (status != cudaSuccess) return status;
-    if (index >= kKnown) return ask_device(kernel, blocks_per_processor, index, out);
+    if (index >= kKnown) return ask(index, out);
     if (!asked_[index]) {
       const std::lock_guard<std::mutex> lock(asking_);
       if (!asked_[index]) {
-        status = ask_device(kernel, blocks_per_processor, index, &known_[index]);
+        status = ask(index, &known_[index]);
         if (status != cudaSuccess) return status;
         asked_[index] = true;
       }
@@ -82,10 +55,53 @@ class Devices {
     return cudaSuccess;
   }
 
+  cudaError_t launch(const Job& job, void* stream) {
+    Device on;
+    const cudaError_t status = device(&on);
+    if (status != cudaSuccess) return status;
+    const CudaPlan& plan = job.plan;
+    GroupConfig launch(plan.group_size, on.clusters);
+    launch.config.gridDim = dim3(static_cast<unsigned>(plan.groups * plan.group_size));
+    launch.config.stream = static_cast<cudaStream_t>(stream);
+    return cudaLaunchKernelEx(&launch.config, kernel_, job);
+  }
+
  private:
+  cudaError_t ask(int index, Device* out) const {
+    *out = {};
+    int major = 0;
+    cudaError_t status =
+        cudaDeviceGetAttribute(&out->processors, cudaDevAttrMultiProcessorCount, index);
+    if (status != cudaSuccess) return status;
+    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+    if (status != cudaSuccess) return status;
+    // The virtual architecture that the code for this device was compiled from counts too.
+    cudaFuncAttributes attributes = {};
+    status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel_));
+    if (status != cudaSuccess) return status;
+    out->clusters = major >= 9 && attributes.ptxVersion >= 90;
+    // A device may have less shared memory than these blocks need.
+    int fit = 0;
+    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel_, kThreads, sizeof(Shared));
+    if (status != cudaSuccess) return status;
+    out->blocks = std::min(fit, blocks_per_processor_) * out->processors;
+    out->groups[1] = out->blocks;
+    for (int size = 2; size <= kMaxGroupSize && out->clusters; ++size) {
+      GroupConfig launch(size, true);
+      launch.config.gridDim = dim3(static_cast<unsigned>(size));
+      status = cudaOccupancyMaxActiveClusters(&fit, kernel_, &launch.config);
+      // A device, or a partition of one, that is too small for the size may answer with an error.
+      if (status != cudaSuccess) cudaGetLastError();
+      out->groups[size] = status == cudaSuccess ? std::min(fit, out->blocks / size) : 0;
+    }
+    return cudaSuccess;
+  }
+
   static constexpr int kKnown = 64;
-  Device known_[kKnown];
-  std::atomic<bool> asked_[kKnown];
+  void (*kernel_)(Job);
+  int blocks_per_processor_;
+  Device known_[kKnown] = {};
+  std::atomic<bool> asked_[kKnown] = {};
   std::mutex asking_;
 };
 
@@ -105,15 +121,6 @@ inline uint64_t next_launch_id() {
     const uint64_t id = mixed(count.fetch_add(1)) >> 16;
     if (id >> 40 != 0 && id >> 40 != 0xff) return id;
   }
-}
-
-template <class Job>
-cudaError_t launch_groups(void (*kernel)(Job), const Job& job, const CudaPlan& plan,
-                          const Device& device, void* stream) {
-  GroupConfig launch(plan.group_size, device.clusters);
-  launch.config.gridDim = dim3(static_cast<unsigned>(plan.groups * plan.group_size));
-  launch.config.stream = static_cast<cudaStream_t>(stream);
-  return cudaLaunchKernelEx(&launch.config, kernel, job);
 }
 
 }  // namespace specdec::cuda

@@ -36,6 +36,12 @@ inline bool needs_best(const SamplingParams& s, bool gumbel) {
   return gumbel || s.temperatures != nullptr || s.temperature == 0;
 }
 
+// Whether some sequence may have a filter.
+inline bool may_filter(const SamplingParams& s, int64_t vocab) {
+  return s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
+         SequenceParams{1, s.top_k, s.top_p, s.min_p}.filters(vocab);
+}
+
 // What a launch has to do.
 struct Work {
   int64_t sequences;

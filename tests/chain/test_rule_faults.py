@@ -212,6 +212,30 @@ def test_an_empty_residual_of_rule_block_is_drawn_from_its_own_row(name):
     assert (got[0].tolist(), int(got[2])) == ([[1, -1, -1]], EMPTY)
 
 
+@pytest.mark.covering(emulated=1)
+@pytest.mark.parametrize("form", ["whole", "mapped", "wide"])
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_an_infinite_q_of_finite_logits_leaves_an_empty_residual(name, form):
+    """No fault of the row: its logsumexp is that of twice the temperature, and 3e38 / T no float.
+
+    Rule block must reject the first draft, too, because Q exceeds P in the row after it.
+    """
+    v, columns = 6, None
+    q = torch.zeros(1, 2, v + 3 if form == "wide" else v)
+    q[:, 1] = 3e38
+    if form == "mapped":
+        columns = torch.arange(v, dtype=torch.int32)
+    logsumexp = q.double().logsumexp(-1) + torch.tensor([1.0, 0.0])  # Q < P in the first row
+    sampled = (logsumexp, q.amin(-1), 0.5)
+    uniforms = torch.tensor([[0.5, 0.5, 0.7]]).double()
+    for rule in RULES_READING_DRAFT:
+        got = verify(provider("verify_chain", name), torch.zeros(1, 3, v), torch.ones(1, 2).long(),
+                     q, sampled=sampled, columns=columns, uniforms=uniforms, rule=rule)  # fmt: skip
+        tokens, status = ([4, -1, -1], 0) if rule == "block" else ([1, 4, -1], EMPTY)
+        assert (got[0].tolist(), int(got[2])) == ([tokens], status)
+        assert float(got[4][0, 1]) == 0
+
+
 def certain_rows(*tokens, kind):
     """[1, rows, 3]: each row is certain of a token."""
     rows = torch.nn.functional.one_hot(torch.tensor([tokens]), 3).float()

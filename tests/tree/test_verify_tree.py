@@ -17,7 +17,7 @@ from support.providers import (
     verify_tree,
 )
 
-from specdec_kernels import reference
+from specdec_kernels import Status, reference
 from specdec_kernels.arguments.chain import ChainArguments
 from specdec_kernels.arguments.rules import TREE_RULES, TREE_RULES_READING_DRAFT
 from specdec_kernels.arguments.tree import TreeArguments
@@ -386,6 +386,29 @@ def test_typical_accepts_the_first_of_equally_likely_children(name):
     tokens, parents = torch.tensor([[2, 1]]), torch.tensor([[-1, -1]])
     got = verify_tree(provider("verify_tree", name), target, tokens, parents, rule="typical")
     assert got[0].tolist() == [[0, -1]]
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_the_bound_of_typical_is_strict_however_the_weight_of_a_maximum_is_rounded(name):
+    """A certain token has P = 1 and entropy 0, which is not above a bound of 1."""
+    target = torch.full((4, 2, 3), -torch.inf)
+    target[..., 1] = torch.tensor([[0.0], [0.3], [1.7], [-2.9]])
+    got = verify_tree(provider("verify_tree", name), target, torch.ones(4, 1).long(),
+                      torch.full((4, 1), -1), rule="typical", epsilon=1.0, delta=1.0)  # fmt: skip
+    assert not got[2].any()
+    assert got[1][:, 0].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_traversal_draws_from_the_target_after_a_draft_that_nowhere_exceeds_it(name):
+    """Q sums to 0.4. No part of P is its own, so the residual counts as empty."""
+    target = uniform_over((1, 2), (0,))
+    draft = torch.tensor([[[0.0, 0.4, 0.0, 0.0]]]).log()
+    sampled = (torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), -torch.inf), 1.0)
+    got = verify_tree(provider("verify_tree", name), target, torch.tensor([[3]]),
+                      torch.tensor([[-1]]), draft, rule="traversal", sampled=sampled,
+                      uniforms=f64(0.5, 0.3, 0.3))  # fmt: skip
+    assert (got[1].tolist(), int(got[3])) == ([[1, -1]], Status.EMPTY_RESIDUAL)
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)

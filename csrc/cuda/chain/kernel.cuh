@@ -11,6 +11,7 @@
 //                    registers
 //   row-lazy, row-parallel  the schedules kLazy and kParallel of specdec/cuda_plan.h
 #include "cuda/chain/block.cuh"
+#include "cuda/chain/kernels.cuh"
 #include "cuda/chain/residual.cuh"
 #include "cuda/chain/rules.cuh"
 #include "cuda/row/fill.cuh"
@@ -305,6 +306,12 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor(kVariant))
     open(group, job, b, t);
     verify<kVariant>(group, job);
   }
+}
+
+template <Variant kVariant>
+ChainKernel& chain_kernel_of() {
+  static ChainKernel kernel(chain_kernel<kVariant>, blocks_per_processor(kVariant));
+  return kernel;
 }
 
 }  // namespace specdec::cuda

@@ -255,7 +255,7 @@ class ChainResidual : ChainView<kVariant> {
       t_.stats.valid = positive > 0 || t_.sums[kDirect] > 0;
     }
     t_.positive = positive;
-    t_.valid = is_finite(positive) && is_finite(mass_beyond);
+    t_.valid = is_finite(positive) && mass_beyond >= 0;
     if (!kGeneral) return;
     if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) mass_beyond = 1;
     // With a map from tokens to columns `mass_beyond` is the sum of the whole row, which was read
@@ -264,7 +264,8 @@ class ChainResidual : ChainView<kVariant> {
     t_.negative = (rule_is(Rule::kBlock) ? t_.sums[kNegative] : 0) + (mapped ? 0.0 : mass_beyond);
   }
 
-  // The sum over the row of what was stored; NaN if a warp tile was not valid.
+  // The sum over the row of what was stored; NaN if a warp tile was not valid, else infinite if its
+  // sum was.
   __device__ double sum_and_choose(int which, int64_t warp_tiles) {
     const TileStats tile_stats = tile_stats_of(which);
     const bool linear = which != kTargetMass || direct();
@@ -272,7 +273,8 @@ class ChainResidual : ChainView<kVariant> {
     const float max = linear ? run.largest(group_, tile_stats) : t_.stats.max;
     const WarpTileMasses masses(group_, tile_stats, warp_tiles, run, max, t_.stats.inv_t, linear);
     const double sum = masses.sum();
-    if (((which == kPositive && !entropy() && !counts()) || which == kTargetMass) && sum > 0) {
+    const bool draws = (which == kPositive && !entropy() && !counts()) || which == kTargetMass;
+    if (draws && sum > 0 && is_finite(sum)) {
       int64_t rest;
       const int64_t tile = masses.choose(group_, residual_uniform(p_, t_, t_.i), rest);
       if (thread_id() == 0) {

@@ -8,8 +8,9 @@ namespace specdec::cuda {
 template <Variant kVariant>
 __device__ void ChainVerifier<kVariant>::decide_otherwise() {
   if (rule_is(Rule::kSynthetic)) return accepts_at_rate() ? accept(drafted_logprob()) : draw_p();
-  const double p_x = exp_of(drafted_logprob());
-  if (!typical_needs_entropy(p_x, p_.typical_epsilon)) return accept_or_draw(p_x > 0);
+  // Weights are rounded, so that P of the only survivor may be a little above 1, and so any bound.
+  t_.p_x = fmin(1.0, exp_of(drafted_logprob()));
+  if (!typical_needs_entropy(t_.p_x, p_.typical_epsilon)) return accept_or_draw(t_.p_x > 0);
   t_.action = Action::kEntropy;
 }
 
@@ -21,8 +22,7 @@ __device__ bool ChainVerifier<kVariant>::accepts_at_rate() const {
 
 template <Variant kVariant>
 __device__ void ChainVerifier<kVariant>::decide_typical() {
-  accept_or_draw(exp_of(drafted_logprob()) >
-                 typical_bound(p_.typical_epsilon, p_.typical_delta, t_.found));
+  accept_or_draw(t_.p_x > typical_bound(p_.typical_epsilon, p_.typical_delta, t_.found));
 }
 
 // Rule top_beta. At temperature 0 P is that of temperature 1 without filters.

@@ -102,6 +102,7 @@ struct ChainTask : SequenceState {
   double sums[4];             // what kEntropy or kResidual added up, see ChainResidual
   double positive, negative;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
   double found;               // the entropy, or the number of likelier tokens
+  double p_x;                 // P of the drafted token under rule typical
   int64_t token;              // the target's choice, or the token drawn
 
   // Whether the sums of rule block need P at the draft's listed tokens alone. Then no tile sums are

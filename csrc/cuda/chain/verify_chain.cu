@@ -2,20 +2,24 @@
 #include <algorithm>
 
 #include "cuda/chain/kernels.cuh"
-#include "cuda/launch.cuh"
 #include "specdec/chain.h"
 
 namespace specdec::cuda {
 namespace {
 
+// Here, where no kernel is defined: where one is, each use would compile another copy of it.
+ChainKernel& chain_kernel_of(Variant variant) {
+  return variant == Variant::kLogits  ? cuda::chain_kernel_of<Variant::kLogits>()
+         : variant == Variant::kProbs ? cuda::chain_kernel_of<Variant::kProbs>()
+                                      : cuda::chain_kernel_of<Variant::kGeneral>();
+}
+
 // Whether all target rows are direct and read at single entries: then there is nothing to compute
 // for all rows beforehand, and a group for each sequence takes within 2 us of several on an H200.
 bool all_direct(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
-  const bool vectors = s.temperatures != nullptr || s.top_ks != nullptr || s.top_ps != nullptr ||
-                       s.min_ps != nullptr;
-  return p.kind == Kind::kProbs && p.reads_draft() && !vectors && s.temperature == 1 &&
-         !params_of(s, 0).filters(p.vocab);
+  return p.kind == Kind::kProbs && p.reads_draft() && s.temperatures == nullptr &&
+         s.temperature == 1 && !may_filter(s, p.vocab);
 }
 
 bool needs_best(const ChainParams& p) {
@@ -52,8 +56,7 @@ ChainJob job_of(const ChainParams& p, const CudaPlan& plan) {
 int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan* plan) {
   Device device;
   const Variant variant = variant_of(p);
-  const ChainKernel kernel = chain_kernel_of(variant);
-  const cudaError_t status = kernel.device(&device);
+  const cudaError_t status = chain_kernel_of(variant).device(&device);
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
   if (wanted.schedule == Schedule::kAuto && all_direct(p)) wanted.schedule = Schedule::kLazy;
@@ -68,11 +71,6 @@ int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan
 
 int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  Device device;
-  const Variant variant = variant_of(p);
-  const ChainKernel kernel = chain_kernel_of(variant);
-  const cudaError_t status = kernel.device(&device);
-  if (status != cudaSuccess) return status;
   ChainJob job = job_of(p, plan);
   const WorkspaceLayout layout(job);
   char* const memory = static_cast<char*>(workspace);
@@ -80,7 +78,7 @@ int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, vo
   job.records = reinterpret_cast<ChainRecord*>(memory + layout.records);
   job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_best(p)};
   job.launch_id = next_launch_id();
-  return launch_groups(kernel.entry, job, plan, device, stream);
+  return chain_kernel_of(variant_of(p)).launch(job, stream);
 }
 
 }  // namespace specdec::cuda

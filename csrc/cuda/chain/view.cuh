@@ -2,6 +2,7 @@
 // What a kernel of verify_chain is compiled for. All kernels come from the same code; what a
 // variant excludes is left out of its kernel at compile time.
 #include "cuda/chain/sequence.cuh"
+#include "cuda/plan.cuh"
 
 namespace specdec::cuda {
 
@@ -23,12 +24,10 @@ inline Variant variant_of(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
   const bool ratio_test =
       p.rule == Rule::kToken || p.rule == Rule::kLenient || p.rule == Rule::kGreedy;
-  const bool filters = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
-                       SequenceParams{1, s.top_k, s.top_p, s.min_p}.filters(p.vocab);
   const bool needs_any_reader =
       p.draft.columns != nullptr || p.draft.form == DraftForm::kSparse ||
       (p.draft.form != DraftForm::kOneHot && p.draft.rows.dtype != p.target.dtype);
-  if (!ratio_test || filters || needs_any_reader) return Variant::kGeneral;
+  if (!ratio_test || may_filter(s, p.vocab) || needs_any_reader) return Variant::kGeneral;
   if (p.kind == Kind::kLogits) return Variant::kLogits;
   const bool as_they_are = p.rule == Rule::kGreedy || (s.temperatures == nullptr &&
                                                        (s.temperature == 1 || s.temperature == 0));

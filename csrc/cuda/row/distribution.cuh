@@ -147,7 +147,7 @@ class WarpTileScale {
   // The sum of weights whose masses add up to `total`: on the scale of the maximum, or if `linear`
   // on that of the weights.
   __device__ double sum(int64_t total) const {
-    if (linear_ && !is_finite(max_)) return NAN;
+    if (linear_ && !is_finite(max_)) return max_;
     const int scale = linear_ ? exponent_bits(max_) - exponent_bits(1.0f) : 0;
     return scaled(static_cast<double>(total), log2_ - kUnitBits + scale);
   }
@@ -209,7 +209,7 @@ class WarpTileMasses {
   }
 
   __device__ bool any() const { return total_ > 0; }
-  // See WarpTileScale; NaN if `linear` and the largest scale is.
+  // See WarpTileScale; if `linear`, not finite if the largest scale is not.
   __device__ double sum() const { return scale_.sum(total_); }
   __device__ double log_sum() const { return scale_.log_sum(total_); }
 

@@ -17,14 +17,6 @@ inline __device__ int index_of(uint64_t packed) {
   return kWarpTile - 1 - static_cast<int>(static_cast<uint32_t>(packed));
 }
 
-inline __device__ uint64_t warp_best(uint64_t value) {
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, value, step);
-    value = other > value ? other : value;
-  }
-  return value;
-}
-
 // E = -log1p(-u) with u = (x + 1/2) / 2^32, exponentially distributed; -log(E) is Gumbel noise.
 // Each half of the range keeps its relative precision. A small x takes 32 more bits; there
 // -log1p(-u) is u to the last bit of a float.
@@ -64,7 +56,7 @@ inline __device__ uint64_t warp_tile_gumbel(float (&w)[kPerLane], bool wide, int
     }
     rotate(w);
   }
-  return warp_best(best);
+  return fold_lanes(best, Larger());
 }
 
 // Index in the warp tile of the first entry at which the running sum of units passes `target`; else

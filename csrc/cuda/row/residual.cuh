@@ -55,7 +55,8 @@ struct ScaledTarget {
   }
 };
 
-// Stores the sum of the positive part of `sign` times the values of a warp tile.
+// Stores the sum of the positive part of `sign` times the values of a warp tile. Q is infinite
+// where its statistics are those of another temperature, which is no fault of the row.
 inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_tile,
                                       const float (&values)[kPerLane], bool wide, float sign,
                                       bool valid) {
@@ -67,10 +68,11 @@ inline __device__ void store_positive(const TileStats& tile_stats, int64_t warp_
     const auto bits = bits_as<uint32_t>(w[j]);
     best = bits > best ? bits : best;
   }
-  float top = bits_as<float>(warp_max(best));
-  const int64_t units = linear_units(w, wide, top);
+  const float top = bits_as<float>(warp_max(best));
+  float scale = top;
+  const int64_t units = linear_units(w, wide, scale);
   if (lane_id() != 0) return;
-  tile_stats.maxima[warp_tile] = valid ? top : NAN;
+  tile_stats.maxima[warp_tile] = !valid ? NAN : top < INFINITY ? scale : top;
   tile_stats.units[warp_tile] = units;
 }
 

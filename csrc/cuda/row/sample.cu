@@ -8,8 +8,6 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int kSampleBlocksPerProcessor = kBlocksWithFewRegisters;
-
 struct SampleJob {
   SampleParams p;
   CudaPlan plan;
@@ -108,7 +106,7 @@ __device__ Sampled finish(BlockGroup& group, const SampleParams& p, SampleTask& 
           row_logsumexp(stats), stats.threshold, 0};
 }
 
-__global__ void __launch_bounds__(kThreads, kSampleBlocksPerProcessor)
+__global__ void __launch_bounds__(kThreads, kBlocksWithFewRegisters)
     sample_kernel(const __grid_constant__ SampleJob job) {
   BlockGroup group = BlockGroup::mine();
   SampleTask& task = group.task<SampleTask>();
@@ -134,19 +132,16 @@ __global__ void __launch_bounds__(kThreads, kSampleBlocksPerProcessor)
   }
 }
 
-Devices devices;
+GroupKernel<SampleJob> kernel(sample_kernel, kBlocksWithFewRegisters);
 
 }  // namespace
 
 int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* plan) {
   Device device;
-  const cudaError_t status = devices.current(sample_kernel, kSampleBlocksPerProcessor, &device);
+  const cudaError_t status = kernel.device(&device);
   if (status != cudaSuccess) return status;
-  const SamplingParams& s = p.sampling;
-  const bool reads_again = s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
-                           s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
   const int64_t warp_tiles = warp_tiles_of(p.vocab);
-  *plan = make_plan(request, device, {p.num_rows, 1, warp_tiles, reads_again});
+  *plan = make_plan(request, device, {p.num_rows, 1, warp_tiles, may_filter(p.sampling, p.vocab)});
   const int64_t tile_stats_array = plan->parallel ? p.num_rows : 2 * plan->groups;
   plan->workspace_bytes =
       tile_stats_array * TileStatsArray::bytes(warp_tiles, needs_best(p.sampling, p.gumbel)) +
@@ -156,9 +151,6 @@ int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* pla
 
 int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* stream) {
   if (p.num_rows == 0) return cudaSuccess;
-  Device device;
-  const cudaError_t status = devices.current(sample_kernel, kSampleBlocksPerProcessor, &device);
-  if (status != cudaSuccess) return status;
   SampleJob job = {};
   job.p = p;
   job.plan = plan;
@@ -167,7 +159,7 @@ int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* s
   job.tile_stats_array = {static_cast<char*>(workspace) + (p.num_rows + 1) / 2 * 16,
                           warp_tiles_of(p.vocab), needs_best(p.sampling, p.gumbel)};
   job.launch_id = next_launch_id();
-  return launch_groups(sample_kernel, job, plan, device, stream);
+  return kernel.launch(job, stream);
 }
 
 }  // namespace specdec::cuda

@@ -193,13 +193,6 @@ inline __device__ float inverse_scale(float scale) {
   return bits_as<float>(0x7f000000u - bits_as<uint32_t>(scale));
 }
 
-inline __device__ int64_t warp_sum(int64_t value) {
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, step);
-  }
-  return value;
-}
-
 // The sum over a warp of non-negative weights below 4: at most 2^59, a lane's part below 2^54. It
 // is taken in two limbs, 32 of which add up within 32 bits.
 inline __device__ int64_t warp_mass(int64_t units) {

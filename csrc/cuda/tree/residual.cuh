@@ -5,7 +5,8 @@
 
 namespace specdec::cuda {
 
-// The sum over the row of the values stored; NaN if a warp tile was not valid.
+// The sum over the row of the values stored; NaN if a warp tile was not valid, else infinite if its
+// sum was.
 inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
                                     int64_t warp_tiles) {
   const TileRun run(tile_stats, warp_tiles);
@@ -297,7 +298,7 @@ class ResidualScan {
       mass_beyond = mass_beyond_of_few(t_.records[t_.last_draft].draft);
     }
     if (thread_id() != 0) return;
-    t_.drafts_valid = is_finite(positive) && is_finite(second) && is_finite(mass_beyond);
+    t_.drafts_valid = is_finite(positive) && second >= 0 && mass_beyond >= 0;
     t_.positive_sum = positive;
     // With a column map, the scan above went through the whole row to validate it; its mass is
     // already counted token by token.

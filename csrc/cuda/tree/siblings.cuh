@@ -65,9 +65,10 @@ class Siblings {
       double probability = accepted;
       if (!t_.greedy && p_.rule != TreeRule::kMatch) {
         const float value = x < p_.vocab ? at(t_.row, x) : 0.0f;
-        const double p_x = x >= p_.vocab ? 0
-                           : t_.direct   ? static_cast<double>(value)
-                                         : exp(t_.stats.logprob(value));
+        const double p_x =
+            x >= p_.vocab ? 0
+            : t_.direct   ? static_cast<double>(value)
+                          : fmin(1.0, exp(t_.stats.logprob(value)));  // a sum of rounded weights
         probability = p_x / t_.total_mass;
         if (typical) {
           accepted = p_x > t_.typical_bound;

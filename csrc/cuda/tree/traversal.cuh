@@ -165,11 +165,11 @@ class TraversalVerifier : public TreeVerifier {
   __forceinline__ __device__ void parent_measured() {
     NodeRecord& r = record_after(t_.node);
     const bool ends = !t_.drafts_valid || !(t_.second_sum > 0);
-    if (ends && (!t_.drafts_valid || t_.first_draft != t_.last_draft)) {
+    if (ends) {
       r.status = t_.drafts_valid ? kEmptyResidual : kDraftInvalid;
       t_.residual_is_summed = false;
       pop_draft();
-    } else if (!ends) {
+    } else {
       r.accept_prob = block_accept_prob(r.accept_prob, t_.positive_sum, t_.second_sum);
       r.residual_mass = t_.second_sum;
     }

@@ -50,13 +50,13 @@ struct WorkspaceLayout {
   }
 };
 
-Devices devices;
+GroupKernel<TreeJob> kernel(tree_kernel, kTreeBlocksPerProcessor);
 
 }  // namespace
 
 int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* plan) {
   Device device;
-  const cudaError_t status = devices.current(tree_kernel, kTreeBlocksPerProcessor, &device);
+  const cudaError_t status = kernel.device(&device);
   if (status != cudaSuccess) return status;
   CudaRequest wanted = request;
   wanted.schedule = Schedule::kLazy;  // most rows of a tree are not on the path
@@ -70,9 +70,6 @@ int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* 
 
 int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  Device device;
-  const cudaError_t status = devices.current(tree_kernel, kTreeBlocksPerProcessor, &device);
-  if (status != cudaSuccess) return status;
   TreeJob job = {};
   job.p = p;
   job.plan = plan;
@@ -82,7 +79,7 @@ int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void
   job.excluded = reinterpret_cast<ExcludedToken*>(memory + layout.excluded);
   job.node_sets = reinterpret_cast<uint32_t*>(memory + layout.node_sets);
   job.tile_stats_array = {memory + layout.tile_stats, warp_tiles_of(p), needs_best(p)};
-  return launch_groups(tree_kernel, job, plan, device, stream);
+  return kernel.launch(job, stream);
 }
 
 }  // namespace specdec::cuda

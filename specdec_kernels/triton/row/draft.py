@@ -291,4 +291,6 @@ def mass_beyond(q, drafts, v, DRAFT: tl.constexpr, TILE: tl.constexpr):
 def linear_sum(weights):
     """The float64 sum of float32 weights >= 0, added as integers and so in no order."""
     scale, units = linear_units(weights)
-    return tl.sum(units, 0).to(tl.float64) * (1.0 / (1 << 48)) * scale.to(tl.float64)
+    infinite = tl.sum((weights == INF).to(tl.int32), 0)
+    total = tl.sum(units, 0).to(tl.float64) * (1.0 / (1 << 48)) * scale.to(tl.float64)
+    return tl.where(infinite > 0, INF, total)

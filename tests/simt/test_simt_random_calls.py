@@ -1,0 +1,72 @@
+"""Random calls of the CUDA source beside the C++ kernels; random_calls.py makes thousands."""
+
+from collections import Counter
+
+import pytest
+from simt import random_calls
+from support import simt_ops
+
+from specdec_kernels.arguments.rules import RULES, TREE_RULES
+
+SEED = 34
+
+
+def reached_by(simt, calls):
+    reached = Counter()
+    for i in calls:
+        random_calls.compare(simt, SEED, i, reached)
+    return reached
+
+
+def test_random_calls_give_the_tokens_of_the_cpu_kernels(simt):
+    reached = reached_by(simt, range(24))
+    assert sum(n for (group, _), n in reached.items() if group == "calls") == 24
+    assert min(reached["schedule", schedule] for schedule in ("lazy", "parallel")) > 10
+
+
+@pytest.mark.full
+def test_random_calls_reach_every_rule_filter_and_kernel(simt):
+    reached = reached_by(simt, range(600))
+    wanted = {
+        "rule": ["sample cdf", "sample gumbel", *(f"chain {rule}" for rule in RULES),
+                 *(f"tree {rule}" for rule in TREE_RULES)],
+        "filter": ["none", "temperature", "top_k", "top_p", "min_p"],
+        "kernel": list(simt_ops.CHAIN_KERNELS),
+        "kind": ["logits", "probs"],
+        "dtype": ["float32", "bfloat16", "float16"],
+        "warp tiles": ["one", "several"],
+        "rows": ["aligned to 16 bytes", "at odd addresses", "empty batch"],
+        "draft": ["none", "rows", "sampled", "sparse", "rows, mapped", "sampled, mapped"],
+    }  # fmt: skip
+    missing = [(group, name) for group in wanted for name in wanted[group]
+               if not reached[group, name]]  # fmt: skip
+    assert not missing
+    assert reached["by rounding", "empty residual"] <= 2
+
+
+class Changed:
+    """The emulator, but one output of each op differs in its last place under one schedule."""
+
+    def __init__(self, simt, schedule, output):
+        self.simt, self.schedule, self.output = simt, schedule, output
+        self.last_chain_kernel, self.last_plan = simt.last_chain_kernel, simt.last_plan
+
+    def sharing(self, **share):
+        self.applies = share["schedule"] == self.schedule
+        return self.simt.sharing(**share)
+
+    def op(self, name):
+        def changed(*args):
+            out = list(self.simt.op(name)(*args))
+            if self.applies and out[self.output].numel():
+                out[self.output].view(-1)[-1] += 1
+            return out
+
+        return changed
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "parallel"])
+@pytest.mark.parametrize("output", [0, 2], ids=["tokens or path", "status or the like"])
+def test_another_token_or_status_under_one_schedule_is_a_difference(simt, schedule, output):
+    with pytest.raises(AssertionError, match="differ"):
+        reached_by(Changed(simt, schedule, output), range(4))
