@@ -236,6 +236,27 @@ def test_an_infinite_q_of_finite_logits_leaves_an_empty_residual(name, form):
         assert float(got[4][0, 1]) == 0
 
 
+@pytest.mark.covering(emulated=1)
+@pytest.mark.parametrize("form", ["whole", "mapped", "wide"])
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_an_infinite_q_subtracts_nothing_where_it_is_0(name, form):
+    """Its logsumexp is that of twice the temperature: Q is exp(95) at one token, exp(-95) at others.
+
+    The factor of the weights is infinite in float32, and the weights of the others are 0.
+    """
+    v, columns = 6, None
+    q = torch.zeros(1, 1, v + 3 if form == "wide" else v)
+    q[..., 1] = 95.0
+    if form == "mapped":
+        columns = torch.arange(v, dtype=torch.int32)
+    sampled = (q.double().logsumexp(-1), q.amin(-1), 0.5)
+    uniforms = torch.tensor([[0.5, 0.7]]).double()
+    for rule in RULES_READING_DRAFT:
+        got = verify(provider("verify_chain", name), torch.zeros(1, 2, v), torch.tensor([[1]]), q,
+                     sampled=sampled, columns=columns, uniforms=uniforms, rule=rule)  # fmt: skip
+        assert (got[0].tolist(), int(got[2])) == ([[4, -1]], 0)
+
+
 def certain_rows(*tokens, kind):
     """[1, rows, 3]: each row is certain of a token."""
     rows = torch.nn.functional.one_hot(torch.tensor([tokens]), 3).float()

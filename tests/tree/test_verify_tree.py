@@ -411,6 +411,18 @@ def test_traversal_draws_from_the_target_after_a_draft_that_nowhere_exceeds_it(n
     assert (got[1].tolist(), int(got[3])) == ([[1, -1]], Status.EMPTY_RESIDUAL)
 
 
+@each(TREE_RULES_READING_DRAFT)
+def test_an_infinite_q_is_no_fault_of_the_row(name, rule):
+    """The logsumexp is that of twice the temperature: Q is exp(95) at token 1, else exp(-95)."""
+    draft = torch.tensor([[[0.0, 95.0, 0.0, 0.0, 0.0, 0.0]]])
+    sampled = (torch.tensor([[95.0]]).double(), torch.zeros(1, 1), 0.5)
+    for token, want in ((1, [2, -1]), (2, [2, 0])):
+        got = verify_tree(provider("verify_tree", name), torch.zeros(1, 2, 6),
+                          torch.tensor([[token]]), torch.tensor([[-1]]), draft, rule=rule,
+                          sampled=sampled, uniforms=f64(0.5, 0.25, 0))  # fmt: skip
+        assert (got[1].tolist(), int(got[3])) == ([want], 0)
+
+
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_wrong_row_statistics_never_emit_a_token_without_target_probability(name):
     """With these statistics the draft row has exp(300) as a probability."""

@@ -298,7 +298,7 @@ class ResidualScan {
       mass_beyond = mass_beyond_of_few(t_.records[t_.last_draft].draft);
     }
     if (thread_id() != 0) return;
-    t_.drafts_valid = is_finite(positive) && second >= 0 && mass_beyond >= 0;
+    t_.drafts_valid = positive >= 0 && second >= 0 && mass_beyond >= 0;
     t_.positive_sum = positive;
     // With a column map, the scan above went through the whole row to validate it; its mass is
     // already counted token by token.

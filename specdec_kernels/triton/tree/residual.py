@@ -204,7 +204,9 @@ def residual_tile(
         else:
             if RULE == TOP_K_PLUS_ONE:
                 q_probs = without_tokens(q_probs, tokens, residual.excluded, tile, TILE)
-            out = positive(positive(out) - q_probs * before) - q_probs * last
+            if before > 0:  # Q is infinite where its statistics are wrong, and 0 times that NaN
+                out = positive(positive(out) - q_probs * before)
+            out = positive(out) - q_probs * last
         if RULE == MULTI_DRAFT_WOR:  # noqa: SIM102  (compiled in for this rule only)
             if j == residual.count - 1:
                 tried = residual.excluded == FROM_BOTH
