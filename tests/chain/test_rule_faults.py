@@ -240,10 +240,7 @@ def test_an_infinite_q_of_finite_logits_leaves_an_empty_residual(name, form):
 @pytest.mark.parametrize("form", ["whole", "mapped", "wide"])
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_an_infinite_q_subtracts_nothing_where_it_is_0(name, form):
-    """Its logsumexp is that of twice the temperature: Q is exp(95) at one token, exp(-95) at others.
-
-    The factor of the weights is infinite in float32, and the weights of the others are 0.
-    """
+    """Its logsumexp is that of twice the temperature: Q is exp(95) at one token, else exp(-95)."""
     v, columns = 6, None
     q = torch.zeros(1, 1, v + 3 if form == "wide" else v)
     q[..., 1] = 95.0
