@@ -11,9 +11,7 @@ from griffe import Extension, Object
 # A doctest at the end of a docstring, where it stands under no heading.
 DOCTEST = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 # Arguments with one description, `top_k, top_p: as in ...`, and its further lines.
-SEVERAL = re.compile(
-    r"^( +)(\w+(?:,\s+\w+)+)(: .*\n(?:\1 +.*\n|\n(?=\1 ))*)", re.MULTILINE
-)
+SEVERAL = re.compile(r"^( +)(\w+(?:,\s+\w+)+)(: .*\n(?:\1 +.*\n|\n(?=\1 ))*)", re.MULTILINE)
 # Where `specdec_hf.options.takes_options` puts the texts of the options.
 OPTIONS = re.compile(r"^    OPTIONS$", re.MULTILINE)
 REST = "    **kwargs: the options of docs/loop.md, and other arguments of ``model.generate``."

@@ -15,9 +15,13 @@ from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).parents[2]
 # Documents beside docs/ -> their pages.
-BESIDE = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+BESIDE = {
+    "README.md": "readme.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 # Files beside docs/ that pages show or link to.
-SHOWN = ("bench/results/*.svg", "examples/*.py")
+SHOWN = ("bench/results/**/*.svg", "examples/*.py")
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
 # Pages that docstrings and the changelog name; neither those in links nor those in programs.
 NAMED = re.compile(r"<a\b.*?</a>|<pre\b.*?</pre>|\bdocs/([\w/-]+)\.md(#[\w-]+)?", re.DOTALL)
@@ -81,7 +85,9 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
     def on_the_site(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, link[1]))
-        return posixpath.relpath(BESIDE.get(path, path.removeprefix("docs/")), posixpath.dirname(uri))
+        return posixpath.relpath(
+            BESIDE.get(path, path.removeprefix("docs/")), posixpath.dirname(uri)
+        )
 
     return LINK.sub(on_the_site, markdown)
 
@@ -91,7 +97,9 @@ def on_page_content(html: str, page: Page, **_: object) -> str:
     up = "../" * page.file.src_uri.count("/")
 
     def formula(found: re.Match[str]) -> str:
-        latex = re.sub(r"&(lt|gt|amp);", lambda sign: {"lt": "<", "gt": ">", "amp": "&"}[sign[1]], found[2])
+        latex = re.sub(
+            r"&(lt|gt|amp);", lambda sign: {"lt": "<", "gt": ">", "amp": "&"}[sign[1]], found[2]
+        )
         return convert(latex, display="inline" if found[1] == "span" else "block")
 
     def linked(found: re.Match[str]) -> str:
