@@ -111,7 +111,8 @@ def _bars(
             va="center", fontsize=8, bbox={"color": "white", "pad": 0.5},
         )  # fmt: skip
     panel.axvline(1, color="black", linestyle="--", linewidth=0.8)
-    panel.set_xlim(0, 1.25 * max(speeds.values()))
+    ends = [*speeds.values(), *(high for _, high in intervals.values())]
+    panel.set_xlim(0, 1.2 * max(ends))
     panel.set_xlabel("tokens a second over plain Transformers", fontsize=9)
     panel.set_title(title, fontsize=9)
     panel.tick_params(labelsize=8)

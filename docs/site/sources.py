@@ -66,7 +66,7 @@ def google_style(docstring: str) -> str:
 
 def with_links_of_the_site(markdown: str, page: str) -> str:
     """Let the links of a page, which are right in the repository, lead to pages of the site."""
-    beside = {page: name for name, page in BESIDE.items()}
+    beside = {made: name for name, made in BESIDE.items()}
     folder = posixpath.dirname(beside.get(page, f"docs/{page}"))
 
     def on_the_site(link: re.Match[str]) -> str:

@@ -147,7 +147,8 @@ def verify_chain(
             accepted if it is reached.
         eos_token_ids: [E] int64; nothing is emitted after one of them.
         max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
-        with_logprobs, with_accept_probs: whether to compute these outputs.
+        with_logprobs: whether to compute `logprobs`.
+        with_accept_probs: whether to compute `accept_probs`.
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.

@@ -150,7 +150,8 @@ def verify_tree(
         max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
         max_depth: the width of the outputs. Deeper nodes are never accepted; the children of the
             root have depth 1. None means N.
-        with_logprobs, with_accept_probs: whether to compute these outputs.
+        with_logprobs: whether to compute `logprobs`.
+        with_accept_probs: whether to compute `accept_probs`.
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.
