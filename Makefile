@@ -1,5 +1,5 @@
-# make demo | quick | test | test-all | test-build | test-vllm | mutants | sanitize | lint | bench | bench-trees |
-# bench-vllm | format | clean
+# make demo | quick | test | test-all | test-build | test-vllm | mutants | sanitize | lint | docs | bench |
+# bench-trees | bench-vllm | format | clean
 # Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -16,7 +16,7 @@ NATIVE  := $(shell find csrc tests/simt bench -name '*.h' -o -name '*.cpp' -o -n
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo quick test test-all test-build test-vllm mutants sanitize lint bench bench-trees bench-vllm format clean setup setup-all browser
+.PHONY: demo quick test test-all test-build test-vllm mutants sanitize lint docs bench bench-trees bench-vllm format clean setup setup-all browser
 
 setup: $(SETUP)
 setup-all: $(STAMP_ALL)
@@ -47,11 +47,14 @@ INSTALL = $(PIP) install --quiet "$(TORCH)" $(BUILD_TOOLS) && \
 BUILT = $(BIN)/python -c "import specdec_kernels as s; print('specdec-kernels: CPU', \
   s.cpu_capability() + (', with CUDA kernels' if s.has_cuda_kernels() else ', WITHOUT CUDA kernels'))"
 
+# Prints the packages of an extra, for an environment that does without the project itself.
+EXTRA = "import sys; from setuptools.compat.py310 import tomllib as t; \
+  print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'][sys.argv[1]])"
+
 # A demo alone needs neither the packages of the tests nor, without a GPU, CUDA kernels. While they
 # are built, pip fetches the other packages.
 DEMO_STAMP := $(VENV)/.specdec-demo
-DEMO_PACKAGES = $$($(BIN)/python -c "from setuptools.compat.py310 import tomllib as t; \
-  print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['hf'])")
+DEMO_PACKAGES = $$($(BIN)/python -c $(EXTRA) hf)
 $(DEMO_STAMP): $(SOURCES) | $(BIN)/python
 	$(PIP) install --quiet --no-compile "$(TORCH)" $(BUILD_TOOLS)
 	{ $(PIP) install --quiet --no-compile $(DEMO_PACKAGES) && \
@@ -154,6 +157,21 @@ lint: $(SETUP)
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 
+# The documentation site in build/site, of which any warning is an error. It is made of documents and
+# sources without importing them, so its environment has neither torch nor this project.
+DOCS_VENV  ?= .venv-docs
+DOCS       := $(DOCS_VENV)/bin
+DOCS_STAMP := $(DOCS_VENV)/.specdec-installed
+DOCS_PIP   := $(DOCS)/python -m pip --disable-pip-version-check install --quiet
+$(DOCS_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_PIP) "setuptools>=77"
+	packages=$$($(DOCS)/python -c $(EXTRA) docs) && $(DOCS_PIP) $$packages
+	touch $@
+
+docs: $(DOCS_STAMP)
+	PATH="$(abspath $(DOCS)):$$PATH" NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict $(ARGS)
+
 bench: $(SETUP)
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name \
 	  --benchmark-columns=median,iqr,rounds $(ARGS)
@@ -168,4 +186,4 @@ format: $(SETUP)
 
 clean:
 	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP) $(STAMP_ALL) \
-	  $(DEMO_STAMP) $(VLLM_STAMP)
+	  $(DEMO_STAMP) $(VLLM_STAMP) $(DOCS_STAMP)

@@ -1,10 +1,14 @@
-"""Draws time against batch, vocabulary and nodes from a results file, with the byte floor.
+"""Draws a results file: of `bench.sweep`, `bench.forward` or `python -m specdec_hf bench --json`.
+
+A sweep is drawn as time against batch, vocabulary and nodes with the byte floor, forwards as time
+against the tokens that they read, and answers to prompts as speeds over plain Transformers.
 
 python -m bench.plot RESULTS.json [--out FOLDER]
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +67,13 @@ def _panel(panel: Any, rows: list[Row], axis: str, kind: str, title: str) -> Non
     panel.legend(fontsize="x-small")
 
 
+def _save(figure: Any, path: Path) -> None:
+    """Write a figure; the same data gives the same file."""
+    mpl.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}  # words stay words
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
 def draw(run: Run, axis: str, path: Path) -> bool:
     """Draw each series as a row of panels: host calls and, if measured, CUDA graph replays.
 
@@ -82,22 +93,92 @@ def draw(run: Run, axis: str, path: Path) -> bool:
     machine = run.machine
     figure.suptitle(f"{machine['device']}, {machine['bandwidth'] / 1e9:.0f} GB/s read", fontsize=10)
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    _save(figure, path)
     return True
 
 
+def _bars(
+    panel: Any, speeds: dict[str, float], intervals: dict[str, list[float]], title: str
+) -> None:
+    names = list(speeds)[::-1]
+    panel.barh(names, [speeds[name] for name in names], color="#5c6bc0")
+    panel.margins(y=max(0.02, 0.5 - 0.05 * len(names)))  # few bars are no broader than many
+    for name in names:
+        low, high = intervals.get(name, (speeds[name],) * 2)
+        panel.plot((low, high), (name, name), color="black", linewidth=1.5)
+        panel.annotate(
+            f"{speeds[name]:.2f}", (high, name), xytext=(4, 0), textcoords="offset points",
+            va="center", fontsize=8, bbox={"color": "white", "pad": 0.5},
+        )  # fmt: skip
+    panel.axvline(1, color="black", linestyle="--", linewidth=0.8)
+    ends = [*speeds.values(), *(high for _, high in intervals.values())]
+    panel.set_xlim(0, 1.2 * max(ends))
+    panel.set_xlabel("tokens a second over plain Transformers", fontsize=9)
+    panel.set_title(title, fontsize=9)
+    panel.tick_params(labelsize=8)
+
+
+def draw_speeds(table: dict[str, Any], path: Path) -> None:
+    """Draw one table of `python -m specdec_hf bench`: its rows, and categories of the last one."""
+    rows = table["rows"][1:]
+    speeds = {row["name"]: row["ratio"] for row in rows}
+    intervals = {row["name"]: row["interval"] for row in rows if "interval" in row}
+    categories = rows[-1].get("categories")
+    panels = 2 if categories else 1
+    height = 1.4 + 0.26 * max(len(speeds), len(categories or ()))
+    figure, axes = plt.subplots(
+        1, panels, figsize=(5.2 * panels if panels > 1 else 7.5, height), squeeze=False
+    )
+    _bars(axes[0, 0], speeds, intervals, "all prompts" + ", with 90 % intervals" * bool(intervals))
+    if categories:
+        _bars(axes[0, 1], categories, {}, f"{rows[-1]['name']}, by category")
+    figure.suptitle(table["title"], fontsize=9)
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def draw_forwards(content: dict[str, Any], path: Path) -> None:
+    """Draw the linear layers of one model: milliseconds against the tokens of a forward."""
+    runs, machine = content["runs"], content["machine"]
+    size = (5.2 * len(runs), 3.8)
+    figure, axes = plt.subplots(1, len(runs), figsize=size, squeeze=False, sharey=True)
+    for panel, run in zip(axes[0], runs, strict=True):
+        for name, ms in run["ms"].items():
+            floor = name == "floor"
+            style = "k--" if floor else "-"
+            panel.plot(run["rows"], ms, style, marker=None if floor else "o", label=name)
+        panel.set(xscale="log", yscale="log", xlabel="tokens of a forward", ylabel="milliseconds")
+        panel.minorticks_off()
+        panel.set_xticks(run["rows"], list(map(str, run["rows"])))
+        panel.set_title(f"{content['model']}, {run['dtype']}, {run['threads']} threads", fontsize=9)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize="x-small")
+    figure.suptitle(f"{machine['device']}, commit {machine['commit'][:8]}", fontsize=9)
+    figure.tight_layout()
+    _save(figure, path)
+
+
 def plots(path: Path, folder: Path) -> list[Path]:
-    """Draw a results file against each axis that its configs vary; the SVG files written."""
-    run = read(path)
+    """Draw a results file; the SVG files written, of a sweep one for each axis that it varies."""
+    content = json.loads(path.read_text())
     folder.mkdir(parents=True, exist_ok=True)
-    mpl.rcParams["svg.hashsalt"] = path.stem
+    if "results" in content:
+        tables = content["results"]
+        ends = [f"-{n}" for n, _ in enumerate(tables, start=1)] if len(tables) > 1 else [""]
+        files = [folder / f"{path.stem}{end}.svg" for end in ends]
+        for table, file in zip(tables, files, strict=True):
+            draw_speeds(table, file)
+        return files
+    if "runs" in content:
+        draw_forwards(content, folder / f"{path.stem}.svg")
+        return [folder / f"{path.stem}.svg"]
+    run = read(path)
     made = [(axis, folder / f"{path.stem}-{axis}.svg") for axis in AXES]
     return [file for axis, file in made if draw(run, axis, file)]
 
 
 def main(
-    results: Annotated[Path, typer.Argument(help="A JSON file of bench.sweep.")],
+    results: Annotated[Path, typer.Argument(help="A JSON file of results.")],
     out: Annotated[Path | None, typer.Option(help="Folder; beside the file by default.")] = None,
 ) -> None:
     """Draw a results file."""

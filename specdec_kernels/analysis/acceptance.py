@@ -194,7 +194,8 @@ def num_accepted_distribution(
     other rules it is a product over rows.
 
     Args:
-        draft: gamma conditionals, draft[i] [V] * (i + 1), that the drafts are drawn from.
+        draft: gamma conditionals that the drafts are drawn from; conditional i has i + 1
+            dimensions of size V.
         target: gamma conditionals of the same form, or more.
         rule: `block`, or a rule of `accepted_mass`.
         parameters: the arguments of `accepted_mass` that belong to the rule.

@@ -19,12 +19,13 @@ from specdec_kernels.arguments.conversion import Param
 class SampledDraft(NamedTuple):
     """Q as `sample` drew from it: the logits, and the statistics that `sample` returned.
 
-    logits: [B, gamma, V] (or ragged [R-B, V]), as they were given to `sample`.
-    logsumexp: [B, gamma], `Sampled.logsumexp` of each row.
-    threshold: [B, gamma], `Sampled.threshold` of each row.
-    temperature: scalar or [B], as given to `sample`; at 0 the draft is deterministic. Another
-        temperature than the one that was sampled with describes another distribution, and the
-        output would no longer follow the target's.
+    Attributes:
+        logits: [B, gamma, V] (or ragged [R-B, V]), as they were given to `sample`.
+        logsumexp: [B, gamma], `Sampled.logsumexp` of each row.
+        threshold: [B, gamma], `Sampled.threshold` of each row.
+        temperature: scalar or [B], as given to `sample`; at 0 the draft is deterministic. Another
+            temperature than the one that was sampled with describes another distribution, and the
+            output would no longer follow the target's.
     """
 
     logits: Tensor
@@ -36,9 +37,11 @@ class SampledDraft(NamedTuple):
 class SparseDraft(NamedTuple):
     """Q as a few tokens with their probabilities, for drafters that draw from their top k.
 
-    ids: [B, gamma, K] (or ragged [R-B, K]) int32 or int64, K >= 1: ids of the target's vocabulary,
-        in any order, negative where unused. Probabilities of an id that occurs twice are added.
-    probs: of the same shape, float32, bfloat16 or float16; the K of each row sum to 1.
+    Attributes:
+        ids: [B, gamma, K] (or ragged [R-B, K]) int32 or int64, K >= 1: ids of the target's
+            vocabulary, in any order, negative where unused. Probabilities of an id that occurs
+            twice are added.
+        probs: of the same shape, float32, bfloat16 or float16; the K of each row sum to 1.
     """
 
     ids: Tensor
@@ -51,7 +54,8 @@ class DraftMap(NamedTuple):
     Drafted ids are ids of the target's vocabulary, with a map too. Without a map, column v of a
     draft row is token v: with D columns, tokens v >= D have Q = 0, and drafts v >= V are rejected.
 
-    columns: [V] int32, the draft's column of each target id, -1 where it has none.
+    Attributes:
+        columns: [V] int32, the draft's column of each target id, -1 where it has none.
     """
 
     columns: Tensor

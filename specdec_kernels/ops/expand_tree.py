@@ -18,11 +18,12 @@ from specdec_kernels.arguments.validation import register_fake
 class Expansion(NamedTuple):
     """The result of `expand_tree` for F frontier nodes and K children of each.
 
-    tokens: [B, F, K] int64, the most likely child first; -1 where there is no child.
-    scores: [B, F, K] float32, the log-probability of the path to the child; -inf where there is no
-        child.
-    frontier: [B, K] int64, the next frontier: the K children with the best scores, best first, as
-        indices into the F * K children of their sequence.
+    Attributes:
+        tokens: [B, F, K] int64, the most likely child first; -1 where there is no child.
+        scores: [B, F, K] float32, the log-probability of the path to the child; -inf where there is
+            no child.
+        frontier: [B, K] int64, the next frontier: the K children with the best scores, best first,
+            as indices into the F * K children of their sequence.
     """
 
     tokens: Tensor

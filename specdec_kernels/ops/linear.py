@@ -17,10 +17,12 @@ _WIDTHS = (32, 16, 8)
 class PackedLinear(NamedTuple):
     """A weight [N, K] in panels, which the kernels of one instruction set read.
 
-    panels: [ceil(N / W), K, W], in bfloat16 [ceil(N / W), ceil(K / 2), W, 2], of the dtype of the
-        weight; W is 32 with AVX-512, 16 with AVX2 and 8 without. Zero where the weight has ended.
-    in_features: K.
-    out_features: N.
+    Attributes:
+        panels: [ceil(N / W), K, W], in bfloat16 [ceil(N / W), ceil(K / 2), W, 2], of the dtype of
+            the weight; W is 32 with AVX-512, 16 with AVX2 and 8 without. Zero where the weight has
+            ended.
+        in_features: K.
+        out_features: N.
     """
 
     panels: Tensor

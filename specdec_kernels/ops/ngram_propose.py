@@ -18,8 +18,9 @@ from specdec_kernels.arguments.validation import register_fake
 class NgramDraft(NamedTuple):
     """The result of `ngram_propose`: a deterministic draft, which has no distribution.
 
-    tokens: [B, gamma] of the dtype of the history, -1 where nothing is drafted.
-    counts: [B] int32, drafted tokens: gamma, or 0 where the ending has no match.
+    Attributes:
+        tokens: [B, gamma] of the dtype of the history, -1 where nothing is drafted.
+        counts: [B] int32, drafted tokens: gamma, or 0 where the ending has no match.
     """
 
     tokens: Tensor

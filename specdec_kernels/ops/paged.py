@@ -20,8 +20,9 @@ from specdec_kernels.arguments.validation import register_fake
 class FreedBlocks(NamedTuple):
     """The blocks that `paged_truncate_` removed from the tables, for the allocator to reuse.
 
-    blocks: [B, M] int32, the freed blocks of each sequence in the order of its table, then -1.
-    num_freed: [B] int32, how many.
+    Attributes:
+        blocks: [B, M] int32, the freed blocks of each sequence in the order of its table, then -1.
+        num_freed: [B] int32, how many.
     """
 
     blocks: Tensor

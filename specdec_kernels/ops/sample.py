@@ -21,13 +21,15 @@ from specdec_kernels.arguments.validation import register_fake
 class Sampled(NamedTuple):
     """The result of `sample` for R rows.
 
-    tokens: [R] int64, -1 where the row cannot be sampled (see status).
-    logprobs: [R] float32, the log-probability of the token after all filters; 0 at temperature 0.
-    logsumexp: [R] float64, log(sum(exp(logits / temperature))) over the survivors; 0 at temperature
-        0.
-    threshold: [R] float32, in units of the raw logits: survivors have `logit >= threshold`.
-    status: [R] int32, `Status.TARGET_INVALID` if the row holds no distribution,
-        `Status.BAD_PARAMETER` if a sampling parameter is out of range, otherwise 0.
+    Attributes:
+        tokens: [R] int64, -1 where the row cannot be sampled (see status).
+        logprobs: [R] float32, the log-probability of the token after all filters; 0 at temperature
+            0.
+        logsumexp: [R] float64, log(sum(exp(logits / temperature))) over the survivors; 0 at
+            temperature 0.
+        threshold: [R] float32, in units of the raw logits: survivors have `logit >= threshold`.
+        status: [R] int32, `Status.TARGET_INVALID` if the row holds no distribution,
+            `Status.BAD_PARAMETER` if a sampling parameter is out of range, otherwise 0.
 
     Above temperature 0, logsumexp and threshold describe exactly the distribution that the token
     was sampled from: `P(v) = exp(logits[v] / temperature - logsumexp)` where `logits[v] >=

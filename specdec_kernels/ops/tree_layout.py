@@ -21,8 +21,9 @@ from specdec_kernels.arguments.validation import register_fake
 class TreeAttention(NamedTuple):
     """The result of `tree_attention`.
 
-    mask: [B, N+1, S] bool, True where the row (root, then nodes) attends to the slot.
-    positions: [B, N+1] int64, `lengths[b]` + depth; the root has depth 0.
+    Attributes:
+        mask: [B, N+1, S] bool, True where the row (root, then nodes) attends to the slot.
+        positions: [B, N+1] int64, `lengths[b]` + depth; the root has depth 0.
     """
 
     mask: Tensor
@@ -32,9 +33,10 @@ class TreeAttention(NamedTuple):
 class RankedTree(NamedTuple):
     """The result of `rerank_tree`: a tree of `size` nodes.
 
-    tokens: [B, size] in the dtype given, -1 where there is no node.
-    parents: [B, size] in the dtype given, as indices into the chosen nodes.
-    nodes: [B, size] in the dtype of parents, the index of each node among the candidates or -1.
+    Attributes:
+        tokens: [B, size] in the dtype given, -1 where there is no node.
+        parents: [B, size] in the dtype given, as indices into the chosen nodes.
+        nodes: [B, size] in the dtype of parents, the index of each node among the candidates or -1.
     """
 
     tokens: Tensor
@@ -45,10 +47,11 @@ class RankedTree(NamedTuple):
 class Trie(NamedTuple):
     """The result of `build_trie`: a tree of N nodes.
 
-    tokens: [B, N] in the dtype given, -1 from `num_nodes` on.
-    parents: [B, N] int32.
-    nodes: [B, K, L] int32, the node of each token of each continuation; -1 where there is none.
-    num_nodes: [B] int32.
+    Attributes:
+        tokens: [B, N] in the dtype given, -1 from `num_nodes` on.
+        parents: [B, N] int32.
+        nodes: [B, K, L] int32, the node of each token of each continuation; -1 where there is none.
+        num_nodes: [B] int32.
     """
 
     tokens: Tensor

@@ -35,18 +35,20 @@ from specdec_kernels.arguments.validation import register_fake
 class Verdict(NamedTuple):
     """The result of `verify_chain`.
 
-    tokens: [B, gamma+1] in the dtype of draft_token_ids: the emitted tokens, then -1. These are the
-        accepted drafts and the recovered or bonus token, so `(tokens >= 0).sum(-1)` counts them.
-        No such token follows an end-of-sequence token, `max_new_tokens` tokens or a fault.
-    num_accepted: [B] int32, the accepted drafts among them.
-    status: [B] int32, the `Status` bits of each sequence; 0 where its data has no fault.
-    logprobs: [B, gamma+1] float32, the log-probability of each emitted token under P; 0 at
-        temperature 0 and where nothing was emitted. Empty if not asked for.
-    accept_probs: [B, gamma] float32, the acceptance probability of each draft, given that it was
-        reached: `min(1, P/Q)` for rule token, `min(1, P/(lenience Q))` for lenient, the rate for
-        synthetic, 0 or 1 where nothing is random. For rule block column i is h_{i+1} of
-        docs/rules.md#block: the probability of accepting i + 1 drafts, given that no more are
-        accepted. NaN for drafts that the rule did not look at. Empty if not asked for.
+    Attributes:
+        tokens: [B, gamma+1] in the dtype of draft_token_ids: the emitted tokens, then -1. These are
+            the accepted drafts and the recovered or bonus token, so `(tokens >= 0).sum(-1)` counts
+            them. No such token follows an end-of-sequence token, `max_new_tokens` tokens or a
+            fault.
+        num_accepted: [B] int32, the accepted drafts among them.
+        status: [B] int32, the `Status` bits of each sequence; 0 where its data has no fault.
+        logprobs: [B, gamma+1] float32, the log-probability of each emitted token under P; 0 at
+            temperature 0 and where nothing was emitted. Empty if not asked for.
+        accept_probs: [B, gamma] float32, the acceptance probability of each draft, given that it
+            was reached: `min(1, P/Q)` for rule token, `min(1, P/(lenience Q))` for lenient, the
+            rate for synthetic, 0 or 1 where nothing is random. For rule block column i is h_{i+1}
+            of docs/rules.md#block: the probability of accepting i + 1 drafts, given that no more
+            are accepted. NaN for drafts that the rule did not look at. Empty if not asked for.
     """
 
     tokens: Tensor
@@ -145,7 +147,8 @@ def verify_chain(
             accepted if it is reached.
         eos_token_ids: [E] int64; nothing is emitted after one of them.
         max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
-        with_logprobs, with_accept_probs: whether to compute these outputs.
+        with_logprobs: whether to compute `logprobs`.
+        with_accept_probs: whether to compute `accept_probs`.
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.

@@ -30,10 +30,11 @@ from specdec_kernels.arguments.validation import register_fake
 class Tree(NamedTuple):
     """The drafted tokens below the root; the root itself is not among them.
 
-    tokens: [B, N] int32 or int64; -1 marks an absent node, and its descendants are absent too.
-    parents: [B, N] int32 or int64, the parent of node n, in [-1, n); -1 is the root. So parents
-        come before their children. Siblings are tried in the order of their numbers. The tree with
-        parents -1, 0, 1, ... is a chain.
+    Attributes:
+        tokens: [B, N] int32 or int64; -1 marks an absent node, and its descendants are absent too.
+        parents: [B, N] int32 or int64, the parent of node n, in [-1, n); -1 is the root. So parents
+            come before their children. Siblings are tried in the order of their numbers. The tree
+            with parents -1, 0, 1, ... is a chain.
     """
 
     tokens: Tensor
@@ -43,18 +44,19 @@ class Tree(NamedTuple):
 class TreeVerdict(NamedTuple):
     """The result of `verify_tree`.
 
-    path: [B, max_depth] in the dtype of parents: the accepted nodes from the root downwards, then
-        -1.
-    tokens: [B, max_depth+1] in the dtype of the tree's tokens: those of the path, then the
-        recovered or bonus token, then -1. No such token follows an end-of-sequence token or
-        `max_new_tokens` tokens.
-    num_accepted: [B] int32, the nodes on the path.
-    status: [B] int32, the `Status` bits of each sequence; 0 where its data has no fault.
-    logprobs: [B, max_depth+1] float32, the log-probability of each emitted token under P; 0 at
-        temperature 0 and where nothing was emitted. Empty if not asked for.
-    accept_probs: [B, N] float32, the acceptance probability of each node, given that the rule
-        reached it: P of its token for rule target_only, 0 or 1 for greedy and match. NaN for nodes
-        that the rule did not look at. Empty if not asked for.
+    Attributes:
+        path: [B, max_depth] in the dtype of parents: the accepted nodes from the root downwards,
+            then -1.
+        tokens: [B, max_depth+1] in the dtype of the tree's tokens: those of the path, then the
+            recovered or bonus token, then -1. No such token follows an end-of-sequence token or
+            `max_new_tokens` tokens.
+        num_accepted: [B] int32, the nodes on the path.
+        status: [B] int32, the `Status` bits of each sequence; 0 where its data has no fault.
+        logprobs: [B, max_depth+1] float32, the log-probability of each emitted token under P; 0 at
+            temperature 0 and where nothing was emitted. Empty if not asked for.
+        accept_probs: [B, N] float32, the acceptance probability of each node, given that the rule
+            reached it: P of its token for rule target_only, 0 or 1 for greedy and match. NaN for
+            nodes that the rule did not look at. Empty if not asked for.
     """
 
     path: Tensor
@@ -148,7 +150,8 @@ def verify_tree(
         max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
         max_depth: the width of the outputs. Deeper nodes are never accepted; the children of the
             root have depth 1. None means N.
-        with_logprobs, with_accept_probs: whether to compute these outputs.
+        with_logprobs: whether to compute `logprobs`.
+        with_accept_probs: whether to compute `accept_probs`.
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.

@@ -1,5 +1,6 @@
 """Pages of the documents: commands are accepted, names exist, links lead on, examples run."""
 
+import functools
 import re
 import shlex
 
@@ -9,7 +10,7 @@ from specdec_hf import check_drafter, compat
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import DRAFTERS, class_of
 from specdec_hf.lab.bench.command import PEERS
-from support import cli_models, hf_models
+from support import cli_models, encoder_models, hf_models
 from support.cli_models import invoke, says, write_folder
 from support.sources import ROOT, anchors
 from transformers import dynamic_module_utils
@@ -114,6 +115,78 @@ def test_the_links_of_the_page_lead_to_headings():
 def blocks(page):
     """The examples that a page prints."""
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def few_tokens():
+    """Calls that say nothing about lengths make few tokens, and two drafters to choose from."""
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    model.generation_config.max_new_tokens = 6
+    inputs = hf_models.prompts((9,), vocab_size=cli_models.END + 1)
+    return {"model": model, "inputs": inputs, "small": hf_models.with_noise(model, 0.05)}
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty folder to work in, which has a model under its name on the hub."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "HuggingFaceTB/SmolLM2-135M-Instruct")
+    return tmp_path
+
+
+def test_the_programs_of_the_readme_run(elsewhere, capsys):
+    drafted, generated = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    names = {}
+    exec(drafted, names)
+    assert not names["verdict"].status.any()
+    assert names["verdict"].num_accepted.sum() > 0
+    exec(generated, {})
+    assert re.search(r"\d tokens a round, \d+\.\d\d times as fast", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("page", ["analysis.md", "forwards.md", "draft-models.md", "choosing.md"])
+def test_the_printed_calls_of_the_loop_run(page, few_tokens, elsewhere, capsys):
+    model, small = few_tokens["model"], few_tokens["small"]
+    small.save_pretrained(elsewhere / "draft")  # what `train --draft-model` writes
+    options = {"drafter": "prompt_lookup", "num_assistant_tokens": 3, "compile": None}
+    hf_models.profile_of(model, options).save(elsewhere / "profile.json")
+    names = few_tokens | {"draft_model": small, "generate": specdec_hf.generate}
+    for block in blocks(page):
+        exec(block, names)
+    outputs = {"forwards.md": r"PackedStats", "analysis.md": "tensor"}
+    assert re.search(outputs.get(page, ""), capsys.readouterr().out)
+
+
+def test_the_printed_calls_of_the_page_of_the_loop_run(few_tokens, capsys):
+    *printed, encoders = blocks("loop.md")
+    names = few_tokens | {"other": hf_models.with_noise(few_tokens["model"], 0.1)}
+    for block in printed:
+        exec(block, names)
+    assert names["out"].sequences_scores is not None  # of the beams
+    assert "cache" in capsys.readouterr().out
+    t5, whisper = encoder_models.tiny("t5"), encoder_models.tiny("whisper")
+    names = {
+        "t5": t5, "t5_large": t5, "t5_small": encoder_models.perturbed("t5"),
+        "inputs": encoder_models.texts((9,)),
+        "whisper": whisper, "distil_whisper": encoder_models.perturbed("whisper"),
+        "features": encoder_models.sounds(1)["input_features"],
+        "generate": functools.partial(specdec_hf.generate, max_new_tokens=6),
+    }  # fmt: skip
+    exec(encoders, names)
+    assert names["out"].sequences.shape == (1, 7)
+
+
+def test_the_printed_call_of_the_hub_folder_runs(few_tokens, elsewhere):
+    page = ROOT / "examples/hub/README.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (elsewhere / "path/of/this").mkdir(parents=True)
+    (elsewhere / "path/of/this/folder").symlink_to(page.parent)
+    exec(program, few_tokens)
+    model, inputs = few_tokens["model"], few_tokens["inputs"]
+    assert few_tokens["out"].tolist() == model.generate(**inputs, max_new_tokens=64).tolist()
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -68,6 +68,32 @@ def wrong_options(text, known):
             yield from (f"{name} {one}" for one in OPTION.findall(line) if one not in known[name])
 
 
+# The tests that run the programs of a document, and compare what they give.
+RUN_BY = {
+    "README.md": "tests/hf/test_pages.py",
+    "docs/analysis.md": "tests/hf/test_pages.py",
+    "docs/benchmarks.md": "tests/project/test_documents.py",
+    "docs/choosing.md": "tests/hf/test_pages.py",
+    "docs/compat.md": "tests/compat/test_page.py",
+    "docs/derivations.md": "tests/project/test_documents.py",
+    "docs/draft-models.md": "tests/hf/test_pages.py",
+    "docs/drafters.md": "tests/hf/test_pages.py",
+    "docs/forwards.md": "tests/hf/test_pages.py",
+    "docs/heads.md": "tests/hf/test_heads.py",
+    "docs/loop.md": "tests/hf/test_pages.py",
+    "docs/numpy.md": "tests/host/test_numpy_page.py",
+    "docs/transformers.md": "tests/hf/test_pages.py",
+    "docs/vllm.md": "tests/vllm_plugin/test_page.py",
+    "docs/vocabulary-parallel.md": "tests/sharded/test_page.py",
+    "examples/hub/README.md": "tests/hf/test_pages.py",
+}
+
+
+def languages(text):
+    """The language of each block of a document, "" where it names none."""
+    return re.findall(r"^ *```([^\n]*)\n.*?^ *```$", text, re.MULTILINE | re.DOTALL)
+
+
 def wide_lines(text):
     """Numbers of lines that are too wide; code, tables and formulas cannot be broken."""
     code = False
@@ -85,6 +111,19 @@ def test_a_document_names_only_options_that_exist(path):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_lines_of_a_document_are_not_too_wide(path):
     assert not list(wide_lines(path.read_text()))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_programs_of_a_document_are_run(path):
+    """Blocks without a language are commands and what programs print."""
+    name = path.relative_to(ROOT).as_posix()
+    found = set(languages(path.read_text()))
+    assert found <= {"", "python"}
+    assert ("python" in found) == (name in RUN_BY)
+    if name in RUN_BY:
+        text = (ROOT / RUN_BY[name]).read_text()
+        assert path.name in text
+        assert re.search(r"```python|\bblocks\(", text)
 
 
 def test_options_of_our_other_programs_exist():
@@ -144,7 +183,30 @@ def test_the_printed_program_takes_the_first_half_of_each_category(tmp_path, mon
     assert half[0].turns == ["é 0\u2028"]
 
 
+def test_the_derivation_of_block_verification_adds_up(capsys):
+    """The program compares the distribution itself, and prints what docs/rules.md says."""
+    page = (ROOT / "docs/derivations.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(program, {})
+    assert capsys.readouterr().out == "10/9 11/9\n"
+    assert "10/9 under `token` and 11/9 under `block`" in (ROOT / "docs/rules.md").read_text()
+    # Three tokens, of which two are missing, tell wrong rules from the right one.
+    wider = program.replace("tokens = (0, 1)", "tokens = (0, 1, 2)").replace(
+        re.search(r"^P, Q = (.*)$", program, re.MULTILINE)[1],
+        "([Fraction(n, 20) for n in row] for row in ((10, 6, 4), (16, 3, 1)))",
+    )
+    assert wider.count("20") == 1
+    exec(wider, {})
+    without_the_first = wider.replace("c2 = min(1, c1 * r2)", "c2 = min(1, r2)")
+    without_factor = wider.replace("residual(c1)", "residual(1)")
+    for wrong in (without_the_first, without_factor):
+        assert wrong != wider
+        with pytest.raises(AssertionError):
+            exec(wrong, {})
+
+
 def test_the_search_finds_wrong_options_and_wide_lines():
+    assert languages("```\na\n```\n  ```python\nb\n  ```\n") == ["", "python"]
     known = commands()
     assert known["train",] > {"--head", "--texts"}
     assert ("build", "ngram") in known

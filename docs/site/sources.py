@@ -1,0 +1,78 @@
+"""What the documentation site takes from the repository: ops, names, docstrings and links."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# Documents beside docs/ -> their pages.
+BESIDE = {
+    "README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"
+}  # fmt: skip
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
+
+# A doctest at the end of a docstring, where it stands under no heading.
+DOCTEST = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+# Arguments with one description, `top_k, top_p: as in ...`, and its further lines.
+SEVERAL = re.compile(r"^( +)(\w+(?:,\s+\w+)+)(: .*\n(?:\1 +.*\n|\n(?=\1 ))*)", re.MULTILINE)
+# Where `specdec_hf.options.takes_options` puts the texts of the options.
+OPTIONS = re.compile(r"^    OPTIONS$", re.MULTILINE)
+REST = "    **kwargs: the options of docs/loop.md, and other arguments of ``model.generate``."
+
+
+def ops() -> dict[str, list[str]]:
+    """Each public function of `specdec_kernels.ops`, with the classes that its signature names.
+
+    A class stands on the page of the first function that returns it, or else takes it.
+    """
+    found: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "specdec_kernels/ops").glob("[!_]*.py")):
+        body = ast.parse(file.read_text()).body
+        classes = {n.name for n in body if isinstance(n, ast.ClassDef)}
+        functions = [n for n in body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
+        for returned in (True, False):
+            for function in functions:
+                where = function.returns if returned else function.args
+                named = {n.id for n in ast.walk(where or function) if isinstance(n, ast.Name)}
+                found.setdefault(function.name, []).extend(sorted(named & classes))
+                classes -= named
+    return found
+
+
+def names_of_the_loop() -> list[str]:
+    """The public names of `specdec_hf`, each with the module that defines it."""
+    stub = ast.parse((ROOT / "python/specdec_hf/__init__.pyi").read_text())
+    imports = [n for n in stub.body if isinstance(n, ast.ImportFrom)]
+    return [f"{n.module}.{name.name}" for n in imports for name in n.names]
+
+
+def google_style(docstring: str) -> str:
+    """A docstring with this project's conventions put into the words of Google's style.
+
+    Doctests come under a heading, arguments with one description get one each, and the options of
+    the loop are named.
+    """
+    text = OPTIONS.sub(REST, docstring + "\n")
+    text = SEVERAL.sub(
+        lambda a: "".join(a[1] + name + a[3] for name in re.split(r",\s+", a[2])), text
+    )
+    text = DOCTEST.sub(lambda a: "Examples:\n" + textwrap.indent(a[0], "    "), text)
+    return text.rstrip("\n")
+
+
+def with_links_of_the_site(markdown: str, page: str) -> str:
+    """Let the links of a page, which are right in the repository, lead to pages of the site."""
+    beside = {made: name for name, made in BESIDE.items()}
+    folder = posixpath.dirname(beside.get(page, f"docs/{page}"))
+
+    def on_the_site(link: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(folder, link[1]))
+        return posixpath.relpath(
+            BESIDE.get(path, path.removeprefix("docs/")), posixpath.dirname(page)
+        )
+
+    return LINK.sub(on_the_site, markdown)

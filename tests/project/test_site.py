@@ -1,0 +1,200 @@
+"""The documentation site: its navigation, its pictures, the links of its pages, its claims."""
+
+import json
+import re
+import subprocess
+import sys
+from itertools import chain
+
+import pytest
+from support.sources import ROOT, anchors
+
+import specdec_kernels
+
+SITE = ROOT / "docs/site"
+if SITE.is_dir():
+    sys.path.append(str(SITE))
+    import draw_round
+    import sources
+
+pytestmark = pytest.mark.skipif(not SITE.is_dir(), reason="the documents are not beside the tests")
+
+
+def written_pages():
+    """The pages that are files below docs/, as the navigation names them."""
+    return {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_the_navigation_lists_each_page_once():
+    _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    listed = re.findall(r"[\w/-]+\.md", navigation)
+    made = {*sources.BESIDE.values(), "reference.md", *(f"ops/{op}.md" for op in sources.ops())}
+    assert sorted(listed) == sorted(written_pages() | made)
+
+
+def test_each_op_and_each_class_has_one_place():
+    """Ops and their classes have pages; what several ops share is at the end of docs/ops.md."""
+    ops = sources.ops()
+    assert ops.keys() == {*specdec_kernels._library.OPS, "state_select_"}
+    assert ops["verify_chain"] == ["Verdict"]
+    assert ops["verify_tree"] == ["TreeVerdict", "Tree"]
+    (shared,) = re.findall(r"members: \[(.*?)\]", (ROOT / "docs/ops.md").read_text(), re.DOTALL)
+    placed = [*ops, *chain.from_iterable(ops.values()), *re.findall(r"\w+", shared)]
+    public = {name for name in specdec_kernels.__all__ if not name.isupper()}
+    assert sorted(placed) == sorted(public - {"Rule", "TreeRule"})
+
+
+def test_the_names_of_the_loop_are_those_of_its_package():
+    specdec_hf = pytest.importorskip("specdec_hf")
+    names = sources.names_of_the_loop()
+    assert [name.rpartition(".")[2] for name in names] == specdec_hf.__all__
+
+
+def test_docstrings_are_put_into_the_style_that_the_site_reads():
+    own = """Title.
+
+    Args:
+        one: first.
+        two, three,
+            four: the others,
+            on two lines.
+
+            And a paragraph.
+        five: last.
+        OPTIONS
+
+    >>> 1
+    1
+    """
+    own = "\n".join(line.removeprefix("    ") for line in own.rstrip().split("\n"))
+    text = sources.google_style(own)
+    described = ": the others,\n        on two lines.\n\n        And a paragraph.\n"
+    for name in ("two", "three", "four"):
+        assert f"\n    {name}{described}" in text
+    assert text.endswith("\n\nExamples:\n    >>> 1\n    1")
+    assert sources.REST in text
+    assert "OPTIONS" not in text
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "want"),
+    [
+        ("loop.md", "drafters.md", "drafters.md"),
+        ("design/cpu.md", "../rules.md", "../rules.md"),
+        ("design/cpu.md", "contract.md", "contract.md"),
+        ("choosing.md", "../examples/ops.py", "examples/ops.py"),
+        ("claims.md", "../README.md", "readme.md"),
+        ("readme.md", "docs/design/loop.md", "design/loop.md"),
+        ("readme.md", "CONTRIBUTING.md", "contributing.md"),
+        ("design/tests.md", "../../CONTRIBUTING.md", "../contributing.md"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site(page, link, want):
+    for end in ("", "#a-heading"):
+        text = sources.with_links_of_the_site(f"[a]({link}{end}) [b](https://x.org/y.md)", page)
+        assert text == f"[a]({want}{end}) [b](https://x.org/y.md)"
+
+
+# The picture of a round.
+
+
+def test_the_picture_of_a_round_is_drawn_from_its_record():
+    record = json.loads((draw_round.PICTURES / "round.json").read_text())
+    drawn = draw_round.draw(record)
+    assert drawn == (draw_round.PICTURES / "round.svg").read_text()
+    for token in record["tokens"]:
+        assert f">{token['text'].strip()}</text>" in drawn
+        if "accept_prob" in token:
+            accepted = token["uniform"] < token["accept_prob"]
+            assert accepted == (token["kind"] == "accepted")
+            assert token["accept_prob"] == pytest.approx(min(1, token["p"] / token["q"]), rel=1e-5)
+    record["tokens"][0]["p"] /= 2
+    assert draw_round.draw(record) != drawn, "the control"
+
+
+def test_a_round_of_a_trace_is_extracted_with_the_text_before_it():
+    def token(text, kind):
+        return {"text": text, "kind": kind}
+
+    rounds = [
+        [token(" a", "plain")],
+        [token(" b", "accepted"), token(" x", "rejected"), token(" c", "recovered")],
+        [token(" d", "accepted"), token(" e", "bonus")],
+    ]
+    turn = {"prompt": "Why?", "rounds": rounds}
+    trace = {"prompts": [{"turns": [turn]}], "summary": {"model": "tiny"}}
+    found = draw_round.extract(trace, 3)
+    assert found == {"model": "tiny", "prompt": "Why?", "text": "a b c", "tokens": rounds[2]}
+
+
+# The page of claims: rows of a claim with a link to its figures, a command, a machine, a commit.
+
+
+def claims():
+    """(claim, link, command, machine, commit) of each row; the last two are empty without them."""
+    page = (ROOT / "docs/claims.md").read_text()
+    rows = re.findall(r"^\| \[(.*?)\]\((\S+?)\) \| (.*?) \|(?: (.*?) \| (.*?) \|)?$", page, re.M)
+    assert len(rows) == len(re.findall(r"^\| \[", page, re.M)) > 30
+    return rows
+
+
+def section(link):
+    """The text below the heading that a link of docs/claims.md leads to, or the whole page."""
+    name, _, anchor = link.partition("#")
+    page = (ROOT / "docs" / name).resolve()
+    assert not anchor or anchor in anchors(page), link
+    text = page.read_text()
+    if not anchor:
+        return text
+    for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+        heading = part.partition("\n")[0].lstrip("# ")
+        if re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") == anchor:
+            return part
+    raise AssertionError(link)
+
+
+def test_the_commit_of_a_claim_stands_beside_its_figures():
+    for claim, link, _, machine, commit in claims():
+        text = section(link)
+        assert bool(machine) == bool(commit), claim
+        if commit:
+            assert commit.split(",")[0] in text, f"{claim}: {commit} is not in {link}"
+
+
+def test_the_commits_of_the_readme_are_on_the_page_of_claims():
+    listed = {commit.split(",")[0] for *_, commit in claims()}
+    named = set(re.findall(r"commit ([0-9a-f]{7,})", (ROOT / "README.md").read_text()))
+    assert named
+    assert named <= listed
+
+
+def test_the_commits_of_claims_exist():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = sorted({commit.split(",")[0] for *_, commit in claims()} - {""})
+    done = subprocess.run(
+        ["git", "cat-file", "--batch-check=%(objecttype)"], cwd=ROOT, text=True,
+        input="".join(f"{commit}\n" for commit in [*listed, "0" * 40]), capture_output=True,
+        check=False,
+    )  # fmt: skip
+    *found, control = done.stdout.splitlines()
+    assert "missing" in control, "the control"
+    if "commit" not in found:
+        pytest.skip("a clone without its history")
+    assert found == ["commit"] * len(listed)
+
+
+def test_the_commands_of_claims_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for claim, _, command, *_ in claims():
+        programs = re.findall(r"`([^`]*)`", command)
+        assert programs or command == "by hand", claim
+        for program in programs:
+            for target in re.findall(r"^make ([\w-]+)", program):
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), program
+            for module in re.findall(r"python -m (bench\.\w+)", program):
+                assert (ROOT / f"{module.replace('.', '/')}.py").exists() or (
+                    ROOT / module.replace(".", "/") / "__main__.py"
+                ).exists(), program
+            for path in re.findall(r"\b(?:tests|bench)/[\w/.]+", program):
+                assert (ROOT / path).exists(), program
