@@ -6,6 +6,9 @@ import ast
 import functools
 import re
 from pathlib import Path
+from typing import Any
+
+from setuptools.compat.py310 import tomllib  # part of Python from 3.11 on
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -15,6 +18,11 @@ PYTHON = sorted(
     p for folder in ("specdec_kernels", "python", "tests", "bench", "examples")
     for p in (ROOT / folder).rglob("*.py")
 )  # fmt: skip
+
+
+def pyproject() -> dict[str, Any]:
+    """What pyproject.toml says."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def relative(path):
