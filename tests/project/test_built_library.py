@@ -63,7 +63,8 @@ def test_the_library_needs_no_function_that_the_oldest_torch_lacks():
                 inside.pop()
             for name in re.findall(r"\b(?:aoti_torch_|torch_|stable_torch_)\w+", line):
                 (later if any(v > oldest for v in inside) else declared).add(name)
-    assert later, "the headers of this torch name no version, so this test proves nothing"
+    is_oldest = release(torch.__version__) == oldest  # and has no headers of later versions
+    assert later or is_oldest, "the headers name no version, so this test proves nothing"
     assert stable_functions() <= declared, stable_functions() - declared
 
 

@@ -243,8 +243,7 @@ OTHERS = {STATED, "tests/project/test_versions.py"}  # the table itself, and the
 
 def test_every_dependence_on_a_version_is_listed():
     places = [*PYTHON, ROOT / "setup.py", ROOT / "Makefile"]
-    found = {relative(path) for path in places[:-1] if depends_on_a_version(path.read_text())}
-    found |= {"Makefile"} if "compat.py310" in places[-1].read_text() else set()
+    found = {relative(path) for path in places if depends_on_a_version(path.read_text())}
     assert found - OTHERS == {one.file for one in DIFFERENCES} - OTHERS
 
 

@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from setuptools.compat.py310 import tomllib  # part of Python from 3.11 on
-
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "specdec_kernels"
@@ -22,6 +20,9 @@ PYTHON = sorted(
 
 def pyproject() -> dict[str, Any]:
     """What pyproject.toml says."""
+    # Environments that do not build have other versions of setuptools.
+    from setuptools.compat.py310 import tomllib  # noqa: PLC0415
+
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
