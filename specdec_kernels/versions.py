@@ -99,6 +99,12 @@ DIFFERENCES = (
     ),
     Difference(
         "transformers",
+        "5.22",
+        "tests/support/hf_models.py",
+        "There are no Lfm3 and no Dots3Note.",
+    ),
+    Difference(
+        "transformers",
         "5.23",
         "specdec_kernels/compat/transformers.py",
         "These are the arguments of `_speculative_sampling`.",
