@@ -8,7 +8,7 @@ JOBS   ?= 2
 # Set TORCH= to install another that specdec_kernels/versions.py takes.
 TORCH  ?= $(firstword $(call PINS,newest))
 # What is installed first; what a later command asks for must take it.
-PINNED ?= $(TORCH)
+PINNED  = $(TORCH)
 PINS    = $(shell $(PYTHON) -c "import runpy; print(*runpy.run_path('specdec_kernels/versions.py')['pins']('$(1)'))")
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.specdec-installed
