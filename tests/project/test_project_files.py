@@ -81,6 +81,7 @@ def test_a_workflow_is_whole(path):
     for name, job in workflow["jobs"].items():
         assert job["timeout-minutes"] <= 300, name
         assert job["steps"][0]["uses"].startswith("actions/checkout@"), name
+        assert job["steps"][0]["with"] == {"persist-credentials": False}, name
     for step in steps(workflow):
         assert len(step.keys() & {"uses", "run"}) == 1
         if "uses" in step:  # whose code runs, and in which version
