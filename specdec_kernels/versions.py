@@ -23,7 +23,7 @@ class Supported(NamedTuple):
 
     Attributes:
         oldest: the first that is taken; earlier ones are refused by name.
-        newest: the last that the project is tested on.
+        newest: the last that `make test` and the workflows install.
         refused_from: the first later one that is refused, or None where later ones are taken, too.
         reason: why the range begins and ends there.
     """
