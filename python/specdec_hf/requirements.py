@@ -35,13 +35,17 @@ def install_command(extra: str, module: str | None) -> str:
 def refuse_other_versions(extra: str = "hf") -> None:
     """Refuse installed packages of an extra whose version the metadata of this project excludes.
 
+    A source tree without metadata states the versions of Transformers alone.
+
     Raises:
         ImportError: names the packages, their versions and the command that installs others.
     """
     from packaging.requirements import Requirement  # noqa: PLC0415  # Transformers requires it
 
+    from specdec_kernels.versions import requirement  # noqa: PLC0415
+
     wrong, found = [], []
-    for line in _stated():
+    for line in _stated() or [f"{requirement('transformers')}; extra == 'hf'"]:
         one = Requirement(line)
         if one.marker is not None and one.marker.evaluate({"extra": extra}):
             with contextlib.suppress(PackageNotFoundError):

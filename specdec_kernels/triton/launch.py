@@ -15,6 +15,9 @@ from torch import Tensor
 
 from specdec_kernels.arguments.checks import float32
 from specdec_kernels.arguments.sample import SamplingArguments
+from specdec_kernels.versions import refuse_other
+
+refuse_other("triton", triton.__version__)
 
 TILE = 4096  # part of the contract: rounding depends on it
 CHUNK = 1024  # entries of one step of a threshold search, which keeps 8 accumulators for each

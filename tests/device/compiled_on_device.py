@@ -6,19 +6,12 @@ tests/hf/test_cuda_graphs.py has the same calls, and more, with a stand-in for t
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
-pytest.importorskip(
-    "transformers",
-    minversion=re.search(
-        r'"transformers>=([0-9.]+)',
-        (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(),
-    ).group(1),
-)
+from specdec_kernels.versions import SUPPORTED
+
+pytest.importorskip("transformers", minversion=SUPPORTED["transformers"].oldest)
 pytest.importorskip("triton")
 
 from specdec_hf import generate

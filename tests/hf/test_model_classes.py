@@ -15,7 +15,7 @@ from specdec_hf.request import prefill
 from specdec_hf.runner.fit import Fit, forget_fits
 from specdec_hf.runner.later_inputs import LaterInputs
 from support import hf_models
-from support.hf_models import with_noise
+from support.hf_models import needs_class, with_noise
 
 from bench.model_table import TABLES, WAYS, generating_classes
 from bench.tiny_models import compare
@@ -74,6 +74,7 @@ ways = pytest.mark.parametrize("way", ["generate", "custom_generate"])
 
 @cache
 def model_of(name):
+    needs_class(CLASSES.get(name, name))
     return build(CLASSES.get(name, name), **FIELDS.get(name, {}))
 
 

@@ -23,12 +23,8 @@ from support.mtp_checkpoints import (
     write,
 )
 from support.sources import ROOT
-
-try:
-    from transformers.cache_utils import MtpCache
-    from transformers.modeling_layers import MtpModel
-except ImportError:
-    MtpCache = MtpModel = None
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
 PAGE = ROOT / "docs" / "heads.md"
 BATCHES = {**dict.fromkeys(FAMILIES, (9, 2, 12)), "qwen3_next": (9,)}
@@ -89,7 +85,6 @@ def test_another_reading_of_a_part_is_found(part, loaded):
     assert worst > 1e-2
 
 
-@pytest.mark.skipif(MtpModel is None, reason="this version of Transformers has no such module")
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
 @pytest.mark.parametrize("count", [1, 3])
 @torch.no_grad()

@@ -10,6 +10,7 @@ import torch
 from specdec_hf import check_model, generate
 from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.state_runner import StateRunner
+from support.hf_models import needs_class
 
 from bench.tiny_models.build import build
 from bench.tiny_models.compare import OracleDrafter, compare, plain, prompts
@@ -160,6 +161,7 @@ def test_check_model_measures_snapshots():
 
 
 def test_the_convolution_states_of_a_callers_cache_are_not_written():
+    needs_class("Lfm3ForCausalLM")
     model = build("Lfm3ForCausalLM")
     ids = torch.randint(10, 100, (1, 9), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():

@@ -137,7 +137,7 @@ def test_wheel_and_source_archive_hold_the_shipped_prompts_and_heads(tmp_path):
     hf = "python/specdec_hf"
     for package in ("specdec_kernels", hf, f"{hf}/cli", f"{hf}/heads"):
         (tree / package).mkdir(parents=True, exist_ok=True)
-        (tree / package / "__init__.py").write_text("")
+        (tree / package / "__init__.py").write_text('__version__ = "0.1.0"\n')
     shutil.copy(ROOT / "python" / PROMPTS, tree / "python" / PROMPTS)
     run(
         *(sys.executable, "setup.py", "--quiet", "build_py"),

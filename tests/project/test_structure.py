@@ -145,7 +145,7 @@ OPS = {
     "sharded": {"arguments", "ops"},
 }
 # The public modules of specdec_kernels beside the package itself.
-PUBLIC = ("specdec_kernels.analysis",)
+PUBLIC = ("specdec_kernels.analysis", "specdec_kernels.versions")
 # Folder of specdec_hf -> the folders that it may import. `lab` and `cli` may import all.
 BELOW_DRAFTERS = {"drafting", "request", "runner", "schedules"}
 LOOP = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.layers import with_fewer_layers
@@ -30,6 +31,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 from transformers.generation.streamers import BaseStreamer
+
+from specdec_kernels.versions import SUPPORTED, release
 
 VOCAB = 67
 
@@ -53,6 +56,13 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gpt2": (GPT2Config, GPT2LMHeadModel),
 }
+
+
+def needs_class(name: str) -> None:
+    """Skip a test of a model class that an older version of Transformers does not have."""
+    older = release(transformers.__version__) < release(SUPPORTED["transformers"].newest)
+    if older and not hasattr(transformers, name):
+        pytest.skip(f"there is no {name} in Transformers {transformers.__version__}")
 
 
 def build(

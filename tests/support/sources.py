@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -15,6 +16,14 @@ PYTHON = sorted(
     p for folder in ("specdec_kernels", "python", "tests", "bench", "examples")
     for p in (ROOT / folder).rglob("*.py")
 )  # fmt: skip
+
+
+def pyproject() -> dict[str, Any]:
+    """What pyproject.toml says."""
+    # Environments that do not build have other versions of setuptools.
+    from setuptools.compat.py310 import tomllib  # noqa: PLC0415
+
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def relative(path):

@@ -165,7 +165,7 @@ def _arguments(path: Path) -> dict[str, Any]:
 
 def _dequantised(path: Path) -> dict[str, Any]:
     """Ask for the plain weights of a GGUF file: packed ones need kernels from the hub."""
-    if path.is_dir() or not hasattr(transformers, "GgufConfig"):
+    if path.is_dir():
         return {}
     return {"quantization_config": transformers.GgufConfig(gguf_file=path.name, dequantize=True)}
 

@@ -171,8 +171,8 @@ def recovered_or_bonus(
     p_max = tl.full([], 1.0, tl.float32)
     q_max = tl.full([], 1.0, tl.float32)
     linear = tl.full([], 0, tl.int32)
-    # The other rules draw from P alone. The condition is for the compiler: some versions of Triton
-    # fail to analyse this much dead code.
+    # The other rules draw from P alone. The condition is for the compiler: Triton 3.6 fails to
+    # analyse this much dead code.
     if RULE != TYPICAL and RULE != SYNTHETIC and RULE != TOP_BETA:  # noqa: PLR1714  (no `in` here)
         linear = (p.direct | (mode != KEEP)).to(tl.int32)
         work = linear

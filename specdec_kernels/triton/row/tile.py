@@ -16,8 +16,8 @@ schedule, nor the warp size can change a bit of a total or of a prefix sum. The 
 largest weight) is finer than the rounding of any float32 sum.
 
 Device code passes records (`NamedTuple`). A record with a member that may be None, such as an
-optional tensor, can only be an argument: no function returns one. Compile-time constants are not
-members of records, because Triton turns them into run-time values there.
+optional tensor, can only be an argument: Triton 3.6 returns none from a function. Compile-time
+constants are not members of records, because Triton turns them into run-time values there.
 """
 
 from __future__ import annotations

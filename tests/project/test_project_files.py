@@ -1,0 +1,219 @@
+"""Workflows, templates of issues, the citation and the changelog name what exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml  # Transformers requires it
+from support.sources import ROOT, anchors, pyproject
+
+import specdec_kernels
+from specdec_kernels.versions import SUPPORTED, release
+
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+TEMPLATES = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+MAKEFILE = ROOT / "Makefile"
+
+pytestmark = pytest.mark.skipif(not WORKFLOWS, reason="the workflows are not beside the tests")
+
+
+def name_of(path):
+    return path.stem
+
+
+def load(path):
+    return yaml.safe_load(path.read_text())
+
+
+def targets(makefile):
+    """The targets that a Makefile has rules for, in order, without files."""
+    return re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE)
+
+
+def steps(workflow):
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def missing_commands(workflow, known):
+    """Targets of make and files that the steps of a workflow name and that do not exist."""
+    for step in steps(workflow):
+        for line in str(step.get("run", "")).splitlines():
+            for arguments in re.findall(r"\bmake ([^|&;]*)", line):
+                words = [word for word in arguments.split() if "=" not in word]
+                yield from (f"make {word}" for word in words if word not in known)
+            scripts = re.findall(r"(?:^|\s)(\.?[\w-]+(?:/[\w.-]+)+)", line)
+            yield from (path for path in scripts if not (ROOT / path).exists())
+        caches = step.get("with", {}).get("cache-dependency-path", "")
+        yield from (path for path in caches.split() if not (ROOT / path).exists())
+
+
+def pythons(workflow):
+    """The versions of Python that each job of a workflow sets up."""
+    for name, job in workflow["jobs"].items():
+        listed = job.get("strategy", {}).get("matrix", {}).get("python")
+        given = [step["with"]["python-version"] for step in job["steps"]
+                 if step.get("uses", "").startswith("actions/setup-python@")]  # fmt: skip
+        yield name, listed or given
+
+
+def test_the_targets_of_the_makefile_have_one_rule_each():
+    found = targets(MAKEFILE.read_text())
+    assert len(found) == len({*found})
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE.read_text(), re.MULTILINE)
+    assert {*phony.split()} == {*found}
+
+
+def test_there_is_a_workflow_for_each_duty():
+    assert {path.stem for path in WORKFLOWS} == {"docs", "lint", "nightly", "test", "wheels"}
+    ran = " ".join(str(step.get("run")) for path in WORKFLOWS for step in steps(load(path)))
+    for command in ("make lint", "make test ", "make test-oldest", "make docs", "make mutants",
+                    "make sdist", ".ci/run"):  # fmt: skip
+        assert command in ran
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=name_of)
+def test_a_workflow_is_whole(path):
+    workflow = load(path)
+    assert workflow["name"] == path.stem
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow[True], "YAML reads the key `on` as true"
+    for name, job in workflow["jobs"].items():
+        assert job["timeout-minutes"] <= 300, name
+        assert job["steps"][0]["uses"].startswith("actions/checkout@"), name
+        assert job["steps"][0]["with"] == {"persist-credentials": False}, name
+    for step in steps(workflow):
+        assert len(step.keys() & {"uses", "run"}) == 1
+        if "uses" in step:  # whose code runs, and in which version
+            assert re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"])
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=name_of)
+def test_a_workflow_names_only_what_exists(path):
+    assert not list(missing_commands(load(path), targets(MAKEFILE.read_text())))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=name_of)
+def test_a_workflow_takes_pythons_of_the_range_as_texts(path):
+    first, last = (release(SUPPORTED["python"]._asdict()[end]) for end in ("oldest", "newest"))
+    for name, versions in pythons(load(path)):
+        assert versions, name
+        for version in versions:
+            assert isinstance(version, str), f"{name}: 3.10 without quotes is 3.1"
+            if not version.startswith("$"):
+                assert first <= release(version) <= last
+
+
+def test_three_pythons_test_and_every_python_gets_a_wheel():
+    project = pyproject()
+    declared = [one.rpartition(" ")[2] for one in project["project"]["classifiers"]
+                if re.search(r":: Python :: 3\.\d+$", one)]  # fmt: skip
+    tested = dict(pythons(load(GITHUB / "workflows/test.yml")))
+    assert len(tested["newest"]) == 3
+    assert {declared[0], declared[-1]} < {*tested["newest"]} < {*declared}
+    assert tested["oldest"] == declared[:1]
+    assert dict(pythons(load(GITHUB / "workflows/wheels.yml")))["wheels"] == declared
+    built = project["tool"]["cibuildwheel"]["build"].split()
+    assert built == [f"cp{version.replace('.', '')}-*" for version in declared]
+
+
+def test_the_search_finds_what_does_not_exist():
+    workflow = {"jobs": {"one": {"steps": [
+        {"run": "make test lnt PYTHON=python"},
+        {"run": "bash .ci/rnu && make docs\nmake dcos | tail", "with": {}},
+        {"run": "python tests/mutants/run.py", "with": {"cache-dependency-path": "poetry.lock"}},
+    ]}}}  # fmt: skip
+    known = ["docs", "test"]
+    missing = ["make lnt", "make dcos", ".ci/rnu", "poetry.lock"]
+    assert sorted(missing_commands(workflow, known)) == sorted(missing)
+
+
+KINDS = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=name_of)
+def test_a_template_of_issues_can_be_shown(path):
+    form = load(path)
+    if path.stem == "config":
+        assert form.keys() <= {"blank_issues_enabled", "contact_links"}
+        return
+    assert form.keys() == {"name", "description", "labels", "body"}
+    fields = [part for part in form["body"] if part["type"] != "markdown"]
+    assert {part["type"] for part in form["body"]} <= KINDS
+    assert all(part["attributes"]["label"] for part in fields)
+    ids = [part["id"] for part in fields]
+    assert len(ids) == len({*ids}) > 0
+    assert any(part.get("validations", {}).get("required") for part in fields)
+
+
+CITED = {"cff-version", "message", "title", "authors"}  # what version 1.2.0 of the format requires
+
+
+def test_the_citation_is_that_of_this_version():
+    citation = load(ROOT / "CITATION.cff")
+    assert citation.keys() > CITED
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert citation["version"] == specdec_kernels.__version__
+    assert citation["license"] == pyproject()["project"]["license"]
+    for work in (citation, *citation["references"]):
+        for author in work["authors"]:
+            assert "name" in author or author.keys() >= {"family-names", "given-names"}
+    for work in citation["references"]:
+        assert work.keys() >= {"type", "title", "authors"}
+
+
+SECTIONS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+
+
+def faults_of_changelog(text):
+    """Headings that Keep a Changelog does not have, and entries that are no sentences."""
+    for heading in re.findall(r"^## (.*)$", text, re.MULTILINE):
+        if not re.fullmatch(r"Unreleased|\d+\.\d+\.\d+ \((unreleased|\d{4}-\d\d-\d\d)\)", heading):
+            yield heading
+    for release_ in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]:
+        named = re.findall(r"^### (.*)$", release_, re.MULTILINE)
+        yield from (name for name in named if name not in SECTIONS or named.count(name) > 1)
+        for entry in re.findall(r"^- (.+(?:\n  .+)*)", release_, re.MULTILINE):
+            if not entry.endswith(".") or re.match(r"(Fixed|Changed|Added|Renamed):", entry):
+                yield entry
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert not list(faults_of_changelog(text))
+    assert re.search(rf"^## {re.escape(specdec_kernels.__version__)} \(", text, re.MULTILINE)
+
+
+def test_the_search_finds_faults_of_a_changelog():
+    text = "## 1.0\n### Added\n- Fixed: it runs.\n- no stop\n### Mended\n## 1.0.1 (2026-01-02)\n"
+    assert list(faults_of_changelog(text)) == ["1.0", "Mended", "Fixed: it runs.", "no stop"]
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)|\((docs/[\w/.-]+\.md)(#[\w-]+)?\)")
+PAGES = (
+    "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
+    "SECURITY.md",
+    "docs/releasing.md",
+    "docs/versions.md",
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_of_the_project_links_to_exists(page):
+    path = ROOT / page
+    for match in LINK.finditer(path.read_text()):
+        there = ROOT / match[3] if match[3] else path.parent / match[1] if match[1] else path
+        assert Path(there).is_file(), match[0]
+        anchor = match[2] or match[4]
+        assert not anchor or anchor[1:] in anchors(there), match[0]
+
+
+def test_the_steps_of_a_release_name_targets_and_files_that_exist():
+    text = (ROOT / "docs/releasing.md").read_text()
+    known = targets(MAKEFILE.read_text())
+    assert {*re.findall(r"`make ([\w-]+)`", text)} <= {*known}
+    named = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.\w+|[A-Z]+\.(?:md|cff))`", text)
+    assert len(named) >= 6
+    assert not [name for name in named if not (ROOT / name).exists()]

