@@ -326,6 +326,15 @@ def test_cascades_of_the_command_line_draft(more, folder):  # noqa: F811
     assert "draft" in result.output
 
 
+def test_the_first_drafter_of_a_cascade_need_not_take_drafts_back(folder):  # noqa: F811
+    result = invoke(
+        "generate", "--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8,
+        "--drafter", "nasd", "--drafter", "prompt_lookup", "--cascade", "horizontal:1",
+        "--guard", "off",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("drafters", "more", "message"),
     [
@@ -339,7 +348,7 @@ def test_cascades_of_the_command_line_draft(more, folder):  # noqa: F811
         (["layers:1", "random"], ["horizontal"], "--cascade must be horizontal:N,N with tokens to"),
         (["layers:1", "random"], ["horizontal:2,2"], "--cascade horizontal needs a number for"),
         (["layers:1", "random"], ["horizontal:2", "--tree", "2,1"], "--tree must not be given"),
-        (["layers:1", "ngram"], ["vertical"], "--cascade vertical: drafter must set rolls"),
+        (["layers:1", "ngram"], ["vertical"], "--cascade needs models, prompt_lookup, random or"),
         (["layers:1,top_k=2", "random"], ["vertical"], "--cascade vertical: top_k of a model must"),
         (
             ["layers:1", "prompt_lookup"],

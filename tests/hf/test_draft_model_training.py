@@ -376,6 +376,10 @@ def test_a_draft_model_reads_the_texts_and_states_of_a_head(target, tmp_path):
     (head.data / "states.json").write_text(json.dumps({"batches": done - 1}))
     with pytest.raises(ValueError, match=rf"states of all texts, .* {done - 1} of {done} batches"):
         trained(target, tmp_path / "torn", **given)
+    for name in ("states.bin", "states.json"):  # interrupted before it had any
+        (head.data / name).unlink()
+    trained(target, tmp_path / "early", **given)
+    assert not (head.data / "states.bin").exists(), "the other run could not go on with these"
 
 
 @pytest.mark.parametrize(

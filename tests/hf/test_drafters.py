@@ -19,7 +19,7 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.drafters.copying import lookup
-from specdec_hf.drafting.registry import DRAFTERS, class_of, entry_of, usage
+from specdec_hf.drafting.registry import DRAFTERS, class_of, entry_of, has_own_tree, usage
 from support import hf_models
 from support.clocks import Clock, SlowLookup
 
@@ -265,3 +265,10 @@ def test_a_drafter_of_trees_takes_no_layout_and_no_number_of_tokens():
         hf_models.decode(model, drafter=Trees(), tree=(2, 1))
     with pytest.raises(ValueError, match="num_assistant_tokens must not be given with a drafter"):
         hf_models.decode(model, drafter=Trees(), num_assistant_tokens=3)
+
+
+def test_drafters_that_are_merged_draft_no_tree_of_their_own():
+    alone = [name for name in DRAFTERS if has_own_tree([name])]
+    assert {"auto", "lookahead", "medusa"} <= {*alone}
+    assert not {"prompt_lookup", "eagle3_chain"} & {*alone}
+    assert not any(has_own_tree([name, "prompt_lookup"]) for name in alone)

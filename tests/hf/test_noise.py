@@ -353,9 +353,45 @@ def test_no_draft_comes_from_a_text_that_the_same_noise_has_drawn(name, takes_al
     wanted, found = p[:, 1:3].sum(dim=-1), (text[:, -1] % 3 > 0).double()
     deviations = float((found - wanted).sum() / (wanted * (1 - wanted)).sum().sqrt())
     assert (deviations > 5) if takes_all else (abs(deviations) < 3)
-    assert any("drawn with the same seed" in note for note in out.stats.notes) != takes_all
+    assert any("had the same seed" in note for note in out.stats.notes) != takes_all
     for rule, first in (("match", 0), ("token", 10**6)):
         seeds = list(range(first, first + len(text)))
         other = generate(model, prompts, rule=rule, seed=seeds, **arguments)
-        assert not any("drawn with the same seed" in note for note in other.stats.notes)
+        assert not any("had the same seed" in note for note in other.stats.notes)
         assert other.stats.accepted > out.stats.accepted or takes_all
+
+
+class Knows(Drafter):
+    """Drafts nothing, and remembers the seeds that its call has told it."""
+
+    rolls_back = True
+
+    def start(self, context):
+        self.seeds = context.sampled_seeds()
+
+    def propose(self, history, limits):
+        return None
+
+
+PLACES = {  # of a drafter in a call
+    "alone": (lambda one: one, "token", {}),
+    "horizontal": (lambda one: HorizontalCascade([one, "random"], [1]), "token", {}),
+    "vertical": (lambda one: VerticalCascade(NEAR, one), "token", {}),
+    "staged": (lambda one: VerticalCascade(NEAR, one), "multi_draft", {"tree": (2,)}),
+    "trie": (lambda one: one, "target_only", {"tree": TREE}),
+    "cascade in a trie": (
+        lambda one: HorizontalCascade([one, "prompt_lookup"], [1]), "target_only", {"tree": TREE}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_part_of_a_drafter_knows_the_seeds_of_the_call(place):
+    """What it keeps of texts must not come with seeds of its own, or with none."""
+    make, rule, kwargs = PLACES[place]
+    knows = Knows()
+    hf_models.decode(
+        hf_models.tiny("llama"), (9, 1, 5), drafter=make(knows), rule=rule, do_sample=True,
+        temperature=[1.0, 0.0, 0.5], seed=[7, 8, 9], max_new_tokens=4, **kwargs,
+    )  # fmt: skip
+    assert knows.seeds == {0: 7, 2: 9}

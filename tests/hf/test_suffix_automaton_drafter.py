@@ -135,6 +135,23 @@ def test_seeds_of_sampled_texts_are_kept_with_them_within_the_limit():
     assert [part.seeds.tolist() for part in kept.parts(50)] == [[1]]
 
 
+def test_a_seed_that_has_drawn_a_text_copies_no_other_text_either():
+    """Which texts share an array with its own depends on how long that is, and so on its noise."""
+
+    class Sampled(Context):
+        rule = "token"
+
+        def sampled_seeds(self):
+            return {0: 7, 1: 8}
+
+    kept = KeptTexts(2**10)
+    for text, seed in (([1, 2, 3, 4, 5], 6), ([9], 7)):
+        kept.add([np.array(text)], Context.model.config.vocab_size, [seed])
+    assert len(kept.parts(Context.model.config.vocab_size)) == 2
+    draft = propose(started(keep=kept, context=Sampled), history_of([2, 3], [2, 3]), 2)
+    assert draft.tokens.tolist() == [[-1, -1], [4, 5]]
+
+
 def test_threads_share_what_is_kept(monkeypatch):
     def slow(tokens):
         time.sleep(0.002)  # others begin to add meanwhile

@@ -92,7 +92,7 @@ def level_context(context: DraftContext, level: int, **changes: Any) -> LevelCon
     share the target's, and the text is that noise's whatever is drafted.
     """
     values = {f.name: getattr(context, f.name) for f in dataclasses.fields(DraftContext)}
-    values |= changes
+    values |= {"sampled": context.sampled_seeds(), **changes}
     if values["rule"] != "match":
         seeds = derived_seeds(context.seeds.cpu(), level, context.first_draft_index)
         values["seeds"] = seeds.to(values["seeds"].device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -331,23 +332,27 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
             self._kept = kept_with(context.model, self._keep_with_target)
         self._sampled = {} if self._kept is None else context.sampled_seeds()
         kept = () if self._kept is None else self._kept.parts(self._vocab_size)
-        self._earlier = [(part.corpus, self._drawn_alike(part, context)) for part in kept]
-        if any(barred for _, barred in self._earlier):
+        self._earlier = [part.corpus for part in kept]
+        self._barred = self._drawn_alike(kept, context)
+        if self._barred:
             note_same_noise(self, context)
 
-    def _drawn_alike(self, part: KeptPart, context: DraftContext) -> set[int]:
-        """The sequences that must copy nothing from a part: they meet the noise that drew it."""
+    def _drawn_alike(self, parts: Sequence[KeptPart], context: DraftContext) -> set[int]:
+        """The sequences that copy nothing from earlier calls, because they meet their noise again.
+
+        Other texts are barred too: which of them share a part with the seed's own text depends on
+        how long that is, and so on its noise.
+        """
         if not reads_draft(context.rule):
             return set()
-        return {b for b, seed in self._sampled.items() if seed in part.seeds}
+        drawn_by = np.concatenate([np.empty(0, np.int64), *(part.seeds for part in parts)])
+        return {b for b, seed in self._sampled.items() if seed in drawn_by}
 
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
         automaton = self._texts[b]
         automaton.append(text[len(automaton) :])
         found = self._propose_from(automaton, gamma, count)
-        for corpus, barred in self._earlier:
-            if b in barred:
-                continue
+        for corpus in () if b in self._barred else self._earlier:
             if found.match_length >= self.max_match:
                 break
             earlier = self._copy_from(corpus, text, gamma, count)

@@ -31,8 +31,8 @@ class KeptPart(NamedTuple):
 
     Attributes:
         corpus: the texts.
-        seeds: [n] int64, of those that were sampled. A call with one of them meets the noise that
-            drew a text again, so that drafts copied from it would bias its own.
+        seeds: [n] int64, of those that were sampled. A sequence with one of them meets the noise
+            that drew a text again, so that drafts copied from it would bias its own.
     """
 
     corpus: Corpus
@@ -118,8 +118,8 @@ def kept_with(target: Any, max_bytes: int) -> KeptTexts:
 def note_same_noise(drafter: Drafter, context: DraftContext) -> None:
     """Say that sequences with seeds of earlier calls draft nothing of what these have drawn."""
     context.note(
-        f"{describe(drafter)} drafts nothing from texts that were drawn with the same seed: rule "
-        f"{context.rule} would be biased, because their noise comes again"
+        f"{describe(drafter)} drafts nothing from earlier calls where one of them had the same "
+        f"seed: rule {context.rule} would be biased, because its noise comes again"
     )
 
 

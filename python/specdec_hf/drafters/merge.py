@@ -237,6 +237,7 @@ class ChainSource:
         if context.rule == "target_only":
             # This rule accepts whichever child equals the target's own draw, so the most likely
             # tokens are the best drafts and nothing need be drawn.
+            self.context.sampled = context.sampled_seeds()
             self.context.temperature = 0.0
         self.drafter.start(self.context)
 

@@ -86,6 +86,7 @@ class RemoteDrafter(Drafter):
         values = {name: _on_host(getattr(context, name)) for name in fields}
         size = num_parameters(context.model)
         values |= {"config": context.model.config, "size": size}
+        values["sampled"] = context.sampled_seeds()
         vars(self).update(self._ask("start", values))
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:

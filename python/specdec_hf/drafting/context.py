@@ -170,6 +170,8 @@ class DraftContext:
         first_draft_index: index of this drafter's first draft in the round. Only the loop sets it.
         asked_for_noise: whether `noise_positions` was called in this round.
         kept_states: what `keep_states` keeps; None where the loop records none.
+        sampled: what `sampled_seeds` gives to a part of a drafter whose seeds or temperature are
+            not those of the call; None where they are.
     """
 
     model: Any
@@ -196,9 +198,12 @@ class DraftContext:
     first_draft_index: int = 0
     asked_for_noise: bool = False
     kept_states: list[CommittedStates] | None = None
+    sampled: dict[int, int] | None = None
 
     def sampled_seeds(self) -> dict[int, int]:
-        """The seed of each sequence that is sampled, by its number; reads the device."""
+        """The call's seed of each sequence that is sampled, by its number; reads the device."""
+        if self.sampled is not None:
+            return self.sampled
         temperatures = torch.as_tensor(self.temperature).expand(self.batch_size).tolist()
         pairs = zip(self.seeds.tolist(), temperatures, strict=True)
         return {b: seed for b, (seed, temperature) in enumerate(pairs) if temperature > 0}

@@ -257,6 +257,8 @@ class Pipeline:
     def _states(self, conversations: list[Conversation], head: Head) -> StoredStates:
         width = head.config.target_hidden_size * (len(head.config.layers) + 1)
         path = self.data / "states.bin"
+        if not path.exists():  # a run that has only its texts may be of another kind
+            path = self.work / "states.bin"
         if self._source is not None and KINDS[self.settings.head].final_only:
             width = width_of(path, conversations, width)
         states = StoredStates(path, conversations, width)
