@@ -108,31 +108,27 @@ def test_the_oldest_texts_are_dropped_first():
         texts.append(generator.integers(0, 50, generator.integers(1, 30)))
         kept.add(texts[-1:], 50)
         assert kept.nbytes <= limit
-        held = np.concatenate([part.corpus.tokens for part in kept.parts(50)[::-1]])
+        held = np.concatenate([one.tokens for one in kept.corpora(50)[::-1]])
         everything = np.concatenate([np.append(text, END) for text in texts])
         assert (held == everything[-len(held) :]).all()
         assert len(held) >= min(len(everything), 400 - 50 - 30)
-        assert len(kept.parts(50)) < 24
-    assert kept.parts(51) == ()
+        assert len(kept.corpora(50)) < 24
+    assert kept.corpora(51) == ()
     kept.add([np.arange(1000) % 50], 50)
     assert kept.nbytes == limit
     kept.add([np.array([3])], 51)
-    assert kept.parts(50) == ()
+    assert kept.corpora(50) == ()
     assert kept.nbytes == 16
 
 
-def test_seeds_of_sampled_texts_are_kept_with_them_within_the_limit():
-    kept = KeptTexts(2**10)
-    kept.add([np.arange(5)], 50, [7])
-    kept.add([np.arange(5)], 50, [9, 9])
-    (part,) = kept.parts(50)
-    assert part.seeds.tolist() == [7, 9]
-    assert kept.nbytes == 8 * (12 + 2)
+def test_seeds_are_kept_longer_than_their_texts():
+    """When a text is dropped depends on how long it is, and so on its noise."""
     kept = KeptTexts(8 * 4)
-    kept.add([np.arange(9)], 50, [1])
-    assert kept.parts(50)[0].corpus.tokens.tolist() == [7, 8, END]
-    kept.add([np.arange(9)], 50, [2, 3, 4, 5])  # which leave no room for a token
-    assert [part.seeds.tolist() for part in kept.parts(50)] == [[1]]
+    for seed in (7, 9):
+        kept.add([np.arange(9)], 50, [seed])
+    (corpus,) = kept.corpora(50)
+    assert corpus.tokens.tolist() == [6, 7, 8, END]
+    assert kept.seeds == {7, 9}
 
 
 def test_a_seed_that_has_drawn_a_text_copies_no_other_text_either():
@@ -147,7 +143,7 @@ def test_a_seed_that_has_drawn_a_text_copies_no_other_text_either():
     kept = KeptTexts(2**10)
     for text, seed in (([1, 2, 3, 4, 5], 6), ([9], 7)):
         kept.add([np.array(text)], Context.model.config.vocab_size, [seed])
-    assert len(kept.parts(Context.model.config.vocab_size)) == 2
+    assert len(kept.corpora(Context.model.config.vocab_size)) == 2
     draft = propose(started(keep=kept, context=Sampled), history_of([2, 3], [2, 3]), 2)
     assert draft.tokens.tolist() == [[-1, -1], [4, 5]]
 
@@ -168,7 +164,7 @@ def test_threads_share_what_is_kept(monkeypatch):
     with ThreadPoolExecutor(8) as pool:
         drafts = list(pool.map(call, range(64)))
     assert drafts == [[[n, n], [-1, -1]] for n in range(64)]
-    held = np.concatenate([part.corpus.tokens for part in kept.parts(100)])
+    held = np.concatenate([one.tokens for one in kept.corpora(100)])
     assert (np.bincount(held[held != END], minlength=64) == 20).all()
     assert (held == END).sum() == 64
 
@@ -196,8 +192,7 @@ def test_what_is_kept_changes_drafts_and_no_text(settings):
         drafter="suffix_automaton:keep=1MiB",
     )  # fmt: skip
     assert other.stats.mean_acceptance_length == accepted[0]
-    held = 2 * (9 + 1 + 12 + 3 * 25) + 3 * settings["do_sample"]  # the seeds of both are the same
-    assert kept_with(model, 2**20).nbytes == 8 * held
+    assert kept_with(model, 2**20).nbytes == 8 * 2 * (9 + 1 + 12 + 3 * 25)
 
 
 def test_texts_of_calls_that_were_ended_early_are_not_kept():

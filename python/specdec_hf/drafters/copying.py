@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer, split_options
 from specdec_hf.drafters.fingerprint import check_fingerprint
 from specdec_hf.drafters.kept_texts import (
-    KeptPart,
     KeptTexts,
     kept_with,
     note_same_noise,
@@ -331,21 +329,16 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         if self._keep_with_target:
             self._kept = kept_with(context.model, self._keep_with_target)
         self._sampled = {} if self._kept is None else context.sampled_seeds()
-        kept = () if self._kept is None else self._kept.parts(self._vocab_size)
-        self._earlier = [part.corpus for part in kept]
-        self._barred = self._drawn_alike(kept, context)
+        self._earlier = () if self._kept is None else self._kept.corpora(self._vocab_size)
+        self._barred = self._drawn_alike(context)
         if self._barred:
             note_same_noise(self, context)
 
-    def _drawn_alike(self, parts: Sequence[KeptPart], context: DraftContext) -> set[int]:
-        """The sequences that copy nothing from earlier calls, because they meet their noise again.
-
-        Other texts are barred too: which of them share a part with the seed's own text depends on
-        how long that is, and so on its noise.
-        """
-        if not reads_draft(context.rule):
+    def _drawn_alike(self, context: DraftContext) -> set[int]:
+        """The sequences that copy nothing from earlier calls: they meet noise of these again."""
+        if self._kept is None or not reads_draft(context.rule):
             return set()
-        drawn_by = np.concatenate([np.empty(0, np.int64), *(part.seeds for part in parts)])
+        drawn_by = self._kept.seeds
         return {b for b, seed in self._sampled.items() if seed in drawn_by}
 
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
@@ -363,7 +356,7 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
     def finish(self, history: History) -> None:
         if self._kept is not None:
             texts = [self._text.of(history, b) for b in range(len(history.lengths))]
-            self._kept.add(texts, self._vocab_size, list(self._sampled.values()))
+            self._kept.add(texts, self._vocab_size, self._sampled.values())
 
     def _propose_from(self, text: SuffixAutomaton, gamma: int, count: int) -> Proposal:
         return text.propose(

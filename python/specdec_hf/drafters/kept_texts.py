@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,28 +20,10 @@ if TYPE_CHECKING:
     from specdec_hf.drafting.context import DraftContext
     from specdec_hf.drafting.drafter import Drafter
 
-TOKEN_BYTES = 8  # of a token and of its place in the suffix array, and of a seed
+TOKEN_BYTES = 8  # of a token and of its place in the suffix array
 PARTS = 8  # a suffix array is sorted again until it holds this share of the limit
 END = 2**31 - 1  # follows every text; no vocabulary has this id
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-class KeptPart(NamedTuple):
-    """Texts in one suffix array.
-
-    Attributes:
-        corpus: the texts.
-        seeds: [n] int64, of those that were sampled. A sequence with one of them meets the noise
-            that drew a text again, so that drafts copied from it would bias its own.
-    """
-
-    corpus: Corpus
-    seeds: NDArray[np.int64]
-
-    @property
-    def size(self) -> int:
-        """Tokens and seeds."""
-        return len(self.corpus.tokens) + len(self.seeds)
 
 
 class KeptTexts:
@@ -51,7 +33,12 @@ class KeptTexts:
     began. The oldest texts are dropped first, up to an eighth of the limit at once.
 
     Args:
-        max_bytes: of memory. A token takes 8 bytes, and so does the seed of a sampled text.
+        max_bytes: of memory. A token takes 8 bytes.
+
+    Attributes:
+        seeds: of all sampled texts that were ever kept, without a limit. A sequence with one of
+            them meets the noise that drew a text again, so that drafts copied from it would bias
+            its own. Which texts are dropped depends on their lengths, and so on that noise.
 
     Raises:
         TypeError: no integer.
@@ -60,22 +47,23 @@ class KeptTexts:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = check_integer("max_bytes", max_bytes, TOKEN_BYTES)
+        self.seeds: set[int] = set()
         self._adding = threading.Lock()
         # The vocabulary size and the texts, the oldest first. Readers take the pair as it is.
-        self._kept: tuple[int, tuple[KeptPart, ...]] = (0, ())
+        self._kept: tuple[int, tuple[Corpus, ...]] = (0, ())
 
     @property
     def nbytes(self) -> int:
         """The memory that the texts take."""
-        return TOKEN_BYTES * sum(part.size for part in self._kept[1])
+        return TOKEN_BYTES * sum(len(corpus.tokens) for corpus in self._kept[1])
 
-    def parts(self, vocab_size: int) -> tuple[KeptPart, ...]:
+    def corpora(self, vocab_size: int) -> tuple[Corpus, ...]:
         """The texts of a vocabulary of this size, the newest first."""
-        kept_for, parts = self._kept
-        return parts[::-1] if kept_for == vocab_size else ()
+        kept_for, corpora = self._kept
+        return corpora[::-1] if kept_for == vocab_size else ()
 
     def add(
-        self, texts: Iterable[NDArray[np.int64]], vocab_size: int, seeds: Sequence[int] = ()
+        self, texts: Iterable[NDArray[np.int64]], vocab_size: int, seeds: Iterable[int] = ()
     ) -> None:
         """Keep texts. Those of a vocabulary of another size are dropped.
 
@@ -88,20 +76,18 @@ class KeptTexts:
 
         most = self.max_bytes // TOKEN_BYTES
         added = np.concatenate([np.append(text, END) for text in texts])
-        drawn_by = np.unique(np.array(seeds, dtype=np.int64))
-        room = max(0, most - len(drawn_by))
-        joined = added[max(0, len(added) - room) :].astype(np.int32)
+        joined = added[-most:].astype(np.int32)
         with self._adding:
-            kept_for, parts = self._kept
-            kept = list(parts) if kept_for == vocab_size else []
-            while kept and len(last := kept[-1].corpus.tokens) <= len(joined):
+            self.seeds.update(seeds)  # before a reader can see the texts
+            kept_for, corpora = self._kept
+            kept = list(corpora) if kept_for == vocab_size else []
+            while kept and len(last := kept[-1].tokens) <= len(joined):
                 if len(last) + len(joined) > most // PARTS:
                     break
                 joined = np.concatenate([last, joined])
-                drawn_by = np.union1d(kept.pop().seeds, drawn_by)
-            if len(joined):  # the seeds alone may take all of the memory
-                kept.append(KeptPart(specdec_host.Corpus(joined), drawn_by))
-            while sum(part.size for part in kept) > most:
+                kept.pop()
+            kept.append(specdec_host.Corpus(joined))
+            while sum(len(corpus.tokens) for corpus in kept) > most:
                 del kept[0]
             self._kept = vocab_size, tuple(kept)
 
