@@ -86,12 +86,13 @@ class GroupKernel {
     if (status != cudaSuccess) return status;
     out->blocks = std::min(fit, blocks_per_processor_) * out->processors;
     out->groups[1] = out->blocks;
+    const bool pending = cudaPeekAtLastError() != cudaSuccess;  // of other work, which must be told
     for (int size = 2; size <= kMaxGroupSize && out->clusters; ++size) {
       GroupConfig launch(size, true);
       launch.config.gridDim = dim3(static_cast<unsigned>(size));
       status = cudaOccupancyMaxActiveClusters(&fit, kernel_, &launch.config);
       // A device, or a partition of one, that is too small for the size may answer with an error.
-      if (status != cudaSuccess) cudaGetLastError();
+      if (status != cudaSuccess && !pending) cudaGetLastError();
       out->groups[size] = status == cudaSuccess ? std::min(fit, out->blocks / size) : 0;
     }
     return cudaSuccess;

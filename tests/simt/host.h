@@ -65,6 +65,7 @@ namespace simt {
 
 inline int multiprocessors = 4;
 inline int capability_major = 9, capability_minor = 0;
+inline unsigned largest_cluster = 16;      // a partition of a device may have fewer blocks
 inline int max_shared_per_block = 232448;  // for a function that opted in
 inline int max_shared_per_multiprocessor = 233472;
 inline int64_t launches = 0;

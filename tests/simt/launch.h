@@ -49,7 +49,7 @@ inline cudaError_t check(const WeightParams& s, const FunctionLimits& limits,
     return cudaErrorInvalidConfiguration;
   }
   if (s.shared > static_cast<size_t>(limits.shared)) return cudaErrorInvalidValue;
-  if (cluster == 0 || cluster > (limits.large_cluster ? 16 : 8) ||
+  if (cluster == 0 || cluster > largest_cluster || cluster > (limits.large_cluster ? 16 : 8) ||
       (cluster > 1 && capability_major < 9)) {
     return cudaErrorInvalidClusterSize;
   }

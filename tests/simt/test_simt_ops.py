@@ -222,6 +222,17 @@ def test_a_driver_that_is_too_old_is_named(simt):
     outputs(simt, case)
 
 
+@pytest.mark.parametrize(("pending", "capability"), [(0, 11), (1, 12)])
+def test_asking_a_device_hides_no_earlier_error(simt, pending, capability):
+    """A partition too small for the largest clusters answers with an error of its own."""
+    case = chain_case(2, 2, 67)
+    simt.last_error(pending)
+    with simt.partition(4):
+        got = outputs(simt, case, capability=capability)
+    assert (simt.last_error() != 0) == (pending != 0)
+    assert_outputs_equal(case.op, got, of_one_block(simt, case))
+
+
 def test_a_forced_schedule_is_validated(simt):
     share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
     with pytest.raises(RuntimeError, match=r"schedule must be in \[0, 2\], got 3"):

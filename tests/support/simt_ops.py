@@ -100,6 +100,19 @@ class Library:
             self._native.simt_driver(13_000)
 
     @contextlib.contextmanager
+    def partition(self, largest_cluster: int):
+        """Devices that run no larger clusters; each is asked at its first call."""
+        self._native.simt_partition(largest_cluster)
+        try:
+            yield
+        finally:
+            self._native.simt_partition(16)
+
+    def last_error(self, pending: int = 0) -> int:
+        """The last error of the runtime, which `pending` then is."""
+        return self._native.simt_last_error(pending)
+
+    @contextlib.contextmanager
     def sharing(self, schedule="auto", group=0, *, order="forward", capability=9, fill=ALL_ONES):
         """Launches with this schedule and order of threads, in a workspace filled with `fill`."""
         share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
