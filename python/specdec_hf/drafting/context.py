@@ -204,8 +204,8 @@ class DraftContext:
         """The call's seed of each sequence that is sampled, by its number; reads the device."""
         if self.sampled is not None:
             return self.sampled
-        temperatures = torch.as_tensor(self.temperature).expand(self.batch_size).tolist()
-        pairs = zip(self.seeds.tolist(), temperatures, strict=True)
+        given = torch.as_tensor(self.temperature, dtype=torch.float32, device=self.seeds.device)
+        pairs = zip(self.seeds.tolist(), given.expand(self.batch_size).tolist(), strict=True)
         return {b: seed for b, (seed, temperature) in enumerate(pairs) if temperature > 0}
 
     def report_compiled(self, name: str, stats: CompileStats) -> None:
