@@ -112,7 +112,7 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
         (("--draft-model", "--num-drafters", 0), "--num-drafters must be at least 1, got 0"),
         (("--openings", 1.5), "--openings must be in [0, 1], got 1.5"),
         (("--openings", 0.5, "--texts", "a"), "--openings needs turns that the model writes, and"),
-        (("--turn-length", 400), "--turn-length must be less than --length, 384, got 400"),
+        (("--turn-length", 400), "--turn-length must be at most half of --length, 192, got 400"),
         (("--turn-length", 9, "--prompts", "a"), "--turn-length needs turns that the model writes"),
         (("--head", "medusa", "--resume", "a"), "--resume needs --head eagle3, got medusa"),
         (("--learning-rate", 0), "--learning-rate must be above 0 and finite, got 0.0"),
