@@ -225,7 +225,9 @@ def train_command(
         if others:
             fail(f"--turn-length needs turns that the model writes, and {others[0]} is given")
         if turn_length > length // 2:  # the other half is for the answer
-            fail(f"--turn-length must be at most half of --length, {length // 2}, got {turn_length}")
+            fail(
+                f"--turn-length must be at most half of --length, {length // 2}, got {turn_length}"
+            )
     if (prompts is not None) + bool(texts) + (reuse is not None) > 1:
         fail("give one of --prompts FILE, --texts FILE and --reuse FOLDER")
     for file in texts or ():
