@@ -335,7 +335,7 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
             note_same_noise(self, context)
 
     def _drawn_alike(self, context: DraftContext) -> set[int]:
-        """The sequences that copy nothing from earlier calls: they meet noise of these again."""
+        """The sequences whose seed drew a text of an earlier call; they copy nothing from these."""
         if self._kept is None or not reads_draft(context.rule):
             return set()
         drawn_by = self._kept.seeds
