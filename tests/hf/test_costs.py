@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from specdec_hf import HorizontalCascade, MedusaDrafter, RemoteDrafter, TrieTree, generate
-from specdec_hf.drafters import remote
+from specdec_hf import HorizontalCascade, MedusaDrafter, TrieTree, generate
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.schedules.costs import Costs, MonotoneCost
 from support import drafter_cases, hf_models
+from support.drafter_server import served_here
 from support.heads import head_for, parallel_heads
 
 
@@ -216,12 +216,5 @@ def test_costs_of_several_drafters_follow_from_theirs(
 
 @pytest.mark.parametrize("stated", [AT_ONCE, STEPS])
 def test_a_drafter_elsewhere_costs_what_it_says_there(stated, target, monkeypatch):
-    server = remote._Server(Stated(*stated))
-    monkeypatch.setattr(
-        RemoteDrafter, "_ask", lambda self, what, value: getattr(server, what)(value)
-    )
-    monkeypatch.setattr(remote, "_check_initialized", lambda name: None)
-    monkeypatch.setattr(remote.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(remote.dist, "get_rank", lambda: 0)
-    costs = costs_of(target, RemoteDrafter(1), monkeypatch)
+    costs = costs_of(target, served_here(Stated(*stated), monkeypatch), monkeypatch)
     assert (costs.relative_cost, costs.drafts_at_once, costs.reads_prompt) == stated

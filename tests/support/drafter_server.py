@@ -6,9 +6,30 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from specdec_hf import Draft, DraftContext, Drafter, History, ModelDrafter, serve_drafter
+from specdec_hf import (
+    Draft,
+    DraftContext,
+    Drafter,
+    History,
+    ModelDrafter,
+    RemoteDrafter,
+    serve_drafter,
+)
+from specdec_hf.drafters import remote
 from support import drafter_cases, hf_models
 from support.drafter_proof import target, with_wrong_distribution
+
+
+def served_here(drafter: Drafter, monkeypatch: Any) -> RemoteDrafter:
+    """A remote drafter whose server is this process."""
+    server = remote._Server(drafter)
+    monkeypatch.setattr(
+        RemoteDrafter, "_ask", lambda self, what, value: getattr(server, what)(value)
+    )
+    monkeypatch.setattr(remote, "_check_initialized", lambda name: None)
+    monkeypatch.setattr(remote.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(remote.dist, "get_rank", lambda: 0)
+    return RemoteDrafter(1)
 
 
 class Fails(Drafter):

@@ -30,7 +30,7 @@ _ATTRIBUTES = (
 _COSTS = ("relative_cost", "drafts_at_once", "reads_prompt")  # of a call
 
 
-@dataclass
+@dataclass(eq=False)
 class _Target:
     """As much of the target as a drafter in another process may know."""
 
@@ -172,6 +172,7 @@ class _Server:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.notes: list[str] = []
+        self._target: _Target | None = None
 
     def describe(self, _: None) -> dict[str, Any]:
         known = {name: getattr(self.drafter, name, None) for name in _ATTRIBUTES}
@@ -179,7 +180,7 @@ class _Server:
 
     def start(self, values: dict[str, Any]) -> dict[str, Any]:
         device = getattr(getattr(self.drafter, "model", None), "device", torch.device("cpu"))
-        target = _Target(values.pop("config"), device, values.pop("size"))
+        target = self._same_target(_Target(values.pop("config"), device, values.pop("size")))
         moved: dict[str, Any] = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
             for name, value in values.items()
@@ -187,6 +188,12 @@ class _Server:
         self.context = DraftContext(target, **moved, note=self.notes_append)
         self.drafter.start(self.context)
         return {name: getattr(self.drafter, name) for name in _COSTS}
+
+    def _same_target(self, target: _Target) -> _Target:
+        """That of the last call if it is equal, since what a drafter keeps goes by the object."""
+        if self._target is None or vars(self._target) != vars(target):
+            self._target = target
+        return self._target
 
     def notes_append(self, text: str) -> None:
         self.notes.append(text)
