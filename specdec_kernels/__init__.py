@@ -7,11 +7,11 @@ rejected tokens from the KV cache.
 
 from torch import serialization as _serialization
 
-from specdec_kernels._library import cpu_capability, has_cuda_kernels, providers
-from specdec_kernels._warm_up import warm_up
-from specdec_kernels.arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
-from specdec_kernels.arguments.noise import draft_positions
-from specdec_kernels.arguments.rules import (
+from ._library import cpu_capability, has_cuda_kernels, providers
+from ._warm_up import warm_up
+from .arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
+from .arguments.noise import draft_positions
+from .arguments.rules import (
     LOSSLESS_RULES,
     LOSSLESS_TREE_RULES,
     RULES,
@@ -21,16 +21,16 @@ from specdec_kernels.arguments.rules import (
     Rule,
     TreeRule,
 )
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.ops.attention import cached_attention
-from specdec_kernels.ops.decoder_layer import (
+from .arguments.status import Status
+from .ops.attention import cached_attention
+from .ops.decoder_layer import (
     PackedDecoderLayer,
     decoder_layer_,
     norm_qkv_rope,
     output_norm_mlp,
 )
-from specdec_kernels.ops.expand_tree import Expansion, expand_tree
-from specdec_kernels.ops.kv import (
+from .ops.expand_tree import Expansion, expand_tree
+from .ops.kv import (
     kv_append_,
     kv_compact_,
     kv_realign_,
@@ -38,15 +38,15 @@ from specdec_kernels.ops.kv import (
     ring_truncate_,
     state_select_,
 )
-from specdec_kernels.ops.linear import PackedLinear, pack_linear, packed_linear
-from specdec_kernels.ops.ngram_propose import NgramDraft, ngram_propose
-from specdec_kernels.ops.paged import (
+from .ops.linear import PackedLinear, pack_linear, packed_linear
+from .ops.ngram_propose import NgramDraft, ngram_propose
+from .ops.paged import (
     FreedBlocks,
     paged_compact_,
     paged_truncate_,
 )
-from specdec_kernels.ops.sample import Sampled, sample
-from specdec_kernels.ops.tree_layout import (
+from .ops.sample import Sampled, sample
+from .ops.tree_layout import (
     RankedTree,
     TreeAttention,
     Trie,
@@ -54,8 +54,8 @@ from specdec_kernels.ops.tree_layout import (
     rerank_tree,
     tree_attention,
 )
-from specdec_kernels.ops.verify_chain import Verdict, verify_chain
-from specdec_kernels.ops.verify_tree import Tree, TreeVerdict, verify_tree
+from .ops.verify_chain import Verdict, verify_chain
+from .ops.verify_tree import Tree, TreeVerdict, verify_tree
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""Loads the native library, and says which provider serves each op on each device.
+"""The table of the ops, and which provider serves each of them on each device.
 
 A provider is one implementation of an op behind PyTorch's dispatcher: "cpp" (the CPU kernels in
 `_C.so`), "cuda" (its CUDA kernels) or "triton". The reference is no provider: it is called by name.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
-from pathlib import Path
 
 import torch
 
-from specdec_kernels import triton as _triton
-from specdec_kernels.versions import refuse_other
+from . import triton as _triton
+from ._ops import ops
 
 # Op -> the module that implements it, in `specdec_kernels.reference` and in
 # `specdec_kernels.triton` alike. This is the only list of the ops.
@@ -51,7 +50,6 @@ _TRITON_ONLY = tuple(op for op, m in OPS.items() if m in ("tree.layout", "tree.e
 CPU_CAPABILITIES = ("avx512", "avx2", "plain")
 # What SPECDEC_CPU_CAPABILITY may ask for beside these, with AVX-512: other products of bfloat16.
 _BF16_PRODUCTS = ("amx_bf16", "avx512_bf16")
-_LIBRARY = Path(__file__).with_name("_C.so")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -63,29 +61,13 @@ def _environment(variable: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def _load() -> None:
-    refuse_other("torch", torch.__version__)
-    # The library reads this variable itself and ignores an unknown value, so it is checked here.
-    _environment("SPECDEC_CPU_CAPABILITY", _BF16_PRODUCTS + CPU_CAPABILITIES)
-    if not _LIBRARY.exists():
-        raise ImportError(
-            f"{_LIBRARY.name} is missing beside specdec_kernels: the native library was not built. "
-            "In the folder of the sources: pip install --no-build-isolation ."
-        )
-    try:
-        torch.ops.load_library(_LIBRARY)
-    except OSError as error:
-        raise ImportError(
-            f"{_LIBRARY.name} does not load under torch {torch.__version__}: {error}"
-        ) from error
-
-
-_load()
+# The library reads this variable itself and ignores an unknown value, so it is checked here.
+_environment("SPECDEC_CPU_CAPABILITY", _BF16_PRODUCTS + CPU_CAPABILITIES)
 
 
 def has_cuda_kernels() -> bool:
     """Whether `_C.so` was built with its CUDA kernels. Whether they run here, `warm_up` tells."""
-    return bool(torch.ops.specdec_kernels.built_with_cuda.default())
+    return bool(ops.built_with_cuda.default())
 
 
 def cpu_capability() -> str:
@@ -94,7 +76,7 @@ def cpu_capability() -> str:
     It is the widest one that the processor has. The environment variable SPECDEC_CPU_CAPABILITY,
     read when the package is imported, asks for a narrower one.
     """
-    return CPU_CAPABILITIES[torch.ops.specdec_kernels.cpu_capability.default()]
+    return CPU_CAPABILITIES[ops.cpu_capability.default()]
 
 
 def _cuda_provider() -> str:
@@ -114,13 +96,13 @@ _CUDA_PROVIDER = _cuda_provider()
 
 
 def _register_triton() -> None:
-    ops = tuple(OPS) if _CUDA_PROVIDER == "triton" else _TRITON_ONLY if _HAS_TRITON else ()
+    served = tuple(OPS) if _CUDA_PROVIDER == "triton" else _TRITON_ONLY if _HAS_TRITON else ()
     with warnings.catch_warnings():
         # SPECDEC_CUDA_PROVIDER=triton replaces the CUDA kernels on purpose.
         warnings.filterwarnings(
             "ignore", message=".*[Oo]verriding a previously registered kernel.*"
         )
-        for op in ops:
+        for op in served:
             if op not in CPU_OPS:
                 _triton.register(op, OPS[op])
 
@@ -138,7 +120,7 @@ def _pass_by_autograd() -> None:
         _NO_AUTOGRAD.impl(op, torch.library.fallthrough_kernel, "Autograd")
 
 
-_NO_AUTOGRAD = torch.library.Library("specdec_kernels", "IMPL")
+_NO_AUTOGRAD = torch.library.Library(ops.name, "IMPL")
 _pass_by_autograd()
 
 

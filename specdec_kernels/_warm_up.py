@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels._library import providers
-from specdec_kernels.ops.expand_tree import expand_tree
-from specdec_kernels.ops.kv import (
+from ._library import providers
+from .ops.expand_tree import expand_tree
+from .ops.kv import (
     kv_append_,
     kv_compact_,
     kv_realign_,
     kv_truncate_,
     ring_truncate_,
 )
-from specdec_kernels.ops.ngram_propose import ngram_propose
-from specdec_kernels.ops.paged import paged_compact_, paged_truncate_
-from specdec_kernels.ops.sample import sample
-from specdec_kernels.ops.tree_layout import build_trie, rerank_tree, tree_attention
-from specdec_kernels.ops.verify_chain import verify_chain
-from specdec_kernels.ops.verify_tree import Tree, verify_tree
+from .ops.ngram_propose import ngram_propose
+from .ops.paged import paged_compact_, paged_truncate_
+from .ops.sample import sample
+from .ops.tree_layout import build_trie, rerank_tree, tree_attention
+from .ops.verify_chain import verify_chain
+from .ops.verify_tree import Tree, verify_tree
 
 _BATCH = 3
 # The cache ops have another kernel for more caches than fit one small table of pointers.

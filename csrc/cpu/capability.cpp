@@ -11,7 +11,7 @@
 namespace specdec::cpu {
 namespace {
 
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");
@@ -35,7 +35,7 @@ bool may_use_amx() {
 #endif
 
 Capability widest() {
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
   const char* variable = std::getenv("SPECDEC_CPU_CAPABILITY");
   const std::string_view asked = variable == nullptr ? "" : variable;
   __builtin_cpu_init();

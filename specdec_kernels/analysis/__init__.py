@@ -7,7 +7,7 @@ function of tensors waits for their device except `mean_accepted`, `acceptance_u
 Formulas are those of Leviathan et al. 2023 (arXiv 2211.17192), section 3, unless said otherwise.
 """
 
-from specdec_kernels.analysis.acceptance import (
+from .acceptance import (
     acceptance_rate,
     accepted_mass,
     block_acceptance,
@@ -18,18 +18,18 @@ from specdec_kernels.analysis.acceptance import (
     top_beta_set,
     typical_set,
 )
-from specdec_kernels.analysis.baselines import (
+from .baselines import (
     best_of_likeliest_tokens,
     best_of_tokens,
     rejection_acceptance,
     rejection_mass,
 )
-from specdec_kernels.analysis.estimates import (
+from .estimates import (
     AcceptanceEstimate,
     clustered_mean,
     wilson_interval,
 )
-from specdec_kernels.analysis.leviathan import (
+from .leviathan import (
     LENIENCE_SPEEDS,
     LENIENCES,
     LENIENT_COST,
@@ -44,14 +44,14 @@ from specdec_kernels.analysis.leviathan import (
     lenience_speeds,
     table_1,
 )
-from specdec_kernels.analysis.tree_acceptance import (
+from .tree_acceptance import (
     first_children_acceptance,
     k_seq_factor,
     tree_acceptance,
     tree_acceptance_bound,
 )
-from specdec_kernels.analysis.uniforms import acceptance_uniforms, draw_uniforms
-from specdec_kernels.analysis.walltime import (
+from .uniforms import acceptance_uniforms, draw_uniforms
+from .walltime import (
     expected_tokens,
     improvement_bound,
     memory_accesses_factor,

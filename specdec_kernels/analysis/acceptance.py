@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import RULES
+from .. import RULES
 
 # Rule synthetic does not depend on P and Q.
 _RULES = tuple(rule for rule in RULES if rule != "synthetic")

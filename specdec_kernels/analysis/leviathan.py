@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specdec_kernels.analysis.walltime import operations_factor, optimal_gamma, walltime_factor
+from .walltime import operations_factor, optimal_gamma, walltime_factor
 
 LENIENCES = (1.0, 0.5, 0.3, 0.1)  # the columns of Table 5
 LENIENT_COST = 0.015  # c of the speed-ups in Appendix A.5

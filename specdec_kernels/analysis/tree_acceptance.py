@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import TREE_RULES
+from .. import TREE_RULES
 
 # Whether the other rules accept one of several siblings does not depend on how these were drawn, or
 # (traversal) not on the siblings alone.

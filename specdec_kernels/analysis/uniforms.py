@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.reference.row.noise import ACCEPT, RESIDUAL, uniform
+from ..reference.row.noise import ACCEPT, RESIDUAL, uniform
 
 
 def acceptance_uniforms(

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specdec_kernels.arguments.draft import DraftArguments
-from specdec_kernels.arguments.rules import KINDS, RULES, RULES_READING_DRAFT, Kind, Rule
-from specdec_kernels.arguments.sample import SamplingArguments
-from specdec_kernels.arguments.verification import Outputs, new_outputs
+from .draft import DraftArguments
+from .rules import KINDS, RULES, RULES_READING_DRAFT, Kind, Rule
+from .sample import SamplingArguments
+from .verification import Outputs, new_outputs
 
 
 class ChainArguments(NamedTuple):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.conversion import Param
+from . import conversion
+from .conversion import Param
 
 
 class SampledDraft(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import check_typed, require, shape
-from specdec_kernels.arguments.rules import ALL_RULES
+from . import conversion
+from .checks import check_typed, require, shape
+from .rules import ALL_RULES
 
 
 def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:

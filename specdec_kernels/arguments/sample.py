@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.rules import METHODS, NOISES, Method, Noise
+from .rules import METHODS, NOISES, Method, Noise
 
 # The numbers of the noise streams in Philox's counter: csrc/include/specdec/noise.h.
 STREAMS: dict[Noise, int] = {noise: number for number, noise in enumerate(NOISES, start=1)}

@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specdec_kernels.arguments.draft import DraftArguments
-from specdec_kernels.arguments.rules import (
+from .draft import DraftArguments
+from .rules import (
     KINDS,
     TREE_RULES,
     TREE_RULES_READING_DRAFT,
     Kind,
     TreeRule,
 )
-from specdec_kernels.arguments.sample import SamplingArguments
-from specdec_kernels.arguments.verification import new_outputs
+from .sample import SamplingArguments
+from .verification import new_outputs
 
 
 class TreeOutputs(NamedTuple):

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._ops import add_op_namespace_prefix, ops
+
 Outputs = Callable[..., Any]
 
 
 def validate(op: str, arguments: Sequence[Any]) -> None:
     """Raise what the op raises for these arguments, which are in the order of its schema."""
-    getattr(torch.ops.specdec_kernels, f"validate_{op}").default(*arguments)
+    getattr(ops, f"validate_{op}").default(*arguments)
 
 
-def register_fake(op: str) -> Callable[[Outputs], Outputs]:
+def fake_kernel(op: str) -> Callable[[Outputs], Outputs]:
     """Decorate what makes an op's empty outputs: its fake kernel validates and calls that.
 
     Where a size is symbolic, the op validates when it runs: to compare it here, in C++, would make
@@ -36,7 +38,7 @@ def register_fake(op: str) -> Callable[[Outputs], Outputs]:
                     validate(op, arguments)
             return outputs(*arguments)
 
-        torch.library.register_fake(f"specdec_kernels::{op}", fake)
+        torch.library.register_fake(add_op_namespace_prefix(op), fake)
         return outputs
 
     return register

@@ -15,17 +15,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import (
+from ..arguments import conversion
+from ..arguments.checks import (
     check_ids,
     check_same_device,
     dtype_name,
     require,
     shape,
 )
-from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.compat.noise import seeds_and_positions
-from specdec_kernels.compat.sampling import (
+from ..arguments.conversion import Param
+from ..ops.sample import sample
+from ..ops.verify_chain import verify_chain
+from .noise import seeds_and_positions
+from .sampling import (
     Samples,
     Seed,
     is_joint,
@@ -35,8 +37,6 @@ from specdec_kernels.compat.sampling import (
     sample_logits,
     sample_probs,
 )
-from specdec_kernels.ops.sample import sample
-from specdec_kernels.ops.verify_chain import verify_chain
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _LARGEST = torch.finfo(torch.float32).max

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import require
+from ..arguments.checks import require
 
 
 def check_in_range(name: str, t: Tensor, end: int, begin: int = 0) -> None:

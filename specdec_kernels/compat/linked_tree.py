@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import check_matrix, check_vector, require, shape
-from specdec_kernels.compat.indices import check_in_range
+from ..arguments import conversion
+from ..arguments.checks import check_matrix, check_vector, require, shape
+from .indices import check_in_range
 
 
 class Descent:

@@ -13,8 +13,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import device_name, dtype_name, shape
+from ..arguments import conversion
+from ..arguments.checks import device_name, dtype_name, shape
 
 # 2**64 / golden ratio, odd, as int64: the keys of seeds that are near each other are far apart.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import FLOATS, check_ids, require, shape
-from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.compat.indices import check_in_range
-from specdec_kernels.compat.noise import seeds_and_positions
-from specdec_kernels.ops.sample import sample
-from specdec_kernels.ops.verify_chain import verify_chain
+from ..arguments import conversion
+from ..arguments.checks import FLOATS, check_ids, require, shape
+from ..arguments.conversion import Param
+from ..ops.sample import sample
+from ..ops.verify_chain import verify_chain
+from .indices import check_in_range
+from .noise import seeds_and_positions
 
 Seed = int | Tensor | None
 Samples = Tensor | tuple[Tensor, Tensor]

@@ -19,17 +19,17 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import check_matrix, check_typed, check_vector, require, shape
-from specdec_kernels.compat.linked_tree import (
+from ..arguments import conversion
+from ..arguments.checks import check_matrix, check_typed, check_vector, require, shape
+from ..ops.tree_layout import tree_attention
+from ..ops.verify_chain import verify_chain
+from .linked_tree import (
     Descent,
     ancestors_of,
     check_links,
     link_,
     parents_of,
 )
-from specdec_kernels.ops.tree_layout import tree_attention
-from specdec_kernels.ops.verify_chain import verify_chain
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = 0, 1, 2
 _LARGEST_UNIFORM = 1 - 2.0**-53

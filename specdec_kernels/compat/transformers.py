@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.checks import dtype_name, require, shape
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.compat.noise import seeds_and_positions
-from specdec_kernels.compat.sampling import readable
-from specdec_kernels.ops.verify_chain import verify_chain
+from ..arguments import conversion
+from ..arguments.checks import dtype_name, require, shape
+from ..arguments.status import Status
+from ..ops.verify_chain import verify_chain
+from .noise import seeds_and_positions
+from .sampling import readable
 
 
 def _speculative_sampling(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.validation import register_fake
+from .._ops import ops
+from ..arguments import conversion
+from ..arguments.validation import fake_kernel
 
 
 def cached_attention(
@@ -58,13 +58,11 @@ def cached_attention(
     for name, value in (("scale", scale), ("soft_cap", soft_cap)):
         if value is not None:
             conversion.require_number(value, name)
-    out: Tensor = torch.ops.specdec_kernels.cached_attention.default(
-        query, keys, values, mask, scale, soft_cap
-    )
+    out: Tensor = ops.cached_attention.default(query, keys, values, mask, scale, soft_cap)
     return out
 
 
-@register_fake("cached_attention")
+@fake_kernel("cached_attention")
 def _(
     query: Tensor,
     keys: Tensor,

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion, in_place
-from specdec_kernels.arguments.validation import register_fake
-from specdec_kernels.ops.linear import PackedLinear
+from .._ops import ops
+from ..arguments import conversion, in_place
+from ..arguments.validation import fake_kernel
+from .linear import PackedLinear
 
 
 def _require_weight(value: object, name: str) -> None:
@@ -93,7 +93,7 @@ def norm_qkv_rope(
     conversion.require_tensors(x=x, norm=norm, cos=cos, sin=sin)
     conversion.require_number(epsilon, "epsilon")
     _require_weights(qkv, "qkv")
-    outputs: tuple[Tensor, Tensor, Tensor] = torch.ops.specdec_kernels.norm_qkv_rope.default(
+    outputs: tuple[Tensor, Tensor, Tensor] = ops.norm_qkv_rope.default(
         x, norm, *_unpacked(qkv), cos, sin,
         conversion.require_tensor_list(biases, "biases"),
         conversion.require_tensor_list(head_norms, "head_norms"), epsilon,
@@ -101,7 +101,7 @@ def norm_qkv_rope(
     return outputs
 
 
-@register_fake("norm_qkv_rope")
+@fake_kernel("norm_qkv_rope")
 def _(
     x: Tensor,
     norm: Tensor,
@@ -163,14 +163,14 @@ def output_norm_mlp(
     _require_weight(output, "output")
     _require_weights(mlp, "mlp")
     panels, in_features, out_features = _unpacked([output, *mlp])
-    y: Tensor = torch.ops.specdec_kernels.output_norm_mlp.default(
+    y: Tensor = ops.output_norm_mlp.default(
         attended, residual, norm, panels[0], panels[1:], in_features, out_features, output_bias,
         conversion.require_tensor_list(biases, "biases"), epsilon,
     )  # fmt: skip
     return y
 
 
-@register_fake("output_norm_mlp")
+@fake_kernel("output_norm_mlp")
 def _(
     attended: Tensor,
     residual: Tensor,
@@ -282,13 +282,13 @@ def decoder_layer_(
         raise TypeError(f"layer must be a PackedDecoderLayer, got {conversion.shown(layer)}")
     caches = conversion.require_tensor_list(caches, "caches")
     in_place.check_leaves(caches, "caches")
-    y: Tensor = torch.ops.specdec_kernels.decoder_layer_.default(
+    y: Tensor = ops.decoder_layer_.default(
         x, *layer._weights, cos, sin, caches, positions, mask, layer.scale, layer.epsilon
     )
     in_place.raise_versions(caches)
     return y
 
 
-@register_fake("decoder_layer_")
+@fake_kernel("decoder_layer_")
 def _(x: Tensor, *_arguments: Any) -> Tensor:
     return x.new_empty(x.shape)

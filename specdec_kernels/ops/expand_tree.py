@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.arguments.validation import register_fake
+from .._ops import ops
+from ..arguments import conversion
+from ..arguments.conversion import Param
+from ..arguments.validation import fake_kernel
 
 
 class Expansion(NamedTuple):
@@ -69,13 +70,13 @@ def expand_tree(
     conversion.require_tensors(logits=logits, scores=scores)
     conversion.require_integer(width, "width")
     return Expansion(
-        *torch.ops.specdec_kernels.expand_tree.default(
+        *ops.expand_tree.default(
             logits, scores, width, *conversion.vector_and_scalar(temperature, "temperature", 1.0)
         )
     )
 
 
-@register_fake("expand_tree")
+@fake_kernel("expand_tree")
 def _(
     logits: Tensor, scores: Tensor, width: int, temperatures: Tensor | None, temperature: float
 ) -> tuple[Tensor, ...]:

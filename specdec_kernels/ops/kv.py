@@ -16,9 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion, in_place
-from specdec_kernels.arguments.checks import IDS, check_same_device, dtype_name, shape
-from specdec_kernels.arguments.validation import register_fake
+from .._ops import ops
+from ..arguments import conversion, in_place
+from ..arguments.checks import IDS, check_same_device, dtype_name, shape
+from ..arguments.validation import fake_kernel
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
@@ -48,11 +49,11 @@ def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: T
     caches = conversion.require_tensor_list(caches, "caches")
     entries = conversion.require_tensor_list(entries, "entries")
     in_place.check_leaves(caches, "caches")
-    torch.ops.specdec_kernels.kv_append_.default(caches, entries, positions)
+    ops.kv_append_.default(caches, entries, positions)
     in_place.raise_versions(caches)
 
 
-@register_fake("kv_append_")
+@fake_kernel("kv_append_")
 def _(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
     """Nothing is returned."""
 
@@ -85,11 +86,11 @@ def kv_truncate_(
     caches = conversion.require_tensor_list(caches, "caches")
     written = caches if zero_fill else []
     in_place.check_leaves(written, "caches")
-    torch.ops.specdec_kernels.kv_truncate_.default(caches, lengths, new_lengths, zero_fill)
+    ops.kv_truncate_.default(caches, lengths, new_lengths, zero_fill)
     in_place.raise_versions([*written, lengths])
 
 
-@register_fake("kv_truncate_")
+@fake_kernel("kv_truncate_")
 def _(caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, zero_fill: bool) -> None:
     """Nothing is returned."""
 
@@ -122,11 +123,11 @@ def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     conversion.require_tensors(base=base, path=path)
     caches = conversion.require_tensor_list(caches, "caches")
     in_place.check_leaves(caches, "caches")
-    torch.ops.specdec_kernels.kv_compact_.default(caches, base, path)
+    ops.kv_compact_.default(caches, base, path)
     in_place.raise_versions(caches)
 
 
-@register_fake("kv_compact_")
+@fake_kernel("kv_compact_")
 def _(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     """Nothing is returned."""
 
@@ -167,11 +168,11 @@ def kv_realign_(
     conversion.require_flag(zero_fill, "zero_fill")
     caches = conversion.require_tensor_list(caches, "caches")
     in_place.check_leaves(caches, "caches")
-    torch.ops.specdec_kernels.kv_realign_.default(caches, starts, lengths, shifts, zero_fill)
+    ops.kv_realign_.default(caches, starts, lengths, shifts, zero_fill)
     in_place.raise_versions(caches)
 
 
-@register_fake("kv_realign_")
+@fake_kernel("kv_realign_")
 def _(
     caches: Sequence[Tensor], starts: Tensor, lengths: Tensor, shifts: Tensor, zero_fill: bool
 ) -> None:
@@ -221,14 +222,12 @@ def ring_truncate_(
     caches = conversion.require_tensor_list(caches, "caches")
     written = caches if zero_fill else []
     in_place.check_leaves(written, "caches")
-    status: Tensor = torch.ops.specdec_kernels.ring_truncate_.default(
-        caches, lengths, new_lengths, window, zero_fill
-    )
+    status: Tensor = ops.ring_truncate_.default(caches, lengths, new_lengths, window, zero_fill)
     in_place.raise_versions([*written, lengths])
     return status
 
 
-@register_fake("ring_truncate_")
+@fake_kernel("ring_truncate_")
 def _(
     caches: Sequence[Tensor], lengths: Tensor, new_lengths: Tensor, window: int, zero_fill: bool
 ) -> Tensor:

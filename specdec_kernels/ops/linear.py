@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.validation import register_fake
+from .._ops import ops
+from ..arguments import conversion
+from ..arguments.validation import fake_kernel
 
 # Outputs of a panel; see cpu_capability.
 _WIDTHS = (32, 16, 8)
@@ -48,14 +49,14 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     (5, 3)
     """
     conversion.require_tensor(weight, "weight")
-    panels = torch.ops.specdec_kernels.pack_linear.default(weight)
+    panels = ops.pack_linear.default(weight)
     return PackedLinear(panels, weight.shape[1], weight.shape[0])
 
 
-@register_fake("pack_linear")
+@fake_kernel("pack_linear")
 def _(weight: Tensor) -> Tensor:
     n, k = weight.shape
-    width = _WIDTHS[torch.ops.specdec_kernels.cpu_capability.default()]
+    width = _WIDTHS[ops.cpu_capability.default()]
     panels = -(-n // width)
     if weight.dtype == torch.bfloat16:
         return weight.new_empty((panels, -(-k // 2), width, 2))
@@ -92,11 +93,11 @@ def packed_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -
         raise TypeError(f"packed must be a PackedLinear, got {conversion.shown(packed)}")
     conversion.require_tensors(x=x, panels=packed.panels)
     conversion.require_tensors_or_none(bias=bias)
-    y: Tensor = torch.ops.specdec_kernels.packed_linear.default(x, *packed, bias)
+    y: Tensor = ops.packed_linear.default(x, *packed, bias)
     return y
 
 
-@register_fake("packed_linear")
+@fake_kernel("packed_linear")
 def _(
     x: Tensor, panels: Tensor, in_features: int, out_features: int, bias: Tensor | None
 ) -> Tensor:

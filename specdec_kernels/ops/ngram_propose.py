@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.validation import register_fake
+from .._ops import ops
+from ..arguments import conversion
+from ..arguments.validation import fake_kernel
 
 
 class NgramDraft(NamedTuple):
@@ -62,14 +63,10 @@ def ngram_propose(
     conversion.require_integer(gamma, "gamma")
     conversion.require_integer(max_ngram, "max_ngram")
     conversion.require_integer(min_ngram, "min_ngram")
-    return NgramDraft(
-        *torch.ops.specdec_kernels.ngram_propose.default(
-            history, lengths, gamma, max_ngram, min_ngram
-        )
-    )
+    return NgramDraft(*ops.ngram_propose.default(history, lengths, gamma, max_ngram, min_ngram))
 
 
-@register_fake("ngram_propose")
+@fake_kernel("ngram_propose")
 def _(
     history: Tensor, lengths: Tensor, gamma: int, max_ngram: int, min_ngram: int
 ) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion, in_place
-from specdec_kernels.arguments.validation import register_fake
+from .._ops import ops
+from ..arguments import conversion, in_place
+from ..arguments.validation import fake_kernel
 
 
 class FreedBlocks(NamedTuple):
@@ -61,11 +61,11 @@ def paged_compact_(
     conversion.require_tensors(block_tables=block_tables, base=base, path=path)
     caches = conversion.require_tensor_list(caches, "caches")
     in_place.check_leaves(caches, "caches")
-    torch.ops.specdec_kernels.paged_compact_.default(caches, block_tables, base, path)
+    ops.paged_compact_.default(caches, block_tables, base, path)
     in_place.raise_versions(caches)
 
 
-@register_fake("paged_compact_")
+@fake_kernel("paged_compact_")
 def _(caches: Sequence[Tensor], block_tables: Tensor, base: Tensor, path: Tensor) -> None:
     """Nothing is returned."""
 
@@ -100,14 +100,12 @@ def paged_truncate_(
     """
     conversion.require_tensors(block_tables=block_tables, lengths=lengths, new_lengths=new_lengths)
     conversion.require_integer(block_size, "block_size")
-    freed = torch.ops.specdec_kernels.paged_truncate_.default(
-        block_tables, lengths, new_lengths, block_size
-    )
+    freed = ops.paged_truncate_.default(block_tables, lengths, new_lengths, block_size)
     in_place.raise_versions([block_tables, lengths])
     return FreedBlocks(*freed)
 
 
-@register_fake("paged_truncate_")
+@fake_kernel("paged_truncate_")
 def _(
     block_tables: Tensor, lengths: Tensor, new_lengths: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:

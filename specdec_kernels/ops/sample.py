@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.arguments.rules import METHODS, NOISES, Method, Noise
-from specdec_kernels.arguments.sample import SampleArguments
-from specdec_kernels.arguments.validation import register_fake
+from .._ops import ops
+from ..arguments import conversion
+from ..arguments.conversion import Param
+from ..arguments.rules import METHODS, NOISES, Method, Noise
+from ..arguments.sample import SampleArguments
+from ..arguments.validation import fake_kernel
 
 
 class Sampled(NamedTuple):
@@ -92,7 +92,7 @@ def sample(
     if method is None:
         method = "gumbel" if noise == "shared" else "cdf"
     return Sampled(
-        *torch.ops.specdec_kernels.sample.default(
+        *ops.sample.default(
             logits,
             *conversion.sampling(temperature, top_k, top_p, min_p),
             seeds,
@@ -103,6 +103,6 @@ def sample(
     )
 
 
-@register_fake("sample")
+@fake_kernel("sample")
 def _(*args: Any) -> tuple[Tensor, ...]:
     return SampleArguments(*args).new_outputs()

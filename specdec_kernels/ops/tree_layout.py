@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.validation import register_fake
+from .._ops import ops
+from ..arguments import conversion
+from ..arguments.validation import fake_kernel
 
 
 class TreeAttention(NamedTuple):
@@ -94,12 +95,10 @@ def tree_attention(
     conversion.require_tensors(parents=parents, lengths=lengths)
     conversion.require_integer(slots, "slots")
     conversion.require_integer(window, "window")
-    return TreeAttention(
-        *torch.ops.specdec_kernels.tree_attention.default(parents, lengths, slots, window)
-    )
+    return TreeAttention(*ops.tree_attention.default(parents, lengths, slots, window))
 
 
-@register_fake("tree_attention")
+@fake_kernel("tree_attention")
 def _(parents: Tensor, lengths: Tensor, slots: int, window: int) -> tuple[Tensor, ...]:
     b, n = parents.shape
     return (
@@ -134,10 +133,10 @@ def rerank_tree(tokens: Tensor, parents: Tensor, scores: Tensor, *, size: int) -
     """
     conversion.require_tensors(tokens=tokens, parents=parents, scores=scores)
     conversion.require_integer(size, "size")
-    return RankedTree(*torch.ops.specdec_kernels.rerank_tree.default(tokens, parents, scores, size))
+    return RankedTree(*ops.rerank_tree.default(tokens, parents, scores, size))
 
 
-@register_fake("rerank_tree")
+@fake_kernel("rerank_tree")
 def _(tokens: Tensor, parents: Tensor, scores: Tensor, size: int) -> tuple[Tensor, ...]:
     b = tokens.shape[0]
     return tuple(t.new_empty((b, size)) for t in (tokens, parents, parents))
@@ -173,10 +172,10 @@ def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True
         size = sequences.shape[-2] * sequences.shape[-1] if sequences.dim() == 3 else 0
     conversion.require_integer(size, "size")
     conversion.require_flag(merge, "merge")
-    return Trie(*torch.ops.specdec_kernels.build_trie.default(sequences, size, merge))
+    return Trie(*ops.build_trie.default(sequences, size, merge))
 
 
-@register_fake("build_trie")
+@fake_kernel("build_trie")
 def _(sequences: Tensor, size: int, merge: bool) -> tuple[Tensor, ...]:
     b = sequences.shape[0]
     return (

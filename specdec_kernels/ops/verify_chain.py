@@ -15,21 +15,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.arguments.draft_forms import (
+from .._ops import ops
+from ..arguments import conversion
+from ..arguments.chain import ChainArguments
+from ..arguments.conversion import Param
+from ..arguments.draft_forms import (
     DraftMap,
     SampledDraft,
     SparseDraft,
     map_columns,
     split_draft,
 )
-from specdec_kernels.arguments.rules import KINDS, RULES, Kind, Rule
-from specdec_kernels.arguments.validation import register_fake
+from ..arguments.rules import KINDS, RULES, Kind, Rule
+from ..arguments.validation import fake_kernel
 
 
 class Verdict(NamedTuple):
@@ -181,7 +181,7 @@ def verify_chain(
     conversion.require_flag(with_logprobs, "with_logprobs")
     conversion.require_flag(with_accept_probs, "with_accept_probs")
     return Verdict(
-        *torch.ops.specdec_kernels.verify_chain.default(
+        *ops.verify_chain.default(
             target,
             draft_token_ids,
             rows,
@@ -209,6 +209,6 @@ def verify_chain(
     )
 
 
-@register_fake("verify_chain")
+@fake_kernel("verify_chain")
 def _(*args: Any) -> tuple[Tensor, ...]:
     return ChainArguments(*args).new_outputs()

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.arguments.draft_forms import (
+from .._ops import ops
+from ..arguments import conversion
+from ..arguments.conversion import Param
+from ..arguments.draft_forms import (
     DraftMap,
     SampledDraft,
     SparseDraft,
     map_columns,
     split_draft,
 )
-from specdec_kernels.arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
-from specdec_kernels.arguments.tree import TreeArguments
-from specdec_kernels.arguments.validation import register_fake
+from ..arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
+from ..arguments.tree import TreeArguments
+from ..arguments.validation import fake_kernel
 
 
 class Tree(NamedTuple):
@@ -185,7 +185,7 @@ def verify_tree(
     conversion.require_flag(with_logprobs, "with_logprobs")
     conversion.require_flag(with_accept_probs, "with_accept_probs")
     return TreeVerdict(
-        *torch.ops.specdec_kernels.verify_tree.default(
+        *ops.verify_tree.default(
             target,
             tree.tokens,
             tree.parents,
@@ -212,6 +212,6 @@ def verify_tree(
     )
 
 
-@register_fake("verify_tree")
+@fake_kernel("verify_tree")
 def _(*args: Any) -> tuple[Tensor, ...]:
     return TreeArguments(*args).new_outputs()

@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from specdec_kernels._library import OPS
-from specdec_kernels.reference.row.distribution import Distribution
-from specdec_kernels.reference.row.noise import TAIL, exponentials, philox, uniform
-from specdec_kernels.reference.row.sample import pick
+from .._library import OPS
+from .row.distribution import Distribution
+from .row.noise import TAIL, exponentials, philox, uniform
+from .row.sample import pick
 
 __all__ = ["TAIL", "Distribution", "exponentials", "philox", "pick", "uniform"]
 

@@ -4,7 +4,7 @@ Each rank keeps its part of the logits; what the ranks exchange does not grow wi
 See docs/vocabulary-parallel.md.
 """
 
-from specdec_kernels.sharded.arguments import SHARDED_RULES
-from specdec_kernels.sharded.verify_chain import verify_chain_sharded
+from .arguments import SHARDED_RULES
+from .verify_chain import verify_chain_sharded
 
 __all__ = ["SHARDED_RULES", "verify_chain_sharded"]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import require
-from specdec_kernels.sharded.collectives import Collectives
-from specdec_kernels.sharded.distribution import Shard
+from ..arguments.chain import ChainArguments
+from ..arguments.checks import require
+from .collectives import Collectives
+from .distribution import Shard
 
 # Arguments that every rank must be given alike, by the name of the public function.
 REPLICATED = {

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import FLOATS, require
-from specdec_kernels.arguments.draft_forms import SampledDraft, SparseDraft, split_draft
-from specdec_kernels.arguments.rules import KINDS, RULES, Rule
-from specdec_kernels.arguments.sample import SamplingArguments
-from specdec_kernels.arguments.validation import validate
+from ..arguments import conversion
+from ..arguments.chain import ChainArguments
+from ..arguments.checks import FLOATS, require
+from ..arguments.draft_forms import SampledDraft, SparseDraft, split_draft
+from ..arguments.rules import KINDS, RULES, Rule
+from ..arguments.sample import SamplingArguments
+from ..arguments.validation import validate
 
 SHARDED_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
 

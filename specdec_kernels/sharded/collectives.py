@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import require
+from ..arguments.checks import require
 
 Compute = Callable[[], Tensor]
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.sharded.draft import DraftTables
-from specdec_kernels.sharded.sequence import Sequences, leading, take
+from ..arguments.status import Status
+from .draft import DraftTables
+from .sequence import Sequences, leading, take
 
 
 @dataclass

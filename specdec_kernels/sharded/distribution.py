@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec_kernels.sharded.collectives import Collectives
-from specdec_kernels.sharded.filter import ordered_keys, thresholds, values_of_keys
-from specdec_kernels.sharded.sequence import Parameters
+from .collectives import Collectives
+from .filter import ordered_keys, thresholds, values_of_keys
+from .sequence import Parameters
 
 _WORD = 2**32 - 1
 _CACHED = 2**18  # entries of rows that are worked on together on the CPU

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.sharded.distribution import RowStats, Shard, take_rows
-from specdec_kernels.sharded.sequence import Sequences
+from ..arguments.chain import ChainArguments
+from ..arguments.checks import float32
+from .distribution import RowStats, Shard, take_rows
+from .sequence import Sequences
 
 
 @dataclass

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec_kernels.sharded.collectives import Collectives
+from .collectives import Collectives
 
 BITS = 4  # of the 32 of a key that each round decides
 _LOWEST = -(2**31)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.ops.sample import sample
-from specdec_kernels.sharded.collectives import Collectives
-from specdec_kernels.sharded.distribution import RowStats, Shard
+from ..arguments.chain import ChainArguments
+from ..ops.sample import sample
+from .collectives import Collectives
+from .distribution import RowStats, Shard
 
 
 def choose(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
+from ..arguments.chain import ChainArguments
 
 ACCEPT, RESIDUAL = range(2)
 _MASK = 0xFFFFFFFF

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.sharded.collectives import Collectives
-from specdec_kernels.sharded.decide import Decision
-from specdec_kernels.sharded.distribution import RowStats, Shard, weight_unit
-from specdec_kernels.sharded.draft import DraftTables, OneHotDraft
-from specdec_kernels.sharded.noise import draw_uniforms
-from specdec_kernels.sharded.sequence import take
+from ..arguments.chain import ChainArguments
+from ..arguments.status import Status
+from .collectives import Collectives
+from .decide import Decision
+from .distribution import RowStats, Shard, weight_unit
+from .draft import DraftTables, OneHotDraft
+from .noise import draw_uniforms
+from .sequence import take
 
 _UNIT = 2.0**60  # of probabilities in fixed point: those of a row sum to 1
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.status import Status
+from ..arguments.chain import ChainArguments
+from ..arguments.checks import float32
+from ..arguments.status import Status
 
 
 @dataclass

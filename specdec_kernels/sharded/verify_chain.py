@@ -10,23 +10,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdec_kernels.arguments import conversion
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import require
-from specdec_kernels.arguments.conversion import Param
-from specdec_kernels.arguments.draft_forms import SampledDraft, SparseDraft
-from specdec_kernels.arguments.rules import Rule
-from specdec_kernels.arguments.sample import SamplingArguments
-from specdec_kernels.ops.verify_chain import Verdict
-from specdec_kernels.sharded import decide, noise, residual
-from specdec_kernels.sharded.agreement import agree
-from specdec_kernels.sharded.arguments import arguments_of
-from specdec_kernels.sharded.collectives import Collectives
-from specdec_kernels.sharded.decide import Decision
-from specdec_kernels.sharded.distribution import RowStats, Shard, pack_maxima
-from specdec_kernels.sharded.draft import OneHotDraft, draft_on_shard, draft_temperature
-from specdec_kernels.sharded.match import choose
-from specdec_kernels.sharded.sequence import Parameters, Sequences, find_sequences, take
+from ..arguments import conversion
+from ..arguments.chain import ChainArguments
+from ..arguments.checks import require
+from ..arguments.conversion import Param
+from ..arguments.draft_forms import SampledDraft, SparseDraft
+from ..arguments.rules import Rule
+from ..arguments.sample import SamplingArguments
+from ..ops.verify_chain import Verdict
+from . import decide, noise, residual
+from .agreement import agree
+from .arguments import arguments_of
+from .collectives import Collectives
+from .decide import Decision
+from .distribution import RowStats, Shard, pack_maxima
+from .draft import OneHotDraft, draft_on_shard, draft_temperature
+from .match import choose
+from .sequence import Parameters, Sequences, find_sequences, take
 
 
 def verify_chain_sharded(

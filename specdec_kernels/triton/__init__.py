@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from specdec_kernels.arguments.validation import validate
+from .._ops import ops
+from ..arguments.validation import validate
 
 __all__ = ["implementation", "register"]
 
@@ -38,6 +39,6 @@ def register(op: str, module: str, dispatch_key: str = "CUDA") -> None:
     """
     if op in _libraries:
         return
-    library = torch.library.Library("specdec_kernels", "IMPL")
+    library = torch.library.Library(ops.name, "IMPL")
     library.impl(op, implementation(op, module), dispatch_key)
     _libraries[op] = library

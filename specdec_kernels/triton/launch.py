@@ -13,9 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.sample import SamplingArguments
-from specdec_kernels.versions import refuse_other
+from ..arguments.checks import float32
+from ..arguments.sample import SamplingArguments
+from ..versions import refuse_other
 
 refuse_other("triton", triton.__version__)
 

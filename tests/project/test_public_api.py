@@ -90,21 +90,28 @@ for content in (None, b"junk"):
         print(str(error).splitlines()[0])
     for name in [name for name in sys.modules if name.startswith("specdec_kernels")]:
         del sys.modules[name]
+try:
+    import renamed
+except ImportError as error:
+    print(error)
 """
 
 
 @pytest.mark.slow
 def test_a_missing_library_is_an_import_error_with_the_reason(tmp_path):
-    """There is no silent fallback, whether `_C.so` is absent or does not load."""
+    """There is no silent fallback if `_C.so` is absent, no library, or that of another package."""
     without = shutil.ignore_patterns("_C.so", "__pycache__")
-    shutil.copytree(PACKAGE, tmp_path / "specdec_kernels", ignore=without)
+    for name in ("specdec_kernels", "renamed"):
+        shutil.copytree(PACKAGE, tmp_path / name, ignore=without)
+    (tmp_path / "renamed/_C.so").symlink_to(PACKAGE / "_C.so")
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_TWICE], cwd=tmp_path, capture_output=True, text=True,
         check=True, env={"PYTHONPATH": str(tmp_path), "PATH": ""},
     )  # fmt: skip
-    absent, junk = done.stdout.splitlines()
+    absent, junk, renamed = done.stdout.splitlines()
     assert re.match(r"_C\.so is missing .* was not built", absent)
     assert junk.startswith("_C.so does not load under torch")
+    assert renamed == "_C.so was built for another package: it has no torch.ops.renamed"
 
 
 def test_positions_of_drafts_are_validated():

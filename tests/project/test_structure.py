@@ -6,6 +6,7 @@ specdec_kernels -> torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/
 csrc/arguments, which knows the tensors of either by two headers.
 """
 
+import ast
 import importlib.util
 import re
 
@@ -212,6 +213,20 @@ def test_the_loop_and_the_plugin_use_only_the_public_api_of_the_ops():
                     assert not module or (module == "specdec_kernels" and public), (
                         f"{relative(path)} imports {name}"
                     )
+
+
+def test_the_ops_may_be_imported_under_another_name():
+    """So that `kernels` loads them beside the package; `_ops.py` has the namespace of the ops."""
+    for path in [path for path in PYTHON if relative(path).startswith("specdec_kernels/")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            named += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            named += [node.attr] if isinstance(node, ast.Attribute) else []
+            named += [node.value] if isinstance(node, ast.Constant) else []
+            for name in named:
+                assert not re.match(r"specdec_kernels($|::|\.)", str(name)), (
+                    f"{relative(path)} names the package or the namespace: {name}"
+                )
 
 
 def test_one_file_of_the_plugin_names_what_it_uses_of_vllm():

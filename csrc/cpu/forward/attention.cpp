@@ -9,7 +9,7 @@
 namespace specdec::cpu {
 
 extern const AttentionKernels attention_kernels_plain;
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
 extern const AttentionKernels attention_kernels_avx2;
 extern const AttentionKernels attention_kernels_avx512;
 #endif
@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kWorthwhileProducts = 1 << 18;
 
 const AttentionKernels& attention_kernels() {
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
   switch (capability()) {
     case Capability::kAmxBf16:
     case Capability::kAvx512Bf16:

@@ -9,7 +9,7 @@
 namespace specdec::cpu {
 
 extern const DecoderLayerKernels decoder_layer_kernels_plain;
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
 extern const DecoderLayerKernels decoder_layer_kernels_avx2;
 extern const DecoderLayerKernels decoder_layer_kernels_avx512;
 #endif
@@ -17,7 +17,7 @@ extern const DecoderLayerKernels decoder_layer_kernels_avx512;
 namespace {
 
 const DecoderLayerKernels& decoder_layer_kernels() {
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
   switch (capability()) {
     case Capability::kAmxBf16:
     case Capability::kAvx512Bf16:

@@ -9,7 +9,7 @@
 namespace specdec::cpu {
 
 extern const LinearKernels linear_kernels_plain;
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
 extern const LinearKernels linear_kernels_avx2;
 extern const LinearKernels linear_kernels_avx512;
 extern const LinearKernels linear_kernels_avx512_bf16;
@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kWorthwhileBytes = 1 << 17, kWorthwhileProducts = 1 << 19;
 
 const LinearKernels& linear_kernels() {
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
   switch (capability()) {
     case Capability::kAmxBf16:
       return linear_kernels_amx_bf16;

@@ -12,13 +12,13 @@ float weight_floor(const WeightParams& s) {
 }
 
 extern const TileKernels tile_kernels_plain;
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
 extern const TileKernels tile_kernels_avx2;
 extern const TileKernels tile_kernels_avx512;
 #endif
 
 const TileKernels& tile_kernels() {
-#ifdef SPECDEC_X86
+#ifdef __x86_64__
   if (capability() >= Capability::kAvx512) return tile_kernels_avx512;
   if (capability() == Capability::kAvx2) return tile_kernels_avx2;
 #endif

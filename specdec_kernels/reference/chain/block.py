@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.chain.residual import block_accept_prob, ratio, recovered_token
-from specdec_kernels.reference.chain.sequence import ChainSequence
-from specdec_kernels.reference.row.distribution import TargetRow, prob_of
-from specdec_kernels.reference.row.draft import DraftDistribution
+from ...arguments.status import Status
+from ..row.distribution import TargetRow, prob_of
+from ..row.draft import DraftDistribution
+from .residual import block_accept_prob, ratio, recovered_token
+from .sequence import ChainSequence
 
 
 def decide_block(s: ChainSequence) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.chain.block import decide_block
-from specdec_kernels.reference.chain.residual import ratio, recovered_token
-from specdec_kernels.reference.chain.sequence import ChainSequence
-from specdec_kernels.reference.row.distribution import TargetRow, prob_of
+from ...arguments.status import Status
+from ..row.distribution import TargetRow, prob_of
+from .block import decide_block
+from .residual import ratio, recovered_token
+from .sequence import ChainSequence
 
 
 def decide(s: ChainSequence) -> None:

@@ -10,9 +10,9 @@ import math
 
 from torch import Tensor
 
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.chain.sequence import ChainSequence
-from specdec_kernels.reference.row.draft import DraftDistribution
+from ...arguments.status import Status
+from ..row.draft import DraftDistribution
+from .sequence import ChainSequence
 
 
 def ratio(p: float, q: float) -> float:

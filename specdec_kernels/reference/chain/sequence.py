@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.arguments.tree import TreeArguments, TreeOutputs
-from specdec_kernels.arguments.verification import Outputs
-from specdec_kernels.reference.row.distribution import (
+from ...arguments.chain import ChainArguments
+from ...arguments.checks import float32
+from ...arguments.status import Status
+from ...arguments.tree import TreeArguments, TreeOutputs
+from ...arguments.verification import Outputs
+from ..row.distribution import (
     GREEDY,
     SequenceParams,
     TargetRow,
@@ -24,15 +24,15 @@ from specdec_kernels.reference.row.distribution import (
     target_row,
     value_at,
 )
-from specdec_kernels.reference.row.draft import (
+from ..row.draft import (
     DraftDistribution,
     dense_draft,
     invalid_draft,
     one_hot_draft,
     sparse_draft,
 )
-from specdec_kernels.reference.row.noise import ACCEPT, RESIDUAL, SHARED, exponentials, uniform
-from specdec_kernels.reference.row.sample import gumbel_argmax, pick
+from ..row.noise import ACCEPT, RESIDUAL, SHARED, exponentials, uniform
+from ..row.sample import gumbel_argmax, pick
 
 
 @dataclass

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.verification import Outputs
-from specdec_kernels.reference.chain.decide import decide
-from specdec_kernels.reference.chain.sequence import ChainSequence, write_outputs
+from ...arguments.chain import ChainArguments
+from ...arguments.verification import Outputs
+from .decide import decide
+from .sequence import ChainSequence, write_outputs
 
 
 def verify_chain(*args: Any) -> Outputs:

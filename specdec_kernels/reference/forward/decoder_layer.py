@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from specdec_kernels.reference.forward.attention import cached_attention
-from specdec_kernels.reference.forward.linear import packed_linear
-from specdec_kernels.reference.kv.append import kv_append_
+from ..kv.append import kv_append_
+from .attention import cached_attention
+from .linear import packed_linear
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

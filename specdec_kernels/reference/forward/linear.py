@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels._library import cpu_capability
+from ..._library import cpu_capability
 
 _WIDTHS = {"avx512": 32, "avx2": 16, "plain": 8}
 

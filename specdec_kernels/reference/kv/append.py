@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.arguments.in_place import read_first
+from ...arguments.in_place import read_first
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:

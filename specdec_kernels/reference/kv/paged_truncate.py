@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.in_place import read_first
+from ...arguments.in_place import read_first
 
 
 def paged_truncate_(

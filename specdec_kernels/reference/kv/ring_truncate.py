@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.in_place import read_first
+from ...arguments.in_place import read_first
 
 
 def ring_truncate_(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.arguments.in_place import read_first
+from ...arguments.in_place import read_first
 
 
 def kv_truncate_(

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.sample import SamplingArguments
-from specdec_kernels.reference.row.filter import threshold
+from ...arguments.checks import float32
+from ...arguments.sample import SamplingArguments
+from .filter import threshold
 
 
 class SequenceParams(NamedTuple):

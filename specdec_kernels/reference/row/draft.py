@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec_kernels.reference.row.distribution import Distribution, valid_logits
+from .distribution import Distribution, valid_logits
 
 
 @dataclass

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec_kernels.arguments.sample import STREAMS, SampleArguments
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.row.distribution import Distribution, SequenceParams, valid_logits
-from specdec_kernels.reference.row.noise import exponentials, uniform
+from ...arguments.sample import STREAMS, SampleArguments
+from ...arguments.status import Status
+from .distribution import Distribution, SequenceParams, valid_logits
+from .noise import exponentials, uniform
 
 
 def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.row.distribution import TargetRow, prob_of
-from specdec_kernels.reference.tree.k_seq import decide_k_seq
-from specdec_kernels.reference.tree.residual import LEAST_MASS, TargetResidual, mass_without
-from specdec_kernels.reference.tree.sequence import ROOT, TreeSequence
-from specdec_kernels.reference.tree.traversal import decide_traversal
+from ...arguments.status import Status
+from ..row.distribution import TargetRow, prob_of
+from .k_seq import decide_k_seq
+from .residual import LEAST_MASS, TargetResidual, mass_without
+from .sequence import ROOT, TreeSequence
+from .traversal import decide_traversal
 
 
 def decide(s: TreeSequence) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import float32
+from ...arguments.checks import float32
 
 
 def expand_tree(

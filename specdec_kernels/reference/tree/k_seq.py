@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.row.distribution import TargetRow, prob_of
-from specdec_kernels.reference.tree.sequence import TreeSequence
+from ...arguments.status import Status
+from ..row.distribution import TargetRow, prob_of
+from .sequence import TreeSequence
 
 
 def decide_k_seq(

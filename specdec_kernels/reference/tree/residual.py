@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec_kernels.reference.row.draft import DraftDistribution
+from ..row.draft import DraftDistribution
 
 # Where the tokens not yet tried have less mass than this in Q, they count as none: entries of Q
 # that the kernels round to 0 would weigh too much there. Only Q is asked, so rules stay lossless.

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.arguments.tree import TreeArguments
-from specdec_kernels.reference.chain.residual import ratio
-from specdec_kernels.reference.chain.sequence import VerifiedSequence
-from specdec_kernels.reference.row.distribution import TargetRow, target_row
-from specdec_kernels.reference.row.draft import DraftDistribution, invalid_draft, one_hot_draft
+from ...arguments.status import Status
+from ...arguments.tree import TreeArguments
+from ..chain.residual import ratio
+from ..chain.sequence import VerifiedSequence
+from ..row.distribution import TargetRow, target_row
+from ..row.draft import DraftDistribution, invalid_draft, one_hot_draft
 
 ROOT = -1
 

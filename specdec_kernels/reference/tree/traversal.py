@@ -5,11 +5,11 @@ On a chain it is rule block. See docs/rules.md#traversal.
 
 from __future__ import annotations
 
-from specdec_kernels.arguments.status import Status
-from specdec_kernels.reference.chain.residual import ratio
-from specdec_kernels.reference.row.distribution import prob_of
-from specdec_kernels.reference.tree.residual import TargetResidual
-from specdec_kernels.reference.tree.sequence import ROOT, TreeSequence
+from ...arguments.status import Status
+from ..chain.residual import ratio
+from ..row.distribution import prob_of
+from .residual import TargetResidual
+from .sequence import ROOT, TreeSequence
 
 
 def decide_traversal(s: TreeSequence) -> None:

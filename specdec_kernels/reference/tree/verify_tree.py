@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_kernels.arguments.tree import TreeArguments, TreeOutputs
-from specdec_kernels.reference.chain.sequence import write_outputs
-from specdec_kernels.reference.tree.decide import decide
-from specdec_kernels.reference.tree.sequence import TreeSequence
+from ...arguments.tree import TreeArguments, TreeOutputs
+from ..chain.sequence import write_outputs
+from .decide import decide
+from .sequence import TreeSequence
 
 
 def verify_tree(*args: Any) -> TreeOutputs:

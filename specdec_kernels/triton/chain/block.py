@@ -12,17 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.decide import distributions, ratio, target_row
-from specdec_kernels.triton.chain.residual import (
-    fill_residual,
-    invalid_draft,
-    positive,
-    recovered_or_bonus,
-    target_tile,
-)
-from specdec_kernels.triton.chain.sequence import row_uniform
-from specdec_kernels.triton.row.distribution import MASSES, RowStats
-from specdec_kernels.triton.row.draft import (
+from ..row.distribution import MASSES, RowStats
+from ..row.draft import (
     KEEP,
     ONE_HOT,
     REMOVE,
@@ -32,9 +23,18 @@ from specdec_kernels.triton.row.draft import (
     draft_entry,
     linear_sum,
 )
-from specdec_kernels.triton.row.noise import ACCEPT, RESIDUAL, counter_uniform
-from specdec_kernels.triton.row.status import DRAFT_INVALID, TARGET_INVALID
-from specdec_kernels.triton.row.tile import INF, STAGES, flag, log_probability, stats_at
+from ..row.noise import ACCEPT, RESIDUAL, counter_uniform
+from ..row.status import DRAFT_INVALID, TARGET_INVALID
+from ..row.tile import INF, STAGES, flag, log_probability, stats_at
+from .decide import distributions, ratio, target_row
+from .residual import (
+    fill_residual,
+    invalid_draft,
+    positive,
+    recovered_or_bonus,
+    target_tile,
+)
+from .sequence import row_uniform
 
 # The float64 numbers that a row keeps between the two loops.
 P_SCALE = tl.constexpr(0)

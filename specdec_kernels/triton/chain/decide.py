@@ -7,16 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.residual import recovered_or_bonus
-from specdec_kernels.triton.chain.rules import (
-    BLOCK_RULE,
-    LENIENT,
-    SYNTHETIC,
-    TOP_BETA,
-    TYPICAL,
-)
-from specdec_kernels.triton.chain.sequence import TargetDistribution, row_uniform
-from specdec_kernels.triton.row.distribution import (
+from ..row.distribution import (
     GUMBEL,
     MASSES,
     RowStats,
@@ -27,7 +18,7 @@ from specdec_kernels.triton.row.distribution import (
     row_stats,
     weight_params,
 )
-from specdec_kernels.triton.row.draft import (
+from ..row.draft import (
     KEEP,
     ONE_HOT,
     SAMPLED,
@@ -35,9 +26,9 @@ from specdec_kernels.triton.row.draft import (
     draft_entry,
     draft_row,
 )
-from specdec_kernels.triton.row.noise import ACCEPT, RESIDUAL, SHARED
-from specdec_kernels.triton.row.status import DRAFT_INVALID, TARGET_INVALID
-from specdec_kernels.triton.row.tile import (
+from ..row.noise import ACCEPT, RESIDUAL, SHARED
+from ..row.status import DRAFT_INVALID, TARGET_INVALID
+from ..row.tile import (
     INF,
     finite,
     flag,
@@ -47,6 +38,15 @@ from specdec_kernels.triton.row.tile import (
     row_argmax,
     stats_at,
 )
+from .residual import recovered_or_bonus
+from .rules import (
+    BLOCK_RULE,
+    LENIENT,
+    SYNTHETIC,
+    TOP_BETA,
+    TYPICAL,
+)
+from .sequence import TargetDistribution, row_uniform
 
 
 class ChainScratch(NamedTuple):

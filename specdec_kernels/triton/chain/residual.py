@@ -9,15 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.rules import (
-    BLOCK_RULE,
-    LENIENT,
-    SYNTHETIC,
-    TOP_BETA,
-    TYPICAL,
-)
-from specdec_kernels.triton.row.distribution import MASSES, draw_token, probabilities, row_stats
-from specdec_kernels.triton.row.draft import (
+from ..row.distribution import MASSES, draw_token, probabilities, row_stats
+from ..row.draft import (
     DRAFT_PROBS,
     KEEP,
     SAMPLED,
@@ -26,9 +19,9 @@ from specdec_kernels.triton.row.draft import (
     linear_sum,
     mass_beyond,
 )
-from specdec_kernels.triton.row.noise import SHARED
-from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
-from specdec_kernels.triton.row.tile import (
+from ..row.noise import SHARED
+from ..row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
+from ..row.tile import (
     INF,
     STAGES,
     as_logits,
@@ -41,6 +34,13 @@ from specdec_kernels.triton.row.tile import (
     log_probability,
     row_maximum,
     row_total,
+)
+from .rules import (
+    BLOCK_RULE,
+    LENIENT,
+    SYNTHETIC,
+    TOP_BETA,
+    TYPICAL,
 )
 
 

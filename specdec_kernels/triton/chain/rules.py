@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from specdec_kernels.arguments.rules import RULES
+from ...arguments.rules import RULES
 
 TOKEN = tl.constexpr(RULES.index("token"))
 BLOCK_RULE = tl.constexpr(RULES.index("block"))  # kernels call the width of a scan step BLOCK

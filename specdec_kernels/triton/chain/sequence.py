@@ -16,21 +16,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.tree import TreeArguments
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.row.distribution import (
+from ...arguments.chain import ChainArguments
+from ...arguments.checks import float32
+from ...arguments.tree import TreeArguments
+from .. import launch
+from ..row.distribution import (
     GUMBEL,
     MASSES,
     MAXIMA,
     WeightParams,
     sequence_params,
 )
-from specdec_kernels.triton.row.draft import DRAFT_LOGITS, DRAFT_PROBS, ONE_HOT, SAMPLED, SPARSE
-from specdec_kernels.triton.row.noise import uniform
-from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_INVALID
-from specdec_kernels.triton.row.tile import INF, flag, parameter
+from ..row.draft import DRAFT_LOGITS, DRAFT_PROBS, ONE_HOT, SAMPLED, SPARSE
+from ..row.noise import uniform
+from ..row.status import BAD_PARAMETER, TARGET_INVALID
+from ..row.tile import INF, flag, parameter
 
 UNIFORMS = tl.constexpr(32)  # of the caller's, checked in one step
 

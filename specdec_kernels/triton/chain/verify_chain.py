@@ -14,13 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.chain.block import SAVED, decide_block
-from specdec_kernels.triton.chain.decide import ChainOutputs, ChainScratch, RuleParams, decide
-from specdec_kernels.triton.chain.rules import BLOCK_RULE, GREEDY
-from specdec_kernels.triton.chain.sequence import (
+from ...arguments.chain import ChainArguments
+from ...arguments.checks import float32
+from .. import launch
+from ..row.distribution import MASSES, Sampling, store_tile
+from ..row.draft import DRAFT_LOGITS, ONE_HOT, Drafts, draft_index
+from ..row.noise import SHARED
+from ..row.status import DRAFT_OUT_OF_RANGE
+from ..row.tile import TileStats, flag, inverse, parameter
+from .block import SAVED, decide_block
+from .decide import ChainOutputs, ChainScratch, RuleParams, decide
+from .rules import BLOCK_RULE, GREEDY
+from .sequence import (
     ROW_ARGUMENTS,
     Noise,
     TargetRows,
@@ -28,11 +33,6 @@ from specdec_kernels.triton.chain.sequence import (
     sequence_rows,
     verification_params,
 )
-from specdec_kernels.triton.row.distribution import MASSES, Sampling, store_tile
-from specdec_kernels.triton.row.draft import DRAFT_LOGITS, ONE_HOT, Drafts, draft_index
-from specdec_kernels.triton.row.noise import SHARED
-from specdec_kernels.triton.row.status import DRAFT_OUT_OF_RANGE
-from specdec_kernels.triton.row.tile import TileStats, flag, inverse, parameter
 
 STEP = tl.constexpr(32)  # drafts that one step of `find_drafts` looks at
 NEVER = tl.constexpr(0x7FFFFFFF)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.triton import launch
+from .. import launch
 
 BLOCK = 1024  # ends of matches, or tokens of a draft, of one step
 OPTIONS = {"num_warps": 8}

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.kv import table as kv_table
-from specdec_kernels.triton.kv.table import FIELDS, SEQUENCE_STRIDE, cache_at, sizes_of
+from .. import launch
+from . import table as kv_table
+from .table import FIELDS, SEQUENCE_STRIDE, cache_at, sizes_of
 
 
 @triton.jit

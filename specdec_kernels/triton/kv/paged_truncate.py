@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.in_place import read_first
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.kv.truncate import truncated_length
+from ...arguments.in_place import read_first
+from .. import launch
+from .truncate import truncated_length
 
 # Columns of one step: at least as many as a warp has threads, so that no two threads read one.
 BLOCK = 128

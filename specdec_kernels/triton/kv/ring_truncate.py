@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.in_place import read_first
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.kv.truncate import LENGTHS, truncated_length, zero_dropped
+from ...arguments.in_place import read_first
+from .. import launch
+from .truncate import LENGTHS, truncated_length, zero_dropped
 
 
 @launch.kernel()

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.triton import launch
+from .. import launch
 
 # Fields of the table. Four describe the addresses of a cache, and four those of its entries.
 ADDRESS = tl.constexpr(0)

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.in_place import read_first
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.kv import table as kv_table
-from specdec_kernels.triton.kv.table import FIELDS, cache_at, sizes_of
+from ...arguments.in_place import read_first
+from .. import launch
+from . import table as kv_table
+from .table import FIELDS, cache_at, sizes_of
 
 LENGTHS = 128  # sequences that one program shortens
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.row.filter import row_threshold, tile_maximum
-from specdec_kernels.triton.row.noise import tile_exponentials
-from specdec_kernels.triton.row.tile import (
+from .filter import row_threshold, tile_maximum
+from .noise import tile_exponentials
+from .tile import (
     FLT_MAX,
     INF,
     STAGES,

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.row.distribution import MASSES, probabilities, row_stats
-from specdec_kernels.triton.row.noise import SHARED
-from specdec_kernels.triton.row.tile import INF, as_logits, finite, linear_units, log64
+from .distribution import MASSES, probabilities, row_stats
+from .noise import SHARED
+from .tile import INF, as_logits, finite, linear_units, log64
 
 # The form of a draft (DRAFT).
 ONE_HOT = tl.constexpr(0)  # deterministic: no rows, all probability is on the drafted token

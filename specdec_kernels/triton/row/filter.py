@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.row.tile import INF, STAGES, exp_weights, load_logits
+from .tile import INF, STAGES, exp_weights, load_logits
 
 PIVOTS = tl.constexpr(8)
 LOWEST = tl.constexpr(-2139095041)  # the key of -inf

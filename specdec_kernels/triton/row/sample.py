@@ -7,10 +7,10 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.sample import STREAMS, SampleArguments
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.row.distribution import (
+from ...arguments.checks import float32
+from ...arguments.sample import STREAMS, SampleArguments
+from .. import launch
+from .distribution import (
     GUMBEL,
     MASSES,
     Sampling,
@@ -20,9 +20,9 @@ from specdec_kernels.triton.row.distribution import (
     sequence_params,
     store_tile,
 )
-from specdec_kernels.triton.row.noise import uniform
-from specdec_kernels.triton.row.status import BAD_PARAMETER, TARGET_INVALID
-from specdec_kernels.triton.row.tile import (
+from .noise import uniform
+from .status import BAD_PARAMETER, TARGET_INVALID
+from .tile import (
     TileStats,
     finite,
     flag,

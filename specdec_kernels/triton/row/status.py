@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from specdec_kernels.arguments.status import Status
+from ...arguments.status import Status
 
 TARGET_INVALID = tl.constexpr(int(Status.TARGET_INVALID))
 DRAFT_INVALID = tl.constexpr(int(Status.DRAFT_INVALID))

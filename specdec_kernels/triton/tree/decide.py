@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.block import probs_total
-from specdec_kernels.triton.chain.decide import target_row
-from specdec_kernels.triton.chain.sequence import TargetDistribution, row_uniform
-from specdec_kernels.triton.row.distribution import (
+from ..chain.block import probs_total
+from ..chain.decide import target_row
+from ..chain.sequence import TargetDistribution, row_uniform
+from ..row.distribution import (
     draw_token,
     entropy,
     gumbel_argmax,
     weight_params,
 )
-from specdec_kernels.triton.row.noise import RESIDUAL
-from specdec_kernels.triton.row.status import TARGET_INVALID
-from specdec_kernels.triton.row.tile import INF, flag, log_probability, row_argmax, stats_at
-from specdec_kernels.triton.tree.k_seq import k_seq
-from specdec_kernels.triton.tree.residual import TARGET_STATS, element, first_node
-from specdec_kernels.triton.tree.rules import (
+from ..row.noise import RESIDUAL
+from ..row.status import TARGET_INVALID
+from ..row.tile import INF, flag, log_probability, row_argmax, stats_at
+from .k_seq import k_seq
+from .residual import TARGET_STATS, element, first_node
+from .rules import (
     GREEDY,
     K_SEQ,
     MATCH,
@@ -31,7 +31,7 @@ from specdec_kernels.triton.tree.rules import (
     TOP_K_PLUS_ONE,
     TYPICAL,
 )
-from specdec_kernels.triton.tree.siblings import one_by_one, target_probability, top_k_plus_one
+from .siblings import one_by_one, target_probability, top_k_plus_one
 
 
 class TypicalParams(NamedTuple):

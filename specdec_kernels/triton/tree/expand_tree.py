@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.row.filter import key_of, value_of
-from specdec_kernels.triton.row.tile import (
+from ...arguments.checks import float32
+from .. import launch
+from ..row.filter import key_of, value_of
+from ..row.tile import (
     INF,
     TileStats,
     exp_units,

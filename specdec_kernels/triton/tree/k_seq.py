@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.residual import invalid_draft, target_tile
-from specdec_kernels.triton.row.draft import (
+from ..chain.residual import invalid_draft, target_tile
+from ..row.draft import (
     DRAFT_PROBS,
     SAMPLED,
     SUBTRACT,
     draft_tile,
     linear_sum,
 )
-from specdec_kernels.triton.row.status import DRAFT_INVALID
-from specdec_kernels.triton.row.tile import STAGES, flag, log64
-from specdec_kernels.triton.tree.residual import (
+from ..row.status import DRAFT_INVALID
+from ..row.tile import STAGES, flag, log64
+from .residual import (
     BEFORE,
     ENTRY,
     LAST,
@@ -38,7 +38,7 @@ from specdec_kernels.triton.tree.residual import (
     save_draft_row,
     saved_draft,
 )
-from specdec_kernels.triton.tree.siblings import (
+from .siblings import (
     accept_against_target,
     measure_draft,
     node_draft_probability,

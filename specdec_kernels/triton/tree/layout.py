@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.row.tile import INF
-from specdec_kernels.triton.tree.expand_tree import NOTHING, entries_of, load_entries
+from .. import launch
+from ..row.tile import INF
+from .expand_tree import NOTHING, entries_of, load_entries
 
 LONGEST = tl.constexpr(2**62)  # lengths are clamped to it, so that no sum with them overflows
 SLOTS = 1024  # slots of the mask that one step writes

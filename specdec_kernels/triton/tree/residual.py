@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.residual import invalid_draft, positive, target_tile
-from specdec_kernels.triton.chain.sequence import row_uniform
-from specdec_kernels.triton.row.distribution import draw_token, weight_params
-from specdec_kernels.triton.row.draft import (
+from ..chain.residual import invalid_draft, positive, target_tile
+from ..chain.sequence import row_uniform
+from ..row.distribution import draw_token, weight_params
+from ..row.draft import (
     DRAFT_LOGITS,
     ONE_HOT,
     REMOVE,
@@ -40,9 +40,9 @@ from specdec_kernels.triton.row.draft import (
     draft_tile,
     linear_sum,
 )
-from specdec_kernels.triton.row.noise import RESIDUAL
-from specdec_kernels.triton.row.status import EMPTY_RESIDUAL
-from specdec_kernels.triton.row.tile import (
+from ..row.noise import RESIDUAL
+from ..row.status import EMPTY_RESIDUAL
+from ..row.tile import (
     choose_in_tile,
     choose_tile,
     flag,
@@ -52,7 +52,7 @@ from specdec_kernels.triton.row.tile import (
     row_total,
     stats_at,
 )
-from specdec_kernels.triton.tree.rules import K_SEQ, MULTI_DRAFT_WOR, TOP_K_PLUS_ONE, TRAVERSAL
+from .rules import K_SEQ, MULTI_DRAFT_WOR, TOP_K_PLUS_ONE, TRAVERSAL
 
 # The float64 numbers of an entry. The two scales are subtracted one after the other, because the
 # residual is clamped at 0 before the last trial.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from specdec_kernels.arguments.rules import TREE_RULES
+from ...arguments.rules import TREE_RULES
 
 GREEDY = tl.constexpr(TREE_RULES.index("greedy"))
 MATCH = tl.constexpr(TREE_RULES.index("match"))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.row.status import DRAFT_OUT_OF_RANGE
+from ..row.status import DRAFT_OUT_OF_RANGE
 
 
 class Tree(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.decide import accept_ratio
-from specdec_kernels.triton.chain.residual import invalid_draft
-from specdec_kernels.triton.chain.rules import TOKEN
-from specdec_kernels.triton.row.draft import (
+from ..chain.decide import accept_ratio
+from ..chain.residual import invalid_draft
+from ..chain.rules import TOKEN
+from ..row.draft import (
     DRAFT_LOGITS,
     ONE_HOT,
     SAMPLED,
@@ -18,10 +18,10 @@ from specdec_kernels.triton.row.draft import (
     draft_tile,
     linear_sum,
 )
-from specdec_kernels.triton.row.noise import ACCEPT, counter_uniform
-from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL
-from specdec_kernels.triton.row.tile import INF, flag, log_probability, stats_at
-from specdec_kernels.triton.tree.residual import (
+from ..row.noise import ACCEPT, counter_uniform
+from ..row.status import DRAFT_INVALID, EMPTY_RESIDUAL
+from ..row.tile import INF, flag, log_probability, stats_at
+from .residual import (
     DRAFT_ROW,
     DRAFT_STATS,
     ENTRY,
@@ -44,7 +44,7 @@ from specdec_kernels.triton.tree.residual import (
     undo,
     without_tokens,
 )
-from specdec_kernels.triton.tree.rules import LEAST_MASS, MULTI_DRAFT_WOR
+from .rules import LEAST_MASS, MULTI_DRAFT_WOR
 
 
 @triton.jit

@@ -10,21 +10,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_kernels.triton.chain.block import residual_sums, round_uniform
-from specdec_kernels.triton.chain.decide import ratio
-from specdec_kernels.triton.chain.sequence import TargetDistribution
-from specdec_kernels.triton.row.distribution import MASSES, RowStats, weight_params
-from specdec_kernels.triton.row.draft import ONE_HOT, SPARSE
-from specdec_kernels.triton.row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
-from specdec_kernels.triton.row.tile import (
+from ..chain.block import residual_sums, round_uniform
+from ..chain.decide import ratio
+from ..chain.sequence import TargetDistribution
+from ..row.distribution import MASSES, RowStats, weight_params
+from ..row.draft import ONE_HOT, SPARSE
+from ..row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
+from ..row.tile import (
     flag,
     log_probability,
     row_maximum,
     row_total,
     stats_at,
 )
-from specdec_kernels.triton.tree.decide import children_of, is_eos, node_target
-from specdec_kernels.triton.tree.residual import (
+from .decide import children_of, is_eos, node_target
+from .residual import (
     RESIDUAL_STATS,
     NodeResidual,
     draw_residual,
@@ -37,7 +37,7 @@ from specdec_kernels.triton.tree.residual import (
     saved_draft,
     undo,
 )
-from specdec_kernels.triton.tree.siblings import measure_draft, target_probability
+from .siblings import measure_draft, target_probability
 
 # The float64 numbers that a node keeps while the nodes below it are verified.
 P_SCALE = tl.constexpr(0)

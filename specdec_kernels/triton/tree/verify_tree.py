@@ -13,10 +13,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.arguments.checks import float32
-from specdec_kernels.arguments.tree import TreeArguments
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.chain.sequence import (
+from ...arguments.checks import float32
+from ...arguments.tree import TreeArguments
+from .. import launch
+from ..chain.sequence import (
     ROW_ARGUMENTS,
     Noise,
     TargetRows,
@@ -24,20 +24,20 @@ from specdec_kernels.triton.chain.sequence import (
     sequence_rows,
     verification_params,
 )
-from specdec_kernels.triton.row.distribution import Sampling
-from specdec_kernels.triton.row.draft import ONE_HOT, REMOVE, SPARSE, SUBTRACT, Drafts
-from specdec_kernels.triton.row.tile import flag
-from specdec_kernels.triton.tree.decide import TypicalParams, decide_from_root
-from specdec_kernels.triton.tree.residual import ENTRY
-from specdec_kernels.triton.tree.rules import GREEDY, TRAVERSAL
-from specdec_kernels.triton.tree.sequence import (
+from ..row.distribution import Sampling
+from ..row.draft import ONE_HOT, REMOVE, SPARSE, SUBTRACT, Drafts
+from ..row.tile import flag
+from .decide import TypicalParams, decide_from_root
+from .residual import ENTRY
+from .rules import GREEDY, TRAVERSAL
+from .sequence import (
     Limits,
     TreeOutputs,
     TreeScratch,
     clear_outputs,
     read_tree,
 )
-from specdec_kernels.triton.tree.traversal import STATE, traversal
+from .traversal import STATE, traversal
 
 
 @launch.kernel(*ROW_ARGUMENTS, "draft_ids", "draft_columns")
