@@ -32,6 +32,7 @@ OTHERS = {
     "--quick": "bench/sweep.py",
     "--ranks": "bench/sharded.py",
     "--routes": "bench/sass/__main__.py",
+    "--speculative-config": "vLLM",
     "--texts": "bench/sparse_cache.py",
     "--turns": "bench/sparse_cache.py",
     "--vocab": "bench/sharded.py",
