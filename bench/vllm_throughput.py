@@ -29,7 +29,9 @@ from typing import Any
 NGRAM = {
     "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
 }  # fmt: skip
-SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
+SUFFIX = {  # which copies from earlier requests by default, and they have the same prompts here
+    "method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_max_cached_requests": 0,
+}  # fmt: skip
 PROPOSER = {
     "method": "custom_class", "model": "specdec_vllm.Proposer", "num_speculative_tokens": 4,
 }  # fmt: skip
@@ -98,7 +100,8 @@ class _Server:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.vllm_throughput", "--serve", json.dumps(settings)],
             env={
-                **os.environ, **variables, "VLLM_CPU_KVCACHE_SPACE": "1",
+                **os.environ, **variables, "VLLM_PLUGINS": "specdec",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
                 "OMP_WAIT_POLICY": "passive",  # threads that spin would take time from the others
             },

@@ -18,7 +18,7 @@ from specdec_hf.drafters.fingerprint import check_fingerprint
 
 from specdec_kernels import ngram_propose
 from specdec_vllm import vllm_interface
-from specdec_vllm.messages import log
+from specdec_vllm.messages import log, warn_once
 from specdec_vllm.settings import DrafterName, Settings
 
 if TYPE_CHECKING:
@@ -105,13 +105,22 @@ class Proposer:
         return known
 
 
-def require_proposer(settings: Settings, spec_config: Any) -> None:
-    """Raises ValueError where the environment names a drafter and vLLM drafts with another."""
+def check_drafting(settings: Settings, spec_config: Any, rule: str) -> None:
+    """Raises ValueError where the environment names a drafter and vLLM drafts with another.
+
+    A drafter of vLLM that reads texts of other requests may meet the noise that drew them.
+    """
     model = getattr(spec_config, "model", NAME)
     if settings.drafter is not None and model != NAME:
         raise ValueError(
             f"SPECDEC_VLLM_DRAFTER needs speculative_config with method 'custom_class' and model "
             f"'{NAME}', got model {model!r}"
+        )
+    if model == "suffix" and rule != "match" and spec_config.suffix_decoding_max_cached_requests:
+        warn_once(
+            "specdec_vllm: method suffix drafts from texts of earlier requests, which biases "
+            "sampled texts whose seeds come again; suffix_decoding_max_cached_requests=0 or rule "
+            "match does not"
         )
 
 

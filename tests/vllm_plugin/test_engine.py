@@ -158,7 +158,7 @@ def speculative(prompts, speculation, folder, drafters=None):
     if speculation is NGRAM:
         calls["samples", "typical"] = samples(prompts)
     for name in drafters or {}:
-        calls |= {(name, rule): groups["plain"] for rule in ("token", None)}
+        calls |= {(name, rule): groups["plain"][:1] for rule in ("token", None)}
     installed, found, steps = generated(speculation, calls, folder, drafters)
     assert installed, "vLLM has not found the entry point"
     return found | split(found["together", "token"], groups) | {"steps": steps}
@@ -205,11 +205,11 @@ def test_greedy_text_is_that_without_drafts(engine, plain, kind):
 
 
 @pytest.mark.parametrize("rule", ["token", None])
-@pytest.mark.parametrize(("name", "most"), zip(DRAFTERS, (23, 12, 12), strict=True))
-def test_each_drafter_of_the_proposer_saves_steps(copied, plain, name, most, rule):
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_each_drafter_of_the_proposer_saves_steps(copied, plain, name, rule):
     """With the plug-in and with vLLM's own verification; without drafts a token takes a step."""
-    assert tokens(copied[name, rule]) == tokens(plain["plain"])
-    assert copied["steps"][name, rule] <= most
+    assert tokens(copied[name, rule]) == tokens(plain["plain"][:1])
+    assert copied["steps"][name, rule] < 12
 
 
 def test_logprobs_are_those_without_drafts(engine, plain):

@@ -11,6 +11,7 @@ import pytest
 from specdec_hf.drafters.fingerprint import fingerprint_of
 from specdec_host import Corpus
 from specdec_vllm import Proposer, Settings, proposer, runner_v1, runner_v2, vllm_interface
+from specdec_vllm.messages import warned
 from specdec_vllm.settings import DrafterName
 
 GAMMA, LONGEST, VOCAB = 4, 64, 7
@@ -248,24 +249,28 @@ def test_a_datastore_of_another_model_is_refused(make, datastore, monkeypatch, t
         make(f"rest:{tmp_path / 'text'}")
 
 
-@pytest.mark.parametrize(
-    "init",
-    [
+@pytest.fixture(
+    params=[
         runner_v1.REPLACEMENTS[vllm_interface.REJECTION, "RejectionSampler.__init__"],
         runner_v2.REPLACEMENTS[vllm_interface.REJECTION_V2, "RejectionSampler.__init__"],
-    ],
+    ]
 )
-def test_a_drafter_that_vllm_would_not_use_ends_the_start(init, monkeypatch):
+def start(request, monkeypatch):
+    """Makes a rejection sampler, as vLLM does at its start."""
     monkeypatch.setattr(vllm_interface, "replace_if_loaded", lambda *_: None)
     owner = SimpleNamespace(synthetic_conditional_rates=None)
 
-    def start(model, drafter):
-        config = SimpleNamespace(model=model, rejection_sample_method="standard")
-        init(lambda *_, **__: None, Settings(drafter=drafter))(
-            owner, SimpleNamespace(), config, device=None
-        )
+    def started(model, drafter=None, rule=None, **given):
+        config = SimpleNamespace(model=model, rejection_sample_method="standard", **given)
+        settings = Settings(drafter=drafter, rule=rule)
+        init = request.param(lambda *_, **__: None, settings)
+        init(owner, SimpleNamespace(), config, device=None)
 
-    start("ngram", None)
+    return started
+
+
+def test_a_drafter_that_vllm_would_not_use_ends_the_start(start):
+    start("ngram")
     start(proposer.NAME, DrafterName("prompt_lookup"))
     with pytest.raises(ValueError) as caught:
         start("ngram", DrafterName("prompt_lookup"))
@@ -273,3 +278,13 @@ def test_a_drafter_that_vllm_would_not_use_ends_the_start(init, monkeypatch):
         "SPECDEC_VLLM_DRAFTER needs speculative_config with method 'custom_class' and model "
         "'specdec_vllm.Proposer', got model 'ngram'"
     )
+
+
+def test_a_drafter_of_vllm_that_reads_texts_of_other_requests_is_warned_of(start, logged):
+    warned.clear()
+    start("suffix", suffix_decoding_max_cached_requests=0)
+    start("suffix", suffix_decoding_max_cached_requests=9, rule="match")
+    assert not logged
+    start("suffix", suffix_decoding_max_cached_requests=9, rule="block")
+    (message,) = logged
+    assert message.startswith("specdec_vllm: method suffix drafts from texts of earlier requests")
