@@ -1,4 +1,4 @@
-"""Tokens a second of vLLM with n-gram speculation, without it, and with the plug-in.
+"""Tokens a second and accepted drafts of vLLM without speculation, with it, and with the plug-in.
 
     python -m bench.vllm_throughput --model FOLDER [--batch B] [--tokens N] [--passes P]
                                      [--json FILE]
@@ -7,11 +7,14 @@ It needs the environment of `make test-vllm`, and `make bench-vllm` runs it ther
 process of its own, and the engines take turns pass by pass. The texts are sampled at temperature
 .8. Those of vLLM by itself are no model's text on the CPU, so that drafts from the prompt seldom
 fit them: its line says what its users have, not what a right sampler would reach.
+
+vLLM's method "suffix" needs the package arctic-inference and is measured where that is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -19,18 +22,33 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 NGRAM = {
     "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
 }  # fmt: skip
-# Name -> (speculation, SPECDEC_VLLM).
+SUFFIX = {  # which copies from earlier requests by default, and they have the same prompts here
+    "method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_max_cached_requests": 0,
+}  # fmt: skip
+PROPOSER = {
+    "method": "custom_class", "model": "specdec_vllm.Proposer", "num_speculative_tokens": 4,
+}  # fmt: skip
+PLUGIN = {"SPECDEC_VLLM": "1"}
+# Name -> (speculation, environment variables).
 ENGINES = {
-    "no speculation": (None, "0"),
-    "n-gram, vLLM by itself": (NGRAM, "0"),
-    "n-gram, plug-in": (NGRAM, "1"),
+    "no speculation": (None, {"SPECDEC_VLLM": "0"}),
+    "n-gram, vLLM by itself": (NGRAM, {"SPECDEC_VLLM": "0"}),
+    "n-gram, plug-in": (NGRAM, PLUGIN),
+    "suffix, plug-in": (SUFFIX, PLUGIN),
+    **{
+        f"{name}, proposer": (PROPOSER, PLUGIN | {"SPECDEC_VLLM_DRAFTER": name})
+        for name in ("prompt_lookup", "suffix_automaton")
+    },
 }
+if importlib.util.find_spec("arctic_inference") is None:
+    del ENGINES["suffix, plug-in"]
 TEMPERATURE = 0.8
 PROMPTS = (
     "Repeat this list twice. red, green, blue, yellow, red, green, blue, yellow, red, green,",
@@ -45,6 +63,7 @@ def main() -> None:
     given = _arguments()
     servers = {name: _Server(given, *engine) for name, engine in ENGINES.items()}
     rates: dict[str, list[float]] = {name: [] for name in ENGINES}
+    tokens, accepted = Counter[str](), Counter[str]()
     texts = {}
     for number in range(given.passes + 1):  # the first pass warms up
         for name, server in servers.items():
@@ -52,28 +71,37 @@ def main() -> None:
             texts[name] = reply["text"]
             if number:
                 rates[name].append(reply["tokens"] / reply["seconds"])
+                tokens[name] += reply["tokens"]
+                accepted[name] += reply["accepted"]
     for server in servers.values():
         server.close()
     print(f"{given.batch} requests of {given.tokens} tokens, temperature {TEMPERATURE}")
+    # A round of a request emits one token more than it accepts.
+    by_round = {name: accepted[name] / (tokens[name] - accepted[name]) for name in rates}
     for name, values in rates.items():
         low, high = min(values), max(values)
-        print(f"{name:24} {statistics.median(values):7.1f} tokens/s ({low:.1f} to {high:.1f})")
+        print(
+            f"{name:27} {statistics.median(values):7.1f} tokens/s ({low:.1f} to {high:.1f}), "
+            f"{by_round[name]:.2f} accepted a round"
+        )
     for name, text in texts.items():
         print(f"{name}: {text[:100]!r}")
     if given.json:
-        Path(given.json).write_text(json.dumps({"tokens_per_second": rates, **vars(given)}))
+        found = {"tokens_per_second": rates, "accepted_a_round": by_round}
+        Path(given.json).write_text(json.dumps(found | vars(given)))
 
 
 class _Server:
     """An engine in a process that answers lines of JSON."""
 
-    def __init__(self, given: Any, speculation: Any, plugin: str) -> None:
+    def __init__(self, given: Any, speculation: Any, variables: dict[str, str]) -> None:
         settings = vars(given) | {"speculation": speculation}
         self.messages = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.vllm_throughput", "--serve", json.dumps(settings)],
             env={
-                **os.environ, "SPECDEC_VLLM": plugin, "VLLM_CPU_KVCACHE_SPACE": "1",
+                **os.environ, **variables, "VLLM_PLUGINS": "specdec",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
                 "OMP_WAIT_POLICY": "passive",  # threads that spin would take time from the others
             },
@@ -104,7 +132,7 @@ def _serve(settings: dict[str, Any]) -> None:
 
     engine = LLM(
         model=settings["model"], speculative_config=settings["speculation"], dtype="float32",
-        enforce_eager=True, max_model_len=1024, seed=0,
+        enforce_eager=True, max_model_len=1024, seed=0, disable_log_stats=False,
     )  # fmt: skip
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(settings["batch"])]
     for line in sys.stdin:
@@ -116,12 +144,20 @@ def _serve(settings: dict[str, Any]) -> None:
             )
             for i in range(len(prompts))
         ]  # fmt: skip
+        before = _accepted(engine)
         started = time.perf_counter()
         outputs = engine.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - started
         tokens = sum(len(o.outputs[0].token_ids) for o in outputs)
-        reply = {"tokens": tokens, "seconds": seconds, "text": outputs[0].outputs[0].text}
+        reply = {"tokens": tokens, "seconds": seconds, "accepted": _accepted(engine) - before}
+        reply["text"] = outputs[0].outputs[0].text
         print("\n" + json.dumps(reply), flush=True)
+
+
+def _accepted(engine: Any) -> int:
+    """Drafts that an engine has accepted so far."""
+    name = "vllm:spec_decode_num_accepted_tokens"
+    return sum(int(metric.value) for metric in engine.get_metrics() if metric.name == name)
 
 
 def _arguments() -> Any:

@@ -2,10 +2,12 @@
 
 vLLM finds `register` by the entry point `vllm.general_plugins` and calls it in each of its
 processes. It replaces the rejection sampler of both model runners, unless the environment variable
-`SPECDEC_VLLM` is 0 or the version of vLLM is not supported. docs/vllm.md describes it.
+`SPECDEC_VLLM` is 0 or the version of vLLM is not supported. `Proposer` drafts for it. docs/vllm.md
+describes both.
 """
 
 from specdec_vllm.plugin import register
-from specdec_vllm.settings import RULES, Settings
+from specdec_vllm.proposer import Proposer
+from specdec_vllm.settings import DRAFTERS, RULES, Settings
 
-__all__ = ["RULES", "Settings", "register"]
+__all__ = ["DRAFTERS", "RULES", "Proposer", "Settings", "register"]

@@ -14,6 +14,7 @@ from torch import Tensor
 from specdec_vllm import vllm_interface
 from specdec_vllm.drafting_v1 import sample_from_logits
 from specdec_vllm.parameters import Parameters, apply_min_p, filtered, min_p_first
+from specdec_vllm.proposer import check_drafting
 from specdec_vllm.settings import Settings
 from specdec_vllm.step_v1 import Step, generator_of, indptr_of, runner_sample
 from specdec_vllm.tensors import (
@@ -40,6 +41,7 @@ def _init(original: Any, settings: Settings) -> Any:
         original(self, sampler, spec_config, device)
         method = getattr(spec_config, "rejection_sample_method", None)
         self.specdec_rule = rule_of(settings, method == "block")
+        check_drafting(settings, spec_config, self.specdec_rule)
         self.specdec_generator = generator_of(spec_config)
         for place, make in LATE.items():
             vllm_interface.replace_if_loaded(place, make, settings)

@@ -1,7 +1,7 @@
 """All that the plug-in names of vLLM: versions, modules, functions and their arguments.
 
 runner_v1.py, step_v1.py, drafting_v1.py and runner_v2.py hold what takes the place of these
-functions.
+functions. proposer.py has the methods that `custom_class_proposer` of vLLM asks for.
 """
 
 from __future__ import annotations
@@ -182,6 +182,11 @@ def sampler_output(tokens: Tensor, logprobs: Any) -> Any:
     """What `RejectionSampler.forward` returns."""
     outputs = importlib.import_module("vllm.v1.outputs")
     return outputs.SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
+
+
+def tokenizer_of(model_config: Any) -> Any:
+    """The tokenizer of a model, or None where vLLM is to do without it."""
+    return importlib.import_module("vllm.tokenizers").cached_tokenizer_from_config(model_config)
 
 
 def logits_context(**values: Any) -> Any:

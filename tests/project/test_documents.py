@@ -33,6 +33,7 @@ OTHERS = {
     "--ranks": "bench/sharded.py",
     "--repo-id": "hub_kernel.py",
     "--routes": "bench/sass/__main__.py",
+    "--speculative-config": "vLLM",
     "--texts": "bench/sparse_cache.py",
     "--turns": "bench/sparse_cache.py",
     "--vocab": "bench/sharded.py",

@@ -3,9 +3,10 @@
 A job is a dict that JSON can hold: `model` (a folder), `speculation` (the `speculative_config` or
 None) and `calls`. A call has `requests`, each with `prompt` (token ids) and `params` (arguments of
 SamplingParams, and `choice`, the only texts that structured output allows), and `plugin`, whether
-the plug-in is installed while they run, with `rule`. The requests of a call are in the engine
-together. The result of a call is a dict with `outputs`, one for each request: `tokens`, `text` and
-`logprobs` (of the tokens, empty if not asked for); and `seconds`.
+the plug-in is installed while they run, with `rule`. A call may have `drafter`, another for the
+engine's `Proposer`. The requests of a call are in the engine together. The result of a call is a
+dict with `outputs`, one for each request: `tokens`, `text` and `logprobs` (of the tokens, empty if
+not asked for); `steps`, how often the model ran; and `seconds`.
 """
 
 import json
@@ -43,7 +44,7 @@ def run(job, folder):
 
 
 def main(source, target):
-    from specdec_vllm import Settings, vllm_interface  # noqa: PLC0415
+    from specdec_vllm import Proposer, Settings, vllm_interface  # noqa: PLC0415
     from specdec_vllm.plugin import install  # noqa: PLC0415
     from vllm import LLM  # noqa: PLC0415
     from vllm.v1.sample.rejection_sampler import RejectionSampler  # noqa: PLC0415
@@ -73,6 +74,9 @@ def main(source, target):
             runner = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
             if job["speculation"]:  # as the constructor does for SPECDEC_VLLM_RULE
                 runner.model_runner.rejection_sampler.specdec_rule = call["rule"]
+            if drafter := call.get("drafter"):
+                os.environ["SPECDEC_VLLM_DRAFTER"] = drafter
+                runner.model_runner.drafter = Proposer(engine.llm_engine.vllm_config)
         result["calls"].append(generate(engine, call["requests"]))
     Path(target).write_text(json.dumps(result))
 
@@ -88,9 +92,17 @@ def generate(engine, requests):
         if choice := given.pop("choice", None):
             given["structured_outputs"] = StructuredOutputsParams(choice=choice)
         params.append(SamplingParams(**given))
+    step, steps = engine.llm_engine.step, []
+
+    def counted():
+        steps.append(0)
+        return step()
+
+    engine.llm_engine.step = counted
     started = time.perf_counter()
     outputs = engine.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - started
+    engine.llm_engine.step = step
     found = []
     for output in outputs:
         for sequence in output.outputs:
@@ -100,7 +112,7 @@ def generate(engine, requests):
                 for token, at in zip(tokens, sequence.logprobs or [], strict=False)
             ]
             found.append({"tokens": tokens, "text": sequence.text, "logprobs": logprobs})
-    return {"outputs": found, "seconds": seconds}
+    return {"outputs": found, "steps": len(steps), "seconds": seconds}
 
 
 if __name__ == "__main__":

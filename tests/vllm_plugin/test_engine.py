@@ -1,16 +1,21 @@
-"""The plug-in in a real vLLM engine on SmolLM2-135M, with drafts of two kinds.
+"""The plug-in in a real vLLM engine on SmolLM2-135M, with drafts of three kinds.
 
 An engine takes long to start, so each kind has one process, in which the plug-in is also undone to
 see what vLLM does by itself.
 """
 
+import json
 import os
 import random
 from itertools import chain
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
+from specdec_hf.drafters.fingerprint import fingerprint_of
+from specdec_host import Corpus
 from support import vllm_engine
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
@@ -31,6 +36,11 @@ DRAFT = {
     "model": MODEL,
     "num_speculative_tokens": 2,
     "draft_sample_method": "probabilistic",
+}
+COPIED = {
+    "method": "custom_class",
+    "model": "specdec_vllm.Proposer",
+    "num_speculative_tokens": 4,
 }
 TEXTS = (
     "One two three four one two three four one two three four one two",
@@ -96,15 +106,21 @@ FILTERS = {
 SAMPLED = [*((name, "token") for name in FILTERS), ("filtered", "block"), ("filtered", "match")]
 
 
-def generated(speculation, calls, folder):
-    """Outputs of each call, whose key is (name, rule of the plug-in or None without it)."""
+def generated(speculation, calls, folder, drafters=None):
+    """Outputs and steps of each call, whose key is (name, rule of the plug-in or None without it).
+
+    drafters: what `Proposer` drafts with in calls of some names.
+    """
     job = {"model": MODEL, "speculation": speculation}
+    drafters = drafters or {}
     job["calls"] = [
-        {"plugin": rule is not None, "rule": rule, "requests": r} for (_, rule), r in calls.items()
+        {"plugin": rule is not None, "rule": rule, "drafter": drafters.get(name), "requests": r}
+        for (name, rule), r in calls.items()
     ]
     result = vllm_engine.run(job, folder)
-    found = [call["outputs"] for call in result["calls"]]
-    return result["installed"], dict(zip(calls, found, strict=True))
+    found = [(call["outputs"], call["steps"]) for call in result["calls"]]
+    outputs, steps = (dict(zip(calls, part, strict=True)) for part in zip(*found, strict=True))
+    return result["installed"], outputs, steps
 
 
 def split(outputs, groups):
@@ -120,12 +136,12 @@ def plain(prompts, tmp_path_factory):
     calls = {("greedy", None): [*chain.from_iterable(groups.values())]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_VLLM", "0")
-        installed, found = generated(None, calls, tmp_path_factory.mktemp("plain"))
+        installed, found, _ = generated(None, calls, tmp_path_factory.mktemp("plain"))
     assert not installed
     return split(found["greedy", None], groups)
 
 
-def speculative(prompts, speculation, folder):
+def speculative(prompts, speculation, folder, drafters=None):
     """Outputs by (name, rule), and those of greedy requests by their kind.
 
     Greedy requests of all kinds and sampled ones are in the engine together.
@@ -141,9 +157,11 @@ def speculative(prompts, speculation, folder):
     }
     if speculation is NGRAM:
         calls["samples", "typical"] = samples(prompts)
-    installed, found = generated(speculation, calls, folder)
+    for name in drafters or {}:
+        calls |= {(name, rule): groups["plain"][:1] for rule in ("token", None)}
+    installed, found, steps = generated(speculation, calls, folder, drafters)
     assert installed, "vLLM has not found the entry point"
-    return found | split(found["together", "token"], groups)
+    return found | split(found["together", "token"], groups) | {"steps": steps}
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +174,23 @@ def drafted(prompts, tmp_path_factory):
     return speculative(prompts, DRAFT, tmp_path_factory.mktemp("drafted"))
 
 
-@pytest.fixture(scope="module", params=["ngram", "drafted"])
+DRAFTERS = ["prompt_lookup", "suffix_automaton:FILE", "rest:FILE"]  # beside the default
+
+
+@pytest.fixture(scope="module")
+def copied(prompts, plain, tokenizer, tmp_path_factory):
+    """With a datastore of the greedy texts, which each text occurs in from its second token on."""
+    folder = tmp_path_factory.mktemp("copied")
+    texts = np.concatenate([output["tokens"] for output in plain["plain"]])
+    vocab_size = json.loads(Path(MODEL, "config.json").read_text())["vocab_size"]
+    Corpus(texts).save(
+        folder / "store", vocab_size=vocab_size, fingerprint=fingerprint_of(tokenizer)
+    )
+    drafters = {name: name.replace("FILE", str(folder / "store")) for name in DRAFTERS}
+    return speculative(prompts, COPIED, folder, drafters)
+
+
+@pytest.fixture(scope="module", params=["ngram", "drafted", "copied"])
 def engine(request):
     return request.getfixturevalue(request.param)
 
@@ -168,6 +202,14 @@ def tokens(outputs):
 @pytest.mark.parametrize("kind", ["plain", "logprobs", "penalties", "bad words", "min tokens"])
 def test_greedy_text_is_that_without_drafts(engine, plain, kind):
     assert tokens(engine[kind]) == tokens(plain[kind])
+
+
+@pytest.mark.parametrize("rule", ["token", None])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_each_drafter_of_the_proposer_saves_steps(copied, plain, name, rule):
+    """With the plug-in and with vLLM's own verification; without drafts a token takes a step."""
+    assert tokens(copied[name, rule]) == tokens(plain["plain"][:1])
+    assert copied["steps"][name, rule] < 12
 
 
 def test_logprobs_are_those_without_drafts(engine, plain):

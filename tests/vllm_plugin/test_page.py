@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from specdec_vllm import RULES, vllm_interface
+from specdec_vllm import DRAFTERS, RULES, vllm_interface
 from specdec_vllm.settings import Settings
 from support.sources import ROOT
 from support.vllm_engine import ENVIRONMENT
@@ -24,8 +24,8 @@ def test_the_page_names_every_variable_rule_and_version():
     with pytest.raises(ValueError) as caught:
         Settings.from_environment({"SPECDEC_VLLM_OTHER": ""})
     names = re.findall(r"SPECDEC_VLLM\w*", str(caught.value))[:-1]
-    assert len(names) == 4
-    for name in (*names, *RULES):
+    assert len(names) == 5
+    for name in (*names, *RULES, *DRAFTERS):
         assert f"`{name}`" in text
     assert f"**Versions: {', '.join(vllm_interface.SUPPORTED)}.**" in text
 

@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-from specdec_vllm import RULES, Settings, plugin, register, vllm_interface
+from specdec_vllm import DRAFTERS, RULES, Settings, plugin, register, vllm_interface
 
 
 def test_without_variables_it_is_on_and_follows_the_configuration_of_vllm():
@@ -20,6 +20,17 @@ def test_variables_are_read():
     }
     assert Settings.from_environment(given) == Settings(False, "typical", 0.2, 3.0)
     assert [Settings.from_environment({"SPECDEC_VLLM_RULE": r}).rule for r in RULES] == [*RULES]
+    drafters = [Settings.from_environment({"SPECDEC_VLLM_DRAFTER": d}).drafter for d in DRAFTERS]
+    assert [":".join(filter(None, drafter)) for drafter in drafters] == [*DRAFTERS]
+    file = Settings.from_environment({"SPECDEC_VLLM_DRAFTER": "rest:a:b"}).drafter.file
+    assert file == "a:b"
+
+
+DRAFTER_RULE = "must be one of prompt_lookup, suffix_automaton, suffix_automaton:FILE, rest:FILE"
+WRONG_DRAFTERS = ("", "ngram", "rest", "rest:", "suffix_automaton:", "prompt_lookup:3")
+KEEP_RULE = (
+    "must not have keep=, because the drafts of a request must not depend on the texts of others"
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +42,12 @@ def test_variables_are_read():
         ("_TYPICAL_EPSILON", "1.5", "must be a number in [0, 1], got '1.5'"),
         ("_TYPICAL_DELTA", "inf", "must be a number in [0, 1e+09], got 'inf'"),
         ("_TYPICAL_DELTA", "nan", "must be a number in [0, 1e+09], got 'nan'"),
+        *(("_DRAFTER", wrong, f"{DRAFTER_RULE}, got '{wrong}'") for wrong in WRONG_DRAFTERS),
+        (
+            "_DRAFTER",
+            "suffix_automaton:keep=1MiB",
+            f"{KEEP_RULE}, got 'suffix_automaton:keep=1MiB'",
+        ),
     ],
 )
 def test_a_wrong_variable_is_refused_by_name(name, text, message):
@@ -44,7 +61,8 @@ def test_an_unknown_variable_is_refused_with_the_names_of_all():
         Settings.from_environment({"SPECDEC_VLLM_RULES": "match"})
     assert str(caught.value) == (
         "environment variables of specdec_vllm must be of SPECDEC_VLLM, SPECDEC_VLLM_RULE, "
-        "SPECDEC_VLLM_TYPICAL_EPSILON, SPECDEC_VLLM_TYPICAL_DELTA, got SPECDEC_VLLM_RULES"
+        "SPECDEC_VLLM_TYPICAL_EPSILON, SPECDEC_VLLM_TYPICAL_DELTA, SPECDEC_VLLM_DRAFTER, got "
+        "SPECDEC_VLLM_RULES"
     )
 
 
