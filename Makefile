@@ -1,5 +1,5 @@
-# make demo | quick | test | test-oldest | test-all | test-build | test-vllm | mutants | sanitize | lint | docs | bench |
-# bench-trees | bench-vllm | sdist | wheels | hub-kernel | format | clean
+# make demo | quick | test | test-oldest | test-all | test-build | test-vllm | test-sglang | mutants | sanitize |
+# lint | docs | bench | bench-trees | bench-vllm | sdist | wheels | hub-kernel | format | clean
 # Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -20,7 +20,7 @@ SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 EXTRAS := test,bench,lint,kernels
 
-.PHONY: demo quick test test-oldest test-all test-build test-vllm mutants sanitize lint docs bench bench-trees bench-vllm sdist wheels hub-kernel format clean setup setup-all browser
+.PHONY: demo quick test test-oldest test-all test-build test-vllm test-sglang mutants sanitize lint docs bench bench-trees bench-vllm sdist wheels hub-kernel format clean setup setup-all browser
 
 setup: $(SETUP)
 setup-all: $(STAMP_ALL)
@@ -133,13 +133,38 @@ $(VLLM_STAMP): $(wildcard $(VLLM_TESTS)/requirements*.txt)
 	$(VLLM_PIP) --no-deps -r $(VLLM_TESTS)/requirements-alone.txt
 	touch $@
 
+MAKE_METADATA = rm -rf $@ && mkdir $@ && $(BIN)/python -c "import sys; \
+  from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel(sys.argv[1])" $@
+
 $(METADATA): pyproject.toml $(SETUP) $(VLLM_STAMP)
-	rm -rf $@ && mkdir $@
-	$(BIN)/python -c "import sys; from setuptools import build_meta; \
-	  build_meta.prepare_metadata_for_build_wheel(sys.argv[1])" $@
+	$(MAKE_METADATA)
 
 test-vllm: $(METADATA)
 	SPECDEC_TEST_MODEL=$(SMOLLM) PYTHONPATH=$(VLLM_PATH) $(VLLM) -m pytest $(VLLM_TESTS) $(ARGS)
+
+# The plug-in for SGLang, in the same way. SGLang's CPU engine needs torchvision, whose operators are
+# compiled for CUDA: only their fake kernels would fail to load.
+SGLANG_VENV  ?= .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.specdec-installed
+SGLANG_TESTS := tests/sglang_plugin
+SGLANG       := $(SGLANG_VENV)/bin/python
+SGLANG_PIP   := $(SGLANG) -m pip --disable-pip-version-check install --quiet
+SGLANG_META  := $(SGLANG_VENV)/metadata
+SGLANG_PATH  := $(CURDIR):$(CURDIR)/python:$(CURDIR)/$(SGLANG_META):$(CURDIR)/$(SGLANG_TESTS)/standin
+
+$(SGLANG_STAMP): $(wildcard $(SGLANG_TESTS)/requirements*.txt)
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_PIP) "$(TORCH)"
+	$(SGLANG_PIP) -r $(SGLANG_TESTS)/requirements.txt
+	$(SGLANG_PIP) --no-deps -r $(SGLANG_TESTS)/requirements-alone.txt
+	: > $$(ls -d $(SGLANG_VENV)/lib/python*/site-packages)/torchvision/_meta_registrations.py
+	touch $@
+
+$(SGLANG_META): pyproject.toml $(SETUP) $(SGLANG_STAMP)
+	$(MAKE_METADATA)
+
+test-sglang: $(SGLANG_META)
+	SPECDEC_TEST_MODEL=$(SMOLLM) PYTHONPATH=$(SGLANG_PATH) $(SGLANG) -m pytest $(SGLANG_TESTS) $(ARGS)
 
 bench-vllm: $(METADATA)
 	PYTHONPATH=$(VLLM_PATH) $(VLLM) -m bench.vllm_throughput --model $(SMOLLM) $(ARGS)

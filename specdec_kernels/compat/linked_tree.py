@@ -111,6 +111,28 @@ class Descent:
         return values[self.sequences, self.child.clamp(min=0)]
 
 
+def write_path_(
+    nodes: Tensor,
+    tokens: Tensor,
+    accepted: Tensor,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    retrieve_index: Tensor,
+) -> None:
+    """Writes paths that are known as a whole, as `Descent` does step by step.
+
+    nodes: [B, S], those of each path from the root on; only the first `accepted` [B] + 1 count.
+    tokens: [B, S], the token that follows each of them.
+    """
+    steps = torch.arange(nodes.shape[1], device=nodes.device)
+    used = steps <= accepted[:, None]
+    index = retrieve_index.gather(1, torch.where(used, nodes, 0))
+    accept_index.copy_(torch.where(used, index.to(accept_index.dtype), accept_index))
+    predicts[index[used]] = tokens[used].to(predicts.dtype)
+    accept_token_num.copy_(accepted)
+
+
 def parents_of(selected_index: Tensor, parent_list: Tensor, topk: int) -> Tensor:
     """`parents` of the nodes that EAGLE selected; -1 where the parent is not selected before."""
     group = selected_index // topk
@@ -123,6 +145,30 @@ def parents_of(selected_index: Tensor, parent_list: Tensor, topk: int) -> Tensor
     parents = torch.where(group == 0, 0, _first(same) + 1)
     parents = torch.where((group > 0) & ~same.any(-1), -1, parents)
     return torch.nn.functional.pad(parents, (1, 0), value=-1)
+
+
+def parents_of_links(retrieve_next_token: Tensor, retrieve_next_sibling: Tensor) -> Tensor:
+    """`parents` of the nodes that the links lead to; -1 for the others, too."""
+    b, n = retrieve_next_token.shape
+    numbers = torch.arange(n, device=retrieve_next_token.device).expand(b, n)
+    parents, elder = (_inverse(x, numbers) for x in (retrieve_next_token, retrieve_next_sibling))
+    for _ in range(n.bit_length()):  # the elder is twice as far each time
+        parents = torch.where(parents < 0, _where_linked(parents, elder), parents)
+        elder = _where_linked(elder, elder)
+    return parents
+
+
+def _inverse(links: Tensor, numbers: Tensor) -> Tensor:
+    """Which node each node is linked from, -1 if none."""
+    b, n = links.shape
+    out = links.new_full((b, n + 1), -1)
+    out.scatter_(1, torch.where(links < 0, n, links), numbers)
+    return out[:, :n]
+
+
+def _where_linked(values: Tensor, links: Tensor) -> Tensor:
+    """The values at the links, -1 where there is none."""
+    return torch.where(links < 0, -1, values.gather(1, links.clamp(min=0)))
 
 
 def ancestors_of(mask: Tensor) -> tuple[Tensor, Tensor]:

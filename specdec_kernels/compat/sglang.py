@@ -29,6 +29,7 @@ from .linked_tree import (
     check_links,
     link_,
     parents_of,
+    write_path_,
 )
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = 0, 1, 2
@@ -183,6 +184,85 @@ def verify_tree_greedy(
     for _ in range(n - 1):
         down.advance(down.tried & (down.token == target_predict.take(down.index)))
     down.finish(target_predict.take(down.index))
+
+
+@_either_spelling
+def chain_speculative_sampling_triton(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float,
+    threshold_acc: float,
+    deterministic: bool,
+    *,
+    block_verification: bool = False,
+) -> None:
+    """Verifies a chain that was sampled from draft_probs: rule token or block of `verify_chain`.
+
+    Node i + 1 is the only child of node i, whatever the links say.
+
+    Args:
+        predicts, accept_index, accept_token_num, candidates, retrieve_index: as in
+            `tree_speculative_sampling_target_only`; S is N.
+        retrieve_next_token, retrieve_next_sibling: without effect.
+        uniform_samples: [B, N-1] or wider, float32 in [0, 1), the acceptance uniform of each draft.
+        uniform_samples_for_final_sampling: [B] float32 in [0, 1), draws the last token.
+        target_probs: [B, N, V] float32.
+        draft_probs: [B, N-1, V] or with more rows, float32: row i is what node i + 1 was sampled
+            from.
+        threshold_single, threshold_acc, deterministic: without effect.
+        block_verification: rule block in place of rule token.
+
+    Raises:
+        RuntimeError: a shape, dtype or device is wrong.
+        TypeError: an argument is no tensor.
+    """
+    Descent(
+        predicts, accept_index, accept_token_num, candidates, retrieve_index, retrieve_next_token,
+        retrieve_next_sibling,
+    )  # fmt: skip
+    final = uniform_samples_for_final_sampling
+    conversion.require_tensors(
+        uniform_samples=uniform_samples, target_probs=target_probs, draft_probs=draft_probs,
+        uniform_samples_for_final_sampling=final,
+    )  # fmt: skip
+    (b, n), of = candidates.shape, (torch.float32, candidates.device, "candidates")
+    check_matrix("accept_index", accept_index, "[B, N]", (b, n), torch.int32, *of[1:])
+    require(target_probs.dim() == 3, f"target_probs must be [B, N, V], got {shape(target_probs)}")
+    v = target_probs.shape[2]
+    for name, t, rows in (("target_probs", target_probs, n), ("draft_probs", draft_probs, n - 1)):
+        require(
+            t.dim() == 3 and len(t) == b and t.shape[1] >= rows and t.shape[2] == v,
+            f"{name} must be [B, at least {rows}, V] = [{b}, {rows}, {v}], got {shape(t)}",
+        )
+        check_typed(name, t, *of)
+    require(
+        uniform_samples.dim() == 2 and len(uniform_samples) == b
+        and uniform_samples.shape[1] >= n - 1,
+        f"uniform_samples must be [B, at least N-1] = [{b}, {n - 1}], got {shape(uniform_samples)}",
+    )  # fmt: skip
+    check_typed("uniform_samples", uniform_samples, *of)
+    check_vector("uniform_samples_for_final_sampling", final, b, *of)
+    zeros = torch.zeros(b, dtype=torch.int64, device=candidates.device)
+    verdict = verify_chain(
+        target_probs[:, :n], candidates[:, 1:], draft_probs[:, : n - 1], kind="probs",
+        rule="block" if block_verification else "token", seeds=zeros, positions=zeros,
+        uniforms=torch.cat([uniform_samples[:, : n - 1], final[:, None]], 1).double(),
+        with_logprobs=False,
+    )  # fmt: skip
+    nodes = torch.arange(n, device=candidates.device).expand(b, n)
+    write_path_(
+        nodes, verdict.tokens, verdict.num_accepted, predicts, accept_index, accept_token_num,
+        retrieve_index,
+    )  # fmt: skip
 
 
 @_either_spelling

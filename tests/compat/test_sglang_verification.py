@@ -5,15 +5,20 @@ import torch
 from support.providers import SIGNIFICANCE, chi_square
 from support.sglang_loops import (
     EXAMPLE,
+    chain,
     example_logits,
     outputs,
     random_tree,
     sample_down,
 )
 
-from specdec_kernels import Tree, verify_tree
+from specdec_kernels import Tree, verify_chain, verify_tree
 from specdec_kernels.compat import sglang
-from specdec_kernels.compat.sglang import tree_speculative_sampling_target_only, verify_tree_greedy
+from specdec_kernels.compat.sglang import (
+    chain_speculative_sampling_triton,
+    tree_speculative_sampling_target_only,
+    verify_tree_greedy,
+)
 
 DRAWS = 20_000
 GREEDY = ([3, -1, -1, 4, 5, 18, 11, -1, -1, -1, 12, 18], [[0, 3, 4, 5], [6, 10, 11, -1]], [3, 2])
@@ -111,6 +116,80 @@ def test_greedy_equals_verify_tree(s):
     for row, tokens in zip(out["accept_index"].tolist(), want.tokens.tolist(), strict=True):
         accepted = [i for i in row if i >= 0]
         assert out["predicts"][accepted].tolist() == tokens[: len(accepted)]
+
+
+# Chains that were sampled from draft_probs.
+
+
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 6])
+def test_a_chain_is_verified_as_verify_chain_does(n, block):
+    """With the kernel's own spelling, and rows for the root's successor that it leaves unread."""
+    b, v = 60, 11
+    given = chain(b, n, v, torch.Generator().manual_seed(n))
+    out, wide = outputs(b, n, n), torch.nn.functional.pad(given["draft_probs"], (0, 0, 0, 1))
+    spelled = {k.replace("retrieve_", "retrive_"): x for k, x in given.items()}
+    chain_speculative_sampling_triton(
+        **out, **spelled | dict(draft_probs=wide), block_verification=block
+    )
+    last = given["uniform_samples_for_final_sampling"][:, None]
+    uniforms = torch.cat([given["uniform_samples"][:, : n - 1], last], 1)
+    zeros = torch.zeros(b, dtype=torch.int64)
+    want = verify_chain(
+        given["target_probs"], given["candidates"][:, 1:], given["draft_probs"], kind="probs",
+        rule="block" if block else "token", seeds=zeros, positions=zeros,
+        uniforms=uniforms.double(),
+    )  # fmt: skip
+    assert out["accept_token_num"].tolist() == want.num_accepted.tolist()
+    assert n == 1 or 0 < want.num_accepted.sum() < b * (n - 1)
+    kept = torch.arange(n) <= want.num_accepted[:, None]
+    at = torch.where(kept, given["retrieve_index"], -1)
+    assert out["accept_index"].tolist() == at.tolist()
+    assert out["predicts"].view(b, n).tolist() == want.tokens.tolist()
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_a_chain_has_the_distribution_of_the_target(block):
+    """The pairs that follow one root; and not that of the draft, the negative control."""
+    generator = torch.Generator().manual_seed(5)
+    draft, first, second = torch.rand(3, 3, generator=generator).softmax(-1)
+    drafts = draft.expand(DRAWS, -1).multinomial(1, generator=generator)
+    out = outputs(DRAWS, 2, 2)
+    chain_speculative_sampling_triton(
+        **out, candidates=torch.nn.functional.pad(drafts, (1, 0)),
+        retrieve_index=torch.arange(2 * DRAWS).view(-1, 2),
+        retrieve_next_token=torch.tensor([[1, -1]]).expand(DRAWS, 2),
+        retrieve_next_sibling=torch.full((DRAWS, 2), -1),
+        uniform_samples=torch.rand(DRAWS, 1, generator=generator),
+        uniform_samples_for_final_sampling=torch.rand(DRAWS, generator=generator),
+        target_probs=torch.stack([first, second]).expand(DRAWS, 2, 3),
+        draft_probs=draft.expand(DRAWS, 1, 3), threshold_single=1.0, threshold_acc=1.0,
+        deterministic=True, block_verification=block,
+    )  # fmt: skip
+    tokens = out["predicts"].view(DRAWS, 2).long()
+    after = tokens[out["accept_token_num"] == 1, 1]
+    assert chi_square(tokens[:, 0], first.double()) > SIGNIFICANCE
+    assert chi_square(after, second.double()) > SIGNIFICANCE
+    assert chi_square(tokens[:, 0], draft.double()) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("accept_index", torch.zeros(2, 2).int(), r"accept_index must be \[B, N\] = \[2, 3\]"),
+        ("target_probs", torch.zeros(2, 2, 4), r"at least 3, V\] = \[2, 3, 4\], got \[2, 2, 4\]"),
+        ("draft_probs", torch.zeros(2, 1, 4), r"at least 2, V\] = \[2, 2, 4\], got \[2, 1, 4\]"),
+        ("draft_probs", torch.zeros(2, 2, 4).half(), "draft_probs must be float32, got float16"),
+        ("uniform_samples", torch.zeros(2, 1), r"at least N-1\] = \[2, 2\], got \[2, 1\]"),
+    ],
+)
+def test_wrong_arguments_of_a_chain_are_named(name, value, message):
+    good = outputs(2, 3, 3) | chain(2, 3, 4, torch.Generator().manual_seed(0))
+    chain_speculative_sampling_triton(**good)
+    fresh = outputs(2, 3, 3)
+    with pytest.raises(RuntimeError, match=message):
+        chain_speculative_sampling_triton(**good | fresh | {name: value})
+    assert fresh["predicts"].eq(-1).all()
 
 
 # The distribution.

@@ -91,6 +91,7 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
         f"specdec_host/_host{EXTENSION_SUFFIXES[0]}",
         "specdec_host/_host.pyi",
         "specdec_host/ops/verify_chain.py",
+        "specdec_sglang/sglang_interface.py",
         "specdec_vllm/vllm_interface.py",
     ):
         assert needed in files
@@ -100,7 +101,11 @@ def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
         str(p.relative_to(ROOT / "python")) for p in shipped
     }
     (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
-    assert "[vllm.general_plugins]\nspecdec = specdec_vllm:register" in entry_points.read_text()
+    for found in (
+        "[vllm.general_plugins]\nspecdec = specdec_vllm:register",
+        "[sglang.srt.plugins]\nspecdec = specdec_sglang:register",
+    ):
+        assert found in entry_points.read_text()
 
 
 def test_the_wheel_runs_outside_of_the_repository(unpacked, tmp_path):

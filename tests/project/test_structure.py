@@ -121,13 +121,13 @@ def test_two_headers_choose_whose_tensors_arguments_are():
 # Python packages.
 
 FORBIDDEN = {  # beginning of paths -> what no such file may import
-    "specdec_kernels/": r"(transformers|specdec_hf|specdec_vllm|specdec_host|numpy|tests|bench)\b",
-    "python/specdec_hf/": r"(specdec_vllm|tests|bench|vllm)\b",
-    # The plug-in knows of the loop how a datastore's tokenizer is checked.
-    "python/specdec_vllm/": (
+    "specdec_kernels/": r"(transformers|specdec_(hf|vllm|sglang|host)|numpy|tests|bench)\b",
+    "python/specdec_hf/": r"(specdec_vllm|specdec_sglang|tests|bench|vllm)\b",
+    # A plug-in knows of the loop how a datastore's tokenizer is checked.
+    "python/specdec_(vllm|sglang)/": (
         r"(specdec_hf(?!\.drafters\.fingerprint\.)|transformers|tests|bench)\b"
     ),
-    "python/specdec_host/": r"(torch|transformers|specdec_(hf|vllm|kernels)|tests|bench)\b",
+    "python/specdec_host/": r"(torch|transformers|specdec_(hf|vllm|sglang|kernels)|tests|bench)\b",
     # The loop knows neither the laboratory nor the command line.
     "python/specdec_hf/(?!lab/|cli/|__main__)": r"specdec_hf\.(lab|cli)\b",
     # Of the command line only the list of commands knows the laboratory.
@@ -149,7 +149,8 @@ OPS = {
     "sharded": {"arguments", "ops"},
 }
 # The public modules of specdec_kernels beside the package itself.
-PUBLIC = ("specdec_kernels.analysis", "specdec_kernels.versions")
+PUBLIC = ("specdec_kernels.analysis", "specdec_kernels.compat", "specdec_kernels.versions")
+PLUGINS = {"vllm": "python/specdec_vllm/", "sglang": "python/specdec_sglang/"}
 # Folder of specdec_hf -> the folders that it may import. `lab` and `cli` may import all.
 BELOW_DRAFTERS = {"drafting", "request", "runner", "schedules"}
 LOOP = {
@@ -203,9 +204,9 @@ def test_rooms_of_kernels_build_on_each_other_as_the_native_ones_do(language):
                     assert other[2] in BELOW[parts[2]], f"{relative(path)} imports {name}"
 
 
-def test_the_loop_and_the_plugin_use_only_the_public_api_of_the_ops():
+def test_the_loop_and_the_plugins_use_only_the_public_api_of_the_ops():
     for path in PYTHON:
-        if relative(path).startswith(("python/specdec_hf/", "python/specdec_vllm/")):
+        if relative(path).startswith(("python/specdec_hf/", *PLUGINS.values())):
             # torch.ops.mkldnn is part of PyTorch, and torch.ops.specdec_hf is defined there.
             found = re.search(r"torch\.ops\b(?!\.(mkldnn|specdec_hf)\b)", path.read_text())
             assert not found, relative(path)
@@ -232,11 +233,12 @@ def test_the_ops_may_be_imported_under_another_name():
                 )
 
 
-def test_one_file_of_the_plugin_names_what_it_uses_of_vllm():
+@pytest.mark.parametrize("server", PLUGINS)
+def test_one_file_of_a_plugin_names_what_it_uses_of_the_server(server):
     for path in PYTHON:
-        if relative(path).startswith("python/specdec_vllm/") and path.name != "vllm_interface.py":
-            assert not re.search(r'"vllm\.(?!plugins|general_plugins)', path.read_text())
-            assert not {n for n in imports(path) if n.split(".")[0] == "vllm"}
+        if relative(path).startswith(PLUGINS[server]) and path.name != f"{server}_interface.py":
+            assert not re.search(rf'"{server}\.(?!plugins|general_plugins)', path.read_text())
+            assert not {n for n in imports(path) if n.split(".")[0] == server}
 
 
 def test_the_documents_list_the_folders_of_the_loop():

@@ -136,3 +136,23 @@ def random_tree(generator, b, n, v):
             taken = {int(tokens[j]) for j in range(1, i) if row[j] == row[i]}
             tokens[i] = next(x % v for x in range(int(tokens[i]), 2 * v) if x % v not in taken)
     return dict(candidates=candidates, **linked(parents)), parents
+
+
+def chain(b, n, v, generator):
+    """Arguments of `chain_speculative_sampling_triton`; some probabilities are 0."""
+    target, draft = (
+        torch.randn(2, b, n, v, generator=generator)
+        .masked_fill(torch.rand(2, b, n, v, generator=generator) < 0.2, -torch.inf)
+        .softmax(-1)
+    )
+    drafts = draft[:, : n - 1].flatten(0, 1).multinomial(1, generator=generator).view(b, n - 1)
+    return dict(
+        candidates=torch.cat([torch.zeros(b, 1).long(), drafts], 1),
+        retrieve_index=torch.arange(b * n).view(b, n),
+        retrieve_next_token=torch.tensor([*range(1, n), -1]).expand(b, n),
+        retrieve_next_sibling=torch.full((b, n), -1),
+        uniform_samples=torch.rand(b, n, generator=generator),
+        uniform_samples_for_final_sampling=torch.rand(b, generator=generator),
+        target_probs=target, draft_probs=draft[:, : n - 1].contiguous(),
+        threshold_single=1.0, threshold_acc=1.0, deterministic=True,
+    )  # fmt: skip

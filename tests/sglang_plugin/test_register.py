@@ -1,0 +1,103 @@
+"""What the plug-in does where it must not act: other versions, platforms and functions."""
+
+import sys
+import types
+
+import pytest
+from specdec_sglang import register, sglang_interface
+from specdec_sglang.sglang_interface import CHOOSE, DESCEND, SAMPLE, SUPPORTED, USED
+from support import sglang_source
+
+
+@pytest.fixture
+def other(monkeypatch, logged):
+    """Modules under SGLang's names: by default the version and the functions that are supported.
+
+    `hooked` has what the plug-in registers, `logged` what it says.
+    """
+    modules, hooked = {}, []
+    names = {place[0] for place in USED} | {
+        "sglang.version", "sglang.srt.utils", "sglang.srt.plugins.hook_registry",
+    }  # fmt: skip
+    for name in names:
+        for i in range(name.count(".") + 1):
+            parent = ".".join(name.split(".")[: i + 1])
+            module = modules.setdefault(parent, types.ModuleType(parent))
+            monkeypatch.setitem(sys.modules, parent, module)
+    modules["sglang.version"].__version__ = SUPPORTED[0]
+    modules["sglang.srt.utils"].is_cpu = lambda: True
+    registry = modules["sglang.srt.plugins.hook_registry"]
+    registry.HookType = types.SimpleNamespace(AROUND="around")
+    registry.HookRegistry = types.SimpleNamespace(
+        register=lambda target, hook, kind: hooked.append((target, kind))
+    )
+    for (module, function), names in USED.items():
+        define(modules[module], function, names)
+    return types.SimpleNamespace(modules=modules, hooked=hooked, logged=logged)
+
+
+def define(module, function, names):
+    exec(f"def {function}({', '.join(names.split())}): pass", vars(module))
+
+
+def test_a_supported_version_is_hooked_at_two_functions(other):
+    register()
+    assert other.hooked == [(".".join(SAMPLE), "around"), (".".join(DESCEND), "around")]
+    assert other.logged == []
+
+
+def test_another_version_is_left_as_it_is_with_a_warning(other):
+    other.modules["sglang.version"].__version__ = "0.5.24"
+    register()
+    assert other.hooked == []
+    assert other.logged == [
+        "specdec_sglang leaves SGLang as it is: version 0.5.24 is not one of 0.5.23"
+    ]
+
+
+@pytest.mark.parametrize("place", USED, ids=lambda place: place[1])
+def test_a_function_with_other_arguments_is_named(other, place):
+    module, function = place
+    define(other.modules[module], function, USED[place] + " more")
+    register()
+    assert other.hooked == []
+    assert other.logged == [
+        f"specdec_sglang leaves SGLang as it is: {module}.{function} must take {USED[place]}, got "
+        f"{USED[place]} more"
+    ]
+
+
+def test_a_function_that_is_gone_is_named(other):
+    del vars(other.modules[CHOOSE[0]])[CHOOSE[1]]
+    register()
+    assert other.logged[0].endswith("use_rejection_sampling, got nothing")
+
+
+def test_on_another_platform_nothing_is_looked_at(other, monkeypatch):
+    other.modules["sglang.srt.utils"].is_cpu = lambda: False
+    monkeypatch.setattr(sglang_interface, "unsupported", lambda: pytest.fail("it looked"))
+    register()
+    assert other.hooked == other.logged == []
+
+
+def test_switched_off_it_does_not_even_look_at_sglang(monkeypatch):
+    monkeypatch.setenv("SPECDEC_SGLANG", "0")
+    monkeypatch.setattr(sglang_interface, "other_platform", lambda: pytest.fail("it looked"))
+    register()
+
+
+@pytest.mark.parametrize("text", ["", "yes"])
+def test_a_wrong_variable_is_refused_by_name(monkeypatch, text):
+    monkeypatch.setenv("SPECDEC_SGLANG", text)
+    with pytest.raises(ValueError) as caught:
+        register()
+    assert str(caught.value) == f"SPECDEC_SGLANG must be 0 or 1, got {text!r}"
+
+
+@pytest.mark.skipif(
+    sglang_source.source() is None,
+    reason="SGLang is not installed, and SGLANG_SOURCE names no folder with its files",
+)
+@pytest.mark.parametrize("place", USED, ids=lambda place: place[1])
+def test_the_arguments_are_those_of_its_files(place):
+    assert sglang_source.arguments(*place) == USED[place]
