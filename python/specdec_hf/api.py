@@ -9,7 +9,8 @@ module in the place of the lazily loaded function ``specdec_hf.generate``.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import functools
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from specdec_hf.arguments import check_integers, shown
 from specdec_hf.beams.search import beam_search
 from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
+from specdec_hf.loop.continuous import run_continuous, with_own_sampling
 from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
@@ -159,14 +161,30 @@ class SpeculativeDecoder(Options):
         return output
 
     def stream(
-        self, model: Any, input_ids: torch.Tensor | None = None, *, seed: Any = None, **kwargs: Any
+        self,
+        model: Any,
+        input_ids: torch.Tensor | None = None,
+        *,
+        seed: Any = None,
+        source: Any = None,
+        **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
 
-        ``seed`` is that of this call; None means the ``seed`` of this object.
+        Args:
+            model, input_ids, kwargs: as in `generate`.
+            seed: of this call; None means the ``seed`` of this object.
+            source: gives sequences that join the batch between two rounds. It is called with the
+                number of those that run, until it returns None. It returns the arguments of one
+                sequence: ``input_ids`` [1, T], ``seed``, and what else `stream` takes of the
+                model's ``generate``. Such a sequence has the next number, B and up, in
+                `Step.sequence` and in the statistics, and the output holds the statistics alone. A
+                batch that no sequence can join never calls it, and a note says why; see
+                docs/loop.md#continuous-batching.
 
         Raises:
-            ValueError: this object has a streamer, which would get nothing.
+            ValueError: this object has a streamer, which would get nothing; a sequence that cannot
+                join the batch.
         """
         if self.streamer is not None:
             raise ValueError(
@@ -174,6 +192,25 @@ class SpeculativeDecoder(Options):
                 f"{shown(self.streamer)}"
             )
         check_language_model("model", model)
+        call = self._prepare(model, input_ids, **kwargs)
+        if source is not None:
+            call = with_own_sampling(call, model.device)
+        session = _begin(model, call, self._with_seed(seed))
+        lease, stats = session.lease, session.stats
+        try:
+            if source is not None:
+                rounds = run_continuous(session, functools.partial(self._next_call, model, source))
+                del session  # the batch may go on in another one
+                yield from rounds
+                return SpecOutput(stats=stats)
+            while not session.done:
+                yield from step(session)
+            return finish(session)
+        finally:
+            lease.release()
+
+    def _prepare(self, model: Any, input_ids: torch.Tensor | None = None, **kwargs: Any) -> Call:
+        """The call of `stream`."""
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
@@ -184,13 +221,18 @@ class SpeculativeDecoder(Options):
                 f"num_beams must be 1 with stream, got {call.beams.num_beams}: which beam is best "
                 "is known at the end"
             )
-        session = _begin(model, call, self._with_seed(seed))
-        try:
-            while not session.done:
-                yield from step(session)
-            return finish(session)
-        finally:
-            session.lease.release()
+        return call
+
+    def _next_call(
+        self, model: Any, source: Callable[[int], dict[str, Any] | None], running: int
+    ) -> tuple[Call, Any] | None:
+        """The next sequence of the ``source`` of `stream`, and its seed."""
+        given = source(running)
+        if given is None:
+            return None
+        given = dict(given)
+        seed = given.pop("seed", self.seed)
+        return self._prepare(model, **given), seed
 
     def _with_seed(self, seed: Any) -> Options:
         """The options of one call."""

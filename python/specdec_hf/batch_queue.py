@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,8 @@ from specdec_hf.loop.streaming import Step
 from specdec_hf.request.sampling import make_sampling, sequence_seeds
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
+# A batch that sequences join keeps counts of all of them, so after so many another one begins.
+MAX_SEQUENCES = 1024
 _ENDED = "the BatchQueue has ended; submit within its `async with`"
 
 
@@ -64,10 +67,14 @@ class QueuedSequence:
 class BatchQueue:
     """Decodes in batches the sequences that are submitted one by one.
 
-    Those that wait when a batch ends are the next batch, in the order of their submission. Each has
-    its own length, sampling parameters and seed. The model runs in a thread, one batch at a time.
-    When the queue ends, its batch ends after the round that runs, for which the end of ``async
-    with`` waits, and sequences that still wait raise RuntimeError.
+    A sequence that waits joins the batch between two rounds, in the order of submission, as soon as
+    the batch has fewer than ``batch_size`` sequences that run; its prompt is read alone before the
+    next round of the others. Where the decoder cannot do that, see docs/loop.md, those that wait
+    when a batch ends are the next batch. Each has its own length, sampling parameters and seed. The
+    model runs in a thread, one batch at a time. An error of a batch is raised for its sequences,
+    and those that wait are the next batch. When the queue ends, its batch ends after the round that
+    runs, for which the end of ``async with`` waits, and sequences that still wait raise
+    RuntimeError.
 
     Args:
         model: a causal language model.
@@ -86,22 +93,24 @@ class BatchQueue:
     def __init__(self, model: Any, decoder: SpeculativeDecoder, batch_size: int = 8) -> None:
         self.model, self.decoder = model, decoder
         self.batch_size = check_integer("batch_size", batch_size, 1)
-        self._waiting: asyncio.Queue[QueuedSequence | None] = asyncio.Queue()  # None ends it
-        self._batch: list[QueuedSequence] = []
+        self._waiting: deque[QueuedSequence] = deque()  # a thread takes from it too
+        self._submitted = asyncio.Event()
+        self._running: dict[int, QueuedSequence] = {}  # by number in the batch
+        self._count = 0  # sequences of the batch so far
         self._ended = False
 
     async def __aenter__(self) -> BatchQueue:
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._ended = True
-        for sequence in self._batch:
+        for sequence in list(self._running.values()):
             sequence.cancelled = True
-        while not self._waiting.empty():
-            if waiting := self._waiting.get_nowait():
-                waiting._put(_cancelled() if waiting.cancelled else RuntimeError(_ENDED))
-        self._waiting.put_nowait(None)
+        while (waiting := self._next_waiting()) is not None:
+            waiting._put(RuntimeError(_ENDED))
+        self._submitted.set()
         await asyncio.wait([self._task])  # a cancelled wait does not cancel the task
 
     def submit(
@@ -146,60 +155,91 @@ class BatchQueue:
         make_sampling(listed, True, 1, torch.device("cpu"))
         sequence_seeds([seed], 1)
         sequence = QueuedSequence(prompt, max_new_tokens, {"seed": seed, **sampling})
-        self._waiting.put_nowait(sequence)
+        self._waiting.append(sequence)
+        self._submitted.set()
         return sequence
 
     async def _run(self) -> None:
-        while await self._next_batch():
-            last: Step | Exception = _cancelled()
+        while not self._ended:
+            await self._submitted.wait()
+            self._submitted.clear()
+            while self._begin_batch():
+                last: Step | Exception = _cancelled()
+                try:
+                    await asyncio.to_thread(self._decode)
+                except Exception as error:
+                    last = error
+                finally:
+                    for sequence in self._running.values():
+                        sequence._put(last)
+
+    def _next_waiting(self) -> QueuedSequence | None:
+        """The first that waits and was not cancelled; its thread may be any."""
+        while True:
             try:
-                await asyncio.to_thread(self._decode, asyncio.get_running_loop())
-            except Exception as error:
-                last = error
-            finally:
-                for sequence in self._batch:
-                    sequence._put(last)
+                sequence = self._waiting.popleft()
+            except IndexError:
+                return None
+            if not sequence.cancelled:
+                return sequence
+            self._loop.call_soon_threadsafe(sequence._put, _cancelled())
 
-    async def _next_batch(self) -> bool:
-        """Wait for the sequences of the next batch; False where the queue has ended."""
-        self._batch.clear()
-        while not self._batch or (len(self._batch) < self.batch_size and not self._waiting.empty()):
-            sequence = await self._waiting.get()
-            if sequence is None:
-                return False
-            if sequence.cancelled:
-                sequence._put(_cancelled())
-            else:
-                self._batch.append(sequence)
-        return True
+    def _join(self) -> QueuedSequence | None:
+        """Let the next sequence that waits have the next number of the batch."""
+        sequence = self._next_waiting()
+        if sequence is not None:
+            self._running[self._count] = sequence
+            self._count += 1
+            if self._ended:  # since the others were cancelled
+                sequence.cancelled = True
+        return sequence
 
-    def _decode(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Decode the batch, and give each sequence its steps."""
-        batch = self._batch
-        width = max(len(s.input_ids) for s in batch)
-        ids = torch.tensor([(0,) * (width - len(s.input_ids)) + s.input_ids for s in batch])
-        mask = torch.arange(width) >= torch.tensor([[width - len(s.input_ids)] for s in batch])
+    def _begin_batch(self) -> bool:
+        """Let those that wait be the next batch; False where none does."""
+        self._running.clear()
+        self._count = 0
+        while len(self._running) < self.batch_size and self._join() is not None:
+            pass
+        return bool(self._running)
 
-        def ended(input_ids: Tensor, scores: Any) -> Tensor:
-            new = input_ids.shape[1] - width
-            ends = [s.cancelled or new >= s.max_new_tokens for s in batch]
-            return torch.tensor(ends, device=input_ids.device)
+    def _decode(self) -> None:
+        """Decode the batch and what joins it, and give each sequence its steps."""
 
-        counts = [0] * len(batch)
-        sampling = {name: [s.sampling[name] for s in batch] for name in batch[0].sampling}
-        for step in self.decoder.stream(
-            self.model,
-            ids.to(self.model.device),
-            attention_mask=mask.long().to(self.model.device),
-            max_new_tokens=max(s.max_new_tokens for s in batch),
-            do_sample=True,
-            stopping_criteria=[ended],
-            **sampling,
-        ):
-            sequence = batch[step.sequence]
-            counts[step.sequence] += len(step.tokens)
-            reason = _reason(step.finished, sequence, counts[step.sequence])
-            loop.call_soon_threadsafe(sequence._put, replace(step, finished=reason))
+        def source(running: int) -> dict[str, Any] | None:
+            full = running >= self.batch_size or self._count >= MAX_SEQUENCES
+            sequence = None if full else self._join()
+            return None if sequence is None else _arguments([sequence], self.model.device)
+
+        counts = dict.fromkeys(self._running, 0)
+        batch = _arguments(list(self._running.values()), self.model.device)
+        for step in self.decoder.stream(self.model, batch.pop("input_ids"), **batch, source=source):
+            number, sequence = step.sequence, self._running[step.sequence]
+            counts[number] = counts.get(number, 0) + len(step.tokens)
+            reason = _reason(step.finished, sequence, counts[number])
+            self._loop.call_soon_threadsafe(sequence._put, replace(step, finished=reason))
+            if reason:
+                del self._running[number], counts[number]
+
+
+def _arguments(batch: list[QueuedSequence], device: torch.device) -> dict[str, Any]:
+    """The arguments of a call for these sequences, which ends each of them at its length."""
+    width = max(len(s.input_ids) for s in batch)
+    ids = torch.tensor([(0,) * (width - len(s.input_ids)) + s.input_ids for s in batch])
+    mask = torch.arange(width) >= torch.tensor([[width - len(s.input_ids)] for s in batch])
+
+    def ended(input_ids: Tensor, scores: Any) -> Tensor:
+        new = input_ids.shape[1] - width
+        ends = [s.cancelled or new >= s.max_new_tokens for s in batch]
+        return torch.tensor(ends, device=input_ids.device)
+
+    return {
+        "input_ids": ids.to(device),
+        "attention_mask": mask.long().to(device),
+        "max_new_tokens": max(s.max_new_tokens for s in batch),
+        "do_sample": True,
+        "stopping_criteria": [ended],
+        **{name: [s.sampling[name] for s in batch] for name in batch[0].sampling},
+    }
 
 
 def _cancelled() -> Step:

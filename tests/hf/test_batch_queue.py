@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, generate
+from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, batch_queue, generate
 from support import hf_models
 from support.letters import letters
 
@@ -57,14 +57,23 @@ class Counts(SpeculativeDecoder):
         return super().stream(model, ids, **kwargs)
 
 
-def queue_of(batch_size=8):
-    return BatchQueue(MODEL, Counts(DRAFTER, rule="match"), batch_size)
+def queue_of(batch_size=8, drafter=DRAFTER):
+    return BatchQueue(MODEL, Counts(drafter, rule="match"), batch_size)
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(1, [1, 1, 1]), (2, [2, 1])])
-def test_each_sequence_has_the_text_of_its_own_call(batch_size, sizes):
+@pytest.mark.parametrize(
+    ("batch_size", "drafter", "sizes"),
+    [
+        (1, DRAFTER, [1]),
+        (2, DRAFTER, [2]),
+        (8, DRAFTER, [3]),
+        (1, "lookahead", [1, 1, 1]),  # which no sequence joins
+        (2, "lookahead", [2, 1]),
+    ],
+)
+def test_each_sequence_has_the_text_of_its_own_call(batch_size, drafter, sizes):
     async def decode():
-        async with queue_of(batch_size) as queue:
+        async with queue_of(batch_size, drafter) as queue:
             waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
             texts = [await tokens_of(sequence) for sequence in waiting]
             return texts, queue.decoder.sizes
@@ -167,7 +176,9 @@ def test_sequences_that_wait_when_the_queue_ends_are_told_so():
 
 
 class Held(SpeculativeDecoder):
-    """Waits for its gate behind the first step."""
+    """Waits for its gate behind each step, and fails once behind one of the sequence ``fails``."""
+
+    fails = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -177,6 +188,94 @@ class Held(SpeculativeDecoder):
         for step in super().stream(*args, **kwargs):
             yield step
             assert self.gate.wait(SECONDS)
+            if step.sequence == self.fails:
+                self.fails = None
+                raise MemoryError("planted")
+
+
+def test_a_sequence_joins_those_that_run_and_is_cancelled_alone():
+    decoder = Held("suffix_automaton", rule="match")
+
+    async def decode():
+        async with BatchQueue(MODEL, decoder, batch_size=2) as queue:
+            first = queue.submit([9], max_new_tokens=200, seed=1)
+            await anext(aiter(first))
+            joined = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
+            dropped = queue.submit([4], max_new_tokens=200, seed=2)
+            waits = queue.submit([4], max_new_tokens=200, seed=2)
+            waits.cancelled = True
+            decoder.gate.set()
+            texts = [await tokens_of(sequence) for sequence in joined]
+            await anext(aiter(dropped))
+            dropped.cancelled = True
+            ends = [await steps_of(sequence) for sequence in (dropped, waits)]
+            first.cancelled = True
+            return texts, ends, await last_of(first)
+
+    texts, ends, last = run(decode())
+    assert texts == [alone(prompt, **given) for prompt, given in PROMPTS]
+    assert [steps[-1].finished for steps in ends] == ["cancelled", "cancelled"]
+    assert [(step.sequence, step.tokens) for step in ends[1]] == [(-1, [])]
+    assert last.finished == "cancelled"
+
+
+def test_a_batch_is_never_larger_than_its_size():
+    ended = []
+
+    class Watched(SpeculativeDecoder):
+        def stream(self, *args, source, **kwargs):
+            def watched(running):
+                given = source(running)
+                self.most = max(getattr(self, "most", 0), running + (given is not None))
+                return given
+
+            yield from super().stream(*args, **kwargs, source=watched)
+            ended.append(True)
+
+    decoder = Watched("prompt_lookup", rule="match")
+
+    async def decode():
+        async with BatchQueue(MODEL, decoder, batch_size=2) as queue:
+            waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS * 2]
+            return [await tokens_of(sequence) for sequence in waiting]
+
+    assert run(decode()) == [alone(prompt, **given) for prompt, given in PROMPTS * 2]
+    assert (decoder.most, ended) == (2, [True])
+
+
+def test_a_batch_takes_no_more_than_so_many_sequences(monkeypatch):
+    monkeypatch.setattr(batch_queue, "MAX_SEQUENCES", 2)
+
+    async def decode():
+        async with queue_of(1) as queue:
+            waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
+            texts = [await tokens_of(sequence) for sequence in waiting]
+            return texts, queue.decoder.sizes, queue._running
+
+    texts, sizes, running = run(decode())
+    assert texts == [alone(prompt, **given) for prompt, given in PROMPTS]
+    assert sizes == [1, 1]
+    assert running == {}
+
+
+def test_an_error_of_a_batch_is_also_that_of_a_sequence_that_has_joined():
+    decoder = Held(DRAFTER, rule="match")
+
+    async def decode():
+        async with BatchQueue(MODEL, decoder, batch_size=2) as queue:
+            first = queue.submit([9], max_new_tokens=200, seed=1)
+            await anext(aiter(first))
+            second = queue.submit([4, 5], max_new_tokens=200, seed=2)
+            third = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
+            decoder.fails = 1
+            decoder.gate.set()
+            await anext(aiter(second))
+            for failed in (first, second):
+                with pytest.raises(MemoryError, match="planted"):
+                    await tokens_of(failed)
+            return await tokens_of(third)
+
+    assert run(decode()) == alone(PROMPTS[0][0], **PROMPTS[0][1])
 
 
 def test_the_end_of_the_queue_waits_for_its_thread():
@@ -270,6 +369,6 @@ def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):
     queue = queue_of()
     with pytest.raises(error, match=message):
         queue.submit(**good | given)
-    assert queue._waiting.empty()
+    assert not queue._waiting
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         queue_of(batch_size=0)

@@ -227,8 +227,8 @@ class BeamSearch:
             "constant", drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
         )
         self.length_policy = DraftLengthPolicy(
-            schedule, costs, options.guard, drafter, model=model, rule="greedy", budget=steps,
-            stats=self.stats, clock=options.clock,
+            schedule, costs, options.guard, drafter, model=model, rule="greedy",
+            batch_size=len(lengths), budget=steps, stats=self.stats, clock=options.clock,
         )  # fmt: skip
         self.rows: dict[str, list[torch.Tensor]] = {name: [] for name in call.outputs}
 

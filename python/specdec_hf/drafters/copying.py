@@ -146,6 +146,7 @@ class PromptLookupDrafter(Drafter, entry="prompt_lookup"):
     """
 
     rolls_back = True
+    joins = True
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
         self.max_ngram = check_integer("max_ngram", max_ngram)
@@ -303,6 +304,7 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
             self._kept = KeptTexts(keep)
         self._keep_with_target = 0
         super().__init__(corpus)
+        self._joins_unless_it_keeps()
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -315,7 +317,13 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         path, options = split_options(text, DRAFTERS[cls.name].options)
         drafter = cls(specdec_host.Corpus.open(path) if path else None)
         drafter._keep_with_target = read_bytes(options["keep"]) if options else 0
+        drafter._joins_unless_it_keeps()
         return drafter
+
+    def _joins_unless_it_keeps(self) -> None:
+        """Texts are kept when all sequences of a call have ended."""
+        own = type(self) is SuffixAutomatonDrafter
+        self.joins = own and self._kept is None and not self._keep_with_target
 
     def start(self, context: DraftContext) -> None:
         """Begin a new call with empty automata.
@@ -353,6 +361,9 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
                 found = within_text(earlier)
         return found
 
+    def adopt(self, b: int, other: Self, row: int) -> None:
+        self._texts[b] = other._texts[row]
+
     def finish(self, history: History) -> None:
         if self._kept is not None:
             texts = [self._text.of(history, b) for b in range(len(history.lengths))]
@@ -385,6 +396,8 @@ class RestDrafter(CopyingDrafter, entry="rest"):
 
     Source: REST (arXiv 2311.08252).
     """
+
+    joins = True
 
     def __init__(
         self,

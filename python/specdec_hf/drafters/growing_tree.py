@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from specdec_hf.drafting.sampling import mask_below_limits
 from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.trees import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Expandable(Stepper, Protocol):
@@ -147,6 +150,13 @@ class GrowingTreeDrafter(Drafter):
         fed = np.take_along_axis(outcome.carried, np.maximum(outcome.path, 0), axis=1)
         self._draft.keep(outcome.lengths, np.where(outcome.path >= 0, fed, -1))
 
+    def read(self, history: History) -> None:
+        if self._draft.room(history, np.ones_like(history.lengths)).any():
+            self._draft.read_ahead(history)
+
+    def adopt(self, b: int, other: Self, row: int) -> None:
+        self._draft.adopt(b, other._draft, row)
+
 
 class EagleDrafter(GrowingTreeDrafter):
     """A draft model whose trees grow so.
@@ -157,6 +167,7 @@ class EagleDrafter(GrowingTreeDrafter):
     """
 
     name = "model"
+    joins = True
 
     def __init__(self, model: Any, layout: EagleTree) -> None:
         super().__init__(layout)

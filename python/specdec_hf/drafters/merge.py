@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from specdec_hf.drafting.sampling import concat_distributions
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.trees import TrieTree
 from specdec_kernels import SampledDraft, build_trie
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class TrieDrafter(Drafter):
@@ -80,6 +83,19 @@ class TrieDrafter(Drafter):
         for k, source in enumerate(self._sources):
             source.start(context, k * MAX_DRAFTS_PER_ROUND)
         self.add_up_costs(self.drafters)
+        self.joins = all(drafter.joins for drafter in self.drafters)
+
+    def fresh(self) -> Self:
+        return type(self)([drafter.fresh() for drafter in self.drafters], self.layout)
+
+    def read(self, history: History) -> None:
+        for drafter in self.drafters:
+            drafter.read(history)
+
+    def adopt(self, b: int, other: Self, row: int) -> None:
+        self._budget.adopt(b, other._budget, row)
+        for mine, its in zip(self.drafters, other.drafters, strict=True):
+            mine.adopt(b, its, row)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         limits = np.minimum(limits, self.depth)

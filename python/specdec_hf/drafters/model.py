@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from specdec_hf.runner.protocol import (
 )
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import SampledDraft
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Stepper(Protocol):
@@ -57,6 +60,15 @@ class Stepper(Protocol):
     def truncate(self, lengths: Lengths) -> None:
         """Learn how many tokens of each sequence stay."""
         ...
+
+    def read_ahead(self, history: History) -> None:
+        """Feed most of what `catch_up` would feed now, as `Drafter.read` does."""
+        return
+
+    def adopt(self, b: int, other: Any, row: int) -> None:
+        """As `Drafter.adopt`; only drafters with `Drafter.joins` need it."""
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} has a state that no other call can go on with")
 
 
 class DrawingDrafter(Drafter):
@@ -120,6 +132,13 @@ class DrawingDrafter(Drafter):
     def commit(self, outcome: DraftOutcome) -> None:
         self._draft.truncate(outcome.lengths + outcome.accepted)
 
+    def read(self, history: History) -> None:
+        if self._draft.room(history, np.ones_like(history.lengths)).any():
+            self._draft.read_ahead(history)
+
+    def adopt(self, b: int, other: Self, row: int) -> None:
+        self._draft.adopt(b, other._draft, row)
+
 
 class ModelDrafter(DrawingDrafter):
     """Any causal LM; it may be on another device or in another dtype than the target.
@@ -170,8 +189,11 @@ class ModelDrafter(DrawingDrafter):
             ValueError: the two vocabularies differ in size.
         """
         self._context = context
-        self._draft = DraftModel(self.model, context, self.cache_kind, sampling=self.sampling)
-        self.relative_cost = self._draft.relative_cost
+        self._draft = draft = DraftModel(
+            self.model, context, self.cache_kind, sampling=self.sampling
+        )
+        self.relative_cost = draft.relative_cost
+        self.joins = type(self) is ModelDrafter and isinstance(draft.runner, SpecRunner)
 
 
 def own_sampling(**sampling: float | None) -> dict[str, float]:
@@ -330,6 +352,16 @@ class DraftModel(Stepper):
     def truncate(self, lengths: Lengths) -> None:
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.runner.truncate(np.minimum(self.runner.lengths, lengths))
+
+    def read_ahead(self, history: History) -> None:
+        self.catch_up(history)
+        self.truncate(history.lengths - 1)  # `catch_up` feeds one token at least
+
+    def adopt(self, b: int, other: DraftModel, row: int) -> None:
+        assert isinstance(self.runner, SpecRunner)
+        assert isinstance(other.runner, SpecRunner)
+        self.runner.adopt(b, other.runner, row)
+        self.sampler.adopt(b, other.sampler, row)
 
 
 def room_in(

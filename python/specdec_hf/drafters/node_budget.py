@@ -39,6 +39,10 @@ class NodeBudget:
         self._accepted = PRIOR_ROUNDS * np.broadcast_to(prior[:, None], shape)
         self._cuts = 0
 
+    def adopt(self, b: int, other: NodeBudget, row: int) -> None:
+        """Go on with what another budget has measured of its sequence ``row`` as sequence ``b``."""
+        self._tried[b], self._accepted[b] = other._tried[row], other._accepted[row]
+
     def acceptance(self) -> NDArray[np.float64]:
         """[B, K, DEPTHS], measured share of tokens that were committed where their prefix was."""
         shares: NDArray[np.float64] = self._accepted / self._tried

@@ -71,6 +71,16 @@ class CommittedStates:
         self._known = known.copy()
         self._rounds: list[tuple[torch.Tensor, NDArray[np.int64]]] = []
 
+    def adopt(self, b: int, other: CommittedStates, row: int) -> None:
+        """Keep the states of sequence ``row`` of another call as those of sequence ``b``."""
+        for _, counts in self._rounds:
+            counts[b] = 0
+        for states, counts in other._rounds:
+            taken = np.zeros_like(self._known)
+            taken[b] = counts[row]
+            self._rounds.append((states[row : row + 1].expand(len(taken), -1, -1), taken))
+        self._known[b] = other._known[row]
+
     @property
     def counts(self) -> NDArray[np.int64]:
         """[B], how many tokens of each sequence wait to be taken."""
@@ -120,6 +130,17 @@ class CommittedStates:
             end += states.shape[1]
         taken, counts = _first(np.concatenate(columns, axis=1))
         return _at([torch.cat([states for states, _ in rounds], dim=1)], taken), counts
+
+    def take_all_but_last(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """As `take`, but the last token of each sequence still waits."""
+        states, counts = self.take()
+        self._rounds = [(_last(states, counts), np.minimum(counts, 1))]
+        return states[:, :-1], np.maximum(counts - 1, 0)
+
+
+def _last(states: torch.Tensor, counts: NDArray[np.int64]) -> torch.Tensor:
+    """The last state [B, 1, X] of each sequence's first ``counts[b]`` states [B, n, X]."""
+    return _at([states], np.maximum(counts - 1, 0)[:, None])
 
 
 def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
@@ -199,6 +220,12 @@ class DraftContext:
     asked_for_noise: bool = False
     kept_states: list[CommittedStates] | None = None
     sampled: dict[int, int] | None = None
+
+    def adopt(self, b: int, other: DraftContext, row: int) -> None:
+        """Let sequence ``b`` have what this says of sequence ``row`` of another call."""
+        for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
+            values: Any = getattr(self, name)
+            values[b] = getattr(other, name)[row]
 
     def sampled_seeds(self) -> dict[int, int]:
         """The call's seed of each sequence that is sampled, by its number; reads the device."""

@@ -12,6 +12,7 @@ Terms:
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,6 +160,8 @@ class Drafter(ABC):
         expected_benefit: tokens a second over those of plain decoding that the benefit guard goes
             by in the first call, or None: drafts then wait until a text has earned what they may
             lose.
+        joins: whether `fresh` and `adopt` serve it once it was started, so that sequences may join
+            a batch that is under way. Subclasses do not inherit it, because they may keep more.
     """
 
     name = "custom"
@@ -177,9 +180,11 @@ class Drafter(ABC):
     drafts_at_once = False
     reads_prompt = True
     expected_benefit: float | None = None
+    joins = False
 
     def __init_subclass__(cls, *, entry: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.joins = vars(cls).get("joins", False)
         if entry is not None:
             cls.name = entry
             for attribute, value in DRAFTERS[entry].capabilities().items():
@@ -267,6 +272,34 @@ class Drafter(ABC):
 
     def commit(self, outcome: DraftOutcome) -> None:  # noqa: B027  # need not be overridden
         """Learn the outcome of a round, also of one without drafts."""
+
+    def fresh(self) -> Self:
+        """A drafter of the same settings for another call; the copy by default.
+
+        The two must share nothing that `start` leaves as it is and a round changes.
+        """
+        return copy.copy(self)
+
+    def read(self, history: History) -> None:  # noqa: B027  # need not be overridden
+        """Read the text of a sequence that is about to join a batch, as `propose` would.
+
+        The batch need not read it then, together with padding of its other sequences.
+
+        Args:
+            history: the committed tokens of one sequence after its first round.
+        """
+
+    def adopt(self, b: int, other: Self, row: int) -> None:  # noqa: B027  # need not be overridden
+        """Go on with sequence ``row`` of a call of another drafter as sequence ``b`` of this call.
+
+        What this drafter kept of its sequence ``b`` before, which has ended, is forgotten. By
+        default nothing is kept of a sequence.
+
+        Args:
+            b: which sequence it becomes.
+            other: a drafter of the same settings, between two rounds.
+            row: which sequence of it.
+        """
 
     def finish(self, history: History) -> None:  # noqa: B027  # need not be overridden
         """Learn the texts of a call in which all sequences have ended.

@@ -72,7 +72,7 @@ class AutoDrafter(Drafter, entry="auto"):
             drafters.insert(0, Eagle3Drafter(head, HEAD_TREE))
         self._merged = TrieDrafter(drafters, TREE)
         self._merged.start(context)
-        self.chosen = self._merged.name
+        self.chosen, self.joins = self._merged.name, self._merged.joins
         self.add_up_costs([self._merged])
         shipped = found.folder is not None and is_shipped(found.folder)
         alone = context.batch_size == 1
@@ -83,6 +83,15 @@ class AutoDrafter(Drafter, entry="auto"):
 
     def commit(self, outcome: DraftOutcome) -> None:
         self._merged.commit(outcome)
+
+    def fresh(self) -> Self:
+        return type(self)(head=self._takes_head)
+
+    def read(self, history: History) -> None:
+        self._merged.read(history)
+
+    def adopt(self, b: int, other: Self, row: int) -> None:
+        self._merged.adopt(b, other._merged, row)
 
     def has_head(self, model: Any) -> bool:
         """Whether a head drafts for a target, beside which it is placed.

@@ -174,6 +174,7 @@ class EagleDrafter(PairTreeDrafter[EagleHead], entry="eagle"):
     """
 
     kind, load = EagleHead, staticmethod(load_eagle)
+    joins = True
 
 
 class EagleChainDrafter(PairChainDrafter[EagleHead], entry="eagle_chain"):
@@ -185,3 +186,4 @@ class EagleChainDrafter(PairChainDrafter[EagleHead], entry="eagle_chain"):
     """
 
     kind, load = EagleHead, staticmethod(load_eagle)
+    joins = True

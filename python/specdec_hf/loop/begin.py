@@ -34,8 +34,14 @@ SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache a
 MIN_MAX_DRAFT = 16  # drafters make buffers of this size, whatever small numbers a call asks for
 
 
-def begin(model: Any, call: Call, options: Options) -> Session:
+def begin(model: Any, call: Call, options: Options, stats: SpecStats | None = None) -> Session:
     """Set up the runner, the drafter and the schedules of one call.
+
+    Args:
+        model: the target.
+        call: not changed but for the tensors of its sampling parameters; see `Session.adopt`.
+        options: those of the caller.
+        stats: those of a batch that the sequences join, or new ones.
 
     Raises:
         TypeError: a drafter or seed of a wrong type.
@@ -44,7 +50,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     """
     plan = make_plan(model, call, options)
     runner, first_logits, notes = _make_runner(plan)
-    stats = _statistics(plan, runner, notes)
+    stats = _statistics(plan, runner, notes, stats)
     lease = Lease(parts_of(plan.drafter))
     try:
         _choose_forwards(plan, runner, stats, lease)
@@ -54,7 +60,8 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         raise
     length_policy = DraftLengthPolicy(
         plan.schedule, plan.costs, options.guard, plan.drafter, model=model, rule=plan.rule,
-        budget=int(plan.budgets.max()), stats=stats, clock=options.clock,
+        batch_size=len(plan.lengths), budget=int(plan.budgets.max()), stats=stats,
+        clock=options.clock,
     )  # fmt: skip
     if context is not None and plan.schedule.reads_token_stats:
         context.continue_drafting = length_policy.continue_drafting
@@ -63,6 +70,7 @@ def begin(model: Any, call: Call, options: Options) -> Session:
     return Session(
         model=model,
         call=call,
+        options=plan.options,
         rule=plan.rule,
         rule_parameters=plan.rule_parameters,
         ablate=options.ablate,
@@ -71,6 +79,9 @@ def begin(model: Any, call: Call, options: Options) -> Session:
         context=context,
         length_policy=length_policy,
         history=committed_prompts(call, plan.lengths, plan.max_length),
+        calls=[(call, row) for row in range(len(plan.lengths))],
+        numbers=list(range(len(plan.lengths))),
+        sampling=call.sampling,
         prompt_lengths=plan.lengths.copy(),
         budgets=plan.budgets,
         logprobs=[[] for _ in plan.lengths],
@@ -109,8 +120,15 @@ def _make_runner(plan: Plan) -> tuple[Runner, torch.Tensor | None, list[str]]:
     return runner, None, notes
 
 
-def _statistics(plan: Plan, runner: Runner, notes: list[str]) -> SpecStats:
+def _statistics(
+    plan: Plan, runner: Runner, notes: list[str], joined: SpecStats | None
+) -> SpecStats:
     options, drafter = plan.options, plan.drafter
+    notes = [*plan.call.notes, *plan.notes, *notes]
+    if joined is not None:
+        for note in notes:
+            joined.note(note)
+        return joined
     tree = "" if options.tree is None else str(options.tree)
     if not tree and drafter is not None and drafter.size:
         tree = f"that of {drafter.name}"
@@ -122,7 +140,7 @@ def _statistics(plan: Plan, runner: Runner, notes: list[str]) -> SpecStats:
         cache=runner.kind,
         tree=tree,
         seeds=plan.seeds,
-        notes=[*plan.call.notes, *plan.notes, *notes],
+        notes=notes,
     )
 
 

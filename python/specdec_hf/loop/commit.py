@@ -135,15 +135,15 @@ def commit(
         logprobs = verdict.logprobs[b, :count].tolist()
         session.logprobs[b] += logprobs
         kept_drafts[b] = min(accepted, count)
-        session.stats.sequences[b].record(
-            drafted, int(kept_drafts[b]), count, int(counts.depths[b])
-        )
+        number = session.numbers[b]
+        stats = session.stats.sequences[number]
+        stats.record(drafted, int(kept_drafts[b]), count, int(counts.depths[b]))
         if reason:
             history.active[b] = False
-            session.stats.sequences[b].stop_reason = reason
+            stats.stop_reason = reason
         kinds = step_kinds(count, accepted, int(counts.tried[b]))
         rejected = counts.rejected[b] if kinds[-1:] == ["recovered"] else []
-        steps.append(Step(b, tokens, kinds, logprobs, reason, rejected))
+        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected))
         if verdict.status[b]:
             _note_draft_faults(session, Status(int(verdict.status[b])))
     session.runner.truncate(history.lengths - 1)
@@ -154,17 +154,18 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
     """The tokens up to the first stop, and why they stop there ("" where they do not)."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
-    prefix = session.padded_ids(b) if session.call.criteria else None
+    call, row = session.calls[b]
+    prefix = session.padded_ids(b) if call.criteria else None
     for i, token in enumerate(tokens):
-        if token in session.call.eos:
+        if token in call.eos:
             return tokens[: i + 1], "eos"
         if prefix is not None:
             ids = np.append(prefix, tokens[: i + 1])
-            if ends_text(session.call.criteria, ids, session.model.device, b, len(session.budgets)):
+            if ends_text(call.criteria, ids, session.model.device, row, len(call.mask)):
                 return tokens[: i + 1], "criteria"
     if len(tokens) < most:
         return tokens, ""
-    if session.budgets[b] < session.call.max_new_tokens:
+    if session.budgets[b] < call.max_new_tokens:
         session.stats.note("stopped at the model's context length")
         return tokens, "context"
     return tokens, "length"

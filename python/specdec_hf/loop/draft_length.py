@@ -59,6 +59,7 @@ class DraftLengthPolicy:
         guard: None, True, False or a `BenefitGuard`, as in `generate`.
         drafter: started; None for plain decoding.
         rule: acceptance rule.
+        batch_size: number of sequences B.
         budget: most new tokens of a sequence.
         stats: takes notes, and the measured benefit.
         clock: measurements outlive the call only where this is the real time.
@@ -73,13 +74,14 @@ class DraftLengthPolicy:
         *,
         model: Any,
         rule: str,
+        batch_size: int,
         budget: int,
         stats: SpecStats,
         clock: Callable[[], float],
     ) -> None:
         self.schedule, self.costs, self.drafter = schedule, costs, drafter
         self.model, self.rule, self.stats = model, rule, stats
-        self.batch_size = len(stats.sequences)
+        self.batch_size = batch_size
         self.drafts = what_drafts(drafter)
         self.shape = (self.batch_size, stats.tree, stats.forwards, costs.padded(1))
         self.remembers = costs.measured and clock is time.perf_counter
@@ -219,14 +221,18 @@ class DraftLengthPolicy:
         """Report what was measured, and keep it for the next call."""
         if self.drafter is None:
             return
-        benefit = None
         if self.guard is not None:
-            benefit = self.stats.benefit = self.guard.benefit
+            self.stats.benefit = self.guard.benefit
             if self.costs.measured:
                 self.stats.plain_step_seconds = self.guard.plain_step
         if not self.stats.drafted:
             self._note_why_nothing_was_drafted()
-        if self.remembers:
+        self.remember()
+
+    def remember(self) -> None:
+        """Keep what was measured for the next policy of as many sequences."""
+        if self.drafter is not None and self.remembers:
+            benefit = None if self.guard is None else self.guard.benefit
             expected = self.drafter.expected_benefit
             measured = record_of(self.model).measured
             remember(measured, self.drafts, self.shape, self.costs, benefit, expected)

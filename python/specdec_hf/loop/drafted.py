@@ -125,7 +125,7 @@ class Drafted:
                 self.tokens,
                 distribution,
                 rule=cast(Rule, session.rule),
-                **session.call.sampling.to_dict(),
+                **session.sampling.to_dict(),
                 **session.rule_parameters,
                 seeds=session.seeds,
                 positions=positions,
@@ -142,7 +142,7 @@ class Drafted:
                 distribution,
                 rule=cast(TreeRule, "target_only" if plain else session.rule),
                 draft_rows=None if draft is None else draft.draft_rows,
-                **session.call.sampling.to_dict(),
+                **session.sampling.to_dict(),
                 **session.rule_parameters,
                 seeds=session.seeds,
                 positions=positions,
@@ -189,7 +189,8 @@ class Drafted:
         Returns:
             The tokens of the children of the last node, each once: all of them were rejected.
         """
-        stats, rule = self.session.stats.sequences[b], self.session.rule
+        session, rule = self.session, self.session.rule
+        stats = session.stats.sequences[session.numbers[b]]
         tries_equal = rule in RULES_TRYING_EQUAL_SIBLINGS
         members = [-1]  # siblings with the token that was accepted last; the rule sees one node
         for above, node in zip([-1, *path], [*path, None], strict=True):

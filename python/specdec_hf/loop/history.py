@@ -30,14 +30,27 @@ class CommittedTokens(History):
         """Commit tokens of sequence ``b``."""
         begin = self.lengths[b]
         end = begin + len(tokens)
-        if end > self.tokens.shape[1]:
-            for name in ("tokens", "_shown"):
-                held = getattr(self, name)
-                grown = np.zeros((len(held), max(2 * held.shape[1], end)), dtype=np.int64)
-                grown[:, : held.shape[1]] = held
-                object.__setattr__(self, name, grown)
+        self._grow(end)
         self.tokens[b, begin:end] = self._shown[b, begin:end] = tokens
         self.lengths[b] = end
+
+    def adopt(self, b: int, other: CommittedTokens, row: int) -> None:
+        """Hold the tokens of sequence ``row`` of another call as those of sequence ``b``."""
+        length = other.lengths[row]
+        self._grow(length)
+        for held in (self.tokens, self._shown):
+            held[b] = 0
+            held[b, :length] = other.tokens[row, :length]
+        self.lengths[b], self.active[b] = length, other.active[row]
+
+    def _grow(self, columns: int) -> None:
+        """Make the arrays as wide as so many columns, if they are not."""
+        if columns > self.tokens.shape[1]:
+            for name in ("tokens", "_shown"):
+                held = getattr(self, name)
+                grown = np.zeros((len(held), max(2 * held.shape[1], columns)), dtype=np.int64)
+                grown[:, : held.shape[1]] = held
+                object.__setattr__(self, name, grown)
 
     def shown(self) -> History:
         """The arrays for a drafter."""

@@ -74,10 +74,7 @@ def finish(session: Session) -> SpecOutput:
                 longest, _fed_columns(session.call), session.call.sampling
             )
         past = export_cache(session.model, session.runner, mask[:, :-1])
-    for part in parts_of(session.drafter):
-        part.finish(session.history.shown())
-    session.stats.total_seconds = session.clock() - session.started
-    session.length_policy.finish()
+    end(session)
     sequences = np.full((batch_size, columns + longest), session.call.pad, dtype=np.int64)
     logprobs = np.zeros((batch_size, longest), dtype=np.float32)
     for b, values in enumerate(session.logprobs):
@@ -94,6 +91,14 @@ def finish(session: Session) -> SpecOutput:
         stats=session.stats,
         **outputs,
     )
+
+
+def end(session: Session) -> None:
+    """Let the drafter and the schedule learn that all sequences have ended."""
+    for part in parts_of(session.drafter):
+        part.finish(session.history.shown())
+    session.stats.total_seconds = session.clock() - session.started
+    session.length_policy.finish()
 
 
 @torch.inference_mode()

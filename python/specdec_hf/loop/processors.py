@@ -26,7 +26,7 @@ def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torc
         logits: [B, N+1, V], the row of the pending token, then those of the drafts.
         drafts: tokens and parents [B, N].
     """
-    processors: list[Any] = session.call.processors
+    processors: list[Any] = session.processors
     processed = logits.to(torch.float32, copy=True)
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
     for b in np.flatnonzero(session.history.active).tolist():
@@ -56,7 +56,7 @@ def process_ended(
         counts: [B], how many rows of each sequence are wanted; 0 for one that is not behind.
         padding: [B], how much padding there is before the first row; None is none.
     """
-    processors: list[Any] = session.call.processors
+    processors: list[Any] = session.processors
     processed = logits.to(torch.float32, copy=True)
     for b in np.flatnonzero(counts).tolist():
         ids, first = session.padded_ids(b), 0 if padding is None else int(padding[b])

@@ -47,7 +47,7 @@ def step(session: Session) -> list[Step]:
             raw = drafted.forward()
     with phases("verification"):
         logits = raw
-        if any(session.call.processors):
+        if any(session.processors):
             logits = process_logits(session, raw, drafted.layout)
         verdict, extra = drafted.verify(logits)
         observed = _observed(session, drafted, logits)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import LogitsProcessorList
 
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Drafter, drafts_trees
@@ -22,8 +23,11 @@ from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Trace
 from specdec_hf.loop.token_outputs import TokenOutputs
+from specdec_hf.options import Options
 from specdec_hf.request.call import Call
+from specdec_hf.request.sampling import Sampling
 from specdec_hf.runner.protocol import Lengths, Runner
+from specdec_hf.runner.spec_runner import SpecRunner
 
 
 @dataclass
@@ -31,10 +35,14 @@ class Session:
     """The state of one call between rounds.
 
     Attributes:
+        options: those of the call with the drafter chosen.
         rule_parameters: arguments of the ops that belong to the rule.
         ablate: what verification leaves out, or None.
         length_policy: says how many tokens each sequence drafts.
         history: all committed tokens.
+        calls: for each sequence the call that asked for it, and its row there.
+        numbers: for each sequence its number in the statistics and in steps.
+        sampling: parameters of the fused ops.
         prompt_lengths: [B] tokens of each prompt, without padding.
         budgets: [B] most new tokens of each sequence.
         logprobs: [B] lists, of the new tokens.
@@ -46,6 +54,7 @@ class Session:
 
     model: Any
     call: Call
+    options: Options
     rule: str
     rule_parameters: dict[str, Any]
     ablate: str | None
@@ -54,6 +63,9 @@ class Session:
     context: DraftContext | None
     length_policy: DraftLengthPolicy
     history: CommittedTokens
+    calls: list[tuple[Call, int]]
+    numbers: list[int]
+    sampling: Sampling
     prompt_lengths: Lengths
     budgets: NDArray[np.int64]
     logprobs: list[list[float]]
@@ -83,7 +95,7 @@ class Session:
         This holds for prompts of one token and for given caches too. Otherwise the drafts of a
         sequence, and its text, would depend on the prompts beside it.
         """
-        return self.stats.rounds == 0
+        return not self.new_tokens.any()
 
     @property
     def padding_fed(self) -> NDArray[np.int64]:
@@ -95,7 +107,34 @@ class Session:
         """Whether every sequence has ended."""
         return not self.history.active.any()
 
+    @property
+    def processors(self) -> list[LogitsProcessorList]:
+        """The logits processors of each sequence."""
+        return [call.processors[row] for call, row in self.calls]
+
     def padded_ids(self, b: int) -> NDArray[np.int64]:
         """The tokens of sequence ``b`` as ``model.generate`` holds them: with left padding."""
-        begin, end = self.prompt_lengths[b], self.history.lengths[b]
-        return np.concatenate([self.call.input_ids[b], self.history.tokens[b, begin:end]])
+        (call, row), begin, end = self.calls[b], self.prompt_lengths[b], self.history.lengths[b]
+        return np.concatenate([call.input_ids[row], self.history.tokens[b, begin:end]])
+
+    @torch.inference_mode()
+    def adopt(self, b: int, other: Session, row: int) -> None:
+        """Go on with sequence ``row`` of another session, between two rounds of both, in place b.
+
+        Both runners are `SpecRunner`, both drafters of one kind have `Drafter.joins`, and
+        ``sampling`` has tensors. All that is kept of one sequence is listed here.
+        """
+        self.history.adopt(b, other.history, row)
+        for name in ("calls", "numbers", "prompt_lengths", "budgets", "logprobs", "seeds"):
+            getattr(self, name)[b] = getattr(other, name)[row]
+        for name, value in self.sampling.to_dict().items():
+            value[b] = getattr(other.sampling, name)[row]
+        assert isinstance(self.runner, SpecRunner)
+        assert isinstance(other.runner, SpecRunner)
+        self.runner.adopt(b, other.runner, row)
+        if self.drafter is not None:
+            assert self.context is not None
+            assert other.context is not None
+            assert other.drafter is not None
+            self.context.adopt(b, other.context, row)
+            self.drafter.adopt(b, other.drafter, row)

@@ -30,7 +30,7 @@ class Step:
     """The tokens that one round appended to one sequence.
 
     Attributes:
-        sequence: index of the sequence in the batch.
+        sequence: index of the sequence in the batch, or its number where sequences join one.
         tokens: the new token ids, in order, cut where plain decoding would have stopped.
         kinds: how each token came about: "accepted", "recovered", "bonus" or "plain".
         logprobs: log probability of each token under the filtered target.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,18 @@ class Call:
         if self.input_ids.shape == self.mask.shape:
             return self.input_ids
         return np.zeros(self.mask.shape, dtype=np.int64)
+
+    def repeated(self, row: int, count: int, device: torch.device) -> Call:
+        """A call of ``count`` sequences like sequence ``row`` of this one, which is of text."""
+        return replace(
+            self,
+            input_ids=self.input_ids[[row] * count],
+            mask=self.mask[[row] * count],
+            sampling=Sampling(1.0, 0, 1.0, 0.0).per_sequence(count, device),
+            processors=[self.processors[row]] * count,
+            num_return_sequences=1,
+            notes=[],
+        )
 
 
 def read_criteria(

@@ -25,6 +25,14 @@ class Sampling:
         """As keyword arguments of the ops."""
         return {name: getattr(self, name) for name in PARAMETERS}
 
+    def per_sequence(self, batch_size: int, device: torch.device) -> Sampling:
+        """The same as tensors [B], which nothing else holds."""
+        listed = {
+            name: value.tolist() if isinstance(value, torch.Tensor) else [value] * batch_size
+            for name, value in self.to_dict().items()
+        }
+        return make_sampling(listed, True, batch_size, device)
+
 
 def is_per_sequence(value: Any) -> bool:
     """Whether a sampling parameter has one value per sequence."""

@@ -200,19 +200,19 @@ class SpecCache(Cache):
         self.lengths = lengths
         self.cursor.past = int(lengths.max())
 
-    def adopt(self, b: int, other: SpecCache) -> None:
-        """Take over the keys and values of sequence ``b`` from a cache of it alone."""
-        length = int(other.lengths[0])
+    def adopt(self, b: int, other: SpecCache, row: int = 0) -> None:
+        """Take over the keys and values of sequence ``row`` of another cache, as sequence ``b``."""
+        length = int(other.lengths[row])
         if length >= self.cursor.capacity:
             self.grow(length + 1)
         for mine, its in zip(self.spec_layers, other.spec_layers, strict=True):
             if not its.is_initialized:
                 continue  # without a cache of its own
             if not mine.is_initialized:
-                like = (x.expand(len(self.lengths), -1, -1, -1) for x in its.buffers)
+                like = (x[:1].expand(len(self.lengths), -1, -1, -1) for x in its.buffers)
                 mine.lazy_initialization(*like)
             for into, taken in zip(mine.buffers, its.buffers, strict=True):
-                into[b, :, :length] = taken[0, :, :length]
+                into[b, :, :length] = taken[row, :, :length]
         self.lengths[b] = length
         self.cursor.past = int(self.lengths.max())
 

@@ -289,6 +289,11 @@ class SpecRunner:
         """Keep the first ``lengths[b]`` tokens of each sequence; see `SpecCache.truncate`."""
         self.cache.truncate(lengths)
 
+    @timed
+    def adopt(self, b: int, other: SpecRunner, row: int = 0) -> None:
+        """Take over the cache of a sequence of another runner; see `SpecCache.adopt`."""
+        self.cache.adopt(b, other.cache, row)
+
     def _run(
         self, tokens: torch.Tensor, inputs: dict[str, Any], keep: int, padding: int = 0
     ) -> torch.Tensor:
@@ -343,7 +348,7 @@ class SpecRunner:
         for b, padding in enumerate((-starts).tolist()):
             row = self._for_one_sequence(tokens.shape[1] - padding)
             logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, keep))
-            self._adopt(b, row)
+            self.adopt(b, row)
             taken = row.tap.take().items()
             hidden.append({layer: pad(states, (0, 0, padding, 0)) for layer, states in taken})
         if self.tap.is_open:
@@ -358,10 +363,6 @@ class SpecRunner:
         if self.tap.is_open:
             row.tap.open(self.tap.layers)
         return row
-
-    @timed
-    def _adopt(self, b: int, row: SpecRunner) -> None:
-        self.cache.adopt(b, row.cache)
 
     def _mask(
         self, position_ids: torch.Tensor, starts: Lengths, visible: int

@@ -108,6 +108,8 @@ class Schedule(ABC):
         mixes_sequences: whether decisions about a sequence depend on the others of its batch.
         trees: whether it can choose the depth of trees.
         sizes_trees: whether `nodes` is called.
+        joins: whether it keeps nothing of one sequence from round to round, so that another one
+            may take its place.
         max_draft: no sequence drafts more tokens; `start` sets it.
     """
 
@@ -117,6 +119,7 @@ class Schedule(ABC):
     mixes_sequences = False
     trees = False
     sizes_trees = False
+    joins = False
     max_draft = 0
 
     def start(self, context: ScheduleContext) -> None:

@@ -42,6 +42,7 @@ class BudgetSchedule(Schedule):
     name = "budget"
     reads_token_stats = True
     mixes_sequences = True
+    joins = True
 
     def __init__(self, tokens: int | None = None, max_length: int | None = None) -> None:
         self.tokens = None if tokens is None else check_integer("tokens", tokens, 1)

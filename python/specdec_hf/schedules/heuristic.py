@@ -13,6 +13,7 @@ class ConstantSchedule(Schedule):
 
     name = "constant"
     trees = True
+    joins = True
 
     def lengths(self, most: Lengths) -> Lengths:
         return np.minimum(self.context.num_assistant_tokens, most)

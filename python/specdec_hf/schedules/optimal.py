@@ -84,6 +84,7 @@ class OptimalSchedule(Schedule):
     mixes_sequences = True
     trees = True
     sizes_trees = True
+    joins = True
 
     def __init__(self, max_length: int | None = None) -> None:
         self.max_length = check_length("max_length", max_length)

@@ -16,6 +16,7 @@ class Eagle3Drafter(PairTreeDrafter[Eagle3Head], entry="eagle3"):
     """
 
     kind, load = Eagle3Head, staticmethod(load_head)
+    joins = True
 
 
 class Eagle3ChainDrafter(PairChainDrafter[Eagle3Head], entry="eagle3_chain"):
@@ -27,3 +28,4 @@ class Eagle3ChainDrafter(PairChainDrafter[Eagle3Head], entry="eagle3_chain"):
     """
 
     kind, load = Eagle3Head, staticmethod(load_head)
+    joins = True

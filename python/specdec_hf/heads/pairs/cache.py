@@ -37,6 +37,12 @@ class HeadCache:
         mine, theirs = self._keys.shape, other._keys.shape
         return mine[0] == theirs[0] and mine[2] >= theirs[2]
 
+    def adopt(self, b: int, other: HeadCache, row: int, pairs: int) -> None:
+        """Hold the first pairs of sequence ``row`` of another cache as those of sequence ``b``."""
+        theirs = other._keys, other._values
+        for into, taken in zip(self.buffers(pairs), theirs, strict=True):
+            into[b, :, :pairs] = taken[row, :, :pairs]
+
     def clear(self) -> None:
         """Set all slots to zero."""
         self._keys.zero_()

@@ -81,6 +81,11 @@ class StateDraft(Stepper):
     def truncate(self, lengths: Lengths) -> None:
         """Do nothing: the cache holds nothing of drafts."""
 
+    def adopt(self, b: int, other: Any, row: int) -> None:
+        self.lengths[b] = other.lengths[row]
+        self._states.adopt(b, other._states, row)
+        self.sampler.adopt(b, other.sampler, row)
+
 
 class PairDraft(StateDraft):
     """A head over pairs, with the methods of a `DraftModel`; override `_run`."""
@@ -98,8 +103,30 @@ class PairDraft(StateDraft):
     def catch_up(self, history: History) -> torch.Tensor:
         """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
         states, counts = self._states.take()
+        return self._feed_committed(history, states, counts, counts)
+
+    def read_ahead(self, history: History) -> None:
+        """Feed these pairs but the last, whose hidden state begins the drafts."""
+        if self._states.counts.max() > 1:
+            states, counts = self._states.take_all_but_last()
+            self._feed_committed(history, states, counts, counts + 1)
+
+    def _feed_committed(
+        self,
+        history: History,
+        states: torch.Tensor,
+        counts: NDArray[np.int64],
+        waiting: NDArray[np.int64],
+    ) -> torch.Tensor:
+        """Feed the first ``counts[b]`` of the last ``waiting[b]`` pairs; logits [B, V] of the last.
+
+        Args:
+            history: the committed tokens.
+            states: [B, n, layers * E], of which each sequence has ``counts[b]``.
+            counts, waiting: [B].
+        """
         size = states.shape[1]
-        ids = following_tokens(history, counts, size, self.device)
+        ids = following_tokens(history, waiting, size, self.device)
         starts = to_device(self.lengths, self.device)
         places = starts[:, None] + torch.arange(size, device=self.device)
         visible = int(self.lengths.max()) + size
@@ -210,6 +237,10 @@ class HeadDraft(PairDraft):
     def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """The target's ids of draft tokens, where logits are those of the draft vocabulary."""
         return torch.where(tokens < 0, tokens, self.head.tokens[tokens.clamp(min=0)])
+
+    def adopt(self, b: int, other: Any, row: int) -> None:
+        super().adopt(b, other, row)
+        self._cache.adopt(b, other._cache, row, int(self.lengths[b]))
 
     def _fuse(self, features: torch.Tensor) -> torch.Tensor:
         fused: torch.Tensor = self._step.fc(features)

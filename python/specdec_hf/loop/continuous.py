@@ -1,0 +1,162 @@
+"""Batches that sequences join between two rounds: continuous batching.
+
+The prompt of a sequence that joins is read by a session of its own, whose first round gives its
+first token. Then the batch adopts it, in the place of a sequence that has ended. A batch without
+such a place, or with too many of them, goes on as a larger or smaller session, which adopts the
+sequences that have not ended. So `begin` is the only way in which a sequence begins, and
+`Session.adopt` the only one in which its state moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hf.drafting.checks import describe
+from specdec_hf.drafting.context import text_depends_on_drafts
+from specdec_hf.loop.begin import begin
+from specdec_hf.loop.output import end
+from specdec_hf.loop.rounds import step
+from specdec_hf.loop.session import Session
+from specdec_hf.loop.statistics import SequenceStats
+from specdec_hf.loop.streaming import Step
+from specdec_hf.request.call import Call
+from specdec_hf.runner.choose import choose_kind
+from specdec_hf.runner.compiled.compiled_call import pack_for
+from specdec_hf.runner.spec_runner import SpecRunner
+
+# The call of one sequence and its seed; None where none waits. The argument is how many run.
+Source = Callable[[int], tuple[Call, Any] | None]
+
+
+def with_own_sampling(call: Call, device: Any) -> Call:
+    """The call with sampling parameters that its session may change; see `Session.adopt`."""
+    return replace(call, sampling=call.sampling.per_sequence(len(call.mask), device))
+
+
+def run_continuous(session: Session, source: Source) -> Generator[Step, None, None]:
+    """Run the rounds of a session, and of the sequences that join it.
+
+    Between two rounds ``source`` is asked for sequences, one by one, until it has none. In a batch
+    that none can join it is never asked; a note says why.
+
+    Args:
+        session: has not begun; its call is one of `with_own_sampling`.
+        source: gives calls of one sequence each, of text alone.
+
+    Raises:
+        ValueError: a call that cannot join the batch, by name.
+    """
+    reason = why_static(session)
+    if reason is not None:
+        session.stats.note(f"sequences wait for the next batch: {reason}")
+    while not session.done:
+        yield from step(session)
+        if reason is None:
+            session = yield from _admit(session, source)
+    end(session)
+
+
+def why_static(session: Session) -> str | None:
+    """Why no sequence can join the batch of a session, or None; the answer never changes."""
+    call, drafter, schedule = session.call, session.drafter, session.length_policy.schedule
+    if call.past is not None or call.prefill is not None or call.encoded is not None:
+        return "it began with more than the ids of a prompt"
+    if call.outputs:
+        return f"it collects {', '.join(sorted(call.outputs))}"
+    if not isinstance(session.runner, SpecRunner):
+        return f"cache={session.runner.kind!r} holds what its sequences share"
+    if session.stats.compiled is not None:
+        return "CUDA graphs are made for one number of sequences"
+    if drafter is not None and text_depends_on_drafts(session.rule):
+        return f"under rule {session.rule!r} a text may depend on the round in which it begins"
+    if drafter is not None and not drafter.joins:
+        return f"{describe(drafter)} cannot move a sequence from one call to another"
+    if drafter is not None and not schedule.joins:
+        return f"schedule {schedule.name!r} cannot move a sequence from one call to another"
+    return _why_unlike_alone(session)
+
+
+def _why_unlike_alone(session: Session) -> str | None:
+    """Why a sequence alone, or one of several, would be read otherwise than those of a session."""
+    model, options, runner = session.model, session.options, session.runner
+    assert isinstance(runner, SpecRunner)
+    twin, _ = pack_for(model, options.compile)
+    for count in (1, 2):
+        try:
+            chosen = choose_kind(
+                model, count, "spec" if session.drafts_trees else options.cache,
+                drafts=session.drafter is not None, tree=session.drafts_trees,
+                self_check=options.self_check, twin=None if twin is None else twin.model,
+            )  # fmt: skip
+        except ValueError as error:
+            return str(error)
+        if chosen.kind != "spec" or chosen.runs is not runner.model:
+            return f"a batch of {count} would run with cache={chosen.kind!r} and other weights"
+    return None
+
+
+def _admit(session: Session, source: Source) -> Generator[Step, None, Session]:
+    """Read the prompts of sequences that wait; returns the session of the rounds to come."""
+    running, joining = int(session.history.active.sum()), list[Session]()
+    while (given := source(running + len(joining))) is not None:
+        alone = _alone(session, *given)
+        yield from step(alone)
+        if not alone.done:
+            _let_drafter_read(alone)
+            joining.append(alone)
+    ended = np.flatnonzero(~session.history.active)
+    wanted = running + len(joining)
+    if len(joining) > len(ended) or 0 < 2 * wanted <= len(session.numbers):
+        return _of_size(session, wanted, joining)
+    for b, alone in zip(ended.tolist(), joining, strict=False):
+        session.adopt(b, alone, 0)
+    return session
+
+
+def _alone(session: Session, call: Call, seed: Any) -> Session:
+    """The session of one sequence before it joins, whose counts are those of the batch."""
+    if len(call.mask) != 1 or call.beams is not None:
+        raise ValueError(f"source must give one sequence at a time, got {len(call.mask)}")
+    alone = _begin_like(session, with_own_sampling(call, session.model.device), seed)
+    reason = why_static(alone)
+    if reason is None and alone.rule != session.rule:
+        reason = f"its rule is {alone.rule!r} in a batch of rule {session.rule!r}"
+    if reason is not None:
+        raise ValueError(f"source must give sequences that can join the batch: {reason}")
+    alone.numbers = [len(session.stats.sequences)]
+    session.stats.sequences.append(SequenceStats(prompt_tokens=int(alone.prompt_lengths[0])))
+    session.stats.seeds += alone.seeds.tolist()
+    return alone
+
+
+@torch.inference_mode()
+def _let_drafter_read(alone: Session) -> None:
+    if alone.drafter is not None:
+        alone.drafter.read(alone.history.shown())
+
+
+def _of_size(session: Session, size: int, joining: list[Session]) -> Session:
+    """A session of the sequences that run and of those that join."""
+    running = [(session, row) for row in np.flatnonzero(session.history.active).tolist()]
+    moved = [*running, *((alone, 0) for alone in joining)]
+    longest, row = max(moved, key=lambda place: int(place[0].history.lengths[place[1]]))
+    call, of = longest.calls[row]
+    resized = _begin_like(session, call.repeated(of, size, session.model.device), 0)
+    for b, (other, row) in enumerate(moved):
+        resized.adopt(b, other, row)
+    session.length_policy.remember()
+    return resized
+
+
+def _begin_like(session: Session, call: Call, seed: Any) -> Session:
+    """Another session with the options, the statistics and the clock of a session."""
+    drafter = None if session.drafter is None else session.drafter.fresh()
+    options = replace(session.options, drafter=drafter, tree=None, seed=seed)
+    begun = begin(session.model, call, options, session.stats)
+    begun.started = session.started
+    return begun

@@ -1,0 +1,386 @@
+"""Sequences that join a batch between its rounds have the text and the counts of their own call."""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import torch
+from specdec_hf import (
+    AutoDrafter,
+    Drafter,
+    EagleTree,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SpeculativeDecoder,
+    SuffixAutomatonDrafter,
+    TrieTree,
+    generate,
+)
+from specdec_hf.drafting.context import DraftContext
+from specdec_hf.drafting.sampling import RowSampler
+from specdec_hf.heads.pairs.draft import HeadDraft
+from specdec_hf.heads.shipped import HEAD_FOLDER
+from specdec_hf.loop.history import CommittedTokens
+from specdec_hf.loop.streaming import run_stream
+from specdec_hf.runner.spec_runner import SpecRunner
+from support import hf_models
+from support.drafter_cases import datastore
+from support.heads import eagle_folder, head_folder
+from support.letters import letters
+
+MODEL = hf_models.build("llama", vocab_size=11)  # few tokens, so that texts repeat themselves
+NOISY = hf_models.with_noise(MODEL, 0.1)
+PROMPTS = ([5, 6, 7, 5, 6], [8], [9, 4, 9], [1, 2, 3, 1, 2, 3, 1, 2], [4], [3, 3, 3], [7, 2])
+ASKED = (
+    {"max_new_tokens": 9, "seed": 5},
+    {"max_new_tokens": 3, "seed": 6, "temperature": 0.7, "top_k": 5},
+    {"max_new_tokens": 14, "seed": 7, "temperature": 0.0},
+    {"max_new_tokens": 6, "seed": 8, "top_p": 0.9},
+    {"max_new_tokens": 1, "seed": 9},
+    {"max_new_tokens": 20, "seed": -10, "temperature": 1.3, "min_p": 0.05},
+    {"max_new_tokens": 12, "seed": 11, "temperature": 0.4},
+)
+NEUTRAL = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+OPTIONS = {"rule": "match", "guard": False, "num_assistant_tokens_schedule": "constant"}
+
+
+def head_beside(folder):
+    """A copy of the model beside which a head lies."""
+    head_folder(MODEL, folder).rename(folder / HEAD_FOLDER)
+    model = hf_models.build("llama", vocab_size=11)
+    model.config._name_or_path = str(folder)
+    return model
+
+
+DRAFTERS = {
+    "none": lambda folder: {"drafter": None},
+    "prompt_lookup": lambda folder: {"drafter": "prompt_lookup"},
+    "suffix_automaton": lambda folder: {"drafter": "suffix_automaton"},
+    "rest": lambda folder: {"drafter": datastore(MODEL, folder)},
+    "auto": lambda folder: {"drafter": "auto"},
+    "auto, head": lambda folder: {"drafter": "auto", "model": head_beside(folder)},
+    "model": lambda folder: {"drafter": NOISY},
+    "model, own sampling": lambda folder: {"drafter": ModelDrafter(NOISY, temperature=0.5)},
+    "model, tree": lambda folder: {"drafter": NOISY, "tree": EagleTree(2, 3, 5)},
+    "several": lambda folder: {"drafter": [NOISY, "prompt_lookup"], "tree": TrieTree(3, 4, 7)},
+    "eagle3": lambda folder: {"drafter": f"eagle3:{head_folder(MODEL, folder)}"},
+    "eagle3_chain": lambda folder: {"drafter": f"eagle3_chain:{head_folder(MODEL, folder)}"},
+    "eagle": lambda folder: {"drafter": f"eagle:{eagle_folder(MODEL, folder)}"},
+    "eagle_chain": lambda folder: {"drafter": f"eagle_chain:{eagle_folder(MODEL, folder)}"},
+}
+
+
+def arguments(k, **more):
+    return {**NEUTRAL, **ASKED[k], "input_ids": torch.tensor([PROMPTS[k]]), **more}
+
+
+def alone(k, model=MODEL, **options):
+    """The new tokens of a request in a call of its own, and what is counted of it."""
+    out = generate(model, **arguments(k), **OPTIONS | options, return_dict_in_generate=True)
+    return out.sequences[0, len(PROMPTS[k]) :].tolist(), out.stats.sequences[0].to_dict()
+
+
+@functools.cache
+def plain(k):
+    return alone(k, drafter=None)[0]
+
+
+class Arrivals:
+    """A source of requests that come one after the other, each some rounds after the one before."""
+
+    def __init__(self, order, every, batch_size):
+        self.order, self.every, self.batch_size = list(order), every, batch_size
+        self.rounds = self.asked = 0
+
+    def __call__(self, running):
+        self.asked += 1
+        due = self.rounds >= self.every or not running
+        if due and self.order and running < self.batch_size:
+            self.rounds = 0
+            return arguments(self.order.pop(0))
+        self.rounds += 1
+        return None
+
+
+def decode(order, source, model=MODEL, first=None, **options):
+    """The tokens of each sequence by its number, its steps, and the statistics."""
+    decoder = SpeculativeDecoder(**OPTIONS | options)
+    given = arguments(order[0]) if first is None else first
+    steps, out = run_stream(decoder.stream(model, **given, source=source), lambda _: None)
+    texts = [[] for _ in out.stats.sequences]
+    for one in steps:
+        texts[one.sequence] += one.tokens
+    return texts, steps, out.stats
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("every", "size"), [(0, 2), (1, 3)], ids=["at once", "one by one"])
+def test_a_sequence_that_joins_has_its_own_text_and_counts(tmp_path, name, every, size):
+    options = DRAFTERS[name](tmp_path)
+    order = [0, 2, 1, 3, 4, 5, 6] if every else [5, 4, 0, 3, 1, 2, 6]
+    texts, _, stats = decode(order, Arrivals(order[1:], every, size), **options)
+    expected = [alone(k, **options) for k in order]
+    assert texts == [text for text, _ in expected] == [plain(k) for k in order]
+    assert [one.to_dict() for one in stats.sequences] == [counts for _, counts in expected]
+    assert stats.seeds == [ASKED[k]["seed"] for k in order]
+    assert (stats.accepted > 0) is (name != "none")
+
+
+@pytest.mark.parametrize("every", range(2, 8))
+def test_it_may_join_at_any_round(every):
+    for order in (range(7), range(6, -1, -1)):
+        source = Arrivals(order[1:], every, 3)
+        texts, _, stats = decode(order, source, drafter="suffix_automaton")
+        assert texts == [plain(k) for k in order]
+        assert stats.rounds == len(stats.round_log) == len(stats.gammas)
+        emitted = sum(sum(record.emitted) for record in stats.round_log)
+        assert emitted == stats.new_tokens == sum(map(len, texts))
+
+
+def test_a_batch_grows_and_shrinks_with_its_sequences():
+    order = [5, 2, 0, 6, 3]
+    _, _, stats = decode(order, Arrivals(order[1:], 0, 4), drafter=None)
+    rows = [len(record.drafted) for record in stats.round_log]
+    # The first alone; then the prompts of three, each by itself; then the rounds of all.
+    assert rows[:5] == [1, 1, 1, 1, 4]
+    assert max(rows) == 4
+    assert rows[-1] == 1
+
+
+def test_a_batch_that_begins_with_several_goes_on_with_others():
+    width = len(PROMPTS[3])
+    ids = torch.tensor([[0] * (width - len(PROMPTS[k])) + PROMPTS[k] for k in (0, 3)])
+    mask = torch.tensor([[0] * (width - len(PROMPTS[k])) + [1] * len(PROMPTS[k]) for k in (0, 3)])
+
+    def ended(input_ids, scores):
+        new = input_ids.shape[1] - width
+        return torch.tensor([new >= ASKED[k]["max_new_tokens"] for k in (0, 3)])
+
+    first = {
+        **NEUTRAL, "input_ids": ids, "attention_mask": mask, "max_new_tokens": 9,
+        "stopping_criteria": [ended], "seed": [5, 8], "top_p": [1.0, 0.9],
+    }  # fmt: skip
+    source = Arrivals([1, 2, 5], 0, 2)
+    texts, steps, stats = decode([0, 3], source, first=first, drafter="prompt_lookup")
+    assert texts == [plain(k) for k in (0, 3, 1, 2, 5)]
+    reasons = [one.finished for one in sorted(steps, key=lambda s: s.sequence) if one.finished]
+    assert reasons == ["criteria", "criteria", "length", "length", "length"]
+    assert [one.prompt_tokens for one in stats.sequences] == [5, 8, 1, 3, 3]
+
+
+def test_each_sequence_ends_as_its_own_call_says(monkeypatch):
+    """By an end-of-sequence token in its first round, a stop string, or a criterion of its own."""
+    first = plain(5)[0]
+    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", first)
+    names = letters("abcdefghijk")
+    stop = next(t for t in plain(2) if t != first)
+    options = {
+        "drafter": "prompt_lookup", "tokenizer": names, "stop_strings": names.decode(stop),
+    }  # fmt: skip
+    order = [0, 5, 2, 6, 3]
+    source = Arrivals(order[1:], 1, 2)
+
+    def with_criterion(running):
+        given = source(running)
+        if given is not None and given["seed"] == ASKED[6]["seed"]:
+            prompt = len(PROMPTS[6])
+            given["stopping_criteria"] = [lambda ids, scores: ids.shape[1] >= prompt + 2]
+        return given
+
+    texts, steps, stats = decode(order, with_criterion, **options)
+
+    def cut(k):
+        """The text of a request up to its first end, and the reason."""
+        for n, token in enumerate(plain(k), 1):
+            if token == first:
+                return plain(k)[:n], "eos"
+            if token == stop or (k == 6 and n == 2):
+                return plain(k)[:n], "criteria"
+        return plain(k), "length"
+
+    assert texts == [cut(k)[0] for k in order]
+    assert [one.stop_reason for one in stats.sequences] == [cut(k)[1] for k in order]
+    assert cut(5) == ([first], "eos")
+    assert {cut(k)[1] for k in order} >= {"eos", "criteria"}
+    ends = [one.sequence for one in steps if one.finished]
+    assert sorted(ends) == list(range(5))
+
+
+def test_penalties_are_those_of_the_sequence_itself(monkeypatch):
+    monkeypatch.setattr(MODEL.generation_config, "repetition_penalty", 1.7)
+    monkeypatch.setattr(MODEL.generation_config, "min_new_tokens", 2)
+    order = [5, 3, 0, 2, 6]
+    texts, _, _ = decode(order, Arrivals(order[1:], 1, 2), drafter="prompt_lookup")
+    assert texts == [alone(k, drafter=None)[0] for k in order]
+    assert texts != [plain(k) for k in order]
+
+
+def test_greedy_calls_join_greedy_batches():
+    order = [2, 0, 5]
+    greedy = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "min_p": None}
+    source = Arrivals(order[1:], 1, 2)
+    texts, _, stats = decode(
+        order, lambda n: (given := source(n)) and given | greedy,
+        first=arguments(2) | greedy, rule="auto", drafter="auto",
+    )  # fmt: skip
+    assert stats.rule == "greedy"
+    assert texts == [
+        generate(MODEL, **arguments(k) | greedy, drafter=None)[0, len(PROMPTS[k]) :].tolist()
+        for k in order
+    ]
+
+
+@pytest.mark.parametrize("name", ["model", "several", "eagle3", "auto, head"])
+def test_a_long_prompt_is_read_alone_by_the_target_and_by_what_drafts(tmp_path, name, monkeypatch):
+    """In the rounds of several sequences it would be read with padding of the others."""
+    widths = {True: [], False: []}  # tokens of a forward by whether it is of several sequences
+    window, pairs = SpecRunner.window, HeadDraft._run
+
+    def watched_window(self, starts, size, *args):
+        widths[len(starts) > 1].append(size)
+        return window(self, starts, size, *args)
+
+    def watched_pairs(self, fed, *args):
+        widths[len(fed.tokens) > 1].append(fed.tokens.shape[1])
+        return pairs(self, fed, *args)
+
+    prompt, options = [3, 1, 4, 1, 5, 9] * 8, DRAFTERS[name](tmp_path)
+    decode([2], Arrivals([0], 0, 2), **options)  # the self-checks run once
+    monkeypatch.setattr(SpecRunner, "window", watched_window)
+    monkeypatch.setattr(HeadDraft, "_run", watched_pairs)
+    waiting = [arguments(5) | {"input_ids": torch.tensor([prompt])}]
+    decode([2], lambda running: waiting.pop() if waiting else None, **options)
+    assert max(widths[True]) <= 6
+    # A draft model reads the first new token too; the last pair of a head waits for its drafts.
+    drafter = len(prompt) + (1 if name in ("model", "several") else -1)
+    assert sorted(n for n in widths[False] if n > 40) == sorted([len(prompt), drafter])
+
+
+class Watching(PromptLookupDrafter):
+    """Remembers what its context says of each sequence that runs, by the seed."""
+
+    joins = True
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def start(self, context):
+        super().start(context)
+        self.context = context
+
+    def propose(self, history, limits):
+        for b in np.flatnonzero(history.active):
+            seed = int(self.context.seeds[b])
+            self.seen.setdefault(seed, set()).add(round(float(self.context.temperature[b]), 3))
+        return super().propose(history, limits)
+
+
+def test_a_drafter_sees_the_seed_and_the_temperature_of_the_sequence():
+    order, seen = [2, 5, 0, 6], {}
+    decode(order, Arrivals(order[1:], 1, 2), drafter=Watching(seen))
+    assert seen == {ASKED[k]["seed"]: {ASKED[k].get("temperature", 1.0)} for k in order}
+
+
+def test_a_sampler_on_another_device_learns_of_the_sequence():
+    """It has copies of its own, as here."""
+
+    def sampler(seeds, temperatures):
+        context = DraftContext(
+            MODEL, "match", torch.tensor(temperatures), torch.tensor([0, 0]), 1.0, 0.0,
+            torch.tensor(seeds), batch_size=2, max_length=9, max_draft=3,
+        )  # fmt: skip
+        made = RowSampler(context, MODEL.device, {"min_p": 0.1})
+        made.seeds = made.seeds.clone()
+        return made
+
+    ours, theirs = sampler([1, 2], [0.5, 0.6]), sampler([3, 4], [0.7, 0.8])
+    ours.adopt(0, theirs, 1)
+    assert ours.seeds.tolist() == [4, 2]
+    assert ours.sampling["temperature"].tolist() == torch.tensor([0.8, 0.6]).tolist()
+    assert ours.sampling["min_p"] == 0.1
+
+
+def test_zeros_follow_the_text_of_a_sequence_that_was_moved():
+    def history(*texts):
+        tokens = np.zeros((len(texts), 6), dtype=np.int64)
+        for b, text in enumerate(texts):
+            tokens[b, : len(text)] = text
+        return CommittedTokens(tokens, np.array([len(t) for t in texts]), np.ones(len(texts), bool))
+
+    ours, theirs = history([1, 2, 3, 4], [5]), history([6], [7, 8])
+    theirs.append(0, [9] * 8)  # beyond the columns that there are
+    for b, row, text in ((0, 1, [7, 8]), (1, 0, [6] + [9] * 8)):
+        ours.adopt(b, theirs, row)
+        for tokens in (ours.tokens, ours.shown().tokens):
+            assert tokens[b].tolist() == text + [0] * (tokens.shape[1] - len(text))
+    assert ours.lengths.tolist() == [2, 9]
+
+
+class Sticky(PromptLookupDrafter):
+    """A subclass, which may keep more than the class below it knows of."""
+
+
+CLOSED = {
+    "a rule that reads drafts": ({"rule": "token"}, "under rule 'token' a text may depend"),
+    "a subclass": ({"drafter": Sticky()}, r"drafter prompt_lookup \(Sticky\) cannot move"),
+    "kept texts": ({"drafter": SuffixAutomatonDrafter(keep=99)}, "cannot move a sequence"),
+    "a drafter with other state": ({"drafter": "lookahead"}, "cannot move a sequence"),
+    "a schedule with a state": (
+        {"num_assistant_tokens_schedule": "heuristic"}, "schedule 'heuristic' cannot move",
+    ),
+    "another cache": ({"cache": "aligned"}, "cache='aligned' holds what its sequences share"),
+    "a cache for each": ({"cache": "dynamic"}, "cache='dynamic' holds"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CLOSED)
+def test_a_batch_that_none_can_join_says_why_and_asks_for_none(case):
+    options, why = CLOSED[case]
+    source = Arrivals([1], 0, 2)
+    texts, _, stats = decode([0], source, **{"drafter": "prompt_lookup"} | options)
+    assert source.asked == 0
+    (note,) = [note for note in stats.notes if note.startswith("sequences wait for the next")]
+    assert re.search(why, note), note
+    assert [len(text) for text in texts] == [ASKED[0]["max_new_tokens"]]
+
+
+def test_outputs_of_every_token_close_a_batch():
+    source = Arrivals([1], 0, 2)
+    first = arguments(0, output_logits=True, return_dict_in_generate=True)
+    _, _, stats = decode([0], source, first=first, drafter=None)
+    assert source.asked == 0
+    assert any("it collects logits" in note for note in stats.notes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"input_ids": torch.ones(2, 3, dtype=torch.int64)}, "one sequence at a time, got 2"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "it collects scores"),
+    ],
+)
+def test_a_sequence_that_cannot_join_is_refused_by_name(wrong, message):
+    with pytest.raises(ValueError, match=f"source must give .*{message}"):
+        decode([0], lambda running: arguments(1) | wrong, drafter=None)
+
+
+def test_a_greedy_call_is_refused_in_a_batch_of_another_rule():
+    with pytest.raises(ValueError, match="its rule is 'greedy' in a batch of rule 'target_only'"):
+        decode([0], lambda running: arguments(1, do_sample=False), rule="auto", drafter="auto")
+
+
+def test_every_named_drafter_that_joins_is_proved_here():
+    """A drafter that says it can join without a test of it here is not proved."""
+    joins, waiting = set(), [Drafter]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.joins and kind.__module__.startswith("specdec_hf"):
+            joins.add(kind.__name__)
+    assert joins == {
+        "PromptLookupDrafter", "RestDrafter", "EagleDrafter", "EagleChainDrafter",
+        "Eagle3Drafter", "Eagle3ChainDrafter",
+    }  # fmt: skip
+    assert not AutoDrafter.joins  # known once it was started
