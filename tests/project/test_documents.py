@@ -82,6 +82,7 @@ RUN_BY = {
     "docs/heads.md": "tests/hf/test_heads.py",
     "docs/loop.md": "tests/hf/test_pages.py",
     "docs/numpy.md": "tests/host/test_numpy_page.py",
+    "docs/server.md": "tests/hf/test_openai_routes.py",
     "docs/transformers.md": "tests/hf/test_pages.py",
     "docs/vllm.md": "tests/vllm_plugin/test_page.py",
     "docs/vocabulary-parallel.md": "tests/sharded/test_page.py",
