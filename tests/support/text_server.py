@@ -26,17 +26,23 @@ SECONDS = 30  # that anything here may take at most
 
 
 class Watched(SpeculativeDecoder):
-    """Counts new tokens, and can be made to wait or to fail."""
+    """Counts new tokens and sequences, and can be made to wait or to fail."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.new, self.seconds, self.fails, self.gate = 0, 0.0, False, threading.Event()
+        self.new, self.most_running = 0, 0
+        self.seconds, self.fails, self.gate = 0.0, False, threading.Event()
         self.gate.set()
 
     def stream(self, *args, **kwargs):
         if self.fails:
             raise RuntimeError("planted")
+        running = set()
         for step in super().stream(*args, **kwargs):
+            running.add(step.sequence)
+            self.most_running = max(self.most_running, len(running))
+            if step.finished:
+                running.remove(step.sequence)
             assert self.gate.wait(SECONDS)
             time.sleep(self.seconds)
             self.new += len(step.tokens)

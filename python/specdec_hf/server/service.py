@@ -123,6 +123,8 @@ class Service:
             return self.queue.submit(prompt, **settings, num_top_logprobs=count)
         except ValueError as error:
             raise _in_words_of(fields, error) from error
+        except RuntimeError as error:  # the queue has ended
+            raise Fault(503, "the server ends") from error
 
     async def pieces(
         self, sequences: Sequence[QueuedSequence], stop: Sequence[str] = ()
