@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+import torch
 from specdec_hf import BatchQueue
 from support.cli_models import folder  # noqa: F401
 from support.text_server import MODEL, SECONDS, alone, serving, until
@@ -122,6 +123,16 @@ def test_the_program_measures_a_server_in_a_process_of_its_own(request, tmp_path
     assert content["questions"] == "questions.jsonl"
     assert not any(text in report.read_text() for text in PROMPTS)
     assert "6 of 6" in capsys.readouterr().out
+
+
+def test_static_batches_ask_for_no_other_sequence():
+    def source(running):
+        raise AssertionError(f"{running} run")
+
+    decoder = StaticBatches(None, rule="match", seed=1)
+    ids = torch.tensor([[5, 6]])
+    steps = decoder.stream(MODEL, ids, source=source, max_new_tokens=3, do_sample=True)
+    assert len(list(steps)) == 3
 
 
 def test_in_static_batches_a_sequence_waits_for_the_end_of_all():

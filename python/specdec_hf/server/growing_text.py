@@ -96,9 +96,10 @@ class GrowingText:
             begin, self._end = self._end, max(self._end, len(text.rstrip(INCOMPLETE)))
             if name and text.endswith(name):  # what was incomplete before it remains so
                 begin = len(text) - len(name)
-            self._waiting.append(
-                TokenLogprob(name, max(chosen, MIN_LOGPROB), named, begin, self._end)
-            )
+            # A part of a character comes with the whole of it.
+            end = begin + 1 if text.endswith(INCOMPLETE) else self._end
+            value = max(chosen, MIN_LOGPROB)
+            self._waiting.append(TokenLogprob(name, value, named, begin, max(end, self._end)))
 
     def _name(self, before: int, token: int) -> str:
         """The text of a token behind another; alone, it may lack the blank at its beginning."""
