@@ -26,7 +26,7 @@ from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SpecStats
-from specdec_hf.loop.streaming import Step, Streamer, put_step
+from specdec_hf.loop.streaming import Step, Streamer, Trace, TracedRound, put_step
 from specdec_hf.options import DEFAULT_DRAFTER, Options, pop_options, takes_options
 from specdec_hf.profile import Profile
 from specdec_hf.request.call import Call
@@ -167,6 +167,7 @@ class SpeculativeDecoder(Options):
         *,
         seed: Any = None,
         source: Any = None,
+        trace: Trace | None = None,
         **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
@@ -181,6 +182,7 @@ class SpeculativeDecoder(Options):
                 `Step.sequence` and in the statistics, and the output holds the statistics alone. A
                 batch that no sequence can join never calls it, and a note says why; see
                 docs/loop.md#continuous-batching.
+            trace: of this call; it is called before the ``trace`` of this object.
 
         Raises:
             ValueError: this object has a streamer, which would get nothing; a sequence that cannot
@@ -195,7 +197,10 @@ class SpeculativeDecoder(Options):
         call = self._prepare(model, input_ids, **kwargs)
         if source is not None:
             call = with_own_sampling(call, model.device)
-        session = _begin(model, call, self._with_seed(seed))
+        options = self._with_seed(seed)
+        if trace is not None:
+            options = replace(options, trace=_both(trace, self.trace))
+        session = _begin(model, call, options)
         lease, stats = session.lease, session.stats
         try:
             if source is not None:
@@ -237,6 +242,15 @@ class SpeculativeDecoder(Options):
     def _with_seed(self, seed: Any) -> Options:
         """The options of one call."""
         return self if seed is None else replace(self, seed=seed)
+
+
+def _both(first: Trace, second: Trace | None) -> Trace:
+    def trace(traced: TracedRound) -> None:
+        first(traced)
+        if second is not None:
+            second(traced)
+
+    return trace
 
 
 def run(session: Session, streamer: Streamer | None = None) -> Any:

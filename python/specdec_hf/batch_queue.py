@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.loop.streaming import Step
+from specdec_hf.loop.streaming import Step, TracedRound
+from specdec_hf.loop.top_logprobs import add_top_logprobs
 from specdec_hf.request.sampling import make_sampling, sequence_seeds
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
@@ -36,6 +37,8 @@ class QueuedSequence:
         input_ids: its prompt.
         max_new_tokens: most tokens that it gets.
         sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
+        num_top_logprobs: how many of the likeliest tokens `Step.top_logprobs` lists for each of
+            its tokens; None lists nothing.
         cancelled: set it, and the sequence leaves its batch after the round that runs; or, where it
             still waits, is never decoded.
         steps: those that are not read yet, and None or an error behind the last.
@@ -44,6 +47,7 @@ class QueuedSequence:
     input_ids: tuple[int, ...]
     max_new_tokens: int
     sampling: dict[str, Any]
+    num_top_logprobs: int | None = None
     cancelled: bool = False
     steps: asyncio.Queue[Step | Exception | None] = field(default_factory=asyncio.Queue)
     _has_last: bool = field(default=False, init=False, repr=False)
@@ -123,6 +127,7 @@ class BatchQueue:
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
+        num_top_logprobs: int | None = None,
     ) -> QueuedSequence:
         """Let a sequence wait for its batch.
 
@@ -131,6 +136,7 @@ class BatchQueue:
             max_new_tokens: at least 1. With the prompt, at most what the model was made for.
             seed, temperature, top_k, top_p, min_p: as in `generate` with ``do_sample=True``.
                 Temperature 0 is greedy.
+            num_top_logprobs: at least 0, as in `QueuedSequence`.
 
         Raises:
             ValueError: an argument is out of range.
@@ -141,6 +147,8 @@ class BatchQueue:
             raise RuntimeError(_ENDED)
         prompt = check_integers("input_ids", input_ids, 0, vocab_size_of(self.model) - 1)
         check_integer("max_new_tokens", max_new_tokens, 1)
+        if num_top_logprobs is not None:
+            check_integer("num_top_logprobs", num_top_logprobs, 0)
         length = context_length(self.model)
         if length is not None and max_new_tokens >= length:
             rule = f"at most {length - 1}, one less than the model's context length"
@@ -154,7 +162,8 @@ class BatchQueue:
         listed = {name: [value] for name, value in sampling.items()}
         make_sampling(listed, True, 1, torch.device("cpu"))
         sequence_seeds([seed], 1)
-        sequence = QueuedSequence(prompt, max_new_tokens, {"seed": seed, **sampling})
+        given = {"seed": seed, **sampling}
+        sequence = QueuedSequence(prompt, max_new_tokens, given, num_top_logprobs)
         self._waiting.append(sequence)
         self._submitted.set()
         return sequence
@@ -202,6 +211,10 @@ class BatchQueue:
             pass
         return bool(self._running)
 
+    def _trace(self, traced: TracedRound) -> None:
+        wanted = {n: sequence.num_top_logprobs for n, sequence in self._running.items()}
+        add_top_logprobs(traced, wanted)
+
     def _decode(self) -> None:
         """Decode the batch and what joins it, and give each sequence its steps."""
 
@@ -212,7 +225,9 @@ class BatchQueue:
 
         counts = dict.fromkeys(self._running, 0)
         batch = _arguments(list(self._running.values()), self.model.device)
-        for step in self.decoder.stream(self.model, batch.pop("input_ids"), **batch, source=source):
+        for step in self.decoder.stream(
+            self.model, batch.pop("input_ids"), **batch, source=source, trace=self._trace
+        ):
             number, sequence = step.sequence, self._running[step.sequence]
             counts[number] = counts.get(number, 0) + len(step.tokens)
             reason = _reason(step.finished, sequence, counts[number])

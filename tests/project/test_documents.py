@@ -85,6 +85,7 @@ RUN_BY = {
     "docs/hub-kernels.md": "tests/support/loaded_kernel.py",
     "docs/loop.md": "tests/hf/test_pages.py",
     "docs/numpy.md": "tests/host/test_numpy_page.py",
+    "docs/server.md": "tests/hf/test_openai_routes.py",
     "docs/sglang.md": "tests/sglang_plugin/test_engine.py",
     "docs/transformers.md": "tests/hf/test_pages.py",
     "docs/vllm.md": "tests/vllm_plugin/test_page.py",

@@ -163,6 +163,7 @@ LOOP = {
     "loop": BELOW_DRAFTERS | {"drafters", "heads"},
     "beams": BELOW_DRAFTERS | {"drafters", "loop"},
     "compat": {"beams", "loop", "request", "runner", "schedules"},
+    "server": {"loop", "request", "runner"},
 }
 
 

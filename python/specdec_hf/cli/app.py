@@ -31,6 +31,7 @@ from specdec_hf.cli.prompts import (
 )
 from specdec_hf.cli.report import collect_info, drafter_table, schedule_table, write_json
 from specdec_hf.cli.run import View, load_models, progress_bar, run
+from specdec_hf.cli.serve import serve
 from specdec_hf.cli.terminal import (
     FAILED,
     INTERRUPTED,
@@ -206,6 +207,7 @@ def _answer(
     run(chosen[:limit], settings, sources, view, json_file)
 
 
+app.command("serve")(no_traceback(serve))
 app.command("analyze")(no_traceback(analyze_command))
 
 

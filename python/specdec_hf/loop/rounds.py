@@ -66,12 +66,13 @@ def step(session: Session) -> list[Step]:
         _record_rows(session, before, drafted, read, raw, logits)
         _record_round(session, before, phases, counts, kept, width=raw.shape[1] - 1)
     if session.trace is not None:
-        session.trace(_traced(session, drafted, logits, verdict, steps))
+        session.trace(_traced(session, before, drafted, logits, verdict, steps))
     return steps
 
 
 def _traced(
     session: Session,
+    before: _Before,
     drafted: Drafted,
     logits: torch.Tensor,
     verdict: Verdict | TreeVerdict,
@@ -81,6 +82,7 @@ def _traced(
     traced = TracedRound(
         session.rule, session.seeds, drafted.lengths, logits, drafted.tokens,
         None if draft is None else draft.distribution, verdict.accept_probs, steps,
+        places=np.flatnonzero(before.active).tolist(),
     )  # fmt: skip
     if draft is None or not isinstance(verdict, TreeVerdict):
         return traced

@@ -38,6 +38,9 @@ class Step:
         rejected: the drafts that the recovered token replaces: the first rejected one of a chain,
             of a tree the children of the last accepted node, each token once. Empty where the step
             has no recovered token.
+        top_logprobs: for each token, token ids with the log probabilities that the model gives them
+            before temperature and filters: of the token itself, then of the likeliest ones. Empty
+            where nobody asks; see `BatchQueue.submit`.
     """
 
     sequence: int
@@ -46,6 +49,7 @@ class Step:
     logprobs: list[float]
     finished: str = ""
     rejected: list[int] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
 
     @property
     def from_draft(self) -> list[bool]:
@@ -108,6 +112,7 @@ class TracedRound:
         distribution: what the drafts were drawn from; None for deterministic drafts.
         accept_probs: [B, gamma], as in `Verdict`.
         steps: what the round appended to each active sequence.
+        places: for each of them, the index of its sequence in the tensors.
         parents: [B, N], as in `Tree`, where the round drafted trees, whose nodes take the place of
             the gamma drafts above; row n+1 of ``logits`` is then that after node n. None for
             chains, and for rounds without drafts.
@@ -124,6 +129,7 @@ class TracedRound:
     distribution: SampledDraft | None
     accept_probs: torch.Tensor
     steps: list[Step]
+    places: list[int]
     parents: torch.Tensor | None = None
     path: torch.Tensor | None = None
     draft_rows: torch.Tensor | None = None

@@ -1,0 +1,365 @@
+"""Latencies of the server under many clients at once.
+
+    python -m bench.server_load [--questions FILE] [--clients N] [--seconds S] [--json FILE]
+
+A server of each setting answers the same requests in a process of its own: one after the other with
+and without drafts, as `serve` decodes, and in static batches, which those that wait begin when all
+of a batch has ended. Prompts and lengths are mixed, every other answer is streamed, a third is
+greedy, and every tenth client leaves after its third event. The settings have the same texts,
+because the rule is `match`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from specdec_hf import BatchQueue, SpeculativeDecoder
+from specdec_hf.cli.prompts import SHIPPED_PROMPTS, read_prompts
+from specdec_hf.cli.weights import embedded_folder, load_folder, load_tokenizer
+
+from bench.results import machine
+
+STATIC = "static batches"
+SETTINGS = (("continuous", "auto"), ("continuous", "none"), (STATIC, "auto"), (STATIC, "none"))
+LENGTHS = (16, 32, 64, 96)  # new tokens of a text at most
+PERCENTILES = (50, 90, 99)
+EVENTS_OF_A_LEAVER = 3
+console = Console(highlight=False, width=140)
+
+
+class StaticBatches(SpeculativeDecoder):
+    """Lets no sequence join a batch, so that those that wait are the next one."""
+
+    def stream(self, *args: Any, source: Any = None, **kwargs: Any) -> Any:
+        return super().stream(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks.
+
+    Attributes:
+        prompt: the message of a user.
+        max_tokens, temperature, seed: of the answer.
+        streams: whether it comes in events.
+        leaves: whether the client goes after `EVENTS_OF_A_LEAVER`.
+        begins: seconds after the first client.
+    """
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int
+    streams: bool
+    leaves: bool
+    begins: float
+
+
+@dataclass
+class Outcome:
+    """What a client got. Times are seconds after its request.
+
+    Attributes:
+        text: of the answer.
+        tokens: new ones; 0 for a client that left.
+        first, last: the first and the last piece of a streamed text; None for others.
+        whole: the end of the answer.
+        left: whether the client went.
+        failure: the kind of error, "" without one.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    first: float | None = None
+    last: float | None = None
+    whole: float | None = None
+    left: bool = False
+    failure: str = ""
+
+
+def make_requests(
+    prompts: Sequence[str], clients: int, spread: float, lengths: Sequence[int] = LENGTHS
+) -> list[Request]:
+    """The requests of so many clients, who come within ``spread`` seconds; the same ones always."""
+    return [
+        Request(
+            prompts[i % len(prompts)],
+            lengths[i // 2 % len(lengths)],
+            temperature=0.0 if i % 3 == 0 else 0.8,
+            seed=i,
+            streams=i % 2 == 1,
+            leaves=i % 10 == 9,
+            begins=spread * i / clients,
+        )
+        for i in range(clients)
+    ]
+
+
+async def run_clients(
+    url: str, requests: Sequence[Request], seconds: float
+) -> tuple[list[Outcome], float]:
+    """Let a client ask each of the requests; returns what they got, and the time of all.
+
+    Args:
+        url: of the server, with "/v1".
+        requests: one for each client.
+        seconds: after which those that wait give up.
+    """
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    began = time.perf_counter()
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=None) as client:
+
+        async def one(request: Request) -> Outcome:
+            await asyncio.sleep(request.begins)
+            outcome = Outcome()
+            left = seconds - (time.perf_counter() - began)
+            try:
+                await asyncio.wait_for(_ask(client, request, outcome), left)
+            except asyncio.TimeoutError:
+                outcome.failure = f"not answered within {seconds:g} s"
+            except httpx.HTTPError as error:
+                outcome.failure = type(error).__name__
+            return outcome
+
+        outcomes = await asyncio.gather(*map(one, requests))
+    return outcomes, time.perf_counter() - began
+
+
+async def _ask(client: httpx.AsyncClient, request: Request, outcome: Outcome) -> None:
+    began = time.perf_counter()
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": request.prompt}], "seed": request.seed,
+        "max_tokens": request.max_tokens, "temperature": request.temperature,
+    }  # fmt: skip
+    if not request.streams:
+        answer = await client.post("/chat/completions", json=asked)
+        read = answer.json()
+        if answer.status_code == 200:
+            outcome.text = read["choices"][0]["message"]["content"]
+            outcome.tokens = read["usage"]["completion_tokens"]
+            outcome.whole = time.perf_counter() - began
+        else:
+            outcome.failure = f"status {answer.status_code}"
+        return
+    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    events = 0
+    async with client.stream("POST", "/chat/completions", json=asked) as answer:
+        if answer.status_code != 200:
+            outcome.failure = f"status {answer.status_code}"
+            return
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                outcome.whole = time.perf_counter() - began
+                return
+            if not line:
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                outcome.failure = event["error"]["type"]
+                return
+            events += 1
+            for choice in event["choices"]:
+                outcome.text += choice["delta"]["content"]
+                outcome.last = time.perf_counter() - began
+                outcome.first = outcome.first or outcome.last
+            if event["usage"]:
+                outcome.tokens = event["usage"]["completion_tokens"]
+            if request.leaves and events == EVENTS_OF_A_LEAVER:
+                outcome.left = True
+                return
+    outcome.failure = "the stream ended early"
+
+
+def summarize(outcomes: Sequence[Outcome], wall: float) -> dict[str, Any]:
+    """Percentiles of the latencies in seconds, tokens a second, and failures by their kind."""
+    whole = [one for one in outcomes if one.whole is not None]
+    timed = [one for one in whole if one.first is not None and one.tokens > 1]
+    tokens = sum(one.tokens for one in whole)
+    return {
+        "first_token": _percentiles([one.first for one in outcomes if one.first is not None]),
+        "next_tokens": _percentiles(
+            [(one.last - one.first) / (one.tokens - 1) for one in timed]  # type: ignore[operator]
+        ),
+        "whole_text": _percentiles([one.whole for one in whole if one.whole is not None]),
+        "seconds": wall,
+        "tokens": tokens,
+        "tokens_per_second": tokens / wall,
+        "answered": len(whole),
+        "left": sum(one.left for one in outcomes),
+        "failures": dict(Counter(one.failure for one in outcomes if one.failure)),
+    }
+
+
+def _percentiles(values: Sequence[float]) -> list[float] | None:
+    return np.percentile(values, PERCENTILES).tolist() if values else None
+
+
+class ServerProcess:
+    """A server in a process of its own, which ends with the standard input that it reads."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.server_load", "--serve", json.dumps(settings)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.url: str = self._read()["url"]
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server ended with code {self.process.wait()}")
+        read: dict[str, Any] = json.loads(line)
+        return read
+
+    def close(self) -> dict[str, Any]:
+        """End the server; returns what it measured of itself."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            measured = self._read()
+            self.process.wait(timeout=30)
+        finally:
+            self.process.kill()
+        return measured
+
+
+def _serve(settings: dict[str, Any]) -> None:
+    """The program of `ServerProcess`: says where it serves, and at its end what it took."""
+    import torch  # noqa: PLC0415
+    from specdec_hf.server.app import Server, make_app  # noqa: PLC0415
+    from specdec_hf.server.service import Limits  # noqa: PLC0415
+
+    model, tokenizer = load_folder(settings["model"], dtype=getattr(torch, settings["dtype"]))
+    kind = StaticBatches if settings["batches"] == STATIC else SpeculativeDecoder
+    drafter = None if settings["drafter"] == "none" else settings["drafter"]
+    queue = BatchQueue(model, kind(drafter, rule="match"), settings["batch_size"])
+    limits = Limits(max_waiting=settings["clients"])
+
+    def ready() -> None:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        print(json.dumps({"url": f"http://127.0.0.1:{port}/v1"}), flush=True)
+
+    server = Server(make_app(queue, tokenizer, limits=limits), ready)
+    server.config.port = 0
+    loaded = _peak_mib()
+
+    def end() -> None:
+        sys.stdin.read()
+        server.should_exit = True
+
+    threading.Thread(target=end, daemon=True).start()
+    server.run()
+    print(json.dumps({"peak_mib": _peak_mib(), "loaded_mib": loaded}), flush=True)
+
+
+def _peak_mib() -> float:
+    """The largest resident size of this process, in MiB; Linux counts in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def choose_prompts(path: Path, tokenizer: Any, clients: int, longest: int) -> list[str]:
+    """Prompts of at most so many tokens, spread over the file."""
+    texts = [prompt.turns[0] for prompt in read_prompts(path)]
+    fitting = [text for text in texts if len(tokenizer(text)["input_ids"]) <= longest]
+    if not fitting:
+        raise typer.BadParameter(f"{path} has no prompt of at most {longest} tokens")
+    places = np.linspace(0, len(fitting) - 1, min(clients, len(fitting)))
+    return [fitting[i] for i in places.astype(int)]
+
+
+def main(
+    questions: Annotated[
+        Path, typer.Option(help="prompts as JSON lines (Spec-Bench)")
+    ] = SHIPPED_PROMPTS,
+    model: Annotated[str, typer.Option(help="embedded, or a model folder")] = "embedded",
+    dtype: Annotated[str, typer.Option(help="of the weights")] = "float32",
+    clients: Annotated[int, typer.Option(help="clients, one request each")] = 50,
+    spread: Annotated[float, typer.Option(help="seconds within which they come")] = 5.0,
+    batch_size: Annotated[int, typer.Option(help="texts decoded together")] = 8,
+    prompt_tokens: Annotated[int, typer.Option(help="tokens of a prompt at most")] = 200,
+    seconds: Annotated[float, typer.Option(help="longest time of a setting")] = 60.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="file for the results")] = None,
+) -> None:
+    """Print a line for each setting."""
+    folder = str(embedded_folder() if model == "embedded" else model)
+    prompts = choose_prompts(questions, load_tokenizer(Path(folder)), clients, prompt_tokens)
+    requests = make_requests(prompts, clients, spread)
+    rows: list[dict[str, Any]] = []
+    texts: list[list[str]] = []
+    for batches, drafter in SETTINGS:
+        server = ServerProcess(
+            model=folder, dtype=dtype, batches=batches, drafter=drafter, batch_size=batch_size,
+            clients=clients,
+        )  # fmt: skip
+        try:
+            warm = make_requests(prompts, 2, 0.0)
+            asyncio.run(run_clients(server.url, warm, seconds))
+            outcomes, wall = asyncio.run(run_clients(server.url, requests, seconds))
+        finally:
+            measured = server.close()
+        row = {"batches": batches, "drafter": drafter, **summarize(outcomes, wall), **measured}
+        texts.append([one.text if one.whole else "" for one in outcomes])
+        row["equal"] = sum(a == b != "" for a, b in zip(texts[0], texts[-1], strict=True))
+        row["outcomes"] = [
+            {name: value for name, value in asdict(one).items() if name != "text"}
+            for one in outcomes
+        ]
+        rows.append(row)
+    content = {
+        "machine": machine("cpu"), "model": model, "dtype": dtype, "clients": clients,
+        "spread": spread, "batch_size": batch_size, "questions": questions.name, "settings": rows,
+        "requests": [
+            {name: value for name, value in asdict(one).items() if name != "prompt"}
+            for one in requests
+        ],
+    }  # fmt: skip
+    if json_file is not None:
+        json_file.write_text(json.dumps(content, indent=1) + "\n")
+    console.print(_table(rows))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(
+        "batches", "drafter", "first token, s", "next tokens, ms", "whole text, s", "tokens/s",
+        "answered", "left", "failures", "texts equal", "peak MiB",
+        title="median / 90 % / 99 %",
+    )  # fmt: skip
+    for row in rows:
+        failures = ", ".join(f"{n} {kind}" for kind, n in row["failures"].items()) or "0"
+        table.add_row(
+            row["batches"], row["drafter"], _shown(row["first_token"]),
+            _shown(row["next_tokens"], 1000), _shown(row["whole_text"]),
+            f"{row['tokens_per_second']:.1f}", str(row["answered"]), str(row["left"]), failures,
+            f"{row['equal']} of {row['answered']}", f"{row['peak_mib']:.0f}",
+        )  # fmt: skip
+    return table
+
+
+def _shown(values: Sequence[float] | None, times: float = 1) -> str:
+    if values is None:
+        return ""
+    return " / ".join(f"{times * value:.0f}" if times > 1 else f"{value:.1f}" for value in values)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        _serve(json.loads(sys.argv[2]))
+    else:
+        typer.run(main)

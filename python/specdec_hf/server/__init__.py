@@ -1,0 +1,1 @@
+"""A text server over `specdec_hf.BatchQueue`; needs the extra ``server``."""

@@ -1,0 +1,194 @@
+"""What the routes share: sequences of the queue, limits, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from specdec_hf.batch_queue import BatchQueue, QueuedSequence
+from specdec_hf.loop.streaming import Step
+from specdec_hf.request.sampling import sequence_seeds
+from specdec_hf.runner.protocol import context_length
+from specdec_hf.server.faults import Fault
+from specdec_hf.server.fields import Message, Sampling
+from specdec_hf.server.growing_text import GrowingText, Piece
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all that are open, may ask for.
+
+    Attributes:
+        max_waiting: sequences beyond those of a batch; another one gets status 429.
+        max_new_tokens: most tokens of an answer, and of a chat that names no number.
+        max_body: bytes of a request.
+    """
+
+    max_waiting: int = 64
+    max_new_tokens: int = 512
+    max_body: int = 2**20
+
+
+class Service:
+    """Submits the sequences of requests, and cancels those whose client has gone.
+
+    Attributes:
+        queue: open where the application runs.
+        open: sequences that a client still waits for.
+    """
+
+    def __init__(self, queue: BatchQueue, tokenizer: Any, limits: Limits) -> None:
+        self.queue, self.tokenizer, self.limits = queue, tokenizer, limits
+        self.open = 0
+
+    def encode(self, field: str, prompt: str | list[int] | list[Message]) -> list[int]:
+        """The token ids of a text, of a conversation, or those that were given."""
+        try:
+            if isinstance(prompt, str):
+                return list(self.tokenizer(prompt)["input_ids"])
+            if not isinstance(prompt[0], Message):
+                return [int(token) for token in prompt]
+            turns = [message.model_dump() for message in prompt]
+            template = self.tokenizer.apply_chat_template
+            return list(template(turns, add_generation_prompt=True, return_dict=False))
+        except Exception as error:  # whatever a tokenizer or a chat template raises
+            raise Fault(400, f"{field} cannot be encoded: {error}", param=field) from error
+
+    def num_new_tokens(self, field: str, given: int | None, default: int, prompt: int) -> int:
+        """How many tokens follow a prompt of so many; ``default`` shrinks to what the model has."""
+        limit = self.limits.max_new_tokens
+        if given is None:
+            context = context_length(self.queue.model)
+            left = limit if context is None else context - prompt
+            return max(1, min(default, limit, left))
+        if given > limit:
+            raise Fault(400, f"{field} must be at most {limit}, got {given}", param=field)
+        return given
+
+    @asynccontextmanager
+    async def submitted(
+        self,
+        request: Request,
+        fields: tuple[str, str],
+        prompts: Sequence[list[int]],
+        max_new_tokens: Sequence[int],
+        asked: Sampling,
+        num_top_logprobs: int | None = None,
+    ) -> AsyncIterator[list[QueuedSequence]]:
+        """The sequences of a request; within this its client is watched.
+
+        Args:
+            request: whose client may leave.
+            fields: names of the prompt and of the length, for messages.
+            prompts, max_new_tokens: one for each sequence.
+            asked: the sampling parameters. Without a seed one is drawn.
+            num_top_logprobs: as in `BatchQueue.submit`.
+        """
+        most = self.queue.batch_size + self.limits.max_waiting
+        if len(prompts) > most:
+            raise Fault(400, f"a request must have at most {most} texts, got {len(prompts)}")
+        if self.open + len(prompts) > most:
+            line = f"the server is busy: {self.open} of at most {most} texts are open"
+            raise Fault(429, line, code="rate_limit_exceeded")
+        settings = asked.sampling()
+        seed = settings.pop("seed")
+        seed = random.getrandbits(63) if seed is None else seed
+        sequences: list[QueuedSequence] = []
+        self.open += len(prompts)
+        watch = asyncio.create_task(_cancel_where_gone(request, sequences))
+        try:
+            seeds = sequence_seeds(seed, len(prompts))
+            for prompt, length, own in zip(prompts, max_new_tokens, seeds, strict=True):
+                settings |= {"max_new_tokens": length, "seed": own}
+                sequences.append(self._submit(prompt, settings, num_top_logprobs, fields))
+            yield sequences
+        finally:
+            watch.cancel()
+            self.open -= len(prompts)
+            for sequence in sequences:
+                sequence.cancelled = True
+
+    def _submit(
+        self, prompt: list[int], settings: dict[str, Any], count: int | None,
+        fields: tuple[str, str],
+    ) -> QueuedSequence:  # fmt: skip
+        try:
+            return self.queue.submit(prompt, **settings, num_top_logprobs=count)
+        except ValueError as error:
+            raise _in_words_of(fields, error) from error
+        except RuntimeError as error:  # the queue has ended
+            raise Fault(503, "the server ends") from error
+
+    async def pieces(
+        self, sequences: Sequence[QueuedSequence], stop: Sequence[str] = ()
+    ) -> AsyncIterator[tuple[int, Piece, GrowingText]]:
+        """What each round appends to each text, by its index, until all texts have ended."""
+        texts = [GrowingText(self.tokenizer, one.input_ids, stop) for one in sequences]
+        try:
+            async for index, step in _merged(sequences):
+                if not texts[index].finished:
+                    yield index, texts[index].add(step), texts[index]
+                    if texts[index].finished:
+                        sequences[index].cancelled = True
+                if all(text.finished for text in texts):
+                    return
+        except Exception as error:  # whatever a batch raises
+            line = f"the text could not be decoded: {type(error).__name__}: {error}"
+            raise Fault(500, line) from error
+
+
+async def _cancel_where_gone(request: Request, sequences: Sequence[QueuedSequence]) -> None:
+    """Cancel the sequences of a request as soon as its client has gone, also where they wait."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    for sequence in sequences:
+        sequence.cancelled = True
+
+
+async def _merged(sequences: Sequence[QueuedSequence]) -> AsyncIterator[tuple[int, Step]]:
+    """The steps of all sequences as they come, with their index; the first error is raised."""
+    arrived: asyncio.Queue[tuple[int, Step | Exception | None]] = asyncio.Queue()
+
+    async def read(index: int, sequence: QueuedSequence) -> None:
+        last = None
+        try:
+            async for step in sequence:
+                arrived.put_nowait((index, step))
+        except Exception as error:
+            last = error
+        arrived.put_nowait((index, last))
+
+    readers = [asyncio.create_task(read(*one)) for one in enumerate(sequences)]
+    try:
+        going = len(readers)
+        while going:
+            index, step = await arrived.get()
+            if isinstance(step, Exception):
+                raise step
+            if step is None:
+                going -= 1
+            else:
+                yield index, step
+    finally:
+        for reader in readers:
+            reader.cancel()
+
+
+def _in_words_of(fields: tuple[str, str], error: ValueError) -> Fault:
+    """An error of the queue, whose arguments have the names of the route."""
+    message = str(error)
+    names = {"input_ids": fields[0], "max_new_tokens": fields[1]}
+    first = re.split(r"\W", message)[0]
+    for name, given in names.items():
+        message = message.replace(name, given)
+    long = first == "input_ids" and "tokens, got" in message
+    code = "context_length_exceeded" if long else None
+    param = names.get(first, first if first in Sampling.model_fields else None)
+    return Fault(400, message, param=param, code=code)

@@ -1,0 +1,76 @@
+"""The command `serve`: what it starts, and one line for what it cannot start."""
+
+import os
+import socket
+import sys
+
+import pytest
+from support.cli_models import folder, invoke, one_line_error, write_encoder_decoder  # noqa: F401
+
+EXTRA = "needs the extra [server]"
+httpx = pytest.importorskip("httpx", reason=EXTRA)
+pytest.importorskip("fastapi", reason=EXTRA)
+pytest.importorskip("uvicorn", reason=EXTRA)
+
+from specdec_hf.server.app import Server  # noqa: E402
+
+
+def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # noqa: F811
+    """The server answers from within its start, and then ends."""
+    started, answers = Server.startup, []
+
+    async def startup(self, sockets=None):
+        await started(self, sockets)
+        host, port = sockets[0].getsockname()
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}/v1", timeout=30) as client:
+            answers.append((await client.get("/models")).json())
+            for asked in ({"max_tokens": 3}, {"max_tokens": 4}, {"n": 3}):
+                answer = await client.post("/completions", json={"prompt": "a", **asked})
+                answers.append((answer.status_code, answer.json()))
+        self.should_exit = True
+
+    monkeypatch.setattr(Server, "startup", startup)
+    done = invoke(
+        "serve", "--model", folder, "--drafter", "prompt_lookup", "--batch-size", 1, "--port", 0,
+        "--max-waiting", 1, "--max-tokens", 3, "--dtype", "bfloat16",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    models, whole, long, many = answers
+    assert [one["id"] for one in models["data"]] == [folder.name]
+    assert whole[0] == 200
+    assert whole[1]["usage"]["completion_tokens"] == 3
+    assert (long[0], many[0]) == (400, 400)
+    assert "max_tokens must be at most 3, got 4" in long[1]["error"]["message"]
+    assert "at most 2 texts, got 3" in many[1]["error"]["message"]
+    assert done.output.startswith(f"{folder.name}, bfloat16, cpu: http://127.0.0.1:")
+
+
+def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = one_line_error("serve", "--model", folder, "--port", port, code=1)
+    assert line == f"error: --port {port} of --host 127.0.0.1: {os.strerror(98)}"
+
+
+def test_other_faults_are_one_line(folder, tmp_path, monkeypatch):  # noqa: F811
+    def wrong(*arguments, code=2):
+        return one_line_error("serve", "--model", folder, "--port", 0, *arguments, code=code)
+
+    host = "a" * 64  # longer than a name may be, so that no name server is asked
+    assert f"--host {host}: " in wrong("--host", host)
+    assert "--port must be in [0, 65535], got 65536" in wrong("--port", 65536)
+    assert "--batch-size must be >= 1, got 0" in wrong("--batch-size", 0)
+    assert "--max-waiting must be at least 0, got -1" in wrong("--max-waiting", -1)
+    assert "config.json is missing" in one_line_error("serve", "--model", tmp_path)
+    assert "did you mean 'prompt_lookup'" in wrong("--drafter", "prompt_lookups")
+    assert "No such option: --rule" in wrong("--rule", "block")
+    encoder = write_encoder_decoder(tmp_path / "t5")
+    line = one_line_error("serve", "--model", encoder, "--port", 0)
+    assert line == "error: --model: serve takes causal language models, got an encoder-decoder"
+    for name in ("uvicorn", "fastapi"):
+        monkeypatch.setitem(sys.modules, name, None)
+        line = wrong(code=1)
+        assert line.startswith("error: serve needs packages of specdec-kernels[server]: ")
+        assert name in line
+        monkeypatch.undo()

@@ -1,0 +1,76 @@
+"""Pieces of a text as its tokens come, however rounds divide them."""
+
+import pytest
+from specdec_hf.loop.streaming import Step
+from support import cli_models
+from support.text_server import EXTRA
+
+pytest.importorskip("fastapi", reason=EXTRA)
+
+from specdec_hf.server.growing_text import INCOMPLETE, GrowingText
+
+TOKENIZER = cli_models.tokenizer()
+TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
+
+
+def pieces(text, size, stop=(), reason="length"):
+    """The pieces of a text that comes in rounds of so many tokens, each with a log probability."""
+    ids = TOKENIZER(text)["input_ids"]
+    growing = GrowingText(TOKENIZER, [5], stop)
+    made = []
+    for begin in range(0, len(ids), size):
+        new = ids[begin : begin + size]
+        last = begin + size >= len(ids)
+        listed = [{token: -float(begin + n)} for n, token in enumerate(new)]
+        made.append(growing.add(Step(0, new, [], [], reason if last else "", top_logprobs=listed)))
+        if growing.finished:
+            break
+    return growing, made
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_pieces_are_the_text_and_hold_whole_characters(size):
+    growing, made = pieces(TEXT, size)
+    assert "".join(piece.text for piece in made) == growing.text == TEXT
+    assert not any(INCOMPLETE in piece.text for piece in made)
+    assert [piece.finished for piece in made] == [""] * (len(made) - 1) + ["length"]
+    listed = [one for piece in made for one in piece.logprobs]
+    assert [one.logprob for one in listed] == [-float(n) for n in range(len(listed))]
+    assert len(listed) == len(TOKENIZER(TEXT)["input_ids"])
+    for one in listed:
+        if INCOMPLETE not in one.token:
+            assert TEXT[one.begin : one.end] == one.token
+    # A log probability comes with the piece that ends its text, and none before.
+    sent = 0
+    for piece in made[:-1]:
+        sent += len(piece.text)
+        assert all(one.end <= sent for one in piece.logprobs)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("stop", ["abab", "abc", "b\N{GREEK SMALL LETTER ALPHA}", "é", "zz"])
+def test_nothing_of_a_stop_string_is_sent(size, stop):
+    growing, made = pieces(TEXT, size, ["never there", stop])
+    expected = TEXT.partition(stop)[0]
+    sent = ""
+    for piece in made:
+        sent += piece.text
+        assert expected.startswith(sent)
+    assert sent == growing.text == expected
+    assert growing.finished == ("stop" if stop in TEXT else "length")
+    listed = [one for piece in made for one in piece.logprobs]
+    assert all(one.begin < len(expected) for one in listed)
+    assert sum(len(one.token) for one in listed if INCOMPLETE not in one.token) >= len(
+        [letter for letter in expected if letter.isascii()]
+    )
+
+
+def test_the_end_sends_what_waits():
+    """Half a character, or what might have begun a stop string."""
+    half = GrowingText(TOKENIZER, [5])
+    ids = TOKENIZER("aé")["input_ids"][:-1]
+    piece = half.add(Step(0, ids, [], [], "eos"))
+    assert (piece.text, piece.finished) == (f"a{INCOMPLETE}", "eos")
+    waits = GrowingText(TOKENIZER, [5], ["abc"])
+    assert waits.add(Step(0, TOKENIZER("xab")["input_ids"], [], [])).text == "x"
+    assert waits.add(Step(0, [], [], [], "cancelled")).text == "ab"
