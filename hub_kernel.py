@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,7 @@ INCLUDE = ["csrc/include", "csrc"]
 
 # Target of CMake -> its sources, relative to the root, and its options that change the code.
 Targets = dict[str, tuple[list[str], list[str]]]
-
-CHANGES_CODE = re.compile(r"-[Om]|-f(?!PIC|macro-prefix-map)|-DSPECDEC_ISA=")
+CHANGES_CODE = re.compile(r"-[Om]|-f(?!PIC|macro-prefix-map)|-DSPECDEC_")
 
 BINDING = """// The builder imports the library as a module of Python, to load it.
 #include "registration.h"
@@ -98,36 +97,22 @@ def configure(build: Path, *options: str) -> None:
 
 def compiled(build: Path) -> Targets:
     """What CMake compiles, file by file."""
-    configure(build, "-DSPECDEC_UNITY=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
-    sources, options = defaultdict(list), {}
+    # The builder defines the namespace, by a name of its own.
+    own = ("-DSPECDEC_UNITY=OFF", "-DSPECDEC_LIBRARY=TORCH_EXTENSION_NAME")
+    configure(build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *own)
+    sources: dict[str, list[str]] = defaultdict(list)
+    options: dict[str, list[str]] = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
         words = shlex.split(entry["command"])
         (target,) = {w.split("/")[1].removesuffix(".dir") for w in words if w.endswith(".o")}
         sources[target].append(Path(entry["file"]).relative_to(ROOT).as_posix())
-        kept = [
-            w for w in words if re.match(r"-([Om]|f(?!PIC|macro-prefix-map))|-DSPECDEC_ISA=", w)
-        ]
-        options[target] = [*dict.fromkeys(kept)]
+        options[target] = [*dict.fromkeys(filter(CHANGES_CODE.match, words))]
     return {target: (sorted(sources[target]), options[target]) for target in sorted(sources)}
 
 
 def write(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def for_instruction_set(source: str, options: list[str]) -> str:
-    """A source that the builder compiles like any other, and CMake with options of its own.
-
-    The builder passes the same options on every processor, so the instruction set is in the file.
-    """
-    (isa,) = [o.partition("=")[2] for o in options if o.startswith("-DSPECDEC_ISA=")]
-    lines, last = [f"#define SPECDEC_ISA {isa}"], ""
-    targets = ",".join(option.removeprefix("-m") for option in options if option.startswith("-m"))
-    if targets:
-        lines = ["#if defined(__x86_64__)", f'#pragma GCC target("{targets}")', *lines]
-        last = "#endif\n"
-    return "\n".join([*lines, f'#line 1 "{source}"', (ROOT / source).read_text() + last])
 
 
 def table(name: str, entries: dict[str, Any]) -> str:
@@ -153,23 +138,20 @@ def write_sources(folder: Path, targets: Targets, repo_id: str | None = None) ->
     toml = [table("general", general | {"backends": [BACKEND]})]
     if repo_id:
         toml.append(table("general.hub", {"repo-id": repo_id}))
+    times = Counter(source for sources, _ in targets.values() for source in sources)
     for target, (sources, options) in targets.items():
         names = []
         for source in sources:
-            text, name = (ROOT / source).read_text(), source
-            if any(option.startswith("-DSPECDEC_ISA=") for option in options):
-                text, name = for_instruction_set(source, options), f"{target}/{Path(source).name}"
-            write(folder / name, text)
-            names.append(name)
-        flags = [option for option in options if re.match("-[Of]", option)]
+            # The builder compiles a file once: for each instruction set it gets a copy.
+            names.append(source if times[source] == 1 else f"{target}/{Path(source).name}")
+            write(folder / names[-1], (ROOT / source).read_bytes())
         if target == "_C":
-            flags.append("-DSPECDEC_LIBRARY=TORCH_EXTENSION_NAME")
             src = ["torch-ext/torch_binding.cpp", *names, *headers]
-            toml.append(table("torch", {"include": INCLUDE, "cxx-flags": flags, "src": src}))
+            toml.append(table("torch", {"include": INCLUDE, "cxx-flags": options, "src": src}))
             toml.append(table("torch.stable-abi", {BACKEND: STABLE_ABI}))
         else:
             own = {"backend": BACKEND, "depends": ["torch"], "include": INCLUDE}
-            toml.append(table(f"kernel.{target}", own | {"cxx-flags": flags, "src": names}))
+            toml.append(table(f"kernel.{target}", own | {"cxx-flags": options, "src": names}))
     write(folder / "build.toml", "\n".join(toml))
 
 
