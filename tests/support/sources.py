@@ -18,12 +18,16 @@ PYTHON = sorted(
 )  # fmt: skip
 
 
-def pyproject() -> dict[str, Any]:
-    """What pyproject.toml says."""
+def toml(path: Path) -> dict[str, Any]:
     # Environments that do not build have other versions of setuptools.
     from setuptools.compat.py310 import tomllib  # noqa: PLC0415
 
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return tomllib.loads(path.read_text())
+
+
+def pyproject() -> dict[str, Any]:
+    """What pyproject.toml says."""
+    return toml(ROOT / "pyproject.toml")
 
 
 def relative(path):
