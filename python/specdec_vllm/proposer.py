@@ -46,9 +46,8 @@ class Proposer:
 
     Raises:
         ValueError: an environment variable with a wrong value, a vLLM that is not supported, an
-            option of the engine that is not served, or a datastore of another kind, vocabulary or
-            tokenizer.
-        OSError: the datastore cannot be read.
+            option of the engine that is not served, or a datastore that cannot be read or is of
+            another kind, vocabulary or tokenizer.
         ImportError: `specdec_host` was not built.
     """
 
@@ -136,15 +135,21 @@ def _not_served(vllm_config: Any) -> str | None:
 def _copy_of(drafter: DrafterName, model: Any) -> Copy:
     if drafter.kind == "prompt_lookup":
         return _prompt_lookup
-    corpus = _corpus(drafter.file, model) if drafter.file else None
-    return SuffixAutomata(corpus) if corpus is None or drafter.kind != "rest" else _rest(corpus)
+    if drafter.kind == "rest":
+        return _rest(_corpus(drafter.file, model))
+    return SuffixAutomata(_corpus(drafter.file, model) if drafter.file else None)
 
 
 def _corpus(path: str, model: Any) -> Corpus:
     """The datastore in a file, for a model of its vocabulary and tokenizer."""
     import specdec_host  # noqa: PLC0415  # only drafters that copy need the native module
 
-    corpus = specdec_host.Corpus.open(path)
+    try:
+        corpus = specdec_host.Corpus.open(path)
+    except OSError as error:
+        raise ValueError(
+            f"SPECDEC_VLLM_DRAFTER must name a readable file, got {path!r}: {error.strerror}"
+        ) from error
     if corpus.vocab_size != model.get_vocab_size():
         raise ValueError(
             f"{path} must have the model's vocabulary of {model.get_vocab_size()} tokens, got "
@@ -193,7 +198,7 @@ class SuffixAutomata:
     """A suffix automaton for each text of the batch.
 
     An automaton goes on with a row whose text begins with all that it has read. What no row of a
-    step goes on with is dropped, so a text is read anew after its request was out of the batch.
+    call goes on with is dropped, so a text is read anew after its request was out of the batch.
     """
 
     def __init__(self, corpus: Corpus | None) -> None:

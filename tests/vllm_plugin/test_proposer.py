@@ -242,7 +242,9 @@ def test_a_datastore_of_another_model_is_refused(make, datastore, monkeypatch, t
     make("rest:FILE")
     (message,) = logged
     assert message.startswith(f"{datastore}: the tokenizer that the corpus was built with was not")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(
+        ValueError, match=r"^SPECDEC_VLLM_DRAFTER must .* got '/nowhere': No such f"
+    ):
         make("rest:/nowhere")
     (tmp_path / "text").write_text("no corpus")
     with pytest.raises(ValueError, match="is no corpus"):
