@@ -24,7 +24,7 @@ from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SpecStats
-from specdec_hf.loop.streaming import Step, Streamer, put_step
+from specdec_hf.loop.streaming import Step, Streamer, Trace, put_step
 from specdec_hf.options import DEFAULT_DRAFTER, Options, pop_options, takes_options
 from specdec_hf.profile import Profile
 from specdec_hf.request.call import Call
@@ -159,11 +159,17 @@ class SpeculativeDecoder(Options):
         return output
 
     def stream(
-        self, model: Any, input_ids: torch.Tensor | None = None, *, seed: Any = None, **kwargs: Any
+        self,
+        model: Any,
+        input_ids: torch.Tensor | None = None,
+        *,
+        seed: Any = None,
+        trace: Any = None,
+        **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
 
-        ``seed`` is that of this call; None means the ``seed`` of this object.
+        ``seed`` and ``trace`` are those of this call; None means those of this object.
 
         Raises:
             ValueError: this object has a streamer, which would get nothing.
@@ -184,7 +190,7 @@ class SpeculativeDecoder(Options):
                 f"num_beams must be 1 with stream, got {call.beams.num_beams}: which beam is best "
                 "is known at the end"
             )
-        session = _begin(model, call, self._with_seed(seed))
+        session = _begin(model, call, self._with_seed(seed, trace))
         try:
             while not session.done:
                 yield from step(session)
@@ -192,8 +198,10 @@ class SpeculativeDecoder(Options):
         finally:
             session.lease.release()
 
-    def _with_seed(self, seed: Any) -> Options:
+    def _with_seed(self, seed: Any, trace: Trace | None = None) -> Options:
         """The options of one call."""
+        if trace is not None:
+            return replace(self, seed=self.seed if seed is None else seed, trace=trace)
         return self if seed is None else replace(self, seed=seed)
 
 

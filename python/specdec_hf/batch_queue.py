@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,9 +88,7 @@ class BatchQueue:
     """
 
     def __init__(self, model: Any, decoder: SpeculativeDecoder, batch_size: int = 8) -> None:
-        self.model, self.decoder = model, copy.copy(decoder)
-        self.decoder.trace = self._trace
-        self._traced_too = decoder.trace
+        self.model, self.decoder = model, decoder
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self._waiting: asyncio.Queue[QueuedSequence | None] = asyncio.Queue()  # None ends it
         self._batch: list[QueuedSequence] = []
@@ -188,8 +185,8 @@ class BatchQueue:
     def _trace(self, traced: TracedRound) -> None:
         wanted = [sequence.num_top_logprobs for sequence in self._batch]
         add_top_logprobs(traced, dict(enumerate(wanted)))
-        if self._traced_too is not None:
-            self._traced_too(traced)
+        if self.decoder.trace is not None:
+            self.decoder.trace(traced)
 
     def _decode(self, loop: asyncio.AbstractEventLoop) -> None:
         """Decode the batch, and give each sequence its steps."""
@@ -212,6 +209,7 @@ class BatchQueue:
             max_new_tokens=max(s.max_new_tokens for s in batch),
             do_sample=True,
             stopping_criteria=[ended],
+            trace=self._trace,
             **sampling,
         ):
             sequence = batch[step.sequence]
