@@ -26,7 +26,7 @@ from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SpecStats
-from specdec_hf.loop.streaming import Step, Streamer, Trace, TracedRound, put_step
+from specdec_hf.loop.streaming import Step, Streamer, Trace, put_step
 from specdec_hf.options import DEFAULT_DRAFTER, Options, pop_options, takes_options
 from specdec_hf.profile import Profile
 from specdec_hf.request.call import Call
@@ -174,7 +174,7 @@ class SpeculativeDecoder(Options):
 
         Args:
             model, input_ids, kwargs: as in `generate`.
-            seed: of this call; None means the ``seed`` of this object.
+            seed, trace: of this call; None means those of this object.
             source: gives sequences that join the batch between two rounds. It is called with the
                 number of those that run, until it returns None. It returns the arguments of one
                 sequence: ``input_ids`` [1, T], ``seed``, and what else `stream` takes of the
@@ -182,7 +182,6 @@ class SpeculativeDecoder(Options):
                 `Step.sequence` and in the statistics, and the output holds the statistics alone. A
                 batch that no sequence can join never calls it, and a note says why; see
                 docs/loop.md#continuous-batching.
-            trace: of this call; it is called before the ``trace`` of this object.
 
         Raises:
             ValueError: this object has a streamer, which would get nothing; a sequence that cannot
@@ -197,10 +196,7 @@ class SpeculativeDecoder(Options):
         call = self._prepare(model, input_ids, **kwargs)
         if source is not None:
             call = with_own_sampling(call, model.device)
-        options = self._with_seed(seed)
-        if trace is not None:
-            options = replace(options, trace=_both(trace, self.trace))
-        session = _begin(model, call, options)
+        session = _begin(model, call, self._with_seed(seed, trace))
         lease, stats = session.lease, session.stats
         try:
             if source is not None:
@@ -239,18 +235,11 @@ class SpeculativeDecoder(Options):
         seed = given.pop("seed", self.seed)
         return self._prepare(model, **given), seed
 
-    def _with_seed(self, seed: Any) -> Options:
+    def _with_seed(self, seed: Any, trace: Trace | None = None) -> Options:
         """The options of one call."""
+        if trace is not None:
+            return replace(self, seed=self.seed if seed is None else seed, trace=trace)
         return self if seed is None else replace(self, seed=seed)
-
-
-def _both(first: Trace, second: Trace | None) -> Trace:
-    def trace(traced: TracedRound) -> None:
-        first(traced)
-        if second is not None:
-            second(traced)
-
-    return trace
 
 
 def run(session: Session, streamer: Streamer | None = None) -> Any:

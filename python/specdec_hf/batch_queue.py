@@ -214,6 +214,8 @@ class BatchQueue:
     def _trace(self, traced: TracedRound) -> None:
         wanted = {n: sequence.num_top_logprobs for n, sequence in self._running.items()}
         add_top_logprobs(traced, wanted)
+        if self.decoder.trace is not None:
+            self.decoder.trace(traced)
 
     def _decode(self) -> None:
         """Decode the batch and what joins it, and give each sequence its steps."""
