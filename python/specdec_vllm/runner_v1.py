@@ -39,11 +39,13 @@ from specdec_vllm.vllm_interface import (
 def _init(original: Any, settings: Settings) -> Any:
     def __init__(self: Any, sampler: Any, spec_config: Any = None, device: Any = None) -> None:
         original(self, sampler, spec_config, device)
+        if vllm_interface.is_left_to_vllm(spec_config):
+            return
         method = getattr(spec_config, "rejection_sample_method", None)
         self.specdec_rule = rule_of(settings, method == "block")
         check_drafting(settings, spec_config, self.specdec_rule)
         self.specdec_generator = generator_of(spec_config)
-        for place, make in LATE.items():
+        for place, make in (LATE | WITH_DRAFTS).items():
             vllm_interface.replace_if_loaded(place, make, settings)
 
     return __init__
@@ -77,6 +79,8 @@ def _forward(original: Any, settings: Settings) -> Any:
     def forward(
         self: Any, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any
     ) -> Any:
+        if not hasattr(self, "specdec_rule"):
+            return original(self, metadata, draft_probs, logits, sampling_metadata)
         number = len(metadata.num_draft_tokens)
         given = len(metadata.bonus_logits_indices) != number  # there are no rows to draw them from
         step = getattr(self.sampler, "specdec_step", None)
@@ -198,7 +202,17 @@ def _rejection_sample(original: Any, settings: Settings) -> Any:
         synthetic_mode: bool = False,
         synthetic_conditional_rates: Tensor | None = None,
         use_fp64_gumbel: bool = False,
+        fly_window_size: int | None = None,
+        fly_entropy_threshold: float | None = None,
+        fly_entropy_top_k: int = 3,
     ) -> Tensor:
+        if fly_window_size is not None:
+            return original(  # type: ignore[no-any-return]
+                draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs,
+                target_logits, bonus_token_ids, sampling_metadata, synthetic_mode,
+                synthetic_conditional_rates, use_fp64_gumbel, fly_window_size,
+                fly_entropy_threshold, fly_entropy_top_k,
+            )  # fmt: skip
         number = len(num_draft_tokens)
         lengths = torch.tensor(num_draft_tokens, dtype=torch.int32, device=target_logits.device)
         rows, indptr = with_bonus_rows(target_logits, lengths, bonus_token_ids)
@@ -244,10 +258,15 @@ def _validate_spec_decode(original: Any, settings: Settings) -> Any:
     """vLLM refuses min_p with drafts, which the plug-in serves, but still a bias on logits."""
 
     def validate(self: Any, speculative_config: Any) -> None:
-        if self.logit_bias:
+        if self.logit_bias or vllm_interface.is_left_to_vllm(speculative_config):
             original(self, speculative_config)
 
     return validate
+
+
+def _mixed_sample_eligible(original: Any, settings: Settings) -> Any:
+    """Some AMD GPUs sample rows before `Sampler.sample`, without seeds and min-p."""
+    return lambda sm, predict_bonus_token: False
 
 
 REPLACEMENTS: dict[tuple[str, str], Make] = {
@@ -263,4 +282,8 @@ REPLACEMENTS: dict[tuple[str, str], Make] = {
 LATE: dict[tuple[str, str], Make] = {
     (RUNNER, "GPUModelRunner._sample"): runner_sample,
     (PROPOSER, "SpecDecodeBaseProposer._sample_from_logits"): sample_from_logits,
+}
+# Left alone in an engine without drafts.
+WITH_DRAFTS: dict[tuple[str, str], Make] = {
+    (SAMPLER, "mixed_sample_eligible"): _mixed_sample_eligible,
 }

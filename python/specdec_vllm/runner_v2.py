@@ -23,6 +23,8 @@ from specdec_vllm.vllm_interface import REJECTION_V2, SAMPLER_V2, Make
 def _init(original: Any, settings: Settings) -> Any:
     def __init__(self: Any, sampler: Any, spec_config: Any, device: Any, **others: Any) -> None:
         original(self, sampler, spec_config, device, **others)
+        if vllm_interface.is_left_to_vllm(spec_config):
+            return
         sampler.specdec_rule = rule_of(settings, spec_config.rejection_sample_method == "block")
         check_drafting(settings, spec_config, sampler.specdec_rule)
         if self.synthetic_conditional_rates is None and others.get("watermark_key") is None:
@@ -120,13 +122,18 @@ def _rejection_sample(original: Any, settings: Settings) -> Any:
         watermarking: Tensor | None = None,
         watermarking_skip_mask: Tensor | None = None,
         watermark_key: int | None = None,
+        fly_window_size: int = 0,
+        fly_entropy_threshold: float = 0.3,
+        fly_entropy_top_k: int = 3,
     ) -> tuple[Tensor, Tensor]:
-        if contexts is not None:  # the ops draw no watermark
+        if contexts is not None or fly_window_size:  # the ops draw no watermark
+            fly = (fly_window_size, fly_entropy_threshold, fly_entropy_top_k)
             return original(  # type: ignore[no-any-return]
                 target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping,
                 expanded_idx_mapping, expanded_local_pos, temperature, seed, num_speculative_steps,
                 synthetic_conditional_rates, use_fp64, use_block_verification, contexts,
                 watermarking, watermarking_skip_mask, watermark_key,
+                *(fly if fly_window_size else ()),
             )  # fmt: skip
         starts, lengths = cu_num_logits[:-1], torch.diff(cu_num_logits) - 1
         own = temperature[idx_mapping]
@@ -156,13 +163,13 @@ def _sample_random_of(original: Any, settings: Settings) -> Any:
         pos: Tensor,
         top_k: Tensor | None,
         top_p: Tensor | None,
-        use_fused_sampler: bool,
+        *others: bool,
     ) -> tuple[Tensor, Tensor]:
         rule = getattr(self, "specdec_rule", None)
         if rule is None:
             return original(  # type: ignore[no-any-return]
                 self, processed_logits, expanded_idx_mapping, idx_mapping_np, pos, top_k, top_p,
-                use_fused_sampler,
+                *others,
             )  # fmt: skip
         rows = vllm_interface.top_k_top_p(processed_logits, top_k, top_p)
         states = self.sampling_states

@@ -24,7 +24,8 @@ class Step(NamedTuple):
 
 def runner_sample(original: Any, settings: Settings) -> Any:
     def _sample(self: Any, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
-        if logits is None or not hasattr(self, "rejection_sampler"):
+        rejection_sampler = getattr(self, "rejection_sampler", None)
+        if logits is None or not hasattr(rejection_sampler, "specdec_rule"):
             return original(self, logits, spec_decode_metadata)
         step = self.sampler.specdec_step = _step_of(self, spec_decode_metadata)
         try:

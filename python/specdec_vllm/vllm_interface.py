@@ -18,10 +18,12 @@ from typing import Any
 
 from torch import Tensor
 
+from specdec_kernels.versions import release
+from specdec_vllm.messages import warn_once
 from specdec_vllm.settings import Settings
 
 # Versions whose functions have been compared with what is replaced and called here.
-SUPPORTED = ("0.32",)
+SUPPORTED = ("0.32", "0.33")
 GREEDY_BELOW = 1e-5  # temperatures below it are 0 to vLLM
 SAMPLER = "vllm.v1.sample.sampler"
 REJECTION = "vllm.v1.sample.rejection_sampler"
@@ -30,7 +32,7 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 SAMPLER_V2 = "vllm.v1.worker.gpu.sample.sampler"
 REJECTION_V2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
-# (module, function) -> the arguments of what is replaced.
+# (module, function) -> the arguments of what is replaced in the first of these versions.
 REPLACED = {
     (REJECTION, "RejectionSampler.__init__"): "self sampler spec_config device",
     (REJECTION, "RejectionSampler.forward"): "self metadata draft_probs logits sampling_metadata",
@@ -73,6 +75,21 @@ REPLACED_V2 = {
         "use_fused_sampler"
     ),
 }
+_FLY = "fly_window_size fly_entropy_threshold fly_entropy_top_k"
+# What other arguments a later version has, and functions that only it has.
+CHANGED = {
+    "0.33": {
+        (REJECTION, "rejection_sample"): f"{REPLACED[REJECTION, 'rejection_sample']} {_FLY}",
+        (SAMPLER, "mixed_sample_eligible"): "sm predict_bonus_token",
+        (REJECTION_V2, "rejection_sample"): (
+            f"{REPLACED_V2[REJECTION_V2, 'rejection_sample']} {_FLY}"
+        ),
+        (SAMPLER_V2, "Sampler._sample_random"): (
+            "self processed_logits expanded_idx_mapping idx_mapping_np pos top_k top_p "
+            "has_topp_only_rows use_fused_sampler"
+        ),
+    }
+}
 
 # Returns what takes the place of the original.
 Make = Callable[[Any, Settings], Any]
@@ -84,10 +101,22 @@ def unsupported() -> str | None:
     version: str = importlib.import_module("vllm").__version__
     if ".".join(version.split(".")[:2]) not in SUPPORTED:
         return f"version {version} is not one of {', '.join(SUPPORTED)}"
-    reasons = (_difference(place, takes) for place, takes in REPLACED.items())
-    reasons_v2 = (_difference(place, takes) for place, takes in REPLACED_V2.items() if has_v2())
-    late = (_difference(place, takes, _source_arguments) for place, takes in REPLACED_LATE.items())
-    return next(filter(None, (*reasons, *reasons_v2, *late)), None)
+    for place, takes in replaced_in(version).items():
+        if place not in REPLACED_V2 or has_v2():
+            late = place in REPLACED_LATE
+            got = arguments_in_source(_source, *place) if late else _arguments(*place)
+            if reason := difference(place, takes, got):
+                return reason
+    return None
+
+
+def replaced_in(version: str) -> dict[tuple[str, str], str]:
+    """What is replaced in a version, with its arguments: one of `SUPPORTED` or another near it."""
+    replaced = REPLACED | REPLACED_V2 | REPLACED_LATE
+    for since, changed in CHANGED.items():
+        if release(version) >= release(since):
+            replaced |= changed
+    return replaced
 
 
 def _arguments(module: str, name: str) -> str | None:
@@ -97,12 +126,16 @@ def _arguments(module: str, name: str) -> str | None:
     return " ".join(inspect.signature(function).parameters) if function else None
 
 
-def _source_arguments(module: str, name: str) -> str | None:
-    """The same without importing the module, for a function that its source defines."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
-        return None
-    node: Any = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
+def arguments_in_source(read: Callable[[str], str | None], module: str, name: str) -> str | None:
+    """The same of a function that sources define or import, without importing them.
+
+    read: returns the source of a module, or None if there is none.
+    """
+    node: Any = ast.parse(read(module) or "")
+    for child in node.body:
+        for one in child.names if isinstance(child, ast.ImportFrom) else ():
+            if name == (one.asname or one.name) and not child.level:
+                return arguments_in_source(read, child.module, one.name)
     for part in name.split("."):
         found = (child for child in node.body if getattr(child, "name", None) == part)
         if (node := next(found, None)) is None:
@@ -112,14 +145,19 @@ def _source_arguments(module: str, name: str) -> str | None:
     return " ".join(place.arg for place in places if place)
 
 
-def _difference(
-    place: tuple[str, str],
-    expected: str,
-    arguments: Callable[[str, str], str | None] = _arguments,
-) -> str | None:
+def _source(module: str) -> str | None:
+    """The source of an installed module, which is not imported."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+        return None
+    return Path(str(spec.origin)).read_text(encoding="utf-8")
+
+
+def difference(place: tuple[str, str], expected: str, got: str | None) -> str | None:
     """What is wrong with the arguments of a function, or None."""
-    got = arguments(*place) or "nothing"
-    return None if got == expected else f"{'.'.join(place)} must take {expected}, got {got}"
+    if got == expected:
+        return None
+    return f"{'.'.join(place)} must take {expected}, got {got or 'nothing'}"
 
 
 def has_v2() -> bool:
@@ -138,8 +176,8 @@ def replace(place: tuple[str, str], make: Make, settings: Settings) -> None:
 
 
 def replace_if_loaded(place: tuple[str, str], make: Make, settings: Settings) -> None:
-    """`replace` a function of `REPLACED_LATE`, unless nobody has imported the module."""
-    if place[0] in sys.modules:
+    """`replace` a function, unless nobody has imported the module or this version has none."""
+    if place[0] in sys.modules and hasattr(*_owner(*place)):
         replace(place, make, settings)
 
 
@@ -157,6 +195,14 @@ def _owner(module: str, name: str) -> tuple[Any, str]:
     for part in classes:
         owner = getattr(owner, part, None)
     return owner, attribute
+
+
+def is_left_to_vllm(spec_config: Any) -> bool:
+    """Whether vLLM verifies with its lossy method fly, of which the ops have no rule."""
+    if getattr(spec_config, "rejection_sample_method", None) != "fly":
+        return False
+    warn_once("specdec_vllm leaves the drafts to vLLM: rejection_sample_method is fly")
+    return True
 
 
 def is_own_sampler(sampler: Any) -> bool:

@@ -47,9 +47,9 @@ def test_pyproject_states_the_same_ranges():
     assert f"python{project['project']['requires-python']}" == requirement("python")
     assert project["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
     (of_vllm,) = extras["vllm"]
-    (major, minor), *others = map(release, VLLM)
-    assert not others
-    assert of_vllm == f"vllm>={major}.{minor},<{major}.{minor + 1}"
+    (major, oldest), *_, (_, newest) = stated = [release(one) for one in (*VLLM, VLLM[-1])]
+    assert stated[:-1] == [(major, minor) for minor in range(oldest, newest + 1)]
+    assert of_vllm == f"vllm>={major}.{oldest},<{major}.{newest + 1}"
 
 
 def test_pyproject_names_every_python():

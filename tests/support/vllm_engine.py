@@ -27,13 +27,16 @@ ENVIRONMENT = {
 }
 
 
-def run(job, folder):
-    """The results of the calls, from a new process; its output goes to the error message."""
+def run(job, folder, program=(__file__,), **environment):
+    """The results of the calls, from a new process; its output goes to the error message.
+
+    program: what Python runs; environment: variables beside `ENVIRONMENT`.
+    """
     source, target = Path(folder) / "job.json", Path(folder) / "results.json"
     source.write_text(json.dumps(job))
     done = subprocess.run(
-        [sys.executable, __file__, str(source), str(target)],
-        env={**os.environ, **ENVIRONMENT},
+        [sys.executable, *program, str(source), str(target)],
+        env={**os.environ, **ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -46,21 +49,11 @@ def run(job, folder):
 def main(source, target):
     from specdec_vllm import Proposer, Settings, vllm_interface  # noqa: PLC0415
     from specdec_vllm.plugin import install  # noqa: PLC0415
-    from vllm import LLM  # noqa: PLC0415
     from vllm.v1.sample.rejection_sampler import RejectionSampler  # noqa: PLC0415
 
     job = json.loads(Path(source).read_text())
     started = time.perf_counter()
-    engine = LLM(
-        model=job["model"],
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=512,
-        max_num_seqs=64,
-        max_num_batched_tokens=2048,
-        speculative_config=job["speculation"],
-        seed=0,
-    )
+    engine = start(job)
     result = {
         # By the entry point alone, before anything here installs or undoes it.
         "installed": hasattr(RejectionSampler.forward, "__wrapped__"),
@@ -79,6 +72,23 @@ def main(source, target):
                 runner.model_runner.drafter = Proposer(engine.llm_engine.vllm_config)
         result["calls"].append(generate(engine, call["requests"]))
     Path(target).write_text(json.dumps(result))
+
+
+def start(job, **given):
+    """The engine, with other arguments beside those of every test."""
+    from vllm import LLM  # noqa: PLC0415
+
+    return LLM(
+        model=job["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        speculative_config=job["speculation"],
+        seed=0,
+        **given,
+    )
 
 
 def generate(engine, requests):

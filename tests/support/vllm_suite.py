@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ from pathlib import Path
 import torch
 from support.vllm_engine import ENVIRONMENT
 from torch.overrides import TorchFunctionMode
+
+from specdec_kernels.versions import release
 
 V1 = "tests/v1/sample/test_rejection_sampler.py"
 V2 = "tests/v1/spec_decode/test_rejection_sampler_utils.py"
@@ -41,9 +44,14 @@ def source():
 
 def excepted(file):
     """The names of the tests of a file that do not test the plug-in -> the reason."""
-    lines = [line for line in EXCEPTED.read_text().splitlines() if line and line[0] != "#"]
-    entries = (line.split(maxsplit=1) for line in lines)
-    return {n.partition("::")[2]: why for n, why in entries if n.startswith(f"{file}::")}
+    version = release(importlib.import_module("vllm").__version__)
+    found = {}
+    for line in EXCEPTED.read_text().splitlines():
+        where, _, why = line.partition(" ")
+        since = re.match(r"since (\S+): ", why)
+        if where.startswith(f"{file}::") and (not since or version >= release(since[1])):
+            found[where.partition("::")[2]] = why.removeprefix(since[0] if since else "")
+    return found
 
 
 def run(file, calls, folder):

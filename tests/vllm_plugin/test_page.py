@@ -30,6 +30,17 @@ def test_the_page_names_every_variable_rule_and_version():
     assert f"**Versions: {', '.join(vllm_interface.SUPPORTED)}.**" in text
 
 
+def test_the_page_has_the_table_of_versions():
+    table = re.search(r"^\| function \|.*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
+    lines = [line.strip("| ").split(" | ") for line in table.strip().splitlines()]
+    versions = [version.rpartition(".")[0] for version in lines[0][1:]]
+    assert {*versions} >= {*vllm_interface.SUPPORTED}
+    rows = {name.strip("`"): dict(zip(versions, cells, strict=True)) for name, *cells in lines[2:]}
+    for version in vllm_interface.SUPPORTED:
+        replaced = {".".join(place) for place in vllm_interface.replaced_in(version)}
+        assert {name for name, cells in rows.items() if cells[version] == "same"} == replaced
+
+
 @pytest.mark.timeout(580)
 @pytest.mark.skipif(not MODEL, reason="SPECDEC_TEST_MODEL names no model folder")
 def test_the_printed_program_runs(tmp_path):

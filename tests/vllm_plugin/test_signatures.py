@@ -1,0 +1,123 @@
+"""The comparison of a vLLM with what the plug-in expects, on sources that are not vLLM's."""
+
+import io
+import tarfile
+import zipfile
+
+import pytest
+from specdec_vllm import signatures
+from specdec_vllm.vllm_interface import REJECTION, REJECTION_V2, RUNNER, SUPPORTED, replaced_in
+
+UTILS = f"{REJECTION_V2}_utils"
+
+
+def package(version, **other):
+    """The files of a vLLM whose functions take what is expected, or `other` by their last name."""
+    lines = {}
+    for (module, name), takes in replaced_in(version).items():
+        parent, _, function = name.rpartition(".")
+        given = other.get(function, takes)
+        lines.setdefault((module, parent), []).append(
+            f"def {function}({', '.join(given.split())}): pass" if given else "pass"
+        )
+    files = dict.fromkeys((module for module, _ in lines), 'raise ImportError("nobody loads it")\n')
+    for (module, parent), found in lines.items():
+        indent = f"class {parent}:\n    " if parent else ""
+        files[module] += indent + ("\n    " if parent else "\n").join(found) + "\n"
+    files |= {"vllm.__init__": "", "vllm._version": f"__version__ = version = '{version}'\n"}
+    return {f"{module.replace('.', '/')}.py": text for module, text in files.items()}
+
+
+def as_tree(files, folder):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def as_wheel(files, folder):
+    with zipfile.ZipFile(folder / "vllm.whl", "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return folder / "vllm.whl"
+
+
+def as_sdist(files, folder):
+    with tarfile.open(folder / "vllm.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"vllm-1/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return folder / "vllm.tar.gz"
+
+
+def printed(capsys, *paths):
+    """The exit status, the cells of each function, and the lines below the table."""
+    status = signatures.main([*map(str, paths)])
+    table, _, below = capsys.readouterr().out.partition("\n\n")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    return status, {name.strip("`"): cells for name, *cells in rows}, below.splitlines()
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+@pytest.mark.parametrize("pack", [as_tree, as_wheel, as_sdist])
+def test_what_the_plugin_was_written_for_is_the_same(tmp_path, capsys, pack, version):
+    status, rows, below = printed(capsys, pack(package(f"{version}.1"), tmp_path))
+    assert (status, below) == (0, [])
+    assert rows.pop("function") == [f"{version}.1"]
+    del rows["---"]
+    assert rows == {".".join(place): ["same"] for place in replaced_in(version)}
+
+
+def test_a_function_with_other_arguments_or_none_is_named(tmp_path, capsys):
+    files = package("0.33.0", rejection_sample="draft_token_ids", _sample=None)
+    status, rows, below = printed(capsys, as_tree(files, tmp_path))
+    assert status == 1
+    named = {f"{REJECTION}.rejection_sample", f"{REJECTION_V2}.rejection_sample"}
+    named |= {f"{RUNNER}.GPUModelRunner._sample"}
+    assert {name for name, cells in rows.items() if cells == ["other"]} == named
+    assert (
+        f"0.33.0: {RUNNER}.GPUModelRunner._sample must take self logits spec_decode_metadata, "
+        "got nothing" in below
+    )
+    assert len(below) == 3
+
+
+def test_each_version_is_compared_with_what_was_written_for_it(tmp_path, capsys):
+    trees = [tmp_path / name for name in ("0.32", "0.33", "0.34", "unstated")]
+    for tree, version in zip(trees, ("0.32.0", "0.33.0", "0.34.0", "0.33.0"), strict=True):
+        as_tree(package(version), tree)
+    (trees[-1] / "vllm/_version.py").unlink()
+    status, rows, _ = printed(capsys, *trees)
+    assert status == 0
+    assert rows["function"] == ["0.32.0", "0.33.0", "0.34.0", SUPPORTED[-1]]
+    assert rows["vllm.v1.sample.sampler.mixed_sample_eligible"] == ["not replaced", *["same"] * 3]
+    older = package("0.32.0") | {"vllm/_version.py": "version = '0.33.0'"}
+    status, rows, _ = printed(capsys, as_wheel(older, tmp_path))
+    assert status == 1
+    assert rows[f"{REJECTION}.rejection_sample"] == ["other"]
+
+
+def test_an_imported_function_is_found_where_it_is_defined(tmp_path, capsys):
+    files = package("0.33.0")
+    place, utils = (f"{m.replace('.', '/')}.py" for m in (REJECTION_V2, UTILS))
+    (line,) = (one for one in files[place].splitlines() if one.startswith("def rejection_sample("))
+    files[place] = files[place].replace(line, f"from {UTILS} import verify as rejection_sample")
+    files[utils] = line.replace("rejection_sample", "verify")
+    status, rows, _ = printed(capsys, as_tree(files, tmp_path))
+    assert status == 0
+    files[utils] = "def rejection_sample(): pass\n"
+    status, rows, _ = printed(capsys, as_tree(files, tmp_path))
+    assert rows[f"{REJECTION_V2}.rejection_sample"] == ["other"]
+
+
+@pytest.mark.parametrize("name", ["absent.whl", "text.whl", "empty"])
+def test_another_path_is_refused_by_name(tmp_path, capsys, name):
+    (tmp_path / "text.whl").write_text("no archive")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        signatures.main([str(tmp_path / name)])
+    assert caught.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    expected = f"PATH must be a wheel, an sdist or a source tree of vLLM, got {tmp_path / name}"
+    assert message.endswith(expected)
