@@ -51,7 +51,7 @@ def served(tmp_path, enabled):
                  if "Engine" in b)  # fmt: skip
     for before, after in (
         ('"HuggingFaceTB/SmolLM2-135M-Instruct"', repr(MODEL)),
-        ('"intel_amx"', '"torch_native", skip_server_warmup=True'),
+        ('"intel_amx"', '"torch_native", skip_server_warmup=True, log_level="info"'),
         ("    engine.shutdown()", ASK.replace("PAIRS", str(PAIRS)) + "    engine.shutdown()"),
     ):
         assert before in block
