@@ -126,10 +126,11 @@ def write_path_(
     tokens: [B, S], the token that follows each of them.
     """
     steps = torch.arange(nodes.shape[1], device=nodes.device)
-    used = steps <= accepted[:, None]
-    index = retrieve_index.gather(1, torch.where(used, nodes, 0))
-    accept_index.copy_(torch.where(used, index.to(accept_index.dtype), accept_index))
-    predicts[index[used]] = tokens[used].to(predicts.dtype)
+    last = accepted[:, None].long()
+    reached = torch.minimum(steps, last)  # further steps write the last one again
+    index = retrieve_index.gather(1, nodes.gather(1, reached))
+    predicts[index] = tokens.gather(1, reached).to(predicts.dtype)
+    accept_index.copy_(torch.where(steps <= last, index.to(accept_index.dtype), accept_index))
     accept_token_num.copy_(accepted)
 
 

@@ -5,8 +5,10 @@ import types
 
 import pytest
 from specdec_sglang import register, sglang_interface
+from specdec_sglang.plugin import VARIABLE
 from specdec_sglang.sglang_interface import CHOOSE, DESCEND, SAMPLE, SUPPORTED, USED
 from support import sglang_source
+from support.sources import ROOT
 
 
 @pytest.fixture
@@ -101,3 +103,10 @@ def test_a_wrong_variable_is_refused_by_name(monkeypatch, text):
 @pytest.mark.parametrize("place", USED, ids=lambda place: place[1])
 def test_the_arguments_are_those_of_its_files(place):
     assert sglang_source.arguments(*place) == USED[place]
+
+
+def test_the_page_names_the_variable_the_versions_and_what_is_hooked():
+    text = (ROOT / "docs" / "sglang.md").read_text()
+    for name in (VARIABLE, SAMPLE[1], DESCEND[1]):
+        assert f"`{name}`" in text
+    assert f"**Versions: {', '.join(SUPPORTED)}.**" in text
