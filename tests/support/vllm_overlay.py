@@ -20,7 +20,9 @@ def lay(files, installed, folder):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     for library in installed.rglob("*.so"):
-        (folder / "vllm" / library.relative_to(installed)).symlink_to(library)
+        link = folder / "vllm" / library.relative_to(installed)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(library)
     # vLLM asks the metadata of its distribution whether it is built for CPUs.
     version = f"{version_of(files)}+cpu"
     metadata = folder / f"vllm-{version}.dist-info"

@@ -3,10 +3,12 @@
 import io
 import tarfile
 import zipfile
+from importlib import metadata
 
 import pytest
 from specdec_vllm import signatures
 from specdec_vllm.vllm_interface import REJECTION, REJECTION_V2, RUNNER, SUPPORTED, replaced_in
+from support import vllm_overlay
 
 UTILS = f"{REJECTION_V2}_utils"
 
@@ -121,3 +123,15 @@ def test_another_path_is_refused_by_name(tmp_path, capsys, name):
     message = capsys.readouterr().err.splitlines()[-1]
     expected = f"PATH must be a wheel, an sdist or a source tree of vLLM, got {tmp_path / name}"
     assert message.endswith(expected)
+
+
+def test_files_of_another_version_are_laid_over_the_installed_libraries(tmp_path, monkeypatch):
+    library = tmp_path / "site" / "vllm" / "attention" / "_C.abi3.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    overlay = tmp_path / "overlay"
+    vllm_overlay.lay(package("0.33.7"), tmp_path / "site" / "vllm", overlay)
+    assert (overlay / "vllm" / "attention" / "_C.abi3.so").resolve() == library.resolve()
+    assert signatures.version_of(signatures.sources(overlay)) == "0.33.7"
+    monkeypatch.syspath_prepend(overlay)
+    assert metadata.version("vllm") == "0.33.7+cpu"
