@@ -2,6 +2,7 @@
 
 import functools
 import re
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.pairs.draft import HeadDraft
 from specdec_hf.heads.shipped import HEAD_FOLDER
+from specdec_hf.loop import plan
 from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -82,7 +84,7 @@ def alone(k, model=MODEL, **options):
 
 
 @functools.cache
-def plain(k):
+def text_of(k):
     return alone(k, drafter=None)[0]
 
 
@@ -121,7 +123,7 @@ def test_a_sequence_that_joins_has_its_own_text_and_counts(tmp_path, name, every
     order = [0, 2, 1, 3, 4, 5, 6] if every else [5, 4, 0, 3, 1, 2, 6]
     texts, _, stats = decode(order, Arrivals(order[1:], every, size), **options)
     expected = [alone(k, **options) for k in order]
-    assert texts == [text for text, _ in expected] == [plain(k) for k in order]
+    assert texts == [text for text, _ in expected] == [text_of(k) for k in order]
     assert [one.to_dict() for one in stats.sequences] == [counts for _, counts in expected]
     assert stats.seeds == [ASKED[k]["seed"] for k in order]
     assert (stats.accepted > 0) is (name != "none")
@@ -132,7 +134,7 @@ def test_it_may_join_at_any_round(every):
     for order in (range(7), range(6, -1, -1)):
         source = Arrivals(order[1:], every, 3)
         texts, _, stats = decode(order, source, drafter="suffix_automaton")
-        assert texts == [plain(k) for k in order]
+        assert texts == [text_of(k) for k in order]
         assert stats.rounds == len(stats.round_log) == len(stats.gammas)
         emitted = sum(sum(record.emitted) for record in stats.round_log)
         assert emitted == stats.new_tokens == sum(map(len, texts))
@@ -163,7 +165,7 @@ def test_a_batch_that_begins_with_several_goes_on_with_others():
     }  # fmt: skip
     source = Arrivals([1, 2, 5], 0, 2)
     texts, steps, stats = decode([0, 3], source, first=first, drafter="prompt_lookup")
-    assert texts == [plain(k) for k in (0, 3, 1, 2, 5)]
+    assert texts == [text_of(k) for k in (0, 3, 1, 2, 5)]
     reasons = [one.finished for one in sorted(steps, key=lambda s: s.sequence) if one.finished]
     assert reasons == ["criteria", "criteria", "length", "length", "length"]
     assert [one.prompt_tokens for one in stats.sequences] == [5, 8, 1, 3, 3]
@@ -171,10 +173,10 @@ def test_a_batch_that_begins_with_several_goes_on_with_others():
 
 def test_each_sequence_ends_as_its_own_call_says(monkeypatch):
     """By an end-of-sequence token in its first round, a stop string, or a criterion of its own."""
-    first = plain(5)[0]
+    first = text_of(5)[0]
     monkeypatch.setattr(MODEL.generation_config, "eos_token_id", first)
     names = letters("abcdefghijk")
-    stop = next(t for t in plain(2) if t != first)
+    stop = next(t for t in text_of(2) if t != first)
     options = {
         "drafter": "prompt_lookup", "tokenizer": names, "stop_strings": names.decode(stop),
     }  # fmt: skip
@@ -192,12 +194,12 @@ def test_each_sequence_ends_as_its_own_call_says(monkeypatch):
 
     def cut(k):
         """The text of a request up to its first end, and the reason."""
-        for n, token in enumerate(plain(k), 1):
+        for n, token in enumerate(text_of(k), 1):
             if token == first:
-                return plain(k)[:n], "eos"
+                return text_of(k)[:n], "eos"
             if token == stop or (k == 6 and n == 2):
-                return plain(k)[:n], "criteria"
-        return plain(k), "length"
+                return text_of(k)[:n], "criteria"
+        return text_of(k), "length"
 
     assert texts == [cut(k)[0] for k in order]
     assert [one.stop_reason for one in stats.sequences] == [cut(k)[1] for k in order]
@@ -213,7 +215,7 @@ def test_penalties_are_those_of_the_sequence_itself(monkeypatch):
     order = [5, 3, 0, 2, 6]
     texts, _, _ = decode(order, Arrivals(order[1:], 1, 2), drafter="prompt_lookup")
     assert texts == [alone(k, drafter=None)[0] for k in order]
-    assert texts != [plain(k) for k in order]
+    assert texts != [text_of(k) for k in order]
 
 
 def test_greedy_calls_join_greedy_batches():
@@ -255,6 +257,16 @@ def test_a_long_prompt_is_read_alone_by_the_target_and_by_what_drafts(tmp_path, 
     # A draft model reads the first new token too; the last pair of a head waits for its drafts.
     drafter = len(prompt) + (1 if name in ("model", "several") else -1)
     assert sorted(n for n in widths[False] if n > 40) == sorted([len(prompt), drafter])
+
+
+def test_weights_are_checked_for_changes_once_a_batch(monkeypatch):
+    """That reads all of them, and takes as long as a round."""
+    packed = Mock(side_effect=plan.pack_for)
+    monkeypatch.setattr(plan, "pack_for", packed)
+    order = [0, 5, 2, 6]
+    _, _, stats = decode(order, Arrivals(order[1:], 0, 3), drafter=NOISY)
+    assert packed.call_count == 1
+    assert (stats.packed.reason, stats.packed.layers > 0, len(stats.packed.drafts)) == ("", True, 1)
 
 
 class Watching(PromptLookupDrafter):

@@ -34,27 +34,28 @@ SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache a
 MIN_MAX_DRAFT = 16  # drafters make buffers of this size, whatever small numbers a call asks for
 
 
-def begin(model: Any, call: Call, options: Options, stats: SpecStats | None = None) -> Session:
+def begin(model: Any, call: Call, options: Options, batch: Session | None = None) -> Session:
     """Set up the runner, the drafter and the schedules of one call.
 
     Args:
         model: the target.
         call: not changed but for the tensors of its sampling parameters; see `Session.adopt`.
         options: those of the caller.
-        stats: those of a batch that the sequences join, or new ones.
+        batch: what the sequences will join, or None. Its statistics and its packed weights serve
+            them, which may take as long to check for changes as a round takes.
 
     Raises:
         TypeError: a drafter or seed of a wrong type.
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
         RuntimeError: a drafter that another call is using.
     """
-    plan = make_plan(model, call, options)
+    plan = make_plan(model, call, options, None if batch is None else batch.packing)
     runner, first_logits, notes = _make_runner(plan)
-    stats = _statistics(plan, runner, notes, stats)
+    stats = _statistics(plan, runner, notes, None if batch is None else batch.stats)
     lease = Lease(parts_of(plan.drafter))
     try:
         _choose_forwards(plan, runner, stats, lease)
-        context = _start_drafter(plan, runner, stats, lease)
+        context = _start_drafter(plan, runner, stats, lease, reports=batch is None)
     except BaseException:
         lease.release()  # at once, since the traceback keeps it alive
         raise
@@ -71,6 +72,7 @@ def begin(model: Any, call: Call, options: Options, stats: SpecStats | None = No
         model=model,
         call=call,
         options=plan.options,
+        packing=plan.packing,
         rule=plan.rule,
         rule_parameters=plan.rule_parameters,
         ablate=options.ablate,
@@ -89,7 +91,7 @@ def begin(model: Any, call: Call, options: Options, stats: SpecStats | None = No
         lease=lease,
         stats=stats,
         clock=options.clock,
-        started=plan.started,
+        started=plan.started if batch is None else batch.started,
         outputs=_token_outputs(call, runner),
         first_logits=first_logits,
         trace=options.trace,
@@ -147,8 +149,9 @@ def _statistics(
 def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, lease: Lease) -> None:
     """Report how the forwards run, and let them run compiled where the options say so."""
     model, options, name = plan.model, plan.options, type(plan.model).__name__
-    if plan.packed is not None:
-        stats.packed = plan.packed
+    _, packed = plan.packing
+    if packed is not None:
+        stats.packed = packed
         if plan.chosen is None:
             stats.packed.refuse("the model's own prefill fills its cache")
         elif plan.chosen.unlike:
@@ -170,9 +173,12 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, lease: Lease)
 
 
 def _start_drafter(
-    plan: Plan, runner: Runner, stats: SpecStats, lease: Lease
+    plan: Plan, runner: Runner, stats: SpecStats, lease: Lease, *, reports: bool
 ) -> DraftContext | None:
-    """What the drafter was started with; None without a drafter."""
+    """What the drafter was started with; None without a drafter.
+
+    It ``reports`` what was packed and compiled for it, unless another one of the batch has.
+    """
     call, drafter = plan.call, plan.drafter
     if drafter is None:
         return None
@@ -187,8 +193,8 @@ def _start_drafter(
         note=stats.note_round,
         self_check=plan.options.self_check,
         compile=plan.options.compile,
-        compiled=None if stats.compiled is None else stats.compiled.drafts,
-        packed=None if stats.packed is None else stats.packed.drafts,
+        compiled=stats.compiled.drafts if reports and stats.compiled is not None else None,
+        packed=stats.packed.drafts if reports and stats.packed is not None else None,
         lease=weakref.ref(lease),  # the drafter keeps the context after the call
         encoder=call.encoder,
         runner=runner,

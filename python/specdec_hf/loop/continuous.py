@@ -26,7 +26,6 @@ from specdec_hf.loop.statistics import SequenceStats
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.call import Call
 from specdec_hf.runner.choose import choose_kind
-from specdec_hf.runner.compiled.compiled_call import pack_for
 from specdec_hf.runner.spec_runner import SpecRunner
 
 # The call of one sequence and its seed; None where none waits. The argument is how many run.
@@ -51,7 +50,7 @@ def run_continuous(session: Session, source: Source) -> Generator[Step, None, No
     Raises:
         ValueError: a call that cannot join the batch, by name.
     """
-    reason = why_static(session)
+    reason = why_static(session) or _why_unlike_alone(session)
     if reason is not None:
         session.stats.note(f"sequences wait for the next batch: {reason}")
     while not session.done:
@@ -62,7 +61,7 @@ def run_continuous(session: Session, source: Source) -> Generator[Step, None, No
 
 
 def why_static(session: Session) -> str | None:
-    """Why no sequence can join the batch of a session, or None; the answer never changes."""
+    """Why no sequence of this session can join a batch, or another one join it; None if it can."""
     call, drafter, schedule = session.call, session.drafter, session.length_policy.schedule
     if call.past is not None or call.prefill is not None or call.encoded is not None:
         return "it began with more than the ids of a prompt"
@@ -78,14 +77,15 @@ def why_static(session: Session) -> str | None:
         return f"{describe(drafter)} cannot move a sequence from one call to another"
     if drafter is not None and not schedule.joins:
         return f"schedule {schedule.name!r} cannot move a sequence from one call to another"
-    return _why_unlike_alone(session)
+    return None
 
 
 def _why_unlike_alone(session: Session) -> str | None:
     """Why a sequence alone, or one of several, would be read otherwise than those of a session."""
-    model, options, runner = session.model, session.options, session.runner
+    model, options, runner, (twin, _) = (
+        session.model, session.options, session.runner, session.packing
+    )  # fmt: skip
     assert isinstance(runner, SpecRunner)
-    twin, _ = pack_for(model, options.compile)
     for count in (1, 2):
         try:
             chosen = choose_kind(
@@ -95,8 +95,10 @@ def _why_unlike_alone(session: Session) -> str | None:
             )  # fmt: skip
         except ValueError as error:
             return str(error)
-        if chosen.kind != "spec" or chosen.runs is not runner.model:
-            return f"a batch of {count} would run with cache={chosen.kind!r} and other weights"
+        if chosen.kind != "spec":
+            return f"a batch of {count} would have cache={chosen.kind!r}"
+        if chosen.runs is not runner.model:
+            return f"packed weights would serve only some of its sizes: {chosen.unlike}"
     return None
 
 
@@ -154,9 +156,7 @@ def _of_size(session: Session, size: int, joining: list[Session]) -> Session:
 
 
 def _begin_like(session: Session, call: Call, seed: Any) -> Session:
-    """Another session with the options, the statistics and the clock of a session."""
+    """Another session with the options of a session, for its sequences or those that join."""
     drafter = None if session.drafter is None else session.drafter.fresh()
     options = replace(session.options, drafter=drafter, tree=None, seed=seed)
-    begun = begin(session.model, call, options, session.stats)
-    begun.started = session.started
-    return begun
+    return begin(session.model, call, options, session)

@@ -43,6 +43,8 @@ from specdec_hf.schedules.base import Schedule, ScheduleContext
 from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts
 from specdec_hf.schedules.registry import make_schedule
 
+Packing = tuple[PackedTwin | None, PackedStats | None]
+
 
 @dataclass
 class Plan:
@@ -60,7 +62,7 @@ class Plan:
         costs: those that the schedule reads.
         draft_size: most drafted tokens of a sequence in one round.
         chosen: the kind of the cache; None where the model's own prefill decides it.
-        packed: what was packed, None where nothing was to be.
+        packing: the packed twin of the model, and what was packed; see `pack_for`.
         notes: on these choices.
     """
 
@@ -79,7 +81,7 @@ class Plan:
     costs: Costs
     draft_size: int
     chosen: ChosenKind | None
-    packed: PackedStats | None
+    packing: Packing
     notes: list[str]
 
     @property
@@ -97,17 +99,22 @@ class Plan:
         return torch.tensor(self.seeds, dtype=torch.int64, device=self.model.device)
 
 
-def make_plan(model: Any, call: Call, options: Options) -> Plan:
+def make_plan(model: Any, call: Call, options: Options, packing: Packing | None = None) -> Plan:
     """The plan of a call without beams.
 
     The choice of the drafter depends on the call, the model and the options, never on a clock.
+
+    Args:
+        model: the target.
+        call, options: not changed.
+        packing: of the model in a call that runs; None packs what has changed.
 
     Raises:
         TypeError: a drafter or seed of a wrong type.
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
     """
     options = _with_rule_of_ablation(call, options)
-    planner = _Planner(model, call, options)
+    planner = _Planner(model, call, options, packing)
     if options.drafter != AUTO or options.tree is not None:  # only drafters serve ``tree``
         return planner.plan(options)
     reason = _why_nothing_is_drafted(call)
@@ -198,12 +205,13 @@ def _with_chains(call: Call, options: Options) -> Options:
 class _Planner:
     """What all candidates of a call share, and the plan of each."""
 
-    def __init__(self, model: Any, call: Call, options: Options) -> None:
+    def __init__(self, model: Any, call: Call, options: Options, packing: Packing | None) -> None:
         self.model, self.call, self.given = model, call, options
         self.started = options.clock()
         self.lengths, self.budgets = token_budgets(model, call)
         self.seeds: list[int] | None = None
-        self.twin, self.packed = pack_for(model, options.compile)
+        self.packing = packing or pack_for(model, options.compile)
+        self.twin, _ = self.packing
 
     def plan(self, options: Options, notes: Sequence[str] = (), cache: str | None = None) -> Plan:
         """The plan with a drafter.
@@ -257,7 +265,7 @@ class _Planner:
             remarks += rounding_notes(model, rule, costs)
         return Plan(
             model, call, options, drafter, rule, parameters, lossless, self.started, lengths,
-            self.budgets, self.seeds, schedule, costs, draft_size, chosen, self.packed,
+            self.budgets, self.seeds, schedule, costs, draft_size, chosen, self.packing,
             [*notes, *remarks],
         )  # fmt: skip
 

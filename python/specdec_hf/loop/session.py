@@ -20,6 +20,7 @@ from specdec_hf.drafting.drafter import Drafter, drafts_trees
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.loop.draft_length import DraftLengthPolicy
 from specdec_hf.loop.history import CommittedTokens
+from specdec_hf.loop.plan import Packing
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Trace
 from specdec_hf.loop.token_outputs import TokenOutputs
@@ -36,6 +37,7 @@ class Session:
 
     Attributes:
         options: those of the call with the drafter chosen.
+        packing: the packed twin of the model, and what was packed, as `pack_for` gives them.
         rule_parameters: arguments of the ops that belong to the rule.
         ablate: what verification leaves out, or None.
         length_policy: says how many tokens each sequence drafts.
@@ -55,6 +57,7 @@ class Session:
     model: Any
     call: Call
     options: Options
+    packing: Packing
     rule: str
     rule_parameters: dict[str, Any]
     ablate: str | None
