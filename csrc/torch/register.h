@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-// The namespace in torch.ops; the tests compile the same files under another one.
+// The namespace in torch.ops; the tests and kernels of a hub compile the same files under others.
 #ifndef SPECDEC_LIBRARY
 #define SPECDEC_LIBRARY specdec_kernels
 #endif

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.programs import output_of
-from support.sources import CSRC, ROOT, includes, toml
+from support.sources import CSRC, ROOT, includes, pyproject, toml
 
 import specdec_kernels
 
@@ -17,13 +17,17 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel is built on Linux"),
 ]
 
+HUB = "an-organisation/specdec-kernels"
+
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
     """The folder, whose library is built with less optimisation, which saves most of the time."""
     pytest.importorskip("kernels", reason="pip install '.[kernels]'")
     folder = tmp_path_factory.mktemp("hub") / "build/hub-kernel"
-    output_of(ROOT / "hub_kernel.py", folder, CMAKE_ARGS="-DCMAKE_CXX_FLAGS_RELEASE=-O0")
+    output_of(
+        ROOT / "hub_kernel.py", folder, "--repo-id", HUB, CMAKE_ARGS="-DCMAKE_CXX_FLAGS_RELEASE=-O0"
+    )
     return folder
 
 
@@ -87,6 +91,7 @@ def test_the_builder_gets_every_source_once_and_all_that_they_include(kernel):
 
     assert [str(backend) for backend in Build.open(kernel).general.backends] == ["cpu"]
     build = toml(kernel / "build.toml")
+    assert build["general"]["hub"] == {"repo-id": HUB}
     assert build["torch"]["stable-abi"] == {"cpu": "2.10"}
     sections = [build["torch"], *build["kernel"].values()]
     listed = [name for section in sections for name in section["src"]]
@@ -133,6 +138,11 @@ def test_the_sources_pass_the_checks_of_the_builder(kernel):
                 if isinstance(call, ast.Call):
                     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
                     assert name not in registering, f"{path} registers {ast.unparse(call)}"
+
+
+def test_the_page_asks_for_the_version_that_is_tested():
+    (requirement,) = pyproject()["project"]["optional-dependencies"]["kernels"]
+    assert f'pip install "{requirement}"' in (ROOT / "docs/hub-kernels.md").read_text()
 
 
 def test_a_folder_that_exists_is_refused(tmp_path):
