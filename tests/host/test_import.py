@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import specdec_host
@@ -59,6 +60,7 @@ def test_a_missing_module_is_an_import_error_with_the_reason(tmp_path):
     done = run("import specdec_host", tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: _host is missing beside specdec_host: the native module was not built for "
-        "this Python. Install specdec-kernels again with this Python."
+        f"ImportError: _host{EXTENSION_SUFFIXES[0]} is missing beside specdec_host: it was not "
+        "built for this Python. Build it: pip install --no-binary specdec-kernels "
+        "specdec-kernels, or in the folder of the sources: pip install ."
     )

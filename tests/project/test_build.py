@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,47 @@ def test_the_variable_of_cmake_chooses_architectures(tmp_path):
     assert configure(tmp_path, devices=(GPU,), CUDAARCHS="90")[0] == ""
 
 
+def configure_host(folder, *pythons):
+    """Configure specdec_host for some Pythons; what CMake said on failing."""
+    path = f"{BIN}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [
+            shutil.which("cmake", path=path), "-S", ROOT, "-B", folder / "build", "-G", "Ninja",
+            "-DSPECDEC_CUDA=off", "-DCMAKE_CXX_COMPILER_WORKS=1",
+            f"-DPython_EXECUTABLE={sys.executable}", f"-DTORCH_ROOT={Path(torch.__file__).parent}",
+            f"-DSPECDEC_HOST_PYTHONS={';'.join(map(str, pythons))}",
+        ],
+        capture_output=True, text=True, check=False, env=os.environ | {"PATH": path},
+    )  # fmt: skip
+    return done.returncode and " ".join(done.stderr.split())
+
+
+def test_each_python_gets_a_module_over_kernels_that_are_compiled_once(tmp_path):
+    other = tmp_path / "python3.99"
+    program(other, f"{sysconfig.get_path('include')} .cpython-399-other.so")
+    assert not configure_host(tmp_path, sys.executable, other)
+    rules = (tmp_path / "build/build.ninja").read_text()
+    links = dict(re.findall(r"^build (_\w+\S*\.so): \S+ (.*)$", rules, re.MULTILINE))
+    own = f"_host{sysconfig.get_config_var('EXT_SUFFIX')}"
+    assert links.keys() == {"_C.so", own, "_host.cpython-399-other.so"}
+    compiled = re.findall(r"^build (CMakeFiles/\S+\.o): CXX_COMPILER", rules, re.MULTILINE)
+    kernels = {path for path in compiled if "/csrc/cpu/" in path}
+    assert len(kernels) > 30
+    for objects in links.values():
+        assert kernels < {*objects.split()}
+    # All else is one file for each library.
+    assert len(compiled) == len(kernels) + 3
+
+
+def test_a_python_without_headers_is_refused_by_name(tmp_path):
+    other = tmp_path / "python3.99"
+    program(other, f"{tmp_path} .cpython-399-other.so")
+    assert (
+        f"SPECDEC_HOST_PYTHONS must list Pythons with their headers, '{other}' has no Python.h"
+        in configure_host(tmp_path, other)
+    )
+
+
 def build(folder, program, **variables):
     """A build by setup.py, of which pip would show nothing, and what its terminal shows."""
     terminal, side = pty.openpty()
@@ -132,3 +174,17 @@ def test_what_is_compiled_is_shown_on_the_terminal(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "-- other\n-- specdec-kernels: compiling\n-- done\n" in done.stdout
     assert shown == "\nspecdec-kernels: compiling\n"
+
+
+def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path):
+    """setuptools builds every wheel in one folder, and takes all that is there."""
+    old = tmp_path / "lib/specdec_host/_host.cpython-399-other.so"
+    old.parent.mkdir(parents=True)
+    (old.parent / "_host.pyi").touch()
+    old.touch()
+    program(tmp_path / "cmake", "'\"$@\"'")  # prints its arguments
+    hide = f"import sys; sys.executable = {str(tmp_path / 'python')!r}\n"
+    done, _ = build(tmp_path, hide + RUN, PATH=f"{tmp_path}:{BIN}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert " --fresh " in done.stdout, "CMake keeps no argument of it either"
+    assert [path.name for path in old.parent.iterdir()] == ["_host.pyi"]

@@ -1,8 +1,9 @@
-"""The wheel builds, holds what it should, and works outside of the repository."""
+"""The wheel and the source archive: what they hold, for which Pythons, and that they work."""
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import runpy
 import shutil
@@ -10,15 +11,19 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 import setuptools
+import torch
+from packages.check import expected_files, faults
+from packaging import tags
+from support.sources import NATIVE, ROOT
+
+import specdec_kernels
 
 pytestmark = pytest.mark.build
 
-ROOT = Path(__file__).resolve().parents[2]
 HEADS = "specdec_hf/heads/shipped"  # in the folder of the packages
 PROMPTS = "specdec_hf/cli/prompts.jsonl"
 
@@ -32,8 +37,8 @@ def run(*command: str, cwd: Path, **env: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    """The content of a wheel, built without CUDA and optimisation, which saves most of the time.
+def wheel(tmp_path_factory):
+    """A wheel for this Python, built without CUDA and optimisation, which saves most of the time.
 
     The library that all other tests run is built as it is released.
     """
@@ -43,24 +48,22 @@ def unpacked(tmp_path_factory):
         *("--wheel-dir", str(folder), str(ROOT)),
         cwd=folder,
         SPECDEC_CUDA="off",
-        CMAKE_ARGS="-DCMAKE_CXX_FLAGS_RELEASE=-O0",
+        SPECDEC_HOST_PYTHONS="",
+        CMAKE_ARGS="-DCMAKE_CXX_FLAGS_RELEASE='-O0 -DNDEBUG'",
     )
-    wheels = list(folder.glob("*.whl"))
-    assert len(wheels) == 1
-    assert wheels[0].name.startswith("specdec_kernels-")
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert f"-{tag}-{tag}-" in wheels[0].name, "specdec_host serves the Python it was built for"
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        wheel.extractall(folder / "site")
-    return folder / "site"
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 def setup_of(version: str, monkeypatch) -> list[dict]:
     """What setup.py hands to `setup` where this version of setuptools is installed."""
     calls: list[dict] = []
-    monkeypatch.setattr(setuptools, "__version__", version)
-    monkeypatch.setattr(setuptools, "setup", lambda **arguments: calls.append(arguments))
-    runpy.run_path(str(ROOT / "setup.py"))
+    with monkeypatch.context() as patched:
+        patched.setattr(setuptools, "__version__", version)
+        patched.setattr(setuptools, "setup", lambda **arguments: calls.append(arguments))
+        if float(version[:2]) < 70:  # it came with the package wheel
+            patched.setitem(sys.modules, "setuptools.command.bdist_wheel", None)
+        runpy.run_path(str(ROOT / "setup.py"))
     return calls
 
 
@@ -79,53 +82,113 @@ def test_setuptools_that_cannot_build_is_refused_in_one_line(monkeypatch):
     assert len(setup_of(f"{needed}.0.1.post20250321", monkeypatch)) == 1
 
 
-def test_the_wheel_holds_the_packages_and_no_tests_or_sources(unpacked):
-    files = {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()}
-    for needed in (
-        "specdec_kernels/_C.so",
-        "specdec_kernels/py.typed",
-        "specdec_kernels/triton/chain/verify_chain.py",
-        "specdec_hf/__main__.py",
-        "specdec_hf/drafters/model.py",
-        PROMPTS,
-        f"specdec_host/_host{EXTENSION_SUFFIXES[0]}",
-        "specdec_host/_host.pyi",
-        "specdec_host/ops/verify_chain.py",
-        "specdec_sglang/sglang_interface.py",
-        "specdec_vllm/vllm_interface.py",
-    ):
-        assert needed in files
-    assert not [f for f in files if f.startswith(("tests/", "bench/", "csrc/"))]
-    shipped = (ROOT / "python" / HEADS).glob("*/*.*")
-    assert {f for f in files if f.startswith(HEADS + "/")} == {
-        str(p.relative_to(ROOT / "python")) for p in shipped
-    }
-    (entry_points,) = unpacked.glob("*.dist-info/entry_points.txt")
+def tags_of_a_wheel(pythons, monkeypatch):
+    """The tags of a wheel that is built on this system for these Pythons."""
+    monkeypatch.setenv("SPECDEC_HOST_PYTHONS", os.pathsep.join(pythons))
+    (arguments,) = setup_of("99.0", monkeypatch)
+    modules = arguments["ext_modules"]
+    command = arguments["cmdclass"]["bdist_wheel"](
+        setuptools.Distribution({"ext_modules": modules})
+    )
+    command.ensure_finalized()
+    return tags.Tag(*command.get_tag())
+
+
+def taken_by(minor, platform):
+    """The tags of wheels that pip installs for a CPython."""
+    interpreter = f"cp3{minor}"
+    yield from tags.cpython_tags((3, minor), [interpreter], [platform])
+    yield from tags.compatible_tags((3, minor), interpreter, [platform])
+
+
+def test_pip_installs_a_wheel_for_the_pythons_that_it_is_built_for(monkeypatch):
+    own, every = (tags_of_a_wheel(given, monkeypatch) for given in ((), ("python3", "python3.99")))
+    assert every.platform == own.platform != "any"
+    here = f"{tags.interpreter_name()}{tags.interpreter_version()}"
+    for minor in range(10, 16):
+        taken = {*taken_by(minor, own.platform)}
+        assert (own in taken) == (here == f"cp3{minor}")
+        assert every in taken
+        assert every not in {*taken_by(minor, "manylinux_2_28_other")}
+    with pytest.raises(SystemExit, match="must list two Pythons or more, got 'python3'"):
+        tags_of_a_wheel(["python3"], monkeypatch)
+
+
+def test_a_wheel_with_cuda_kernels_has_a_version_of_its_own(tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
+    for label, version in (("", specdec_kernels.__version__), ("cu130", "0.1.0+cu130")):
+        run(*command, cwd=ROOT, SPECDEC_LOCAL_VERSION=label)
+        assert f"\nVersion: {version}\n" in next(tmp_path.glob("*/PKG-INFO")).read_text()
+
+
+def test_the_wheel_is_one_that_can_be_released(wheel):
+    assert not list(faults(wheel))
+    with zipfile.ZipFile(wheel) as files:
+        (entry_points,) = (name for name in files.namelist() if name.endswith("/entry_points.txt"))
+        text = files.read(entry_points).decode()
     for found in (
         "[vllm.general_plugins]\nspecdec = specdec_vllm:register",
         "[sglang.srt.plugins]\nspecdec = specdec_sglang:register",
     ):
-        assert found in entry_points.read_text()
+        assert found in text
 
 
-def test_the_wheel_runs_outside_of_the_repository(unpacked, tmp_path):
-    code = (
-        "import torch, specdec_kernels as s\n"
-        "print(s.__file__)\n"
-        "print(torch.ops.specdec_kernels.verify_chain)\n"
-        "one = torch.zeros(1, dtype=torch.int64)\n"
-        "print(s.sample(torch.eye(3)[:1], temperature=0.0, seeds=one, positions=one).tokens)\n"
-        "print(s.has_cuda_kernels())\n"
-        "import specdec_host as h\n"
-        "print(h.__file__, len(h.SuffixAutomaton()))\n"
-        "from specdec_hf.cli.prompts import SHIPPED_PROMPTS, read_prompts\n"
-        "print(SHIPPED_PROMPTS, len(read_prompts(SHIPPED_PROMPTS)))\n"
+def test_the_wheel_runs_in_an_environment_of_its_own(wheel, tmp_path):
+    """The packages that it needs are those of this environment."""
+    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "own"), cwd=tmp_path)
+    python = str(tmp_path / "own/bin/python")
+    (site,) = (tmp_path / "own").glob("lib/python3*/site-packages")
+    run(
+        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet"),
+        *("--no-deps", "--no-index", str(wheel)),
+        cwd=tmp_path,
+        PYTHONPATH="",  # pip would find the metadata of the sources there
     )
-    out = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(unpacked)).splitlines()
-    assert out[0].startswith(str(unpacked))
-    assert out[1:4] == ["specdec_kernels.verify_chain", "tensor([0])", "False"]
-    assert out[4].startswith(str(unpacked))
-    assert out[5] == f"{unpacked / PROMPTS} 4"
+    (site / "packages.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    out = run(python, "-I", str(ROOT / "tests/packages/smoke.py"), cwd=tmp_path)
+    assert out.startswith(f"Python {platform.python_version()}, torch {torch.__version__}, ")
+    code = "from specdec_hf.cli import prompts as p; print(len(p.read_prompts(p.SHIPPED_PROMPTS)))"
+    assert run(python, "-I", "-c", code, cwd=tmp_path) == "4\n"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("--python-version", f"3.{sys.version_info.minor + 1}"),
+        ("--platform", "manylinux_2_28_aarch64" if platform.machine() == "x86_64" else "any"),
+    ],
+)
+def test_pip_refuses_the_wheel_for_another_python_and_another_system(wheel, tmp_path, other):
+    command = [
+        *(sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index"),
+        *("--only-binary", ":all:", "--target", str(tmp_path), *other, str(wheel)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "is not a supported wheel on this platform" in done.stderr
+
+
+def test_the_source_archive_builds_the_same_wheel(tmp_path):
+    """All that a build reads is there, and so are the files that a wheel holds."""
+    run(
+        *(sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)),
+        *("sdist", "--dist-dir", str(tmp_path)),
+        cwd=ROOT,
+    )
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path)  # it is ours
+    source = Path(str(archive).removesuffix(".tar.gz"))
+    run(
+        *(sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path / "lib")),
+        cwd=source,
+    )
+    built = (tmp_path / "lib").rglob("*")
+    held = {path.relative_to(tmp_path / "lib").as_posix() for path in built if path.is_file()}
+    assert held == expected_files()
+    for path in (ROOT / "CMakeLists.txt", ROOT / "LICENSE", *NATIVE):
+        assert (source / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
+    assert not [*source.rglob("*.so"), *source.glob("tests"), *source.glob("bench")]
 
 
 def test_wheel_and_source_archive_hold_the_shipped_prompts_and_heads(tmp_path):

@@ -104,7 +104,7 @@ def test_a_workflow_takes_pythons_of_the_range_as_texts(path):
                 assert first <= release(version) <= last
 
 
-def test_three_pythons_test_and_every_python_gets_a_wheel():
+def test_three_pythons_test_and_the_wheel_serves_every_python():
     project = pyproject()
     declared = [one.rpartition(" ")[2] for one in project["project"]["classifiers"]
                 if re.search(r":: Python :: 3\.\d+$", one)]  # fmt: skip
@@ -112,9 +112,31 @@ def test_three_pythons_test_and_every_python_gets_a_wheel():
     assert len(tested["newest"]) == 3
     assert {declared[0], declared[-1]} < {*tested["newest"]} < {*declared}
     assert tested["oldest"] == declared[:1]
-    assert dict(pythons(load(GITHUB / "workflows/wheels.yml")))["wheels"] == declared
-    built = project["tool"]["cibuildwheel"]["build"].split()
-    assert built == [f"cp{version.replace('.', '')}-*" for version in declared]
+    wheels = project["tool"]["cibuildwheel"]
+    numbers = [version.replace(".", "") for version in declared]
+    assert wheels["build"].split() == [f"cp{number}-*" for number in numbers]
+    assert wheels["audit-command"].endswith(" --pythons " + " ".join(declared))
+    modules = wheels["linux"]["environment"]["SPECDEC_HOST_PYTHONS"]
+    assert modules.split(":") == [f"/opt/python/cp{n}-cp{n}/bin/python" for n in numbers]
+
+
+def test_the_configuration_of_wheels_names_what_exists():
+    """cibuildwheel runs in containers, so what it calls is looked up here."""
+    wheels = pyproject()["tool"]["cibuildwheel"]
+    for command in (wheels["test-command"], wheels["audit-command"], wheels["linux"]["before-all"]):
+        (path,) = re.findall(r"\{project\}/(\S+)", command)
+        assert (ROOT / path).is_file()
+    for architecture in ("x86_64", "aarch64"):
+        assert wheels["linux"][f"manylinux-{architecture}-image"] == "manylinux_2_28"
+    job = load(GITHUB / "workflows/wheels.yml")["jobs"]["wheels"]
+    assert job["strategy"]["matrix"]["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
+    assert {*job["env"]} == {*wheels["linux"]["environment-pass"]}
+    read = (ROOT / "setup.py").read_text()
+    for variable in (*job["env"], "SPECDEC_HOST_PYTHONS"):
+        assert f"environ.get({variable!r}" in read.replace('"', "'")
+    toolkit = re.findall(r"nvcc==(\d+\.\d+)", (ROOT / ".ci/install_nvcc").read_text())
+    labels = [f"cu{version.replace('.', '')}" for version in toolkit]
+    assert job["strategy"]["matrix"]["cuda"] == ["", *labels]
 
 
 def test_the_search_finds_what_does_not_exist():

@@ -1,0 +1,95 @@
+"""Which Pythons a release serves, and what an environment of its test holds."""
+
+import json
+import sys
+
+import pytest
+from packages import environments, pythons
+from packages.environments import Row, install_and_run
+
+
+def program(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        (".cpython-312-x86_64-linux-gnu.so {} final", "3.12"),
+        (".cpython-399-x86_64-linux-gnu.so {} final", None),
+        (".cpython-313t-x86_64-linux-gnu.so {} final", None),
+        (".pypy311-pp73-x86_64-linux-gnu.so {} final", None),
+        (".cpython-314-x86_64-linux-gnu.so {} candidate", None),
+        (".cpython-312-x86_64-linux-gnu.so {}/nowhere final", None),
+    ],
+)
+def test_a_release_serves_what_has_headers_and_is_released(tmp_path, monkeypatch, said, version):
+    (tmp_path / "Python.h").touch()
+    found = program(tmp_path / "bin/python3.14", f"#!/bin/sh\necho '{said.format(tmp_path)}'\n")
+    monkeypatch.setattr(pythons, "FOLDERS", ())
+    monkeypatch.setenv("PATH", str(found.parent))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    assert pythons.find_pythons() == ({version: found} if version else {})
+
+
+# Stands for a Python: it makes an environment of which the interpreter writes down each call.
+INTERPRETER = f"""#!{sys.executable}
+import json, os, sys
+with open({{log!r}}, "a") as log:
+    print(json.dumps([sys.argv[1:], dict(os.environ)]), file=log)
+print("said")
+sys.exit({{fails!r}} in " ".join(sys.argv))
+"""
+PYTHON = f"""#!{sys.executable}
+import pathlib, sys
+made = pathlib.Path(sys.argv[3]) / "bin/python"
+made.parent.mkdir(parents=True)
+made.write_text({{text!r}})
+made.chmod(0o755)
+"""
+
+
+def calls(folder, monkeypatch, fails="never", extra="host"):
+    log = folder / "log"
+    text = INTERPRETER.format(log=str(log), fails=fails)
+    python = program(folder / "base/python", PYTHON.format(text=text))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    result = install_and_run(folder / "own", python, "2.11", folder / "a-1-py3-none-any.whl", extra)
+    return result, [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_an_environment_has_no_compiler_and_nothing_of_this_one(tmp_path, monkeypatch):
+    (worked, said), made = calls(tmp_path, monkeypatch, extra="host,hf")
+    assert (worked, said) == (True, "said")
+    torch, wheel, check, command_line = (arguments for arguments, _ in made)
+    assert "--no-cache-dir" in torch
+    assert torch[-1] == "torch==2.11.*"
+    assert wheel[-1] == f"specdec-kernels[host,hf] @ {(tmp_path / 'a-1-py3-none-any.whl').as_uri()}"
+    assert check == ["-I", str(environments.SMOKE)]
+    assert command_line == ["-I", "-m", "specdec_hf", "info"]
+    for _, variables in made:
+        assert variables["PATH"] == str(tmp_path / "own/bin")
+        assert variables["PIP_NO_INDEX"] == "1"
+        assert "PYTHONPATH" not in variables
+
+
+@pytest.mark.parametrize("fails", ["torch==", "smoke.py"])
+def test_an_environment_that_fails_is_in_the_table_and_ends_with_1(
+    tmp_path, monkeypatch, capsys, fails
+):
+    (worked, _), made = calls(tmp_path, monkeypatch, fails)
+    assert not worked
+    assert fails in " ".join(made[-1][0]), "nothing ran after it"
+    monkeypatch.setattr(environments, "find_pythons", lambda: {"3.11": tmp_path / "base/python"})
+    arguments = [str(tmp_path / "a.whl"), "--pair", "3.11", "2.13", "--pair", "3.12", "2.10"]
+    monkeypatch.setattr(sys, "argv", ["environments.py", *arguments, "--folder", str(tmp_path)])
+    assert environments.main() == 1
+    table = capsys.readouterr().out.splitlines()[-2:]
+    assert table[0].startswith("| 3.11 | 2.13 | ")
+    assert table[0].endswith(" | FAILED |")
+    assert table[1] == str(Row("3.12", "2.10", 0, 0, "not tested: this Python is not here"))
+    assert not [*tmp_path.glob("environment-*")], "it is removed"
