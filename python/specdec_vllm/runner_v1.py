@@ -265,7 +265,7 @@ def _validate_spec_decode(original: Any, settings: Settings) -> Any:
 
 
 def _mixed_sample_eligible(original: Any, settings: Settings) -> Any:
-    """Some AMD GPUs sample rows before `Sampler.sample`, without seeds and min-p."""
+    """On some AMD GPUs rows are sampled before `Sampler.sample`, with other noise and no min-p."""
     return lambda sm, predict_bonus_token: False
 
 
