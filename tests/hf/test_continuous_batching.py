@@ -323,8 +323,8 @@ def test_zeros_follow_the_text_of_a_sequence_that_was_moved():
 
     ours, theirs = history([1, 2, 3, 4], [5]), history([6], [7, 8])
     theirs.append(0, [9] * 8)  # beyond the columns that there are
-    for b, row, text in ((0, 1, [7, 8]), (1, 0, [6] + [9] * 8)):
-        ours.adopt(b, theirs, row)
+    for b, index, text in ((0, 1, [7, 8]), (1, 0, [6] + [9] * 8)):
+        ours.adopt(b, theirs, index)
         for tokens in (ours.tokens, ours.shown().tokens):
             assert tokens[b].tolist() == text + [0] * (tokens.shape[1] - len(text))
     assert ours.lengths.tolist() == [2, 9]

@@ -361,8 +361,8 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
                 found = within_text(earlier)
         return found
 
-    def adopt(self, b: int, other: Self, row: int) -> None:
-        self._texts[b] = other._texts[row]
+    def adopt(self, b: int, other: Self, index: int) -> None:
+        self._texts[b] = other._texts[index]
 
     def finish(self, history: History) -> None:
         if self._kept is not None:

@@ -154,8 +154,8 @@ class GrowingTreeDrafter(Drafter):
         if self._draft.room(history, np.ones_like(history.lengths)).any():
             self._draft.read_ahead(history)
 
-    def adopt(self, b: int, other: Self, row: int) -> None:
-        self._draft.adopt(b, other._draft, row)
+    def adopt(self, b: int, other: Self, index: int) -> None:
+        self._draft.adopt(b, other._draft, index)
 
 
 class EagleDrafter(GrowingTreeDrafter):

@@ -92,10 +92,10 @@ class TrieDrafter(Drafter):
         for drafter in self.drafters:
             drafter.read(history)
 
-    def adopt(self, b: int, other: Self, row: int) -> None:
-        self._budget.adopt(b, other._budget, row)
+    def adopt(self, b: int, other: Self, index: int) -> None:
+        self._budget.adopt(b, other._budget, index)
         for mine, its in zip(self.drafters, other.drafters, strict=True):
-            mine.adopt(b, its, row)
+            mine.adopt(b, its, index)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         limits = np.minimum(limits, self.depth)

@@ -65,7 +65,7 @@ class Stepper(Protocol):
         """Feed most of what `catch_up` would feed now, as `Drafter.read` does."""
         return
 
-    def adopt(self, b: int, other: Any, row: int) -> None:
+    def adopt(self, b: int, other: Any, index: int) -> None:
         """As `Drafter.adopt`; only drafters with `Drafter.joins` need it."""
         name = type(self).__name__
         raise NotImplementedError(f"{name} has a state that no other call can go on with")
@@ -136,8 +136,8 @@ class DrawingDrafter(Drafter):
         if self._draft.room(history, np.ones_like(history.lengths)).any():
             self._draft.read_ahead(history)
 
-    def adopt(self, b: int, other: Self, row: int) -> None:
-        self._draft.adopt(b, other._draft, row)
+    def adopt(self, b: int, other: Self, index: int) -> None:
+        self._draft.adopt(b, other._draft, index)
 
 
 class ModelDrafter(DrawingDrafter):
@@ -357,11 +357,11 @@ class DraftModel(Stepper):
         self.catch_up(history)
         self.truncate(history.lengths - 1)  # `catch_up` feeds one token at least
 
-    def adopt(self, b: int, other: DraftModel, row: int) -> None:
+    def adopt(self, b: int, other: DraftModel, index: int) -> None:
         assert isinstance(self.runner, SpecRunner)
         assert isinstance(other.runner, SpecRunner)
-        self.runner.adopt(b, other.runner, row)
-        self.sampler.adopt(b, other.sampler, row)
+        self.runner.adopt(b, other.runner, index)
+        self.sampler.adopt(b, other.sampler, index)
 
 
 def room_in(

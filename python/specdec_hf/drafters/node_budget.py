@@ -39,9 +39,9 @@ class NodeBudget:
         self._accepted = PRIOR_ROUNDS * np.broadcast_to(prior[:, None], shape)
         self._cuts = 0
 
-    def adopt(self, b: int, other: NodeBudget, row: int) -> None:
-        """Go on with what another budget has measured of its sequence ``row`` as sequence ``b``."""
-        self._tried[b], self._accepted[b] = other._tried[row], other._accepted[row]
+    def adopt(self, b: int, other: NodeBudget, index: int) -> None:
+        """Go on as sequence ``b`` with what another budget has measured of sequence ``index``."""
+        self._tried[b], self._accepted[b] = other._tried[index], other._accepted[index]
 
     def acceptance(self) -> NDArray[np.float64]:
         """[B, K, DEPTHS], measured share of tokens that were committed where their prefix was."""

@@ -71,15 +71,15 @@ class CommittedStates:
         self._known = known.copy()
         self._rounds: list[tuple[torch.Tensor, NDArray[np.int64]]] = []
 
-    def adopt(self, b: int, other: CommittedStates, row: int) -> None:
-        """Keep the states of sequence ``row`` of another call as those of sequence ``b``."""
+    def adopt(self, b: int, other: CommittedStates, index: int) -> None:
+        """Keep the states of sequence ``index`` of another call as those of sequence ``b``."""
         for _, counts in self._rounds:
             counts[b] = 0
         for states, counts in other._rounds:
             taken = np.zeros_like(self._known)
-            taken[b] = counts[row]
-            self._rounds.append((states[row : row + 1].expand(len(taken), -1, -1), taken))
-        self._known[b] = other._known[row]
+            taken[b] = counts[index]
+            self._rounds.append((states[index : index + 1].expand(len(taken), -1, -1), taken))
+        self._known[b] = other._known[index]
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -221,11 +221,11 @@ class DraftContext:
     kept_states: list[CommittedStates] | None = None
     sampled: dict[int, int] | None = None
 
-    def adopt(self, b: int, other: DraftContext, row: int) -> None:
-        """Let sequence ``b`` have what this says of sequence ``row`` of another call."""
+    def adopt(self, b: int, other: DraftContext, index: int) -> None:
+        """Let sequence ``b`` have what this says of sequence ``index`` of another call."""
         for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
             values: Any = getattr(self, name)
-            values[b] = getattr(other, name)[row]
+            values[b] = getattr(other, name)[index]
 
     def sampled_seeds(self) -> dict[int, int]:
         """The call's seed of each sequence that is sampled, by its number; reads the device."""

@@ -161,7 +161,8 @@ class Drafter(ABC):
             by in the first call, or None: drafts then wait until a text has earned what they may
             lose.
         joins: whether `fresh` and `adopt` serve it once it was started, so that sequences may join
-            a batch that is under way. Subclasses do not inherit it, because they may keep more.
+            a batch that is under way, with texts longer than `DraftContext.max_length` said when it
+            was started. Subclasses do not inherit it, because they may keep more.
     """
 
     name = "custom"
@@ -289,8 +290,8 @@ class Drafter(ABC):
             history: the committed tokens of one sequence after its first round.
         """
 
-    def adopt(self, b: int, other: Self, row: int) -> None:  # noqa: B027  # need not be overridden
-        """Go on with sequence ``row`` of a call of another drafter as sequence ``b`` of this call.
+    def adopt(self, b: int, other: Self, index: int) -> None:  # noqa: B027  # need not be overridden
+        """Go on with sequence ``index`` of another drafter's call as sequence ``b`` of this one.
 
         What this drafter kept of its sequence ``b`` before, which has ended, is forgotten. By
         default nothing is kept of a sequence.
@@ -298,7 +299,7 @@ class Drafter(ABC):
         Args:
             b: which sequence it becomes.
             other: a drafter of the same settings, between two rounds.
-            row: which sequence of it.
+            index: which sequence of it.
         """
 
     def finish(self, history: History) -> None:  # noqa: B027  # need not be overridden

@@ -44,12 +44,12 @@ class RowSampler:
             self.sampling["top_k"] = 1
         self.seeds = context.seeds.to(device)
 
-    def adopt(self, b: int, other: RowSampler, row: int) -> None:
-        """Draw for sequence ``b`` as another sampler does for its sequence ``row``."""
-        self.seeds[b] = other.seeds[row]
+    def adopt(self, b: int, other: RowSampler, index: int) -> None:
+        """Draw for sequence ``b`` as another sampler does for its sequence ``index``."""
+        self.seeds[b] = other.seeds[index]
         for name, values in self.sampling.items():
             if isinstance(values, torch.Tensor):
-                values[b] = other.sampling[name][row]
+                values[b] = other.sampling[name][index]
 
     def at_own_temperature(self, logits: torch.Tensor) -> torch.Tensor:
         """The logits [B, ...] whose distribution at the call's temperature is the drafter's own.

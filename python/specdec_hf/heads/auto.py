@@ -90,8 +90,8 @@ class AutoDrafter(Drafter, entry="auto"):
     def read(self, history: History) -> None:
         self._merged.read(history)
 
-    def adopt(self, b: int, other: Self, row: int) -> None:
-        self._merged.adopt(b, other._merged, row)
+    def adopt(self, b: int, other: Self, index: int) -> None:
+        self._merged.adopt(b, other._merged, index)
 
     def has_head(self, model: Any) -> bool:
         """Whether a head drafts for a target, beside which it is placed.

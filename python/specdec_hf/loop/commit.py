@@ -154,14 +154,14 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
     """The tokens up to the first stop, and why they stop there ("" where they do not)."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
-    call, row = session.calls[b]
+    call, index = session.calls[b]
     prefix = session.padded_ids(b) if call.criteria else None
     for i, token in enumerate(tokens):
         if token in call.eos:
             return tokens[: i + 1], "eos"
         if prefix is not None:
             ids = np.append(prefix, tokens[: i + 1])
-            if ends_text(call.criteria, ids, session.model.device, row, len(call.mask)):
+            if ends_text(call.criteria, ids, session.model.device, index, len(call.mask)):
                 return tokens[: i + 1], "criteria"
     if len(tokens) < most:
         return tokens, ""

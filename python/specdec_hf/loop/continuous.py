@@ -144,13 +144,13 @@ def _let_drafter_read(alone: Session) -> None:
 
 def _of_size(session: Session, size: int, joining: list[Session]) -> Session:
     """A session of the sequences that run and of those that join."""
-    running = [(session, row) for row in np.flatnonzero(session.history.active).tolist()]
+    running = [(session, index) for index in np.flatnonzero(session.history.active).tolist()]
     moved = [*running, *((alone, 0) for alone in joining)]
-    longest, row = max(moved, key=lambda place: int(place[0].history.lengths[place[1]]))
-    call, of = longest.calls[row]
-    resized = _begin_like(session, call.repeated(of, size, session.model.device), 0)
-    for b, (other, row) in enumerate(moved):
-        resized.adopt(b, other, row)
+    longest, index = max(moved, key=lambda place: int(place[0].history.lengths[place[1]]))
+    call, index = longest.calls[index]
+    resized = _begin_like(session, call.repeated(index, size, session.model.device), 0)
+    for b, (other, index) in enumerate(moved):
+        resized.adopt(b, other, index)
     session.length_policy.remember()
     return resized
 

@@ -34,14 +34,14 @@ class CommittedTokens(History):
         self.tokens[b, begin:end] = self._shown[b, begin:end] = tokens
         self.lengths[b] = end
 
-    def adopt(self, b: int, other: CommittedTokens, row: int) -> None:
-        """Hold the tokens of sequence ``row`` of another call as those of sequence ``b``."""
-        length = other.lengths[row]
+    def adopt(self, b: int, other: CommittedTokens, index: int) -> None:
+        """Hold the tokens of sequence ``index`` of another call as those of sequence ``b``."""
+        length = other.lengths[index]
         self._grow(length)
         for held in (self.tokens, self._shown):
             held[b] = 0
-            held[b, :length] = other.tokens[row, :length]
-        self.lengths[b], self.active[b] = length, other.active[row]
+            held[b, :length] = other.tokens[index, :length]
+        self.lengths[b], self.active[b] = length, other.active[index]
 
     def _grow(self, columns: int) -> None:
         """Make the arrays as wide as so many columns, if they are not."""

@@ -42,7 +42,7 @@ class Session:
         ablate: what verification leaves out, or None.
         length_policy: says how many tokens each sequence drafts.
         history: all committed tokens.
-        calls: for each sequence the call that asked for it, and its row there.
+        calls: for each sequence the call that asked for it, and its index there.
         numbers: for each sequence its number in the statistics and in steps.
         sampling: parameters of the fused ops.
         prompt_lengths: [B] tokens of each prompt, without padding.
@@ -113,31 +113,31 @@ class Session:
     @property
     def processors(self) -> list[LogitsProcessorList]:
         """The logits processors of each sequence."""
-        return [call.processors[row] for call, row in self.calls]
+        return [call.processors[index] for call, index in self.calls]
 
     def padded_ids(self, b: int) -> NDArray[np.int64]:
         """The tokens of sequence ``b`` as ``model.generate`` holds them: with left padding."""
-        (call, row), begin, end = self.calls[b], self.prompt_lengths[b], self.history.lengths[b]
-        return np.concatenate([call.input_ids[row], self.history.tokens[b, begin:end]])
+        (call, index), begin, end = self.calls[b], self.prompt_lengths[b], self.history.lengths[b]
+        return np.concatenate([call.input_ids[index], self.history.tokens[b, begin:end]])
 
     @torch.inference_mode()
-    def adopt(self, b: int, other: Session, row: int) -> None:
-        """Go on with sequence ``row`` of another session, between two rounds of both, in place b.
+    def adopt(self, b: int, other: Session, index: int) -> None:
+        """Go on with sequence ``index`` of another session, between two rounds of both, in place b.
 
         Both runners are `SpecRunner`, both drafters of one kind have `Drafter.joins`, and
         ``sampling`` has tensors. All that is kept of one sequence is listed here.
         """
-        self.history.adopt(b, other.history, row)
+        self.history.adopt(b, other.history, index)
         for name in ("calls", "numbers", "prompt_lengths", "budgets", "logprobs", "seeds"):
-            getattr(self, name)[b] = getattr(other, name)[row]
+            getattr(self, name)[b] = getattr(other, name)[index]
         for name, value in self.sampling.to_dict().items():
-            value[b] = getattr(other.sampling, name)[row]
+            value[b] = getattr(other.sampling, name)[index]
         assert isinstance(self.runner, SpecRunner)
         assert isinstance(other.runner, SpecRunner)
-        self.runner.adopt(b, other.runner, row)
+        self.runner.adopt(b, other.runner, index)
         if self.drafter is not None:
             assert self.context is not None
             assert other.context is not None
             assert other.drafter is not None
-            self.context.adopt(b, other.context, row)
-            self.drafter.adopt(b, other.drafter, row)
+            self.context.adopt(b, other.context, index)
+            self.drafter.adopt(b, other.drafter, index)

@@ -136,14 +136,14 @@ class Call:
             return self.input_ids
         return np.zeros(self.mask.shape, dtype=np.int64)
 
-    def repeated(self, row: int, count: int, device: torch.device) -> Call:
-        """A call of ``count`` sequences like sequence ``row`` of this one, which is of text."""
+    def repeated(self, index: int, count: int, device: torch.device) -> Call:
+        """A call of ``count`` sequences like sequence ``index`` of this one, which is of text."""
         return replace(
             self,
-            input_ids=self.input_ids[[row] * count],
-            mask=self.mask[[row] * count],
+            input_ids=self.input_ids[[index] * count],
+            mask=self.mask[[index] * count],
             sampling=Sampling(1.0, 0, 1.0, 0.0).per_sequence(count, device),
-            processors=[self.processors[row]] * count,
+            processors=[self.processors[index]] * count,
             num_return_sequences=1,
             notes=[],
         )

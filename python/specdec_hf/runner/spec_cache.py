@@ -200,9 +200,9 @@ class SpecCache(Cache):
         self.lengths = lengths
         self.cursor.past = int(lengths.max())
 
-    def adopt(self, b: int, other: SpecCache, row: int = 0) -> None:
-        """Take over the keys and values of sequence ``row`` of another cache, as sequence ``b``."""
-        length = int(other.lengths[row])
+    def adopt(self, b: int, other: SpecCache, index: int = 0) -> None:
+        """Hold as sequence ``b`` the keys and values of sequence ``index`` of another cache."""
+        length = int(other.lengths[index])
         if length >= self.cursor.capacity:
             self.grow(length + 1)
         for mine, its in zip(self.spec_layers, other.spec_layers, strict=True):
@@ -212,7 +212,7 @@ class SpecCache(Cache):
                 like = (x[:1].expand(len(self.lengths), -1, -1, -1) for x in its.buffers)
                 mine.lazy_initialization(*like)
             for into, taken in zip(mine.buffers, its.buffers, strict=True):
-                into[b, :, :length] = taken[row, :, :length]
+                into[b, :, :length] = taken[index, :, :length]
         self.lengths[b] = length
         self.cursor.past = int(self.lengths.max())
 

@@ -37,11 +37,11 @@ class HeadCache:
         mine, theirs = self._keys.shape, other._keys.shape
         return mine[0] == theirs[0] and mine[2] >= theirs[2]
 
-    def adopt(self, b: int, other: HeadCache, row: int, pairs: int) -> None:
-        """Hold the first pairs of sequence ``row`` of another cache as those of sequence ``b``."""
+    def adopt(self, b: int, other: HeadCache, index: int, pairs: int) -> None:
+        """Hold as sequence ``b`` the first pairs of sequence ``index`` of another cache."""
         theirs = other._keys, other._values
         for into, taken in zip(self.buffers(pairs), theirs, strict=True):
-            into[b, :, :pairs] = taken[row, :, :pairs]
+            into[b, :, :pairs] = taken[index, :, :pairs]
 
     def clear(self) -> None:
         """Set all slots to zero."""

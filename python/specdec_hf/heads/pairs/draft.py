@@ -81,10 +81,10 @@ class StateDraft(Stepper):
     def truncate(self, lengths: Lengths) -> None:
         """Do nothing: the cache holds nothing of drafts."""
 
-    def adopt(self, b: int, other: Any, row: int) -> None:
-        self.lengths[b] = other.lengths[row]
-        self._states.adopt(b, other._states, row)
-        self.sampler.adopt(b, other.sampler, row)
+    def adopt(self, b: int, other: Any, index: int) -> None:
+        self.lengths[b] = other.lengths[index]
+        self._states.adopt(b, other._states, index)
+        self.sampler.adopt(b, other.sampler, index)
 
 
 class PairDraft(StateDraft):
@@ -238,9 +238,9 @@ class HeadDraft(PairDraft):
         """The target's ids of draft tokens, where logits are those of the draft vocabulary."""
         return torch.where(tokens < 0, tokens, self.head.tokens[tokens.clamp(min=0)])
 
-    def adopt(self, b: int, other: Any, row: int) -> None:
-        super().adopt(b, other, row)
-        self._cache.adopt(b, other._cache, row, int(self.lengths[b]))
+    def adopt(self, b: int, other: Any, index: int) -> None:
+        super().adopt(b, other, index)
+        self._cache.adopt(b, other._cache, index, int(self.lengths[b]))
 
     def _fuse(self, features: torch.Tensor) -> torch.Tensor:
         fused: torch.Tensor = self._step.fc(features)
