@@ -1,10 +1,12 @@
 """The command `serve`: what it starts, and one line for what it cannot start."""
 
 import os
+import signal
 import socket
 import sys
 
 import pytest
+from specdec_hf import BatchQueue
 from support.cli_models import folder, invoke, one_line_error, write_encoder_decoder  # noqa: F401
 
 EXTRA = "needs the extra [server]"
@@ -12,7 +14,7 @@ httpx = pytest.importorskip("httpx", reason=EXTRA)
 pytest.importorskip("fastapi", reason=EXTRA)
 pytest.importorskip("uvicorn", reason=EXTRA)
 
-from specdec_hf.server.app import Server  # noqa: E402
+from specdec_hf.server.app import Server, make_app  # noqa: E402
 
 
 def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # noqa: F811
@@ -51,6 +53,14 @@ def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, mon
         port = taken.getsockname()[1]
         line = one_line_error("serve", "--model", folder, "--port", port, code=1)
     assert line == f"error: --port {port} of --host 127.0.0.1: {os.strerror(98)}"
+
+
+def test_the_server_ends_in_order_after_a_second_interruption():
+    server = Server(make_app(BatchQueue(None, None), None))
+    for _ in range(2):
+        server.handle_exit(signal.SIGINT, None)
+    assert server.should_exit
+    assert not server.force_exit
 
 
 def test_other_faults_are_one_line(folder, tmp_path, monkeypatch):  # noqa: F811

@@ -236,6 +236,30 @@ def test_texts_beyond_the_limit_are_refused_until_others_have_ended():
         assert client.post(COMPLETE, json=asked | {"n": 3}).status_code == 200
 
 
+def test_texts_that_do_not_end_in_time_end_with_the_server(monkeypatch):
+    """Those that run and those that wait; a text that had ended before is whole."""
+    monkeypatch.setattr("specdec_hf.server.app.SECONDS_TO_END", 0.2)
+    ended = []
+
+    def read(client, asked):
+        try:
+            ended.append(stream(client, asked)[-1])
+        except httpx.TransportError as error:
+            ended.append(error)
+
+    with serving(batch_size=1) as (client, queue), ThreadPoolExecutor(2) as pool:
+        queue.decoder.seconds = 0.05
+        read(client, body("whole", max_new_tokens=1))
+        for text in ("runs", "waits"):
+            pool.submit(read, client, body(text, max_new_tokens=200))
+        until(lambda: len(queue.submitted) == 3)
+        queue.server.should_exit = True
+        until(lambda: len(ended) == 3)
+    reasons = [one["details"]["finish_reason"] for one in ended]
+    assert reasons == ["length", "cancelled", "cancelled"]
+    assert queue.decoder.new < 100
+
+
 def test_a_failing_batch_fails_its_requests_and_the_server_goes_on(server):
     client, queue = server
     queue.decoder.fails = True

@@ -32,10 +32,10 @@ def decoded(queue, counts, new):
 
 @pytest.mark.parametrize("tree", [None, (2, 2)])
 def test_each_token_has_the_log_probabilities_of_its_row(tree):
-    """Also where drafts were accepted and where a neighbour has ended."""
+    """Also where drafts were accepted, and where a sequence has the place of one that has ended."""
     traced = []
     decoder = SpeculativeDecoder(DRAFTER, rule="match", tree=tree, trace=traced.append)
-    found = decoded(BatchQueue(MODEL, decoder), (3, None, 0), (9, 3, 14))
+    found = decoded(BatchQueue(MODEL, decoder, batch_size=2), (3, None, 0), (9, 3, 14))
     for prompt, steps, count in zip(PROMPTS, found, (3, None, 0), strict=True):
         if count is None:
             assert all(step.top_logprobs == [] for step in steps)

@@ -65,9 +65,9 @@ class WatchedQueue(BatchQueue):
 def serving(batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, **limits):
     """A client, and the queue of the server that it is connected to; nothing may be left open."""
     queue = WatchedQueue(MODEL, Watched(drafter, rule="match"), batch_size)
-    app = make_app(queue, tokenizer, name=name, limits=Limits(**limits))
+    made = make_app(queue, tokenizer, name=name, limits=Limits(**limits))
     started = threading.Event()
-    server = Server(app, started.set)
+    server = queue.server = Server(made, started.set)
     server.config.port, server.config.log_level = 0, "critical"
     server.config.configure_logging()
     thread = threading.Thread(target=server.run)
@@ -78,7 +78,7 @@ def serving(batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, **lim
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
             yield client, queue
         queue.decoder.gate.set()
-        until(lambda: app.state.service.open == 0)
+        until(lambda: not made.state.service.open)
     finally:
         queue.decoder.gate.set()
         server.should_exit = True

@@ -1,12 +1,14 @@
 """The routes of the server, in the manner of OpenAI and of text-generation-inference."""
 
 # FastAPI reads the annotations of the routes when the application is made.
+import asyncio
 import json
 import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -26,7 +28,7 @@ from specdec_hf.server.fields import (
 from specdec_hf.server.growing_text import Piece
 from specdec_hf.server.service import Limits, Service
 
-SECONDS_TO_END = 5  # that open requests get after Ctrl-C
+SECONDS_TO_END = 5  # that open requests get after Ctrl-C, and their batch after that
 
 
 class EventStream(StreamingResponse):
@@ -195,15 +197,28 @@ def _event(content: dict[str, Any]) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves an application on a socket, and calls ``ready`` once it answers."""
+    """Serves an application of `make_app`, and calls ``ready`` once it answers."""
 
     def __init__(self, app: FastAPI, ready: Callable[[], None] = lambda: None) -> None:
         super().__init__(
-            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SECONDS_TO_END)
+            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2 * SECONDS_TO_END)
         )
+        self.service: Service = app.state.service
         self.ready = ready
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second Ctrl-C changes nothing: the batch ends with the round that runs anyway."""
+        super().handle_exit(sig, frame)
+        self.force_exit = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End those that are open with what they have, or in a stream with a fault."""
+        loop = asyncio.get_running_loop()
+        ending = loop.call_later(SECONDS_TO_END, self.service.cancel_all)
+        await super().shutdown(sockets)
+        ending.cancel()

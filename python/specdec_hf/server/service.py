@@ -41,12 +41,12 @@ class Service:
 
     Attributes:
         queue: open where the application runs.
-        open: sequences that a client still waits for.
+        open: sequences that a client still waits for, by their identity.
     """
 
     def __init__(self, queue: BatchQueue, tokenizer: Any, limits: Limits) -> None:
         self.queue, self.tokenizer, self.limits = queue, tokenizer, limits
-        self.open = 0
+        self.open: dict[int, QueuedSequence] = {}
 
     def encode(self, field: str, prompt: str | list[int] | list[Message]) -> list[int]:
         """The token ids of a text, of a conversation, or those that were given."""
@@ -94,26 +94,31 @@ class Service:
         most = self.queue.batch_size + self.limits.max_waiting
         if len(prompts) > most:
             raise Fault(400, f"a request must have at most {most} texts, got {len(prompts)}")
-        if self.open + len(prompts) > most:
-            line = f"the server is busy: {self.open} of at most {most} texts are open"
+        if len(self.open) + len(prompts) > most:
+            line = f"the server is busy: {len(self.open)} of at most {most} texts are open"
             raise Fault(429, line, code="rate_limit_exceeded")
         settings = asked.sampling()
         seed = settings.pop("seed")
         seed = random.getrandbits(63) if seed is None else seed
         sequences: list[QueuedSequence] = []
-        self.open += len(prompts)
         watch = asyncio.create_task(_cancel_where_gone(request, sequences))
         try:
             seeds = sequence_seeds(seed, len(prompts))
             for prompt, length, own in zip(prompts, max_new_tokens, seeds, strict=True):
                 settings |= {"max_new_tokens": length, "seed": own}
                 sequences.append(self._submit(prompt, settings, num_top_logprobs, fields))
+            self.open.update((id(sequence), sequence) for sequence in sequences)
             yield sequences
         finally:
             watch.cancel()
-            self.open -= len(prompts)
             for sequence in sequences:
                 sequence.cancelled = True
+                self.open.pop(id(sequence), None)
+
+    def cancel_all(self) -> None:
+        """Let every text end with the round that runs."""
+        for sequence in self.open.values():
+            sequence.cancelled = True
 
     def _submit(
         self, prompt: list[int], settings: dict[str, Any], count: int | None,
