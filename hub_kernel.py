@@ -198,14 +198,10 @@ def main() -> None:
     if args.folder.exists():
         parser.error(f"folder must not exist, got {args.folder}")
     with tempfile.TemporaryDirectory() as build:
-        if platform.machine() == "x86_64":
-            write_sources(args.folder, compiled(Path(build, "sources")), args.repo_id)
-        else:
-            print(
-                "without sources for the builder: CMake names all instruction sets on x86_64 only"
-            )
         namespace = identifier()
+        targets = compiled(Path(build, "sources"))
         library = build_library(Path(build, "library"), namespace)
+        write_sources(args.folder, targets, args.repo_id)
         print(write_variant(args.folder, library, namespace))
 
 
