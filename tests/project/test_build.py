@@ -83,7 +83,7 @@ def test_the_variable_of_cmake_chooses_architectures(tmp_path):
 
 
 def configure_host(folder, *pythons):
-    """Configure specdec_host for some Pythons; what CMake said on failing."""
+    """Configure specdec_host for some Pythons; what CMake says where it fails."""
     path = f"{BIN}:{os.environ['PATH']}"
     done = subprocess.run(
         [
@@ -94,7 +94,7 @@ def configure_host(folder, *pythons):
         ],
         capture_output=True, text=True, check=False, env=os.environ | {"PATH": path},
     )  # fmt: skip
-    return done.returncode and " ".join(done.stderr.split())
+    return " ".join(done.stderr.split()) if done.returncode else ""
 
 
 def test_each_python_gets_a_module_over_kernels_that_are_compiled_once(tmp_path):
@@ -112,6 +112,9 @@ def test_each_python_gets_a_module_over_kernels_that_are_compiled_once(tmp_path)
         assert kernels < {*objects.split()}
     # All else is one file for each library.
     assert len(compiled) == len(kernels) + 3
+    joined = [*(tmp_path / "build").glob("CMakeFiles/_*/Unity/*.cxx")]
+    assert len(joined) == 3
+    assert not [path for path in joined if "/csrc/cpu/" in path.read_text()]
 
 
 def test_a_python_without_headers_is_refused_by_name(tmp_path):
