@@ -30,7 +30,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from specdec_hf import BatchQueue, SpeculativeDecoder
-from specdec_hf.cli.prompts import SHIPPED_PROMPTS, read_prompts
+from specdec_hf.cli.prompts import SHIPPED_PROMPTS, PromptError, read_prompts
 from specdec_hf.cli.weights import embedded_folder, load_folder, load_tokenizer
 
 from bench.results import machine
@@ -276,7 +276,10 @@ def _peak_mib() -> float:
 
 def choose_prompts(path: Path, tokenizer: Any, clients: int, longest: int) -> list[str]:
     """Prompts of at most so many tokens, spread over the file."""
-    texts = [prompt.turns[0] for prompt in read_prompts(path)]
+    try:
+        texts = [prompt.turns[0] for prompt in read_prompts(path)]
+    except PromptError as error:
+        raise typer.BadParameter(str(error)) from error
     fitting = [text for text in texts if len(tokenizer(text)["input_ids"]) <= longest]
     if not fitting:
         raise typer.BadParameter(f"{path} has no prompt of at most {longest} tokens")

@@ -82,7 +82,7 @@ def _traced(
     traced = TracedRound(
         session.rule, session.seeds, drafted.lengths, logits, drafted.tokens,
         None if draft is None else draft.distribution, verdict.accept_probs, steps,
-        places=np.flatnonzero(before.active).tolist(),
+        indices=np.flatnonzero(before.active).tolist(),
     )  # fmt: skip
     if draft is None or not isinstance(verdict, TreeVerdict):
         return traced

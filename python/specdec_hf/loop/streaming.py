@@ -112,7 +112,7 @@ class TracedRound:
         distribution: what the drafts were drawn from; None for deterministic drafts.
         accept_probs: [B, gamma], as in `Verdict`.
         steps: what the round appended to each active sequence.
-        places: for each of them, the index of its sequence in the tensors.
+        indices: for each of them, the index of its sequence in the tensors.
         parents: [B, N], as in `Tree`, where the round drafted trees, whose nodes take the place of
             the gamma drafts above; row n+1 of ``logits`` is then that after node n. None for
             chains, and for rounds without drafts.
@@ -129,7 +129,7 @@ class TracedRound:
     distribution: SampledDraft | None
     accept_probs: torch.Tensor
     steps: list[Step]
-    places: list[int]
+    indices: list[int]
     parents: torch.Tensor | None = None
     path: torch.Tensor | None = None
     draft_rows: torch.Tensor | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,13 +137,14 @@ class Service:
         """What each round appends to each text, by its index, until all texts have ended."""
         texts = [GrowingText(self.tokenizer, one.input_ids, stop) for one in sequences]
         try:
-            async for index, step in _merged(sequences):
-                if not texts[index].finished:
-                    yield index, texts[index].add(step), texts[index]
-                    if texts[index].finished:
-                        sequences[index].cancelled = True
-                if all(text.finished for text in texts):
-                    return
+            async with aclosing(_merged(sequences)) as steps:
+                async for index, step in steps:
+                    if not texts[index].finished:
+                        yield index, texts[index].add(step), texts[index]
+                        if texts[index].finished:
+                            sequences[index].cancelled = True
+                    if all(text.finished for text in texts):
+                        return
         except Exception as error:  # whatever a batch raises
             line = f"the text could not be decoded: {type(error).__name__}: {error}"
             raise Fault(500, line) from error
@@ -157,7 +158,7 @@ async def _cancel_where_gone(request: Request, sequences: Sequence[QueuedSequenc
         sequence.cancelled = True
 
 
-async def _merged(sequences: Sequence[QueuedSequence]) -> AsyncIterator[tuple[int, Step]]:
+async def _merged(sequences: Sequence[QueuedSequence]) -> AsyncGenerator[tuple[int, Step], None]:
     """The steps of all sequences as they come, with their index; the first error is raised."""
     arrived: asyncio.Queue[tuple[int, Step | Exception | None]] = asyncio.Queue()
 
