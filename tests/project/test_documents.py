@@ -14,6 +14,7 @@ WIDTH = 120  # columns
 # Options of other programs: our files that read them, or the names of the programs.
 OTHERS = {
     "--all": "tests/support/triton_aot.py",
+    "--batch": "bench/vllm_throughput.py",
     "--budget": "bench/sweep.py",
     "--context": "bench/sparse_cache.py",
     "--draft-p-min": "llama.cpp",
@@ -27,6 +28,7 @@ OTHERS = {
     "--only": "bench/sweep.py",
     "--op": "bench/sweep.py",
     "--part": "bench/forward.py",
+    "--passes": "bench/vllm_throughput.py",
     "--prepare": "bench/peers/flashinfer_headers.py",
     "--processor-time": "bench/sparse_cache.py",
     "--quick": "bench/sweep.py",
@@ -35,6 +37,7 @@ OTHERS = {
     "--routes": "bench/sass/__main__.py",
     "--speculative-config": "vLLM",
     "--texts": "bench/sparse_cache.py",
+    "--tokens": "bench/vllm_throughput.py",
     "--turns": "bench/sparse_cache.py",
     "--vocab": "bench/sharded.py",
 }

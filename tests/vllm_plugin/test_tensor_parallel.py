@@ -23,6 +23,11 @@ SPECULATIONS = {
         "num_speculative_tokens": 2,
         "draft_sample_method": "probabilistic",
     },
+    "copied": {
+        "method": "custom_class",
+        "model": "specdec_vllm.Proposer",
+        "num_speculative_tokens": 3,
+    },
 }
 RULES = ["token", "match"]
 
