@@ -104,18 +104,20 @@ class Proposer:
         return known
 
 
-def check_drafting(settings: Settings, spec_config: Any, rule: str) -> None:
-    """Raises ValueError where the environment names a drafter and vLLM drafts with another.
-
-    A drafter of vLLM that reads texts of other requests may meet the noise that drew them.
-    """
+def check_drafter_is_used(settings: Settings, spec_config: Any) -> None:
+    """Raises ValueError where the environment names a drafter and vLLM drafts with another."""
     model = getattr(spec_config, "model", NAME)
     if settings.drafter is not None and model != NAME:
         raise ValueError(
             f"SPECDEC_VLLM_DRAFTER needs speculative_config with method 'custom_class' and model "
             f"'{NAME}', got model {model!r}"
         )
-    if model == "suffix" and rule != "match" and spec_config.suffix_decoding_max_cached_requests:
+
+
+def warn_of_other_texts(spec_config: Any, rule: str) -> None:
+    """A drafter of vLLM that reads texts of other requests may meet the noise that drew them."""
+    suffix = getattr(spec_config, "model", NAME) == "suffix"
+    if suffix and rule != "match" and spec_config.suffix_decoding_max_cached_requests:
         warn_once(
             "specdec_vllm: method suffix drafts from texts of earlier requests, which biases "
             "sampled texts whose seeds come again; suffix_decoding_max_cached_requests=0 or rule "

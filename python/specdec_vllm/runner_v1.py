@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec_vllm import vllm_interface
 from specdec_vllm.drafting_v1 import sample_from_logits
 from specdec_vllm.parameters import Parameters, apply_min_p, filtered, min_p_first
-from specdec_vllm.proposer import check_drafting
+from specdec_vllm.proposer import check_drafter_is_used, warn_of_other_texts
 from specdec_vllm.settings import Settings
 from specdec_vllm.step_v1 import Step, generator_of, indptr_of, runner_sample
 from specdec_vllm.tensors import (
@@ -39,11 +39,12 @@ from specdec_vllm.vllm_interface import (
 def _init(original: Any, settings: Settings) -> Any:
     def __init__(self: Any, sampler: Any, spec_config: Any = None, device: Any = None) -> None:
         original(self, sampler, spec_config, device)
+        check_drafter_is_used(settings, spec_config)
         if vllm_interface.is_left_to_vllm(spec_config):
             return
         method = getattr(spec_config, "rejection_sample_method", None)
         self.specdec_rule = rule_of(settings, method == "block")
-        check_drafting(settings, spec_config, self.specdec_rule)
+        warn_of_other_texts(spec_config, self.specdec_rule)
         self.specdec_generator = generator_of(spec_config)
         for place, make in (LATE | WITH_DRAFTS).items():
             vllm_interface.replace_if_loaded(place, make, settings)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec_vllm import vllm_interface
 from specdec_vllm.parameters import Parameters, min_p_first
-from specdec_vllm.proposer import check_drafting
+from specdec_vllm.proposer import check_drafter_is_used, warn_of_other_texts
 from specdec_vllm.settings import Settings
 from specdec_vllm.tensors import dense_drafts, scaled_logits
 from specdec_vllm.verification import acceptance_of, rule_of, sample_rows, verify
@@ -23,10 +23,11 @@ from specdec_vllm.vllm_interface import REJECTION_V2, SAMPLER_V2, Make
 def _init(original: Any, settings: Settings) -> Any:
     def __init__(self: Any, sampler: Any, spec_config: Any, device: Any, **others: Any) -> None:
         original(self, sampler, spec_config, device, **others)
+        check_drafter_is_used(settings, spec_config)
         if vllm_interface.is_left_to_vllm(spec_config):
             return
         sampler.specdec_rule = rule_of(settings, spec_config.rejection_sample_method == "block")
-        check_drafting(settings, spec_config, sampler.specdec_rule)
+        warn_of_other_texts(spec_config, sampler.specdec_rule)
         if self.synthetic_conditional_rates is None and others.get("watermark_key") is None:
             self.specdec_rule = sampler.specdec_rule
 

@@ -93,3 +93,9 @@ def test_an_environment_that_fails_is_in_the_table_and_ends_with_1(
     assert table[0].endswith(" | FAILED |")
     assert table[1] == str(Row("3.12", "2.10", 0, 0, "not tested: this Python is not here"))
     assert not [*tmp_path.glob("environment-*")], "it is removed"
+
+
+def test_without_any_python_nothing_has_passed(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "find_pythons", dict)
+    monkeypatch.setattr(sys, "argv", ["environments.py", str(tmp_path / "a.whl")])
+    assert environments.main() == 1

@@ -262,8 +262,8 @@ def start(request, monkeypatch):
     monkeypatch.setattr(vllm_interface, "replace_if_loaded", lambda *_: None)
     owner = SimpleNamespace(synthetic_conditional_rates=None)
 
-    def started(model, drafter=None, rule=None, **given):
-        config = SimpleNamespace(model=model, rejection_sample_method="standard", **given)
+    def started(model, drafter=None, rule=None, method="standard", **given):
+        config = SimpleNamespace(model=model, rejection_sample_method=method, **given)
         settings = Settings(drafter=drafter, rule=rule)
         init = request.param(lambda *_, **__: None, settings)
         init(owner, SimpleNamespace(), config, device=None)
@@ -271,11 +271,12 @@ def start(request, monkeypatch):
     return started
 
 
-def test_a_drafter_that_vllm_would_not_use_ends_the_start(start):
-    start("ngram")
-    start(proposer.NAME, DrafterName("prompt_lookup"))
+@pytest.mark.parametrize("method", ["standard", "fly"])
+def test_a_drafter_that_vllm_would_not_use_ends_the_start(start, method):
+    start("ngram", method=method)
+    start(proposer.NAME, DrafterName("prompt_lookup"), method=method)
     with pytest.raises(ValueError) as caught:
-        start("ngram", DrafterName("prompt_lookup"))
+        start("ngram", DrafterName("prompt_lookup"), method=method)
     assert str(caught.value) == (
         "SPECDEC_VLLM_DRAFTER needs speculative_config with method 'custom_class' and model "
         "'specdec_vllm.Proposer', got model 'ngram'"
