@@ -305,7 +305,7 @@ def main(
     prompts = choose_prompts(questions, load_tokenizer(Path(folder)), clients, prompt_tokens)
     requests = make_requests(prompts, clients, spread)
     rows: list[dict[str, Any]] = []
-    texts: list[list[str]] = []
+    texts = [""] * clients  # as the first setting that answered had them
     for batches, drafter in SETTINGS:
         server = ServerProcess(
             model=folder, dtype=dtype, batches=batches, drafter=drafter, batch_size=batch_size,
@@ -318,8 +318,9 @@ def main(
         finally:
             measured = server.close()
         row = {"batches": batches, "drafter": drafter, **summarize(outcomes, wall), **measured}
-        texts.append([one.text if one.whole else "" for one in outcomes])
-        row["equal"] = sum(a == b != "" for a, b in zip(texts[0], texts[-1], strict=True))
+        found = [one.text if one.whole else "" for one in outcomes]
+        texts = [text or new for text, new in zip(texts, found, strict=True)]
+        row["equal"] = sum(text == new != "" for text, new in zip(texts, found, strict=True))
         row["outcomes"] = [
             {name: value for name, value in asdict(one).items() if name != "text"}
             for one in outcomes
