@@ -1,6 +1,7 @@
 """Which Pythons a release serves, and what an environment of its test holds."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -78,24 +79,30 @@ def test_an_environment_has_no_compiler_and_nothing_of_this_one(tmp_path, monkey
 
 
 @pytest.mark.parametrize("fails", ["torch==", "smoke.py"])
-def test_an_environment_that_fails_is_in_the_table_and_ends_with_1(
-    tmp_path, monkeypatch, capsys, fails
-):
+def test_nothing_runs_after_what_fails(tmp_path, monkeypatch, fails):
     (worked, _), made = calls(tmp_path, monkeypatch, fails)
     assert not worked
-    assert fails in " ".join(made[-1][0]), "nothing ran after it"
+    assert fails in " ".join(made[-1][0])
+
+
+def test_an_environment_that_fails_is_in_the_table_and_ends_with_1(tmp_path, monkeypatch, capsys):
+    calls(tmp_path, monkeypatch, fails="torch==2.13")
     monkeypatch.setattr(environments, "find_pythons", lambda: {"3.11": tmp_path / "base/python"})
-    arguments = [str(tmp_path / "a.whl"), "--pair", "3.11", "2.13", "--pair", "3.12", "2.10"]
-    monkeypatch.setattr(sys, "argv", ["environments.py", *arguments, "--folder", str(tmp_path)])
+    pairs = [("3.11", "2.13"), ("3.11", "2.11"), ("3.12", "2.10")]
+    arguments = [word for pair in pairs for word in ("--pair", *pair)]
+    monkeypatch.setattr(
+        sys, "argv", ["environments.py", "a.whl", *arguments, "--folder", str(tmp_path)]
+    )
     assert environments.main() == 1
-    table = capsys.readouterr().out.splitlines()[-2:]
-    assert table[0].startswith("| 3.11 | 2.13 | ")
-    assert table[0].endswith(" | FAILED |")
-    assert table[1] == str(Row("3.12", "2.10", 0, 0, "not tested: this Python is not here"))
-    assert not [*tmp_path.glob("environment-*")], "it is removed"
+    failed, passed, missing = capsys.readouterr().out.splitlines()[-3:]
+    assert re.fullmatch(r"\| 3.11 \| 2.13 \| 0 \| \d+ \| FAILED \|", failed)
+    assert re.fullmatch(r"\| 3.11 \| 2.11 \| 0 \| \d+ \| passed \|", passed)
+    assert missing == str(Row("3.12", "2.10", 0, 0, "not tested: this Python is not here"))
+    assert not [*tmp_path.glob("environment-*")], "they are removed"
 
 
-def test_without_any_python_nothing_has_passed(tmp_path, monkeypatch):
+def test_no_environment_at_all_ends_with_1(monkeypatch, capsys):
     monkeypatch.setattr(environments, "find_pythons", dict)
-    monkeypatch.setattr(sys, "argv", ["environments.py", str(tmp_path / "a.whl")])
+    monkeypatch.setattr(sys, "argv", ["environments.py", "a.whl"])
     assert environments.main() == 1
+    assert capsys.readouterr().out.count("not tested") == len(environments.PAIRS) > 4
