@@ -175,10 +175,11 @@ class SpeculativeDecoder(Options):
         Args:
             model, input_ids, kwargs: as in `generate`.
             seed, trace: of this call; None means those of this object.
-            source: gives sequences that join the batch between two rounds. It is called with the
-                number of those that run, until it returns None. It returns the arguments of one
-                sequence: ``input_ids`` [1, T], ``seed``, and what else `stream` takes of the
-                model's ``generate``. Such a sequence has the next number, B and up, in
+            source: gives sequences that join the batch between two rounds. It is called until it
+                returns None, with the number of those that run; a sequence that ends with its first
+                token, while others wait for it, counts until the next round. It returns the
+                arguments of one sequence: ``input_ids`` [1, T], ``seed``, and what else `stream`
+                takes of the model's ``generate``. Such a sequence has the next number, B and up, in
                 `Step.sequence` and in the statistics, and the output holds the statistics alone. A
                 batch that no sequence can join never calls it, and a note says why; see
                 docs/loop.md#continuous-batching.

@@ -60,6 +60,14 @@ class QueuedSequence:
             if self._has_last and isinstance(step, Step):
                 self.steps.put_nowait(None)
 
+    def end(self) -> None:
+        """Cancel it, and let those who read its steps have the last one before its round ends.
+
+        Only the thread of the event loop may call this.
+        """
+        self.cancelled = True
+        self._put(_cancelled())
+
     async def __aiter__(self) -> AsyncIterator[Step]:
         while isinstance(step := await self.steps.get(), Step):
             yield step

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import socket
 import sys
 
 import pytest
 from specdec_hf import BatchQueue
+from specdec_hf.cli.serve import _listening
 from support.cli_models import folder, invoke, one_line_error, write_encoder_decoder  # noqa: F401
 
 EXTRA = "needs the extra [server]"
@@ -49,7 +49,7 @@ def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # 
 
 def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with _listening("127.0.0.1", 0) as taken:  # by a server that loads its model, too
         port = taken.getsockname()[1]
         line = one_line_error("serve", "--model", folder, "--port", port, code=1)
     assert line == f"error: --port {port} of --host 127.0.0.1: {os.strerror(98)}"

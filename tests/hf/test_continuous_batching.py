@@ -150,6 +150,16 @@ def test_a_batch_grows_and_shrinks_with_its_sequences():
     assert rows[-1] == 1
 
 
+@pytest.mark.parametrize("first", [5, 4])
+def test_prompts_that_give_one_token_do_not_delay_the_others_for_long(first):
+    """They come without an end, and none of them takes a place; where none runs, they go on."""
+    order = [first, *[4] * 12]
+    texts, steps, _ = decode(order, Arrivals(order[1:], 0, 3), drafter=None)
+    assert texts == [text_of(k) for k in order]
+    numbers = [one.sequence for one in steps]
+    assert numbers[:7] == ([0, 1, 2, 0, 3, 4, 0] if first == 5 else [*range(7)])
+
+
 def test_a_batch_that_begins_with_several_goes_on_with_others():
     width = len(PROMPTS[3])
     ids = torch.tensor([[0] * (width - len(PROMPTS[k])) + PROMPTS[k] for k in (0, 3)])

@@ -74,3 +74,22 @@ def test_the_end_sends_what_waits():
     waits = GrowingText(TOKENIZER, [5], ["abc"])
     assert waits.add(Step(0, TOKENIZER("xab")["input_ids"], [], [])).text == "x"
     assert waits.add(Step(0, [], [], [], "cancelled")).text == "ab"
+
+
+def test_only_what_may_begin_a_stop_string_waits():
+    growing = GrowingText(TOKENIZER, [5], ["abc" + 99 * "-", "bd"])
+    for new, text in (("xy", "xy"), ("ab", ""), ("x", "abx"), ("b", ""), ("b", "b")):
+        assert growing.add(Step(0, TOKENIZER(new)["input_ids"], [], [])).text == text
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_text_is_not_changed_after_it_was_sent(size, monkeypatch):
+    """Some tokenizers take away blanks before marks, which come later than the blanks."""
+    monkeypatch.setattr(TOKENIZER, "clean_up_tokenization_spaces", True)
+    name = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    monkeypatch.setattr(TOKENIZER, name, True)
+    text = "a . b ,c n't"
+    assert TOKENIZER.decode(TOKENIZER(text)["input_ids"]) != text
+    growing, made = pieces(text, size)
+    assert "".join(piece.text for piece in made) == growing.text == text
+    assert "".join(one.token for piece in made for one in piece.logprobs) == text

@@ -1,6 +1,7 @@
 """The server of `specdec_hf.server`, asked by a real client over the loopback interface."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -135,7 +136,7 @@ USER = '{"messages": [{"role": "user", "content": "a"}]'
 # ruff: noqa: E501
 REFUSED = [  # path, body, the field, what the one line says
     (GENERATE, '{"inputs": "a", "parameters": {"stop": 3}}', "parameters.stop", "Extra inputs"),
-    (GENERATE, '{"inputs": "a", "parameters": {"temperature": -1.0}}', "parameters.temperature", "greater"),
+    (GENERATE, '{"inputs": "a", "parameters": {"temperature": -1.0}}', "parameters.temperature", "or equal to 0, got -1.0"),
     (GENERATE, '{"inputs": "a", "parameters": {"temperature": 1e39}}', "temperature", "temperature must be fini"),
     (GENERATE, '{"inputs": "a", "parameters": {"top_p": 1e-46}}', "top_p", "top_p must be in (0, 1] in flo"),
     (GENERATE, '{"inputs": "a", "parameters": {"top_k": "\\ud800"}}', "parameters.top_k", "unicode string"),
@@ -154,7 +155,7 @@ REFUSED = [  # path, body, the field, what the one line says
     (COMPLETE, '{"prompt": [3, 258]}', "prompt", "prompt[1] must be an integer in [0, 257], got 258"),
     (COMPLETE, '{"prompt": "a", "max_tokens": 1' + 300 * "0" + "}", "max_tokens", "max_tokens"),
     (COMPLETE, '{"prompt": "a", "max_tokens": 300}', "max_tokens", "max_tokens must be at most 255"),
-    (COMPLETE, '{"prompt": "a", "stop": 3}', "stop", "stop: must be a string or a list of at most 4"),
+    (COMPLETE, '{"prompt": "a", "stop": 3}', "stop", "a list of at most 4 strings, got 3"),
     (COMPLETE, '{"prompt": "a", "stop": ["a", ""]}', "stop", "at least one character"),
     (COMPLETE, '{"prompt": "a", "n": 129}', "n", "less than or equal to 128"),
     (COMPLETE, '{"prompt": "a", "n": 69}', None, "at most 68 texts, got 69"),
@@ -166,6 +167,7 @@ REFUSED = [  # path, body, the field, what the one line says
     (CHAT, '{"messages": []}', "messages", "at least 1"),
     (CHAT, '{"messages": [{"role": "a", "content": "\\udfff"}]}', "messages", "messages cannot be"),
     (CHAT, '{"messages": [{"role": "a", "content": [{"type": "image_url"}]}]}', "messages.0.content", "parts of type text"),
+    (CHAT, '{"messages": [{"role": "a", "content": [{"type": "text"}]}]}', "messages.0.content", "a string as text"),
     (CHAT, USER + ', "top_logprobs": 2}', None, "top_logprobs must not be given without logprobs"),
     (CHAT, USER + ', "max_tokens": 2, "max_completion_tokens": 2}', None, "max_tokens must not be given with"),
     (CHAT, USER + ', "max_completion_tokens": 999}', "max_completion_tokens", "at most 512, got 999"),
@@ -193,9 +195,38 @@ def test_a_wrong_request_is_refused_by_name_in_one_line(server):
         error = refused(client.post(path, content=raw, headers=json_type))
         assert (error["param"], error["type"]) == (param, "invalid_request_error"), raw
         assert says in error["message"]
+        long = error["code"] == "context_length_exceeded"
+        assert long is error["message"].endswith("tokens, got 256")
+    error = refused(client.post(GENERATE, content=b'{"inputs": "a"}'))
+    assert error["message"] == "the body must be JSON, with Content-Type application/json"
     for raw in NO_JSON:
         refused(client.post(GENERATE, content=raw, headers=json_type))
     assert all(sequence.cancelled for sequence in queue.submitted)
+
+
+def test_others_are_served_while_a_text_is_encoded():
+    class Slow:
+        """The tokenizer, which takes its time."""
+
+        encodes, goes_on = threading.Event(), threading.Event()
+
+        def __getattr__(self, name):
+            return getattr(TOKENIZER, name)
+
+        def __call__(self, text):
+            self.encodes.set()
+            assert self.goes_on.wait(SECONDS)
+            return TOKENIZER(text)
+
+    slow = Slow()
+    with serving(tokenizer=slow) as (client, _), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, GENERATE, json=body("a", max_new_tokens=1))
+        try:
+            assert slow.encodes.wait(SECONDS)
+            assert client.get("/health", timeout=5).status_code == 200
+        finally:
+            slow.goes_on.set()
+        assert first.result(SECONDS).status_code == 200
 
 
 def test_what_is_not_there_is_refused_in_the_same_form(server):
@@ -258,6 +289,23 @@ def test_texts_that_do_not_end_in_time_end_with_the_server(monkeypatch):
     reasons = [one["details"]["finish_reason"] for one in ended]
     assert reasons == ["length", "cancelled", "cancelled"]
     assert queue.decoder.new < 100
+
+
+def test_texts_end_with_the_server_before_the_round_that_runs(monkeypatch, capfd):
+    """A prompt of thousands of tokens is read for longer than open requests get."""
+    monkeypatch.setattr("specdec_hf.server.app.SECONDS_TO_END", 0.1)
+    with serving(batch_size=1) as (client, queue), ThreadPoolExecutor(2) as pool:
+        queue.decoder.gate.clear()
+        asked = {"prompt": "a", "max_tokens": 9}
+        whole = pool.submit(client.post, COMPLETE, json=asked)
+        streamed = pool.submit(client.post, COMPLETE, json=asked | {"stream": True})
+        until(lambda: len(queue.submitted) == 2)
+        queue.server.should_exit = True
+        assert refused(whole.result(SECONDS), 503)["message"] == "the server ends"
+        line = streamed.result(SECONDS).text
+        assert json.loads(line.removeprefix("data: "))["error"]["message"] == "the server ends"
+        assert not queue.decoder.gate.is_set()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_failing_batch_fails_its_requests_and_the_server_goes_on(server):

@@ -80,7 +80,7 @@ def _check_packages() -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that has its address, and listens once the model is loaded."""
+    """A socket that listens: another one could take its address until it does."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -90,6 +90,7 @@ def _listening(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen()
     except OSError as error:
         listener.close()
         fail(f"--port {port} of --host {host}: {error.strerror}", FAILED)

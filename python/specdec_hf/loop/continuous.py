@@ -104,13 +104,15 @@ def _why_unlike_alone(session: Session) -> str | None:
 
 def _admit(session: Session, source: Source) -> Generator[Step, None, Session]:
     """Read the prompts of sequences that wait; returns the session of the rounds to come."""
-    running, joining = int(session.history.active.sum()), list[Session]()
-    while (given := source(running + len(joining))) is not None:
+    running, joining, passed = int(session.history.active.sum()), list[Session](), 0
+    while (given := source(running + len(joining) + passed)) is not None:
         alone = _alone(session, *given)
         yield from step(alone)
         if not alone.done:
             _let_drafter_read(alone)
             joining.append(alone)
+        elif running or joining:  # which wait for it; so it counts, lest any number pass them
+            passed += 1
     ended = np.flatnonzero(~session.history.active)
     wanted = running + len(joining)
     if len(joining) > len(ended) or 0 < 2 * wanted <= len(session.numbers):

@@ -28,7 +28,7 @@ from specdec_hf.server.fields import (
 from specdec_hf.server.growing_text import Piece
 from specdec_hf.server.service import Limits, Service
 
-SECONDS_TO_END = 5  # that open requests get after Ctrl-C, and their batch after that
+SECONDS_TO_END = 5  # that open requests get after Ctrl-C, and clients to read how they ended
 
 
 class EventStream(StreamingResponse):
@@ -139,7 +139,7 @@ def make_app(
     @app.post("/v1/completions")
     async def completions(asked: CompletionRequest, request: Request) -> Any:
         check_model(asked.model)
-        prompts = [service.encode("prompt", prompt) for prompt in asked.prompt]
+        prompts = await service.encode("prompt", asked.prompt)
         form = CompletionForm(asked.logprobs, asked.stream)
         fields = ("prompt", "max_tokens")
         return await openai(request, asked, form, prompts, fields, (asked.max_tokens, 16))
@@ -147,15 +147,15 @@ def make_app(
     @app.post("/v1/chat/completions")
     async def chat_completions(asked: ChatRequest, request: Request) -> Any:
         check_model(asked.model)
-        prompt = service.encode("messages", asked.messages)
+        prompts = await service.encode("messages", [asked.messages])
         form = ChatForm((asked.top_logprobs or 0) if asked.logprobs else None, asked.stream)
         name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
         length = getattr(asked, name), limits.max_new_tokens
-        return await openai(request, asked, form, [prompt], ("messages", name), length)
+        return await openai(request, asked, form, prompts, ("messages", name), length)
 
     async def generated(asked: GenerateRequest, request: Request) -> tuple[Any, AsyncExitStack]:
         """The events of text-generation-inference, and what ends with them."""
-        prompt = service.encode("inputs", asked.inputs)
+        (prompt,) = await service.encode("inputs", [asked.inputs])
         given, fields = asked.parameters, ("inputs", "max_new_tokens")
         length = service.num_new_tokens(fields[1], given.max_new_tokens, 64, len(prompt))
         held = AsyncExitStack()
@@ -219,6 +219,6 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End those that are open with what they have, or in a stream with a fault."""
         loop = asyncio.get_running_loop()
-        ending = loop.call_later(SECONDS_TO_END, self.service.cancel_all)
+        ending = loop.call_later(SECONDS_TO_END, self.service.end_all)
         await super().shutdown(sockets)
         ending.cancel()

@@ -10,6 +10,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specdec_hf.arguments import shown
+
 MAX_MESSAGE = 300  # characters
 
 
@@ -65,11 +67,16 @@ def answer_faults(app: FastAPI) -> None:
         place = [one_line(str(part)) for part in first["loc"][1:]]
         if first["type"] == "json_invalid":
             return answer(Fault(400, f"the body must be JSON: {first['ctx']['error']}"))
+        if isinstance(first["input"], bytes):  # a body that was not read as JSON
+            return answer(Fault(400, "the body must be JSON, with Content-Type application/json"))
         message = str(first["msg"]).removeprefix("Value error, ")
         name = ".".join(place)
         names_itself = first["type"] == "value_error" and not name  # a rule for several fields
-        line = message if names_itself else f"{name or 'the body'}: {message}"
-        return answer(Fault(400, line, param=name or None))
+        if not names_itself:
+            message = f"{name or 'the body'}: {message}"
+            if first["type"] not in ("missing", "extra_forbidden"):
+                message += f", got {shown(first['input'])}"
+        return answer(Fault(400, message, param=name or None))
 
 
 class BodyLimit:

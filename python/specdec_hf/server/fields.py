@@ -37,12 +37,17 @@ def _stops(value: Any) -> list[str]:
     return listed
 
 
+def _is_text_part(part: Any) -> bool:
+    is_text = isinstance(part, dict) and part.get("type") == "text"
+    return is_text and isinstance(part.get("text"), str)
+
+
 def _content(value: Any) -> Any:
     """The text of a message, which may come in parts."""
     if isinstance(value, list):
-        if not all(isinstance(part, dict) and part.get("type") == "text" for part in value):
-            raise ValueError("must be a string or parts of type text")
-        return "".join(str(part.get("text", "")) for part in value)
+        if not all(map(_is_text_part, value)):
+            raise ValueError("must be a string or parts of type text, each with a string as text")
+        return "".join(part["text"] for part in value)
     return value
 
 

@@ -56,7 +56,6 @@ class GrowingText:
         self.text, self.finished = "", ""
         self.tokens: list[int] = []
         self._tokenizer, self._last, self._stop = tokenizer, prompt[-1], stop
-        self._withheld = max((len(string) - 1 for string in stop), default=0)
         self._waiting: list[TokenLogprob] = []
         self._end = 0  # of the text of `tokens`, where log probabilities are asked for
 
@@ -71,15 +70,31 @@ class GrowingText:
             text = text[: min(begins)]
         sure = len(text)
         if not self.finished:
-            sure = 0 if text.endswith(INCOMPLETE) else sure - self._withheld
+            sure = 0 if text.endswith(INCOMPLETE) else sure - self._begun(text)
         piece = Piece(text[len(self.text) : max(sure, len(self.text))], step)
         self.text += piece.text
         piece.finished = self.finished
         piece.logprobs = self._release(cut=bool(begins))
         return piece
 
-    def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+    def _begun(self, text: str) -> int:
+        """How many characters at the end of a text may begin a stop string."""
+        return max(
+            (
+                n
+                for string in self._stop
+                for n in range(1, min(len(string) - 1, len(text)) + 1)
+                if text.endswith(string[:n])
+            ),
+            default=0,
+        )
+
+    def _decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(
+            tokens,
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,  # it would change what was given before
+        )
         return text
 
     def _note(self, step: Step) -> None:
@@ -103,10 +118,13 @@ class GrowingText:
 
     def _name(self, before: int, token: int) -> str:
         """The text of a token behind another; alone, it may lack the blank at its beginning."""
-        first, both = (self._tokenizer.decode(ids) for ids in ([before], [before, token]))
+        first, both, alone = (
+            self._decode(ids, skip_special_tokens=False)
+            for ids in ([before], [before, token], [token])
+        )
         if both.startswith(first) and not first.endswith(INCOMPLETE):
-            return str(both[len(first) :])
-        return str(self._tokenizer.decode([token]))
+            return both[len(first) :]
+        return alone
 
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""

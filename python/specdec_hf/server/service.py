@@ -47,9 +47,19 @@ class Service:
     def __init__(self, queue: BatchQueue, tokenizer: Any, limits: Limits) -> None:
         self.queue, self.tokenizer, self.limits = queue, tokenizer, limits
         self.open: dict[int, QueuedSequence] = {}
+        self._encodes = asyncio.Lock()
 
-    def encode(self, field: str, prompt: str | list[int] | list[Message]) -> list[int]:
-        """The token ids of a text, of a conversation, or those that were given."""
+    async def encode(
+        self, field: str, prompts: Sequence[str | list[int] | list[Message]]
+    ) -> list[list[int]]:
+        """The token ids of texts, of conversations, or those that were given.
+
+        A text of a megabyte takes seconds, in which other requests are served.
+        """
+        async with self._encodes:  # a tokenizer may not serve two threads
+            return await asyncio.to_thread(lambda: [self._ids(field, one) for one in prompts])
+
+    def _ids(self, field: str, prompt: str | list[int] | list[Message]) -> list[int]:
         try:
             if isinstance(prompt, str):
                 return list(self.tokenizer(prompt)["input_ids"])
@@ -115,10 +125,10 @@ class Service:
                 sequence.cancelled = True
                 self.open.pop(id(sequence), None)
 
-    def cancel_all(self) -> None:
-        """Let every text end with the round that runs."""
+    def end_all(self) -> None:
+        """Let every text end, also where the round that runs reads a long prompt."""
         for sequence in self.open.values():
-            sequence.cancelled = True
+            sequence.end()
 
     def _submit(
         self, prompt: list[int], settings: dict[str, Any], count: int | None,
@@ -194,7 +204,7 @@ def _in_words_of(fields: tuple[str, str], error: ValueError) -> Fault:
     first = re.split(r"\W", message)[0]
     for name, given in names.items():
         message = message.replace(name, given)
-    long = first == "input_ids" and "tokens, got" in message
+    long = first == "input_ids" and "tokens, got" in message and not message.endswith("got 0")
     code = "context_length_exceeded" if long else None
     param = names.get(first, first if first in Sampling.model_fields else None)
     return Fault(400, message, param=param, code=code)
