@@ -45,21 +45,24 @@ def sources(path: Path) -> dict[str, str]:
     return found
 
 
-def version_of(files: Mapping[str, str]) -> str:
-    """The version that the sources state, or the newest supported where they state none."""
+def version_of(files: Mapping[str, str]) -> str | None:
+    """The version that the sources state; those of a repository state none."""
     stated = re.search(r"\bversion = '(\d+\.\d+[^']*)'", files.get("vllm/_version.py", ""))
-    return stated[1] if stated else SUPPORTED[-1]
+    return stated[1] if stated else None
 
 
 def compare(files: Mapping[str, str]) -> dict[tuple[str, str], str | None]:
-    """What is wrong with each function that is replaced in this version, or None."""
+    """What is wrong with each function that is replaced in this version, or None.
+
+    Sources that state no version are compared with the newest that is supported.
+    """
 
     def read(module: str) -> str | None:
         return files.get(f"{module.replace('.', '/')}.py")
 
     return {
         place: difference(place, takes, arguments_in_source(read, *place))
-        for place, takes in replaced_in(version_of(files)).items()
+        for place, takes in replaced_in(version_of(files) or SUPPORTED[-1]).items()
     }
 
 
@@ -73,9 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
             files = sources(path)
         except (ValueError, OSError) as error:
             parser.error(str(error))
-        columns.append((version_of(files), compare(files)))
+        version = version_of(files) or f"not stated, as {SUPPORTED[-1]}"
+        columns.append((version, compare(files)))
     print("| function |", *(f"{version} |" for version, _ in columns))
-    print("|---|", *("---|" for _ in columns))
+    print("|---|", *("---|" for _ in columns), sep="")
     for place in dict.fromkeys(place for _, found in columns for place in found):
         cells = (_cell(place, found) for _, found in columns)
         print(f"| `{'.'.join(place)}` |", *(f"{cell} |" for cell in cells))

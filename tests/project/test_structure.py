@@ -1,9 +1,9 @@
 """Who may include or import whom, and which file holds what: the rooms of CONTRIBUTING.md.
 
-The only direction of dependence is: tests and bench -> specdec_hf and specdec_vllm ->
-specdec_kernels -> torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and specdec_hf
-and specdec_vllm -> specdec_host -> csrc/host -> csrc/include. Both csrc/torch and csrc/host are
-built on csrc/arguments, which knows the tensors of either by two headers.
+The only direction of dependence is: tests and bench -> specdec_hf, specdec_vllm and specdec_sglang
+-> specdec_kernels -> torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and
+specdec_hf and specdec_vllm -> specdec_host -> csrc/host -> csrc/include. Both csrc/torch and
+csrc/host are built on csrc/arguments, which knows the tensors of either by two headers.
 """
 
 import ast
@@ -123,10 +123,11 @@ def test_two_headers_choose_whose_tensors_arguments_are():
 FORBIDDEN = {  # beginning of paths -> what no such file may import
     "specdec_kernels/": r"(transformers|specdec_(hf|vllm|sglang|host)|numpy|tests|bench)\b",
     "python/specdec_hf/": r"(specdec_vllm|specdec_sglang|tests|bench|vllm)\b",
-    # A plug-in knows of the loop how a datastore's tokenizer is checked.
-    "python/specdec_(vllm|sglang)/": (
-        r"(specdec_hf(?!\.drafters\.fingerprint\.)|transformers|tests|bench)\b"
+    # The plug-in for vLLM knows of the loop how a datastore's tokenizer is checked.
+    "python/specdec_vllm/": (
+        r"(specdec_hf(?!\.drafters\.fingerprint\.)|specdec_sglang|transformers|tests|bench)\b"
     ),
+    "python/specdec_sglang/": r"(specdec_(hf|vllm|host)|transformers|tests|bench)\b",
     "python/specdec_host/": r"(torch|transformers|specdec_(hf|vllm|sglang|kernels)|tests|bench)\b",
     # The loop knows neither the laboratory nor the command line.
     "python/specdec_hf/(?!lab/|cli/|__main__)": r"specdec_hf\.(lab|cli)\b",

@@ -16,6 +16,8 @@ from specdec_vllm.signatures import sources, version_of
 
 def lay(files, installed, folder):
     """Write the files and link the libraries of the folder `installed`."""
+    if version_of(files) is None:
+        raise ValueError("PATH must state its version in vllm/_version.py, got none")
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

@@ -92,7 +92,7 @@ def test_each_version_is_compared_with_what_was_written_for_it(tmp_path, capsys)
     (trees[-1] / "vllm/_version.py").unlink()
     status, rows, _ = printed(capsys, *trees)
     assert status == 0
-    assert rows["function"] == ["0.32.0", "0.33.0", "0.34.0", SUPPORTED[-1]]
+    assert rows["function"] == ["0.32.0", "0.33.0", "0.34.0", f"not stated, as {SUPPORTED[-1]}"]
     assert rows["vllm.v1.sample.sampler.mixed_sample_eligible"] == ["not replaced", *["same"] * 3]
     older = package("0.32.0") | {"vllm/_version.py": "version = '0.33.0'"}
     status, rows, _ = printed(capsys, as_wheel(older, tmp_path))
