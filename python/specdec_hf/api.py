@@ -167,7 +167,7 @@ class SpeculativeDecoder(Options):
         *,
         seed: Any = None,
         source: Any = None,
-        trace: Trace | None = None,
+        trace: Any = None,
         **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
