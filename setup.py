@@ -15,6 +15,7 @@ from pathlib import Path
 import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
 SAID = "-- specdec-kernels: "  # begins a message of CMakeLists.txt
@@ -97,9 +98,6 @@ class CMakeBuild(build_ext):
         commands = [["--build", str(build)]]
         for ext in self.extensions:
             out = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
-            if not self.inplace:  # a folder of wheels may hold what an earlier build made
-                for old in out.glob(f"{ext.name.rpartition('.')[2]}.*so"):
-                    old.unlink()
             install = ["--install", str(build), "--prefix", str(out)]
             commands.append([*install, "--component", ext.name.rpartition(".")[2]])
         for command in commands:
@@ -109,6 +107,15 @@ class CMakeBuild(build_ext):
         if name.endswith("_host"):  # it serves one version of CPython
             return super().get_ext_filename(name)  # type: ignore[no-any-return]
         return name.replace(".", "/") + ".so"  # no CPython tag: the library has no Python in it
+
+
+class BuildPy(build_py):
+    def run(self) -> None:
+        # Every wheel is built in one folder, and holds all that is there.
+        for package in {name.partition(".")[0] for name in self.packages or ()}:
+            if not self.editable_mode:
+                shutil.rmtree(Path(self.build_lib, package), ignore_errors=True)
+        super().run()
 
 
 class Wheel(bdist_wheel):
@@ -125,5 +132,5 @@ setup(
         Extension("specdec_kernels._C", sources=[]),
         Extension("specdec_host._host", sources=[]),
     ],
-    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": Wheel},
+    cmdclass={"build_ext": CMakeBuild, "build_py": BuildPy, "bdist_wheel": Wheel},
 )

@@ -27,8 +27,6 @@ from support.sources import ROOT
 
 def build(folder: Path, pythons: dict[str, Path]) -> Path:
     """The wheel as setuptools makes it."""
-    for old in (ROOT / "build").glob("lib.*"):  # it holds files that the sources have no more
-        shutil.rmtree(old)
     env = {**os.environ}
     if len(pythons) > 1:
         env["SPECDEC_HOST_PYTHONS"] = os.pathsep.join(map(str, pythons.values()))

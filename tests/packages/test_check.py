@@ -45,7 +45,7 @@ def write(folder, files, tags=None, version=VERSION):
     tags = tags or files[f"{INFO}/WHEEL"].decode().split()[1]
     path = folder / f"specdec_kernels-{version}-{tags}.whl"
     record = io.StringIO()
-    with zipfile.ZipFile(path, "w") as wheel:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as wheel:
         for name, data in files.items():
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
             record.write(f"{name},sha256={digest},{len(data)}\n")

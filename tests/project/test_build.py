@@ -179,15 +179,24 @@ def test_what_is_compiled_is_shown_on_the_terminal(tmp_path):
     assert shown == "\nspecdec-kernels: compiling\n"
 
 
-def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path):
-    """setuptools builds every wheel in one folder, and takes all that is there."""
-    old = tmp_path / "lib/specdec_host/_host.cpython-399-other.so"
-    old.parent.mkdir(parents=True)
-    (old.parent / "_host.pyi").touch()
-    old.touch()
+def test_cmake_keeps_no_argument_of_an_earlier_build(tmp_path):
     program(tmp_path / "cmake", "'\"$@\"'")  # prints its arguments
     hide = f"import sys; sys.executable = {str(tmp_path / 'python')!r}\n"
     done, _ = build(tmp_path, hide + RUN, PATH=f"{tmp_path}:{BIN}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
-    assert " --fresh " in done.stdout, "CMake keeps no argument of it either"
-    assert [path.name for path in old.parent.iterdir()] == ["_host.pyi"]
+    assert " --fresh " in done.stdout
+
+
+def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path):
+    """setuptools builds every wheel in one folder, and takes all that is there."""
+    lib = tmp_path / "lib"
+    names = ("specdec_host/_host.cpython-399-other.so", "specdec_hf/cli/gone.py", "other/mine.py")
+    for name in names:
+        (lib / name).parent.mkdir(parents=True)
+        (lib / name).touch()
+    command = ["setup.py", "--quiet", "egg_info", "--egg-base", tmp_path]
+    subprocess.run(
+        [sys.executable, *command, "build_py", "--build-lib", lib], cwd=ROOT, check=True
+    )
+    assert [(lib / name).exists() for name in names] == [False, False, True]
+    assert (lib / "specdec_hf/cli/app.py").is_file()
