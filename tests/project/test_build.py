@@ -195,8 +195,6 @@ def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path):
         (lib / name).parent.mkdir(parents=True)
         (lib / name).touch()
     command = ["setup.py", "--quiet", "egg_info", "--egg-base", tmp_path]
-    subprocess.run(
-        [sys.executable, *command, "build_py", "--build-lib", lib], cwd=ROOT, check=True
-    )
+    subprocess.run([sys.executable, *command, "build_py", "--build-lib", lib], cwd=ROOT, check=True)
     assert [(lib / name).exists() for name in names] == [False, False, True]
     assert (lib / "specdec_hf/cli/app.py").is_file()
