@@ -11,7 +11,6 @@ import torch
 from proofs import intervals
 from proofs.forward import norm_qkv_rope_case, output_norm_mlp_case
 from support.compiled import assert_one_graph
-from support.programs import run_on
 from support.providers import OUTPUTS, assert_close, run_case
 
 import specdec_kernels as sk
@@ -432,36 +431,25 @@ def test_one_graph_serves_every_number_of_tokens():
     assert_one_graph(both, [[x[:, :n].contiguous() for x in tokens] for n in (5, 9, 30)])
 
 
-OTHER = """
-import torch
-import specdec_kernels as sk
-from forward import test_decoder_layer as tests
-
-for case in tests.EVERY_CASE:
-    tests.test_agrees_with_the_specification(case)
-for dtype in tests.DTYPES:
-    for op in tests.OPS:
-        tests.test_a_token_has_the_same_bits_whatever_stands_beside_it(op, dtype)
-        tests.test_neighbours_of_any_content_change_nothing(op, dtype)
-        tests.test_the_number_of_threads_changes_nothing(op, False, dtype)
-        tests.test_strides_change_nothing_and_the_memory_around_is_not_read(op, dtype)
-        tests.test_nan_and_infinity_reach_all_of_their_token_and_no_other(op, torch.inf, dtype)
-    tests.test_nan_and_infinity_are_activated_as_by_torch(dtype)
-    tests.test_nan_of_an_angle_reaches_two_numbers_of_each_head(dtype)
-    for sizes in tests.MODELS:
-        tests.test_with_attention_they_are_a_layer_of_transformers("Qwen3", sizes, dtype)
-for dtype in tests.DTYPES[1:]:
-    tests.test_every_number_of_16_bits_is_activated_as_by_torch(dtype)
-    tests.test_a_number_is_rounded_before_it_is_weighted(dtype)
-tests.test_the_sigmoid_of_small_and_large_numbers_is_exact()
-tests.test_float16_numbers_that_overflow_are_infinite()
-torch.set_num_threads(1)
-tests.test_the_error_is_no_larger_than_that_of_transformers("Llama", tests.MODELS[1], 0)
-print(sk.cpu_capability())
-"""
-
-
-@pytest.mark.parametrize("capability", ["plain", "avx2", "avx512"])
-@pytest.mark.slow
-def test_every_instruction_set_keeps_the_contract(capability):
-    assert run_on(capability, OTHER) == capability
+def on_another_instruction_set():
+    """What test_instruction_sets.py runs in processes of their own."""
+    for case in EVERY_CASE:
+        test_agrees_with_the_specification(case)
+    for dtype in DTYPES:
+        for op in OPS:
+            test_a_token_has_the_same_bits_whatever_stands_beside_it(op, dtype)
+            test_neighbours_of_any_content_change_nothing(op, dtype)
+            test_the_number_of_threads_changes_nothing(op, False, dtype)
+            test_strides_change_nothing_and_the_memory_around_is_not_read(op, dtype)
+            test_nan_and_infinity_reach_all_of_their_token_and_no_other(op, torch.inf, dtype)
+        test_nan_and_infinity_are_activated_as_by_torch(dtype)
+        test_nan_of_an_angle_reaches_two_numbers_of_each_head(dtype)
+        for sizes in MODELS:
+            test_with_attention_they_are_a_layer_of_transformers("Qwen3", sizes, dtype)
+    for dtype in DTYPES[1:]:
+        test_every_number_of_16_bits_is_activated_as_by_torch(dtype)
+        test_a_number_is_rounded_before_it_is_weighted(dtype)
+    test_the_sigmoid_of_small_and_large_numbers_is_exact()
+    test_float16_numbers_that_overflow_are_infinite()
+    torch.set_num_threads(1)
+    test_the_error_is_no_larger_than_that_of_transformers("Llama", MODELS[1], 0)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from proofs.forward import numbers
 from support.compiled import assert_one_graph
-from support.programs import run_on
 from support.providers import assert_bits, assert_close, run_case
 
 import specdec_kernels as sk
@@ -226,46 +225,23 @@ def test_the_weight_may_be_packed_in_a_graph():
     assert_bits(got.panels, want.panels)
 
 
-# Panels of one instruction set are refused by another, and its rows are invariant too.
-OTHER = """
-import torch
-import specdec_kernels as sk
-from specdec_kernels import reference
-from forward import test_linear as tests
-
-for dtype in tests.DTYPES:
-    for shape in [(3, 17), (50, 577)]:
-        tests.test_a_row_has_the_same_bits_whatever_stands_beside_it(*shape, dtype)
-    tests.test_neighbours_of_any_content_change_nothing(dtype)
-    tests.test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, 256)
-    tests.test_subnormal_results_are_kept(dtype)
-    tests.test_the_number_of_threads_changes_nothing(577, 257, dtype)
-for dtype in tests.DTYPES[1:]:
-    tests.test_every_number_of_16_bits_passes_through(dtype)
-    tests.test_ties_round_to_even(dtype)
-    tests.test_the_sum_is_rounded_once_after_the_bias(dtype)
-tests.test_float16_results_are_subnormal_or_overflow()
-for case in tests.proofs.cases("pack_linear"):
-    tests.test_panels_hold_the_weight(case)
-for case in tests.proofs.cases("packed_linear"):
-    tests.test_agrees_with_the_specification(case)
-torch.set_num_threads(1)
-tests.test_the_error_is_no_larger_than_that_of_torch(1536, "normal")
-panels, wrong = sk.pack_linear(torch.ones(40, 3)), torch.zeros(1, 3, 12)
-try:
-    sk.packed_linear(torch.ones(1, 3), panels._replace(panels=wrong))
-except RuntimeError as error:
-    print(sk.cpu_capability(), error)
-"""
-
-
-@pytest.mark.parametrize("capability", ["plain", "avx2", "avx512", "avx512_bf16", "amx_bf16"])
-@pytest.mark.slow
-def test_every_instruction_set_keeps_the_contract(capability):
-    used, _, error = run_on(capability, OTHER).partition(" ")
-    width = {"plain": 8, "avx2": 16}.get(capability, 32)
-    assert used == (capability if capability in ("plain", "avx2") else "avx512")
-    assert error == (
-        f"panels must be [{-(-40 // width)}, 3, {width}] for the instruction set of this process, "
-        "got [1, 3, 12]"
-    )
+def on_another_instruction_set():
+    """What test_instruction_sets.py runs in processes of their own."""
+    for dtype in DTYPES:
+        for shape in [(3, 17), (50, 577)]:
+            test_a_row_has_the_same_bits_whatever_stands_beside_it(*shape, dtype)
+        test_neighbours_of_any_content_change_nothing(dtype)
+        test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, 256)
+        test_subnormal_results_are_kept(dtype)
+        test_the_number_of_threads_changes_nothing(577, 257, dtype)
+    for dtype in DTYPES[1:]:
+        test_every_number_of_16_bits_passes_through(dtype)
+        test_ties_round_to_even(dtype)
+        test_the_sum_is_rounded_once_after_the_bias(dtype)
+    test_float16_results_are_subnormal_or_overflow()
+    for case in proofs.cases("pack_linear"):
+        test_panels_hold_the_weight(case)
+    for case in proofs.cases("packed_linear"):
+        test_agrees_with_the_specification(case)
+    torch.set_num_threads(1)
+    test_the_error_is_no_larger_than_that_of_torch(1536, "normal")

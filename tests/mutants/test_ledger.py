@@ -42,19 +42,43 @@ def tree(tmp_path_factory):
     made.close()
 
 
-@pytest.mark.slow
-def test_every_fault_can_be_planted(tmp_path):
-    (tmp_path / "one").mkdir()
+@pytest.fixture(scope="module")
+def texts():
+    """File -> its text, of all in which a fault is planted."""
+    paths = {one.file: ledger.ROOT / one.file for one in LEDGER}
+    return {file: path.read_text() if path.is_file() else "" for file, path in paths.items()}
+
+
+def test_every_fault_can_be_planted(texts):
+    failed = []
     for one in LEDGER:
-        copy = tmp_path / "one" / one.file
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text((ledger.ROOT / one.file).read_text())
-        one.plant(tmp_path / "one")
-        if copy.suffix == ".py":
-            compile(copy.read_text(), one.file, "exec")
+        try:
+            one.planted(texts[one.file])
+        except ValueError as error:
+            failed.append(str(error))
+    assert not failed
+    assert not [one.name for one in LEDGER if one.before == one.after]
 
 
 @pytest.mark.slow
+def test_every_planted_fault_of_python_compiles(texts):
+    """Any test would fail on a file that does not."""
+    for one in LEDGER:
+        if one.file.endswith(".py"):
+            compile(one.planted(texts[one.file]), one.file, "exec")
+
+
+def test_a_fault_is_written_into_the_file(tmp_path):
+    (tmp_path / "half.py").write_text(SOURCE)
+    mutant().plant(tmp_path)
+    assert (tmp_path / "half.py").read_text() == SOURCE.replace("/ 2", "/ 3")
+    for before, times in (("number / 2", 0), ("number", 2)):
+        with pytest.raises(ValueError, match=f"must occur once in half.py, occurs {times} times"):
+            mutant(before=before).plant(tmp_path)
+    with pytest.raises(ValueError, match=r"must occur once in half.py, occurs 0 times"):
+        mutant().plant(tmp_path / "elsewhere")
+
+
 def test_the_tests_of_every_fault_exist():
     missing = [
         (one.name, test) for one in LEDGER for test in one.killed_by if not ledger.exists(test)

@@ -263,7 +263,8 @@ def test_no_module_imports_in_a_circle():
 
 
 def test_no_file_is_too_long_to_read():
-    lines = {relative(p): len(p.read_text().splitlines()) for p in (*NATIVE, *PYTHON)}
+    ledger = (ROOT / "tests/mutants").glob("*.toml")
+    lines = {relative(p): len(p.read_text().splitlines()) for p in (*NATIVE, *PYTHON, *ledger)}
     assert not {name: n for name, n in lines.items() if n > LONGEST}
 
 

@@ -1,14 +1,10 @@
-"""Programs of Python in processes of their own, also on another instruction set of the CPU."""
+"""Programs of Python in processes of their own."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-
-import pytest
-
-import specdec_kernels
 
 
 def output_of(*arguments, timeout: float | None = None, **variables: str) -> str:
@@ -26,18 +22,3 @@ def output_of(*arguments, timeout: float | None = None, **variables: str) -> str
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
-
-
-def run_on(capability: str, code: str) -> str:
-    """What Python code prints in a process of this instruction set; skips where there is none.
-
-    Args:
-        capability: a value of SPECDEC_CPU_CAPABILITY.
-        code: may import the tests.
-    """
-    widest = specdec_kernels.cpu_capability()
-    if capability != "plain" and widest == "plain":
-        pytest.skip("this processor has no AVX2")
-    if capability not in ("plain", "avx2") and widest != "avx512":
-        pytest.skip("this processor has no AVX-512")
-    return output_of("-c", code, SPECDEC_CPU_CAPABILITY=capability).strip()
