@@ -1,4 +1,4 @@
-"""Benchmarks: `make bench` runs pytest-benchmark, `python -m bench.sweep` measures a grid of sizes.
+"""Benchmarks: `python -m bench.sweep` measures a grid of sizes, and `make bench` a part of it.
 
 Terms used in this folder:
 config: one setting of a benchmark, such as batch size, vocabulary and dtype.

@@ -21,6 +21,7 @@ from rich.table import Table
 from specdec_hf import TreeSpec, generate
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.weights import load_embedded
+from specdec_hf.lab.bench.configs import first_of_each_category
 
 from bench.tree_acceptance import encode, rounded
 
@@ -43,17 +44,6 @@ def drafters(target: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def first_of_each(path: Path, limit: int) -> list[str]:
-    """The first question of the first prompts of each category."""
-    seen: Counter[str] = Counter()
-    kept = []
-    for prompt in read_prompts(path):
-        seen[prompt.category] += 1
-        if seen[prompt.category] <= limit:
-            kept.append(prompt.turns[0])
-    return kept
-
-
 def main(
     questions: Annotated[Path, typer.Option(help="prompts as JSON lines (Spec-Bench)")],
     dtype: Annotated[list[str] | None, typer.Option(help="by default both")] = None,
@@ -61,7 +51,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="new tokens of an answer")] = 32,
 ) -> None:
     """Count equal texts by drafter and rule, and exit with 1 if one differs."""
-    asked = first_of_each(questions, limit)
+    asked = [one.turns[0] for one in first_of_each_category(read_prompts(questions), limit)]
     differing = 0
     for name in dtype or ["float32", "bfloat16"]:
         begin = time.perf_counter()

@@ -20,13 +20,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from bench import measure, sweep
 from bench.configs import HEADLINE, Config, build
 from bench.peers import PEERS
-from bench.predict import gpu_called, predict
 from bench.results import Run, machine
 from bench.workloads import WORKLOADS
 
@@ -81,7 +79,7 @@ def lines(
             yield {"failed": {"config": config.id, "reason": f"{type(error).__name__}: {error}"}}
             continue
         for row in rows:
-            yield {"row": {**dataclasses.asdict(row), **_predicted(config, device)}}
+            yield {"row": dataclasses.asdict(row)}
         for left in run.skipped[skipped:]:
             yield {"left_out": left}
 
@@ -95,13 +93,6 @@ def call_twice(configs: Iterable[Config], device: str, provider: str) -> None:
             call()
         measure.sync(device)
         print(f"called {config.id}", flush=True)
-
-
-def _predicted(config: Config, device: str) -> Line:
-    gpu = gpu_called(torch.cuda.get_device_name()) if device == "cuda" else None
-    if gpu is None:  # nothing is predicted for other devices
-        return {}
-    return {"predicted_us": round(predict(config, gpu).us, 1), "predicted_for": gpu.name}
 
 
 def main(

@@ -22,13 +22,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from specdec_hf.cli.prompts import SHIPPED_PROMPTS, read_prompts
+from specdec_hf.cli.run import encode
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.shipped import shipped_heads
+from specdec_hf.lab.analysis.replay import Text, write_text
+from specdec_hf.lab.bench.configs import first_of_each_category
 from specdec_hf.lab.training.unrolled import Batch, acceptance_of, unroll
-
-from bench.drafter_acceptance import BATCH, Text, chat_of, choose, greedy_texts
 
 STEPS = 5  # drafts of the longest chain
 GAMMAS = (1, 3, 5)
@@ -76,9 +77,8 @@ class HeadCounts:
 @torch.no_grad()
 def read(model: Any, text: Text) -> Any:
     """What the target's decoder gives for a text, with all hidden states."""
-    return model.get_decoder()(
-        torch.tensor([text.tokens]), output_hidden_states=True, use_cache=False
-    )
+    ids = torch.from_numpy(text.tokens)[None]
+    return model.get_decoder()(ids, output_hidden_states=True, use_cache=False)
 
 
 @torch.no_grad()
@@ -91,14 +91,13 @@ def count(head: Eagle3Head, model: Any, text: Text, out: Any) -> HeadCounts:
         text: prompt and answer.
         out: that `read` gave.
     """
-    ids = torch.tensor([text.tokens])
+    ids = torch.from_numpy(text.tokens)[None]
     layers = head.config.on(len(out.hidden_states) - 1).layers
     head.borrow(model)
     batch = Batch(
         ids, model.get_input_embeddings()(ids).float(),
         torch.cat([out.hidden_states[n] for n in layers], dim=-1).float(),
-        out.last_hidden_state.float(), torch.tensor([ids.shape[1]]),
-        torch.tensor([text.prompt_length]),
+        out.last_hidden_state.float(), torch.tensor([ids.shape[1]]), torch.tensor([text.begin]),
     )  # fmt: skip
     # The draft after the last token has no target: the text ends there.
     found = [
@@ -109,7 +108,7 @@ def count(head: Eagle3Head, model: Any, text: Text, out: Any) -> HeadCounts:
     counts = HeadCounts(*acceptance_of(head, batch, STEPS, output))
     size = ids.shape[1]
     for gamma in GAMMAS:
-        length = text.prompt_length + 1  # the round that reads the prompt drafts nothing
+        length = text.begin + 1  # the round that reads the prompt drafts nothing
         while length < size:
             drafts = min(gamma, size - length - 1)
             accepted = 0
@@ -123,15 +122,14 @@ def count(head: Eagle3Head, model: Any, text: Text, out: Any) -> HeadCounts:
 
 def texts_of(
     model: Any, tokenizer: Any, prompts: Path, limit: int | None, tokens: int
-) -> Iterator[Text]:
-    """The model's greedy answers to the first prompts of each category."""
-    asked = read_prompts(prompts)
-    chosen = choose(asked, limit or len(asked), lambda prompt: True)
-    # Those of about the same length are generated together.
-    chosen.sort(key=lambda prompt: len(chat_of(tokenizer, prompt)))
-    for begin in range(0, len(chosen), BATCH):
-        yield from greedy_texts(model, tokenizer, chosen[begin : begin + BATCH], tokens)
-        console.print(f"{min(begin + BATCH, len(chosen))} of {len(chosen)} prompts")
+) -> Iterator[tuple[str, Text]]:
+    """The first prompts of each category with the model's greedy answers, after their category."""
+    chosen = first_of_each_category(read_prompts(prompts), limit)
+    settings = {"do_sample": False, "max_new_tokens": tokens}
+    for number, prompt in enumerate(chosen, start=1):
+        inputs = encode(tokenizer, [{"role": "user", "content": prompt.turns[0]}], model.device)
+        yield prompt.category, write_text(model, inputs, settings, 0)
+        console.print(f"{number} of {len(chosen)} prompts")
 
 
 def main(
@@ -152,11 +150,11 @@ def main(
     model, tokenizer = load_embedded(dtype=getattr(torch, dtype))
     heads = {str(folder): load_head(folder) for folder in head or shipped_heads()}
     found: dict[str, dict[str, HeadCounts]] = {name: defaultdict(HeadCounts) for name in heads}
-    for text in texts_of(model, tokenizer, prompts, limit, tokens):
+    for category, text in texts_of(model, tokenizer, prompts, limit, tokens):
         out = read(model, text)
         for name, one in heads.items():
             counts = count(one, model, text, out)
-            found[name][text.category].add(counts)
+            found[name][category].add(counts)
             found[name]["all"].add(counts)
     for name, by_category in found.items():
         table = Table(

@@ -20,7 +20,8 @@ import torch
 import typer
 from rich.console import Console
 from specdec_hf import DistilledDrafter, generate
-from specdec_hf.cli.prompts import Prompt, read_prompts
+from specdec_hf.cli.prompts import read_prompts
+from specdec_hf.cli.run import encode
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.layers import with_fewer_layers
 from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
@@ -39,17 +40,6 @@ def acceptance(drafter: DistilledDrafter, model: Any, texts: Sequence[Text]) -> 
         for position in replay(drafter, model, text, GREEDY):
             measured.add(position)
     return measured.alpha
-
-
-def encoded(tokenizer: Any, prompt: Prompt) -> dict[str, torch.Tensor]:
-    """``input_ids`` and ``attention_mask`` of the first turn."""
-    turn = [{"role": "user", "content": prompt.turns[0]}]
-    made: dict[str, torch.Tensor] = dict(
-        tokenizer.apply_chat_template(
-            turn, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-    )
-    return {name: made[name] for name in ("input_ids", "attention_mask")}
 
 
 def run_stream(
@@ -102,7 +92,8 @@ def main(
     """Print acceptance rates along the stream."""
     model, tokenizer = load_embedded()
     chosen = [one for one in read_prompts(str(prompts)) if one.category == category]
-    questions = [encoded(tokenizer, one) for one in chosen]
+    chats = ([{"role": "user", "content": one.turns[0]}] for one in chosen)
+    questions = [encode(tokenizer, chat, model.device) for chat in chats]
     questions = [one for one in questions if one["input_ids"].shape[1] <= LONGEST]
     if len(questions) <= held_out:
         raise typer.BadParameter(

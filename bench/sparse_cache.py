@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from specdec_hf import VerticalCascade, generate, pack_
 from specdec_hf.cli.prompts import read_prompts
+from specdec_hf.cli.run import encode
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.loop.statistics import SpecStats
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -112,10 +113,8 @@ def texts_of(model: Any, tokenizer: Any, file: Path, category: str, context: int
     turns = [one.turns[0] for one in read_prompts(str(file)) if one.category == category]
 
     def encoded(parts: list[str]) -> torch.Tensor:
-        ids: torch.Tensor = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "\n\n".join(parts)}], add_generation_prompt=True,
-            return_tensors="pt", return_dict=True,
-        )["input_ids"]  # fmt: skip
+        chat = [{"role": "user", "content": "\n\n".join(parts)}]
+        ids: torch.Tensor = encode(tokenizer, chat, model.device)["input_ids"]
         return ids
 
     parts: list[str] = []

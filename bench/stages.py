@@ -1,8 +1,7 @@
 """Times parts of the CUDA kernels alone: reading rows, the two schedules, sizes of block groups.
 
 Single sequences are also timed without emptying the L2 cache, which then holds rows and code: the
-rows of one are few, so that the difference is mostly the time in which its code comes from memory
-(`code` of `bench.predict`).
+rows of one are few, so that the difference is mostly the time in which its code comes from memory.
 
     python -m bench.stages [--out FOLDER] [--budget 25]
 

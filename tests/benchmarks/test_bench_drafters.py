@@ -1,65 +1,27 @@
 """The benchmarks of drafters, on toys.
 
-A replay of greedy texts counts what the loop counts, for drafters that copy and for heads; the
-measurements of a draft model that learns and of drafts over a sparse cache.
+A replay of greedy texts counts what the loop counts with a head; the measurements of a draft model
+that learns and of drafts over a sparse cache.
 """
 
 import math
 
 import pytest
 import torch
-from specdec_hf import (
-    DistilledDrafter,
-    PromptLookupDrafter,
-    SuffixAutomatonDrafter,
-    TrieTree,
-    generate,
-)
-from specdec_hf.drafters.merge import TrieDrafter
+from specdec_hf import DistilledDrafter, generate
 from specdec_hf.heads.eagle3.files import load_head, save_head
+from specdec_hf.lab.analysis.replay import write_text
 from specdec_hf.lab.training.unrolled import loss_of
 from support import heads, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import DynamicCache
 
 from bench import online_distillation, sparse_cache
-from bench.drafter_acceptance import Text, drafters, replay
 from bench.head_acceptance import GAMMAS, count, read
 
 pytestmark = pytest.mark.build
 
-GAMMA, NEW, PROMPT = 4, 60, 9
-
-
-def both():
-    return [SuffixAutomatonDrafter(min_match=1), PromptLookupDrafter(4, 1)]
-
-
-@pytest.mark.parametrize("tree", [None, TrieTree(2, GAMMA)], ids=["chain", "trie"])
-def test_a_replay_has_the_rounds_and_drafts_of_the_loop(tree):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    settings = {"drafter": both()[0], "gamma": GAMMA} if tree is None else {"drafter": both()}
-    out = generate(
-        model, **inputs, **settings, tree=tree, max_new_tokens=NEW, do_sample=False, guard=False,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    text = Text("", out.sequences[0].tolist(), 9)
-    drafter = both()[0] if tree is None else TrieDrafter(both(), tree)
-    counts = replay(drafter, text, model, GAMMA)
-    assert counts.rounds == out.stats.rounds
-    assert counts.accepted == out.stats.accepted > 0
-    assert counts.drafted == out.stats.drafted
-    assert counts.tokens_per_round == out.stats.mean_acceptance_length
-
-
-def test_every_compared_drafter_replays():
-    text = Text("", [1, 2, 3, 4] * 6, 8)
-    for name, drafter in drafters(3).items():
-        counts = replay(drafter, text, hf_models.tiny("llama"), 3)
-        assert counts.tokens_per_round > 3, name
-
-
-# Heads.
+PROMPT = 9
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +32,14 @@ def target():
 @pytest.fixture(scope="module")
 def text(target):
     inputs = hf_models.prompts((PROMPT,), vocab_size=40)
-    out = generate(target, **inputs, drafter=None, max_new_tokens=40, do_sample=False)
-    return Text("", out[0].tolist(), PROMPT)
+    return write_text(target, inputs, {"max_new_tokens": 40, "do_sample": False}, 0)
 
 
 @pytest.fixture(scope="module")
 def folder(target, text, tmp_path_factory):
     """A head after a few steps on the text, so that it drafts some of it."""
     head = heads.head_for(target)
-    batch = heads.text_batch(target, head.config.layers, text.tokens)
+    batch = heads.text_batch(target, head.config.layers, text.tokens.tolist())
     optimizer = torch.optim.Adam(head.parameters(), 0.003)
     for _ in range(30):
         optimizer.zero_grad()
@@ -93,11 +54,11 @@ def folder(target, text, tmp_path_factory):
 def test_the_rounds_are_those_of_a_call(gamma, target, text, folder):
     counts = count(load_head(folder), target, text, read(target, text))
     out = generate(
-        target, torch.tensor([text.tokens[:PROMPT]]), drafter=f"eagle3_chain:{folder}",
+        target, torch.from_numpy(text.tokens[None, :PROMPT]), drafter=f"eagle3_chain:{folder}",
         num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", guard=False,
         max_new_tokens=len(text.tokens) - PROMPT, do_sample=False, return_dict_in_generate=True,
     )  # fmt: skip
-    assert out.sequences[0].tolist() == text.tokens
+    assert out.sequences[0].tolist() == text.tokens.tolist()
     stats = out.stats
     assert 0 < stats.accepted < stats.drafted
     assert counts.rounds[gamma] == stats.rounds - 1  # the first reads the prompt

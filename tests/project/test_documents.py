@@ -19,7 +19,6 @@ OTHERS = {
     "--context": "bench/sparse_cache.py",
     "--draft-p-min": "llama.cpp",
     "--every": "bench/online_distillation.py",
-    "--gpu": "bench/predict.py",
     "--held-out": "bench/online_distillation.py",
     "--learning-rate": "bench/online_distillation.py",
     "--no-build-isolation": "pip",

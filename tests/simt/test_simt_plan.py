@@ -8,8 +8,7 @@ import pytest
 import torch
 from proofs import chain_case
 
-from bench import plans, predict
-from bench.configs import Config
+from bench import plans
 
 TILES = 297  # of a row of 151,936 entries
 SIZES = range(1, 9)
@@ -137,19 +136,6 @@ def test_a_forced_group_size_is_the_next_one_that_the_device_has(simt, asked, go
     with simt.sharing("lazy", asked):
         die = device(*[16] * 8, sizes=[1, 2, 4, 8])
         assert simt.plan(die, 3, 1, TILES).group_size == got
-
-
-@pytest.mark.parametrize("start", ["logits", "probs"])
-@pytest.mark.parametrize("b", [1, 2, 4, 8, 12, 22, 23, 32, 33, 34, 65, 66, 67, 256, 1000])
-def test_predictions_assume_the_plan_of_the_launcher(simt, b, start):
-    die = (132, *(4 * 132 // size for size in SIZES))  # groups of every size fill it
-    want = predict.plan(Config(b, 5, 151936, start=start), predict.Gpu())
-    # Rows of probabilities are read by one group for each sequence.
-    rows, schedule = (1, "lazy") if start == "probs" else (6, "auto")
-    with simt.sharing(schedule):
-        got = simt.plan(die, b, rows, TILES, tests=True, drafts=start == "logits")
-    assert got[2:4] == (want.group, want.splits)
-    assert got.parallel == want.parallel
 
 
 @pytest.mark.parametrize("capability", [9, 8])
