@@ -215,8 +215,8 @@ docs: $(DOCS_STAMP)
 	PATH="$(abspath $(DOCS)):$$PATH" NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict $(ARGS)
 
 bench: $(SETUP)
-	for op in verify_chain verify_tree sample kv_append_ kv_compact_; do \
-	  $(BIN)/python -m bench.sweep --op $$op --quick --out build/bench $(ARGS) || exit 1; done
+	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name \
+	  --benchmark-columns=median,iqr,rounds $(ARGS)
 
 bench-trees: $(SETUP)
 	$(BIN)/python -m bench.tree_acceptance $(ARGS)

@@ -1,4 +1,4 @@
-"""Benchmarks: `python -m bench.sweep` measures a grid of sizes, and `make bench` a part of it.
+"""Benchmarks: `make bench` runs pytest-benchmark, `python -m bench.sweep` measures a grid of sizes.
 
 Terms used in this folder:
 config: one setting of a benchmark, such as batch size, vocabulary and dtype.

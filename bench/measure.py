@@ -250,6 +250,15 @@ def peak_extra(f: Call, device: str) -> int | None:
 
 
 @functools.cache
+def seconds_per_exp() -> float:
+    """Seconds for one float32 of `torch.exp` in the CPU's cache, in the best of many calls."""
+    x = torch.linspace(-20, 0, 2**16 * torch.get_num_threads())
+    out = torch.empty_like(x)
+    calls: dict[str, Call] = {"exp": lambda: torch.exp(x, out=out)}
+    return min(rounds(calls, "cpu", budget=1, most=2000)["exp"]) / 1e6 / x.numel()
+
+
+@functools.cache
 def read_bandwidth(device: str) -> float:
     """Bytes per second that this machine reads from memory now, in the best of many reductions."""
     if device == "cuda":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bench import call_configs, configs, kv_configs, tree_configs
+from bench import configs, kv_configs, tree_configs
 from bench.peers import KV_PEERS, PEERS, TREE_PEERS, Peer
 
 
@@ -55,21 +55,10 @@ def _kv_cost(inputs: kv_configs.KvInputs, accepted: Tensor) -> Cost:
     return Cost(*2 * (kv_configs.floor_bytes(inputs.config),))
 
 
-def _call_cost(inputs: call_configs.CallInputs, accepted: Tensor) -> Cost:
-    return Cost(*2 * (inputs.config.floor_bytes,))
-
-
 WORKLOADS = {
     "verify_chain": Workload(
         PEERS, configs.grid, configs.build, _chain_cost, lambda device: configs.HEADLINE[device]
     ),
     "verify_tree": Workload(TREE_PEERS, tree_configs.grid, tree_configs.build, _tree_cost),
-    "sample": Workload(
-        call_configs.PEERS, call_configs.sample_grid, call_configs.build, _call_cost
-    ),
-    "kv_append_": Workload(
-        call_configs.PEERS, call_configs.append_grid, call_configs.build, _call_cost
-    ),
-    "cases": Workload(call_configs.PEERS, call_configs.case_grid, call_configs.build, _call_cost),
     "kv_compact_": Workload(KV_PEERS, kv_configs.grid, kv_configs.build, _kv_cost),
 }
