@@ -39,7 +39,7 @@ SUPPORTED = {
     "torch": Supported("2.10", "2.13", None, "`_C.so` uses the stable ABI of torch 2.10"),
     "triton": Supported("3.6", "3.9", None, "torch 2.10 brings Triton 3.6"),
     "transformers": Supported(
-        "5.20", "5.23", "5.24", "5.24 calls a cache `cache` where 5.23 says `past_key_values`"
+        "5.20", "5.24", "5.25", "a minor version renames arguments, as 5.24 has renamed the cache"
     ),
 }
 
@@ -106,12 +106,18 @@ DIFFERENCES = (
     Difference(
         "transformers",
         "5.23",
+        "python/specdec_hf/runner/protocol.py",
+        "The cache is called `past_key_values`, and not `cache`.",
+    ),
+    Difference(
+        "transformers",
+        "5.24",
         "specdec_kernels/compat/transformers.py",
         "These are the arguments of `_speculative_sampling`.",
     ),
     Difference(
         "transformers",
-        "5.23",
+        "5.24",
         "tests/hf/test_model_classes.py",
         "The table of model classes is that of the version that it was made with.",
     ),
@@ -122,7 +128,7 @@ def requirement(package: str) -> str:
     """The range of a package as pip reads it.
 
     >>> requirement("transformers")
-    'transformers>=5.20,<5.24'
+    'transformers>=5.20,<5.25'
     """
     oldest, _, refused_from, _ = SUPPORTED[package]
     return f"{package}>={oldest}" + (f",<{refused_from}" if refused_from else "")

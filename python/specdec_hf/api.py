@@ -34,6 +34,7 @@ from specdec_hf.request.entry import (
     by_own_generate,
     has_own_generate,
     kept_arguments,
+    name_past,
     plain_output,
     prepare_call,
 )
@@ -82,6 +83,7 @@ def generate(
     """
     check_language_model("model", model)
     _check_stop_strings(kwargs.get("stop_strings"), kwargs.get("tokenizer"))
+    name_past(kwargs)
     options = pop_options(kwargs)
     if has_own_generate(model):
         given = {"inputs": inputs, "input_ids": input_ids}
@@ -217,6 +219,7 @@ class SpeculativeDecoder(Options):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
         _check_stop_strings(kwargs.get("stop_strings"), kwargs.get("tokenizer"))
+        name_past(kwargs)
         call = prepare_call(model, input_ids, **kwargs)
         if call.beams is not None:
             raise ValueError(

@@ -42,7 +42,7 @@ def _speculative_sampling(
             distribution.
         TypeError, ValueError: candidate_length or the weight has a wrong type or value.
 
-    Source: Leviathan et al. 2023, Algorithm 1; transformers 5.23.
+    Source: Leviathan et al. 2023, Algorithm 1; transformers 5.24.
 
     >>> new = 99 * torch.tensor([[[1, 0, 0], [0, 1, 0], [0, 0, 1]]]).float()
     >>> assistant = 99 * torch.tensor([[[1, 0, 0], [0, 0, 1]]]).float()

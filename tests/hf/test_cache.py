@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from specdec_hf import EagleTree, TreeSpec, generate
+from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, generate
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.loop import rounds
@@ -198,6 +198,29 @@ def test_a_second_turn_continues_the_cache_of_sequences_that_ended_at_different_
     cold = generate(model, ids, **rest)
     warm = generate(model, ids, past_key_values=first.past_key_values, **rest)
     assert warm.tolist() == cold.tolist()
+
+
+def test_a_cache_of_the_caller_may_be_called_cache_as_transformers_does():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    first = hf_models.decode(model, (9,), max_new_tokens=7, drafter=None)
+    past, rest = first.past_key_values, {"max_new_tokens": 5, "do_sample": False}
+    want = generate(model, first.sequences, past_key_values=past, **rest)
+    assert generate(model, first.sequences, cache=past, **rest).tolist() == want.tolist()
+    with pytest.raises(ValueError, match="past_key_values holds 15 tokens, but input_ids has 9"):
+        generate(model, inputs["input_ids"], cache=past)
+    with pytest.raises(ValueError, match="past_key_values holds 15 tokens, but input_ids has 9"):
+        next(SpeculativeDecoder(None).stream(model, inputs["input_ids"], cache=past))
+    with pytest.raises(ValueError, match="cache and past_key_values are the same argument, got"):
+        generate(model, first.sequences, cache=past, past_key_values=past)
+
+
+@pytest.mark.parametrize("cache", ["spec", "dynamic"])
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_no_forward_is_called_by_a_name_that_transformers_gives_up(cache):
+    model, inputs = hf_models.build("llama"), hf_models.prompts((9,))
+    kwargs = {"max_new_tokens": 7, "do_sample": False, "drafter": "prompt_lookup", "cache": cache}
+    first = generate(model, **inputs, **kwargs, return_dict_in_generate=True)
+    generate(model, first.sequences, past_key_values=first.past_key_values, **kwargs)
 
 
 def test_lengths_on_the_device_stay_when_those_of_the_host_change():

@@ -17,6 +17,7 @@ from specdec_hf.loop import begin
 from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, cuda_graphs
 from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.protocol import CACHE_NAME
 from support.compiled import leaving_out
 from support.heads import head_folder
 from support.hf_models import build, decode, prompts, with_noise
@@ -175,8 +176,8 @@ def reads_the_device(module, args, kwargs):
 
 
 def reads_the_length(module, args, kwargs):
-    if kwargs["past_key_values"] is not None:
-        kwargs["past_key_values"].get_seq_length()
+    if kwargs[CACHE_NAME] is not None:
+        kwargs[CACHE_NAME].get_seq_length()
 
 
 def test_what_reads_while_it_runs_is_not_recorded(llama, monkeypatch):

@@ -204,7 +204,7 @@ def test_matrices_of_other_classes_are_named():
 
 
 def test_attention_of_its_own_makes_no_promise_of_equal_bits():
-    model = build_any("CodeGenForCausalLM").to(torch.bfloat16)
+    model = build_any("GPTNeoXJapaneseForCausalLM").to(torch.bfloat16)
     output = decode(model, (9,), drafter="prompt_lookup")
     assert output.stats.forwards == "packed"
     assert any("rounds unlike" in note for note in output.stats.notes)

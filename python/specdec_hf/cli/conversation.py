@@ -115,6 +115,7 @@ class Conversation:
         from specdec_hf.cli.trace import PieceStream, marks_of, styled
         from specdec_hf.loop.streaming import run_stream
         from specdec_hf.runner.encoded import is_encoder_decoder
+        from specdec_hf.runner.protocol import CACHE_NAME
 
         messages = [*self.messages, {"role": "user", "content": text}]
         inputs = self._encode(messages)
@@ -159,7 +160,7 @@ class Conversation:
         if self.settings.do_sample:
             turn.seed = output.stats.seeds[0]
         sequence = output.sequences[0].tolist()
-        self.past, self.cached = output.past_key_values, sequence[:-1]
+        self.past, self.cached = getattr(output, CACHE_NAME), sequence[:-1]
         if is_encoder_decoder(self.loaded.model):  # its cache holds the answer and no message
             self.past, self.cached = None, []
         self.messages = [*messages, self._said(turn.tokens)]

@@ -30,6 +30,7 @@ from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyConfig, Whole
 from specdec_hf.heads.files import load_own, save_own
 from specdec_hf.heads.placed import HeadDrafter
 from specdec_hf.runner.protocol import (
+    CACHE_NAME,
     Lengths,
     forward_arguments,
     run_embeddings,
@@ -128,7 +129,7 @@ class PassHead(WholeVocabularyHead):
         parents = _parents(size, cuts, steps)
         runner = SpecRunner(model, batch_size, fed.shape[1])
         inputs = runner.tree_window(np.zeros(batch_size, dtype=np.int64), parents)
-        del inputs["past_key_values"]  # keys and values need gradients, which the cache has not
+        del inputs[CACHE_NAME]  # keys and values need gradients, which the cache has not
         decoder = model.get_decoder()
         frozen = {name: weight.detach() for name, weight in decoder.named_parameters()}
         given = {"inputs_embeds": fed, "use_cache": False, "return_dict": True, **inputs}

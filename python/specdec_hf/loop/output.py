@@ -15,7 +15,7 @@ from specdec_hf.loop.processors import process_ended
 from specdec_hf.loop.session import Session
 from specdec_hf.request.call import Call
 from specdec_hf.runner.handover import export_cache
-from specdec_hf.runner.protocol import context_length, to_device
+from specdec_hf.runner.protocol import CACHE_NAME, context_length, to_device
 
 
 @dataclass
@@ -30,7 +30,7 @@ class SpecOutput(ModelOutput):
             in the padding.
         past_key_values: ``DynamicCache`` of W - 1 columns, as plain ``generate`` leaves it, or the
             ``EncoderDecoderCache`` of an encoder-decoder. None where the sequences of a batch ran
-            one by one.
+            one by one. It has the name ``cache``, too, where Transformers calls it so.
         encoder_outputs: those of an encoder-decoder; pass them on to continue without running its
             encoder again. ``sequences`` are then the next ``decoder_input_ids``, and
             ``attention_mask`` the next ``decoder_attention_mask``.
@@ -48,7 +48,10 @@ class SpecOutput(ModelOutput):
     sequences: torch.Tensor | None = None
     attention_mask: torch.Tensor | None = None
     logprobs: torch.Tensor | None = None
-    past_key_values: Any = None
+    if CACHE_NAME == "cache":
+        cache: Any = None  # then past_key_values is a property of every output
+    else:
+        past_key_values: Any = None
     encoder_outputs: Any = None
     stats: Any = None
     scores: tuple[torch.Tensor, ...] | None = None
@@ -86,7 +89,7 @@ def finish(session: Session) -> SpecOutput:
         sequences=to_device(sequences, device),
         attention_mask=to_device(mask.astype(np.int64), device),
         logprobs=torch.from_numpy(logprobs),
-        past_key_values=past,
+        **{CACHE_NAME: past},
         encoder_outputs=None if session.call.encoded is None else session.call.encoded.outputs,
         stats=session.stats,
         **outputs,

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 from specdec_hf.runner.encoded import Encoded, skipped_padding_id
-from specdec_hf.runner.protocol import forward_arguments
+from specdec_hf.runner.protocol import CACHE_NAME, forward_arguments
 
 # The loop itself gives these to every forward of a decoder.
-_MADE_BY_THE_LOOP = frozenset(
-    {"decoder_attention_mask", "past_key_values", "use_cache", "logits_to_keep"}
-)
+_MADE_BY_THE_LOOP = frozenset({"decoder_attention_mask", CACHE_NAME, "use_cache", "logits_to_keep"})
 # Plain generation would pass them to every forward, as if every token had the same.
 _REFUSED = ("decoder_inputs_embeds", "decoder_position_ids", "labels", "cache_position")
 

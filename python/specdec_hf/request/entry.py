@@ -23,6 +23,7 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
+from transformers.cache_utils import Cache
 from transformers.generation.utils import (
     GenerateBeamEncoderDecoderOutput,
     GenerateEncoderDecoderOutput,
@@ -42,10 +43,14 @@ from specdec_hf.request.unsupported import (
     refuse_unsupported,
 )
 from specdec_hf.runner.encoded import is_encoder_decoder
-from specdec_hf.runner.protocol import forward_arguments
+from specdec_hf.runner.protocol import CACHE_NAME, forward_arguments
 
-_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
-_DECORATOR = GenerationMixin.generate.__code__  # of torch.no_grad
+_FUNCTION: Any = inspect.unwrap(GenerationMixin.generate)
+_GENERATE = _FUNCTION.__code__
+# Of torch.no_grad, the innermost of the decorators.
+_DECORATOR = inspect.unwrap(
+    GenerationMixin.generate, stop=lambda one: vars(one)["__wrapped__"] is _FUNCTION
+).__code__
 _KEPT = (
     "streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask",
     "synced_gpus", "kwargs",
@@ -123,14 +128,14 @@ def prepare_call(
     config, extras = model._prepare_generation_config(generation_config, **kwargs)
     extras = {name: value for name, value in extras.items() if not hasattr(config, name)}
     _check_extras(model, extras)
-    if past_key_values is not None and "past_key_values" not in forward_arguments(model):
+    if past_key_values is not None and CACHE_NAME not in forward_arguments(model):
         raise ValueError(
             f"past_key_values of {type(model).__name__} is not supported: its forward takes none"
         )
     refuse_unsupported(copy.copy(config), origin)
     arguments = {
         "inputs": inputs, "input_ids": input_ids, "attention_mask": attention_mask,
-        "past_key_values": copy.copy(past_key_values),  # model.generate would mark it
+        CACHE_NAME: copy.copy(past_key_values),  # model.generate would mark it
         "logits_processor": logits_processor, "stopping_criteria": stopping_criteria,
         "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn,
     }  # fmt: skip
@@ -179,6 +184,18 @@ def prepare_call(
 
     call: Call = _class_generate(model)(generation_config=config, custom_generate=read, **arguments)
     return call
+
+
+def name_past(kwargs: dict[str, Any]) -> None:
+    """Give a caller's cache its name here: where Transformers says ``cache``, that is an option.
+
+    Raises:
+        ValueError: both names are used.
+    """
+    if isinstance(kwargs.get("cache"), Cache):
+        if kwargs.get("past_key_values") is not None:
+            raise ValueError("cache and past_key_values are the same argument, got both")
+        kwargs["past_key_values"] = kwargs.pop("cache")
 
 
 def _check_extras(model: Any, extras: dict[str, Any]) -> None:
@@ -285,7 +302,7 @@ def plain_output(output: Any) -> ModelOutput:
     What plain generation does not give is left in attributes.
     """
     kind: type[ModelOutput] = GenerateEncoderDecoderOutput
-    names = ["sequences", "scores", "logits", "past_key_values"]
+    names = ["sequences", "scores", "logits", CACHE_NAME]
     if output.beam_indices is not None:
         kind = GenerateBeamEncoderDecoderOutput
         names += ["sequences_scores", "beam_indices"]

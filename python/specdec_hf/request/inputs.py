@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec_hf.runner.protocol import vocab_size_of
+from specdec_hf.runner.protocol import CACHE_NAME, vocab_size_of
 
 RULE = "a causal language model of Transformers, or a wrapper that forwards to one"
 
@@ -123,7 +123,7 @@ def check_decoder_mask(ids: torch.Tensor, model_kwargs: dict[str, Any]) -> NDArr
 
     Args:
         ids: [B, T] int64, those of the decoder.
-        model_kwargs: may hold the mask, and the caller's ``past_key_values``.
+        model_kwargs: may hold the mask, and the caller's cache.
 
     Raises:
         TypeError: no tensor.
@@ -133,7 +133,7 @@ def check_decoder_mask(ids: torch.Tensor, model_kwargs: dict[str, Any]) -> NDArr
     given = model_kwargs.get("decoder_attention_mask")
     check_tensor("decoder_attention_mask", given)
     if given is None:
-        past = model_kwargs.get("past_key_values")
+        past = model_kwargs.get(CACHE_NAME)
         if past is not None and past.get_seq_length() > 0:
             # Without it, plain generation takes all of decoder_input_ids as new.
             raise ValueError("decoder_attention_mask must be given with past_key_values")

@@ -23,17 +23,18 @@ from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 from transformers.generation.configuration_utils import GenerationMode
 
 from specdec_hf.runner.choose import rollback_kinds
+from specdec_hf.runner.encoded import counts_tokens
 from specdec_hf.runner.fit import Comparison, Fit, compare, fits_of, tolerance_of
 from specdec_hf.runner.handover import take_over
 from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.make import kind_reason
 from specdec_hf.runner.plain_runner import PlainRunner, Prompt, copy_of
-from specdec_hf.runner.protocol import Lengths, Runner, vocab_size_of
+from specdec_hf.runner.protocol import CACHE_NAME, Lengths, Runner, vocab_size_of
 from specdec_hf.runner.self_check import PASSING, check_fit, one_line, undisturbed
 
 # The loop makes these itself, so they call for no prefill of the model's own.
 MADE_BY_THE_LOOP = frozenset(
-    {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache"}
+    {"attention_mask", "position_ids", CACHE_NAME, "cache_params", "use_cache"}
     | {"logits_to_keep", "output_attentions", "output_hidden_states"}
 )
 HOLED_MASK = "attention_mask with padding that is not on the left"
@@ -124,9 +125,9 @@ def given_prefill(
 ) -> Prefill:
     """The model's inputs that ``model.generate`` prepared, without the caller's own cache."""
     kwargs = dict(model_kwargs)
-    past = kwargs.get("past_key_values")
+    past = kwargs.get(CACHE_NAME)
     if past is not None and getattr(past, "_is_user_defined", False):
-        kwargs["past_key_values"] = _copied(past)
+        kwargs[CACHE_NAME] = _copied(past)
     if kwargs.get("use_cache") is False:
         kwargs["use_cache"] = True
         model._prepare_cache_for_generation(
@@ -184,10 +185,10 @@ def prefill(
         ValueError: the loop cannot feed this model's later tokens as plain generation does.
     """
     outputs = model._prefill(made.input_ids, made.config, made.model_kwargs)
-    past = outputs.get("past_key_values")
-    if past is None:
+    past = outputs.get(CACHE_NAME)
+    if past is None or not counts_tokens(past):
         raise ValueError(
-            f"{_named(made.names)} not supported: {type(model).__name__} gives no past_key_values"
+            f"{_named(made.names)} not supported: {type(model).__name__} gives no cache"
         )
     logits = outputs.logits[:, -1:].clone()
     lengths = prompt.mask.sum(axis=1).astype(np.int64)
@@ -229,7 +230,7 @@ def _continued(
     model: Any, made: Prefill, prompt: Prompt, outputs: Any, past: Any, kind: str
 ) -> PlainRunner:
     """A runner that goes on from the prefill as plain generation does, token by token."""
-    inputs = {k: v for k, v in made.model_kwargs.items() if k != "past_key_values"}
+    inputs = {k: v for k, v in made.model_kwargs.items() if k != CACHE_NAME}
     runner = PlainRunner(model, len(prompt.mask), kind, prompt=prompt, inputs=inputs, past=past)
     runner.begin_after(outputs)
     return runner
@@ -245,7 +246,7 @@ def _taken_over(
     kind: str,
     self_check: bool,
 ) -> Runner:
-    past = outputs.past_key_values
+    past = outputs[CACHE_NAME]
     config = model.config.get_text_config(decoder=True)
     layer_types = set(get_layer_types_and_kwargs(config)[0])
     if HOLED_MASK in made.names and layer_types != {"full_attention"}:

@@ -38,7 +38,8 @@ from specdec_hf.request.inputs import check_decoder_mask, check_input_ids, mask_
 from specdec_hf.request.prefill import given_prefill, inputs_beyond_text
 from specdec_hf.request.sampling import make_sampling, sequences_per_prompt
 from specdec_hf.request.unsupported import Origin, refuse_kept, refuse_unsupported
-from specdec_hf.runner.encoded import is_encoder_decoder
+from specdec_hf.runner.encoded import counts_tokens, is_encoder_decoder
+from specdec_hf.runner.protocol import CACHE_NAME
 
 # Type of warper -> the sampling parameter that it applies, which is also its attribute.
 WARPERS: dict[type, str] = {
@@ -110,8 +111,10 @@ def read_call(
     sampling = sampling or {name: getattr(generation_config, name, None) for name in PARAMETERS}
     processors, values = _without_warpers(logits_processor, generation_config)
     asked = ("assistant_model", "assistant_tokenizer", "tokenizer")
-    past = model_kwargs.get("past_key_values")
-    if past is not None and past.get_seq_length() == 0:
+    past = model_kwargs.get(CACHE_NAME)
+    if past is not None and counts_tokens(past):
+        past = past if past.get_seq_length() else None
+    elif not getattr(past, "_is_user_defined", False):  # ``model.generate`` marks a caller's
         past = None
     assistant = assistant_of(generation_config, origin, *map(others.get, asked))
     max_length, eos, criteria = read_criteria(stopping_criteria)

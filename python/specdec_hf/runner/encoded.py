@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import CacheLayerMixin, EncoderDecoderCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +82,12 @@ def skipped_padding_id(model: Any) -> int | None:
 def decoder_cache(cache: Any) -> Any:
     """The part of a cache that grows with the text: that of self-attention."""
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+
+def counts_tokens(cache: Any) -> bool:
+    """Whether a cache says how many tokens it holds: layers that keep states alone do not."""
+    layers = decoder_cache(cache).layers
+    return not layers or any(isinstance(layer, CacheLayerMixin) for layer in layers)
 
 
 def caches_in(cache: Any) -> tuple[Any, ...]:

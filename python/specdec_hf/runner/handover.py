@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import (
-    CacheLayerMixin,
     DynamicCache,
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
 )
 
 from specdec_hf.runner.choose import ChosenKind, choose_runner
-from specdec_hf.runner.encoded import decoder_cache, is_encoder_decoder
+from specdec_hf.runner.encoded import counts_tokens, decoder_cache, is_encoder_decoder
 from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.make import kind_reason
 from specdec_hf.runner.plain_runner import PlainRunner, Prompt, SeparateRunner, own_tensors
@@ -57,7 +56,7 @@ def import_cache(
     if not fits or not isinstance(decoder_cache(past), DynamicCache):
         raise ValueError(f"past_key_values must be {names}, got {type(past).__name__}")
     layers: list[Any] = decoder_cache(past).layers
-    if layers and not any(isinstance(layer, CacheLayerMixin) for layer in layers):
+    if not counts_tokens(past):
         raise ValueError(
             f"past_key_values of {type(model).__name__} is not supported: its layers keep states "
             "that do not say how many tokens they hold"

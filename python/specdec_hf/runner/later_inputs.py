@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from specdec_hf.runner.protocol import Lengths, to_device
+from specdec_hf.runner.protocol import CACHE_NAME, Lengths, to_device
 
 # Inputs that the cache or the forward of the loop gives.
 _OF_THE_LOOP = frozenset(
-    {"input_ids", "inputs_embeds", "attention_mask", "position_ids", "past_key_values"}
+    {"input_ids", "inputs_embeds", "attention_mask", "position_ids", CACHE_NAME}
     | {"use_cache", "logits_to_keep", "return_dict", "cache_position"}
 )
 
@@ -48,9 +48,9 @@ class LaterInputs:
         self.model = model
         self.input_ids = input_ids
         # The logits and the cache of the prefill are large, and no update reads them.
-        kept = {k: v for k, v in outputs.items() if k not in ("logits", "past_key_values")}
+        kept = {k: v for k, v in outputs.items() if k not in ("logits", CACHE_NAME)}
         self._outputs = type(outputs)(**kept)
-        first_state = {k: v for k, v in model_kwargs.items() if k != "past_key_values"}
+        first_state = {k: v for k, v in model_kwargs.items() if k != CACHE_NAME}
         self._states = [(0, first_state)] * 2  # new tokens and arguments: at first, and latest
         self._prepared: dict[int, dict[str, Any]] = {}
         first, second = self.native(past, 1, 1), self.native(past, 2, 1)
@@ -86,8 +86,7 @@ class LaterInputs:
         prepared: dict[str, Any] = self.model.prepare_inputs_for_generation(
             torch.cat([self.input_ids, ids.to(self.input_ids.device)], dim=1),
             next_sequence_length=size,
-            past_key_values=past,
-            **kwargs,
+            **{**kwargs, CACHE_NAME: past},
         )
         return {name: value for name, value in prepared.items() if value is not None}
 
@@ -100,7 +99,7 @@ class LaterInputs:
             size: tokens per sequence in this forward.
         """
         if size not in self._prepared:
-            prepared = self.native(inputs["past_key_values"], size, size)
+            prepared = self.native(inputs[CACHE_NAME], size, size)
             self._prepared[size] = {k: v for k, v in prepared.items() if k not in _OF_THE_LOOP}
         completed = {**self._prepared[size], **inputs}
         if self._positions is None:

@@ -26,7 +26,13 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils.generic import ModelOutput
 
 from specdec_hf.runner.encoded import Encoded, caches_in, decoder_cache
-from specdec_hf.runner.protocol import HiddenStateTap, Lengths, forward_arguments, to_device
+from specdec_hf.runner.protocol import (
+    CACHE_NAME,
+    HiddenStateTap,
+    Lengths,
+    forward_arguments,
+    to_device,
+)
 from specdec_kernels import kv_realign_
 
 # Model inputs that have a column for each token; the names are those of Transformers.
@@ -107,7 +113,7 @@ class PlainRunner:
                 for layer in layers:
                     if isinstance(getattr(layer, "keys", None), torch.Tensor):
                         layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
-            self._kwargs["past_key_values"] = past
+            self._kwargs[CACHE_NAME] = past
             self.lengths = prompt.mask[:, :columns].sum(axis=1).astype(np.int64)
         elif kind == "plain" or (self._of_decoder and kind == "dynamic"):
             model._prepare_cache_for_generation(
@@ -124,7 +130,7 @@ class PlainRunner:
             ]
             if self._of_decoder:
                 fresh = EncoderDecoderCache(fresh, DynamicCache())
-            self._kwargs["past_key_values"] = fresh
+            self._kwargs[CACHE_NAME] = fresh
         if kind in ("dynamic", "aligned"):
             self.cache.activate_past_recording()
         self._held = self.lengths.copy()  # tokens in the cache, those to be rolled back included
@@ -136,11 +142,11 @@ class PlainRunner:
     @property
     def cache(self) -> Any:
         """The model's own cache."""
-        return self._kwargs.get("past_key_values")
+        return self._kwargs.get(CACHE_NAME)
 
     def begin_after(self, outputs: Any) -> None:
         """Go on after a prefill that filled ``past`` and gave these outputs."""
-        self._outputs = _state_of(outputs, past_key_values=self.cache)
+        self._outputs = _state_of(outputs, **{CACHE_NAME: self.cache})
 
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence, as in `Runner`."""

@@ -23,6 +23,8 @@ from transformers import PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 Lengths = NDArray[np.int64]
+# What forwards and their outputs call the cache: Transformers 5.23 says past_key_values.
+CACHE_NAME: str = ALL_CACHE_NAMES[0]
 # By the number of layers before them: 0 is the embeddings.
 HiddenStates = dict[int, torch.Tensor]
 

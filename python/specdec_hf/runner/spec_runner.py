@@ -20,6 +20,7 @@ from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.packed.twin import is_packed_twin
 from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.protocol import (
+    CACHE_NAME,
     HiddenStateTap,
     Lengths,
     context_length,
@@ -181,7 +182,7 @@ class SpecRunner:
             padding: how many of them, the last ones, are padding.
 
         Returns:
-            ``past_key_values``, ``position_ids`` [B, size] and ``attention_mask``, which may be
+            The cache, ``position_ids`` [B, size] and ``attention_mask``, which may be
             None.
         """
         cache = self.cache
@@ -197,7 +198,7 @@ class SpecRunner:
         position_ids = to_device(positions, self.device)
         cache.extend(starts + size - padding)
         return {
-            "past_key_values": cache,
+            CACHE_NAME: cache,
             "position_ids": position_ids,
             "attention_mask": self._mask(position_ids, starts, visible),
         }
@@ -238,7 +239,7 @@ class SpecRunner:
             positions = positions.clamp(max=self._context - 1)
         self.cache.extend(roots + parents.shape[1] + 1 - padding)
         return {
-            "past_key_values": self.cache,
+            CACHE_NAME: self.cache,
             "position_ids": positions,
             "attention_mask": self._by_layer_type(mask_of),
         }
@@ -274,7 +275,7 @@ class SpecRunner:
             return (before | (slots == own))[:, None]
 
         return {
-            "past_key_values": cache,
+            CACHE_NAME: cache,
             "position_ids": order.expand(len(lengths), -1),
             "attention_mask": self._by_layer_type(mask_of),
         }

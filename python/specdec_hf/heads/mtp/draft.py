@@ -12,7 +12,7 @@ from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.heads.mtp.head import MtpHead
 from specdec_hf.heads.pairs.draft import PairDraft, Pairs, following_tokens, pick
 from specdec_hf.runner.compiled.compiled_call import CompileStats
-from specdec_hf.runner.protocol import Lengths, to_device
+from specdec_hf.runner.protocol import CACHE_NAME, Lengths, to_device
 from specdec_hf.runner.spec_cache import SpecCache
 
 
@@ -120,8 +120,8 @@ class MtpDraft(PairDraft):
             position_embeddings=self._rotary(embeddings, positions),
             position_ids=positions,
             attention_mask=None if mask is None else mask[:, None],
-            past_key_values=self._cache,
             use_cache=True,
+            **{CACHE_NAME: self._cache},
         )
         return made
 

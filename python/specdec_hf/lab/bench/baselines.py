@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec_hf.cli.distributions import target_probs
+from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_kernels.analysis import rejection_acceptance
 
 
@@ -168,7 +169,7 @@ class BestOf(Baseline):
 def _forward(model: PreTrainedModel, cache: DynamicCache, tokens: Tensor) -> Tensor:
     """Logits [K, n, V] of the tokens [K, L] that the cache lacks."""
     fed = tokens[:, cache.get_seq_length() :]
-    logits: Tensor = model(input_ids=fed, past_key_values=cache).logits
+    logits: Tensor = model(input_ids=fed, **{CACHE_NAME: cache}).logits
     return logits
 
 

@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specdec_hf.cli.compare import synchronize
 from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.schedules.costs import MonotoneCost
 from specdec_kernels.analysis import expected_tokens
 
@@ -93,14 +94,14 @@ def forward_costs(
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     cost, cache = MonotoneCost(), DynamicCache(config=model.config)
     with torch.inference_mode():
-        model(input_ids=ids, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
+        model(input_ids=ids, attention_mask=mask, logits_to_keep=1, **{CACHE_NAME: cache})
         for repeat in range(1 + REPEATS):
             for n in widths:
                 following = ids[:, -1:].expand(-1, n)
                 wide = torch.cat([mask, torch.ones_like(following)], dim=1)
                 synchronize(model)
                 began = time.perf_counter()
-                model(input_ids=following, attention_mask=wide, past_key_values=cache)
+                model(input_ids=following, attention_mask=wide, **{CACHE_NAME: cache})
                 synchronize(model)
                 if repeat:  # the first of each width is slower
                     cost.observe(n, time.perf_counter() - began)

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 
 from specdec_hf.lab.training.draft_model import DraftLlama
 from specdec_hf.lab.training.unrolled import Batch
+from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_kernels import sample
 
 
@@ -103,7 +104,7 @@ def write_answers(
     place = int(prompts.min())
     while place < int(lengths.max()):
         logits = model(
-            input_ids=tokens[:, fed:place], past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=tokens[:, fed:place], use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache}
         ).logits[:, -1]
         fed = place
         positions = torch.full_like(seeds, place)

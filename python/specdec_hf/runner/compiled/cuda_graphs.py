@@ -430,7 +430,7 @@ class CudaGraphs(LentGraphs):
 
         def run(given: dict[str, Any]) -> list[torch.Tensor]:
             recorded = RecordedCache(given.pop("starts"), visible, cache.spec_layers)
-            output = forward(past_key_values=recorded, **given)
+            output = forward(recorded, **given)
             states = output.hidden_states or ()
             chosen = states if wanted is None else [states[n] for n in sorted(wanted)]
             return [output.logits, *chosen]

@@ -29,6 +29,7 @@ from specdec_hf.runner.compiled.layers import (
 )
 from specdec_hf.runner.fit import record_of, tolerance_of
 from specdec_hf.runner.policy import BUCKETS, ForwardPolicy
+from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.runner.self_check import (
     DIFFERENT,
     PASSING,
@@ -157,21 +158,21 @@ class CompiledForward:
         self._buffers.append(LayerBuffers(self._place))
         return replaced_layer(layer, self._buffers[-1], self._graphs)
 
-    def __call__(self, *, past_key_values: SpecCache, attention_mask: Any, **inputs: Any) -> Any:
+    def __call__(self, **inputs: Any) -> Any:
         """As the model's forward, with the inputs that the cache made."""
-        inputs["attention_mask"] = attention_mask
+        cache: SpecCache = inputs.pop(CACHE_NAME)
         with self._lock:
             if self.cuda_graphs is not None:
-                output = self.cuda_graphs.run(self._forward, past_key_values, inputs)
+                output = self.cuda_graphs.run(self._forward, cache, inputs)
                 if output is not None:
                     return output
-            return self._forward(past_key_values, **inputs)
+            return self._forward(cache, **inputs)
 
-    def _forward(self, past_key_values: SpecCache | RecordedCache, **inputs: Any) -> Any:
-        self._point_to(past_key_values, inputs["input_ids"].shape[1])
+    def _forward(self, cache: SpecCache | RecordedCache, **inputs: Any) -> Any:
+        self._point_to(cache, inputs["input_ids"].shape[1])
         before = graphs_made()
         try:
-            return self._twin(past_key_values=past_key_values, **inputs)
+            return self._twin(**{CACHE_NAME: cache}, **inputs)
         finally:
             self.graphs += graphs_made() - before
             for buffers in self._buffers:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from specdec_hf.runner.packed.attention import attend, follows_mask
+from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.runner.spec_cache import SpecCache
 from specdec_kernels import PackedDecoderLayer, decoder_layer_, norm_qkv_rope, output_norm_mlp
 
@@ -135,7 +136,6 @@ def _fused_class(kind: Any) -> type:
         hidden_states: torch.Tensor,
         attention_mask: Any = None,
         position_ids: Any = None,
-        past_key_values: Any = None,
         use_cache: Any = False,
         position_embeddings: Any = None,
         **kwargs: Any,
@@ -151,13 +151,11 @@ def _fused_class(kind: Any) -> type:
                 and cos.shape[-1] == parts.head_dim
                 and not torch.is_autocast_enabled("cpu")
             ):
-                return parts.forward(
-                    hidden_states, attention_mask, past_key_values, cos, sin, kwargs
-                )
+                cache = kwargs.pop(CACHE_NAME, None)
+                return parts.forward(hidden_states, attention_mask, cache, cos, sin, kwargs)
         return kind.forward(
             self, hidden_states, attention_mask=attention_mask, position_ids=position_ids,
-            past_key_values=past_key_values, use_cache=use_cache,
-            position_embeddings=position_embeddings, **kwargs,
+            use_cache=use_cache, position_embeddings=position_embeddings, **kwargs,
         )  # fmt: skip
 
     return type(f"Packed{kind.__name__}", (kind,), {"forward": forward})
