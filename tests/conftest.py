@@ -4,6 +4,7 @@ import atexit
 import functools
 import gc
 import os
+import re
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # To free every object of a run takes a process ten seconds. What is registered first runs last.
@@ -32,6 +33,8 @@ PROVIDERS = {"cuda": "simt", "triton": "triton"}
 SLOW_ROOMS = {"benchmarks", "device", "sharded"}
 # `make quick` runs what is marked `quick` in this room, and imports nothing else of it.
 LOOP = "hf"
+# A file whose every test is marked `build`, so that other lanes need not import it.
+BUILDS = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.build\b", re.M)
 # Beside llama and t5, which `make quick` runs.
 TOY_MODELS = {"gpt2", "qwen2", "qwen3", "gemma2", "bart", "whisper"}
 
@@ -82,14 +85,15 @@ def _markers(item):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Do not import what `make quick` leaves out."""
-    left_out = config.option.markexpr
+    """Do not import what `make quick` and `make test` leave out."""
+    left_out, is_test = config.option.markexpr, collection_path.name.startswith("test_")
+    if "not build" in left_out and is_test and BUILDS.search(collection_path.read_text()):
+        return True
     rooms = SLOW_ROOMS if "not slow" in left_out else set()
     rooms = rooms | {"simt"} if "not simt" in left_out else rooms
     if collection_path.parent == TESTS:
         return True if collection_path.name in rooms else None
     if "not slow" in left_out and collection_path.parent == TESTS / LOOP:
-        is_test = collection_path.name.startswith("test_")
         return True if is_test and "mark.quick" not in collection_path.read_text() else None
     return None
 

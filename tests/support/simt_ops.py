@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,7 +19,10 @@ from support.shared_build import built_once
 
 from specdec_kernels.arguments.rules import SCHEDULES
 
-SOURCES = (*KERNELS, "tests/simt/ops.cpp")
+OPS = "tests/simt/ops.cpp"
+TREES = "csrc/cuda/tree/verify_tree.cu"
+# What g++ compiles as one, which reads most headers once. Trees name some things as the others do.
+UNITS = (tuple(k for k in KERNELS if k != TREES), (TREES,), (OPS,))
 TORCH = Path(torch.__file__).parent
 COMPILE = (
     *("g++", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"),
@@ -54,7 +56,7 @@ SHARES = {
     "auto": ("auto", 0),
 }
 
-available = bool(shutil.which("g++")) and all((ROOT / s).exists() for s in SOURCES)
+available = bool(shutil.which("g++")) and all((ROOT / s).exists() for s in (*KERNELS, OPS))
 
 
 class Plan(NamedTuple):
@@ -209,12 +211,13 @@ class Library:
 
 
 def build(out: Path) -> None:
-    """Compiles the sources side by side; about ten seconds."""
-    objects = [out.parent / (hashlib.sha256(s.encode()).hexdigest()[:8] + ".o") for s in SOURCES]
-    commands = [
-        (*COMPILE, "-O1" if s.endswith(".cpp") else "-O2", "-c", "-x", "c++", ROOT / s, "-o", o)
-        for s, o in zip(SOURCES, objects, strict=True)
-    ]
+    """Compiles the sources side by side; 17 seconds of a processor."""
+    objects = [out.parent / f"{number}.o" for number in range(len(UNITS))]
+    commands = []
+    for (*first, last), o in zip(UNITS, objects, strict=True):
+        included = [word for source in first for word in ("-include", ROOT / source)]
+        optimise = "-O1" if last == OPS else "-O2"
+        commands.append((*COMPILE, optimise, "-c", *included, "-x", "c++", ROOT / last, "-o", o))
     running = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True) for c in commands]
     errors = [process.communicate()[1] for process in running]
     assert not any(process.returncode for process in running), "".join(errors)
