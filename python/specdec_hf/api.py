@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
-from specdec_hf.arguments import check_integers, shown
+from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
 from specdec_hf.beams.search import beam_search
 from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
@@ -26,7 +26,7 @@ from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SpecStats
-from specdec_hf.loop.streaming import Step, Streamer, Trace, put_step
+from specdec_hf.loop.streaming import Step, Streamer, put_step
 from specdec_hf.options import DEFAULT_DRAFTER, Options, pop_options, takes_options
 from specdec_hf.profile import Profile
 from specdec_hf.request.call import Call
@@ -167,14 +167,14 @@ class SpeculativeDecoder(Options):
         *,
         seed: Any = None,
         source: Any = None,
-        trace: Any = None,
+        num_top_logprobs: Any = None,
         **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
 
         Args:
             model, input_ids, kwargs: as in `generate`.
-            seed, trace: of this call; None means those of this object.
+            seed: of this call; None means that of this object.
             source: gives sequences that join the batch between two rounds. It is called until it
                 returns None, with the number of those that run; a sequence that ends with its first
                 token, while others wait for it, counts until the next round. It returns the
@@ -183,10 +183,12 @@ class SpeculativeDecoder(Options):
                 `Step.sequence` and in the statistics, and the output holds the statistics alone. A
                 batch that no sequence can join never calls it, and a note says why; see
                 docs/loop.md#continuous-batching.
+            num_top_logprobs: for each sequence, how many of the likeliest tokens
+                `Step.top_logprobs` lists, at least 0, or None, which lists nothing.
 
         Raises:
             ValueError: this object has a streamer, which would get nothing; a sequence that cannot
-                join the batch.
+                join the batch; an argument out of range.
         """
         if self.streamer is not None:
             raise ValueError(
@@ -194,10 +196,10 @@ class SpeculativeDecoder(Options):
                 f"{shown(self.streamer)}"
             )
         check_language_model("model", model)
-        call = self._prepare(model, input_ids, **kwargs)
+        call = self._prepare(model, input_ids, num_top_logprobs, **kwargs)
         if source is not None:
             call = with_own_sampling(call, model.device)
-        session = _begin(model, call, self._with_seed(seed, trace))
+        session = _begin(model, call, self._with_seed(seed))
         lease, stats = session.lease, session.stats
         try:
             if source is not None:
@@ -211,7 +213,13 @@ class SpeculativeDecoder(Options):
         finally:
             lease.release()
 
-    def _prepare(self, model: Any, input_ids: torch.Tensor | None = None, **kwargs: Any) -> Call:
+    def _prepare(
+        self,
+        model: Any,
+        input_ids: torch.Tensor | None = None,
+        num_top_logprobs: Any = None,
+        **kwargs: Any,
+    ) -> Call:
         """The call of `stream`."""
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
@@ -223,6 +231,8 @@ class SpeculativeDecoder(Options):
                 f"num_beams must be 1 with stream, got {call.beams.num_beams}: which beam is best "
                 "is known at the end"
             )
+        if num_top_logprobs is not None:
+            call = replace(call, num_top_logprobs=_checked_counts(num_top_logprobs, len(call.mask)))
         return call
 
     def _next_call(
@@ -236,10 +246,8 @@ class SpeculativeDecoder(Options):
         seed = given.pop("seed", self.seed)
         return self._prepare(model, **given), seed
 
-    def _with_seed(self, seed: Any, trace: Trace | None = None) -> Options:
+    def _with_seed(self, seed: Any) -> Options:
         """The options of one call."""
-        if trace is not None:
-            return replace(self, seed=self.seed if seed is None else seed, trace=trace)
         return self if seed is None else replace(self, seed=seed)
 
 
@@ -344,6 +352,15 @@ def warm_up(
         session.lease.release()
         made[size] = session.stats
     return made
+
+
+def _checked_counts(given: Any, batch_size: int) -> tuple[int | None, ...]:
+    """``num_top_logprobs`` of `SpeculativeDecoder.stream`, checked."""
+    name = "num_top_logprobs"
+    counts = check_sequence(name, given)
+    if len(counts) != batch_size:
+        raise ValueError(f"{name} must have {batch_size} values, got {len(counts)}")
+    return tuple(one if one is None else check_integer(name, one, 0) for one in counts)
 
 
 def _check_stop_strings(stop_strings: Any, tokenizer: Any) -> None:

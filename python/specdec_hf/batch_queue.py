@@ -13,8 +13,7 @@ from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.loop.streaming import Step, TracedRound
-from specdec_hf.loop.top_logprobs import add_top_logprobs
+from specdec_hf.loop.streaming import Step
 from specdec_hf.request.sampling import make_sampling, sequence_seeds
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
@@ -219,12 +218,6 @@ class BatchQueue:
             pass
         return bool(self._running)
 
-    def _trace(self, traced: TracedRound) -> None:
-        wanted = {n: sequence.num_top_logprobs for n, sequence in self._running.items()}
-        add_top_logprobs(traced, wanted)
-        if self.decoder.trace is not None:
-            self.decoder.trace(traced)
-
     def _decode(self) -> None:
         """Decode the batch and what joins it, and give each sequence its steps."""
 
@@ -236,7 +229,7 @@ class BatchQueue:
         counts = dict.fromkeys(self._running, 0)
         batch = _arguments(list(self._running.values()), self.model.device)
         for step in self.decoder.stream(
-            self.model, batch.pop("input_ids"), **batch, source=source, trace=self._trace
+            self.model, batch.pop("input_ids"), **batch, source=source
         ):
             number, sequence = step.sequence, self._running[step.sequence]
             counts[number] = counts.get(number, 0) + len(step.tokens)
@@ -262,6 +255,7 @@ def _arguments(batch: list[QueuedSequence], device: torch.device) -> dict[str, A
         "attention_mask": mask.long().to(device),
         "max_new_tokens": max(s.max_new_tokens for s in batch),
         "do_sample": True,
+        "num_top_logprobs": [s.num_top_logprobs for s in batch],
         "stopping_criteria": [ended],
         **{name: [s.sampling[name] for s in batch] for name in batch[0].sampling},
     }
