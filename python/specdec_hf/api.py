@@ -21,7 +21,7 @@ from specdec_hf.arguments import check_integer, check_integers, check_sequence, 
 from specdec_hf.beams.search import beam_search
 from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
-from specdec_hf.loop.continuous import run_continuous, with_own_sampling
+from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE, run_continuous, with_own_sampling
 from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
@@ -167,6 +167,7 @@ class SpeculativeDecoder(Options):
         *,
         seed: Any = None,
         source: Any = None,
+        prefill_chunk_size: Any = None,
         num_top_logprobs: Any = None,
         **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
@@ -175,14 +176,17 @@ class SpeculativeDecoder(Options):
         Args:
             model, input_ids, kwargs: as in `generate`.
             seed: of this call; None means that of this object.
-            source: gives sequences that join the batch between two rounds. It is called until it
-                returns None, with the number of those that run; a sequence that ends with its first
-                token, while others wait for it, counts until the next round. It returns the
-                arguments of one sequence: ``input_ids`` [1, T], ``seed``, and what else `stream`
-                takes of the model's ``generate``. Such a sequence has the next number, B and up, in
-                `Step.sequence` and in the statistics, and the output holds the statistics alone. A
-                batch that no sequence can join never calls it, and a note says why; see
-                docs/loop.md#continuous-batching.
+            source: gives sequences that join the batch between two rounds. It is called with the
+                number of those that run, until it returns None or enough prompts were read. It
+                returns the arguments of one sequence: ``input_ids`` [1, T], ``seed``, and what else
+                `stream` takes of the model's ``generate``. Its ``cancelled``, if given, is called
+                before each chunk of the prompt, and ends the sequence where it returns True. Such a
+                sequence has the next number, B and up, in `Step.sequence` and in the statistics,
+                and the output holds the statistics alone. A batch that no sequence can join never
+                calls it, and a note says why; see docs/loop.md#continuous-batching.
+            prefill_chunk_size: with ``source``, about how many tokens of their prompts are read
+                between two rounds of the others, at least 1; None is 256. Without, it is an
+                argument of the model's ``generate``.
             num_top_logprobs: for each sequence, how many of the likeliest tokens
                 `Step.top_logprobs` lists, at least 0, or None, which lists nothing.
 
@@ -196,6 +200,11 @@ class SpeculativeDecoder(Options):
                 f"{shown(self.streamer)}"
             )
         check_language_model("model", model)
+        chunk = PREFILL_CHUNK_SIZE if prefill_chunk_size is None else prefill_chunk_size
+        if source is not None:
+            chunk = check_integer("prefill_chunk_size", chunk, 1)
+        elif prefill_chunk_size is not None:
+            kwargs["prefill_chunk_size"] = prefill_chunk_size
         call = self._prepare(model, input_ids, num_top_logprobs, **kwargs)
         if source is not None:
             call = with_own_sampling(call, model.device)
@@ -203,7 +212,8 @@ class SpeculativeDecoder(Options):
         lease, stats = session.lease, session.stats
         try:
             if source is not None:
-                rounds = run_continuous(session, functools.partial(self._next_call, model, source))
+                asked = functools.partial(self._next_call, model, source)
+                rounds = run_continuous(session, asked, chunk)
                 del session  # the batch may go on in another one
                 yield from rounds
                 return SpecOutput(stats=stats)
@@ -237,14 +247,14 @@ class SpeculativeDecoder(Options):
 
     def _next_call(
         self, model: Any, source: Callable[[int], dict[str, Any] | None], running: int
-    ) -> tuple[Call, Any] | None:
-        """The next sequence of the ``source`` of `stream`, and its seed."""
+    ) -> tuple[Call, Any, Callable[[], bool]] | None:
+        """The next sequence of the ``source`` of `stream`, as `run_continuous` takes it."""
         given = source(running)
         if given is None:
             return None
         given = dict(given)
-        seed = given.pop("seed", self.seed)
-        return self._prepare(model, **given), seed
+        seed, cancelled = given.pop("seed", self.seed), given.pop("cancelled", lambda: False)
+        return self._prepare(model, **given), seed, cancelled
 
     def _with_seed(self, seed: Any) -> Options:
         """The options of one call."""

@@ -21,6 +21,7 @@ OTHERS = {
     "--every": "bench/online_distillation.py",
     "--gpu": "bench/predict.py",
     "--held-out": "bench/online_distillation.py",
+    "--joins": "bench/server_load.py",
     "--learning-rate": "bench/online_distillation.py",
     "--no-build-isolation": "pip",
     "--no-deps": "pip",
