@@ -1,12 +1,16 @@
 """Latencies of the server under many clients at once.
 
     python -m bench.server_load [--questions FILE] [--clients N] [--seconds S] [--json FILE]
+    python -m bench.server_load --joins TOKENS [--json FILE]
 
 A server of each setting answers the same requests in a process of its own: one after the other with
 and without drafts, as `serve` decodes, and in static batches, which those that wait begin when all
 of a batch has ended. Prompts and lengths are mixed, every other answer is streamed, a third is
 greedy, and every tenth client leaves after its third event. The settings have the same texts,
 because the rule is `match`.
+
+With ``--joins`` a prompt of so many tokens joins the streams of a few short ones, which then wait:
+once for the whole prompt, then for chunks of it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,11 +36,16 @@ from rich.table import Table
 from specdec_hf import BatchQueue, SpeculativeDecoder
 from specdec_hf.cli.prompts import SHIPPED_PROMPTS, PromptError, read_prompts
 from specdec_hf.cli.weights import embedded_folder, load_folder, load_tokenizer
+from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE
 
 from bench.results import machine
 
 STATIC = "static batches"
 SETTINGS = (("continuous", "auto"), ("continuous", "none"), (STATIC, "auto"), (STATIC, "none"))
+WHOLE = 2**20  # a chunk that holds every prompt
+CHUNKS = (1024, 512, 256, 128, 64)
+STREAMS, STREAM_TOKENS = 4, 160  # that a long prompt joins
+JOINS_AFTER = 2.0  # seconds
 LENGTHS = (16, 32, 64, 96)  # new tokens of a text at most
 PERCENTILES = (50, 90, 99)
 EVENTS_OF_A_LEAVER = 3
@@ -46,7 +55,9 @@ console = Console(highlight=False, width=140)
 class StaticBatches(SpeculativeDecoder):
     """Lets no sequence join a batch, so that those that wait are the next one."""
 
-    def stream(self, *args: Any, source: Any = None, **kwargs: Any) -> Any:
+    def stream(
+        self, *args: Any, source: Any = None, prefill_chunk_size: Any = None, **kwargs: Any
+    ) -> Any:
         return super().stream(*args, **kwargs)
 
 
@@ -79,6 +90,7 @@ class Outcome:
         text: of the answer.
         tokens: new ones; 0 for a client that left.
         first, last: the first and the last piece of a streamed text; None for others.
+        gap: the longest time between two pieces of it.
         whole: the end of the answer.
         left: whether the client went.
         failure: the kind of error, "" without one.
@@ -88,6 +100,7 @@ class Outcome:
     tokens: int = 0
     first: float | None = None
     last: float | None = None
+    gap: float = 0.0
     whole: float | None = None
     left: bool = False
     failure: str = ""
@@ -109,6 +122,22 @@ def make_requests(
         )
         for i in range(clients)
     ]
+
+
+def make_joining(prompts: Sequence[str], long: str) -> list[Request]:
+    """Streams of a few prompts, then a long prompt, which comes while they run."""
+    like = Request("", STREAM_TOKENS, 0.0, seed=0, streams=True, leaves=False, begins=0.0)
+    streams = [replace(like, prompt=prompts[i % len(prompts)]) for i in range(STREAMS)]
+    return [*streams, replace(like, prompt=long, max_tokens=16, begins=JOINS_AFTER)]
+
+
+def long_prompt(prompts: Sequence[str], tokenizer: Any, tokens: int) -> str:
+    """About so many tokens of prompts, one after the other."""
+    ids: list[int] = []
+    while len(ids) < tokens:
+        ids += [token for text in prompts for token in tokenizer(f"{text}\n")["input_ids"]]
+    text: str = tokenizer.decode(ids[:tokens], skip_special_tokens=True)
+    return text
 
 
 async def run_clients(
@@ -176,8 +205,9 @@ async def _ask(client: httpx.AsyncClient, request: Request, outcome: Outcome) ->
             events += 1
             for choice in event["choices"]:
                 outcome.text += choice["delta"]["content"]
-                outcome.last = time.perf_counter() - began
+                before, outcome.last = outcome.last, time.perf_counter() - began
                 outcome.first = outcome.first or outcome.last
+                outcome.gap = max(outcome.gap, outcome.last - (before or outcome.last))
             if event["usage"]:
                 outcome.tokens = event["usage"]["completion_tokens"]
             if request.leaves and events == EVENTS_OF_A_LEAVER:
@@ -196,6 +226,7 @@ def summarize(outcomes: Sequence[Outcome], wall: float) -> dict[str, Any]:
         "next_tokens": _percentiles(
             [(one.last - one.first) / (one.tokens - 1) for one in timed]  # type: ignore[operator]
         ),
+        "longest_gap": _percentiles([one.gap for one in timed]),
         "whole_text": _percentiles([one.whole for one in whole if one.whole is not None]),
         "seconds": wall,
         "tokens": tokens,
@@ -249,7 +280,9 @@ def _serve(settings: dict[str, Any]) -> None:
     model, tokenizer = load_folder(settings["model"], dtype=getattr(torch, settings["dtype"]))
     kind = StaticBatches if settings["batches"] == STATIC else SpeculativeDecoder
     drafter = None if settings["drafter"] == "none" else settings["drafter"]
-    queue = BatchQueue(model, kind(drafter, rule="match"), settings["batch_size"])
+    queue = BatchQueue(
+        model, kind(drafter, rule="match"), settings["batch_size"], settings["chunk"]
+    )
     limits = Limits(max_waiting=settings["clients"])
 
     def ready() -> None:
@@ -298,18 +331,27 @@ def main(
     batch_size: Annotated[int, typer.Option(help="texts decoded together")] = 8,
     prompt_tokens: Annotated[int, typer.Option(help="tokens of a prompt at most")] = 200,
     seconds: Annotated[float, typer.Option(help="longest time of a setting")] = 60.0,
+    joins: Annotated[int, typer.Option(help="tokens of a prompt that joins a few streams")] = 0,
+    drafter: Annotated[str, typer.Option(help="of the streams that it joins")] = "none",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the results")] = None,
 ) -> None:
     """Print a line for each setting."""
     folder = str(embedded_folder() if model == "embedded" else model)
-    prompts = choose_prompts(questions, load_tokenizer(Path(folder)), clients, prompt_tokens)
-    requests = make_requests(prompts, clients, spread)
+    tokenizer = load_tokenizer(Path(folder))
+    prompts = choose_prompts(questions, tokenizer, clients, prompt_tokens)
+    if joins:
+        requests = make_joining(prompts, long_prompt(prompts, tokenizer, joins))
+        chunks = (WHOLE, *(chunk for chunk in CHUNKS if chunk < joins))
+        settings = [("continuous", drafter, chunk) for chunk in chunks]
+    else:
+        requests = make_requests(prompts, clients, spread)
+        settings = [(*setting, PREFILL_CHUNK_SIZE) for setting in SETTINGS]
     rows: list[dict[str, Any]] = []
-    texts = [""] * clients  # as the first setting that answered had them
-    for batches, drafter in SETTINGS:
+    texts = [""] * len(requests)  # as the first setting that answered had them
+    for batches, drafts, chunk in settings:
         server = ServerProcess(
-            model=folder, dtype=dtype, batches=batches, drafter=drafter, batch_size=batch_size,
-            clients=clients,
+            model=folder, dtype=dtype, batches=batches, drafter=drafts, batch_size=batch_size,
+            clients=clients, chunk=chunk,
         )  # fmt: skip
         try:
             warm = make_requests(prompts, 2, 0.0)
@@ -317,7 +359,8 @@ def main(
             outcomes, wall = asyncio.run(run_clients(server.url, requests, seconds))
         finally:
             measured = server.close()
-        row = {"batches": batches, "drafter": drafter, **summarize(outcomes, wall), **measured}
+        row = {"batches": batches, "drafter": drafts, "chunk": chunk}
+        row |= {**summarize(outcomes, wall), **measured}
         found = [one.text if one.whole else "" for one in outcomes]
         texts = [text or new for text, new in zip(texts, found, strict=True)]
         row["equal"] = sum(text == new != "" for text, new in zip(texts, found, strict=True))
@@ -327,8 +370,9 @@ def main(
         ]
         rows.append(row)
     content = {
-        "machine": machine("cpu"), "model": model, "dtype": dtype, "clients": clients,
-        "spread": spread, "batch_size": batch_size, "questions": questions.name, "settings": rows,
+        "machine": machine("cpu"), "model": model, "dtype": dtype, "clients": len(requests),
+        "spread": spread, "batch_size": batch_size, "questions": questions.name, "joins": joins,
+        "settings": rows,
         "requests": [
             {name: value for name, value in asdict(one).items() if name != "prompt"}
             for one in requests
@@ -336,7 +380,23 @@ def main(
     }  # fmt: skip
     if json_file is not None:
         json_file.write_text(json.dumps(content, indent=1) + "\n")
-    console.print(_table(rows))
+    console.print(_table_of_chunks(rows) if joins else _table(rows))
+
+
+def _table_of_chunks(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(
+        "chunk, tokens", "longest gap of a stream, s", "first token of the long prompt, s",
+        "tokens/s", "texts equal",
+    )  # fmt: skip
+    for row in rows:
+        *streams, long = row["outcomes"]
+        gap, first = max(one["gap"] for one in streams), long["first"]
+        table.add_row(
+            "whole" if row["chunk"] == WHOLE else str(row["chunk"]), f"{gap:.2f}",
+            "" if first is None else f"{first:.2f}", f"{row['tokens_per_second']:.1f}",
+            f"{row['equal']} of {row['answered']}",
+        )  # fmt: skip
+    return table
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

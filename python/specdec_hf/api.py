@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
-from specdec_hf.arguments import check_integers, shown
+from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
 from specdec_hf.beams.search import beam_search
 from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
-from specdec_hf.loop.continuous import run_continuous, with_own_sampling
+from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE, run_continuous, with_own_sampling
 from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SpecStats
-from specdec_hf.loop.streaming import Step, Streamer, Trace, put_step
+from specdec_hf.loop.streaming import Step, Streamer, put_step
 from specdec_hf.options import DEFAULT_DRAFTER, Options, pop_options, takes_options
 from specdec_hf.profile import Profile
 from specdec_hf.request.call import Call
@@ -169,26 +169,32 @@ class SpeculativeDecoder(Options):
         *,
         seed: Any = None,
         source: Any = None,
-        trace: Any = None,
+        prefill_chunk_size: Any = None,
+        num_top_logprobs: Any = None,
         **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
 
         Args:
             model, input_ids, kwargs: as in `generate`.
-            seed, trace: of this call; None means those of this object.
-            source: gives sequences that join the batch between two rounds. It is called until it
-                returns None, with the number of those that run; a sequence that ends with its first
-                token, while others wait for it, counts until the next round. It returns the
-                arguments of one sequence: ``input_ids`` [1, T], ``seed``, and what else `stream`
-                takes of the model's ``generate``. Such a sequence has the next number, B and up, in
-                `Step.sequence` and in the statistics, and the output holds the statistics alone. A
-                batch that no sequence can join never calls it, and a note says why; see
-                docs/loop.md#continuous-batching.
+            seed: of this call; None means that of this object.
+            source: gives sequences that join the batch between two rounds. It is called with the
+                number of those that run, until it returns None or enough prompts were read. It
+                returns the arguments of one sequence: ``input_ids`` [1, T], ``seed``, and what else
+                `stream` takes of the model's ``generate``. Its ``cancelled``, if given, is called
+                before each chunk of the prompt, and ends the sequence where it returns True. Such a
+                sequence has the next number, B and up, in `Step.sequence` and in the statistics,
+                and the output holds the statistics alone. A batch that no sequence can join never
+                calls it, and a note says why; see docs/loop.md#continuous-batching.
+            prefill_chunk_size: with ``source``, about how many tokens of their prompts are read
+                between two rounds of the others, at least 1; None is 256. Without, it is an
+                argument of the model's ``generate``.
+            num_top_logprobs: for each sequence, how many of the likeliest tokens
+                `Step.top_logprobs` lists, at least 0, or None, which lists nothing.
 
         Raises:
             ValueError: this object has a streamer, which would get nothing; a sequence that cannot
-                join the batch.
+                join the batch; an argument out of range.
         """
         if self.streamer is not None:
             raise ValueError(
@@ -196,14 +202,20 @@ class SpeculativeDecoder(Options):
                 f"{shown(self.streamer)}"
             )
         check_language_model("model", model)
-        call = self._prepare(model, input_ids, **kwargs)
+        chunk = PREFILL_CHUNK_SIZE if prefill_chunk_size is None else prefill_chunk_size
+        if source is not None:
+            chunk = check_integer("prefill_chunk_size", chunk, 1)
+        elif prefill_chunk_size is not None:
+            kwargs["prefill_chunk_size"] = prefill_chunk_size
+        call = self._prepare(model, input_ids, num_top_logprobs, **kwargs)
         if source is not None:
             call = with_own_sampling(call, model.device)
-        session = _begin(model, call, self._with_seed(seed, trace))
+        session = _begin(model, call, self._with_seed(seed))
         lease, stats = session.lease, session.stats
         try:
             if source is not None:
-                rounds = run_continuous(session, functools.partial(self._next_call, model, source))
+                asked = functools.partial(self._next_call, model, source)
+                rounds = run_continuous(session, asked, chunk)
                 del session  # the batch may go on in another one
                 yield from rounds
                 return SpecOutput(stats=stats)
@@ -213,7 +225,13 @@ class SpeculativeDecoder(Options):
         finally:
             lease.release()
 
-    def _prepare(self, model: Any, input_ids: torch.Tensor | None = None, **kwargs: Any) -> Call:
+    def _prepare(
+        self,
+        model: Any,
+        input_ids: torch.Tensor | None = None,
+        num_top_logprobs: Any = None,
+        **kwargs: Any,
+    ) -> Call:
         """The call of `stream`."""
         for name in ("tokenizer", "stop_strings"):
             if getattr(self, name) is not None:
@@ -226,23 +244,23 @@ class SpeculativeDecoder(Options):
                 f"num_beams must be 1 with stream, got {call.beams.num_beams}: which beam is best "
                 "is known at the end"
             )
+        if num_top_logprobs is not None:
+            call = replace(call, num_top_logprobs=_checked_counts(num_top_logprobs, len(call.mask)))
         return call
 
     def _next_call(
         self, model: Any, source: Callable[[int], dict[str, Any] | None], running: int
-    ) -> tuple[Call, Any] | None:
-        """The next sequence of the ``source`` of `stream`, and its seed."""
+    ) -> tuple[Call, Any, Callable[[], bool]] | None:
+        """The next sequence of the ``source`` of `stream`, as `run_continuous` takes it."""
         given = source(running)
         if given is None:
             return None
         given = dict(given)
-        seed = given.pop("seed", self.seed)
-        return self._prepare(model, **given), seed
+        seed, cancelled = given.pop("seed", self.seed), given.pop("cancelled", lambda: False)
+        return self._prepare(model, **given), seed, cancelled
 
-    def _with_seed(self, seed: Any, trace: Trace | None = None) -> Options:
+    def _with_seed(self, seed: Any) -> Options:
         """The options of one call."""
-        if trace is not None:
-            return replace(self, seed=self.seed if seed is None else seed, trace=trace)
         return self if seed is None else replace(self, seed=seed)
 
 
@@ -347,6 +365,15 @@ def warm_up(
         session.lease.release()
         made[size] = session.stats
     return made
+
+
+def _checked_counts(given: Any, batch_size: int) -> tuple[int | None, ...]:
+    """``num_top_logprobs`` of `SpeculativeDecoder.stream`, checked."""
+    name = "num_top_logprobs"
+    counts = check_sequence(name, given)
+    if len(counts) != batch_size:
+        raise ValueError(f"{name} must have {batch_size} values, got {len(counts)}")
+    return tuple(one if one is None else check_integer(name, one, 0) for one in counts)
 
 
 def _check_stop_strings(stop_strings: Any, tokenizer: Any) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.loop.streaming import Step, TracedRound
-from specdec_hf.loop.top_logprobs import add_top_logprobs
+from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE
+from specdec_hf.loop.streaming import Step
 from specdec_hf.request.sampling import make_sampling, sequence_seeds
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
@@ -39,8 +39,8 @@ class QueuedSequence:
         sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
         num_top_logprobs: how many of the likeliest tokens `Step.top_logprobs` lists for each of
             its tokens; None lists nothing.
-        cancelled: set it, and the sequence leaves its batch after the round that runs; or, where it
-            still waits, is never decoded.
+        cancelled: set it, and the sequence leaves its batch after the round that runs, or after the
+            chunk of its prompt that is read; or, where it still waits, is never decoded.
         steps: those that are not read yet, and None or an error behind the last.
     """
 
@@ -80,21 +80,23 @@ class BatchQueue:
     """Decodes in batches the sequences that are submitted one by one.
 
     A sequence that waits joins the batch between two rounds, in the order of submission, as soon as
-    the batch has fewer than ``batch_size`` sequences that run; its prompt is read alone before the
-    next round of the others. Where the decoder cannot do that, see docs/loop.md, those that wait
-    when a batch ends are the next batch. Each has its own length, sampling parameters and seed. The
-    model runs in a thread, one batch at a time. An error of a batch is raised for its sequences,
-    and those that wait are the next batch. When the queue ends, its batch ends after the round that
-    runs, for which the end of ``async with`` waits, and sequences that still wait raise
+    the batch has fewer than ``batch_size`` sequences that run. Its prompt is read alone, in chunks
+    between which the others have a round. Where the decoder cannot do that, see docs/loop.md, those
+    that wait when a batch ends are the next batch. Each has its own length, sampling parameters and
+    seed. The model runs in a thread, one batch at a time. An error of a batch is raised for its
+    sequences, and those that wait are the next batch. When the queue ends, its batch ends after the
+    round that runs, for which the end of ``async with`` waits, and sequences that still wait raise
     RuntimeError.
 
     Args:
         model: a causal language model.
         decoder: rule "match" makes the text of a seed independent of the batch.
         batch_size: most sequences of a batch.
+        prefill_chunk_size: about how many tokens of prompts are read between two rounds of the
+            sequences that run.
 
     Raises:
-        ValueError, TypeError: batch_size is not an integer of at least 1.
+        ValueError, TypeError: a number is not an integer of at least 1.
 
     Example, in a coroutine:
         async with BatchQueue(model, SpeculativeDecoder("prompt_lookup", rule="match")) as queue:
@@ -102,9 +104,16 @@ class BatchQueue:
                 print(step.tokens)
     """
 
-    def __init__(self, model: Any, decoder: SpeculativeDecoder, batch_size: int = 8) -> None:
+    def __init__(
+        self,
+        model: Any,
+        decoder: SpeculativeDecoder,
+        batch_size: int = 8,
+        prefill_chunk_size: int = PREFILL_CHUNK_SIZE,
+    ) -> None:
         self.model, self.decoder = model, decoder
         self.batch_size = check_integer("batch_size", batch_size, 1)
+        self.prefill_chunk_size = check_integer("prefill_chunk_size", prefill_chunk_size, 1)
         self._waiting: deque[QueuedSequence] = deque()  # a thread takes from it too
         self._submitted = asyncio.Event()
         self._running: dict[int, QueuedSequence] = {}  # by number in the batch
@@ -219,25 +228,23 @@ class BatchQueue:
             pass
         return bool(self._running)
 
-    def _trace(self, traced: TracedRound) -> None:
-        wanted = {n: sequence.num_top_logprobs for n, sequence in self._running.items()}
-        add_top_logprobs(traced, wanted)
-        if self.decoder.trace is not None:
-            self.decoder.trace(traced)
-
     def _decode(self) -> None:
         """Decode the batch and what joins it, and give each sequence its steps."""
 
         def source(running: int) -> dict[str, Any] | None:
             full = running >= self.batch_size or self._count >= MAX_SEQUENCES
             sequence = None if full else self._join()
-            return None if sequence is None else _arguments([sequence], self.model.device)
+            if sequence is None:
+                return None
+            cancelled = {"cancelled": lambda: sequence.cancelled}
+            return _arguments([sequence], self.model.device) | cancelled
 
         counts = dict.fromkeys(self._running, 0)
         batch = _arguments(list(self._running.values()), self.model.device)
         for step in self.decoder.stream(
-            self.model, batch.pop("input_ids"), **batch, source=source, trace=self._trace
-        ):
+            self.model, batch.pop("input_ids"), **batch, source=source,
+            prefill_chunk_size=self.prefill_chunk_size,
+        ):  # fmt: skip
             number, sequence = step.sequence, self._running[step.sequence]
             counts[number] = counts.get(number, 0) + len(step.tokens)
             reason = _reason(step.finished, sequence, counts[number])
@@ -262,6 +269,7 @@ def _arguments(batch: list[QueuedSequence], device: torch.device) -> dict[str, A
         "attention_mask": mask.long().to(device),
         "max_new_tokens": max(s.max_new_tokens for s in batch),
         "do_sample": True,
+        "num_top_logprobs": [s.num_top_logprobs for s in batch],
         "stopping_criteria": [ended],
         **{name: [s.sampling[name] for s in batch] for name in batch[0].sampling},
     }

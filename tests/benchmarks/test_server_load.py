@@ -13,6 +13,8 @@ from bench import server_load
 from bench.server_load import (
     LENGTHS,
     STATIC,
+    STREAMS,
+    WHOLE,
     Outcome,
     StaticBatches,
     make_requests,
@@ -73,7 +75,7 @@ def test_requests_are_mixed_and_the_same_every_time():
 
 def test_a_summary_by_hand():
     found = [
-        Outcome("ab", 3, first=1.0, last=3.0, whole=3.5),
+        Outcome("ab", 3, first=1.0, last=3.0, gap=1.5, whole=3.5),
         Outcome("ab", 9, whole=4.5),
         Outcome("a", 0, first=2.0, last=2.0, left=True),
         Outcome(failure="status 429"),
@@ -81,6 +83,7 @@ def test_a_summary_by_hand():
     summary = summarize(found, wall=6.0)
     assert summary["first_token"] == pytest.approx([1.5, 1.9, 1.99])
     assert summary["next_tokens"] == pytest.approx([1.0, 1.0, 1.0])
+    assert summary["longest_gap"] == [1.5, 1.5, 1.5]
     assert summary["whole_text"] == pytest.approx([4.0, 4.4, 4.49])
     assert (summary["tokens"], summary["tokens_per_second"]) == (12, 2.0)
     assert (summary["answered"], summary["left"]) == (2, 1)
@@ -123,6 +126,25 @@ def test_the_program_measures_a_server_in_a_process_of_its_own(request, tmp_path
     assert content["questions"] == "questions.jsonl"
     assert not any(text in report.read_text() for text in PROMPTS)
     assert "6 of 6" in capsys.readouterr().out
+
+
+def test_the_program_measures_gaps_of_streams_that_a_long_prompt_joins(
+    request, tmp_path, capsys, monkeypatch
+):
+    model, report = request.getfixturevalue("folder"), tmp_path / "load.json"
+    monkeypatch.setattr(server_load, "CHUNKS", (64, 8))
+    monkeypatch.setattr(server_load, "STREAM_TOKENS", 40)
+    monkeypatch.setattr(server_load, "JOINS_AFTER", 0.01)
+    server_load.main(model=str(model), joins=60, json_file=report)
+    content = json.loads(report.read_text())
+    assert [row["chunk"] for row in content["settings"]] == [WHOLE, 8]
+    for row in content["settings"]:
+        *streams, long = row["outcomes"]
+        assert len(streams) == STREAMS
+        assert all(one["gap"] > 0 and one["tokens"] == 40 for one in streams)
+        assert 0 < long["first"] < long["whole"]
+        assert row["equal"] == row["answered"] == STREAMS + 1
+    assert "whole" in capsys.readouterr().out
 
 
 def test_static_batches_ask_for_no_other_sequence():

@@ -219,6 +219,26 @@ def test_a_sequence_joins_those_that_run_and_is_cancelled_alone():
     assert last.finished == "cancelled"
 
 
+def test_a_long_prompt_is_given_up_with_its_sequence():
+    """Between two chunks of its prompt, and so without a token."""
+    decoder = Held("suffix_automaton", rule="match")
+
+    async def decode():
+        async with BatchQueue(MODEL, decoder, 2, prefill_chunk_size=5) as queue:
+            first = queue.submit([9], max_new_tokens=200, seed=1)
+            await anext(aiter(first))
+            long = queue.submit([4, 5] * 50, max_new_tokens=9, seed=2)
+            while not queue._running.get(1):
+                decoder.gate.set()
+                await asyncio.sleep(0)
+            long.cancelled = True
+            steps = await steps_of(long)
+            first.cancelled = True
+            return steps
+
+    assert [(step.tokens, step.finished) for step in run(decode())] == [([], "cancelled")]
+
+
 def test_a_batch_is_never_larger_than_its_size():
     ended, sizes = [], []
 
@@ -372,3 +392,5 @@ def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):
     assert not queue._waiting
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         queue_of(batch_size=0)
+    with pytest.raises(ValueError, match="prefill_chunk_size must be at least 1, got 0"):
+        BatchQueue(MODEL, Counts(DRAFTER, rule="match"), prefill_chunk_size=0)

@@ -53,10 +53,10 @@ def test_a_round_reads_from_the_device_once(drafter, tree):
     size = {} if tree is None else {"num_assistant_tokens": None, "tree": tree}
     session = begin(model, inputs, drafter=hf_models.drafter_for("llama", drafter), **size)
     # A draft's tokens are read where they are on the host, which this test's are.
-    # Scores of a growing tree and accepted paths are too, and on a CPU alone.
+    # Scores of a growing tree, accepted paths and prompts are too, and on a CPU alone.
     allowed = (
         (rounds, "read_verdict"), (checks, "read_chain"), (GrowingTreeDrafter, "_continues"),
-        (spec_cache, "_is_in_place"),
+        (spec_cache, "_is_in_place"), (spec_runner, "_without_padding"),
     )  # fmt: skip
     with spied_reads(*allowed) as (calls, others):
         while not session.done:
@@ -373,6 +373,34 @@ def test_each_prompt_is_read_alone_where_padding_would_cost_more(drafter):
     shapes.clear()
     generate(model, **hf_models.prompts(ALIKE), **SETTINGS, drafter=drafter, self_check=False)
     assert shapes[0] == (3, max(ALIKE))
+
+
+@pytest.mark.parametrize("drafter", [None, "eagle3"])
+def test_a_prompt_of_several_sequences_is_read_once(drafter, tmp_path):
+    """Also beside another one, with padding; their texts and counts are those of each alone."""
+    model, shapes = hf_models.build("llama", layers=4), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    drafter = drafter and f"eagle3:{head_folder(model, tmp_path)}"
+    prompts = [[8, 6, 7, 5, 3, 0, 9] * 9, [1, 6, 7, 5, 3, 0, 9] * 9, [0, 6], [6]]
+    order = (0, 1, 0, 2, 0, 3)
+    ids = torch.tensor([[0] * (63 - len(prompts[k])) + prompts[k] for k in order])
+    mask = torch.tensor([[0] * (63 - len(prompts[k])) + [1] * len(prompts[k]) for k in order])
+    options = {
+        "max_new_tokens": 9, "do_sample": True, "rule": "match", "drafter": drafter, "guard": False,
+        "num_assistant_tokens_schedule": "constant", "return_dict_in_generate": True,
+        "self_check": False, "compile": False,
+    }  # fmt: skip
+    seeds = list(range(6))
+    out = generate(model, ids, attention_mask=mask, seed=seeds, **options)
+    assert shapes[:4] == [(1, 63), (1, 63), (1, 2), (1, 1)]
+    for b, k in enumerate(order):
+        ids = torch.tensor([prompts[k]])
+        one = generate(model, ids, attention_mask=torch.ones_like(ids), seed=[b], **options)
+        assert out.sequences[b, 63:].tolist() == one.sequences[0, len(prompts[k]) :].tolist()
+        assert out.stats.sequences[b].to_dict() == one.stats.sequences[0].to_dict()
 
 
 @pytest.mark.slow

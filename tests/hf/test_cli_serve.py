@@ -24,6 +24,7 @@ def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # 
     async def startup(self, sockets=None):
         await started(self, sockets)
         host, port = sockets[0].getsockname()
+        answers.append(self.service.queue.prefill_chunk_size)
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}/v1", timeout=30) as client:
             answers.append((await client.get("/models")).json())
             for asked in ({"max_tokens": 3}, {"max_tokens": 4}, {"n": 3}):
@@ -34,10 +35,11 @@ def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # 
     monkeypatch.setattr(Server, "startup", startup)
     done = invoke(
         "serve", "--model", folder, "--drafter", "prompt_lookup", "--batch-size", 1, "--port", 0,
-        "--max-waiting", 1, "--max-tokens", 3, "--dtype", "bfloat16",
+        "--max-waiting", 1, "--max-tokens", 3, "--dtype", "bfloat16", "--prefill-chunk-size", 9,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    models, whole, long, many = answers
+    chunk, models, whole, long, many = answers
+    assert chunk == 9
     assert [one["id"] for one in models["data"]] == [folder.name]
     assert whole[0] == 200
     assert whole[1]["usage"]["completion_tokens"] == 3

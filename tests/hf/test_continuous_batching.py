@@ -24,6 +24,7 @@ from specdec_hf.heads.pairs.draft import HeadDraft
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.loop import plan
 from specdec_hf.loop.history import CommittedTokens
+from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
@@ -77,10 +78,13 @@ def arguments(k, **more):
     return {**NEUTRAL, **ASKED[k], "input_ids": torch.tensor([PROMPTS[k]]), **more}
 
 
-def alone(k, model=MODEL, **options):
+def alone(k, model=MODEL, prompt=None, **options):
     """The new tokens of a request in a call of its own, and what is counted of it."""
-    out = generate(model, **arguments(k), **OPTIONS | options, return_dict_in_generate=True)
-    return out.sequences[0, len(PROMPTS[k]) :].tolist(), out.stats.sequences[0].to_dict()
+    asked = arguments(k) | {"input_ids": torch.tensor([prompt or PROMPTS[k]])}
+    out = generate(model, **asked, **OPTIONS | options, return_dict_in_generate=True)
+    return out.sequences[0, asked["input_ids"].shape[1] :].tolist(), out.stats.sequences[
+        0
+    ].to_dict()
 
 
 @functools.cache
@@ -105,11 +109,12 @@ class Arrivals:
         return None
 
 
-def decode(order, source, model=MODEL, first=None, **options):
+def decode(order, source, model=MODEL, first=None, chunk=None, **options):
     """The tokens of each sequence by its number, its steps, and the statistics."""
     decoder = SpeculativeDecoder(**OPTIONS | options)
     given = arguments(order[0]) if first is None else first
-    steps, out = run_stream(decoder.stream(model, **given, source=source), lambda _: None)
+    stream = decoder.stream(model, **given, source=source, prefill_chunk_size=chunk)
+    steps, out = run_stream(stream, lambda _: None)
     texts = [[] for _ in out.stats.sequences]
     for one in steps:
         texts[one.sequence] += one.tokens
@@ -117,11 +122,13 @@ def decode(order, source, model=MODEL, first=None, **options):
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize(("every", "size"), [(0, 2), (1, 3)], ids=["at once", "one by one"])
-def test_a_sequence_that_joins_has_its_own_text_and_counts(tmp_path, name, every, size):
+@pytest.mark.parametrize(
+    ("every", "size", "chunk"), [(0, 2, None), (1, 3, 2)], ids=["at once", "one by one, in chunks"]
+)
+def test_a_sequence_that_joins_has_its_own_text_and_counts(tmp_path, name, every, size, chunk):
     options = DRAFTERS[name](tmp_path)
     order = [0, 2, 1, 3, 4, 5, 6] if every else [5, 4, 0, 3, 1, 2, 6]
-    texts, _, stats = decode(order, Arrivals(order[1:], every, size), **options)
+    texts, _, stats = decode(order, Arrivals(order[1:], every, size), chunk=chunk, **options)
     expected = [alone(k, **options) for k in order]
     assert texts == [text for text, _ in expected] == [text_of(k) for k in order]
     assert [one.to_dict() for one in stats.sequences] == [counts for _, counts in expected]
@@ -152,9 +159,9 @@ def test_a_batch_grows_and_shrinks_with_its_sequences():
 
 @pytest.mark.parametrize("first", [5, 4])
 def test_prompts_that_give_one_token_do_not_delay_the_others_for_long(first):
-    """They come without an end, and none of them takes a place; where none runs, they go on."""
+    """They come without an end, and a forward counts as 48 tokens; where none runs, they go on."""
     order = [first, *[4] * 12]
-    texts, steps, _ = decode(order, Arrivals(order[1:], 0, 3), drafter=None)
+    texts, steps, _ = decode(order, Arrivals(order[1:], 0, 3), chunk=96, drafter=None)
     assert texts == [text_of(k) for k in order]
     numbers = [one.sequence for one in steps]
     assert numbers[:7] == ([0, 1, 2, 0, 3, 4, 0] if first == 5 else [*range(7)])
@@ -243,30 +250,126 @@ def test_greedy_calls_join_greedy_batches():
     ]
 
 
-@pytest.mark.parametrize("name", ["model", "several", "eagle3", "auto, head"])
-def test_a_long_prompt_is_read_alone_by_the_target_and_by_what_drafts(tmp_path, name, monkeypatch):
-    """In the rounds of several sequences it would be read with padding of the others."""
-    widths = {True: [], False: []}  # tokens of a forward by whether it is of several sequences
+LONG = [3, 1, 4, 1, 5, 9] * 8
+
+
+def joining(prompt, k=5, **more):
+    """A source of one request for the text of a prompt."""
+    waiting = [arguments(k, **more) | {"input_ids": torch.tensor([prompt])}]
+    return lambda running: waiting.pop() if waiting else None
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """Of how many sequences and tokens each forward of the target, of a draft model and of a head
+    was since the last `clear`."""
+    made = []
     window, pairs = SpecRunner.window, HeadDraft._run
 
     def watched_window(self, starts, size, *args):
-        widths[len(starts) > 1].append(size)
+        made.append((len(starts), size))
         return window(self, starts, size, *args)
 
     def watched_pairs(self, fed, *args):
-        widths[len(fed.tokens) > 1].append(fed.tokens.shape[1])
+        made.append(tuple(fed.tokens.shape))
         return pairs(self, fed, *args)
 
-    prompt, options = [3, 1, 4, 1, 5, 9] * 8, DRAFTERS[name](tmp_path)
-    decode([2], Arrivals([0], 0, 2), **options)  # the self-checks run once
     monkeypatch.setattr(SpecRunner, "window", watched_window)
     monkeypatch.setattr(HeadDraft, "_run", watched_pairs)
-    waiting = [arguments(5) | {"input_ids": torch.tensor([prompt])}]
-    decode([2], lambda running: waiting.pop() if waiting else None, **options)
-    assert max(widths[True]) <= 6
-    # A draft model reads the first new token too; the last pair of a head waits for its drafts.
-    drafter = len(prompt) + (1 if name in ("model", "several") else -1)
-    assert sorted(n for n in widths[False] if n > 40) == sorted([len(prompt), drafter])
+    return made
+
+
+@pytest.mark.parametrize("name", ["model", "several", "eagle3", "auto, head"])
+def test_a_long_prompt_is_read_alone_by_the_target_and_by_what_drafts(tmp_path, name, forwards):
+    """In the rounds of several sequences it would be read with padding of the others."""
+    options = DRAFTERS[name](tmp_path)
+    decode([2], Arrivals([0], 0, 2), **options)  # the self-checks run once
+    forwards.clear()
+    decode([2], joining(LONG), **options)
+    assert max(size for count, size in forwards if count > 1) <= 6
+    drafter = len(LONG) - (name not in ("model", "several"))  # the last pair waits for its drafts
+    assert [size for count, size in forwards if count == 1 and size > 40] == [len(LONG), drafter]
+
+
+@pytest.mark.parametrize("name", ["none", "model", "eagle3"])
+def test_the_others_have_a_round_between_two_chunks_of_a_long_prompt(tmp_path, name, forwards):
+    options = DRAFTERS[name](tmp_path)
+    expected = alone(5, prompt=LONG, **options)
+    decode([2], Arrivals([0], 0, 2), **options)
+    forwards.clear()
+    first = arguments(2, max_new_tokens=70)  # it runs until all is read
+    texts, steps, stats = decode([2], joining(LONG), first=first, chunk=10, **options)
+    assert (texts[1], stats.sequences[1].to_dict()) == expected
+    numbers = [one.sequence for one in steps]
+    # Its first token comes with the fifth chunk.
+    assert numbers[: numbers.index(1)] == [0] * 5
+    if name == "none":
+        assert [size for count, size in forwards[:11]] == [3, 10, 1, 10, 1, 10, 1, 10, 1, 8, 1]
+    if name != "eagle3":  # whose pairs take less time than tokens of the target
+        assert max(size for count, size in forwards if count == 1) == 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_of_a_prompt_leave_the_bits_of_the_whole_in_the_cache(dtype, monkeypatch):
+    """On packed weights, by which the bits of a token follow from the text before it alone."""
+    moved, adopt = [], Session.adopt
+
+    def watched(self, b, other, index):
+        adopt(self, b, other, index)
+        if len(other.numbers) == 1 and other.numbers[0] == 1:
+            layers = [layer.buffers for layer in other.runner.cache.spec_layers]
+            moved.append([x[0, :, : len(LONG)].clone() for pair in layers for x in pair])
+
+    monkeypatch.setattr(Session, "adopt", watched)
+    model = hf_models.build("llama", vocab_size=11).to(dtype)
+    for chunk in (7, 1000):
+        _, _, stats = decode([2], joining(LONG), model=model, chunk=chunk, drafter=None)
+        assert stats.forwards == "packed"
+    chunks, whole = moved
+    assert all(torch.equal(a, b) for a, b in zip(chunks, whole, strict=True))
+
+
+def test_prompts_are_read_in_their_order_a_chunk_a_round():
+    """Short ones wait behind a long one; the source is not asked for them before it is read."""
+    asked = [arguments(6, input_ids=torch.tensor([ids])) for ids in (LONG, [8], [9, 4, 9])]
+    running = []
+
+    def source(count):
+        running.append(count)
+        return asked.pop(0) if asked else None
+
+    _, steps, _ = decode([2], source, chunk=20, drafter=None)
+    assert [one.sequence for one in steps][:11] == [0, 0, 0, 1, 0, 1, 2, 0, 1, 2, 3]
+    assert running[:3] == [1, 2, 3]
+
+
+def test_a_prompt_is_read_whole_where_no_other_sequence_runs(forwards):
+    decode([4], joining(LONG), chunk=5, drafter=None)
+    assert (1, len(LONG)) in forwards
+
+
+def test_a_sequence_that_is_cancelled_while_its_prompt_is_read_has_no_token(forwards):
+    chunks = []
+
+    def cancelled():
+        chunks.append(len(forwards))
+        return len(chunks) == 3
+
+    texts, steps, stats = decode([2], joining(LONG, cancelled=cancelled), chunk=10, drafter=None)
+    assert texts == [text_of(2), []]
+    (last,) = [one for one in steps if one.sequence == 1]
+    assert (last.finished, stats.sequences[1].stop_reason) == ("cancelled", "cancelled")
+    assert sum(size == 10 for _, size in forwards) == 2
+
+
+def test_the_size_of_a_chunk_is_refused_by_name():
+    decoder = SpeculativeDecoder(None, **OPTIONS)
+    for source, value, message in (
+        (None, 5, "prefill_chunk_size=5 is not supported"),
+        (joining(LONG), 0, "prefill_chunk_size must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            next(decoder.stream(MODEL, **arguments(0), source=source, prefill_chunk_size=value))
 
 
 def test_weights_are_checked_for_changes_once_a_batch(monkeypatch):

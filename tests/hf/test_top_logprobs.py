@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 from specdec_hf import BatchQueue, SpeculativeDecoder
+from specdec_hf.loop import drafted, rounds
 from support import hf_models
 
 MODEL = hf_models.build("llama")
@@ -51,6 +52,36 @@ def test_each_token_has_the_log_probabilities_of_its_row(tree):
             assert [*one.values()] == pytest.approx([float(row[t]) for t in one], abs=1e-4)
     assert any(len(step.tokens) > 1 for steps in found for step in steps), "no drafts"
     assert traced, "the trace of the decoder was lost"
+
+
+def test_log_probabilities_need_no_trace(monkeypatch):
+    """Nor does a queue: acceptance probabilities take time in every round."""
+    verify, asked = drafted.verify_chain, []
+
+    def watched(*args, with_accept_probs, **kwargs):
+        asked.append(with_accept_probs)
+        return verify(*args, with_accept_probs=with_accept_probs, **kwargs)
+
+    monkeypatch.setattr(drafted, "verify_chain", watched)
+    monkeypatch.setattr(rounds, "_traced", None)
+    queue = BatchQueue(MODEL, SpeculativeDecoder(DRAFTER, rule="match"))
+    found = decoded(queue, (3, None, 0), (9, 3, 14))
+    assert sum(len(step.top_logprobs) for step in found[0]) == 9
+    assert set(asked) == {False}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ([1], ValueError, "num_top_logprobs must have 2 values, got 1"),
+        ([1, -1], ValueError, "num_top_logprobs must be at least 0, got -1"),
+        (2, TypeError, "num_top_logprobs must be a sequence, got 2"),
+    ],
+)
+def test_counts_of_a_stream_are_refused_by_name(given, error, message):
+    ids = torch.tensor([[4, 5], [6, 7]])
+    with pytest.raises(error, match=message):
+        next(SpeculativeDecoder(None).stream(MODEL, ids, num_top_logprobs=given))
 
 
 def test_a_wrong_count_is_refused():

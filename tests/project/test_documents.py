@@ -20,6 +20,7 @@ OTHERS = {
     "--draft-p-min": "llama.cpp",
     "--every": "bench/online_distillation.py",
     "--held-out": "bench/online_distillation.py",
+    "--joins": "bench/server_load.py",
     "--learning-rate": "bench/online_distillation.py",
     "--no-build-isolation": "pip",
     "--no-deps": "pip",

@@ -26,6 +26,12 @@ OF_REQUESTS = (
 def serve(
     settings: Settings,
     batch_size: Annotated[int, option("--batch-size N", "Texts decoded together.", LIMIT)] = 8,
+    prefill_chunk_size: Annotated[
+        int,
+        option(
+            "--prefill-chunk-size N", "Tokens of prompts read between two rounds of others.", LIMIT
+        ),
+    ] = 256,
     max_waiting: Annotated[
         int,
         option("--max-waiting N", "Texts beyond these that may be open; then 429.", at_least(0)),
@@ -60,7 +66,8 @@ def serve(
             from specdec_hf.server.service import Limits
 
             name = served_model_name or _name_of(sources.model.name)
-            queue = BatchQueue(loaded.model, make_decoder(settings, loaded.drafter), batch_size)
+            decoder = make_decoder(settings, loaded.drafter)
+            queue = BatchQueue(loaded.model, decoder, batch_size, prefill_chunk_size)
             limits = Limits(max_waiting=max_waiting, max_new_tokens=max_tokens)
             app = make_app(queue, loaded.tokenizer, name=name, limits=limits)
         address, bound = listener.getsockname()[:2]

@@ -150,9 +150,9 @@ class GrowingTreeDrafter(Drafter):
         fed = np.take_along_axis(outcome.carried, np.maximum(outcome.path, 0), axis=1)
         self._draft.keep(outcome.lengths, np.where(outcome.path >= 0, fed, -1))
 
-    def read(self, history: History) -> None:
-        if self._draft.room(history, np.ones_like(history.lengths)).any():
-            self._draft.read_ahead(history)
+    def read(self, history: History, size: int) -> int:
+        has_room = self._draft.room(history, np.ones_like(history.lengths)).any()
+        return self._draft.read_ahead(history, size) if has_room else 0
 
     def adopt(self, b: int, other: Self, index: int) -> None:
         self._draft.adopt(b, other._draft, index)

@@ -88,9 +88,8 @@ class TrieDrafter(Drafter):
     def fresh(self) -> Self:
         return type(self)([drafter.fresh() for drafter in self.drafters], self.layout)
 
-    def read(self, history: History) -> None:
-        for drafter in self.drafters:
-            drafter.read(history)
+    def read(self, history: History, size: int) -> int:
+        return max([drafter.read(history, size) for drafter in self.drafters])
 
     def adopt(self, b: int, other: Self, index: int) -> None:
         self._budget.adopt(b, other._budget, index)

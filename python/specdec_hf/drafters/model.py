@@ -61,9 +61,9 @@ class Stepper(Protocol):
         """Learn how many tokens of each sequence stay."""
         ...
 
-    def read_ahead(self, history: History) -> None:
-        """Feed most of what `catch_up` would feed now, as `Drafter.read` does."""
-        return
+    def read_ahead(self, history: History, size: int) -> int:
+        """Feed the next tokens that `catch_up` would feed, but not the last; see `Drafter.read`."""
+        return 0
 
     def adopt(self, b: int, other: Any, index: int) -> None:
         """As `Drafter.adopt`; only drafters with `Drafter.joins` need it."""
@@ -132,9 +132,9 @@ class DrawingDrafter(Drafter):
     def commit(self, outcome: DraftOutcome) -> None:
         self._draft.truncate(outcome.lengths + outcome.accepted)
 
-    def read(self, history: History) -> None:
-        if self._draft.room(history, np.ones_like(history.lengths)).any():
-            self._draft.read_ahead(history)
+    def read(self, history: History, size: int) -> int:
+        has_room = self._draft.room(history, np.ones_like(history.lengths)).any()
+        return self._draft.read_ahead(history, size) if has_room else 0
 
     def adopt(self, b: int, other: Self, index: int) -> None:
         self._draft.adopt(b, other._draft, index)
@@ -353,9 +353,13 @@ class DraftModel(Stepper):
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.runner.truncate(np.minimum(self.runner.lengths, lengths))
 
-    def read_ahead(self, history: History) -> None:
-        self.catch_up(history)
-        self.truncate(history.lengths - 1)  # `catch_up` feeds one token at least
+    def read_ahead(self, history: History, size: int) -> int:
+        begin, last = int(self.runner.lengths[0]), int(history.lengths[0]) - 1
+        end = min(begin + size, last)
+        if begin < end:
+            tokens = to_device(history.tokens[:, begin:end], self.device)
+            self.runner.forward(tokens, self.runner.lengths, 1)
+        return last - end
 
     def adopt(self, b: int, other: DraftModel, index: int) -> None:
         assert isinstance(self.runner, SpecRunner)

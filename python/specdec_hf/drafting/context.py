@@ -131,16 +131,14 @@ class CommittedStates:
         taken, counts = _first(np.concatenate(columns, axis=1))
         return _at([torch.cat([states for states, _ in rounds], dim=1)], taken), counts
 
-    def take_all_but_last(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
-        """As `take`, but the last token of each sequence still waits."""
+    def take_first(self, size: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """As `take`, but of each sequence at most ``size`` tokens; its last one always waits."""
         states, counts = self.take()
-        self._rounds = [(_last(states, counts), np.minimum(counts, 1))]
-        return states[:, :-1], np.maximum(counts - 1, 0)
-
-
-def _last(states: torch.Tensor, counts: NDArray[np.int64]) -> torch.Tensor:
-    """The last state [B, 1, X] of each sequence's first ``counts[b]`` states [B, n, X]."""
-    return _at([states], np.maximum(counts - 1, 0)[:, None])
+        taken = np.clip(counts - 1, 0, size)
+        left = counts - taken
+        columns = taken[:, None] + np.arange(left.max())
+        self._rounds = [(_at([states], np.minimum(columns, states.shape[1] - 1)), left)]
+        return states[:, : taken.max()], taken
 
 
 def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:

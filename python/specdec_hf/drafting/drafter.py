@@ -281,14 +281,20 @@ class Drafter(ABC):
         """
         return copy.copy(self)
 
-    def read(self, history: History) -> None:  # noqa: B027  # need not be overridden
-        """Read the text of a sequence that is about to join a batch, as `propose` would.
+    def read(self, history: History, size: int) -> int:
+        """Read the next tokens of a sequence that is about to join a batch, as `propose` would.
 
-        The batch need not read it then, together with padding of its other sequences.
+        The batch need not read them then, together with padding of its other sequences. It has
+        rounds between two calls.
 
         Args:
             history: the committed tokens of one sequence after its first round.
+            size: how many tokens to read at most; 0 where the time of this round is spent.
+
+        Returns:
+            How many tokens are left to read, by default none.
         """
+        return 0
 
     def adopt(self, b: int, other: Self, index: int) -> None:  # noqa: B027  # need not be overridden
         """Go on with sequence ``index`` of another drafter's call as sequence ``b`` of this one.

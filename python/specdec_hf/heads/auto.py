@@ -87,8 +87,8 @@ class AutoDrafter(Drafter, entry="auto"):
     def fresh(self) -> Self:
         return type(self)(head=self._takes_head)
 
-    def read(self, history: History) -> None:
-        self._merged.read(history)
+    def read(self, history: History, size: int) -> int:
+        return self._merged.read(history, size)
 
     def adopt(self, b: int, other: Self, index: int) -> None:
         self._merged.adopt(b, other._merged, index)

@@ -1,14 +1,16 @@
 """Batches that sequences join between two rounds: continuous batching.
 
-The prompt of a sequence that joins is read by a session of its own, whose first round gives its
-first token. Then the batch adopts it, in the place of a sequence that has ended. A batch without
-such a place, or with too many of them, goes on as a larger or smaller session, which adopts the
-sequences that have not ended. So `begin` is the only way in which a sequence begins, and
+The prompt of a sequence that joins is read by a session of its own, in chunks between which the
+batch has rounds (chunked prefill). The first round of that session reads the last chunk and gives
+the first token. Then the batch adopts the sequence, in the place of one that has ended. A batch
+without such a place, or with too many of them, goes on as a larger or smaller session, which adopts
+the sequences that have not ended. So `begin` is the only way in which a sequence begins, and
 `Session.adopt` the only one in which its state moves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
@@ -26,10 +28,13 @@ from specdec_hf.loop.statistics import SequenceStats
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.call import Call
 from specdec_hf.runner.choose import choose_kind
-from specdec_hf.runner.spec_runner import SpecRunner
+from specdec_hf.runner.protocol import to_device
+from specdec_hf.runner.spec_runner import TOKENS_OF_A_PASS, SpecRunner
 
-# The call of one sequence and its seed; None where none waits. The argument is how many run.
-Source = Callable[[int], tuple[Call, Any] | None]
+PREFILL_CHUNK_SIZE = 256  # tokens
+# The call of one sequence, its seed, and whether it was cancelled; None where none waits. The
+# argument is how many run.
+Source = Callable[[int], tuple[Call, Any, Callable[[], bool]] | None]
 
 
 def with_own_sampling(call: Call, device: Any) -> Call:
@@ -37,15 +42,20 @@ def with_own_sampling(call: Call, device: Any) -> Call:
     return replace(call, sampling=call.sampling.per_sequence(len(call.mask), device))
 
 
-def run_continuous(session: Session, source: Source) -> Generator[Step, None, None]:
+def run_continuous(
+    session: Session, source: Source, prefill_chunk_size: int = PREFILL_CHUNK_SIZE
+) -> Generator[Step, None, None]:
     """Run the rounds of a session, and of the sequences that join it.
 
-    Between two rounds ``source`` is asked for sequences, one by one, until it has none. In a batch
-    that none can join it is never asked; a note says why.
+    Between two rounds ``source`` is asked for sequences, one by one, until it has none or the
+    prompts of enough tokens were read. In a batch that none can join it is never asked; a note says
+    why.
 
     Args:
         session: has not begun; its call is one of `with_own_sampling`.
         source: gives calls of one sequence each, of text alone.
+        prefill_chunk_size: about how many tokens of prompts are read between two rounds of
+            sequences that run.
 
     Raises:
         ValueError: a call that cannot join the batch, by name.
@@ -53,10 +63,11 @@ def run_continuous(session: Session, source: Source) -> Generator[Step, None, No
     reason = why_static(session) or _why_unlike_alone(session)
     if reason is not None:
         session.stats.note(f"sequences wait for the next batch: {reason}")
+    reading: list[tuple[Session, Callable[[], bool]]] = []  # at most the first that waits
     while not session.done:
         yield from step(session)
         if reason is None:
-            session = yield from _admit(session, source)
+            session = yield from _admit(session, source, reading, prefill_chunk_size)
     end(session)
 
 
@@ -102,17 +113,38 @@ def _why_unlike_alone(session: Session) -> str | None:
     return None
 
 
-def _admit(session: Session, source: Source) -> Generator[Step, None, Session]:
-    """Read the prompts of sequences that wait; returns the session of the rounds to come."""
-    running, joining, passed = int(session.history.active.sum()), list[Session](), 0
-    while (given := source(running + len(joining) + passed)) is not None:
-        alone = _alone(session, *given)
-        yield from step(alone)
-        if not alone.done:
-            _let_drafter_read(alone)
-            joining.append(alone)
-        elif running or joining:  # which wait for it; so it counts, lest any number pass them
-            passed += 1
+def _admit(
+    session: Session,
+    source: Source,
+    reading: list[tuple[Session, Callable[[], bool]]],
+    chunk: float,
+) -> Generator[Step, None, Session]:
+    """Read prompts, in their order; returns the session of the rounds to come.
+
+    Where none waits for it, a prompt is read whole.
+
+    Args:
+        session: between two rounds.
+        source: as in `run_continuous`.
+        reading: holds the sequence whose prompt was read in part, if any; changed in place.
+        chunk: how many tokens are read while others run.
+    """
+    running, joining = int(session.history.active.sum()), list[Session]()
+    while chunk > 0 or not running + len(joining):
+        if not reading:
+            if (given := source(running + len(joining))) is None:
+                break
+            reading.append((_alone(session, *given[:2]), given[2]))
+        alone, cancelled = reading[0]
+        if cancelled():
+            yield _cancel(alone)
+            reading.clear()
+            continue
+        took, whole = yield from _read(alone, chunk if running + len(joining) else math.inf)
+        chunk -= took
+        if whole:
+            reading.clear()
+            joining += [] if alone.done else [alone]
     ended = np.flatnonzero(~session.history.active)
     wanted = running + len(joining)
     if len(joining) > len(ended) or 0 < 2 * wanted <= len(session.numbers):
@@ -138,10 +170,49 @@ def _alone(session: Session, call: Call, seed: Any) -> Session:
     return alone
 
 
+def _read(alone: Session, most: float) -> Generator[Step, None, tuple[float, bool]]:
+    """Read about so many tokens of a prompt, first by the target and then by what drafts.
+
+    Returns:
+        How many tokens the target reads in that time, and whether all is read.
+    """
+    took = 0.0
+    if alone.first_round:
+        begin, end = int(alone.runner.lengths[0]), int(alone.prompt_lengths[0])
+        size = end - begin if end - begin <= most else math.ceil(most)
+        took = max(size, TOKENS_OF_A_PASS)
+        if begin + size < end:
+            _feed(alone, begin, size)
+            return took, False
+        yield from step(alone)
+    if alone.done or alone.drafter is None:
+        return took, True
+    share, size = alone.drafter.relative_cost, int(alone.history.lengths[0])
+    left = max(most - took, 0.0)
+    if share * size > left:
+        size = math.ceil(left / share)
+    return took + share * size, _let_drafter_read(alone, size)
+
+
 @torch.inference_mode()
-def _let_drafter_read(alone: Session) -> None:
-    if alone.drafter is not None:
-        alone.drafter.read(alone.history.shown())
+def _feed(alone: Session, begin: int, size: int) -> None:
+    """Read tokens of a prompt before its last; their logits are not used."""
+    tokens = to_device(alone.history.tokens[:, begin : begin + size], alone.model.device)
+    alone.runner.forward(tokens, alone.runner.lengths, 1)
+
+
+@torch.inference_mode()
+def _let_drafter_read(alone: Session, size: int) -> bool:
+    """Let what drafts read the next tokens of a text; whether it has read all of it."""
+    assert alone.drafter is not None
+    return alone.drafter.read(alone.history.shown(), size) == 0
+
+
+def _cancel(alone: Session) -> Step:
+    """The last step of a sequence whose prompt is not read to its end."""
+    alone.history.active[:] = False
+    alone.stats.sequences[alone.numbers[0]].stop_reason = "cancelled"
+    return Step(alone.numbers[0], [], [], [], "cancelled")
 
 
 def _of_size(session: Session, size: int, joining: list[Session]) -> Session:

@@ -27,6 +27,7 @@ from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, TracedRound
+from specdec_hf.loop.top_logprobs import add_top_logprobs
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
@@ -65,6 +66,12 @@ def step(session: Session) -> list[Step]:
     with phases("host"):
         _record_rows(session, before, drafted, read, raw, logits)
         _record_round(session, before, phases, counts, kept, width=raw.shape[1] - 1)
+    indices = np.flatnonzero(before.active).tolist()
+    for b, made in zip(indices, steps, strict=True):
+        call, index = session.calls[b]
+        count = call.num_top_logprobs[index] if call.num_top_logprobs else None
+        if count is not None:
+            add_top_logprobs(made, count, b, logits, verdict)
     if session.trace is not None:
         session.trace(_traced(session, before, drafted, logits, verdict, steps))
     return steps

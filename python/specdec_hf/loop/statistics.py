@@ -39,7 +39,8 @@ class SequenceStats:
         drafted_at, accepted_at: rounds that drafted, and accepted, a token at each position of the
             draft. In a tree the position is the depth less 1.
         trials, accepted_trials: how often trial 0, 1, ... was made, and accepted.
-        stop_reason: "eos", "criteria", "length" or "context".
+        stop_reason: "eos", "criteria", "length" or "context"; "cancelled" where its prompt was not
+            read to the end.
     """
 
     prompt_tokens: int = 0

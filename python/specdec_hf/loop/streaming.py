@@ -40,7 +40,7 @@ class Step:
             has no recovered token.
         top_logprobs: for each token, token ids with the log probabilities that the model gives them
             before temperature and filters: of the token itself, then of the likeliest ones. Empty
-            where nobody asks; see `BatchQueue.submit`.
+            where nobody asks; see `SpeculativeDecoder.stream`.
     """
 
     sequence: int

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import torch
 
-from specdec_hf.loop.streaming import TracedRound
+from specdec_hf.loop.streaming import Step
+from specdec_kernels import TreeVerdict, Verdict
 
 
-def add_top_logprobs(traced: TracedRound, counts: Mapping[int, int | None]) -> None:
-    """Fill `Step.top_logprobs` of a round.
+def add_top_logprobs(
+    step: Step, count: int, index: int, logits: torch.Tensor, verdict: Verdict | TreeVerdict
+) -> None:
+    """Fill `Step.top_logprobs`.
 
     Args:
-        traced: the round.
-        counts: by `Step.sequence`, how many of the likeliest tokens it wants; None wants nothing.
+        step: of the round.
+        count: how many of the likeliest tokens are listed.
+        index: of its sequence in the tensors.
+        logits: [B, N+1, V], as in `TracedRound`.
+        verdict: of the round.
     """
-    for index, step in zip(traced.indices, traced.steps, strict=True):
-        count = counts[step.sequence]
-        if count is None:
-            continue
-        # Row 0 is that of the first token of a chain. Row n+1 of a tree is that behind node n.
-        chosen = list(range(len(step.tokens)))
-        if traced.path is not None:
-            path = traced.path[index, : len(step.tokens) - 1].tolist()
-            chosen = [0, *(node + 1 for node in path)]
-        rows = traced.logits[index, chosen].float().log_softmax(dim=-1)
-        likeliest = rows.topk(min(count, rows.shape[-1]), dim=-1)
-        for i, token in enumerate(step.tokens):
-            pairs = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
-            step.top_logprobs.append({token: float(rows[i, token]), **dict(pairs)})
+    # Row 0 is that of the first token of a chain. Row n+1 of a tree is that behind node n.
+    chosen = list(range(len(step.tokens)))
+    if isinstance(verdict, TreeVerdict):
+        path = verdict.path[index, : len(step.tokens) - 1].tolist()
+        chosen = [0, *(node + 1 for node in path)]
+    rows = logits[index, chosen].float().log_softmax(dim=-1)
+    likeliest = rows.topk(min(count, rows.shape[-1]), dim=-1)
+    for i, token in enumerate(step.tokens):
+        pairs = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
+        step.top_logprobs.append({token: float(rows[i, token]), **dict(pairs)})

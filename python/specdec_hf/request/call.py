@@ -105,6 +105,8 @@ class Call:
         beams: arguments of beam search, or None.
         own_search: with ``beams``, the same search by the model's own ``generate``.
         num_return_sequences: how many sequences that follow one another continue one prompt.
+        num_top_logprobs: for each sequence, how many of the likeliest tokens `Step.top_logprobs`
+            lists; None lists nothing. Empty where no sequence asks.
         notes: remarks for the statistics.
     """
 
@@ -123,6 +125,7 @@ class Call:
     beams: BeamArguments | None = None
     own_search: Callable[[], Any] | None = None
     num_return_sequences: int = 1
+    num_top_logprobs: tuple[int | None, ...] = ()
     prefill: Prefill | None = None
     encoded: Encoded | None = None
     encoder: EncoderSource | None = None
@@ -145,6 +148,7 @@ class Call:
             sampling=Sampling(1.0, 0, 1.0, 0.0).per_sequence(count, device),
             processors=[self.processors[index]] * count,
             num_return_sequences=1,
+            num_top_logprobs=(),
             notes=[],
         )
 

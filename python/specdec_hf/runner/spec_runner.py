@@ -21,6 +21,7 @@ from specdec_hf.runner.packed.twin import is_packed_twin
 from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.protocol import (
     CACHE_NAME,
+    HiddenStates,
     HiddenStateTap,
     Lengths,
     context_length,
@@ -143,7 +144,7 @@ class SpecRunner:
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Feed the next tokens of every sequence, as in `Runner`."""
         size = tokens.shape[1]
-        if self._reads_alone(starts, size, keep):
+        if self._reads_alone(tokens, starts, keep):
             return self._read_alone(tokens, starts, keep)
         padding = self.policy.width(size) - size
         return self._run(tokens, self.window(starts, size + padding, padding), keep, padding)
@@ -330,24 +331,35 @@ class SpecRunner:
         long_prompt = self._was_empty and is_long(size)
         return self.policy.compiled is not None and not long_prompt
 
-    def _reads_alone(self, starts: Lengths, size: int, keep: int) -> bool:
-        """Whether the sequences of an empty cache are read one by one; see `TOKENS_OF_A_PASS`."""
-        padding = -int(starts.sum())
-        return (
+    def _reads_alone(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> bool:
+        """Whether the prompts of an empty cache are read one by one; see `TOKENS_OF_A_PASS`."""
+        if not (
             self.policy.one_by_one
             and not self.cache.lengths.any()
-            and keep <= size + int(starts.min())
+            and keep <= tokens.shape[1] + int(starts.min())
             and self.device.type == "cpu"
             and self.later_inputs is None
             and int(starts.max()) <= 0
-            and padding > TOKENS_OF_A_PASS * (len(starts) - 1)
-        )
+        ):
+            return False
+        prompts = set(_without_padding(tokens, starts))
+        spared = tokens.numel() - sum(map(len, prompts))
+        return spared > TOKENS_OF_A_PASS * (len(prompts) - 1)
 
     def _read_alone(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """As `forward`, through a cache of each sequence."""
-        logits, hidden = [], []
-        for b, padding in enumerate((-starts).tolist()):
-            row = self._for_one_sequence(tokens.shape[1] - padding)
+        """As `forward`, through a cache of each sequence; a prompt of several is read once."""
+        logits: list[torch.Tensor] = []
+        hidden: list[HiddenStates] = []
+        first: dict[tuple[int, ...], int] = {}
+        for b, prompt in enumerate(_without_padding(tokens, starts)):
+            same = first.setdefault(prompt, b)
+            if same < b:
+                self.adopt(b, self, same)
+                logits.append(logits[same])
+                hidden.append(hidden[same])
+                continue
+            padding = -int(starts[b])
+            row = self._for_one_sequence(len(prompt))
             logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, keep))
             self.adopt(b, row)
             taken = row.tap.take().items()
@@ -417,6 +429,12 @@ class SpecRunner:
             return mask
         zero = torch.zeros((), dtype=self._additive, device=mask.device)
         return torch.where(mask, zero, torch.finfo(self._additive).min)
+
+
+def _without_padding(tokens: torch.Tensor, starts: Lengths) -> list[tuple[int, ...]]:
+    """The tokens of each prompt of [B, n]; ``-starts[b]`` of them are left padding."""
+    padded = zip(tokens.tolist(), starts.tolist(), strict=True)
+    return [tuple(ids[-start:]) for ids, start in padded]
 
 
 def unsupported_reason(model: Any) -> str | None:

@@ -105,11 +105,13 @@ class PairDraft(StateDraft):
         states, counts = self._states.take()
         return self._feed_committed(history, states, counts, counts)
 
-    def read_ahead(self, history: History) -> None:
-        """Feed these pairs but the last, whose hidden state begins the drafts."""
-        if self._states.counts.max() > 1:
-            states, counts = self._states.take_all_but_last()
-            self._feed_committed(history, states, counts, counts + 1)
+    def read_ahead(self, history: History, size: int) -> int:
+        """Feed the first of these pairs, but not the last, whose hidden state begins the drafts."""
+        waiting = self._states.counts
+        if size > 0 and waiting.max() > 1:
+            states, counts = self._states.take_first(size)
+            self._feed_committed(history, states, counts, waiting)
+        return max(int(self._states.counts.max()) - 1, 0)
 
     def _feed_committed(
         self,
