@@ -397,7 +397,7 @@ def _read_options(
         if trees:
             check_takes(str(drafter), made, trees=True, has_stats=False)
         elif entry is not None:
-            stats = entry.draws or entry.reports_confidence or number == 0
+            stats = entry.has_stats or number == 0
             check_takes(drafter, made, trees=False, has_stats=stats)
     if trees and number is not None:
         raise ValueError(

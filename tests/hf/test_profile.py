@@ -121,11 +121,11 @@ FAULTS = {
     "a schedule that needs a distribution": (schedule("egag"), "distribution or a confidence, got"),
     "a schedule for chains with a tree": (
         changed(options={"drafter": "ngram", "tree": {"TrieTree": {}},
-                         "num_assistant_tokens_schedule": "egag"}), "'optimal' with tree, got 'eg"
+                         "num_assistant_tokens_schedule": "egag"}), "'optimal' with trees, got 'e"
     ),
     "a schedule for chains with trees of a drafter's own": (
         changed(options={"drafter": "lookahead", "num_assistant_tokens_schedule": "heuristic"}),
-        "'optimal' with tree, got 'heuristic'"
+        "'optimal' with trees, got 'heuristic'"
     ),
     "a number for trees of a drafter's own": (
         changed(options={"drafter": "lookahead:5,3,5", "num_assistant_tokens": 4}),
@@ -210,7 +210,7 @@ def test_a_given_tree_drafts_without_the_schedule_of_the_profile(model, write):
     out = run(model, profile=path, tree=(2, 1), do_sample=False)
     assert torch.equal(out.sequences, run(model, do_sample=False).sequences)
     assert out.stats.drafted > 0
-    with pytest.raises(ValueError, match="'constant' or 'optimal' with tree, got 'heuristic'"):
+    with pytest.raises(ValueError, match="'constant' or 'optimal' with trees, got 'heuristic'"):
         run(model, profile=path, tree=(2, 1), num_assistant_tokens_schedule="heuristic")
 
 

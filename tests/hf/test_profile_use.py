@@ -66,7 +66,7 @@ MISFITS = {
     "a schedule for chains": (
         TREE, {"num_assistant_tokens_schedule": "egag"},
         ("--num-assistant-tokens-schedule", "egag"),
-        "with tree, got 'egag'; tree came from profile {}",
+        "with trees, got 'egag'; tree came from profile {}",
         "with trees, got 'egag'; tree came from profile {}",
     ),
     "a rule for chains": (

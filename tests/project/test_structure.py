@@ -253,6 +253,15 @@ def test_the_documents_list_the_folders_of_the_loop():
     assert {folder for folder in listed if "/" not in folder} == {*LOOP, "lab", "cli"}
 
 
+def test_the_design_names_every_room():
+    said = "".join(path.read_text() for path in sorted((ROOT / "docs/design").glob("*.md")))
+    rooms = {relative(path.parent) for path in (*PYTHON, *NATIVE)}
+    below = {"/".join(room.split("/")[:2]) for room in rooms if "/" in room} - {"examples/hub"}
+    below = {room.removeprefix("tests/") + "/" * room.startswith("tests/") for room in below}
+    others = {"hub_kernel.py", "docs/site", "specdec_kernels/versions.py"}
+    assert not {room for room in below | others if room not in said}
+
+
 def test_no_module_imports_in_a_circle():
     graph = import_graph()
     assert graph["specdec_kernels"] >= {"specdec_kernels._library"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 from specdec_hf.arguments import PARAMETERS, check_value, did_you_mean
 from specdec_hf.cli import options
@@ -48,8 +48,8 @@ from specdec_hf.options import (
     rule_parameters,
 )
 from specdec_hf.profile import OF_DRAFTING, Profile
-from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
-from specdec_hf.schedules.registry import SCHEDULES, make_schedule, tree_schedules
+from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
+from specdec_hf.schedules.registry import check_takes, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -88,7 +88,8 @@ class Settings(CommonOptions):
         return bool(self.sampling["temperature"] > 0)
 
 
-_NAMES = re.compile(rf"\b({'|'.join((*COMMON, *PARAMETERS))})\b")
+# Names of arguments; "a drafter" is a word, and --drafter is named already.
+_NAMES = re.compile(rf"(?<!-)(?<!\ba )\b({'|'.join((*COMMON, *PARAMETERS))})\b")
 # Whose words are others than in `generate`.
 _OWN_WORDS = ("drafter", "tree", "guard", "ablate", "profile")
 # The types of the options whose fields are of others.
@@ -223,15 +224,21 @@ def _take_profile(settings: Settings) -> None:
 def _check_values(settings: Settings) -> None:
     """Refuse what the loop itself would refuse, in its words."""
     for name in filter(lambda name: name not in _OWN_WORDS, COMMON):
-        try:
+        with _refusing():
             COMMON[name].metadata["check"](name, getattr(settings, name))
-        except (TypeError, ValueError) as error:
-            _refuse(error)
 
 
-def _refuse(error: Exception) -> NoReturn:
-    """End with an error of the loop, whose options then have the names of the command line."""
-    fail(_NAMES.sub(lambda name: f"--{name[0].replace('_', '-')}", str(error)))
+@contextmanager
+def _refusing(option: str = "") -> Iterator[None]:
+    """Errors of the loop end the command with one line, in which options have their own names.
+
+    An ``option`` is named first where the line does not begin with it.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        line = _NAMES.sub(lambda name: f"--{name[0].replace('_', '-')}", str(error))
+        fail(f"{option}: {line}" if option and not line.startswith(option) else line)
 
 
 def _check_sampling(settings: Settings) -> None:
@@ -250,10 +257,8 @@ def _check_sampling(settings: Settings) -> None:
 
 def check_sampling_value(name: str, value: float) -> None:
     """Refuse a value that a sampling parameter cannot have."""
-    try:
+    with _refusing():
         check_value(name, value)
-    except ValueError as error:
-        _refuse(error)
 
 
 def _check_drafting(settings: Settings) -> None:
@@ -283,13 +288,13 @@ def _check_drafting(settings: Settings) -> None:
                 f"{option} must not be given with --drafter {settings.drafter[0]}, which drafts "
                 "its own"
             )
-    try:
+    with _refusing():
         resolve_num_assistant_tokens(drafts, tree=settings.tree)
-    except ValueError as error:
-        _refuse(error)
     trees = several or settings.tree is not None or (own_tree and not _is_auto(settings))
     if schedule is not None:
-        _check_schedule(schedule, trees=trees)
+        made = check_schedule(schedule)
+        with _refusing():
+            check_takes("", made, trees=trees, has_stats=True)  # without them `_check_abilities`
     if several and isinstance(settings.tree, TrieTree):  # of a profile
         return
     if several:
@@ -349,30 +354,19 @@ def _check_abilities(settings: Settings) -> None:
     """Refuse drafters with a name that lack what the schedule or the tree needs."""
     if settings.cascade == "vertical":  # the model's drafts have what is needed
         return
-    kind = settings.num_assistant_tokens_schedule or "constant"
-    reads_stats = make_schedule(kind).reads_token_stats and settings.num_assistant_tokens != 0
+    schedule = make_schedule(settings.num_assistant_tokens_schedule or "constant")
     for name in settings.drafter:
         entry = entry_named(name)
         if entry is None or entry.own_tree:
             continue
-        if reads_stats and not (entry.draws or entry.reports_confidence):
-            fail(
-                f"{SCHEDULE} {kind} needs a drafter with a draft distribution or a confidence, got "
-                f"--drafter {name}"
-            )
+        stats = entry.has_stats or settings.num_assistant_tokens == 0
+        with _refusing():
+            check_takes(f"--drafter {name}", schedule, trees=False, has_stats=stats)
         if isinstance(settings.tree, tuple) and not (entry.several or entry.is_model):
             fail(
                 "--tree needs a draft model or a drafter that drafts several chains, got "
                 f"--drafter {name}"
             )
-
-
-def _check_schedule(schedule: str, *, trees: bool) -> None:
-    name = schedule.partition(":")[0]
-    check_choice(SCHEDULE, name, tuple(SCHEDULES))
-    if trees:
-        check_choice(SCHEDULE, name, tuple(tree_schedules()), " with trees")
-    check_schedule(schedule)
 
 
 def check_ablated_part(ablate: str, settings: Settings) -> None:
@@ -413,10 +407,8 @@ def _check_rule(settings: Settings, drafters: list[Source | None]) -> None:
     else:
         rules, lossy, which = TREE_RULES, LOSSY_TREE_RULES, " with --tree"
     check_choice("--rule", settings.rule, ("auto", *rules, *lossy), which)
-    try:
+    with _refusing():
         rule_parameters(settings)
-    except ValueError as error:
-        _refuse(error)
     if settings.rule == "greedy" and settings.do_sample:
         fail(
             "--rule greedy needs --temperature 0: it would not keep the distribution of sampled "
@@ -441,12 +433,10 @@ def chains_of_auto(settings: Settings) -> str | None:
     return next((option for option, is_given in given.items() if is_given), None)
 
 
-def check_schedule(schedule: str) -> None:
-    """Refuse a ``--num-assistant-tokens-schedule`` that cannot be made."""
-    try:
-        make_schedule(schedule)
-    except (TypeError, ValueError) as error:
-        fail(f"{SCHEDULE}: {error}")
+def check_schedule(schedule: str) -> Schedule:
+    """The schedule of that name, or a refusal where it cannot be made."""
+    with _refusing(SCHEDULE):
+        return make_schedule(schedule)
 
 
 def _find_drafter(name: str) -> Source | None:
@@ -479,10 +469,8 @@ def parse_branching(tree: Any) -> Any:
     if not all(width.isdecimal() and len(width) < 5 for width in widths):
         fail(f"--tree must be numbers of children such as 4,2,1, got {tree!r}")
     branching = tuple(map(int, widths))
-    try:
+    with _refusing():
         as_layout(branching)
-    except (TypeError, ValueError) as error:
-        _refuse(error)
     return branching
 
 

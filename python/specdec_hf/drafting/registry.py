@@ -57,6 +57,11 @@ class Entry:
     reports_confidence: bool = False
     several: bool = False
 
+    @property
+    def has_stats(self) -> bool:
+        """Whether chains come with their distribution or a confidence."""
+        return self.draws or self.reports_confidence
+
     def capabilities(self) -> dict[str, bool]:
         """Attributes of the class."""
         names = ("draws", "reports_confidence", "several", "makes_forward")

@@ -99,7 +99,7 @@ def check_takes(drafter: str, schedule: Schedule, *, trees: bool, has_stats: boo
         if not schedule.trees:
             raise ValueError(
                 "num_assistant_tokens_schedule must be "
-                f"{' or '.join(map(repr, tree_schedules()))} with tree, got {schedule.name!r}"
+                f"{' or '.join(map(repr, tree_schedules()))} with trees, got {schedule.name!r}"
             )
     elif schedule.reads_token_stats and not has_stats:
         raise ValueError(
