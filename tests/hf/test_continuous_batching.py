@@ -122,18 +122,22 @@ def decode(order, source, model=MODEL, first=None, chunk=None, **options):
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize(
-    ("every", "size", "chunk"), [(0, 2, None), (1, 3, 2)], ids=["at once", "one by one, in chunks"]
-)
-def test_a_sequence_that_joins_has_its_own_text_and_counts(tmp_path, name, every, size, chunk):
-    options = DRAFTERS[name](tmp_path)
-    order = [0, 2, 1, 3, 4, 5, 6] if every else [5, 4, 0, 3, 1, 2, 6]
-    texts, _, stats = decode(order, Arrivals(order[1:], every, size), chunk=chunk, **options)
-    expected = [alone(k, **options) for k in order]
-    assert texts == [text for text, _ in expected] == [text_of(k) for k in order]
-    assert [one.to_dict() for one in stats.sequences] == [counts for _, counts in expected]
-    assert stats.seeds == [ASKED[k]["seed"] for k in order]
-    assert (stats.accepted > 0) is (name != "none")
+def test_a_sequence_that_joins_has_its_own_text_and_counts(tmp_path, name):
+    """At once, and one by one, with prompts in chunks."""
+    for every, size, chunk, order in (
+        (0, 2, None, [5, 4, 0, 3, 1, 2, 6]),
+        (1, 3, 2, [0, 2, 1, 3, 4, 5, 6]),
+    ):
+        (folder := tmp_path / str(size)).mkdir()
+        options = DRAFTERS[name](folder)
+        arrivals = Arrivals(order[1:], every, size)
+        texts, _, stats = decode(order, arrivals, chunk=chunk, **options)
+        if every == 0:
+            expected = [alone(k, **options) for k in range(7)]
+        assert texts == [expected[k][0] for k in order] == [text_of(k) for k in order]
+        assert [one.to_dict() for one in stats.sequences] == [expected[k][1] for k in order]
+        assert stats.seeds == [ASKED[k]["seed"] for k in order]
+        assert (stats.accepted > 0) is (name != "none")
 
 
 @pytest.mark.parametrize("every", range(2, 8))

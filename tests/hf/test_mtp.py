@@ -37,10 +37,11 @@ def loaded(request, tmp_path_factory):
     return checkpoint(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def worst_of_chains(target, layers, lengths, cached=0):
+def worst_of_chains(target, layers, lengths, cached=0, compared=20):
     """The largest difference of a drafted row of logits from what it must be, and the deepest.
 
-    The caller's cache holds the first ``cached`` columns of the prompts.
+    About ``compared`` of them are looked at. The caller's cache holds the first ``cached`` columns of
+    the prompts.
     """
     settings = {"seed": list(range(len(lengths))), **SAMPLED}
     if cached:
@@ -57,7 +58,7 @@ def worst_of_chains(target, layers, lengths, cached=0):
             unseen = max(cached - max(lengths) + lengths[b], 0)
             seen += [(text, tokens[:step], unseen, rows[step]) for step in range(len(tokens))]
     worst = 0.0
-    for text, before, unseen, got in seen[:: 1 + len(seen) // 40]:
+    for text, before, unseen, got in seen[:: 1 + len(seen) // compared]:
         want = expected_logits(target, layers, text, before, unseen)
         assert want.std() > 0.3
         worst = max(worst, float((got - want).abs().max()))
@@ -79,7 +80,7 @@ def test_another_reading_of_a_part_is_found(part, loaded):
     kept = layers[0].around[part]
     layers[0].around[part] = kept.roll(kept.shape[-1] // 2, dims=-1)
     try:
-        worst, _ = worst_of_chains(target, layers, (9,))
+        worst, _ = worst_of_chains(target, layers, (9,), compared=5)
     finally:
         layers[0].around[part] = kept
     assert worst > 1e-2
@@ -110,7 +111,7 @@ def test_each_of_several_layers_drafts_its_own_step(name, tmp_path):
     worst, deepest = worst_of_chains(target, layers, (9, 2, 12))
     assert worst < 1e-4
     assert deepest == 4
-    worst, _ = worst_of_chains(target, layers[::-1], (9,))  # negative control
+    worst, _ = worst_of_chains(target, layers[::-1], (9,), compared=5)  # negative control
     assert worst > 1e-2
 
 

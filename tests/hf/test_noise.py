@@ -354,11 +354,13 @@ def test_no_draft_comes_from_a_text_that_the_same_noise_has_drawn(name, takes_al
     deviations = float((found - wanted).sum() / (wanted * (1 - wanted)).sum().sqrt())
     assert (deviations > 5) if takes_all else (abs(deviations) < 3)
     assert any("had the same seed" in note for note in out.stats.notes) != takes_all
+    if takes_all:
+        return
     for rule, first in (("match", 0), ("token", 10**6)):
         seeds = list(range(first, first + len(text)))
         other = generate(model, prompts, rule=rule, seed=seeds, **arguments)
         assert not any("had the same seed" in note for note in other.stats.notes)
-        assert other.stats.accepted > out.stats.accepted or takes_all
+        assert other.stats.accepted > out.stats.accepted
 
 
 class Knows(Drafter):

@@ -5,6 +5,7 @@ The command line runs on it within this process.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from specdec_hf.cli.app import app
 from support import encoder_models, hf_models
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
+from typer import testing
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
@@ -25,6 +26,8 @@ TEMPLATE = (
 )
 END = 257  # "</s>"; the ids below are bytes, and one merge, without which GGUF files do not do
 HUB_ID = "someone/tiny"
+# For each call it would make the parsers of all commands, which takes longer than most calls.
+testing._get_command = functools.cache(testing._get_command)
 
 
 def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
@@ -116,7 +119,7 @@ def environment(**variables):
 
 def invoke(*arguments, input=None):
     """Run the command line in this process."""
-    return CliRunner().invoke(app, [str(a) for a in arguments], input=input)
+    return testing.CliRunner().invoke(app, [str(a) for a in arguments], input=input)
 
 
 def succeed(*arguments, input=None):
