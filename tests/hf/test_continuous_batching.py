@@ -347,6 +347,32 @@ def test_prompts_are_read_in_their_order_a_chunk_a_round():
     assert running[:3] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("name", ["none", "suffix_automaton", "model", "auto, head"])
+def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
+    tmp_path, name, forwards
+):
+    """As of several choices of one request; the keys of the last token of a text are not there."""
+    options = DRAFTERS[name](tmp_path)
+    text = alone(2, prompt=LONG, **options)[0]
+    prompts = [LONG, [9, 9], LONG, [*LONG, *text[:4], 9, 9], LONG[:20], [*LONG[:20], 9, 9]]
+    expected = [alone(2, prompt=LONG, **options)]
+    expected += [alone(5, prompt=prompt, **options) for prompt in prompts[1:]]
+    waiting = [arguments(5, input_ids=torch.tensor([prompt])) for prompt in prompts[1:]]
+
+    def source(running):
+        return waiting.pop(0) if waiting and running < 6 else None
+
+    decode([2], Arrivals([0], 0, 2), **options)
+    forwards.clear()
+    first = arguments(2, input_ids=torch.tensor([LONG]))
+    texts, _, stats = decode([2], source, first=first, **options)
+    found = zip(texts, (one.to_dict() for one in stats.sequences), strict=True)
+    assert list(found) == expected
+    if name in ("none", "suffix_automaton"):
+        alone_read = [size for count, size in forwards if count == 1]
+        assert alone_read == [48, 2, 1, 6, 1, 2]
+
+
 def test_a_prompt_is_read_whole_where_no_other_sequence_runs(forwards):
     decode([4], joining(LONG), chunk=5, drafter=None)
     assert (1, len(LONG)) in forwards

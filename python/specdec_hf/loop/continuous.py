@@ -11,12 +11,14 @@ the sequences that have not ended. So `begin` is the only way in which a sequenc
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import describe
 from specdec_hf.drafting.context import text_depends_on_drafts
@@ -134,7 +136,9 @@ def _admit(
         if not reading:
             if (given := source(running + len(joining))) is None:
                 break
-            reading.append((_alone(session, *given[:2]), given[2]))
+            alone = _alone(session, *given[:2])
+            _share_prefix(alone, [session, *joining])
+            reading.append((alone, given[2]))
         alone, cancelled = reading[0]
         if cancelled():
             yield _cancel(alone)
@@ -168,6 +172,34 @@ def _alone(session: Session, call: Call, seed: Any) -> Session:
     session.stats.sequences.append(SequenceStats(prompt_tokens=int(alone.prompt_lengths[0])))
     session.stats.seeds += alone.seeds.tolist()
     return alone
+
+
+@torch.inference_mode()
+def _share_prefix(alone: Session, others: list[Session]) -> None:
+    """Take the keys and values of what a prompt has in common with a text that runs.
+
+    The last token of the prompt is read for its logits. Where a drafter reads hidden states, which
+    are not kept, the whole prompt is read.
+    """
+    if alone.context is not None and alone.context.kept_states:
+        return
+    prompt = alone.history.tokens[0, : alone.prompt_lengths[0] - 1]
+    common: list[tuple[int, Session, int]] = []
+    for other in others:
+        for b in np.flatnonzero(other.history.active).tolist():
+            text = other.history.tokens[b, : min(len(prompt), int(other.runner.lengths[b]))]
+            common.append((_length_of_prefix(text, prompt), other, b))
+    size, other, b = max(common, key=operator.itemgetter(0), default=(0, alone, 0))
+    if size:
+        assert isinstance(alone.runner, SpecRunner)
+        assert isinstance(other.runner, SpecRunner)
+        alone.runner.adopt(0, other.runner, b, size)
+
+
+def _length_of_prefix(text: NDArray[np.int64], prompt: NDArray[np.int64]) -> int:
+    """How many tokens of a text, which is no longer than the prompt, are those of the prompt."""
+    unlike = np.flatnonzero(text != prompt[: len(text)])
+    return int(unlike[0]) if len(unlike) else len(text)
 
 
 def _read(alone: Session, most: float) -> Generator[Step, None, tuple[float, bool]]:

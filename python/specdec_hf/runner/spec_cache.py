@@ -200,9 +200,12 @@ class SpecCache(Cache):
         self.lengths = lengths
         self.cursor.past = int(lengths.max())
 
-    def adopt(self, b: int, other: SpecCache, index: int = 0) -> None:
-        """Hold as sequence ``b`` the keys and values of sequence ``index`` of another cache."""
-        length = int(other.lengths[index])
+    def adopt(self, b: int, other: SpecCache, index: int = 0, length: int | None = None) -> None:
+        """Hold as sequence ``b`` the keys and values of sequence ``index`` of another cache.
+
+        Of its tokens the first ``length`` are held, or all.
+        """
+        length = int(other.lengths[index]) if length is None else length
         if length >= self.cursor.capacity:
             self.grow(length + 1)
         for mine, its in zip(self.spec_layers, other.spec_layers, strict=True):

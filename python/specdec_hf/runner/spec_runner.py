@@ -292,9 +292,9 @@ class SpecRunner:
         self.cache.truncate(lengths)
 
     @timed
-    def adopt(self, b: int, other: SpecRunner, index: int = 0) -> None:
+    def adopt(self, b: int, other: SpecRunner, index: int = 0, length: int | None = None) -> None:
         """Take over the cache of a sequence of another runner; see `SpecCache.adopt`."""
-        self.cache.adopt(b, other.cache, index)
+        self.cache.adopt(b, other.cache, index, length)
 
     def _run(
         self, tokens: torch.Tensor, inputs: dict[str, Any], keep: int, padding: int = 0
