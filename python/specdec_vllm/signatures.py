@@ -14,7 +14,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from specdec_vllm.vllm_interface import SUPPORTED, arguments_in_source, difference, replaced_in
+from specdec_kernels.versions import wrong_arguments
+from specdec_vllm.vllm_interface import SUPPORTED, arguments_in_source, replaced_in
 
 PATH = "a wheel, an sdist or a source tree of vLLM"
 
@@ -61,7 +62,7 @@ def compare(files: Mapping[str, str]) -> dict[tuple[str, str], str | None]:
         return files.get(f"{module.replace('.', '/')}.py")
 
     return {
-        place: difference(place, takes, arguments_in_source(read, *place))
+        place: wrong_arguments(place, takes, arguments_in_source(read, *place))
         for place, takes in replaced_in(version_of(files) or SUPPORTED[-1]).items()
     }
 

@@ -10,7 +10,6 @@ import ast
 import functools
 import importlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec_kernels.versions import release
+from specdec_kernels.versions import release, wrong_arguments
 from specdec_vllm.messages import warn_once
 from specdec_vllm.settings import Settings
 
@@ -104,8 +103,8 @@ def unsupported() -> str | None:
     for place, takes in replaced_in(version).items():
         if place not in REPLACED_V2 or has_v2():
             late = place in REPLACED_LATE
-            got = arguments_in_source(_source, *place) if late else _arguments(*place)
-            if reason := difference(place, takes, got):
+            found = arguments_in_source(_source, *place) if late else _function(*place)
+            if reason := wrong_arguments(place, takes, found):
                 return reason
     return None
 
@@ -119,15 +118,14 @@ def replaced_in(version: str) -> dict[tuple[str, str], str]:
     return replaced
 
 
-def _arguments(module: str, name: str) -> str | None:
-    """The arguments of a function, or None if there is no such function."""
+def _function(module: str, name: str) -> Any:
+    """A function, or None if there is no such function."""
     owner, attribute = _owner(module, name)
-    function = getattr(owner, attribute, None)
-    return " ".join(inspect.signature(function).parameters) if function else None
+    return getattr(owner, attribute, None)
 
 
 def arguments_in_source(read: Callable[[str], str | None], module: str, name: str) -> str | None:
-    """The same of a function that sources define or import, without importing them.
+    """The arguments of a function that sources define or import, without importing them.
 
     read: returns the source of a module, or None if there is none.
     """
@@ -151,13 +149,6 @@ def _source(module: str) -> str | None:
     if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
         return None
     return Path(str(spec.origin)).read_text(encoding="utf-8")
-
-
-def difference(place: tuple[str, str], expected: str, got: str | None) -> str | None:
-    """What is wrong with the arguments of a function, or None."""
-    if got == expected:
-        return None
-    return f"{'.'.join(place)} must take {expected}, got {got or 'nothing'}"
 
 
 def has_v2() -> bool:

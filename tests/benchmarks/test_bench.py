@@ -53,7 +53,7 @@ def test_every_peer_says_why_it_cannot_run(op):
         for device in ("cpu", "cuda"):
             assert isinstance(peer.available(device), str)
         assert peer.available("cpu") == "" or peer.name not in ("cpp", "eager")
-    assert BY_NAME["flashinfer"].available("cpu")
+    assert BY_NAME["flashinfer_headers"].available("cpu")
     assert importable("no_such_module") == "no_such_module is not installed"
 
 
@@ -128,7 +128,7 @@ def test_a_sweep_reports_rows_absences_and_failures(run, tmp_path):
         assert peer.bytes_read > ours.bytes_read >= ours.floor_bytes
         assert peer.floor_bytes == ours.floor_bytes
         assert (config.id, "transformers") in rows or config.batch > 1
-    assert {"cuda", "triton", "flashinfer", "vllm-v2"} <= set(done.absent)
+    assert {"cuda", "triton", "flashinfer_headers", "vllm-v2"} <= set(done.absent)
     assert all(done.absent.values())
     left_out = {(s["config"], s["provider"]): s["reason"] for s in done.skipped}
     assert left_out[configs[0].id, "broken"] == "failed: RuntimeError: no such kernel"
@@ -161,7 +161,7 @@ def test_the_command_writes_a_file_and_names_absent_peers(command, tmp_path):
     assert done.exit_code == 0, done.output
     (path,) = tmp_path.glob("cpu-*.json")
     assert {row.provider for row in results.read(path).rows} == {"cpp", "eager"}
-    assert "absent: flashinfer: not asked for" in done.output
+    assert "absent: flashinfer_headers: not asked for" in done.output
     assert SMALL.id in done.output
 
 

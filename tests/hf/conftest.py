@@ -6,6 +6,7 @@ import math
 import pytest
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.schedules import benefit_guard
+from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 
@@ -13,6 +14,12 @@ from support.hf_models import one_thread  # noqa: F401  # autouse here
 def drafts_at_once(monkeypatch):
     """The benefit guard would let short texts of tiny models end before it tries a draft."""
     monkeypatch.setattr(benefit_guard, "MAX_LOSS", math.inf)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Of few tokens, so that its texts repeat themselves."""
+    return hf_models.build("llama", vocab_size=11)
 
 
 @pytest.fixture

@@ -36,12 +36,6 @@ def drafts_at_once():
     """The guard has its own limit here."""
 
 
-@pytest.fixture(scope="module")
-def model():
-    """Of few tokens, so that its texts repeat themselves."""
-    return hf_models.build("llama", vocab_size=11)
-
-
 def run(model, dtype, lengths=(9,), **kwargs):
     inputs = hf_models.prompts(lengths, vocab_size=11)
     how = {"max_new_tokens": 28, "return_dict_in_generate": True, "compile": False, **kwargs}

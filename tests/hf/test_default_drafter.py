@@ -37,12 +37,6 @@ SCHEDULE = "--num-assistant-tokens-schedule"
 NOTHING = "drafter 'auto' drafts nothing: "
 
 
-@pytest.fixture(scope="module")
-def model():
-    """Of few tokens, so that its texts repeat themselves."""
-    return hf_models.build("llama", vocab_size=11)
-
-
 def run(model, lengths=(9,), **kwargs):
     inputs = hf_models.prompts(lengths, vocab_size=11)
     how = {"max_new_tokens": NEW, "guard": False, "return_dict_in_generate": True, **kwargs}

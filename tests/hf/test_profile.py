@@ -16,12 +16,6 @@ LOOKUP = {"drafter": "prompt_lookup", "num_assistant_tokens": 3}
 MERGED = {"drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(2, 3, 5)}
 
 
-@pytest.fixture(scope="module")
-def model():
-    """Of few tokens, so that its texts repeat themselves."""
-    return hf_models.build("llama", vocab_size=11)
-
-
 @pytest.fixture
 def write(model, tmp_path):
     """Writes a profile of the model with some options; returns the path."""
