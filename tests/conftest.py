@@ -116,5 +116,6 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(700, 10, 50)  # a whole search takes long among so many models
         gc.enable()
         atexit.register(gc.unfreeze)  # so that libraries find nothing leaked at the end
