@@ -40,8 +40,8 @@ def loaded(request, tmp_path_factory):
 def worst_of_chains(target, layers, lengths, cached=0, compared=20):
     """The largest difference of a drafted row of logits from what it must be, and the deepest.
 
-    About ``compared`` of them are looked at. The caller's cache holds the first ``cached`` columns of
-    the prompts.
+    So many of them are ``compared``, about. The caller's cache holds the first ``cached`` columns
+    of the prompts.
     """
     settings = {"seed": list(range(len(lengths))), **SAMPLED}
     if cached:
