@@ -278,6 +278,7 @@ def test_more_queries_than_a_pass_takes():
     assert_close("out", out.double(), want, atol=1e-7)
 
 
+@pytest.mark.build  # it traces
 def test_one_graph_serves_all_lengths():
     calls = []
     for n, s in ((5, 40), (7, 90), (13, 150)):

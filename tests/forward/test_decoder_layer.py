@@ -414,6 +414,7 @@ def test_the_error_is_no_larger_than_that_of_transformers(family, sizes, seed):
     assert ours.max() <= theirs.max() * 1.25
 
 
+@pytest.mark.build  # it traces
 def test_one_graph_serves_every_number_of_tokens():
     first, second = (
         drawn("norm_qkv_rope", 2, 30, DTYPES[0]),

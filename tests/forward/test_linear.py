@@ -210,6 +210,7 @@ def test_memory_around_the_arguments_is_not_read_and_around_y_not_written(dtype)
     assert not y.isnan().any()
 
 
+@pytest.mark.build  # it traces
 def test_one_graph_serves_every_number_of_rows():
     x, weight, bias = drawn(33, 40, 64, torch.float32)
     packed = sk.pack_linear(weight)
@@ -217,6 +218,7 @@ def test_one_graph_serves_every_number_of_rows():
     assert_one_graph(lambda x, bias: [sk.packed_linear(x, packed, bias)], calls)
 
 
+@pytest.mark.build  # it traces
 def test_the_weight_may_be_packed_in_a_graph():
     graph = torch.compile(sk.pack_linear, fullgraph=True, backend="aot_eager")
     weight = torch.randn(20, 7, dtype=torch.bfloat16)

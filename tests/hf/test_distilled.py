@@ -158,7 +158,9 @@ class OfOtherTokens(DistilledDrafter):
         super().learn_rejections(dataclasses.replace(rejections, logits=wrong))
 
 
-@pytest.mark.parametrize("kind", [DistilledDrafter, OfOtherTokens])
+@pytest.mark.parametrize(
+    "kind", [DistilledDrafter, pytest.param(OfOtherTokens, marks=pytest.mark.full)]
+)
 def test_on_a_stream_of_calls_more_is_accepted(kind):
     """The acceptance rate on texts of which it learns nothing, sum(min(P, Q)), before and after."""
     held_out = [call(None, prompts=n, new_tokens=30).sequences for n in (91, 92, 93)]

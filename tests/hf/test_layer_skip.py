@@ -215,7 +215,7 @@ def test_the_optimiser_ends_where_all_points_are_known():
     assert len(tried) == 8
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 1.0])
 def test_the_search_finds_the_sublayers_that_add_nothing(temperature):
     model = hf_models.build("llama", layers=LAYERS)
     with torch.no_grad():

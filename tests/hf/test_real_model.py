@@ -23,13 +23,10 @@ def smollm():
     return hf_models.smollm()
 
 
+@pytest.mark.full  # in make test the demo compares its greedy text
 @pytest.mark.parametrize(
     ("questions", "tree"),
-    [
-        ([COPY], None),
-        pytest.param(QUESTIONS[1:], (3, 2), marks=pytest.mark.full),
-        pytest.param(QUESTIONS[1:], EagleTree(3, 3, 6), marks=pytest.mark.full),
-    ],
+    [([COPY], None), (QUESTIONS[1:], (3, 2)), (QUESTIONS[1:], EagleTree(3, 3, 6))],
     ids=["chains", "tree", "eagle"],
 )
 def test_greedy_equals_model_generate(smollm, questions, tree):

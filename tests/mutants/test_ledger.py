@@ -84,6 +84,7 @@ def test_the_tests_of_every_fault_exist():
         (one.name, test) for one in LEDGER for test in one.killed_by if not ledger.exists(test)
     ]
     assert not missing
+    assert not ledger.exists("tests/mutants/test_ledger.py::test_of_five")  # it is only named here
     assert all(one.killed_by for one in LEDGER)
 
 

@@ -1,5 +1,6 @@
 """Documents are readable as they are, and name only options that their commands have."""
 
+import functools
 import json
 import re
 
@@ -48,9 +49,13 @@ COMMAND = re.compile(r"python -m specdec_hf ([^`#|&<>\n]*)")
 pytestmark = pytest.mark.skipif(not DOCUMENTS, reason="the documents are not beside the tests")
 
 
-def commands(command=None, name=()):
+@functools.cache
+def known_options():
     """The options of each command, by its words."""
-    command = get_command(app) if command is None else command
+    return commands(get_command(app))
+
+
+def commands(command, name=()):
     if hasattr(command, "commands"):
         below = [commands(one, (*name, word)) for word, one in command.commands.items()]
         return {words: options for each in below for words, options in each.items()}
@@ -113,7 +118,7 @@ def wide_lines(text):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_document_names_only_options_that_exist(path):
-    assert not list(wrong_options(path.read_text(), commands()))
+    assert not list(wrong_options(path.read_text(), known_options()))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -215,7 +220,7 @@ def test_the_derivation_of_block_verification_adds_up(capsys):
 
 def test_the_search_finds_wrong_options_and_wide_lines():
     assert languages("```\na\n```\n  ```python\nb\n  ```\n") == ["", "python"]
-    known = commands()
+    known = known_options()
     assert known["train",] > {"--head", "--texts"}
     assert ("build", "ngram") in known
     text = (

@@ -103,7 +103,9 @@ class ToyTree:
         self.how = how or DRAWN[rule]
         self.form, self.missing, self.ragged = draft, missing, ragged
         self.target_filters, self.draft_filters = target_filters or {}, draft_filters or {}
-        self.depth = max(len(lineage(self.parents, n)) for n in range(len(self.parents)))
+        # By node; the last is that of -1.
+        self.paths = [lineage(self.parents, n) for n in (*range(len(self.parents)), -1)]
+        self.depth = max(map(len, self.paths))
         siblings = [self.parents[:n].count(p) for n, p in enumerate(self.parents)]
         self.drafter = [j % drafters for j in siblings]
         p = [t.to(dtype) for t in logit_tables(generator, v, self.depth + 1, holes=holes)]
@@ -148,13 +150,16 @@ class ToyTree:
 
     def row(self, table, drafts, node):
         """Rows [C, V] of a table that follow the tokens on the path to a node."""
-        path = drafts[:, lineage(self.parents, node)].clamp(min=0)
-        return table[tuple(path.T)] if path.shape[1] else table.expand(len(drafts), -1)
+        path = self.paths[node]
+        if not path:
+            return table.expand(len(drafts), -1)
+        return table[tuple(drafts[:, m] for m in path)]
 
     def arguments(self, drafts, provider_name):
         """Keyword arguments of `providers.verify_tree` for these tuples."""
         c, n = drafts.shape
-        depth = [len(lineage(self.parents, node)) for node in range(-1, n)]
+        drafts = drafts.clamp(min=0)  # for rows that follow an absent node
+        depth = [len(self.paths[node]) for node in range(-1, n)]
         target = torch.stack([self.row(self.p[d], drafts, m - 1) for m, d in enumerate(depth)], 1)
         out = dict(parents=torch.tensor(self.parents).expand(c, n), kind=self.kind, rule=self.rule,
                    **self.target_filters, **self.options)  # fmt: skip
