@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.providers import assert_all_equal
+from torch.nn.utils.parametrizations import weight_norm
 
 
 def assert_one_graph(
@@ -40,8 +41,9 @@ REFUSED = pytest.mark.parametrize(
         (lambda model: model.train(), "it is in training mode"),
         (lambda model: _halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
         (lambda model: _halve(model.lm_head), "its module 'lm_head' has a hook"),
+        (lambda model: weight_norm(model.lm_head), "'lm_head' computes its weights from others"),
     ],
-    ids=["patched", "training", "hook", "hook-of-linear"],
+    ids=["patched", "training", "hook", "hook-of-linear", "weight-norm"],
 )
 # What makes another model of a llama.
 CHANGES = pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 
 # What is compared by its value.
@@ -39,6 +40,8 @@ def twin_reason(model: Any) -> str | None:
     for name, module in model.named_modules():
         if "forward" in vars(module) or hasattr(module, "_hf_hook"):
             return f"the forward of its module {name!r} was replaced"
+        if is_parametrized(module):  # its class is made for it alone, and refuses to be copied
+            return f"its module {name!r} computes its weights from others"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if not all(is_library_hook(hook) for hook in hooks):
             return f"its module {name!r} has a hook"
