@@ -68,8 +68,10 @@ WORKLOADS = {
         call_configs.PEERS, call_configs.sample_grid, call_configs.build, _call_cost
     ),
     "kv_append_": Workload(
-        call_configs.PEERS, call_configs.append_grid, call_configs.build, _call_cost
+        call_configs.PEERS[:2], call_configs.append_grid, call_configs.build, _call_cost
     ),
-    "cases": Workload(call_configs.PEERS, call_configs.case_grid, call_configs.build, _call_cost),
+    "cases": Workload(
+        call_configs.PEERS[:1], call_configs.case_grid, call_configs.build, _call_cost
+    ),
     "kv_compact_": Workload(KV_PEERS, kv_configs.grid, kv_configs.build, _kv_cost),
 }

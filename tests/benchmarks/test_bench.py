@@ -93,6 +93,7 @@ def test_calls_that_accept_nothing_are_timed(op, monkeypatch):
     names = {"sample": {"cpp", "eager", "eager-topk"}, "kv_append_": {"cpp", "eager"}}
     assert {row.provider for row in done.rows} == names.get(op, {"cpp"})
     assert [row.notes for row in done.rows] == [[]] * len(done.rows)
+    assert not done.skipped
     assert done.rows[0].mean_accepted == 0
     assert done.rows[0].floor_bytes == config.floor_bytes > 1
 
