@@ -25,20 +25,22 @@ class Supported(NamedTuple):
 
     Attributes:
         oldest: the first that is taken; earlier ones are refused by name.
-        newest: the last that `make test` and the workflows install.
+        newest: the last that tests have run with.
         refused_from: the first later one that is refused, or None where later ones are taken, too.
         reason: why the range begins and ends there.
+        installed: what `make test` and the workflows install, where that is not the newest.
     """
 
     oldest: str
     newest: str
     refused_from: str | None
     reason: str
+    installed: str | None = None
 
 
 SUPPORTED = {
     "python": Supported("3.10", "3.14", None, "torch 2.10 is built for Python 3.10 and later"),
-    "torch": Supported("2.10", "2.13", None, "`_C.so` uses the stable ABI of torch 2.10"),
+    "torch": Supported("2.10", "2.15", None, "`_C.so` uses the stable ABI of torch 2.10", "2.13"),
     "triton": Supported("3.6", "3.9", None, "torch 2.10 brings Triton 3.6"),
     "transformers": Supported(
         "5.20", "5.24", "5.25", "a minor version renames arguments, as 5.24 has renamed the cache"
@@ -132,7 +134,7 @@ def requirement(package: str) -> str:
     >>> requirement("transformers")
     'transformers>=5.20,<5.25'
     """
-    oldest, _, refused_from, _ = SUPPORTED[package]
+    oldest, _, refused_from, *_ = SUPPORTED[package]
     return f"{package}>={oldest}" + (f",<{refused_from}" if refused_from else "")
 
 
@@ -146,7 +148,7 @@ def refuse_other(package: str, version: str) -> None:
     Raises:
         ImportError: names the package, its version and the command that installs another.
     """
-    oldest, _, refused_from, _ = SUPPORTED[package]
+    oldest, _, refused_from, *_ = SUPPORTED[package]
     found = release(version)
     if found < release(oldest) or (refused_from and found >= release(refused_from)):
         command = shlex.join(["pip", "install", requirement(package)])
@@ -189,4 +191,8 @@ def pins(end: str) -> list[str]:
     >>> pins("oldest")[0]
     'torch==2.10.*'
     """
-    return [f"{name}=={getattr(SUPPORTED[name], end)}.*" for name in SUPPORTED if name != "python"]
+    return [
+        f"{name}=={(end == 'newest' and one.installed) or getattr(one, end)}.*"
+        for name, one in SUPPORTED.items()
+        if name != "python"
+    ]

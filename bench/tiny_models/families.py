@@ -114,6 +114,9 @@ GIVEN: dict[str, Fields] = {
         "n_mamba_heads": 8,
     },
     # Models that read images.
+    "apertus1p5": {"image_token_offset": 128, "audio_token_offset": 144},
+    "apertus1p5_vision_tokenizer": {"codebook_size": 16},
+    "wavtokenizer_encoder": {"codebook_dim": 64, "codebook_size": 16},
     "aria": {
         "projector_patch_to_query_dict": {16: 4}, "max_value_projector_patch_to_query_dict": 4,
     },
@@ -143,6 +146,7 @@ GIVEN: dict[str, Fields] = {
         **_ONE_TILE, "deepstack_layer_map": [(-2, 0)], "spatial_target_layers": [0, 1, 0, 1],
         "downsample_rate": "1/2",
     },
+    "hy_v4_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}},
     "inkling_vision": {"num_hidden_layers": 3},
     "instructblip": {"num_query_tokens": 4, "image_token_index": 100},
     "instructblipvideo": {"num_query_tokens": 4, "video_token_index": 100},

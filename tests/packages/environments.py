@@ -26,7 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from packages.pythons import find_pythons
 
-PAIRS = [("3.10", "2.10"), ("3.11", "2.13"), ("3.12", "2.11"), ("3.13", "2.12"), ("3.14", "2.13")]
+PAIRS = [
+    ("3.10", "2.10"), ("3.11", "2.13"), ("3.12", "2.11"), ("3.13", "2.12"), ("3.14", "2.13"),
+    ("3.12", "2.14"), ("3.13", "2.15"),
+]  # fmt: skip
 SMOKE = Path(__file__).with_name("smoke.py")
 KEPT = ("PIP_", "SSL_", "HTTP", "NO_PROXY", "http", "no_proxy")  # beginnings of variables
 SECONDS = 3000  # longest time of an installation
