@@ -6,9 +6,11 @@ A provider is one implementation of an op behind PyTorch's dispatcher: "cpp" (th
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import warnings
+from typing import Any
 
 import torch
 
@@ -117,11 +119,31 @@ def _pass_by_autograd() -> None:
     pass by autograd also makes each call cheaper.
     """
     for op in OPS:
-        _NO_AUTOGRAD.impl(op, torch.library.fallthrough_kernel, "Autograd")
+        _FOR_ALL.impl(op, torch.library.fallthrough_kernel, "Autograd")
 
 
-_NO_AUTOGRAD = torch.library.Library(ops.name, "IMPL")
+def _refuse_layouts() -> None:
+    """Sparse and quantised tensors are refused by name, not with the dispatcher's list of backends.
+
+    The dispatcher finds them, so that calls with dense tensors look at no layout.
+    """
+    for op in OPS:
+        for layout in ("Sparse", "SparseCsr", "Quantized"):
+            for device in ("CPU", "CUDA"):
+                _FOR_ALL.impl(op, functools.partial(_refuse_layout, op), f"{layout}{device}")
+
+
+def _refuse_layout(op: str, *values: Any) -> None:
+    for argument, value in zip(getattr(ops, op).default._schema.arguments, values, strict=True):
+        for x in value if isinstance(value, list) else [value]:
+            if isinstance(x, torch.Tensor) and (x.is_quantized or x.layout is not torch.strided):
+                got = x.dtype if x.is_quantized else x.layout
+                raise RuntimeError(f"{argument.name} must be a dense tensor, got {got}")
+
+
+_FOR_ALL = torch.library.Library(ops.name, "IMPL")
 _pass_by_autograd()
+_refuse_layouts()
 
 
 def providers() -> dict[str, dict[str, str]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._library import providers
+from .arguments.conversion import shown
 from .ops.expand_tree import expand_tree
 from .ops.kv import (
     kv_append_,
@@ -53,7 +54,10 @@ def warm_up(device: torch.device | str | None = None) -> None:
 
     >>> warm_up("cuda")  # doctest: +SKIP
     """
-    where = torch.device("cuda" if device is None else device)
+    try:
+        where = torch.device("cuda" if device is None else device)
+    except (RuntimeError, TypeError):  # torch lists its devices or its overloads
+        raise ValueError(f"device must be a CUDA device, got {shown(device)}") from None
     if where.type != "cuda":
         raise ValueError(f"device must be a CUDA device, got {where}")
     if not torch.cuda.is_available():

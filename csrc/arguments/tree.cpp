@@ -14,7 +14,7 @@ void TreeArguments::check() const {
   check_same_device("tree parents", parents, target, "target");
   check_draft();
   check_draws("[B, 2N+1]", 2 * size() + 1, checked_rule() == TreeRule::kMatch);
-  check_typical();
+  check_typical(checked_rule() == TreeRule::kTypical);
   check_limits();
   SPECDEC_CHECK(0 <= max_depth && max_depth <= size(), "max_depth must be in [0, N] = [0, ", size(),
                 "], got ", max_depth);

@@ -39,12 +39,14 @@ void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns,
   SPECDEC_CHECK(!rule_is_match, "uniforms must be None when rule is match");
 }
 
-void VerifyArguments::check_typical() const {
+void VerifyArguments::check_typical(bool rule_is_typical) const {
   const float epsilon = static_cast<float>(typical_epsilon),
               delta = static_cast<float>(typical_delta);
   SPECDEC_CHECK(0 <= epsilon && epsilon <= 1, "typical_epsilon must be in [0, 1], got ", epsilon);
   SPECDEC_CHECK(std::isfinite(delta) && delta >= 0,
                 "typical_delta must be finite and at least 0, got ", delta);
+  check_unread("typical_epsilon", epsilon, 0.09f, "typical", rule_is_typical);
+  check_unread("typical_delta", delta, 0.3f, "typical", rule_is_typical);
 }
 
 void VerifyArguments::check_limits() const {

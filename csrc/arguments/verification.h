@@ -7,6 +7,14 @@
 
 namespace specdec {
 
+// A parameter of another rule must keep the default of the public functions, because a value that
+// no rule reads is a mistake of the caller.
+template <class T>
+void check_unread(const char* name, T value, T its_default, const char* rule, bool is_read) {
+  SPECDEC_CHECK(is_read || value == its_default, name, " must be ", its_default, " unless rule is ",
+                rule, ", got ", value);
+}
+
 struct VerifyArguments {
   Tensor target, drafted;  // drafted: token ids, [B, gamma], or [B, N] of a tree
   DraftArguments draft_arguments;
@@ -32,7 +40,7 @@ struct VerifyArguments {
   void check_drafted(const Names& names) const;
   void check_target(const Names& names) const;
   void check_draws(const char* uniforms_shape, int64_t columns, bool rule_is_match) const;
-  void check_typical() const;
+  void check_typical(bool rule_is_typical) const;
   void check_limits() const;
   Tensor new_output(int64_t columns, ScalarType dtype) const;
   Tensor new_counts() const;

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
@@ -33,6 +34,24 @@ PARAMETERS = {
     "top_p": Parameter(1.0, "in (0, 1]", lambda x: 0 < x <= 1),
     "min_p": Parameter(0.0, "in [0, 1]", lambda x: 0 <= x <= 1),
 }
+
+
+@contextmanager
+def naming_errors(argument: str, value: object) -> Iterator[None]:
+    """Errors name the argument and its value, as in ``drafter 'rest:FILE': No such file``."""
+    try:
+        yield
+    except OSError as error:
+        kind = type(error)
+        if kind.__module__ != "builtins":
+            raise  # others may not be made of a message
+        made = kind(f"{argument} {str(value)!r}: {error.strerror or error}")
+        made.errno = error.errno
+        raise made from error
+    except ValueError as error:
+        if str(error).startswith(argument):
+            raise
+        raise ValueError(f"{argument} {str(value)!r}: {error}") from error
 
 
 def shown(value: object) -> str:

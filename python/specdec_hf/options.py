@@ -20,7 +20,14 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from specdec_hf.arguments import check_flag, check_integer, check_keeps, check_number, shown
+from specdec_hf.arguments import (
+    check_flag,
+    check_integer,
+    check_keeps,
+    check_number,
+    naming_errors,
+    shown,
+)
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.profile import OF_DRAFTING, OF_THE_DRAFTER, Profile
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
@@ -327,7 +334,8 @@ class Options(CommonOptions):
         for name in ALIASES:
             if getattr(self, name) is not None:
                 given["num_assistant_tokens"] = getattr(self, name)
-        profile = read_profile(self.profile)
+        with naming_errors("profile", self.profile):
+            profile = read_profile(self.profile)
         if profile.draft_models and "drafter" not in given:
             raise ValueError(
                 f"profile {profile.path} drafts with {', '.join(profile.draft_models)}, which must "

@@ -54,16 +54,21 @@ class Settings:
         >>> Settings.from_environment({"SPECDEC_VLLM_RULE": "match"}).rule
         'match'
         """
-        given = os.environ if environment is None else environment
-        ours = {name: text for name, text in given.items() if name.startswith(_PREFIX)}
+        every = os.environ if environment is None else environment
+        ours = {name: text for name, text in every.items() if name.startswith(_PREFIX)}
         if unknown := ours.keys() - set(_NAMES):
             raise ValueError(
                 f"environment variables of specdec_vllm must be of {', '.join(_NAMES)}, "
                 f"got {min(unknown)}"
             )
+        rule = _rule(ours)
+        for name in (_EPSILON, _DELTA):
+            if rule != "typical" and name in ours:
+                given = f"with {_RULE}={rule}" if rule else f"without {_RULE}"
+                raise ValueError(f"{name} is for {_RULE}=typical alone, got {ours[name]!r} {given}")
         return cls(
             enabled=_flag(ours),
-            rule=_rule(ours),
+            rule=rule,
             typical_epsilon=_number(ours, _EPSILON, cls.typical_epsilon, 1.0),
             typical_delta=_number(ours, _DELTA, cls.typical_delta, _LARGEST_DELTA),
             drafter=_drafter(ours),

@@ -36,7 +36,9 @@ def acceptance_of(settings: Settings, rule: Rule, rates: Tensor | None) -> Accep
     """Rule synthetic where vLLM gives rates for it, otherwise `rule`."""
     if rates is not None:
         return Acceptance("synthetic", synthetic_rates=rates)
-    return Acceptance(rule, settings.typical_epsilon, settings.typical_delta)
+    if rule == "typical":
+        return Acceptance(rule, settings.typical_epsilon, settings.typical_delta)
+    return Acceptance(rule)
 
 
 def rule_of(settings: Settings, block: bool) -> Rule:

@@ -135,8 +135,9 @@ def verify_chain(
             read, the sequence emits nothing: `Status.BAD_PARAMETER`.
         draft_map: for draft rows over a smaller vocabulary of the draft model. The drafted ids are
             still the target's.
-        lenience: in (0, 1], for rule lenient. At temperature 0 that rule accepts drafts whose
-            probability at temperature 1 is at least lenience times the largest.
+        lenience: in (0, 1], for rule lenient, which with 1 equals token. At temperature 0 that rule
+            accepts drafts whose probability at temperature 1 is at least lenience times the
+            largest.
         typical_epsilon, typical_delta: rule typical accepts x if
             `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
         top_beta_rank, top_beta_distance: rule top_beta accepts x if fewer than top_beta_rank tokens
@@ -151,7 +152,8 @@ def verify_chain(
         with_accept_probs: whether to compute `accept_probs`.
 
     Raises:
-        RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.
+        RuntimeError: a shape, dtype, device or scalar is out of range, or a parameter that the rule
+            does not read differs from its default; the message names it.
         TypeError: an argument has a wrong type, such as a list in place of a tensor.
 
     Source: token: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. block: Sun et al. 2024,

@@ -52,7 +52,7 @@ def arguments_of(
             draft_ids=ids, draft_columns=None, draft_logsumexp=logsumexp,
             draft_threshold=threshold, draft_temperatures=temperatures,
             draft_temperature=temperature, kind=KINDS.index("logits"), rule=RULES.index(rule),
-            lenience=1.0, typical_epsilon=0.0, typical_delta=0.0, top_beta_rank=1,
+            lenience=1.0, typical_epsilon=0.09, typical_delta=0.3, top_beta_rank=1,
             top_beta_distance=0.0, synthetic_rates=None, **sampling._asdict(), **others,
         )  # fmt: skip
         validate("verify_chain", a)

@@ -85,7 +85,7 @@ def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatc
 
     monkeypatch.setattr(PieceStream, "feed", interrupted)
     monkeypatch.setattr(chat, "read_messages", lambda interactive: iter(["Go on", "And now?"]))
-    assert chat._talk(conversation, interactive=True)
+    assert not chat._talk(conversation, interactive=True)  # nothing failed
     assert not interrupt.State.seen
     said = [message["content"] for message in conversation.messages]
     assert said[2:5:2] == ["Go on", "And now?"]
@@ -122,7 +122,8 @@ def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
     ):  # fmt: skip
         result = invoke(*start, input=f"Hi\n{text}\n")
         assert line in result.output.splitlines(), text
-        assert result.exit_code == 1  # the last message was not answered
+        assert says(result, f"error: the command {text} was refused")
+        assert result.exit_code == 1  # although the message was answered
     result = succeed(*start, input="/etc/hosts is a file\n")
     assert "2 tokens, " in result.output
 
@@ -132,6 +133,7 @@ def test_chat_goes_on_after_a_message_that_is_too_long(folder):  # noqa: F811
         result = invoke("chat", "--model", folder, "--max-new-tokens", 2, input=texts)
         assert (result.exit_code, result.output.count("\n2 tokens, ")) == (code, 1)
         assert "error: prompt of sequence 0 has" in result.output
+        assert says(result, "error: the last message was not answered") is bool(code)
 
 
 @pytest.fixture

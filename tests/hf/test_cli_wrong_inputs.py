@@ -57,6 +57,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--rule", "lenient"], "--rule 'lenient' needs --lenience, which has no def"),
     (["--prompt", "a", *LENIENT, "2"], "--lenience must be in (0, 1], got 2.0"),
     (["--prompt", "a", *LENIENT, "much"], "Invalid value for '--lenience'"),
+    (["--prompt", "a", "--seed", "1.5"], "'1.5'"),
     (["--prompt", "a", *LENIENT, ".5", *LOOKUP, "--tree", "2"], "match, target_only, typical with"),
     (["--prompt", "a", *LENIENT, ".5", *SEVERAL], "typical with trees of --drafter prompt_lookup"),
     (["--prompt", "a", "--lenience", ".5"], "--lenience is for --rule 'lenient' alone, got 0.5"),
@@ -204,6 +205,10 @@ def test_what_does_not_fit_gets_one_line(folder, tmp_path, monkeypatch, argument
     monkeypatch.chdir(tmp_path)
     NgramTable.build([np.array([1, 2])], END, 2).save("TABLE")
     assert message in one_line_error("generate", "--model", folder, *arguments)
+
+
+def test_build_without_a_command_names_those_that_there_are():
+    assert "build needs one of ngram, rest, layer_skip" in one_line_error("build")
 
 
 @pytest.mark.parametrize("command", [["nonsense"], ["--nonsense"], ["chat", "--prompt", "a"]])

@@ -108,31 +108,36 @@ def test_a_lossy_rule_reaches_the_op_with_its_parameters(case, drafter):
     if drafter == "model":
         asked = verdicts(rounds, **ASKED[case])
         for other in OTHERS[case]:
-            assert verdicts(rounds, **{**ASKED[case], **other}) != asked, other
+            kept = ["temperature"] if "rule" in other else ASKED[case]
+            settings = {name: ASKED[case][name] for name in kept if name in ASKED[case]}
+            assert verdicts(rounds, **{**settings, **other}) != asked, other
 
 
 def test_typical_reaches_the_op_of_trees_with_its_parameters(monkeypatch):
-    calls, original = [], drafted.verify_tree
+    trees, plain, original = [], [], drafted.verify_tree
 
     def verify_tree(*args, **kwargs):
         verdict = original(*args, **kwargs)
-        with_drafts = kwargs["rule"] == "typical"
-        others = [
-            original(*args, **{**kwargs, **other}).num_accepted.tolist()
-            for other in ({"rule": "target_only"}, {"typical_epsilon": 0.5}, {"typical_delta": 0.0})
-        ]
-        calls.append((with_drafts, verdict.num_accepted.tolist(), others, kwargs))
+        if kwargs["rule"] == "typical":
+            none = {"rule": "target_only", "typical_epsilon": 0.09, "typical_delta": 0.3}
+            others = [
+                original(*args, **{**kwargs, **other}).num_accepted.tolist()
+                for other in (none, {"typical_epsilon": 0.5}, {"typical_delta": 0.0})
+            ]
+            trees.append((verdict.num_accepted.tolist(), others, kwargs))
+        else:
+            plain.append(kwargs["rule"])
         return verdict
 
     monkeypatch.setattr(drafted, "verify_tree", verify_tree)
     drafter = hf_models.perturbed("llama", 0.3)
     out = run(drafter=drafter, tree=(2, 2), num_assistant_tokens=None, **CASES["typical"])
-    trees = [call for call in calls if call[0]]
     assert out.stats.accepted > 0 < len(trees)
-    for _, _, _, kwargs in trees:
+    assert set(plain) == {"target_only"}  # the parameters of rule typical do not reach it
+    for _, _, kwargs in trees:
         assert (kwargs["typical_epsilon"], kwargs["typical_delta"]) == (0.02, 0.6)
     for k in range(3):
-        assert [others[k] for _, _, others, _ in trees] != [mine for _, mine, _, _ in trees]
+        assert [others[k] for _, others, _ in trees] != [mine for mine, _, _ in trees]
 
 
 @pytest.mark.parametrize("case", CASES)

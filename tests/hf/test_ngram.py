@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save
 from specdec_hf import (
     Candidates,
     DraftOutcome,
@@ -417,6 +418,43 @@ def test_a_datastore_for_another_vocabulary_is_refused(made, tmp_path):
     drafter = made.from_text(str(tmp_path / "store"))
     with pytest.raises(ValueError, match="corpus must have the model's vocabulary of 67 tokens, g"):
         generate(hf_models.tiny("llama"), **hf_models.prompts((5,)), drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"drafter": "rest:no/a"}, FileNotFoundError, "drafter 'rest:no/a': No such file"),
+        ({"drafter": "ngram:no/a"}, FileNotFoundError, "drafter 'ngram:no/a': No such file"),
+        ({"profile": "no/a"}, FileNotFoundError, "profile 'no/a': No such file"),
+        ({"drafter": "ngram:0"}, ValueError, "drafter 'ngram:0': order must be an integer in [1"),
+        ({"drafter": "layers:x"}, ValueError, "drafter must be layers:N"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_argument_that_has_it(given, kind, message):
+    with pytest.raises(kind) as caught:
+        hf_models.decode(hf_models.tiny("llama"), **given)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("rest:table", "table is no corpus: it must begin with"),
+        ("suffix_automaton:table", "table is no corpus: it must begin with"),
+        ("ngram:store", "path must name an n-gram table, got store"),
+        ("ngram:heads", "path must name an n-gram table of format"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_before_a_model_is_read(
+    drafter, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr("specdec_hf.cli.run.load_models")
+    NgramTable.build([np.array([1, 2])], VOCAB, 2).save("table")
+    Corpus(np.array([1, 2])).save("store", vocab_size=VOCAB)
+    (tmp_path / "heads").write_bytes(save({"a": np.zeros(1)}))
+    line = one_line_error("generate", "--prompt", "a", "--drafter", drafter)
+    assert f"--drafter {drafter}: {message}" in line
 
 
 def test_a_datastore_is_built_from_files_and_drafts(folder, tmp_path):  # noqa: F811

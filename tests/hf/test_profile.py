@@ -110,7 +110,7 @@ FAULTS = {
     "a word of the command line": (changed(options__drafter="help"), "or a name, got 'help'"),
     "plain decoding in a list": (changed(options__drafter=["ngram", "none"]), "null for plain dec"),
     "a word for a number": (changed(options__drafter="sparse_cache:budget=a"), "budget of drafter"),
-    "a number out of range": (changed(options__drafter=["nasd", "ngram:0"]), "ngram:0: order must"),
+    "a number out of range": (changed(options__drafter=["nasd", "ngram:0"]), "'ngram:0': order"),
     "sampling of a model": (changed(options__drafter="a/b:top_p=hot"), "drafter a/b:top_p=hot: "),
     "a schedule that needs a distribution": (schedule("egag"), "distribution or a confidence, got"),
     "a schedule for chains with a tree": (

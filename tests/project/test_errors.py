@@ -300,6 +300,30 @@ def test_every_argument_that_is_no_tensor_is_named(op, name):
         function(**good | {name: None})
 
 
+@pytest.mark.parametrize(
+    ("layout", "got"), [("sparse_coo", "torch.sparse_coo"), ("quint8", "torch.quint8")]
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_tensors_that_are_not_dense_are_named(layout, got):
+    def changed(x):
+        return (
+            x.to_sparse()
+            if layout == "sparse_coo"
+            else torch.quantize_per_tensor(x, 1.0, 0, torch.quint8)
+        )
+
+    cache = torch.zeros(1, 1, 3, 2)
+    for call, name in (
+        (lambda: specdec_kernels.sample(changed(ROWS[0]), seeds=ONE, positions=ONE), "logits"),
+        (lambda: specdec_kernels.verify_chain(
+            ROWS, i64(1, 1), changed(ROWS[:, :1]), seeds=ONE, positions=ONE), "draft"),
+        (lambda: specdec_kernels.kv_truncate_([cache, changed(cache)], ONE, ONE), "caches"),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert str(caught.value) == f"{name} must be a dense tensor, got {got}"
+
+
 # What a scalar argument must be, and values of other types.
 WRONG = {
     "a number": (None, "a", True, [0.5]),

@@ -82,6 +82,14 @@ def test_a_capture_under_way_is_refused(stand_in, monkeypatch):
         sk.warm_up()
 
 
+@pytest.mark.parametrize("device", ["x", "cpu", [1]])
+def test_what_is_no_cuda_device_is_refused_by_name(device):
+    got = device if device == "cpu" else repr(device)
+    with pytest.raises(ValueError) as caught:
+        sk.warm_up(device)
+    assert str(caught.value) == f"device must be a CUDA device, got {got}"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")
 def test_without_a_device_the_error_says_so():
     with pytest.raises(RuntimeError, match="device is cuda, but torch sees no CUDA device"):

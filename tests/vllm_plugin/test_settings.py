@@ -39,9 +39,6 @@ KEEP_RULE = (
         ("", "yes", "must be 0 or 1, got 'yes'"),
         ("", "", "must be 0 or 1, got ''"),
         ("_RULE", "greedy", "must be one of token, block, match, typical, got 'greedy'"),
-        ("_TYPICAL_EPSILON", "1.5", "must be a number in [0, 1], got '1.5'"),
-        ("_TYPICAL_DELTA", "inf", "must be a number in [0, 1e+09], got 'inf'"),
-        ("_TYPICAL_DELTA", "nan", "must be a number in [0, 1e+09], got 'nan'"),
         *(("_DRAFTER", wrong, f"{DRAFTER_RULE}, got '{wrong}'") for wrong in WRONG_DRAFTERS),
         (
             "_DRAFTER",
@@ -54,6 +51,23 @@ def test_a_wrong_variable_is_refused_by_name(name, text, message):
     with pytest.raises(ValueError) as caught:
         Settings.from_environment({f"SPECDEC_VLLM{name}": text})
     assert str(caught.value) == f"SPECDEC_VLLM{name} {message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "text", "message"),
+    [
+        ("EPSILON", "typical", "1.5", "must be a number in [0, 1], got '1.5'"),
+        ("DELTA", "typical", "inf", "must be a number in [0, 1e+09], got 'inf'"),
+        ("DELTA", "typical", "nan", "must be a number in [0, 1e+09], got 'nan'"),
+        ("EPSILON", "match", "0.09", "is for SPECDEC_VLLM_RULE=typical alone, got '0.09' with "
+         "SPECDEC_VLLM_RULE=match"),
+    ],
+)  # fmt: skip
+def test_a_wrong_parameter_of_rule_typical_is_refused_by_name(name, rule, text, message):
+    name = f"SPECDEC_VLLM_TYPICAL_{name}"
+    with pytest.raises(ValueError) as caught:
+        Settings.from_environment({"SPECDEC_VLLM_RULE": rule, name: text})
+    assert str(caught.value) == f"{name} {message}"
 
 
 def test_an_unknown_variable_is_refused_with_the_names_of_all():

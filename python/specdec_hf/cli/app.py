@@ -64,6 +64,8 @@ class OneLineGroup(TyperGroup):
                 raise
             # A ClickException, whose class typer has vendored since 0.26.
             message = error.format_message().rstrip(".")
+            if hasattr(error.__cause__, "errors"):  # of pydantic, whose text lacks the value
+                message += f", got {error.__cause__.errors()[0]['input']!r}"
             code = _exit_code(functools.partial(fail, message, WRONG_INPUT))
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -242,11 +244,16 @@ app.command("bench-synthetic")(no_traceback(bench_synthetic))
 app.command("train")(no_traceback(train_command))
 app.command("tune")(no_traceback(tune))
 
-build = typer.Typer(
-    cls=OneLineGroup,
-    rich_markup_mode=None,
-    help="Make files that drafters read.",
-)
+build = typer.Typer(cls=OneLineGroup, rich_markup_mode=None)
+
+
+@build.callback(invoke_without_command=True)
+def build_group(context: typer.Context) -> None:
+    """Make files that drafters read."""
+    if context.invoked_subcommand is None:
+        fail(f"build needs one of {', '.join(context.command.list_commands(context))}")
+
+
 build.command("ngram")(no_traceback(build_ngram))
 build.command("rest")(no_traceback(build_rest))
 build.command("layer_skip")(no_traceback(build_layer_skip))

@@ -38,12 +38,12 @@ def chat(given: Settings, view: View) -> None:
     conversation = Conversation(loaded, decoder, settings, view, given)
     _greet(loaded, view, interactive)
     try:
-        answered = _talk(conversation, interactive)
+        failure = _talk(conversation, interactive)
     except KeyboardInterrupt:
         console.print()  # ends the line that the prompt or the answer began
         raise
-    if not answered:
-        fail("the last message was not answered", FAILED)
+    if failure:
+        fail(failure, FAILED)
 
 
 def _check_template(settings: Settings, title: str, tokenizer: Any, config: Any) -> None:
@@ -54,15 +54,16 @@ def _check_template(settings: Settings, title: str, tokenizer: Any, config: Any)
         )
 
 
-def _talk(conversation: Conversation, interactive: bool) -> bool:
-    """Answer all messages; False where the last one was too long or refused."""
-    answered = True
+def _talk(conversation: Conversation, interactive: bool) -> str:
+    """Answer all messages; what became of the last one, or of a command after it, if it failed."""
+    failure = ""
     for text in read_messages(interactive):
         if not is_command(text):
             answered = _respond(conversation, text, interactive)
+            failure = "" if answered else "the last message was not answered"
         elif not run_command(conversation, text):
-            answered = False
-    return answered
+            failure = failure or f"the command {text} was refused"
+    return failure
 
 
 def _respond(conversation: Conversation, text: str, interactive: bool) -> bool:

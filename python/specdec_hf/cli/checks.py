@@ -456,6 +456,10 @@ def _find_drafter(name: str) -> Source | None:
         return find_model("--drafter", parts.value, other=OTHER_DRAFTERS, hint=hint)
     if parts.reads == FILE:
         check_readable("--drafter", Path(parts.path))
+        try:
+            parts.check_file()
+        except ValueError as error:
+            fail(f"--drafter {name}: {error}")
     if parts.reads == FOLDER:
         check_is_folder(f"--drafter {name.partition(':')[0]}", Path(parts.path))
     return None

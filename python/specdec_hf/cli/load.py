@@ -278,7 +278,7 @@ def _named_drafter(
             drafter.check_tokenizer(tokenizer)
         return drafter
     except (OSError, ValueError) as error:
-        refuse(name, str(error))
+        refuse(name, str(error).removeprefix(f"drafter {name!r}: "))
         return None
 
 

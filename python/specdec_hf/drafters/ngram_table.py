@@ -21,6 +21,26 @@ Followers = tuple[NDArray[np.int64], NDArray[np.int64]]
 NONE: Followers = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The metadata of an n-gram table, without its arrays.
+
+    Raises:
+        OSError: a file that cannot be read.
+        ValueError: a file of another kind.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"path must name an n-gram table, got {path}: {error}") from None
+    if metadata.get("format") != FORMAT:
+        raise ValueError(
+            f"path must name an n-gram table of format {FORMAT!r}, got {path} of format "
+            f"{metadata.get('format')!r}"
+        )
+    return metadata
+
+
 class NgramTable:
     """Counts of the n-grams of a text, as a trie of sorted arrays.
 
@@ -152,14 +172,9 @@ class NgramTable:
             OSError: a file that cannot be read.
             ValueError: a file of another kind.
         """
+        metadata = read_metadata(path)
         try:
             with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise ValueError(
-                        f"path must name an n-gram table of format {FORMAT!r}, got {path} of "
-                        f"format {metadata.get('format')!r}"
-                    )
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             table = cls(
                 int(metadata["vocab_size"]),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from specdec_hf.arguments import PARAMETERS, read_number, split_options
+from specdec_hf.arguments import PARAMETERS, naming_errors, read_number, split_options
 
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 FILE = "FILE"  # the value of drafters that read a file
@@ -33,6 +33,8 @@ class Entry:
         value: what the text after a colon is, such as FILE in ``ngram:FILE``; empty where the
             drafter takes none.
         needs_value: whether there must be such a text.
+        check_file: place of a function that refuses a file of another kind without torch; empty
+            where the drafter alone does.
         options: names of what may follow it, as in ``layers:4,temperature=0.5``.
         own_tree: whether it drafts trees of its own.
         is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
@@ -47,6 +49,7 @@ class Entry:
     summary: str
     value: str = ""
     needs_value: bool = False
+    check_file: str = ""
     options: tuple[str, ...] = ()
     own_tree: bool = False
     is_model: bool = False
@@ -90,6 +93,7 @@ DRAFTERS: dict[str, Entry] = {
         "copies what most often followed the longest end of the text that occurred before, there "
         "or in the text that FILE was built from, and with keep=64MiB in those of earlier calls",
         value=FILE,
+        check_file="specdec_host.corpus_file:map_file",
         options=("keep",),
         reports_confidence=True,
         several=True,
@@ -99,6 +103,7 @@ DRAFTERS: dict[str, Entry] = {
         "copies what most often followed the end of the text in the text that FILE was built from",
         value=FILE,
         needs_value=True,
+        check_file="specdec_host.corpus_file:map_file",
         reports_confidence=True,
         several=True,
     ),
@@ -107,6 +112,7 @@ DRAFTERS: dict[str, Entry] = {
         "n-gram model of the text so far, with n-grams of N tokens; or also of the text that FILE "
         "was built from",
         value="N|FILE",
+        check_file="specdec_hf.drafters.ngram_table:read_metadata",
         draws=True,
     ),
     "random": Entry(
@@ -296,6 +302,11 @@ class ParsedDrafter(NamedTuple):
         """The value, in which ~ is the home folder."""
         return os.path.expanduser(self.value)
 
+    def check_file(self) -> None:
+        """Raise ValueError for a file of another kind, where that needs no torch."""
+        if self.entry is not None and self.reads == FILE and self.entry.check_file:
+            pkgutil.resolve_name(self.entry.check_file)(self.path)
+
 
 def parse_drafter(text: str) -> ParsedDrafter:
     """The parts of a drafter's text; raises ValueError for an option that is there twice."""
@@ -342,4 +353,5 @@ def make_drafter(text: str) -> Any:
     entry = entry_of(text)
     if entry is None:
         return None
-    return class_of(text.partition(":")[0]).from_text(value_of(text))
+    with naming_errors("drafter", text):
+        return class_of(text.partition(":")[0]).from_text(value_of(text))

@@ -143,7 +143,7 @@ class Drafted:
                 rule=cast(TreeRule, "target_only" if plain else session.rule),
                 draft_rows=None if draft is None else draft.draft_rows,
                 **session.sampling.to_dict(),
-                **session.rule_parameters,
+                **({} if plain else session.rule_parameters),
                 seeds=session.seeds,
                 positions=positions,
                 max_depth=0 if draft is None else draft.depth,

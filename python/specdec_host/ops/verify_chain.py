@@ -89,7 +89,7 @@ def verify_chain(
         target_indptr: [B+1] int32; row target_indptr[b]+i verifies draft i of sequence b.
         uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests.
         draft_map: for draft rows over a smaller vocabulary of the draft model.
-        lenience: in (0, 1], for rule lenient.
+        lenience: in (0, 1], for rule lenient, which with 1 equals token.
         typical_epsilon, typical_delta: rule typical accepts x if
             `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
         top_beta_rank, top_beta_distance: rule top_beta accepts x if fewer than top_beta_rank tokens
@@ -102,7 +102,8 @@ def verify_chain(
         with_logprobs, with_accept_probs: whether to compute these outputs.
 
     Raises:
-        RuntimeError: a shape, dtype or scalar is out of range; the message names it.
+        RuntimeError: a shape, dtype or scalar is out of range, or a parameter that the rule
+            does not read differs from its default; the message names it.
         TypeError: an argument has a wrong type, such as a list in place of an array.
 
     Source: token: Leviathan et al. 2023, Algorithm 1; Chen et al. 2023. block: Sun et al. 2024,

@@ -108,7 +108,8 @@ def verify_tree(
         with_logprobs, with_accept_probs: whether to compute these outputs.
 
     Raises:
-        RuntimeError: a shape, dtype or scalar is out of range; the message names it.
+        RuntimeError: a shape, dtype or scalar is out of range, or a parameter that the rule
+            does not read differs from its default; the message names it.
         TypeError: an argument has a wrong type, such as a tuple in place of a `Tree`.
 
     Source: multi_draft: Miao et al. 2023 (SpecInfer). multi_draft_wor: Chen et al. 2024 (Sequoia).
