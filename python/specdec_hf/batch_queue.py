@@ -134,6 +134,25 @@ class BatchQueue:
         self._submitted.set()
         await asyncio.wait([self._task])  # a cancelled wait does not cancel the task
 
+    def warm_up(self) -> None:
+        """Decode a short text, so that the first sequence does not pay for what only it would.
+
+        It runs in the thread of the caller, which Ctrl-C interrupts, so call it before the queue is
+        opened.
+
+        Raises:
+            ValueError: options of the decoder that do not fit the model.
+            RuntimeError: a drafter that a call is using.
+        """
+        sampling = {"seed": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        ids = (0, 1) * 3  # so that drafters which copy have something to copy
+        batch = _arguments([QueuedSequence(ids, 4, sampling, 1)], self.model.device)
+        for _ in self.decoder.stream(
+            self.model, batch.pop("input_ids"), **batch, source=lambda running: None,
+            prefill_chunk_size=self.prefill_chunk_size,
+        ):  # fmt: skip
+            pass
+
     def submit(
         self,
         input_ids: Sequence[int],
@@ -172,7 +191,9 @@ class BatchQueue:
             raise ValueError(f"max_new_tokens must be {rule}, got {max_new_tokens}")
         longest = None if length is None else length - max_new_tokens
         if not prompt or (longest is not None and len(prompt) > longest):
-            rule = "at least 1 token" if longest is None else f"1 to {longest} tokens"
+            rule = "at least 1 token"
+            if longest is not None:
+                rule = f"1 to {longest} tokens, the model's context of {length} less max_new_tokens"
             raise ValueError(f"input_ids must have {rule}, got {len(prompt)}")
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         # A batch would refuse the values of one of its sequences for all of them.

@@ -368,8 +368,8 @@ def test_a_batch_that_no_thread_has_begun_when_the_queue_ends(fails):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (dict(input_ids=[]), ValueError, "input_ids must have 1 to 254 tokens, got 0"),
-        (dict(input_ids=[4] * 255), ValueError, "input_ids must have 1 to 254 tokens, got 255"),
+        (dict(input_ids=[]), ValueError, "1 to 254 tokens, .* of 256 less max_new_tokens, got 0"),
+        (dict(input_ids=[4] * 255), ValueError, "must have 1 to 254 tokens, .*, got 255"),
         (dict(input_ids=["a"]), TypeError, r"input_ids\[0\] must be an integer in .*, got 'a'"),
         (dict(input_ids=[4, 67]), ValueError, r"input_ids\[1\] must be .* in \[0, 66\], got 67"),
         (dict(input_ids=[2**70]), ValueError, r"input_ids\[0\] must be .* in \[0, 66\], got"),
@@ -394,3 +394,33 @@ def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):
         queue_of(batch_size=0)
     with pytest.raises(ValueError, match="prefill_chunk_size must be at least 1, got 0"):
         BatchQueue(MODEL, Counts(DRAFTER, rule="match"), prefill_chunk_size=0)
+
+
+def test_warm_up_decodes_a_short_text_as_a_first_sequence_is_decoded():
+    """Alone, with drafts, by the engine that others may join; the texts of others do not change."""
+    queue = queue_of()
+    seen, stream = [], queue.decoder.stream
+
+    def watched(model, ids, *, source, prefill_chunk_size, **kwargs):
+        given = {"source": source, "prefill_chunk_size": prefill_chunk_size}
+        steps = list(stream(model, ids, **given, **kwargs))
+        seen.append((source(0), prefill_chunk_size, steps))
+        return iter(steps)
+
+    queue.decoder.stream = watched
+    queue.warm_up()
+    ((other, chunk, steps),) = seen
+    assert queue.decoder.sizes == [1]
+    assert (other, chunk) == (None, queue.prefill_chunk_size)
+    assert steps[-1].finished
+    assert sum(len(step.tokens) for step in steps) <= 4
+    assert any(step.top_logprobs for step in steps)
+    queue.decoder.stream = stream
+
+    async def decode():
+        async with queue:
+            return await asyncio.gather(
+                *(tokens_of(queue.submit(ids, **asked)) for ids, asked in PROMPTS)
+            )
+
+    assert run(decode()) == [alone(ids, **asked) for ids, asked in PROMPTS]

@@ -3,23 +3,30 @@
 import os
 import signal
 import sys
+import threading
 
 import pytest
 from specdec_hf import BatchQueue
+from specdec_hf.cli.interrupt import State
 from specdec_hf.cli.serve import _listening
 from support.cli_models import folder, invoke, one_line_error, write_encoder_decoder  # noqa: F401
 
 EXTRA = "needs the extra [server]"
 httpx = pytest.importorskip("httpx", reason=EXTRA)
 pytest.importorskip("fastapi", reason=EXTRA)
-pytest.importorskip("uvicorn", reason=EXTRA)
+uvicorn = pytest.importorskip("uvicorn", reason=EXTRA)
 
 from specdec_hf.server.app import Server, make_app  # noqa: E402
 
 
 def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # noqa: F811
     """The server answers from within its start, and then ends."""
-    started, answers = Server.startup, []
+    started, answers, warmed = Server.startup, [], BatchQueue.warm_up
+
+    def warm_up(queue):
+        assert threading.current_thread() is threading.main_thread()  # which Ctrl-C interrupts
+        warmed(queue)
+        answers.append("warm")
 
     async def startup(self, sockets=None):
         await started(self, sockets)
@@ -33,19 +40,20 @@ def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # 
         self.should_exit = True
 
     monkeypatch.setattr(Server, "startup", startup)
+    monkeypatch.setattr(BatchQueue, "warm_up", warm_up)
     done = invoke(
         "serve", "--model", folder, "--drafter", "prompt_lookup", "--batch-size", 1, "--port", 0,
         "--max-waiting", 1, "--max-tokens", 3, "--dtype", "bfloat16", "--prefill-chunk-size", 9,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    chunk, models, whole, long, many = answers
-    assert chunk == 9
+    warm, chunk, models, whole, long, many = answers
+    assert (warm, chunk) == ("warm", 9)
     assert [one["id"] for one in models["data"]] == [folder.name]
     assert whole[0] == 200
     assert whole[1]["usage"]["completion_tokens"] == 3
     assert (long[0], many[0]) == (400, 400)
     assert "max_tokens must be at most 3, got 4" in long[1]["error"]["message"]
-    assert "at most 2 texts, got 3" in many[1]["error"]["message"]
+    assert "n must make at most 2 texts" in many[1]["error"]["message"]
     assert done.output.startswith(f"{folder.name}, bfloat16, cpu: http://127.0.0.1:")
 
 
@@ -63,6 +71,37 @@ def test_the_server_ends_in_order_after_a_second_interruption():
         server.handle_exit(signal.SIGINT, None)
     assert server.should_exit
     assert not server.force_exit
+
+
+def test_an_interruption_ends_a_server_of_a_program_without_an_error():
+    """Negative control: Uvicorn alone raises the signal again, which asyncio makes an error."""
+    app = make_app(BatchQueue(None, None), None)
+    server = Server(app, lambda: signal.raise_signal(signal.SIGINT))
+    server.config.port = 0
+    try:
+        server.run()
+    except KeyboardInterrupt:  # which would end the tests
+        pytest.fail("Ctrl-C is an error")
+    assert server.should_exit
+    again = Server(app, lambda: signal.raise_signal(signal.SIGINT))
+    again.config.port = 0
+    with pytest.raises(KeyboardInterrupt):
+        super(Server, again).run()
+
+
+def test_an_interruption_has_the_exit_code_of_all_commands(folder, monkeypatch):  # noqa: F811
+    """While the server warms up, and while it serves."""
+
+    def interrupted(*_, **__):
+        monkeypatch.setattr(State, "seen", True)  # as the handler of the command line does
+        raise KeyboardInterrupt
+
+    for owner, name in ((BatchQueue, "warm_up"), (uvicorn.Server, "run")):
+        monkeypatch.setattr(owner, name, interrupted)
+        done = invoke("serve", "--model", folder, "--drafter", "none", "--port", 0)
+        assert done.exit_code == 130, done.output
+        assert "http://" not in done.output
+        monkeypatch.undo()
 
 
 def test_other_faults_are_one_line(folder, tmp_path, monkeypatch):  # noqa: F811

@@ -7,6 +7,7 @@ from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
+from specdec_hf.server.choices import ChatForm, CompletionForm
 from specdec_hf.server.growing_text import INCOMPLETE, GrowingText
 
 TOKENIZER = cli_models.tokenizer()
@@ -93,3 +94,31 @@ def test_a_text_is_not_changed_after_it_was_sent(size, monkeypatch):
     growing, made = pieces(text, size)
     assert "".join(piece.text for piece in made) == growing.text == text
     assert "".join(one.token for piece in made for one in piece.logprobs) == text
+
+
+def tokens_of(form, made):
+    """The tokens that the choice of these pieces lists, in chunks where the form streams."""
+    if form.streams:
+        parts = [part for piece in made if (part := form.chunk(0, piece)) is not None]
+    else:
+        parts = [form.choice(0, made)]
+    listed = [part["logprobs"] for part in parts]
+    if isinstance(form, CompletionForm):
+        return [token for one in listed for token in one["tokens"]]
+    return [token["token"] for one in listed for token in one["content"]]
+
+
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_token_that_ends_a_chat_is_not_listed(size, streams):
+    """The other tokens are the content. Negative control: a completion lists it."""
+    _, made = pieces("ab c</s>", size, reason="eos")
+    assert "".join(tokens_of(ChatForm(0, streams), made)) == "ab c"
+    assert "".join(tokens_of(CompletionForm(0, streams), made)) == "ab c</s>"
+
+
+@pytest.mark.parametrize(("text", "reason"), [("ab c", "eos"), ("ab c</s>", "length")])
+def test_other_last_tokens_of_a_chat_are_listed(text, reason):
+    """An end that is text, and a special token that is no end."""
+    _, made = pieces(text, 100, reason=reason)
+    assert "".join(tokens_of(ChatForm(0, False), made)) == text

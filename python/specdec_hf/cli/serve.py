@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from specdec_hf.cli.checks import Settings, check, takes_settings
+from specdec_hf.cli.interrupt import is_interruption
 from specdec_hf.cli.options import LIMIT, at_least, must_be, option
 from specdec_hf.cli.run import load_models, make_decoder, progress_bar
 from specdec_hf.cli.terminal import FAILED, console, fail, visible
@@ -69,12 +70,16 @@ def serve(
             decoder = make_decoder(settings, loaded.drafter)
             queue = BatchQueue(loaded.model, decoder, batch_size, prefill_chunk_size)
             limits = Limits(max_waiting=max_waiting, max_new_tokens=max_tokens)
+            say("warming up")
+            queue.warm_up()
             app = make_app(queue, loaded.tokenizer, name=name, limits=limits)
         address, bound = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         line = f"{name}, {loaded.dtype}, {loaded.model.device}: http://{shown}:{bound}/v1"
         server = Server(app, lambda: console.print(visible(line), soft_wrap=True))
         server.run(sockets=[listener])
+        if is_interruption(None):
+            raise KeyboardInterrupt  # ends every command with the same exit code
 
 
 def _check_packages() -> None:

@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -210,6 +210,11 @@ class Server(uvicorn.Server):
         """A second Ctrl-C changes nothing: the batch ends with the round that runs anyway."""
         super().handle_exit(sig, frame)
         self.force_exit = False
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until Ctrl-C, which is the end of a server and no error."""
+        with suppress(KeyboardInterrupt):  # Uvicorn raises the signal again when it has ended
+            super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

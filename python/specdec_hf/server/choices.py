@@ -25,7 +25,7 @@ class Form:
     def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         """A whole text."""
         text = "".join(piece.text for piece in pieces)
-        listed = [one for piece in pieces for one in piece.logprobs]
+        listed = [one for piece in pieces for one in self._listed(piece)]
         return self._choice(index, self._whole(text), listed, pieces[-1].finished)
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any] | None:
@@ -33,7 +33,11 @@ class Form:
         if not (piece.text or piece.logprobs or piece.finished):
             return None
         part = self._part(index, piece.text)
-        return self._choice(index, part, piece.logprobs, piece.finished)
+        return self._choice(index, part, self._listed(piece), piece.finished)
+
+    def _listed(self, piece: Piece) -> list[TokenLogprob]:
+        """The tokens of a piece that are listed."""
+        return piece.logprobs
 
     def _choice(
         self, index: int, text: dict[str, Any], listed: Sequence[TokenLogprob], finished: str
@@ -94,6 +98,12 @@ class ChatForm(Form):
         role = {} if index in self._begun else {"role": "assistant"}
         self._begun.add(index)
         return {"delta": {**role, "content": text}}
+
+    def _listed(self, piece: Piece) -> list[TokenLogprob]:
+        """Without the token that ends a chat where it has no text, as in OpenAI's answers."""
+        listed = piece.logprobs
+        ends = bool(listed) and piece.finished == "eos" and listed[-1].begin == listed[-1].end
+        return listed[:-1] if ends else listed
 
     def _logprobs(self, listed: Sequence[TokenLogprob]) -> dict[str, Any]:
         count = self.num_top_logprobs or 0

@@ -14,6 +14,28 @@ from specdec_hf.arguments import shown
 
 MAX_MESSAGE = 300  # characters
 
+# The rule of a field, by Pydantic's name of the error; {} are the values that come with it.
+RULES = {
+    "missing": "must be given",
+    "extra_forbidden": "must not be given, since it is not served",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be finite",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "string_unicode": "must be a string of Unicode characters",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "literal_error": "must be {expected}",
+    "too_short": "must have a length of at least {min_length}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+}
+
 
 class Fault(Exception):
     """An answer in the place of a text.
@@ -69,13 +91,16 @@ def answer_faults(app: FastAPI) -> None:
             return answer(Fault(400, f"the body must be JSON: {first['ctx']['error']}"))
         if isinstance(first["input"], bytes):  # a body that was not read as JSON
             return answer(Fault(400, "the body must be JSON, with Content-Type application/json"))
-        message = str(first["msg"]).removeprefix("Value error, ")
         name = ".".join(place)
-        names_itself = first["type"] == "value_error" and not name  # a rule for several fields
-        if not names_itself:
-            message = f"{name or 'the body'}: {message}"
-            if first["type"] not in ("missing", "extra_forbidden"):
-                message += f", got {shown(first['input'])}"
+        if first["type"] in RULES:
+            rule = RULES[first["type"]].format(**first.get("ctx", {}))
+        else:
+            rule = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "value_error" and not name:  # of several fields; it names the first
+            return answer(Fault(400, rule, param=rule.split()[0]))
+        message = f"{name or 'the body'} {rule}"
+        if first["type"] != "missing":
+            message += f", got {shown(first['input'])}"
         return answer(Fault(400, message, param=name or None))
 
 

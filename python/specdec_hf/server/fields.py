@@ -1,17 +1,43 @@
 """The bodies of requests. Fields that are not served are refused by name; null is no value."""
 
 # Pydantic reads the annotations of these classes when it makes them.
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 
-from specdec_hf.arguments import is_integer
+from specdec_hf.arguments import is_integer, shown
 
 MAX_STOPS = 4
 MAX_CHOICES = 128
 
-Zero = Annotated[float, Field(ge=0, le=0)]
-One = Annotated[int, Field(ge=1, le=1)]
+
+def _only(*neutral: Any) -> PlainValidator:
+    """A field that is not served, and the values of it that change nothing."""
+    written = [json.dumps(value) for value in neutral]
+
+    def check(value: Any) -> Any:
+        same = (
+            value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral
+        )
+        if not any(same):
+            raise ValueError(f"must be {' or '.join(written)}")
+        return value
+
+    return PlainValidator(check)
+
+
+Zero = Annotated[Any, _only(0)]
+One = Annotated[Any, _only(1)]
+Off = Annotated[Any, _only(False)]
+Empty = Annotated[Any, _only([])]
 
 
 def _is_ids(value: Any) -> bool:
@@ -51,7 +77,7 @@ def _content(value: Any) -> Any:
     return value
 
 
-class Body(BaseModel, extra="forbid"):
+class Body(BaseModel, extra="forbid", strict=True):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
@@ -89,22 +115,32 @@ class StreamOptions(Body):
 
 
 class OpenAIRequest(Sampling):
-    """The fields that both routes of OpenAI's API share."""
+    """The fields that both routes of OpenAI's API share, those of vLLM included."""
 
     model: str = ""
+    # -1 is vLLM's word for all tokens.
+    top_k: Annotated[int, Field(ge=-1), AfterValidator(lambda k: max(k, 0))] = 0
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     stop: Annotated[list[str], PlainValidator(_stops)] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    # What follows changes no text; clients send it by default.
     user: str = ""
+    metadata: dict[str, str] = {}
     presence_penalty: Zero = 0
     frequency_penalty: Zero = 0
+    repetition_penalty: One = 1
+    ignore_eos: Off = False
+    logit_bias: Annotated[Any, _only({})] = {}
+    store: Off = False
+    service_tier: Annotated[Any, _only("auto", "default")] = "auto"
 
     @model_validator(mode="after")
     def _options_belong_to_a_stream(self) -> "OpenAIRequest":
         if self.stream_options.include_usage and not self.stream:
-            raise ValueError("stream_options must not be given without stream")
+            given = self.stream_options.model_dump(exclude_unset=True)
+            raise _disagreement("stream_options", "without stream", given)
         return self
 
 
@@ -112,12 +148,30 @@ class CompletionRequest(OpenAIRequest):
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
     logprobs: Annotated[int | None, Field(ge=0, le=5)] = None
     best_of: One = 1
-    echo: Literal[False] = False
+    echo: Off = False
+
+
+def _role(value: str) -> str:
+    return "system" if value == "developer" else value  # OpenAI's present name of it
 
 
 class Message(Body):
-    role: str
+    """A turn of a chat; `turn` is what a chat template reads."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"], AfterValidator(_role)
+    ]
     content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Empty = None
+    annotations: Empty = None
+
+    def turn(self) -> dict[str, str]:
+        """The fields that were given and are served."""
+        named = {"name": self.name, "tool_call_id": self.tool_call_id}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {"role": self.role, "content": self.content, **given}
 
 
 class ChatRequest(OpenAIRequest):
@@ -125,11 +179,21 @@ class ChatRequest(OpenAIRequest):
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    tools: Empty = []
+    tool_choice: Annotated[Any, _only("none", "auto")] = "none"
+    parallel_tool_calls: bool = True
+    response_format: Annotated[Any, _only({"type": "text"})] = {"type": "text"}
+    modalities: Annotated[Any, _only(["text"])] = ["text"]
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "ChatRequest":
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens must not be given with max_completion_tokens")
+            raise _disagreement("max_tokens", "with max_completion_tokens", self.max_tokens)
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs must not be given without logprobs")
+            raise _disagreement("top_logprobs", "without logprobs", self.top_logprobs)
         return self
+
+
+def _disagreement(name: str, rule: str, value: Any) -> ValueError:
+    """A fault of fields that do not go together; the message begins with the name of one."""
+    return ValueError(f"{name} must not be given {rule}, got {shown(value)}")

@@ -65,11 +65,22 @@ class Service:
                 return list(self.tokenizer(prompt)["input_ids"])
             if not isinstance(prompt[0], Message):
                 return [int(token) for token in prompt]
-            turns = [message.model_dump() for message in prompt]
+            turns = [message.turn() for message in prompt]
+            roles = [turn["role"] for turn in turns]
+            if "tool" in roles:
+                self._check_tool_role(f"{field}.{roles.index('tool')}.role")
             template = self.tokenizer.apply_chat_template
             return list(template(turns, add_generation_prompt=True, return_dict=False))
+        except Fault:
+            raise
         except Exception as error:  # whatever a tokenizer or a chat template raises
             raise Fault(400, f"{field} cannot be encoded: {error}", param=field) from error
+
+    def _check_tool_role(self, field: str) -> None:
+        """Refuse the role tool where the chat template would leave it out, or write any role."""
+        if not re.search(r"""["']tool["']""", self.tokenizer.get_chat_template()):
+            line = "must be a role that the chat template of the model names, got 'tool'"
+            raise Fault(400, f"{field} {line}", param=field)
 
     def num_new_tokens(self, field: str, given: int | None, default: int, prompt: int) -> int:
         """How many tokens follow a prompt of so many; ``default`` shrinks to what the model has."""
@@ -103,7 +114,9 @@ class Service:
         """
         most = self.queue.batch_size + self.limits.max_waiting
         if len(prompts) > most:
-            raise Fault(400, f"a request must have at most {most} texts, got {len(prompts)}")
+            param = "n" if getattr(asked, "n", 1) > 1 else fields[0]
+            line = f"{param} must make at most {most} texts, the places of the server"
+            raise Fault(400, f"{line}, got {len(prompts)}", param=param)
         if len(self.open) + len(prompts) > most:
             line = f"the server is busy: {len(self.open)} of at most {most} texts are open"
             raise Fault(429, line, code="rate_limit_exceeded")
@@ -204,7 +217,8 @@ def _in_words_of(fields: tuple[str, str], error: ValueError) -> Fault:
     first = re.split(r"\W", message)[0]
     for name, given in names.items():
         message = message.replace(name, given)
-    long = first == "input_ids" and "tokens, got" in message and not message.endswith("got 0")
+    long = first == "input_ids" and "tokens, the model" in message
+    long = long and not message.endswith("got 0")
     code = "context_length_exceeded" if long else None
     param = names.get(first, first if first in Sampling.model_fields else None)
     return Fault(400, message, param=param, code=code)
