@@ -64,8 +64,9 @@ class OneLineGroup(TyperGroup):
                 raise
             # A ClickException, whose class typer has vendored since 0.26.
             message = error.format_message().rstrip(".")
-            if hasattr(error.__cause__, "errors"):  # of pydantic, whose text lacks the value
-                message += f", got {error.__cause__.errors()[0]['input']!r}"
+            cause: Any = error.__cause__
+            if hasattr(cause, "errors"):  # of pydantic, whose text lacks the value
+                message += f", got {cause.errors()[0]['input']!r}"
             code = _exit_code(functools.partial(fail, message, WRONG_INPUT))
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -251,6 +252,7 @@ build = typer.Typer(cls=OneLineGroup, rich_markup_mode=None)
 def build_group(context: typer.Context) -> None:
     """Make files that drafters read."""
     if context.invoked_subcommand is None:
+        assert isinstance(context.command, OneLineGroup)
         fail(f"build needs one of {', '.join(context.command.list_commands(context))}")
 
 
