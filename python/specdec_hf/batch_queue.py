@@ -144,7 +144,8 @@ class BatchQueue:
             ValueError: options of the decoder that do not fit the model.
             RuntimeError: a drafter that a call is using.
         """
-        sampling = {"seed": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        # A rare seed: where it comes again, a drafter that keeps texts copies nothing of this one.
+        sampling = {"seed": -(2**63), "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         ids = (0, 1) * 3  # so that drafters which copy have something to copy
         batch = _arguments([QueuedSequence(ids, 4, sampling, 1)], self.model.device)
         for _ in self.decoder.stream(
