@@ -353,7 +353,7 @@ def test_the_first_drafter_of_a_cascade_need_not_take_drafts_back(folder):  # no
         (
             ["layers:1", "prompt_lookup"],
             ["horizontal:2", "--num-assistant-tokens-schedule", "egag"],
-            "egag needs a drafter with a draft distribution",
+            "'egag' needs a drafter with a draft distribution",
         ),
     ],
 )  # fmt: skip

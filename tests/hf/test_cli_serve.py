@@ -73,6 +73,15 @@ def test_the_server_ends_in_order_after_a_second_interruption():
     assert not server.force_exit
 
 
+@pytest.fixture
+def _python_handles_interruptions():
+    """As in a program; commands of other tests have left their handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_python_handles_interruptions")
 def test_an_interruption_ends_a_server_of_a_program_without_an_error():
     """Negative control: Uvicorn alone raises the signal again, which asyncio makes an error."""
     app = make_app(BatchQueue(None, None), None)

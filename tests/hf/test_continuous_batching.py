@@ -194,10 +194,11 @@ def test_a_batch_that_begins_with_several_goes_on_with_others():
 
 def test_each_sequence_ends_as_its_own_call_says(monkeypatch):
     """By an end-of-sequence token in its first round, a stop string, or a criterion of its own."""
-    first = text_of(5)[0]
+    whole = {k: text_of(k) for k in range(7)}
+    first = whole[5][0]
     monkeypatch.setattr(MODEL.generation_config, "eos_token_id", first)
     names = letters("abcdefghijk")
-    stop = next(t for t in text_of(2) if t != first)
+    stop = next(t for t in whole[2] if t != first)
     options = {
         "drafter": "prompt_lookup", "tokenizer": names, "stop_strings": names.decode(stop),
     }  # fmt: skip
@@ -215,12 +216,12 @@ def test_each_sequence_ends_as_its_own_call_says(monkeypatch):
 
     def cut(k):
         """The text of a request up to its first end, and the reason."""
-        for n, token in enumerate(text_of(k), 1):
+        for n, token in enumerate(whole[k], 1):
             if token == first:
-                return text_of(k)[:n], "eos"
+                return whole[k][:n], "eos"
             if token == stop or (k == 6 and n == 2):
-                return text_of(k)[:n], "criteria"
-        return text_of(k), "length"
+                return whole[k][:n], "criteria"
+        return whole[k], "length"
 
     assert texts == [cut(k)[0] for k in order]
     assert [one.stop_reason for one in stats.sequences] == [cut(k)[1] for k in order]
@@ -231,12 +232,13 @@ def test_each_sequence_ends_as_its_own_call_says(monkeypatch):
 
 
 def test_penalties_are_those_of_the_sequence_itself(monkeypatch):
+    order = [5, 3, 0, 2, 6]
+    plain = [text_of(k) for k in order]
     monkeypatch.setattr(MODEL.generation_config, "repetition_penalty", 1.7)
     monkeypatch.setattr(MODEL.generation_config, "min_new_tokens", 2)
-    order = [5, 3, 0, 2, 6]
     texts, _, _ = decode(order, Arrivals(order[1:], 1, 2), drafter="prompt_lookup")
     assert texts == [alone(k, drafter=None)[0] for k in order]
-    assert texts != [text_of(k) for k in order]
+    assert texts != plain
 
 
 def test_greedy_calls_join_greedy_batches():
@@ -385,8 +387,11 @@ def test_a_sequence_that_is_cancelled_while_its_prompt_is_read_has_no_token(forw
         chunks.append(len(forwards))
         return len(chunks) == 3
 
+    expected = text_of(2)
+    decode([2], Arrivals([0], 0, 2), drafter=None)  # the self-checks run once
+    forwards.clear()
     texts, steps, stats = decode([2], joining(LONG, cancelled=cancelled), chunk=10, drafter=None)
-    assert texts == [text_of(2), []]
+    assert texts == [expected, []]
     (last,) = [one for one in steps if one.sequence == 1]
     assert (last.finished, stats.sequences[1].stop_reason) == ("cancelled", "cancelled")
     assert sum(size == 10 for _, size in forwards) == 2

@@ -65,14 +65,18 @@ def off_one(top_p: float | torch.Tensor) -> float | torch.Tensor:
     return 0.999 if 0.9999 < top_p < 1 else top_p
 
 
+OF_OTHER_RULES = {"typical_epsilon", "typical_delta", "top_beta_rank", "top_beta_distance"}
+
+
 def of_ratio_tests(r: Source, arguments: dict) -> dict:
     """The call as the kernels for ratio tests serve it: most calls have a filter or a map."""
     draft = arguments["draft"]
     if isinstance(draft, torch.Tensor):
         draft = draft.to(arguments["target"].dtype)
     rule = r.choice(("token", "lenient", "greedy"))
-    left_out = {"top_k", "top_p", "min_p", "synthetic_rates"}
+    left_out = {"top_k", "top_p", "min_p", "synthetic_rates"} | OF_OTHER_RULES
     left_out |= {"temperature"} if r.happens(0.5) else set()
+    left_out |= set() if rule == "lenient" else {"lenience"}
     kept = {name: value for name, value in arguments.items() if name not in left_out}
     return kept | {"rule": rule, "draft": draft, "draft_map": None}
 
