@@ -17,6 +17,7 @@ from specdec_hf.lab.bench.efficiency import forward_costs, predict, round_costs
 from specdec_hf.lab.bench.runs import PLAIN, Answer, Batch, Config, Pair
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
+from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.schedules.costs import MonotoneCost
 from support import hf_models
 from support.cli_models import END, folder, one_line_error, reported  # noqa: F401
@@ -300,7 +301,7 @@ def test_forwards_are_timed_behind_a_prompt_that_stays_as_long():
     widths = []
     model.register_forward_pre_hook(
         lambda module, _, given: widths.append(
-            (given["input_ids"].shape[1], given["past_key_values"].get_seq_length())
+            (given["input_ids"].shape[1], given[CACHE_NAME].get_seq_length())
         ),
         with_kwargs=True,
     )

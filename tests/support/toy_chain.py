@@ -158,7 +158,7 @@ class ToyChain:
 
         return run
 
-    def realized(self, name, steps=28, change=lambda arguments: arguments):
+    def realized(self, name, steps=36, change=lambda arguments: arguments):
         """The joint distribution of what a provider emits; `change` alters the arguments."""
         like = None
         if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER:
