@@ -138,7 +138,7 @@ class BatchQueue:
         """Decode a short text, so that the first sequence does not pay for what only it would.
 
         It runs in the thread of the caller, which Ctrl-C interrupts, so call it before the queue is
-        opened.
+        opened. A `trace` of the decoder sees its rounds, too.
 
         Raises:
             ValueError: options of the decoder that do not fit the model.

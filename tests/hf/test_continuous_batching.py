@@ -506,6 +506,26 @@ def test_a_batch_that_none_can_join_says_why_and_asks_for_none(case):
     assert [len(text) for text in texts] == [ASKED[0]["max_new_tokens"]]
 
 
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "factor": 32.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+
+def test_angles_by_the_longest_sequence_close_a_batch():
+    """Chunks, and what is copied of another text, would have the angles of short texts."""
+    model = hf_models.build("llama", vocab_size=11)
+    half = model.config.head_dim // 2
+    rope = LONGROPE | {"short_factor": [1.0] * half, "long_factor": [4.0] * half}
+    for given in (rope, {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}):
+        model.config.rope_parameters = given
+        source = joining(LONG)
+        stream = SpeculativeDecoder(None, **OPTIONS).stream(model, **arguments(0), source=source)
+        _, out = run_stream(stream, lambda _: None)
+        assert any("rotary embedding 'longrope' turns by" in note for note in out.stats.notes)
+        assert len(out.stats.sequences) == 1
+
+
 def test_outputs_of_every_token_close_a_batch():
     source = Arrivals([1], 0, 2)
     first = arguments(0, output_logits=True, return_dict_in_generate=True)

@@ -147,7 +147,7 @@ def test_angles_that_depend_on_the_longest_text_are_those_of_the_text(kind, monk
     head = head_for(shaped, noise=0.05).requires_grad_(False)
     assert largest_difference(target, head) < 1e-4
     # Negative control: a table of more places than the text has.
-    monkeypatch.setattr("specdec_hf.heads.pairs.draft.NO_TABLE", ())
+    monkeypatch.setattr("specdec_hf.heads.pairs.draft.ROPES_BY_LENGTH", ())
     assert largest_difference(target, head) > 1e-3
 
 

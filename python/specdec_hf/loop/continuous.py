@@ -30,7 +30,7 @@ from specdec_hf.loop.statistics import SequenceStats
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.call import Call
 from specdec_hf.runner.choose import choose_kind
-from specdec_hf.runner.protocol import to_device
+from specdec_hf.runner.protocol import ROPES_BY_LENGTH, rope_types, to_device
 from specdec_hf.runner.spec_runner import TOKENS_OF_A_PASS, SpecRunner
 
 PREFILL_CHUNK_SIZE = 256  # tokens
@@ -84,9 +84,11 @@ def why_static(session: Session) -> str | None:
         return f"cache={session.runner.kind!r} holds what its sequences share"
     if session.stats.compiled is not None:
         return "CUDA graphs are made for one number of sequences"
+    if kinds := rope_types(session.model) & set(ROPES_BY_LENGTH):
+        return f"rotary embedding {min(kinds)!r} turns by the longest sequence of a forward"
     if drafter is not None and text_depends_on_drafts(session.rule):
         return f"under rule {session.rule!r} a text may depend on the round in which it begins"
-    if drafter is not None and not drafter.joins:
+    if drafter is not None and (drafter.makes_forward or not drafter.joins):
         return f"{describe(drafter)} cannot move a sequence from one call to another"
     if drafter is not None and not schedule.joins:
         return f"schedule {schedule.name!r} cannot move a sequence from one call to another"

@@ -27,6 +27,8 @@ Lengths = NDArray[np.int64]
 CACHE_NAME: str = ALL_CACHE_NAMES[0]
 # By the number of layers before them: 0 is the embeddings.
 HiddenStates = dict[int, torch.Tensor]
+# Rotary embeddings whose angles depend on the largest place of a forward.
+ROPES_BY_LENGTH = ("dynamic", "longrope")
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -129,6 +131,14 @@ def vocab_size_of(model: Any) -> int:
 def num_parameters(module: Any) -> int:
     """The number of parameters of a module; those that several of its modules share count once."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def rope_types(model: Any) -> set[str]:
+    """The kinds of the rotary embeddings of a model, by the names of Transformers."""
+    given = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    # They are of the model, or of each type of layer.
+    kinds = [one.get("rope_type") for one in (given, *given.values()) if isinstance(one, dict)]
+    return {kind for kind in kinds if kind is not None}
 
 
 def context_length(model: Any) -> int | None:

@@ -10,7 +10,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_hf.heads.files import checked, checked_size
 from specdec_hf.heads.pairs.config import (
-    NO_TABLE,
     SIZES,
     PairConfig,
     decoder_layer,
@@ -24,6 +23,7 @@ from specdec_hf.heads.speculators import (
     decoder_fields,
     outer_fields,
 )
+from specdec_hf.runner.protocol import ROPES_BY_LENGTH
 
 _LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -122,7 +122,7 @@ def _decoder(inner: dict[str, Any]) -> tuple[LlamaConfig, tuple[int, ...]]:
     layer = decoder_layer({**given, "rope_parameters": whole.rope_parameters}, _NO_BIAS)
     rope: Any = layer.rope_parameters
     turned = 2 * len(LlamaRotaryEmbedding(layer).inv_freq)
-    if rope["rope_type"] in NO_TABLE or turned != layer.head_dim:
+    if rope["rope_type"] in ROPES_BY_LENGTH or turned != layer.head_dim:
         raise ValueError(
             "config.json: rope_parameters must turn the whole of a head by angles that do not "
             f"depend on the text, got {rope}"

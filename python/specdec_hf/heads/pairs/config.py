@@ -21,8 +21,6 @@ SIZES = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
     "max_position_embeddings",
 )  # fmt: skip
-# Rotary embeddings whose angles depend on the largest place of a forward.
-NO_TABLE = ("dynamic", "longrope")
 # Transformers raises these for fields of wrong types and for rotary embeddings that it lacks.
 _UNREADABLE = (
     StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError,

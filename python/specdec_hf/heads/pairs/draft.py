@@ -12,7 +12,6 @@ from specdec_hf.drafters.model import Stepper, room_in
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.pairs.cache import HeadCache
-from specdec_hf.heads.pairs.config import NO_TABLE
 from specdec_hf.heads.pairs.head import PairHead
 from specdec_hf.heads.pairs.step import (
     PairStep,
@@ -22,7 +21,7 @@ from specdec_hf.heads.pairs.step import (
     takes,
 )
 from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats, compiles_on
-from specdec_hf.runner.protocol import Lengths, context_length, to_device
+from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, context_length, to_device
 from specdec_kernels import tree_attention
 
 
@@ -212,7 +211,7 @@ class HeadDraft(PairDraft):
         self._cosines = self._sines = torch.empty(0)  # [P, D]
         rope: Any = head.config.layer.rope_parameters
         self._rope_type: str = rope["rope_type"]
-        if self._rope_type not in NO_TABLE:
+        if self._rope_type not in ROPES_BY_LENGTH:
             self._turns(256)
         self._step: Any = PairStep(head)
         graphs = compiles_on(self.device)
@@ -221,7 +220,7 @@ class HeadDraft(PairDraft):
             if context.packed is not None:
                 context.packed.append(packed)
         self._compiled: CompiledCall | None = None
-        if context.compile and graphs and self._rope_type in NO_TABLE:
+        if context.compile and graphs and self._rope_type in ROPES_BY_LENGTH:
             reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
             context.report_compiled("head", CompileStats(eager=reason))
         elif context.compile and graphs:
@@ -259,7 +258,7 @@ class HeadDraft(PairDraft):
         self, pairs: Pairs, last: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, hidden, places, starts, mask, visible = pairs
-        if self._rope_type in NO_TABLE:
+        if self._rope_type in ROPES_BY_LENGTH:
             cosines, sines = (x[:, 0].flatten(0, 1) for x in self.head.turns(places))
             places = torch.arange(places.numel(), device=self.device).view_as(places)
         else:
