@@ -1,5 +1,8 @@
 """The only place where tokens are committed: read the verdict, cut it, append it, roll back.
 
+A round may draw more than the text takes, because the text ends inside of it. `cut` is where this
+is decided, and `Taken` is all that anything behind it sees: statistics, steps, drafters, schedules.
+
 Committed tokens are those of `History`. The last of them is the pending token: it is part of the
 text, but its key and value are not in the cache until the next forward reads it.
 """
@@ -14,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import IGNORED, OUTSIDE, describe
-from specdec_hf.loop.processors import ends_text
+from specdec_hf.loop.processors import reason_to_end
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, step_kinds
 from specdec_kernels import Status, TreeVerdict, Verdict
@@ -27,9 +30,9 @@ DRAFT_FAULTS = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class HostVerdict:
-    """A round's verdict on the host.
+    """A round's verdict on the host: what was drawn.
 
     Attributes:
         tokens: [B, gamma+1], accepted drafts, then the recovered or bonus token, then -1.
@@ -46,9 +49,39 @@ class HostVerdict:
     extra: list[NDArray[np.int64]]
 
 
-@dataclass
+@dataclass(frozen=True)
+class Taken:
+    """What the texts take of a round; nothing for sequences that had ended before it.
+
+    Attributes:
+        tokens: for each sequence its new tokens, up to where plain decoding would have stopped.
+        num_accepted: [B], how many of them were drafted.
+        reasons: for each sequence why it ends with the last of them, "" where it goes on.
+        status: [B], bits of `Status`.
+        logprobs: for each sequence those of its new tokens.
+        extra: as in `HostVerdict`.
+    """
+
+    tokens: list[list[int]]
+    num_accepted: NDArray[np.int64]
+    reasons: list[str]
+    status: NDArray[np.int64]
+    logprobs: list[list[float]]
+    extra: list[NDArray[np.int64]]
+
+    @property
+    def ends_in_draft(self) -> NDArray[np.bool_]:
+        """[B], whether a drafted token is the last one, so that drafts behind it count as absent.
+
+        A text that goes on takes a recovered or bonus token behind them.
+        """
+        ends: NDArray[np.bool_] = self.num_accepted == [len(ids) for ids in self.tokens]
+        return ends
+
+
+@dataclass(frozen=True)
 class DraftCounts:
-    """How much was drafted for each sequence, [B] each.
+    """How much was drafted for each sequence, [B] each; drafts behind its end are not counted.
 
     Attributes:
         drafted: number of drafted tokens.
@@ -105,64 +138,72 @@ def _integers(values: torch.Tensor) -> NDArray[np.int64]:
     return values.numpy().astype(np.int64)
 
 
-def commit(
-    session: Session, verdict: HostVerdict, counts: DraftCounts
-) -> tuple[list[Step], NDArray[np.int64]]:
-    """Append the verified tokens to every active sequence and roll the cache back to them.
+def cut(session: Session, verdict: HostVerdict) -> Taken:
+    """The part of a round that the texts take; the session is not changed.
 
-    A sequence takes its tokens up to where plain decoding would have stopped: an end-of-sequence
-    token, a stopping criterion, or its length.
+    Raises:
+        RuntimeError: a sequence that goes on has no token to go on with.
+    """
+    size = len(session.history.lengths)
+    taken = Taken(
+        [[] for _ in range(size)], np.zeros(size, dtype=np.int64), [""] * size, verdict.status,
+        [[] for _ in range(size)], verdict.extra,
+    )  # fmt: skip
+    for b in np.flatnonzero(session.history.active).tolist():
+        accepted = int(verdict.num_accepted[b])
+        drawn = [t for t in verdict.tokens[b, : accepted + 1].tolist() if t >= 0]
+        tokens, reason = _cut(session, b, drawn)
+        count = len(tokens)
+        if not reason and count <= accepted:
+            position = int(session.history.lengths[b]) + count
+            _raise_fault(b, position, Status(int(verdict.status[b])))
+        taken.tokens[b], taken.reasons[b] = tokens, reason
+        taken.num_accepted[b] = min(accepted, count)
+        taken.logprobs[b] = verdict.logprobs[b, :count].tolist()
+    return taken
+
+
+def commit(session: Session, taken: Taken, counts: DraftCounts) -> list[Step]:
+    """Append what was taken to every active sequence and roll the cache back to it.
 
     Args:
         session: changed in place.
-        verdict: the round's verdict.
+        taken: the tokens of the round.
         counts: what was drafted.
 
     Returns:
-        A step for each active sequence, and [B] how many drafts each sequence kept.
+        A step for each active sequence.
     """
     history = session.history
-    kept_drafts = np.zeros_like(history.lengths)
     steps: list[Step] = []
     for b in np.flatnonzero(history.active).tolist():
-        accepted, drafted = int(verdict.num_accepted[b]), int(counts.drafted[b])
-        emitted = [t for t in verdict.tokens[b, : accepted + 1].tolist() if t >= 0]
-        tokens, reason = _cut(session, b, emitted)
-        count, length = len(tokens), int(history.lengths[b])
-        if not reason and count <= accepted:
-            _raise_fault(b, length + count, Status(int(verdict.status[b])))
+        tokens, reason, logprobs = taken.tokens[b], taken.reasons[b], taken.logprobs[b]
+        accepted, number = int(taken.num_accepted[b]), session.numbers[b]
         history.append(b, tokens)
-        logprobs = verdict.logprobs[b, :count].tolist()
         session.logprobs[b] += logprobs
-        kept_drafts[b] = min(accepted, count)
-        number = session.numbers[b]
         stats = session.stats.sequences[number]
-        stats.record(drafted, int(kept_drafts[b]), count, int(counts.depths[b]))
+        stats.record(int(counts.drafted[b]), accepted, len(tokens), int(counts.depths[b]))
         if reason:
             history.active[b] = False
             stats.stop_reason = reason
-        kinds = step_kinds(count, accepted, int(counts.tried[b]))
-        rejected = counts.rejected[b] if kinds[-1:] == ["recovered"] else []
-        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected))
-        if verdict.status[b]:
-            _note_draft_faults(session, Status(int(verdict.status[b])))
+        kinds = step_kinds(len(tokens), accepted, int(counts.tried[b]))
+        steps.append(Step(number, tokens, kinds, logprobs, reason, counts.rejected[b]))
+        if taken.status[b]:
+            _note_draft_faults(session, Status(int(taken.status[b])))
     session.runner.truncate(history.lengths - 1)
-    return steps, kept_drafts
+    return steps
 
 
 def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
     """The tokens up to the first stop, and why they stop there ("" where they do not)."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
-    call, index = session.calls[b]
-    prefix = session.padded_ids(b) if call.criteria else None
-    for i, token in enumerate(tokens):
-        if token in call.eos:
-            return tokens[: i + 1], "eos"
-        if prefix is not None:
-            ids = np.append(prefix, tokens[: i + 1])
-            if ends_text(call.criteria, ids, session.model.device, index, len(call.mask)):
-                return tokens[: i + 1], "criteria"
+    call, _ = session.calls[b]
+    text = session.padded_ids(b) if call.criteria else np.empty(0, dtype=np.int64)
+    for i in range(len(tokens)):
+        reason = reason_to_end(session, b, np.append(text, tokens[: i + 1]))
+        if reason:
+            return tokens[: i + 1], reason
     if len(tokens) < most:
         return tokens, ""
     if session.budgets[b] < call.max_new_tokens:

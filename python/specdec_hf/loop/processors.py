@@ -1,4 +1,9 @@
-"""Hugging Face's logits processors and stopping criteria, asked about one sequence at a time."""
+"""Hugging Face's logits processors and stopping criteria, asked about one sequence at a time.
+
+A processor must be a function of its arguments: it is asked about drafts that the text does not
+take, and so in another order than by plain decoding. One of the user's is asked once more a round
+for an answer that it has given.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +14,102 @@ import torch
 from numpy.typing import NDArray
 from transformers import StoppingCriteriaList
 
-from specdec_hf.loop.session import Session
+from specdec_hf.arguments import shown
+from specdec_hf.loop.session import Answer, Session
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
+
+# The processors of these modules are functions of their arguments, but for those named below, which
+# have a state or call a function of the user's.
+_FUNCTIONS = ("transformers.generation.logits_process", "specdec_hf.compat.logits_processors")
+_NO_FUNCTIONS = (
+    "PrefixConstrainedLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+)
 
 
 def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torch.Tensor:
     """Logits [B, N+1, V] float32 after the processors, each row with the path to it as prefix.
 
-    Rows after a draft that cannot be accepted, because it is absent or a processor forbids it, are
-    left as they are: verification never reaches them, and a processor must not be shown a prefix
-    that plain decoding could not have made.
+    Rows behind a draft that cannot be accepted, because it is absent or a processor forbids it, and
+    behind one that ends its sequence are left as they are: the text takes nothing from them, and a
+    processor must not be shown a prefix that plain decoding could not have made.
 
     Args:
         session: names the processors of each sequence.
         logits: [B, N+1, V], the row of the pending token, then those of the drafts.
         drafts: tokens and parents [B, N].
+
+    Raises:
+        ValueError: a processor that is no function of its arguments, by name.
     """
     processors: list[Any] = session.processors
+    device = session.model.device
     processed = logits.to(torch.float32, copy=True)
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
     for b in np.flatnonzero(session.history.active).tolist():
-        prefixes = {-1: to_device(session.padded_ids(b), session.model.device)[None]}
-        processed[b, 0] = processors[b](prefixes[-1], processed[b, 0][None])[0]
+        own, prefixes = processors[b], {-1: session.padded_ids(b)}
+        root = to_device(prefixes[-1], device)
+        processed[b, 0] = after = ask(own, root, logits[b, 0])
         for n, (token, parent) in enumerate(zip(tokens[b], parents[b], strict=True)):
             if parent not in prefixes or not 0 <= token < logits.shape[2]:
                 continue
             if processed[b, parent + 1, token] == -torch.inf:
                 continue
-            prefixes[n] = torch.cat([prefixes[parent], drafts.tokens[b, n].view(1, 1)], dim=1)
-            processed[b, n + 1] = processors[b](prefixes[n], processed[b, n + 1][None])[0]
+            prefix = np.append(prefixes[parent], token)
+            if reason_to_end(session, b, prefix):
+                continue
+            prefixes[n] = prefix
+            processed[b, n + 1] = ask(own, to_device(prefix, device), logits[b, n + 1])
+        if session.drafter is not None or len(processors) > 1:
+            answer = Answer(root, logits[b, 0], after)
+            check_answer(own, session.answers, session.numbers[b], answer)
     return processed
+
+
+def ask(processors: Any, prefix: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """The row [V] float32 of a prefix [T] after processors; neither is changed."""
+    answer: torch.Tensor = processors(prefix[None], row[None].to(torch.float32, copy=True))
+    return answer[0]
+
+
+def check_answer(processors: Any, answers: dict[int, Answer], key: int, answer: Answer) -> None:
+    """Ask for an answer of an earlier round again, and keep this round's for the next one.
+
+    Args:
+        processors: those of one sequence.
+        answers: of earlier rounds; changed in place.
+        key: names the sequence there.
+        answer: of this round, after which the processors were asked about its drafts.
+
+    Raises:
+        ValueError: they answer otherwise now. Nothing else would show that a text is another than
+            without drafts.
+    """
+    names = [
+        type(one).__name__
+        for one in processors
+        if type(one).__module__ not in _FUNCTIONS or type(one).__name__ in _NO_FUNCTIONS
+    ]
+    if not names:
+        return
+    rule = (
+        f"logits_processor {' or '.join(names)} must be a function of input_ids and scores, since "
+        "drafts, batches and beams ask it out of order (drafter=None asks it once a token for a "
+        "sequence alone): asked again for the same input_ids, "
+    )
+    prefix, row, before = answers.get(key, answer)
+    try:
+        now = ask(processors, prefix, row)
+    except Exception as error:
+        raise ValueError(f"{rule}it raised {type(error).__name__}: {shown(str(error))}") from error
+    unlike = (now != before) & ~(now.isnan() & before.isnan())
+    if unlike.any():
+        token = int(unlike.nonzero()[0])
+        scores = f"{float(before[token]):g} and then {float(now[token]):g}"
+        raise ValueError(f"{rule}it gave token {token} the scores {scores}")
+    answers[key] = answer._replace(row=answer.row.clone())
 
 
 def process_ended(
@@ -65,6 +135,19 @@ def process_ended(
             prefix = to_device(padded, session.model.device)[None]
             processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed
+
+
+def reason_to_end(session: Session, b: int, ids: NDArray[np.int64]) -> str:
+    """Why sequence ``b`` ends with the last of its tokens ``ids`` [T]; "" where it does not.
+
+    Without stopping criteria only the last token is looked at.
+    """
+    call, index = session.calls[b]
+    if int(ids[-1]) in call.eos:
+        return "eos"
+    if call.criteria and ends_text(call.criteria, ids, session.model.device, index, len(call.mask)):
+        return "criteria"
+    return ""
 
 
 def ends_text(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Rejections
-from specdec_hf.loop.commit import DraftCounts, HostVerdict, commit, read_verdict
+from specdec_hf.loop.commit import DraftCounts, Taken, commit, cut, read_verdict
 from specdec_hf.loop.drafted import Drafted
 from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.round_record import Phases, RoundRecord
@@ -56,16 +56,17 @@ def step(session: Session) -> list[Step]:
     with phases("host"):
         if observed:
             _inform_of_candidates(session, read.extra[-len(observed) :])
-        counts = drafted.count(read)
-        steps, kept = commit(session, read, counts)
+        taken = cut(session, read)
+        counts = drafted.count(taken)
+        steps = commit(session, taken, counts)
     with phases("draft"):
         if session.drafter is not None:
             if session.drafter.reads_rejections:
-                _inform_of_rejections(session, before, drafted, read, counts, kept, logits)
-            session.drafter.commit(drafted.outcome(read, kept))
+                _inform_of_rejections(session, before, drafted, taken, counts, logits)
+            session.drafter.commit(drafted.outcome(taken))
     with phases("host"):
-        _record_rows(session, before, drafted, read, raw, logits)
-        _record_round(session, before, phases, counts, kept, width=raw.shape[1] - 1)
+        _record_rows(session, before, drafted, taken, raw, logits)
+        _record_round(session, before, phases, counts, taken, width=raw.shape[1] - 1)
     indices = np.flatnonzero(before.active).tolist()
     for b, made in zip(indices, steps, strict=True):
         call, index = session.calls[b]
@@ -143,17 +144,16 @@ def _inform_of_rejections(
     session: Session,
     before: _Before,
     drafted: Drafted,
-    verdict: HostVerdict,
+    taken: Taken,
     counts: DraftCounts,
-    kept: NDArray[np.int64],
     logits: torch.Tensor,
 ) -> None:
     """Hand the drafter the target's logits where a draft was rejected."""
-    emitted = session.history.lengths - before.lengths
-    rejected = np.flatnonzero(before.active & (counts.tried > kept) & (emitted > kept))
+    kept = taken.num_accepted
+    rejected = np.flatnonzero(before.active & (counts.tried > kept))
     if len(rejected) == 0:
         return
-    at = drafted.rows(verdict)[rejected, kept[rejected]]
+    at = drafted.rows(taken)[rejected, kept[rejected]]
     found = logits[to_device(rejected, logits.device), to_device(at, logits.device)]
     lengths = before.lengths[rejected] + kept[rejected]
     assert session.drafter is not None
@@ -164,7 +164,7 @@ def _record_rows(
     session: Session,
     before: _Before,
     drafted: Drafted,
-    verdict: HostVerdict,
+    taken: Taken,
     raw: torch.Tensor,
     logits: torch.Tensor,
 ) -> None:
@@ -173,7 +173,7 @@ def _record_rows(
     outputs = session.outputs
     if not kept_states and outputs is None:
         return
-    hidden, rows = session.runner.tap.take(), drafted.rows(verdict)
+    hidden, rows = session.runner.tap.take(), drafted.rows(taken)
     new = session.history.lengths - before.lengths
     for states in kept_states:
         chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
@@ -192,24 +192,23 @@ def _record_round(
     before: _Before,
     phases: Phases,
     counts: DraftCounts,
-    kept: NDArray[np.int64],
+    taken: Taken,
     *,
     width: int,
 ) -> None:
     """Let the schedule and the guard learn from a round, and record it."""
-    emitted = session.history.lengths - before.lengths
-    undecided = emitted <= kept  # the text ended before the next decision
+    kept = taken.num_accepted
     outcome = Outcome(
         drafted=np.where(before.active, counts.depths, 0),
         accepted=kept,
-        rejected=(counts.tried > kept) & before.active & ~undecided,
+        rejected=(counts.tried > kept) & before.active,
     )
     phases.stop()
     made: dict[str, Any] = {
         "began": phases.began - session.started,
         "drafted": np.where(before.active, counts.drafted, 0).tolist(),
         "accepted": kept.tolist(),
-        "emitted": emitted.tolist(),
+        "emitted": [len(ids) for ids in taken.tokens],
     }
     schedule = session.length_policy.learn(
         RoundRecord(**made, **phases.seconds), outcome, width,
