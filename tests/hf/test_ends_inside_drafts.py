@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import Draft, Drafter, ModelDrafter, SpeculativeDecoder, TrieTree, generate
+from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.loop import drafted
 from specdec_hf.loop.drafted import without_drafts_behind_ends
-from support import hf_models
+from support import drafter_cases, hf_models
+from support.drafter_proof import joint_p_value, target
 from support.hf_models import NEW, run
+from support.providers import SIGNIFICANCE
 from transformers import LogitsProcessor
 
 LENGTHS = (9, 4, 12)
@@ -174,6 +178,27 @@ def test_drafts_behind_an_end_that_is_rejected_are_absent(tree):
         found = [2 - (length + new) % 2 for new in range(1, NEW - 1)]
         assert one.accepted == 0
         assert one.drafted == sum(min(n, NEW - 1 - new) for new, n in enumerate(found, start=1))
+
+
+# Chains of a model and of a head, trees of two models, and merged drafts.
+MECHANISMS = ("model", "eagle3_chain", "two models, tree", "merged, drawn")
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["", "control"])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_texts_that_end_keep_their_joint_distribution(name, biased, tmp_path, monkeypatch):
+    """The control leaves out a draft because of what it is, and not of what is before it."""
+    arguments = drafter_cases.make(name, target()[0], tmp_path)
+    drafter = resolve_drafter(arguments["drafter"], arguments.get("tree"), target()[0])
+    if biased:
+
+        def without_ends(tokens, parents, ends, depth):
+            return tokens.masked_fill(tokens == ends[0][0], -1)
+
+        monkeypatch.setattr(drafted, "without_drafts_behind_ends", without_ends)
+    gamma = {"gamma": None} if drafter.size else {}
+    p = joint_p_value(drafter, "auto", texts=600 if biased else 1000, prompt=2, eos=2, **gamma)
+    assert (p < SIGNIFICANCE) == biased
 
 
 def test_drafts_behind_ends_are_those_with_an_end_above_them():
