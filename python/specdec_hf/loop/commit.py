@@ -127,11 +127,13 @@ def commit(
     for b in np.flatnonzero(history.active).tolist():
         accepted, drafted = int(verdict.num_accepted[b]), int(counts.drafted[b])
         emitted = [t for t in verdict.tokens[b, : accepted + 1].tolist() if t >= 0]
-        tokens, reason = _cut(session, b, emitted)
-        count, length = len(tokens), int(history.lengths[b])
-        if not reason and count <= accepted:
-            _raise_fault(b, length + count, Status(int(verdict.status[b])))
+        tokens, reason, error = _cut(session, b, emitted)
+        count = len(tokens)
         history.append(b, tokens)
+        if not reason and count <= accepted:
+            reason, error = "error", _fault(session, b, Status(int(verdict.status[b])))
+        if error is not None and not session.isolates:
+            raise error
         logprobs = verdict.logprobs[b, :count].tolist()
         session.logprobs[b] += logprobs
         kept_drafts[b] = min(accepted, count)
@@ -143,32 +145,38 @@ def commit(
             stats.stop_reason = reason
         kinds = step_kinds(count, accepted, int(counts.tried[b]))
         rejected = counts.rejected[b] if kinds[-1:] == ["recovered"] else []
-        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected))
+        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected, error=error))
         if verdict.status[b]:
             _note_draft_faults(session, Status(int(verdict.status[b])))
     session.runner.truncate(history.lengths - 1)
     return steps, kept_drafts
 
 
-def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
-    """The tokens up to the first stop, and why they stop there ("" where they do not)."""
+def _cut(
+    session: Session, b: int, tokens: list[int]
+) -> tuple[list[int], str, Exception | None]:
+    """The tokens up to the first stop, why they stop there ("" where they do not), and a fault."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
     call, index = session.calls[b]
     prefix = session.padded_ids(b) if call.criteria else None
     for i, token in enumerate(tokens):
         if token in call.eos:
-            return tokens[: i + 1], "eos"
+            return tokens[: i + 1], "eos", None
         if prefix is not None:
             ids = np.append(prefix, tokens[: i + 1])
-            if ends_text(call.criteria, ids, session.model.device, index, len(call.mask)):
-                return tokens[: i + 1], "criteria"
+            try:
+                ends = ends_text(call.criteria, ids, session.model.device, index, len(call.mask))
+            except Exception as error:  # whatever a criterion raises
+                return tokens[: i + 1], "error", error
+            if ends:
+                return tokens[: i + 1], "criteria", None
     if len(tokens) < most:
-        return tokens, ""
+        return tokens, "", None
     if session.budgets[b] < call.max_new_tokens:
         session.stats.note("stopped at the model's context length")
-        return tokens, "context"
-    return tokens, "length"
+        return tokens, "context", None
+    return tokens, "length", None
 
 
 def _note_draft_faults(session: Session, status: Status) -> None:
@@ -178,13 +186,19 @@ def _note_draft_faults(session: Session, status: Status) -> None:
                 session.stats.note_round(f"{describe(session.drafter)} {text}")
 
 
-def _raise_fault(b: int, position: int, status: Status) -> None:
+def _fault(session: Session, b: int, status: Status) -> Exception:
+    """Why a sequence has no next token."""
+    (call, index), number = session.calls[b], session.numbers[b]
+    position = int(session.history.lengths[b])
+    raised = getattr(call.processors[index], "errors", {}).get(tuple(session.padded_ids(b)))
+    if raised is not None:
+        return raised
     if Status.BAD_PARAMETER in status:
-        raise RuntimeError(
-            f"sampling parameters of sequence {b} are out of range at position {position}"
+        return RuntimeError(
+            f"sampling parameters of sequence {number} are out of range at position {position}"
         )
     if Status.TARGET_INVALID in status:
-        raise RuntimeError(f"logits of sequence {b} at position {position} are not finite")
-    raise RuntimeError(
-        f"sequence {b} emitted no token at position {position} (status {int(status)})"
+        return RuntimeError(f"logits of sequence {number} at position {position} are not finite")
+    return RuntimeError(
+        f"sequence {number} emitted no token at position {position} (status {int(status)})"
     )

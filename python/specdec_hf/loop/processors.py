@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from specdec_hf.loop.session import Session
 from specdec_hf.runner.protocol import to_device
@@ -95,3 +95,25 @@ def ends_text(
             f"stopping_criteria must answer with 1 or {batch_size} bools, got {len(answers)}"
         )
     return bool(answers[b if len(answers) == batch_size else 0])
+
+
+class GuardedProcessors(LogitsProcessorList):
+    """The processors of one sequence, whose errors end it alone.
+
+    The row of a prefix for which they raise is not finite, so that verification ends the sequence
+    there if its text comes that far, and not where a draft that is rejected leads.
+
+    Attributes:
+        errors: what they raised, by the prefix.
+    """
+
+    def __init__(self, processors: LogitsProcessorList) -> None:
+        super().__init__(processors)
+        self.errors: dict[tuple[int, ...], Exception] = {}
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(input_ids, scores, **kwargs)
+        except Exception as error:  # whatever a processor raises
+            self.errors[tuple(input_ids[0].tolist())] = error
+            return torch.full_like(scores, torch.nan)

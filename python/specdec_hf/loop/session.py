@@ -52,6 +52,7 @@ class Session:
         outputs: collects what the caller wants of every new token, or None.
         first_logits: [B, 1, V], those of the model's own prefill until the first round reads them.
         trace: called with what each round compared, once its time is taken.
+        isolates: whether a fault of one sequence ends it alone, and not the call.
     """
 
     model: Any
@@ -80,6 +81,7 @@ class Session:
     outputs: TokenOutputs | None = None
     first_logits: torch.Tensor | None = None
     trace: Trace | None = None
+    isolates: bool = False
 
     @property
     def new_tokens(self) -> NDArray[np.int64]:
