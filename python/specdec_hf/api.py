@@ -216,7 +216,7 @@ class SpeculativeDecoder(Options):
                 call, model.device, self.seed if seed is None else seed, cancelled or _never
             )
             stats = yield from run_continuous(
-                lambda call, seeds: _begin(model, call, replace(self, seed=seeds)), first,
+                model, lambda call, seeds: _begin(model, call, replace(self, seed=seeds)), first,
                 functools.partial(self._next_call, model, source), chunk,
                 records_graphs=bool(self.compile) and compiles_on(model.device),
             )  # fmt: skip

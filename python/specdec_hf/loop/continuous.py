@@ -76,6 +76,7 @@ Source = Callable[[int], Asked | None]
 
 
 def run_continuous(
+    model: Any,
     start: Callable[[Call, Any], Session],
     first: Asked,
     source: Source,
@@ -89,6 +90,7 @@ def run_continuous(
     none can join, it is asked before the first round alone, until it has none, and a note says why.
 
     Args:
+        model: the target.
         start: begins a batch with the seeds of its sequences.
         first: begins the batch.
         source: gives calls of one sequence each, of text alone.
@@ -103,7 +105,7 @@ def run_continuous(
     session = None if records_graphs else start(first.call, first.seeds)
     if session is not None:
         reason = why_static(session) or _why_unlike_alone(session)
-    given = [first] if reason is None else [first, *_those_that_wait(first, source)]
+    given = [first] if reason is None else [first, *_those_that_wait(model, first, source)]
     if session is None or len(given) > 1:
         if session is not None:
             session.lease.release()
@@ -133,10 +135,11 @@ def run_continuous(
     return stats
 
 
-def _those_that_wait(first: Asked, source: Source) -> list[Asked]:
+def _those_that_wait(model: Any, first: Asked, source: Source) -> list[Asked]:
     """The sequences that begin together with the first, which none can join later."""
     waiting: list[Asked] = []
-    if len(first.call.mask) > 1 or _why_not_text_alone(first.call) is not None:
+    alone = len(first.call.mask) > 1 or _why_not_text_alone(first.call) is not None
+    if alone or _ropes_by_length(model):
         return waiting
     while (given := source(1 + len(waiting))) is not None:
         _check_joins(given.call)
@@ -178,7 +181,7 @@ def why_static(session: Session) -> str | None:
         return f"cache={session.runner.kind!r} holds what its sequences share"
     if session.stats.compiled is not None:
         return "CUDA graphs are made for one number of sequences"
-    if kinds := rope_types(session.model) & set(ROPES_BY_LENGTH):
+    if kinds := _ropes_by_length(session.model):
         return f"rotary embedding {min(kinds)!r} turns by the longest sequence of a forward"
     if drafter is not None and text_depends_on_drafts(session.rule):
         return f"under rule {session.rule!r} a text may depend on the round in which it begins"
@@ -187,6 +190,11 @@ def why_static(session: Session) -> str | None:
     if drafter is not None and not schedule.joins:
         return f"schedule {schedule.name!r} cannot move a sequence from one call to another"
     return None
+
+
+def _ropes_by_length(model: Any) -> set[str]:
+    """The rotary embeddings with which a text depends on longer ones beside it."""
+    return rope_types(model) & set(ROPES_BY_LENGTH)
 
 
 def _why_not_text_alone(call: Call) -> str | None:
