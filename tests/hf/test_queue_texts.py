@@ -12,6 +12,7 @@ import torch
 from specdec_hf import BatchQueue, SpeculativeDecoder, generate
 from specdec_hf.batch_queue import REFUSED
 from specdec_hf.request.unsupported import HONOURED
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 
 MODEL = hf_models.build("llama", vocab_size=11)
@@ -105,16 +106,15 @@ async def read(sequence):
     return tokens, reason
 
 
-def queued(model=MODEL, batch_size=3, chunk=4, **options):
+def queued(model=MODEL, batch_size=3, chunk=4, requests=None, **options):
     """The texts of all requests, and why each ended."""
+    if requests is None:
+        requests = list(zip(PROMPTS, ASKED, strict=True))
 
     async def decode():
         decoder = SpeculativeDecoder(rule="match", **options)
         async with BatchQueue(model, decoder, batch_size, prefill_chunk_size=chunk) as queue:
-            sequences = [
-                queue.submit(prompt, **asked)
-                for prompt, asked in zip(PROMPTS, ASKED, strict=True)
-            ]  # fmt: skip
+            sequences = [queue.submit(prompt, **asked) for prompt, asked in requests]
             return [await read(sequence) for sequence in sequences]
 
     return run(decode())
@@ -157,7 +157,7 @@ def test_what_is_derived_of_lengths_is_that_of_the_sequence_in_every_batch(way, 
 
 
 def test_every_field_that_generate_honours_is_proved_here_or_refused():
-    assert HONOURED - WITHOUT_EFFECT == FIELDS.keys() | REFUSED.keys()
+    assert FIELDS.keys() | REFUSED.keys() == HONOURED - WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize(
@@ -185,3 +185,156 @@ def test_a_generation_config_that_cannot_be_served_is_refused_before_a_request(
     configure(monkeypatch, fields)
     with pytest.raises((ValueError, TypeError), match=message):
         BatchQueue(MODEL, SpeculativeDecoder(None, rule="match")).warm_up()
+
+
+WIDE = hf_models.build("llama", vocab_size=301)  # few texts have a token in common
+
+
+def broken(*tokens):
+    """The wide model, whose logits are not finite behind these tokens."""
+    model = hf_models.build("llama", vocab_size=301)
+    with torch.no_grad():
+        for token in tokens:
+            model.get_input_embeddings().weight[token] = torch.nan
+    return model
+
+
+@functools.cache
+def wide():
+    """Texts of the wide model, the place of a token of the second that no other has, and one that
+    none has."""
+    texts = [alone(k, WIDE) for k in range(len(PROMPTS))]
+    own = texts[1][0]
+    others = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}.union(*(texts[k][0] for k in (0, 2, 3, 4)))
+    place = next(n for n, token in enumerate(own) if n > 1 and token not in [*own[:n], *others])
+    return texts, place, min({*range(301)} - others.union(own))
+
+
+@pytest.mark.parametrize("compiles", [None, False], ids=["packed", "own forwards"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sequence_whose_logits_are_not_finite_ends_alone(way, compiles):
+    """In its prompt or in its text. All that ran ended with it.
+
+    Its keys are not shared, and where a shorter sequence takes its place, masks multiply them by 0.
+    """
+    texts, place, wrong = wide()
+    fails = ([wrong, 9, 4, 9] * 6, ASKED[2])
+    late = ([9, 4, 9] * 6 + [wrong], ASKED[2])
+    ordinary = list(zip(PROMPTS, ASKED, strict=True))
+    requests = [ordinary[0], fails, *ordinary[1:3], late, fails, *ordinary[3:]]
+    found = queued(
+        broken(wrong, texts[1][0][place]), 3, requests=requests, compile=compiles, **WAYS[way]
+    )
+    lines = []
+    for n in (1, 4, 5, 2):
+        line = found[n][1]
+        assert line.startswith("RuntimeError: logits of sequence "), line
+        lines.append(line.split("at position ")[1])
+    assert lines == [f"{n} are not finite" for n in (24, 19, 24, len(PROMPTS[1]) + place + 1)]
+    assert [found[n][0] for n in (1, 4, 5)] == [[], [], []]
+    assert found[2][0] == texts[1][0][: place + 1]
+    assert [found[n] for n in (0, 3, 6, 7)] == [texts[k] for k in (0, 2, 3, 4)]
+
+
+def stream(requests, size, way, model=WIDE):
+    """The text of each request of a stream with a source, and the error that ended it."""
+    waiting = [
+        {
+            "input_ids": torch.tensor([prompt]), "do_sample": True, **NEUTRAL, **asked, **own,
+        }
+        for prompt, asked, own in requests
+    ]  # fmt: skip
+    first = waiting.pop(0)
+
+    def source(running):
+        return waiting.pop(0) if waiting and running < size else None
+
+    decoder = SpeculativeDecoder(rule="match", **WAYS[way])
+    texts = [[] for _ in range(1 + len(waiting))]
+    errors = [None] * len(texts)
+    for step in decoder.stream(model, **first, source=source, prefill_chunk_size=4):
+        texts[step.sequence] += step.tokens
+        errors[step.sequence] = step.error
+        assert (step.error is None) is (step.finished != "error")
+    return texts, errors
+
+
+class Planted(Exception):
+    """What one request raises."""
+
+
+def fails_behind(tokens):
+    """A processor and a criterion, which raise where the text ends with these tokens."""
+
+    def fails(input_ids, scores, **_):
+        if input_ids[0, -len(tokens) :].tolist() == tokens:
+            raise Planted
+        return torch.zeros(1, dtype=torch.bool) if scores is None else scores
+
+    return fails
+
+
+def masks_all(input_ids, scores):
+    return torch.full_like(scores, -torch.inf)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_one_sequence_raises_ends_it_alone(way):
+    """A processor, also of its first token, a criterion, and a mask of all tokens."""
+    texts, place, _ = wide()
+    own = [
+        {"logits_processor": [fails_behind(texts[0][0][1:3])]},
+        {"stopping_criteria": [fails_behind([texts[1][0][place]])]},
+        {},
+        {"logits_processor": [fails_behind([2])]},
+        {"logits_processor": [masks_all]},
+    ]
+    requests = list(zip(PROMPTS, ASKED, own, strict=True))
+    size = 3 if way.startswith("joins") else 6
+    found, errors = stream([*requests, (PROMPTS[0], ASKED[0], {})], size, way)
+    assert found[0] == texts[0][0][:3]
+    assert found[1] == texts[1][0][: place + 1]
+    assert found[2:] == [texts[2][0], [], [], texts[0][0]]
+    kinds = [type(error).__name__ for error in errors]
+    assert kinds == ["Planted", "Planted", "NoneType", "Planted", "RuntimeError", "NoneType"]
+
+
+@pytest.mark.parametrize("way", ["joins, drafts", "joins, trees", "static by its schedule"])
+def test_a_processor_that_raises_behind_a_rejected_draft_ends_nothing(way):
+    """Plain decoding never asks it there."""
+    texts = [alone(k) for k in range(len(PROMPTS))]
+    raised = []
+
+    def strict(k):
+        def raises(input_ids, scores):
+            new = input_ids[0, len(PROMPTS[k]) :].tolist()
+            if new != texts[k][0][: len(new)]:
+                raised.append(new)
+                raise Planted
+            return scores
+
+        return {"logits_processor": [raises]}
+
+    own = map(strict, range(len(PROMPTS)))
+    found, errors = stream(zip(PROMPTS, ASKED, own, strict=True), 8, way, model=MODEL)
+    assert found == [text for text, _ in texts]
+    assert errors == [None] * len(PROMPTS)
+    assert raised
+
+
+def test_a_prompt_that_cannot_be_read_ends_alone(monkeypatch):
+    """As where its keys and values do not fit into memory."""
+    forward = SpecRunner.forward
+
+    def limited(self, tokens, starts, keep):
+        if int(starts.max()) + tokens.shape[1] > 30:
+            raise MemoryError("planted")
+        return forward(self, tokens, starts, keep)
+
+    ordinary = list(zip(PROMPTS, ASKED, strict=True))
+    queued(WIDE, requests=ordinary[:2], drafter=None)  # the self-checks run once
+    monkeypatch.setattr(SpecRunner, "forward", limited)
+    long = ([7] * 40, ASKED[0])
+    found = queued(WIDE, requests=[long, *ordinary[:3], long, *ordinary[3:]], drafter=None)
+    assert [found[n] for n in (0, 4)] == [([], "MemoryError: planted")] * 2
+    assert [found[n] for n in (1, 2, 3, 5, 6)] == wide()[0]
