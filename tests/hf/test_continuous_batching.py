@@ -356,7 +356,9 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_where_none_runs(forwards):
     first = arguments(6, input_ids=torch.tensor([LONG]))
     decode([2], Arrivals([0], 0, 2), drafter=None)  # the self-checks run once
     forwards.clear()
-    texts, steps, _ = decode([6], lambda _: asked.pop(0) if asked else None, first=first, chunk=8, drafter=None)
+    texts, steps, _ = decode(
+        [6], lambda _: asked.pop(0) if asked else None, first=first, chunk=8, drafter=None
+    )
     sizes = [size for _, size in forwards]
     assert sizes[:6] == [8, 8, 1, 8, 8, 8]
     assert [one.sequence for one in steps][:2] == [1, 0]
@@ -387,6 +389,17 @@ def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
     if name in ("none", "suffix_automaton"):
         alone_read = [size for count, size in forwards if count == 1]
         assert alone_read == [48, 2, 1, 6, 1, 2]
+
+
+def test_equal_prompts_that_wait_together_are_read_once(forwards):
+    """As those of several choices of one request: the later ones wait for what the first reads."""
+    expected = [text_of(4), *(alone(k, prompt=LONG, drafter=None)[0] for k in (2, 5, 6))]
+    waiting = [arguments(k, input_ids=torch.tensor([LONG])) for k in (2, 5, 6)]
+    forwards.clear()
+    source = lambda running: waiting.pop(0) if waiting else None  # noqa: E731
+    texts, _, _ = decode([4], source, chunk=16, drafter=None)
+    assert texts == expected
+    assert [size for count, size in forwards if count == 1][:6] == [1, 16, 16, 16, 1, 1]
 
 
 def test_a_sequence_that_is_cancelled_while_its_prompt_is_read_has_no_token(forwards):

@@ -152,9 +152,7 @@ def commit(
     return steps, kept_drafts
 
 
-def _cut(
-    session: Session, b: int, tokens: list[int]
-) -> tuple[list[int], str, Exception | None]:
+def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, Exception | None]:
     """The tokens up to the first stop, why they stop there ("" where they do not), and a fault."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
