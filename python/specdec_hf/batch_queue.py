@@ -21,7 +21,7 @@ from specdec_hf.runner.protocol import context_length, vocab_size_of
 # A batch that sequences join keeps counts of all of them, so after so many another one begins.
 MAX_SEQUENCES = 1024
 # What every sequence asks, whatever the generation config of the model says.
-COMMON = {"do_sample": True, "return_dict_in_generate": False}
+COMMON: dict[str, Any] = {"do_sample": True, "return_dict_in_generate": False}
 # Fields of a generation config with the only value that a sequence of a batch can have: they need
 # a tokenizer, go by the clock, or give several texts. A drafter of the model's own choice would
 # take the place of the decoder's.

@@ -392,7 +392,7 @@ def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
 
 
 def test_equal_prompts_that_wait_together_are_read_once(forwards):
-    """As those of several choices of one request: the later ones wait for what the first reads."""
+    """As those of several choices of one request: each goes on with what the others have read."""
     expected = [text_of(4), *(alone(k, prompt=LONG, drafter=None)[0] for k in (2, 5, 6))]
     waiting = [arguments(k, input_ids=torch.tensor([LONG])) for k in (2, 5, 6)]
     forwards.clear()

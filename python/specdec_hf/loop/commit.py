@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -188,8 +189,8 @@ def _fault(session: Session, b: int, status: Status) -> Exception:
     """Why a sequence has no next token."""
     (call, index), number = session.calls[b], session.numbers[b]
     position = int(session.history.lengths[b])
-    raised = getattr(call.processors[index], "errors", {}).get(tuple(session.padded_ids(b)))
-    if raised is not None:
+    errors: dict[Any, Exception] = getattr(call.processors[index], "errors", {})
+    if (raised := errors.get(tuple(session.padded_ids(b)))) is not None:
         return raised
     if Status.BAD_PARAMETER in status:
         return RuntimeError(

@@ -252,12 +252,6 @@ class _Prompt:
     number: int
     session: Session | None = None
 
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """Those of the prompt."""
-        ids: NDArray[np.int64] = self.asked.call.input_ids[0][self.asked.call.mask[0]]
-        return ids
-
 
 @dataclass
 class _Prompts:
@@ -306,9 +300,9 @@ class _Prompts:
                 continue
             alone = one.session = one.session or self._begin(one)
             try:
-                if self._shares(one, [*([] if batch is None else [batch]), *joining]):
-                    self.reading.append(one)
-                    continue
+                reading = [other.session for other in self.reading if other.session is not None]
+                others = [*joining, *reading] if batch is None else [batch, *joining, *reading]
+                _share_prefix(alone, others)
                 took, whole = yield from _read(alone, left)
             except Exception as error:  # whatever its forward or its drafter raises
                 yield _ended(self.like.stats, one.number, "error", error)
@@ -348,36 +342,6 @@ class _Prompts:
         alone.numbers = [one.number]
         return alone
 
-    @torch.inference_mode()
-    def _shares(self, one: _Prompt, others: list[Session]) -> bool:
-        """Take the keys and values of what a prompt has in common with a text that was read.
-
-        The last token of the prompt is read for its logits. Where a drafter reads hidden states,
-        which are not kept, the whole prompt is read.
-
-        Returns:
-            Whether the prompt waits for more, which another one that came before it reads.
-        """
-        alone = one.session
-        assert alone is not None
-        if not alone.first_round or (alone.context is not None and alone.context.kept_states):
-            return False
-        assert isinstance(alone.runner, SpecRunner)
-        prompt = one.ids[:-1]
-        held, best = int(alone.runner.lengths[0]), (alone, 0)
-        for other in [*others, *(one.session for one in self.reading if one.session is not None)]:
-            for b in np.flatnonzero(other.history.active).tolist():
-                size = int(other.runner.lengths[b])
-                common = _length_of_prefix(other.history.tokens[b, :size], prompt)
-                if common > held:
-                    held, best = common, (other, b)
-        other, b = best
-        if other is not alone:
-            assert isinstance(other.runner, SpecRunner)
-            alone.runner.adopt(0, other.runner, b, held)
-        earlier = (other.ids for other in self.reading if other.number < one.number)
-        return any(_length_of_prefix(ids, prompt) > held for ids in earlier)
-
     def _joined(self, batch: Session | None, joining: list[Session]) -> Session | None:
         """The batch with the sequences that join."""
         running = 0 if batch is None else int(batch.history.active.sum())
@@ -415,6 +379,30 @@ class _Prompts:
     def _leave(self, batch: Session | None) -> None:
         if batch is not None:
             batch.length_policy.remember()
+
+
+@torch.inference_mode()
+def _share_prefix(alone: Session, others: list[Session]) -> None:
+    """Take the keys and values of what a prompt has in common with a text that was read.
+
+    The last token of the prompt is read for its logits. Where a drafter reads hidden states, which
+    are not kept, the whole prompt is read.
+    """
+    if not alone.first_round or (alone.context is not None and alone.context.kept_states):
+        return
+    assert isinstance(alone.runner, SpecRunner)
+    prompt = alone.history.tokens[0, : alone.prompt_lengths[0] - 1]
+    held, best = int(alone.runner.lengths[0]), None
+    for other in others:
+        for b in np.flatnonzero(other.history.active).tolist():
+            size = int(other.runner.lengths[b])
+            common = _length_of_prefix(other.history.tokens[b, :size], prompt)
+            if common > held:
+                held, best = common, (other.runner, b)
+    if best is not None:
+        runner, b = best
+        assert isinstance(runner, SpecRunner)
+        alone.runner.adopt(0, runner, b, held)
 
 
 def _length_of_prefix(text: NDArray[np.int64], prompt: NDArray[np.int64]) -> int:
