@@ -288,7 +288,9 @@ def _check_generation_config(model: Any) -> None:
     Raises:
         ValueError, TypeError: a field, by name.
     """
-    config = model.generation_config
+    config = getattr(model, "generation_config", None)
+    if config is None:  # no model, which its first batch says
+        return
     for name, neutral in REFUSED.items():
         value = getattr(config, name, None)
         if value is not None and value != neutral:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, batch_queue, generate
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.letters import letters
 
@@ -237,6 +238,31 @@ def test_a_long_prompt_is_given_up_with_its_sequence():
             return steps
 
     assert [(step.tokens, step.finished) for step in run(decode())] == [([], "cancelled")]
+
+
+def test_a_long_prompt_delays_no_other_on_an_idle_queue_and_stops_with_its_client(monkeypatch):
+    """It was read whole before anything else. Turns are counted, not times."""
+    sizes, forward = [], SpecRunner.forward
+    decoder = SpeculativeDecoder(None, rule="match")
+
+    async def decode():
+        def watched(self, tokens, starts, keep):
+            sizes.append(tokens.shape[1])
+            long.cancelled = len(sizes) == 4
+            return forward(self, tokens, starts, keep)
+
+        async with BatchQueue(MODEL, decoder, 3, prefill_chunk_size=10) as queue:
+            await tokens_of(queue.submit([4], max_new_tokens=1, seed=1))  # the self-checks run once
+            long = queue.submit([4, 5] * 50, max_new_tokens=9, seed=2)
+            short = [queue.submit([8], max_new_tokens=1, seed=seed) for seed in (3, 4)]
+            monkeypatch.setattr(SpecRunner, "forward", watched)
+            return [await steps_of(one) for one in (long, *short)]
+
+    first, *others = run(decode())
+    assert sizes == [10, 1, 1, 10]
+    assert [(step.tokens, step.finished) for step in first] == [([], "cancelled")]
+    for seed, steps in zip((3, 4), others, strict=True):
+        assert [step.tokens for step in steps] == [alone([8], max_new_tokens=1, seed=seed)]
 
 
 def test_a_batch_is_never_larger_than_its_size():
