@@ -21,7 +21,7 @@ from specdec_hf.arguments import check_integer, check_integers, check_sequence, 
 from specdec_hf.beams.search import beam_search
 from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
-from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE, run_continuous, with_own_sampling
+from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE, Asked, run_continuous
 from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
@@ -40,6 +40,7 @@ from specdec_hf.request.entry import (
 )
 from specdec_hf.request.inputs import check_language_model, one_of
 from specdec_hf.request.reader import read_call
+from specdec_hf.runner.compiled.compiled_call import compiles_on
 from specdec_hf.runner.encoded import is_encoder_decoder
 
 
@@ -172,6 +173,7 @@ class SpeculativeDecoder(Options):
         source: Any = None,
         prefill_chunk_size: Any = None,
         num_top_logprobs: Any = None,
+        cancelled: Any = None,
         **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
@@ -180,18 +182,19 @@ class SpeculativeDecoder(Options):
             model, input_ids, kwargs: as in `generate`.
             seed: of this call; None means that of this object.
             source: gives sequences that join the batch between two rounds. It is called with the
-                number of those that run, until it returns None or enough prompts were read. It
-                returns the arguments of one sequence: ``input_ids`` [1, T], ``seed``, and what else
-                `stream` takes of the model's ``generate``. Its ``cancelled``, if given, is called
-                before each chunk of the prompt, and ends the sequence where it returns True. Such a
-                sequence has the next number, B and up, in `Step.sequence` and in the statistics,
-                and the output holds the statistics alone. A batch that no sequence can join never
-                calls it, and a note says why; see docs/loop.md#continuous-batching.
+                number of those that run or are read, until it returns None. It returns the
+                arguments of one sequence: ``input_ids`` [1, T], ``seed``, ``cancelled``, and what
+                else `stream` takes of the model's ``generate``. Such a sequence has the next
+                number, B and up, in `Step.sequence` and in the statistics, and the output holds the
+                statistics alone. A batch that no sequence can join calls it before its first round
+                alone, and a note says why; see docs/loop.md#continuous-batching.
             prefill_chunk_size: with ``source``, about how many tokens of their prompts are read
                 between two rounds of the others, at least 1; None is 256. Without, it is an
                 argument of the model's ``generate``.
             num_top_logprobs: for each sequence, how many of the likeliest tokens
                 `Step.top_logprobs` lists, at least 0, or None, which lists nothing.
+            cancelled: with ``source``, called before each chunk of the prompt and before each
+                round; the sequence ends where it returns True.
 
         Raises:
             ValueError: this object has a streamer, which would get nothing; a sequence that cannot
@@ -210,16 +213,18 @@ class SpeculativeDecoder(Options):
             kwargs["prefill_chunk_size"] = prefill_chunk_size
         call = self._prepare(model, input_ids, num_top_logprobs, **kwargs)
         if source is not None:
-            call = with_own_sampling(call, model.device)
+            first = Asked(
+                call, model.device, self.seed if seed is None else seed, cancelled or _never
+            )
+            stats = yield from run_continuous(
+                model, lambda call, seeds: _begin(model, call, replace(self, seed=seeds)), first,
+                functools.partial(self._next_call, model, source), chunk,
+                records_graphs=bool(self.compile) and compiles_on(model.device),
+            )  # fmt: skip
+            return SpecOutput(stats=stats)
         session = _begin(model, call, self._with_seed(seed))
-        lease, stats = session.lease, session.stats
+        lease = session.lease
         try:
-            if source is not None:
-                asked = functools.partial(self._next_call, model, source)
-                rounds = run_continuous(session, asked, chunk)
-                del session  # the batch may go on in another one
-                yield from rounds
-                return SpecOutput(stats=stats)
             while not session.done:
                 yield from step(session)
             return finish(session)
@@ -251,18 +256,22 @@ class SpeculativeDecoder(Options):
 
     def _next_call(
         self, model: Any, source: Callable[[int], dict[str, Any] | None], running: int
-    ) -> tuple[Call, Any, Callable[[], bool]] | None:
+    ) -> Asked | None:
         """The next sequence of the ``source`` of `stream`, as `run_continuous` takes it."""
         given = source(running)
         if given is None:
             return None
         given = dict(given)
-        seed, cancelled = given.pop("seed", self.seed), given.pop("cancelled", lambda: False)
-        return self._prepare(model, **given), seed, cancelled
+        seed, cancelled = given.pop("seed", self.seed), given.pop("cancelled", _never)
+        return Asked(self._prepare(model, **given), model.device, seed, cancelled)
 
     def _with_seed(self, seed: Any) -> Options:
         """The options of one call."""
         return self if seed is None else replace(self, seed=seed)
+
+
+def _never() -> bool:
+    return False
 
 
 def run(session: Session, streamer: Streamer | None = None) -> Any:

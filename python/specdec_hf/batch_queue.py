@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.arguments import check_integer, check_integers
+from specdec_hf.arguments import check_integer, check_integers, shown
 from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE
 from specdec_hf.loop.streaming import Step
+from specdec_hf.request.entry import prepare_call
 from specdec_hf.request.sampling import make_sampling, sequence_seeds
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 # A batch that sequences join keeps counts of all of them, so after so many another one begins.
 MAX_SEQUENCES = 1024
+# What every sequence asks, whatever the generation config of the model says.
+COMMON: dict[str, Any] = {"do_sample": True, "return_dict_in_generate": False}
+# Fields of a generation config with the only value that a sequence of a batch can have: they need
+# a tokenizer, go by the clock, or give several texts. A drafter of the model's own choice would
+# take the place of the decoder's.
+REFUSED = {
+    "stop_strings": None, "max_time": None, "num_beams": 1, "num_return_sequences": 1,
+    "prompt_lookup_num_tokens": None, "assistant_early_exit": None,
+}  # fmt: skip
 _ENDED = "the BatchQueue has ended; submit within its `async with`"
 
 
@@ -29,9 +38,9 @@ class QueuedSequence:
 
     ``finished`` of the last one is "eos"; "length" where the sequence has its max_new_tokens;
     "criteria" where a stop string of the decoder ended it; or "cancelled", also where the queue
-    ended first. A last step without a round has no tokens, and its ``sequence`` is -1. Each step is
-    given once: another ``async for`` gives those that are not read yet, and ends at once where none
-    is left; an error is raised in each.
+    ended first. A step of no tokens may be the last. Each step is given once: another ``async for``
+    gives those that are not read yet, and ends at once where none is left; an error is raised in
+    each.
 
     Attributes:
         input_ids: its prompt.
@@ -79,12 +88,14 @@ class QueuedSequence:
 class BatchQueue:
     """Decodes in batches the sequences that are submitted one by one.
 
-    A sequence that waits joins the batch between two rounds, in the order of submission, as soon as
-    the batch has fewer than ``batch_size`` sequences that run. Its prompt is read alone, in chunks
-    between which the others have a round. Where the decoder cannot do that, see docs/loop.md, those
-    that wait when a batch ends are the next batch. Each has its own length, sampling parameters and
-    seed. The model runs in a thread, one batch at a time. An error of a batch is raised for its
-    sequences, and those that wait are the next batch. When the queue ends, its batch ends after the
+    The text of a sequence is that of `generate` for its prompt alone. A sequence that waits joins
+    the batch between two rounds, in the order of submission, as soon as the batch has fewer than
+    ``batch_size`` sequences. Prompts are read one by one, in chunks: they take turns, and the
+    sequences that run have a round after each. Where the decoder cannot do that, see docs/loop.md,
+    those that wait when a batch ends are the next batch, whose prompts are read at once. The model
+    runs in a thread, one batch at a time. A fault of one sequence, such as logits that are not
+    finite, is raised for it alone. An error of a round, such as one of a drafter, is raised for all
+    that run, and those that wait are the next batch. When the queue ends, its batch ends after the
     round that runs, for which the end of ``async with`` waits, and sequences that still wait raise
     RuntimeError.
 
@@ -93,10 +104,11 @@ class BatchQueue:
         decoder: rule "match" makes the text of a seed independent of the batch.
         batch_size: most sequences of a batch.
         prefill_chunk_size: about how many tokens of prompts are read between two rounds of the
-            sequences that run.
+            sequences that run, and in one turn of a prompt.
 
     Raises:
-        ValueError, TypeError: a number is not an integer of at least 1.
+        ValueError, TypeError: a number is not an integer of at least 1; a field of the model's
+            generation config that no sequence of a batch can have, by name.
 
     Example, in a coroutine:
         async with BatchQueue(model, SpeculativeDecoder("prompt_lookup", rule="match")) as queue:
@@ -114,6 +126,7 @@ class BatchQueue:
         self.model, self.decoder = model, decoder
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.prefill_chunk_size = check_integer("prefill_chunk_size", prefill_chunk_size, 1)
+        _check_generation_config(model)
         self._waiting: deque[QueuedSequence] = deque()  # a thread takes from it too
         self._submitted = asyncio.Event()
         self._running: dict[int, QueuedSequence] = {}  # by number in the batch
@@ -147,12 +160,9 @@ class BatchQueue:
         # A rare seed: where it comes again, a drafter that keeps texts copies nothing of this one.
         sampling = {"seed": -(2**63), "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         ids = (0, 1) * 3  # so that drafters which copy have something to copy
-        batch = _arguments([QueuedSequence(ids, 4, sampling, 1)], self.model.device)
-        for _ in self.decoder.stream(
-            self.model, batch.pop("input_ids"), **batch, source=lambda running: None,
-            prefill_chunk_size=self.prefill_chunk_size,
-        ):  # fmt: skip
-            pass
+        for step in self._stream(QueuedSequence(ids, 4, sampling, 1), lambda running: None):
+            if step.error is not None:
+                raise step.error
 
     def submit(
         self,
@@ -211,15 +221,17 @@ class BatchQueue:
         while not self._ended:
             await self._submitted.wait()
             self._submitted.clear()
-            while self._begin_batch():
+            while (first := self._join()) is not None:
                 last: Step | Exception = _cancelled()
                 try:
-                    await asyncio.to_thread(self._decode)
+                    await asyncio.to_thread(self._decode, first)
                 except Exception as error:
                     last = error
                 finally:
                     for sequence in self._running.values():
                         sequence._put(last)
+                    self._running.clear()
+                    self._count = 0
 
     def _next_waiting(self) -> QueuedSequence | None:
         """The first that waits and was not cancelled; its thread may be any."""
@@ -242,68 +254,67 @@ class BatchQueue:
                 sequence.cancelled = True
         return sequence
 
-    def _begin_batch(self) -> bool:
-        """Let those that wait be the next batch; False where none does."""
-        self._running.clear()
-        self._count = 0
-        while len(self._running) < self.batch_size and self._join() is not None:
-            pass
-        return bool(self._running)
-
-    def _decode(self) -> None:
-        """Decode the batch and what joins it, and give each sequence its steps."""
+    def _decode(self, first: QueuedSequence) -> None:
+        """Decode a batch, which others join, and give each sequence its steps."""
 
         def source(running: int) -> dict[str, Any] | None:
             full = running >= self.batch_size or self._count >= MAX_SEQUENCES
             sequence = None if full else self._join()
-            if sequence is None:
-                return None
-            cancelled = {"cancelled": lambda: sequence.cancelled}
-            return _arguments([sequence], self.model.device) | cancelled
+            return None if sequence is None else _arguments(sequence, self.model.device)
 
-        counts = dict.fromkeys(self._running, 0)
-        batch = _arguments(list(self._running.values()), self.model.device)
-        for step in self.decoder.stream(
-            self.model, batch.pop("input_ids"), **batch, source=source,
+        for step in self._stream(first, source):
+            sequence = self._running[step.sequence]
+            given: list[Step | Exception] = [step]
+            if step.error is not None:
+                given = [replace(step, finished="", error=None), step.error]
+            for one in given:
+                self._loop.call_soon_threadsafe(sequence._put, one)
+            if step.finished:
+                del self._running[step.sequence]
+
+    def _stream(
+        self, first: QueuedSequence, source: Callable[[int], dict[str, Any] | None]
+    ) -> Iterator[Step]:
+        given = _arguments(first, self.model.device)
+        return self.decoder.stream(
+            self.model, given.pop("input_ids"), **given, source=source,
             prefill_chunk_size=self.prefill_chunk_size,
-        ):  # fmt: skip
-            number, sequence = step.sequence, self._running[step.sequence]
-            counts[number] = counts.get(number, 0) + len(step.tokens)
-            reason = _reason(step.finished, sequence, counts[number])
-            self._loop.call_soon_threadsafe(sequence._put, replace(step, finished=reason))
-            if reason:
-                del self._running[number], counts[number]
+        )  # fmt: skip
 
 
-def _arguments(batch: list[QueuedSequence], device: torch.device) -> dict[str, Any]:
-    """The arguments of a call for these sequences, which ends each of them at its length."""
-    width = max(len(s.input_ids) for s in batch)
-    ids = torch.tensor([(0,) * (width - len(s.input_ids)) + s.input_ids for s in batch])
-    mask = torch.arange(width) >= torch.tensor([[width - len(s.input_ids)] for s in batch])
+def _check_generation_config(model: Any) -> None:
+    """Refuse what every sequence would be refused for, and what would depend on the others.
 
-    def ended(input_ids: Tensor, scores: Any) -> Tensor:
-        new = input_ids.shape[1] - width
-        ends = [s.cancelled or new >= s.max_new_tokens for s in batch]
-        return torch.tensor(ends, device=input_ids.device)
+    Raises:
+        ValueError, TypeError: a field, by name.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None:  # no model, which its first batch says
+        return
+    for name, neutral in REFUSED.items():
+        value = getattr(config, name, None)
+        if value is not None and value != neutral:
+            raise ValueError(
+                f"{name}={shown(value)} is not supported in a queue (from model.generation_config)"
+            )
+    ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    prepare_call(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, **COMMON)
 
+
+def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]:
+    """The arguments of a call for this sequence alone."""
+    ids = torch.tensor([sequence.input_ids], device=device)
     return {
-        "input_ids": ids.to(device),
-        "attention_mask": mask.long().to(device),
-        "max_new_tokens": max(s.max_new_tokens for s in batch),
-        "do_sample": True,
-        "num_top_logprobs": [s.num_top_logprobs for s in batch],
-        "stopping_criteria": [ended],
-        **{name: [s.sampling[name] for s in batch] for name in batch[0].sampling},
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": sequence.max_new_tokens,
+        "num_top_logprobs": [sequence.num_top_logprobs],
+        "cancelled": lambda: sequence.cancelled,
+        **COMMON,
+        **sequence.sampling,
     }
 
 
 def _cancelled() -> Step:
     """The last step of a sequence that has no round to end with."""
     return Step(-1, [], [], [], "cancelled")
-
-
-def _reason(reason: str, sequence: QueuedSequence, count: int) -> str:
-    """Why a sequence of ``count`` new tokens ended, where the batch knows it as "criteria"."""
-    if reason == "criteria" and count == sequence.max_new_tokens:
-        return "length"
-    return "cancelled" if reason == "criteria" and sequence.cancelled else reason

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, batch_queue, generate
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.letters import letters
 
@@ -46,12 +47,12 @@ def run(coroutine):
 
 
 class Counts(SpeculativeDecoder):
-    """Remembers the sizes of its batches; fails where it is told to."""
+    """Counts its batches; fails where it is told to."""
 
-    fails = False
+    fails, batches = False, 0
 
     def stream(self, model, ids, **kwargs):
-        self.sizes = [*getattr(self, "sizes", []), len(ids)]
+        self.batches += 1
         if self.fails:
             raise MemoryError("planted")
         return super().stream(model, ids, **kwargs)
@@ -62,24 +63,24 @@ def queue_of(batch_size=8, drafter=DRAFTER):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "drafter", "sizes"),
+    ("batch_size", "drafter", "batches"),
     [
-        (1, DRAFTER, [1]),
-        (2, DRAFTER, [2]),
-        (8, DRAFTER, [3]),
-        (1, "lookahead", [1, 1, 1]),  # which no sequence joins
-        (2, "lookahead", [2, 1]),
+        (1, DRAFTER, 1),
+        (2, DRAFTER, 1),
+        (8, DRAFTER, 1),
+        (1, "lookahead", 3),  # which no sequence joins
+        (2, "lookahead", 2),
     ],
 )
-def test_each_sequence_has_the_text_of_its_own_call(batch_size, drafter, sizes):
+def test_each_sequence_has_the_text_of_its_own_call(batch_size, drafter, batches):
     async def decode():
         async with queue_of(batch_size, drafter) as queue:
             waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
             texts = [await tokens_of(sequence) for sequence in waiting]
-            return texts, queue.decoder.sizes
+            return texts, queue.decoder.batches
 
     texts, found = run(decode())
-    assert found == sizes
+    assert found == batches
     assert texts == [alone(prompt, **given) for prompt, given in PROMPTS]
     # Negative control: with the noise of its neighbour a text is another one.
     assert texts[0] != alone(PROMPTS[0][0], **PROMPTS[0][1] | {"seed": 6})
@@ -119,7 +120,7 @@ def test_a_stop_string_is_another_reason_than_the_length():
     decoded = run(decode())
     assert [sum(len(step.tokens) for step in steps) for steps in decoded] == [ends - 1] + [ends] * 3
     reasons = [[step.finished for step in steps if step.finished] for steps in decoded]
-    assert reasons == [["length"], ["length"], ["criteria"], ["criteria"]]
+    assert reasons == [["length"], ["criteria"], ["criteria"], ["criteria"]]
 
 
 def test_a_batch_that_fails_raises_for_its_sequences_and_the_next_is_decoded():
@@ -239,6 +240,31 @@ def test_a_long_prompt_is_given_up_with_its_sequence():
     assert [(step.tokens, step.finished) for step in run(decode())] == [([], "cancelled")]
 
 
+def test_a_long_prompt_delays_no_other_on_an_idle_queue_and_stops_with_its_client(monkeypatch):
+    """It was read whole before anything else. Turns are counted, not times."""
+    sizes, forward = [], SpecRunner.forward
+    decoder = SpeculativeDecoder(None, rule="match")
+
+    async def decode():
+        def watched(self, tokens, starts, keep):
+            sizes.append(tokens.shape[1])
+            long.cancelled = len(sizes) == 4
+            return forward(self, tokens, starts, keep)
+
+        async with BatchQueue(MODEL, decoder, 3, prefill_chunk_size=10) as queue:
+            await tokens_of(queue.submit([4], max_new_tokens=1, seed=1))  # the self-checks run once
+            long = queue.submit([4, 5] * 50, max_new_tokens=9, seed=2)
+            short = [queue.submit([8], max_new_tokens=1, seed=seed) for seed in (3, 4)]
+            monkeypatch.setattr(SpecRunner, "forward", watched)
+            return [await steps_of(one) for one in (long, *short)]
+
+    first, *others = run(decode())
+    assert sizes == [10, 1, 1, 10]
+    assert [(step.tokens, step.finished) for step in first] == [([], "cancelled")]
+    for seed, steps in zip((3, 4), others, strict=True):
+        assert [step.tokens for step in steps] == [alone([8], max_new_tokens=1, seed=seed)]
+
+
 def test_a_batch_is_never_larger_than_its_size():
     ended, sizes = [], []
 
@@ -270,11 +296,11 @@ def test_a_batch_takes_no_more_than_so_many_sequences(monkeypatch):
         async with queue_of(1) as queue:
             waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
             texts = [await tokens_of(sequence) for sequence in waiting]
-            return texts, queue.decoder.sizes, queue._running
+            return texts, queue.decoder.batches, queue._running
 
-    texts, sizes, running = run(decode())
+    texts, batches, running = run(decode())
     assert texts == [alone(prompt, **given) for prompt, given in PROMPTS]
-    assert sizes == [1, 1]
+    assert batches == 2
     assert running == {}
 
 
@@ -317,22 +343,34 @@ def test_the_end_of_the_queue_waits_for_its_thread():
 
 def test_a_sequence_that_has_ended_cannot_be_cancelled(monkeypatch):
     """It is cancelled between the round that ended it and its step of that round."""
-    ends = alone([4, 5], max_new_tokens=1, seed=2)
-    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", ends)
-    decoder = Held(DRAFTER, rule="match")
+    text = alone([4, 5], max_new_tokens=2, seed=2)
+    assert text[0] != text[1]
+    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[1])
+    cancelled = []
+
+    class Cancels(SpeculativeDecoder):
+        def stream(self, *args, **kwargs):
+            for number, step in enumerate(super().stream(*args, **kwargs)):
+                if number == 2:  # after the first tokens of both
+                    assert step.sequence == 0
+                    for sequence in sequences:
+                        sequence.cancelled = True
+                    cancelled.append(True)
+                yield step
 
     async def decode():
-        async with BatchQueue(MODEL, decoder) as queue:
-            first = queue.submit([9], max_new_tokens=200, seed=1)
-            second = queue.submit([4, 5], max_new_tokens=200, seed=2)
-            await anext(aiter(first))
-            first.cancelled = second.cancelled = True
-            decoder.gate.set()
-            return [await last_of(sequence) for sequence in (first, second)]
+        async with BatchQueue(MODEL, Cancels(None, rule="match")) as queue:
+            sequences.append(queue.submit([9], max_new_tokens=200, seed=1))
+            sequences.append(queue.submit([4, 5], max_new_tokens=200, seed=2))
+            return [await steps_of(sequence) for sequence in sequences]
 
-    steps = run(decode())
-    assert [step.finished for step in steps] == ["cancelled", "eos"]
-    assert steps[1].tokens == ends
+    sequences = []
+    first, second = run(decode())
+    assert cancelled
+    assert [step.finished for step in first] == ["", "", "cancelled"]
+    assert [(step.tokens, step.finished) for step in second] == [
+        (text[:1], ""), (text[1:], "eos"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -410,7 +448,7 @@ def test_warm_up_decodes_a_short_text_as_a_first_sequence_is_decoded():
     queue.decoder.stream = watched
     queue.warm_up()
     ((other, chunk, steps),) = seen
-    assert queue.decoder.sizes == [1]
+    assert queue.decoder.batches == 1
     assert (other, chunk) == (None, queue.prefill_chunk_size)
     assert steps[-1].finished
     assert sum(len(step.tokens) for step in steps) <= 4

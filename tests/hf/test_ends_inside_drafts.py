@@ -134,6 +134,27 @@ def test_processors_are_not_asked_behind_the_end(texts_without_ends, drafter, sa
             assert tokens == row[width : width + len(tokens)].tolist()
 
 
+@pytest.mark.parametrize("temperature", [None, 0.0])
+@pytest.mark.parametrize("tree", [None, TrieTree()], ids=["chain", "tree"])
+def test_a_greedy_text_asks_about_its_own_tokens_alone(tree, temperature):
+    """A table of the text's own prefixes serves drafts that are wrong, too."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    text = run(model, inputs).sequences[0].tolist()
+    half = [token if n % 3 else token + 1 for n, token in enumerate(text)]
+    greedy = {} if temperature is None else {"do_sample": True, "temperature": [0.0]}
+
+    def allowed(b, ids):
+        assert ids.tolist() == text[: len(ids)]
+        return list(range(67))
+
+    out = run(
+        model, inputs, drafter=Foresees([half]), tree=tree, prefix_allowed_tokens_fn=allowed,
+        **greedy,
+    )  # fmt: skip
+    assert out.sequences[0].tolist() == text
+    assert 0 < out.stats.accepted < out.stats.drafted
+
+
 @pytest.mark.parametrize("end", ["eos", "criteria"])
 @pytest.mark.parametrize("drafter", ["chain", "tree", "own tree"])
 def test_drafts_behind_the_end_are_not_counted(texts_without_ends, drafter, end):

@@ -145,7 +145,7 @@ def _process(
                     continue
                 prefixes[row] = prefix
             log_probs[b, row] = ask(processors[b], prefixes[row], log_probs[b, row])
-        answer = Answer(running[b, 0], before, log_probs[b, 0].clone())
+        answer = Answer(running[b, 0], before, log_probs[b, 0])
         check_answer(processors[b], beams.answers, b, answer)
 
 

@@ -57,6 +57,7 @@ class Taken:
         tokens: for each sequence its new tokens, up to where plain decoding would have stopped.
         num_accepted: [B], how many of them were drafted.
         reasons: for each sequence why it ends with the last of them, "" where it goes on.
+        errors: for each sequence that ends with "error" which it is.
         status: [B], bits of `Status`.
         logprobs: for each sequence those of its new tokens.
         extra: as in `HostVerdict`.
@@ -65,6 +66,7 @@ class Taken:
     tokens: list[list[int]]
     num_accepted: NDArray[np.int64]
     reasons: list[str]
+    errors: list[Exception | None]
     status: NDArray[np.int64]
     logprobs: list[list[float]]
     extra: list[NDArray[np.int64]]
@@ -138,26 +140,33 @@ def _integers(values: torch.Tensor) -> NDArray[np.int64]:
     return values.numpy().astype(np.int64)
 
 
-def cut(session: Session, verdict: HostVerdict) -> Taken:
+def cut(session: Session, verdict: HostVerdict, errors: dict[int, Exception]) -> Taken:
     """The part of a round that the texts take; the session is not changed.
+
+    Args:
+        session: one that isolates faults lets a sequence end with its own.
+        verdict: the round's verdict.
+        errors: of the logits processors, by the index of the sequence.
 
     Raises:
         RuntimeError: a sequence that goes on has no token to go on with.
     """
     size = len(session.history.lengths)
     taken = Taken(
-        [[] for _ in range(size)], np.zeros(size, dtype=np.int64), [""] * size, verdict.status,
-        [[] for _ in range(size)], verdict.extra,
+        [[] for _ in range(size)], np.zeros(size, dtype=np.int64), [""] * size, [None] * size,
+        verdict.status, [[] for _ in range(size)], verdict.extra,
     )  # fmt: skip
     for b in np.flatnonzero(session.history.active).tolist():
         accepted = int(verdict.num_accepted[b])
         drawn = [t for t in verdict.tokens[b, : accepted + 1].tolist() if t >= 0]
-        tokens, reason = _cut(session, b, drawn)
+        tokens, reason, error = _cut(session, b, drawn)
         count = len(tokens)
         if not reason and count <= accepted:
-            position = int(session.history.lengths[b]) + count
-            _raise_fault(b, position, Status(int(verdict.status[b])))
-        taken.tokens[b], taken.reasons[b] = tokens, reason
+            status = Status(int(verdict.status[b]))
+            reason, error = "error", errors.get(b) or _fault(session, b, count, status)
+        if error is not None and not session.isolates:
+            raise error
+        taken.tokens[b], taken.reasons[b], taken.errors[b] = tokens, reason, error
         taken.num_accepted[b] = min(accepted, count)
         taken.logprobs[b] = verdict.logprobs[b, :count].tolist()
     return taken
@@ -187,29 +196,33 @@ def commit(session: Session, taken: Taken, counts: DraftCounts) -> list[Step]:
             history.active[b] = False
             stats.stop_reason = reason
         kinds = step_kinds(len(tokens), accepted, int(counts.tried[b]))
-        steps.append(Step(number, tokens, kinds, logprobs, reason, counts.rejected[b]))
+        rejected, error = counts.rejected[b], taken.errors[b]
+        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected, error=error))
         if taken.status[b]:
             _note_draft_faults(session, Status(int(taken.status[b])))
     session.runner.truncate(history.lengths - 1)
     return steps
 
 
-def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
-    """The tokens up to the first stop, and why they stop there ("" where they do not)."""
+def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, Exception | None]:
+    """The tokens up to the first stop, why they stop there ("" where they do not), and a fault."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
     call, _ = session.calls[b]
     text = session.padded_ids(b) if call.criteria else np.empty(0, dtype=np.int64)
     for i in range(len(tokens)):
-        reason = reason_to_end(session, b, np.append(text, tokens[: i + 1]))
+        try:
+            reason = reason_to_end(session, b, np.append(text, tokens[: i + 1]))
+        except Exception as error:  # whatever a criterion raises
+            return tokens[: i + 1], "error", error
         if reason:
-            return tokens[: i + 1], reason
+            return tokens[: i + 1], reason, None
     if len(tokens) < most:
-        return tokens, ""
+        return tokens, "", None
     if session.budgets[b] < call.max_new_tokens:
         session.stats.note("stopped at the model's context length")
-        return tokens, "context"
-    return tokens, "length"
+        return tokens, "context", None
+    return tokens, "length", None
 
 
 def _note_draft_faults(session: Session, status: Status) -> None:
@@ -219,13 +232,15 @@ def _note_draft_faults(session: Session, status: Status) -> None:
                 session.stats.note_round(f"{describe(session.drafter)} {text}")
 
 
-def _raise_fault(b: int, position: int, status: Status) -> None:
+def _fault(session: Session, b: int, count: int, status: Status) -> Exception:
+    """Why a sequence has no next token behind ``count`` new ones."""
+    number, position = session.numbers[b], int(session.history.lengths[b]) + count
     if Status.BAD_PARAMETER in status:
-        raise RuntimeError(
-            f"sampling parameters of sequence {b} are out of range at position {position}"
+        return RuntimeError(
+            f"sampling parameters of sequence {number} are out of range at position {position}"
         )
     if Status.TARGET_INVALID in status:
-        raise RuntimeError(f"logits of sequence {b} at position {position} are not finite")
-    raise RuntimeError(
-        f"sequence {b} emitted no token at position {position} (status {int(status)})"
+        return RuntimeError(f"logits of sequence {number} at position {position} are not finite")
+    return RuntimeError(
+        f"sequence {number} emitted no token at position {position} (status {int(status)})"
     )

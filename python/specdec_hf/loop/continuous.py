@@ -1,19 +1,22 @@
 """Batches that sequences join between two rounds: continuous batching.
 
-The prompt of a sequence that joins is read by a session of its own, in chunks between which the
-batch has rounds (chunked prefill). The first round of that session reads the last chunk and gives
-the first token. Then the batch adopts the sequence, in the place of one that has ended. A batch
-without such a place, or with too many of them, goes on as a larger or smaller session, which adopts
-the sequences that have not ended. So `begin` is the only way in which a sequence begins, and
+Every sequence has a call of its own. Its prompt is read by a session of its own, in chunks between
+which the batch has rounds (chunked prefill) and other prompts have their turns. The first round of
+that session reads the last chunk and gives the first token. Then the batch adopts the sequence, in
+the place of one that has ended. Where no sequence runs, that session is the batch. A batch without
+such a place, or with too many of them, goes on as a larger or smaller session, which adopts the
+sequences that have not ended. So `begin` is the only way in which a sequence begins, and
 `Session.adopt` the only one in which its state moves.
+
+Where sequences cannot join, those that wait when a batch begins are one padded batch.
 """
 
 from __future__ import annotations
 
 import math
-import operator
+from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,67 +27,156 @@ from specdec_hf.drafting.checks import describe
 from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import end
+from specdec_hf.loop.plan import token_budgets
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
-from specdec_hf.loop.statistics import SequenceStats
+from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import Step
-from specdec_hf.request.call import Call
+from specdec_hf.request.call import Call, merged
+from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.runner.choose import choose_kind
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, rope_types, to_device
 from specdec_hf.runner.spec_runner import TOKENS_OF_A_PASS, SpecRunner
 
 PREFILL_CHUNK_SIZE = 256  # tokens
-# The call of one sequence, its seed, and whether it was cancelled; None where none waits. The
-# argument is how many run.
-Source = Callable[[int], tuple[Call, Any, Callable[[], bool]] | None]
 
 
-def with_own_sampling(call: Call, device: Any) -> Call:
-    """The call with sampling parameters that its session may change; see `Session.adopt`."""
-    return replace(call, sampling=call.sampling.per_sequence(len(call.mask), device))
+@dataclass
+class Asked:
+    """A call whose sequences are decoded together with those of other calls.
+
+    Attributes:
+        call: its sampling parameters become tensors.
+        device: the model's.
+        seeds: as ``seed`` of `generate`; then one of each sequence.
+        cancelled: whether it was given up.
+    """
+
+    call: Call
+    device: InitVar[torch.device]
+    seeds: Any
+    cancelled: Callable[[], bool]
+
+    def __post_init__(self, device: torch.device) -> None:
+        call, count = self.call, len(self.call.mask)
+        self.seeds = sequence_seeds(
+            self.seeds, count, do_sample=call.do_sample,
+            num_return_sequences=call.num_return_sequences,
+        )  # fmt: skip
+        self.call = replace(call, sampling=call.sampling.per_sequence(count, device))
+
+
+# None where none waits. The argument is how many run.
+Source = Callable[[int], Asked | None]
 
 
 def run_continuous(
-    session: Session, source: Source, prefill_chunk_size: int = PREFILL_CHUNK_SIZE
-) -> Generator[Step, None, None]:
-    """Run the rounds of a session, and of the sequences that join it.
+    model: Any,
+    start: Callable[[Call, Any], Session],
+    first: Asked,
+    source: Source,
+    prefill_chunk_size: int = PREFILL_CHUNK_SIZE,
+    *,
+    records_graphs: bool = False,
+) -> Generator[Step, None, SpecStats]:
+    """Run the rounds of a batch that sequences join.
 
-    Between two rounds ``source`` is asked for sequences, one by one, until it has none or the
-    prompts of enough tokens were read. In a batch that none can join it is never asked; a note says
-    why.
+    Between two rounds, and between two chunks of prompts, ``source`` is asked for a sequence. Where
+    none can join, it is asked before the first round alone, until it has none, and a note says why.
 
     Args:
-        session: has not begun; its call is one of `with_own_sampling`.
+        model: the target.
+        start: begins a batch with the seeds of its sequences.
+        first: begins the batch.
         source: gives calls of one sequence each, of text alone.
         prefill_chunk_size: about how many tokens of prompts are read between two rounds of
             sequences that run.
+        records_graphs: whether forwards are recorded for a number of sequences when it is begun.
 
     Raises:
         ValueError: a call that cannot join the batch, by name.
     """
-    reason = why_static(session) or _why_unlike_alone(session)
+    reason = "CUDA graphs are made for one number of sequences" if records_graphs else None
+    session = None if records_graphs else start(first.call, first.seeds)
+    if session is not None:
+        reason = why_static(session) or _why_unlike_alone(session)
+    given = [first] if reason is None else [first, *_those_that_wait(model, first, source)]
+    if session is None or len(given) > 1:
+        if session is not None:
+            session.lease.release()
+        session = _start_together(start, given)
+    session.isolates = True
+    lease, stats = session.lease, session.stats
+    cancels = [one.cancelled for one in given for _ in one.call.mask]
+    prompts = _Prompts(session, source, prefill_chunk_size, cancels)
+    batch: Session | None = session
     if reason is not None:
-        session.stats.note(f"sequences wait for the next batch: {reason}")
-    reading: list[tuple[Session, Callable[[], bool]]] = []  # at most the first that waits
-    while not session.done:
-        yield from step(session)
-        if reason is None:
-            session = yield from _admit(session, source, reading, prefill_chunk_size)
-    end(session)
+        stats.note(f"sequences wait for the next batch: {reason}")
+    elif len(first.call.mask) == 1:
+        prompts.reading.append(_Prompt(first, 0, session))
+        batch = None
+    del session  # the batch may go on in another one
+    try:
+        while prompts.wait or (batch is not None and not batch.done):
+            if batch is not None:
+                yield from _end_cancelled(batch, cancels)
+            if batch is not None and not batch.done:
+                yield from step(batch)
+            if reason is None:
+                batch = yield from prompts.read(batch)
+        end(prompts.like if batch is None else batch)
+    finally:
+        lease.release()
+    return stats
+
+
+def _those_that_wait(model: Any, first: Asked, source: Source) -> list[Asked]:
+    """The sequences that begin together with the first, which none can join later."""
+    waiting: list[Asked] = []
+    alone = len(first.call.mask) > 1 or _why_not_text_alone(first.call) is not None
+    if alone or _ropes_by_length(model):
+        return waiting
+    while (given := source(1 + len(waiting))) is not None:
+        _check_joins(given.call)
+        if given.call.do_sample != first.call.do_sample:
+            raise _refused(f"do_sample={given.call.do_sample} is not that of the batch")
+        waiting.append(given)
+    return waiting
+
+
+def _start_together(start: Callable[[Call, Any], Session], given: list[Asked]) -> Session:
+    """A session of the sequences of several calls, each of which ends as its own call says."""
+    if len(given) == 1:
+        return start(given[0].call, given[0].seeds)
+    calls = [(one.call, 0) for one in given]
+    session = start(merged(calls), [seed for one in given for seed in one.seeds])
+    session.calls = calls
+    session.budgets = np.concatenate([token_budgets(session.model, call)[1] for call, _ in calls])
+    return session
+
+
+def _check_joins(call: Call) -> None:
+    """Raise ValueError for a call that cannot be one of a batch."""
+    if len(call.mask) != 1 or call.beams is not None:
+        raise ValueError(f"source must give one sequence at a time, got {len(call.mask)}")
+    if (reason := _why_not_text_alone(call)) is not None:
+        raise _refused(reason)
+
+
+def _refused(reason: str) -> ValueError:
+    return ValueError(f"source must give sequences that can join the batch: {reason}")
 
 
 def why_static(session: Session) -> str | None:
     """Why no sequence of this session can join a batch, or another one join it; None if it can."""
     call, drafter, schedule = session.call, session.drafter, session.length_policy.schedule
-    if call.past is not None or call.prefill is not None or call.encoded is not None:
-        return "it began with more than the ids of a prompt"
-    if call.outputs:
-        return f"it collects {', '.join(sorted(call.outputs))}"
+    if (reason := _why_not_text_alone(call)) is not None:
+        return reason
     if not isinstance(session.runner, SpecRunner):
         return f"cache={session.runner.kind!r} holds what its sequences share"
     if session.stats.compiled is not None:
         return "CUDA graphs are made for one number of sequences"
-    if kinds := rope_types(session.model) & set(ROPES_BY_LENGTH):
+    if kinds := _ropes_by_length(session.model):
         return f"rotary embedding {min(kinds)!r} turns by the longest sequence of a forward"
     if drafter is not None and text_depends_on_drafts(session.rule):
         return f"under rule {session.rule!r} a text may depend on the round in which it begins"
@@ -92,6 +184,20 @@ def why_static(session: Session) -> str | None:
         return f"{describe(drafter)} cannot move a sequence from one call to another"
     if drafter is not None and not schedule.joins:
         return f"schedule {schedule.name!r} cannot move a sequence from one call to another"
+    return None
+
+
+def _ropes_by_length(model: Any) -> set[str]:
+    """The rotary embeddings with which a text depends on longer ones beside it."""
+    return rope_types(model) & set(ROPES_BY_LENGTH)
+
+
+def _why_not_text_alone(call: Call) -> str | None:
+    """Why the sequences of a call cannot be decoded with those of others; None if they can."""
+    if call.past is not None or call.prefill is not None or call.encoded is not None:
+        return "it began with more than the ids of a prompt"
+    if call.outputs:
+        return f"it collects {', '.join(sorted(call.outputs))}"
     return None
 
 
@@ -117,91 +223,188 @@ def _why_unlike_alone(session: Session) -> str | None:
     return None
 
 
-def _admit(
-    session: Session,
-    source: Source,
-    reading: list[tuple[Session, Callable[[], bool]]],
-    chunk: float,
-) -> Generator[Step, None, Session]:
-    """Read prompts, in their order; returns the session of the rounds to come.
+def _end_cancelled(
+    batch: Session, cancels: list[Callable[[], bool]]
+) -> Generator[Step, None, None]:
+    """End the sequences of a batch that were given up."""
+    for b in np.flatnonzero(batch.history.active).tolist():
+        if cancels[batch.numbers[b]]():
+            batch.history.active[b] = False
+            yield _ended(batch.stats, batch.numbers[b], "cancelled")
 
-    Where none waits for it, a prompt is read whole.
 
-    Args:
-        session: between two rounds.
-        source: as in `run_continuous`.
-        reading: holds the sequence whose prompt was read in part, if any; changed in place.
-        chunk: how many tokens are read while others run.
+def _ended(stats: SpecStats, number: int, reason: str, error: Exception | None = None) -> Step:
+    """The last step of a sequence that ends between two rounds."""
+    stats.sequences[number].stop_reason = reason
+    return Step(number, [], [], [], reason, error=error)
+
+
+@dataclass
+class _Prompt:
+    """A prompt that is read, or waits for its first turn; its session has begun in that turn."""
+
+    asked: Asked
+    number: int
+    session: Session | None = None
+
+
+@dataclass
+class _Prompts:
+    """The prompts that are read in turn, a chunk at a time, and then join a batch.
+
+    Attributes:
+        like: a session of the batch, whose options all others have.
+        source, chunk, cancels: as in `run_continuous`.
+        reading: in the order of their turns, but for the one ``served`` last, which lets those
+            that come meanwhile go first.
     """
-    running, joining = int(session.history.active.sum()), list[Session]()
-    while chunk > 0 or not running + len(joining):
-        if not reading:
-            if (given := source(running + len(joining))) is None:
+
+    like: Session
+    source: Source
+    chunk: int
+    cancels: list[Callable[[], bool]]
+    reading: deque[_Prompt] = field(default_factory=deque)
+    served: _Prompt | None = None
+
+    @property
+    def wait(self) -> bool:
+        """Whether there are any."""
+        return bool(self.reading) or self.served is not None
+
+    def read(self, batch: Session | None) -> Generator[Step, None, Session | None]:
+        """Read about a chunk of tokens; returns the batch of the rounds to come.
+
+        Args:
+            batch: between two rounds; None where no sequence has run yet.
+        """
+        self.like = self.like if batch is None else batch
+        running = 0 if batch is None else int(batch.history.active.sum())
+        left, joining, asks = float(self.chunk), list[Session](), True
+        while left > 0:
+            if asks:
+                asks = self._ask(running + len(joining))
+            if self.served is not None:
+                self.reading.append(self.served)
+                self.served = None
+            if not self.reading:
                 break
-            alone = _alone(session, *given[:2])
-            _share_prefix(alone, [session, *joining])
-            reading.append((alone, given[2]))
-        alone, cancelled = reading[0]
-        if cancelled():
-            yield _cancel(alone)
-            reading.clear()
-            continue
-        took, whole = yield from _read(alone, chunk if running + len(joining) else math.inf)
-        chunk -= took
-        if whole:
-            reading.clear()
-            joining += [] if alone.done else [alone]
-    ended = np.flatnonzero(~session.history.active)
-    wanted = running + len(joining)
-    if len(joining) > len(ended) or 0 < 2 * wanted <= len(session.numbers):
-        return _of_size(session, wanted, joining)
-    for b, alone in zip(ended.tolist(), joining, strict=False):
-        session.adopt(b, alone, 0)
-    return session
+            one = self.reading.popleft()
+            if one.asked.cancelled():
+                yield _ended(self.like.stats, one.number, "cancelled")
+                asks = True
+                continue
+            alone = one.session = one.session or self._begin(one)
+            try:
+                reading = [other.session for other in self.reading if other.session is not None]
+                others = [*joining, *reading] if batch is None else [batch, *joining, *reading]
+                _share_prefix(alone, others)
+                took, whole = yield from _read(alone, left)
+            except Exception as error:  # whatever its forward or its drafter raises
+                yield _ended(self.like.stats, one.number, "error", error)
+                asks = True
+                continue
+            left -= took
+            if not whole:
+                self.served = one
+            elif not alone.done:
+                joining.append(alone)
+            else:
+                asks = True
+        return self._joined(batch, joining)
 
+    def _ask(self, running: int) -> bool:
+        """Let the next sequence of the source wait for its turn; whether there was one."""
+        waiting = len(self.reading) + (self.served is not None)
+        given = self.source(running + waiting)
+        if given is None:
+            return False
+        _check_joins(given.call)
+        stats = self.like.stats
+        self.reading.append(_Prompt(given, len(stats.sequences)))
+        self.cancels.append(given.cancelled)
+        stats.sequences.append(SequenceStats(prompt_tokens=int(given.call.mask.sum())))
+        stats.seeds += given.seeds
+        return True
 
-def _alone(session: Session, call: Call, seed: Any) -> Session:
-    """The session of one sequence before it joins, whose counts are those of the batch."""
-    if len(call.mask) != 1 or call.beams is not None:
-        raise ValueError(f"source must give one sequence at a time, got {len(call.mask)}")
-    alone = _begin_like(session, with_own_sampling(call, session.model.device), seed)
-    reason = why_static(alone)
-    if reason is None and alone.rule != session.rule:
-        reason = f"its rule is {alone.rule!r} in a batch of rule {session.rule!r}"
-    if reason is not None:
-        raise ValueError(f"source must give sequences that can join the batch: {reason}")
-    alone.numbers = [len(session.stats.sequences)]
-    session.stats.sequences.append(SequenceStats(prompt_tokens=int(alone.prompt_lengths[0])))
-    session.stats.seeds += alone.seeds.tolist()
-    return alone
+    def _begin(self, one: _Prompt) -> Session:
+        """The session of a sequence before it joins, whose counts are those of the batch."""
+        alone = _begin_like(self.like, one.asked.call, one.asked.seeds)
+        reason = why_static(alone)
+        if reason is None and alone.rule != self.like.rule:
+            reason = f"its rule is {alone.rule!r} in a batch of rule {self.like.rule!r}"
+        if reason is not None:
+            raise _refused(reason)
+        alone.numbers = [one.number]
+        return alone
+
+    def _joined(self, batch: Session | None, joining: list[Session]) -> Session | None:
+        """The batch with the sequences that join."""
+        running = 0 if batch is None else int(batch.history.active.sum())
+        wanted = running + len(joining)
+        if batch is None or not running:
+            if wanted == 0:
+                return batch
+            if wanted == 1:
+                self._leave(batch)
+                return joining[0]
+        # Keys and values that are not finite stay where they are, since masks multiply them by 0.
+        ended = [] if batch is None else [
+            b for b in np.flatnonzero(~batch.history.active).tolist()
+            if batch.stats.sequences[batch.numbers[b]].stop_reason != "error"
+        ]  # fmt: skip
+        if batch is None or len(joining) > len(ended) or 2 * wanted <= len(batch.numbers):
+            return self._of_size(batch, joining)
+        for b, alone in zip(ended, joining, strict=False):
+            batch.adopt(b, alone, 0)
+        return batch
+
+    def _of_size(self, batch: Session | None, joining: list[Session]) -> Session:
+        """A session of the sequences that run and of those that join."""
+        moved = [(alone, 0) for alone in joining]
+        if batch is not None:
+            running = np.flatnonzero(batch.history.active).tolist()
+            moved = [*((batch, index) for index in running), *moved]
+        call = merged([session.calls[index] for session, index in moved])
+        resized = _begin_like(self.like, call, 0)
+        for b, (other, index) in enumerate(moved):
+            resized.adopt(b, other, index)
+        self._leave(batch)
+        return resized
+
+    def _leave(self, batch: Session | None) -> None:
+        if batch is not None:
+            batch.length_policy.remember()
 
 
 @torch.inference_mode()
 def _share_prefix(alone: Session, others: list[Session]) -> None:
-    """Take the keys and values of what a prompt has in common with a text that runs.
+    """Take the keys and values of what a prompt has in common with a text that was read.
 
     The last token of the prompt is read for its logits. Where a drafter reads hidden states, which
     are not kept, the whole prompt is read.
     """
-    if alone.context is not None and alone.context.kept_states:
+    if not alone.first_round or (alone.context is not None and alone.context.kept_states):
         return
+    assert isinstance(alone.runner, SpecRunner)
     prompt = alone.history.tokens[0, : alone.prompt_lengths[0] - 1]
-    common: list[tuple[int, Session, int]] = []
+    held, best = int(alone.runner.lengths[0]), None
     for other in others:
         for b in np.flatnonzero(other.history.active).tolist():
-            text = other.history.tokens[b, : min(len(prompt), int(other.runner.lengths[b]))]
-            common.append((_length_of_prefix(text, prompt), other, b))
-    size, other, b = max(common, key=operator.itemgetter(0), default=(0, alone, 0))
-    if size:
-        assert isinstance(alone.runner, SpecRunner)
-        assert isinstance(other.runner, SpecRunner)
-        alone.runner.adopt(0, other.runner, b, size)
+            size = int(other.runner.lengths[b])
+            common = _length_of_prefix(other.history.tokens[b, :size], prompt)
+            if common > held:
+                held, best = common, (other.runner, b)
+    if best is not None:
+        runner, b = best
+        assert isinstance(runner, SpecRunner)
+        alone.runner.adopt(0, runner, b, held)
 
 
 def _length_of_prefix(text: NDArray[np.int64], prompt: NDArray[np.int64]) -> int:
-    """How many tokens of a text, which is no longer than the prompt, are those of the prompt."""
-    unlike = np.flatnonzero(text != prompt[: len(text)])
-    return int(unlike[0]) if len(unlike) else len(text)
+    """How many tokens at the beginning of two texts are the same."""
+    size = min(len(text), len(prompt))
+    unlike = np.flatnonzero(text[:size] != prompt[:size])
+    return int(unlike[0]) if len(unlike) else size
 
 
 def _read(alone: Session, most: float) -> Generator[Step, None, tuple[float, bool]]:
@@ -242,28 +445,10 @@ def _let_drafter_read(alone: Session, size: int) -> bool:
     return alone.drafter.read(alone.history.shown(), size) == 0
 
 
-def _cancel(alone: Session) -> Step:
-    """The last step of a sequence whose prompt is not read to its end."""
-    alone.history.active[:] = False
-    alone.stats.sequences[alone.numbers[0]].stop_reason = "cancelled"
-    return Step(alone.numbers[0], [], [], [], "cancelled")
-
-
-def _of_size(session: Session, size: int, joining: list[Session]) -> Session:
-    """A session of the sequences that run and of those that join."""
-    running = [(session, index) for index in np.flatnonzero(session.history.active).tolist()]
-    moved = [*running, *((alone, 0) for alone in joining)]
-    longest, index = max(moved, key=lambda place: int(place[0].history.lengths[place[1]]))
-    call, index = longest.calls[index]
-    resized = _begin_like(session, call.repeated(index, size, session.model.device), 0)
-    for b, (other, index) in enumerate(moved):
-        resized.adopt(b, other, index)
-    session.length_policy.remember()
-    return resized
-
-
 def _begin_like(session: Session, call: Call, seed: Any) -> Session:
     """Another session with the options of a session, for its sequences or those that join."""
     drafter = None if session.drafter is None else session.drafter.fresh()
     options = replace(session.options, drafter=drafter, tree=None, seed=seed)
-    return begin(session.model, call, options, session)
+    begun = begin(session.model, call, options, session)
+    begun.isolates = True
+    return begun

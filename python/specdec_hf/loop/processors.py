@@ -7,6 +7,8 @@ for an answer that it has given.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from transformers import StoppingCriteriaList
 
 from specdec_hf.arguments import shown
 from specdec_hf.loop.session import Answer, Session
+from specdec_hf.options import LOSSY_RULES
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
 
@@ -29,43 +32,80 @@ _NO_FUNCTIONS = (
 )
 
 
-def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torch.Tensor:
-    """Logits [B, N+1, V] float32 after the processors, each row with the path to it as prefix.
+def process_logits(
+    session: Session, logits: torch.Tensor, drafts: Tree
+) -> tuple[torch.Tensor, dict[int, Exception]]:
+    """Logits after the processors, each row with the path to it as prefix.
 
-    Rows behind a draft that cannot be accepted, because it is absent or a processor forbids it, and
-    behind one that ends its sequence are left as they are: the text takes nothing from them, and a
-    processor must not be shown a prefix that plain decoding could not have made.
+    Rows behind a draft that cannot be accepted, because it is absent, a processor forbids it or a
+    greedy text takes another token, and behind one that ends its sequence are left as they are: the
+    text takes nothing from them, and a processor must not be shown a prefix that plain decoding
+    could not have made.
 
     Args:
         session: names the processors of each sequence.
         logits: [B, N+1, V], the row of the pending token, then those of the drafts.
         drafts: tokens and parents [B, N].
 
+    Returns:
+        [B, N+1, V] float32; and, where the session isolates faults, the error of each sequence
+        whose processors raised. Rows that they raised for are not finite.
+
     Raises:
         ValueError: a processor that is no function of its arguments, by name.
     """
     processors: list[Any] = session.processors
-    device = session.model.device
+    errors: dict[int, Exception] = {}
+    greedy = _greedy(session)
     processed = logits.to(torch.float32, copy=True)
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
+
+    def may_follow(b: int, row: int, token: int) -> bool:
+        scores = processed[b, row]
+        if not 0 <= token < len(scores) or not scores[token] > -torch.inf:
+            return False
+        return not greedy[b] or bool(scores[token] == scores.max())
+
+    @contextmanager
+    def isolated(b: int, rows: int | slice) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a processor or a criterion raises
+            if not session.isolates:
+                raise
+            errors.setdefault(b, error)
+            processed[b, rows] = torch.nan
+
+    def process(b: int, row: int, prefix: NDArray[np.int64]) -> None:
+        ids = to_device(prefix, session.model.device)
+        processed[b, row] = ask(processors[b], ids, logits[b, row])
+
     for b in np.flatnonzero(session.history.active).tolist():
-        own, prefixes = processors[b], {-1: session.padded_ids(b)}
-        root = to_device(prefixes[-1], device)
-        processed[b, 0] = after = ask(own, root, logits[b, 0])
+        prefixes = {-1: session.padded_ids(b)}
+        with isolated(b, 0):
+            process(b, 0, prefixes[-1])
         for n, (token, parent) in enumerate(zip(tokens[b], parents[b], strict=True)):
-            if parent not in prefixes or not 0 <= token < logits.shape[2]:
-                continue
-            if processed[b, parent + 1, token] == -torch.inf:
+            if parent not in prefixes or not may_follow(b, parent + 1, token):
                 continue
             prefix = np.append(prefixes[parent], token)
-            if reason_to_end(session, b, prefix):
-                continue
-            prefixes[n] = prefix
-            processed[b, n + 1] = ask(own, to_device(prefix, device), logits[b, n + 1])
-        if session.drafter is not None or len(processors) > 1:
-            answer = Answer(root, logits[b, 0], after)
-            check_answer(own, session.answers, session.numbers[b], answer)
-    return processed
+            with isolated(b, n + 1):
+                if not reason_to_end(session, b, prefix):
+                    process(b, n + 1, prefix)
+                    prefixes[n] = prefix
+        if b not in errors and (session.drafter is not None or len(processors) > 1):
+            root = to_device(prefixes[-1], session.model.device)
+            answer = Answer(root, logits[b, 0], processed[b, 0])
+            with isolated(b, slice(None)):
+                check_answer(processors[b], session.answers, session.numbers[b], answer)
+    return processed, errors
+
+
+def _greedy(session: Session) -> list[bool]:
+    """[B], whether a sequence takes the likeliest token of a row and no other."""
+    temperature: Any = torch.as_tensor(session.sampling.temperature, device="cpu")
+    lossy = session.rule in LOSSY_RULES
+    greedy = [not lossy and one == 0 for one in temperature.flatten().tolist()]
+    return greedy * (len(session.numbers) // len(greedy))
 
 
 def ask(processors: Any, prefix: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
@@ -109,7 +149,8 @@ def check_answer(processors: Any, answers: dict[int, Answer], key: int, answer: 
         token = int(unlike.nonzero()[0])
         scores = f"{float(before[token]):g} and then {float(now[token]):g}"
         raise ValueError(f"{rule}it gave token {token} the scores {scores}")
-    answers[key] = answer._replace(row=answer.row.clone())
+    # Buffers of forwards are written to again.
+    answers[key] = Answer(answer.prefix, answer.row.clone(), answer.processed.clone())
 
 
 def process_ended(

@@ -47,16 +47,16 @@ def step(session: Session) -> list[Step]:
         if raw is None:
             raw = drafted.forward()
     with phases("verification"):
-        logits = raw
+        logits, errors = raw, dict[int, Exception]()
         if any(session.processors):
-            logits = process_logits(session, raw, drafted.layout)
+            logits, errors = process_logits(session, raw, drafted.layout)
         verdict, extra = drafted.verify(logits)
         observed = _observed(session, drafted, logits)
         read = read_verdict(verdict, *extra, *observed)
     with phases("host"):
         if observed:
             _inform_of_candidates(session, read.extra[-len(observed) :])
-        taken = cut(session, read)
+        taken = cut(session, read, errors)
         counts = drafted.count(taken)
         steps = commit(session, taken, counts)
     with phases("draft"):

@@ -61,6 +61,7 @@ class Session:
         first_logits: [B, 1, V], those of the model's own prefill until the first round reads them.
         trace: called with what each round compared, once its time is taken.
         answers: of logits processors in an earlier round, by the number of the sequence.
+        isolates: whether a fault of one sequence ends it alone, and not the call.
     """
 
     model: Any
@@ -90,6 +91,7 @@ class Session:
     first_logits: torch.Tensor | None = None
     trace: Trace | None = None
     answers: dict[int, Answer] = field(default_factory=dict)
+    isolates: bool = False
 
     @property
     def new_tokens(self) -> NDArray[np.int64]:

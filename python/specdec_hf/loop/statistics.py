@@ -39,8 +39,8 @@ class SequenceStats:
         drafted_at, accepted_at: rounds that drafted, and accepted, a token at each position of the
             draft. In a tree the position is the depth less 1.
         trials, accepted_trials: how often trial 0, 1, ... was made, and accepted.
-        stop_reason: "eos", "criteria", "length" or "context"; "cancelled" where its prompt was not
-            read to the end.
+        stop_reason: "eos", "criteria", "length" or "context"; in a batch that sequences join also
+            "cancelled", and "error" where a fault of its own ended it.
     """
 
     prompt_tokens: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,18 +139,39 @@ class Call:
             return self.input_ids
         return np.zeros(self.mask.shape, dtype=np.int64)
 
-    def repeated(self, index: int, count: int, device: torch.device) -> Call:
-        """A call of ``count`` sequences like sequence ``index`` of this one, which is of text."""
-        return replace(
-            self,
-            input_ids=self.input_ids[[index] * count],
-            mask=self.mask[[index] * count],
-            sampling=Sampling(1.0, 0, 1.0, 0.0).per_sequence(count, device),
-            processors=[self.processors[index]] * count,
-            num_return_sequences=1,
-            num_top_logprobs=(),
-            notes=[],
-        )
+
+def merged(places: Sequence[tuple[Call, int]]) -> Call:
+    """A call of sequences of several calls, of text alone, padded on the left.
+
+    What only one sequence may say of itself, its length, its ends and its criteria, stays with the
+    call that it is from, as `Session.calls` has it.
+
+    Args:
+        places: calls whose sampling parameters are tensors, each with the index of a sequence.
+    """
+    width = max(call.mask.shape[1] for call, _ in places)
+
+    def padded(name: str) -> NDArray[Any]:
+        rows = (getattr(call, name)[index] for call, index in places)
+        return np.stack([np.pad(row, (width - len(row), 0)) for row in rows])
+
+    first, _ = places[0]
+    sampling = {
+        name: torch.stack([getattr(call.sampling, name)[index] for call, index in places])
+        for name in first.sampling.to_dict()
+    }
+    return replace(
+        first,
+        input_ids=padded("input_ids"),
+        mask=padded("mask"),
+        max_new_tokens=max(call.max_new_tokens for call, _ in places),
+        sampling=Sampling(**sampling),
+        processors=[call.processors[index] for call, index in places],
+        criteria=StoppingCriteriaList(),
+        num_return_sequences=1,
+        num_top_logprobs=(),
+        notes=list(dict.fromkeys(note for call, _ in places for note in call.notes)),
+    )
 
 
 def read_criteria(

@@ -8,6 +8,9 @@ from typing import Any
 from specdec_hf.server.faults import Fault
 from specdec_hf.server.growing_text import INCOMPLETE, Piece, TokenLogprob
 
+# OpenAI's word for why a text ended, where it is another one.
+FINISH_REASONS = {"eos": "stop", "criteria": "stop", "context": "length"}
+
 
 class Form:
     """How a route writes texts.
@@ -47,7 +50,7 @@ class Form:
         return {
             "index": index, **text,
             "logprobs": None if self.num_top_logprobs is None else self._logprobs(listed),
-            "finish_reason": "stop" if finished == "eos" else finished or None,
+            "finish_reason": FINISH_REASONS.get(finished, finished) or None,
         }  # fmt: skip
 
     def _whole(self, text: str) -> dict[str, Any]:

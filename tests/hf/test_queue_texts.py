@@ -1,0 +1,340 @@
+"""The text of a queued sequence is that of `generate` for its prompt alone, whatever is beside it.
+
+Its call is its own: what Transformers derives of the length of a batch or of its longest prompt,
+and what one sequence raises, is not that of the others.
+"""
+
+import asyncio
+import functools
+
+import pytest
+import torch
+from specdec_hf import BatchQueue, SpeculativeDecoder, generate
+from specdec_hf.batch_queue import REFUSED
+from specdec_hf.request.unsupported import HONOURED
+from specdec_hf.runner.spec_runner import SpecRunner
+from support import hf_models
+
+MODEL = hf_models.build("llama", vocab_size=11)
+SECONDS = 60
+PROMPTS = ([5, 6, 7, 5, 6, 2, 9], [8], [9, 4, 9], [1, 2, 3, 1, 2, 3, 1, 2], [4, 4])
+ASKED = (
+    {"max_new_tokens": 9, "seed": 5},
+    {"max_new_tokens": 14, "seed": 6, "temperature": 0.7, "top_k": 5},
+    {"max_new_tokens": 12, "seed": 7, "temperature": 0.0},
+    {"max_new_tokens": 6, "seed": 8, "top_p": 0.9},
+    {"max_new_tokens": 15, "seed": 11, "temperature": 0.4},
+)
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+EOS = {"eos_token_id": [3, 6]}
+FIELDS = {
+    "min_length": {"min_length": 13, **EOS},
+    "min_new_tokens": {"min_new_tokens": 5, **EOS},
+    "repetition_penalty": {"repetition_penalty": 1.9},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.8},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "bad_words_ids": {"bad_words_ids": [[3], [5, 6], [0, 4]]},
+    "renormalize_logits": {"renormalize_logits": True, "repetition_penalty": 1.5},
+    "forced_bos_token_id": {"forced_bos_token_id": 7},
+    "forced_eos_token_id": {"forced_eos_token_id": 6},
+    "remove_invalid_values": {"remove_invalid_values": True},
+    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 1.6), **EOS},
+    "suppress_tokens": {"suppress_tokens": [2, 8]},
+    "begin_suppress_tokens": {"begin_suppress_tokens": [1, 2, 4, 6, 8, 9], **EOS},
+    "sequence_bias": {"sequence_bias": [[[0], 2.0], [[5, 6], 4.0], [[9, 4], 3.0]]},
+    "eos_token_id": EOS,
+    "pad_token_id": {"pad_token_id": 4, **EOS},
+    "num_assistant_tokens": {"num_assistant_tokens": 3},
+    "num_assistant_tokens_schedule": {"num_assistant_tokens_schedule": "heuristic"},
+    "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.6},
+    "max_length": {"max_length": 11},
+    "max_new_tokens": {"max_new_tokens": 2},
+    "do_sample": {"do_sample": False},
+    "temperature": {"temperature": 0.2},
+    "top_k": {"top_k": 1},
+    "top_p": {"top_p": 0.1},
+    "min_p": {"min_p": 0.9},
+    "return_dict_in_generate": {"return_dict_in_generate": True},
+    "output_scores": {"output_scores": True, "return_dict_in_generate": True},
+    "output_logits": {"output_logits": True, "return_dict_in_generate": True},
+    "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
+}  # fmt: skip
+# What has no effect without beams, without an encoder, or without another field that is refused.
+WITHOUT_EFFECT = {
+    "early_stopping", "length_penalty", "decoder_start_token_id", "max_matching_ngram_size"
+}  # fmt: skip
+DERIVED = FIELDS["min_length"] | FIELDS["encoder_repetition_penalty"]
+DERIVED |= FIELDS["forced_eos_token_id"] | FIELDS["no_repeat_ngram_size"]
+# How sequences come together: joins with and without drafts, and batches that none can join.
+WAYS = {
+    "joins": {"drafter": None},
+    "joins, drafts": {"drafter": "suffix_automaton"},
+    "joins, trees": {"drafter": "auto"},
+    "static by its drafter": {"drafter": "lookahead"},
+    "static by its cache": {"drafter": None, "cache": "aligned"},
+    "static, one cache each": {"drafter": "prompt_lookup", "cache": "dynamic"},
+    "static by its schedule": {
+        "drafter": "prompt_lookup", "num_assistant_tokens_schedule": "heuristic",
+    },
+}  # fmt: skip
+
+
+def alone(k, model=MODEL):
+    ids = torch.tensor([PROMPTS[k]])
+    out = generate(
+        model, ids, attention_mask=torch.ones_like(ids), drafter=None, rule="match", do_sample=True,
+        return_dict_in_generate=True, **NEUTRAL | ASKED[k],
+    )  # fmt: skip
+    reason = out.stats.sequences[0].stop_reason
+    return out.sequences[0, len(PROMPTS[k]) :].tolist(), reason
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
+
+
+async def read(sequence):
+    """The tokens of a sequence, and why it ended: an error as its text."""
+    tokens, reason = [], ""
+    try:
+        async for step in sequence:
+            tokens += step.tokens
+            reason = step.finished
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    return tokens, reason
+
+
+def queued(model=MODEL, batch_size=3, chunk=4, requests=None, **options):
+    """The texts of all requests, and why each ended."""
+    if requests is None:
+        requests = list(zip(PROMPTS, ASKED, strict=True))
+
+    async def decode():
+        decoder = SpeculativeDecoder(rule="match", **options)
+        async with BatchQueue(model, decoder, batch_size, prefill_chunk_size=chunk) as queue:
+            sequences = [queue.submit(prompt, **asked) for prompt, asked in requests]
+            return [await read(sequence) for sequence in sequences]
+
+    return run(decode())
+
+
+@functools.cache
+def plain():
+    return [alone(k) for k in range(len(PROMPTS))]
+
+
+def configure(monkeypatch, fields):
+    for name, value in fields.items():
+        monkeypatch.setattr(MODEL.generation_config, name, value)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_the_generation_config_means_what_it_means_alone(name, monkeypatch):
+    """Processors and lengths were made of the padded batch."""
+    unlike = plain()
+    configure(monkeypatch, FIELDS[name])
+    ways = list(WAYS)
+    turn = list(FIELDS).index(name)
+    expected = [alone(k) for k in range(len(PROMPTS))]
+    for way in ("joins", ways[1 + turn % 2], ways[3 + turn % 4]):
+        if name == "assistant_confidence_threshold" and "lookup" in str(WAYS[way]):
+            continue  # refused with drafts that have no confidence, as by `generate`
+        assert queued(**WAYS[way]) == expected, way
+    asked = {"max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p"}
+    without = asked | {"remove_invalid_values"}
+    if name not in without and not name.startswith(("return", "output", "num_a", "assistant")):
+        assert expected != unlike  # the field does something
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_derived_of_lengths_is_that_of_the_sequence_in_every_batch(way, monkeypatch):
+    configure(monkeypatch, DERIVED)
+    expected = [alone(k) for k in range(len(PROMPTS))]
+    for size in (2, 8):
+        assert queued(batch_size=size, **WAYS[way]) == expected
+
+
+def test_every_field_that_generate_honours_is_proved_here_or_refused():
+    assert FIELDS.keys() | REFUSED.keys() == HONOURED - WITHOUT_EFFECT
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop_strings": ["ab"]}, r"stop_strings=\['ab'\] is not supported in a queue \(from"),
+        ({"max_time": 5.0}, r"max_time=5.0 is not supported in a queue \(from model.gen"),
+        ({"num_beams": 2}, "num_beams=2 is not supported in a queue"),
+        ({"num_return_sequences": 3}, "num_return_sequences=3 is not supported in a queue"),
+        ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens=4 is not supported in a queue"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit=1 is not supported in a queue"),
+        ({"guidance_scale": 2.0}, r"guidance_scale=2.0 is not supported \(from model.gen"),
+        ({"typical_p": 0.5}, r"typical_p=0.5 is not supported \(from model.generation_config"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha=0.6 is not supported"),
+        ({"cache_implementation": "static"}, "cache_implementation='static' is not supported"),
+        ({"repetition_penalty": "2"}, "repetition_penalty must be a number, got '2'"),
+        ({"max_matching_ngram_size": 2}, "max_matching_ngram_size=2 needs drafter='prompt_lookup'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_generation_config_that_cannot_be_served_is_refused_before_a_request(
+    fields, message, monkeypatch
+):
+    """Each of them was an error of every request, or another text, or an unknown reason."""
+    configure(monkeypatch, fields)
+    with pytest.raises((ValueError, TypeError), match=message):
+        BatchQueue(MODEL, SpeculativeDecoder(None, rule="match")).warm_up()
+
+
+WIDE = hf_models.build("llama", vocab_size=301)  # few texts have a token in common
+
+
+def broken(*tokens):
+    """The wide model, whose logits are not finite behind these tokens."""
+    model = hf_models.build("llama", vocab_size=301)
+    with torch.no_grad():
+        for token in tokens:
+            model.get_input_embeddings().weight[token] = torch.nan
+    return model
+
+
+@functools.cache
+def wide():
+    """Texts of the wide model, the place of a token of the second that no other has, and one that
+    none has."""
+    texts = [alone(k, WIDE) for k in range(len(PROMPTS))]
+    own = texts[1][0]
+    others = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}.union(*(texts[k][0] for k in (0, 2, 3, 4)))
+    place = next(n for n, token in enumerate(own) if n > 1 and token not in [*own[:n], *others])
+    return texts, place, min({*range(301)} - others.union(own))
+
+
+@pytest.mark.parametrize("compiles", [None, False], ids=["packed", "own forwards"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sequence_whose_logits_are_not_finite_ends_alone(way, compiles):
+    """In its prompt or in its text. All that ran ended with it.
+
+    Its keys are not shared, and where a shorter sequence takes its place, masks multiply them by 0.
+    """
+    texts, place, wrong = wide()
+    fails = ([wrong, 9, 4, 9] * 6, ASKED[2])
+    late = ([9, 4, 9] * 6 + [wrong], ASKED[2])
+    ordinary = list(zip(PROMPTS, ASKED, strict=True))
+    requests = [ordinary[0], fails, *ordinary[1:3], late, fails, *ordinary[3:]]
+    found = queued(
+        broken(wrong, texts[1][0][place]), 3, requests=requests, compile=compiles, **WAYS[way]
+    )
+    lines = []
+    for n in (1, 4, 5, 2):
+        line = found[n][1]
+        assert line.startswith("RuntimeError: logits of sequence "), line
+        lines.append(line.split("at position ")[1])
+    assert lines == [f"{n} are not finite" for n in (24, 19, 24, len(PROMPTS[1]) + place + 1)]
+    assert [found[n][0] for n in (1, 4, 5)] == [[], [], []]
+    assert found[2][0] == texts[1][0][: place + 1]
+    assert [found[n] for n in (0, 3, 6, 7)] == [texts[k] for k in (0, 2, 3, 4)]
+
+
+def stream(requests, size, way, model=WIDE):
+    """The text of each request of a stream with a source, and the error that ended it."""
+    waiting = [
+        {
+            "input_ids": torch.tensor([prompt]), "do_sample": True, **NEUTRAL, **asked, **own,
+        }
+        for prompt, asked, own in requests
+    ]  # fmt: skip
+    first = waiting.pop(0)
+
+    def source(running):
+        return waiting.pop(0) if waiting and running < size else None
+
+    decoder = SpeculativeDecoder(rule="match", **WAYS[way])
+    texts = [[] for _ in range(1 + len(waiting))]
+    errors = [None] * len(texts)
+    for step in decoder.stream(model, **first, source=source, prefill_chunk_size=4):
+        texts[step.sequence] += step.tokens
+        errors[step.sequence] = step.error
+        assert (step.error is None) is (step.finished != "error")
+    return texts, errors
+
+
+class Planted(Exception):
+    """What one request raises."""
+
+
+def fails_behind(tokens):
+    """A processor and a criterion, which raise where the text ends with these tokens."""
+
+    def fails(input_ids, scores, **_):
+        if input_ids[0, -len(tokens) :].tolist() == tokens:
+            raise Planted
+        return torch.zeros(1, dtype=torch.bool) if scores is None else scores
+
+    return fails
+
+
+def masks_all(input_ids, scores):
+    return torch.full_like(scores, -torch.inf)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_one_sequence_raises_ends_it_alone(way):
+    """A processor, also of its first token, a criterion, and a mask of all tokens."""
+    texts, place, _ = wide()
+    own = [
+        {"logits_processor": [fails_behind(texts[0][0][1:3])]},
+        {"stopping_criteria": [fails_behind([texts[1][0][place]])]},
+        {},
+        {"logits_processor": [fails_behind([2])]},
+        {"logits_processor": [masks_all]},
+    ]
+    requests = list(zip(PROMPTS, ASKED, own, strict=True))
+    size = 3 if way.startswith("joins") else 6
+    found, errors = stream([*requests, (PROMPTS[0], ASKED[0], {})], size, way)
+    assert found[0] == texts[0][0][:3]
+    assert found[1] == texts[1][0][: place + 1]
+    assert found[2:] == [texts[2][0], [], [], texts[0][0]]
+    kinds = [type(error).__name__ for error in errors]
+    assert kinds == ["Planted", "Planted", "NoneType", "Planted", "RuntimeError", "NoneType"]
+
+
+@pytest.mark.parametrize("way", ["joins, drafts", "joins, trees", "static by its schedule"])
+def test_a_processor_that_raises_behind_a_rejected_draft_ends_nothing(way):
+    """Plain decoding never asks it there."""
+    texts = [alone(k) for k in range(len(PROMPTS))]
+    raised = []
+
+    def strict(k):
+        def raises(input_ids, scores):
+            new = input_ids[0, len(PROMPTS[k]) :].tolist()
+            if new != texts[k][0][: len(new)]:
+                raised.append(new)
+                raise Planted
+            return scores
+
+        return {"logits_processor": [raises]}
+
+    own = map(strict, range(len(PROMPTS)))
+    found, errors = stream(zip(PROMPTS, ASKED, own, strict=True), 8, way, model=MODEL)
+    assert found == [text for text, _ in texts]
+    assert errors == [None] * len(PROMPTS)
+    assert raised
+
+
+def test_a_prompt_that_cannot_be_read_ends_alone(monkeypatch):
+    """As where its keys and values do not fit into memory."""
+    forward = SpecRunner.forward
+
+    def limited(self, tokens, starts, keep):
+        if int(starts.max()) + tokens.shape[1] > 30:
+            raise MemoryError("planted")
+        return forward(self, tokens, starts, keep)
+
+    ordinary = list(zip(PROMPTS, ASKED, strict=True))
+    queued(WIDE, requests=ordinary[:2], drafter=None)  # the self-checks run once
+    monkeypatch.setattr(SpecRunner, "forward", limited)
+    long = ([7] * 40, ASKED[0])
+    found = queued(WIDE, requests=[long, *ordinary[:3], long, *ordinary[3:]], drafter=None)
+    assert [found[n] for n in (0, 4)] == [([], "MemoryError: planted")] * 2
+    assert [found[n] for n in (1, 2, 3, 5, 6)] == wide()[0]
