@@ -154,7 +154,16 @@ def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
     if "logits_to_keep" in forward_arguments(model):
         inputs = {**inputs, "logits_to_keep": keep}
     logits: torch.Tensor = model(use_cache=True, return_dict=True, **inputs).logits
-    return logits[:, -keep:]
+    return rounded(logits[:, -keep:])
+
+
+def rounded(logits: torch.Tensor) -> torch.Tensor:
+    """Logits as they leave a model: float64 becomes float32, the widest dtype that the ops take.
+
+    `model.generate` rounds them in the same way before it reads them. Logits that become equal are
+    a tie, of which greedy decoding takes the lowest id, there and here.
+    """
+    return logits.float() if logits.dtype == torch.float64 else logits
 
 
 def run_embeddings(

@@ -26,6 +26,7 @@ from specdec_hf.runner.protocol import (
     Lengths,
     context_length,
     model_inside,
+    rounded,
     to_device,
 )
 from specdec_hf.runner.spec_cache import SpecCache
@@ -320,7 +321,7 @@ class SpecRunner:
         logits: torch.Tensor = output.logits
         if logits.shape[1] > keep:
             logits = logits[:, -keep:]
-        return logits[:, : keep - padding][:, -wanted:]
+        return rounded(logits[:, : keep - padding][:, -wanted:])
 
     def runs_compiled(self, size: int) -> bool:
         """Whether the forward under way runs compiled, as all but those of long prompts.
