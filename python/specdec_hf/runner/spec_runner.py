@@ -26,6 +26,7 @@ from specdec_hf.runner.protocol import (
     Lengths,
     context_length,
     model_inside,
+    room_before_turn,
     rounded,
     to_device,
 )
@@ -341,6 +342,7 @@ class SpecRunner:
             and self.device.type == "cpu"
             and self.later_inputs is None
             and int(starts.max()) <= 0
+            and room_before_turn(self.model, 0) is None
         ):
             return False
         prompts = set(_without_padding(tokens, starts))
