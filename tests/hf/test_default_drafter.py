@@ -349,5 +349,7 @@ def test_a_row_without_a_token_is_an_error_with_drafts_and_without():
     given = {"max_new_tokens": 6, "do_sample": False, "logits_processor": [forbid_all]}
     assert model.generate(**inputs, **given)[0, 12] == 0
     for drafter in ("auto", None, "suffix_automaton"):
-        with pytest.raises(RuntimeError, match="logits of sequence 0 at position 12 are not finite"):
+        with pytest.raises(
+            RuntimeError, match="logits of sequence 0 at position 12 are not finite"
+        ):
             generate(model, **inputs, **given, drafter=drafter, guard=False)

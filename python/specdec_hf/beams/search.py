@@ -116,6 +116,7 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
         ValueError: an argument that beam search does not take, by name.
         RuntimeError: logits that hold no distribution.
     """
+    assert call.beams is not None
     check_beam_options(call, options)
     options, notes = plain_beams(call, options)
     call = replace(call, notes=[*call.notes, *notes])
