@@ -28,7 +28,8 @@ from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, TracedRound
 from specdec_hf.loop.top_logprobs import add_top_logprobs
-from specdec_hf.runner.protocol import to_device
+from specdec_hf.runner.protocol import rereads_at_turn, room_before_turn, to_device
+from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
 
@@ -37,6 +38,8 @@ from specdec_kernels import Tree, TreeVerdict, Verdict
 def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
     phases = Phases(session.clock, session.runner)
+    if _reads_again(session) and isinstance(session.runner, SpecRunner):
+        session.runner.truncate(np.zeros_like(session.runner.lengths))  # others do it themselves
     before, drafted = _Before(session), Drafted(session)
     with phases("draft"):
         limits = draft_limits(session)
@@ -113,11 +116,34 @@ class _Before:
 
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep to draft for each sequence; 0 everywhere in a round without drafts."""
-    if session.drafter is None or session.first_round:
+    if session.drafter is None or session.first_round or _reads_again(session):
         return np.zeros_like(session.budgets)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
     most = np.where(session.history.active, session.budgets - session.new_tokens - 1, 0)
-    return session.length_policy.limits(most)
+    return session.length_policy.limits(np.minimum(most, _room_before_turn(session, most)))
+
+
+def _reads_again(session: Session) -> bool:
+    """Whether plain generation reads the whole text again in the next round."""
+    longest = int(session.history.lengths.max())
+    return rereads_at_turn(session.model) and room_before_turn(session.model, longest - 1) == 0
+
+
+def _room_before_turn(session: Session, most: NDArray[np.int64]) -> int:
+    """How deep drafts may be, so that the target's angles change where they do without drafts."""
+    assert session.drafter is not None
+    lengths, deepest = session.history.lengths, session.drafter.depth
+    room = room_before_turn(session.model, int(lengths.max()))
+    if room is None:
+        return int(most.max())
+    if len(lengths) > 1 and (lengths + most).max() >= lengths.max() + room:
+        # Where the longest sequence turns the others too, they must not be ahead of it.
+        session.stats.note(
+            "nothing is drafted until the longest sequence of the batch has turned the angles of "
+            "all by its rotary embedding"
+        )
+        return 0
+    return room if deepest <= room else 0
 
 
 def _observed(session: Session, drafted: Drafted, logits: torch.Tensor) -> list[torch.Tensor]:
