@@ -40,6 +40,7 @@ from specdec_kernels import (
     SampledDraft,
     draft_positions,
     sample,
+    verify_chain,
 )
 
 READING = (*RULES_READING_DRAFT, *TREE_RULES_READING_DRAFT)
@@ -314,53 +315,78 @@ def test_a_pause_that_depends_on_drafts_draws_with_other_noise(draws):
     assert len(set(draws)) == len(draws) == out.stats.drafted > 10
 
 
-# A drafter that knows texts of earlier calls, and how it takes also those of the same seeds.
+# A drafter that knows texts of earlier calls, and how it takes also those of the same seeds. Its
+# matches are so long that a text is like no other one, nor like an earlier part of itself.
 KEEPING = {
     "suffix_automaton": (
-        lambda: SuffixAutomatonDrafter(keep=2**20), "_drawn_alike", lambda *_: set()
+        lambda: SuffixAutomatonDrafter(min_match=6, keep=2**20), "_drawn_alike", lambda *_: set()
     ),
     "nasd": (
-        lambda: NasdDrafter(6, 2, 0, max_kept=10**6), "_earlier_of", lambda one, *_: one._earlier
+        lambda: NasdDrafter(6, 6, 0, max_kept=10**6), "_earlier_of", lambda one, *_: one._earlier
     ),
 }  # fmt: skip
+# Cells of the two uniforms that decide about the second token of a text: those of its acceptance
+# and those that draw it. Each sum of probabilities, also of a residual, is an edge between cells.
+PROBS, CELLS = (2 / 4, 1 / 4, 1 / 4, 0.0), (4, 12)
+
+
+def with_cells(prompt_length):
+    """`verify_chain` of a target with these probabilities, where the seed is the number of a cell.
+
+    The first token of a text is always 0.
+    """
+
+    def verify(logits, tokens, draft, *, seeds, positions, **kwargs):
+        uniforms = torch.full((len(tokens), tokens.shape[1] + 1), 0.3, dtype=torch.float64)
+        second = positions == prompt_length + 1
+        uniforms[second, 0] = ((seeds // CELLS[1] + 0.5) / CELLS[0])[second].double()
+        uniforms[second, -1] = ((seeds % CELLS[1] + 0.5) / CELLS[1])[second].double()
+        rows = torch.tensor(PROBS).log().expand_as(logits)
+        return verify_chain(
+            rows, tokens, draft, seeds=seeds, positions=positions, uniforms=uniforms, **kwargs
+        )
+
+    return verify
 
 
 @pytest.mark.parametrize("takes_all", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize("name", KEEPING)
 def test_no_draft_comes_from_a_text_that_the_same_noise_has_drawn(name, takes_all, monkeypatch):
-    """How often the second token of a second call is 1 or 2, in standard deviations.
+    """The exact distribution of the second token of a second call, over all cells of its noise.
 
-    No two prompts are equal, so that the longest match of a text is with itself in the first call.
-    A copied 0 comes of a small number, with which a recovered token is seldom 3, and so on: where
-    drafts have to do with the noise, the tokens in the middle come too often.
+    A draft from the text of the first call tells the uniform that has drawn it. After its rejection
+    that uniform draws from the residual: after a 0, which comes of a small one, always 1.
     """
     make, method, taking_all = KEEPING[name]
-    drafter = make()
+    drafter, count = make(), math.prod(CELLS)
     if takes_all:
         monkeypatch.setattr(type(drafter), method, taking_all)
-    model, size = target()[0], 5
-    prompts = torch.cartesian_prod(*[torch.arange(VOCAB)] * size)
+    body = torch.cartesian_prod(*[torch.arange(3)] * 4)[:count]
+    prompts = torch.cat([torch.full((count, 1), 3), body], dim=1)  # the target never emits a 3
     arguments = {
         "attention_mask": torch.ones_like(prompts), "drafter": drafter, "gamma": 1, "top_k": 0,
-        "do_sample": True, "max_new_tokens": 4, "guard": False, "return_dict_in_generate": True,
+        "do_sample": True, "max_new_tokens": 3, "guard": False, "return_dict_in_generate": True,
     }  # fmt: skip
 
-    for _ in range(2):
-        out = generate(model, prompts, rule="token", seed=list(range(len(prompts))), **arguments)
-    text = out.sequences[:, : size + 2]
-    with torch.no_grad():
-        p = model(text[:, :-1]).logits[:, -1].double().softmax(dim=-1)
-    wanted, found = p[:, 1:3].sum(dim=-1), (text[:, -1] % 3 > 0).double()
-    deviations = float((found - wanted).sum() / (wanted * (1 - wanted)).sum().sqrt())
-    assert (deviations > 5) if takes_all else (abs(deviations) < 3)
+    def call(rule, first=0):
+        return generate(
+            target()[0], prompts, rule=rule, seed=[*range(first, first + count)], **arguments
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafted, "verify_chain", with_cells(prompts.shape[1]))
+        second = [call("token").sequences[:, -2].bincount(minlength=VOCAB) for _ in range(2)]
+        out = call("token")
+    assert second[0].tolist() == [24, 12, 12, 0]
+    assert second[1].tolist() == ([18, 24, 6, 0] if takes_all else [24, 12, 12, 0])
     assert any("had the same seed" in note for note in out.stats.notes) != takes_all
+    assert (out.stats.drafted > 0) == takes_all
     if takes_all:
         return
     for rule, first in (("match", 0), ("token", 10**6)):
-        seeds = list(range(first, first + len(text)))
-        other = generate(model, prompts, rule=rule, seed=seeds, **arguments)
+        other = call(rule, first)
         assert not any("had the same seed" in note for note in other.stats.notes)
-        assert other.stats.accepted > out.stats.accepted
+        assert other.stats.drafted > 0
 
 
 class Knows(Drafter):

@@ -1,12 +1,12 @@
 """The specification itself: Philox, noise, filters, and two rules in exact arithmetic."""
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import proofs
 import pytest
 import torch
+from proofs import rational
 from support.providers import (
     HEAVY_PROVIDERS,
     assert_close,
@@ -106,51 +106,6 @@ def test_filtered_distribution_refuses_a_temperature_out_of_range(temperature):
         proofs.filtered_distribution(torch.zeros(2), temperature=temperature)
 
 
-def rational_pick(weights, u):
-    goal, run = u * sum(weights), Fraction(0)
-    for v, w in enumerate(weights):
-        run += w
-        if run > goal and w > 0:
-            return v
-    raise AssertionError("no weight")
-
-
-def rational_token(p, q, drafts, uniforms, last):
-    """(the tokens that rule token emits for one sequence, acceptance probabilities)."""
-    accept_probs = [
-        min(Fraction(1), p[i][x] / q[i][x]) if q[i][x] else Fraction(p[i][x] > 0)
-        for i, x in enumerate(drafts)
-    ]
-    count = next((i for i, h in enumerate(accept_probs) if uniforms[i] >= h), len(drafts))
-    weights = p[count]
-    if count < len(drafts):
-        weights = [max(a - b, 0) for a, b in zip(p[count], q[count], strict=True)]
-    return [*drafts[:count], rational_pick(weights, last)], accept_probs
-
-
-def rational_block(p, q, drafts, uniforms, last):
-    """The same of rule block."""
-    c = [Fraction(1)]
-    for i, x in enumerate(drafts):
-        c.append(min(Fraction(1), c[-1] * p[i][x] / q[i][x]) if q[i][x] else Fraction(0))
-    accept_probs = []
-    for i in range(1, len(drafts)):
-        common = sum(min(c[i] * a, b) for a, b in zip(p[i], q[i], strict=True))
-        accept_probs.append((c[i] - common) / (1 - common) if common < 1 else Fraction(1))
-    accept_probs.append(c[-1])
-    tau = max([i for i, h in enumerate(accept_probs, 1) if uniforms[i - 1] < h], default=0)
-    weights = p[tau]
-    if tau < len(drafts):
-        weights = [max(c[tau] * a - b, 0) for a, b in zip(p[tau], q[tau], strict=True)]
-    return [*drafts[:tau], rational_pick(weights, last)], accept_probs
-
-
-def sixteenths(rng, shape):
-    """Probabilities that are multiples of 1/16, zeros among them: floats hold them exactly."""
-    counts = rng.multinomial(16, rng.dirichlet(np.full(shape[-1], 0.7), shape[:-1]))
-    return counts.astype(np.float64) / 16
-
-
 # Powers of two: with target probabilities that are multiples of 1/16, every ratio, product and sum
 # of rule block is a short binary fraction, so float32 decides exactly as rationals do.
 DYADIC = [[8, 4, 2, 2], [4, 4, 4, 4], [8, 8, 0, 0], [16, 0, 0, 0], [8, 4, 4, 0]]
@@ -161,7 +116,10 @@ def dyadic(rng, shape):
     return np.array(rows, dtype=np.float64).reshape(shape) / 16
 
 
-EXACT = {"token": (rational_token, sixteenths), "block": (rational_block, dyadic)}
+EXACT = {
+    "token": (rational.token, rational.sixteenths),
+    "block": (rational.block, dyadic),
+}
 
 
 @pytest.mark.parametrize("rule", EXACT)
@@ -170,7 +128,7 @@ def test_a_rule_decides_as_exact_arithmetic_does_ties_included(name, rule):
     decide, draft_rows = EXACT[rule]
     rng = np.random.default_rng(6)
     n, gamma, v = {"cpp": 600, "triton": 24}.get(name, 200), 2, 4
-    p, q = sixteenths(rng, (n, gamma + 1, v)), draft_rows(rng, (n, gamma, v))
+    p, q = rational.sixteenths(rng, (n, gamma + 1, v)), draft_rows(rng, (n, gamma, v))
     drafts = np.array([[rng.choice(v, p=row) for row in rows] for rows in q])
     uniforms = rng.integers(0, 16, (n, gamma + 1)) / 16
     got = verify(
@@ -179,10 +137,10 @@ def test_a_rule_decides_as_exact_arithmetic_does_ties_included(name, rule):
     )  # fmt: skip
     tied = 0
     for r in range(n):
-        rows = [[[Fraction(x) for x in row] for row in m] for m in (p[r], q[r])]
-        exact = [Fraction(u) for u in uniforms[r]]
-        want, accept_probs = decide(*rows, drafts[r].tolist(), exact[:gamma], exact[gamma])
-        tied += any(0 < h < 1 and h == u for h, u in zip(accept_probs, exact, strict=False))
+        rows = [[rational.fractions(row) for row in m] for m in (p[r], q[r])]
+        u, exact = rational.fractions(uniforms[r]), rational.Exact()
+        want = decide(exact, *rows, drafts[r].tolist(), u, u[-1])
+        tied += any(0 < h < 1 and h == u for h, u in exact.accept_probs)
         assert got[0][r].tolist() == want + [-1] * (gamma + 1 - len(want)), (r, p[r], q[r])
         assert int(got[1][r]) == len(want) - 1
         assert int(got[2][r]) == 0

@@ -116,6 +116,8 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
         ValueError: an argument that beam search does not take, by name.
         RuntimeError: logits that hold no distribution.
     """
+    assert call.beams is not None
+    num_beams = call.beams.num_beams
     check_beam_options(call, options)
     options, notes = plain_beams(call, options)
     call = replace(call, notes=[*call.notes, *notes])
@@ -125,7 +127,7 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
         if options.drafter is None:
             return own_search(model, call, options, reason)
         raise ValueError(
-            f"drafter must be None with num_beams above 1 for {type(model).__name__}, "
+            f"drafter must be None with num_beams={num_beams} for {type(model).__name__}, "
             f"got {shown(options.drafter)}: {reason}"
         )
     if options.drafter is None and options.cache == "auto":
