@@ -7,12 +7,14 @@ import inspect
 import itertools
 import pkgutil
 
+import numpy as np
 import pytest
-from specdec_hf import Drafter, TrieTree, drafters, heads
+import torch
+from specdec_hf import Drafter, History, TrieTree, drafters, heads
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
-from specdec_hf.drafting.context import reads_draft
-from specdec_hf.drafting.drafter import rules_of
+from specdec_hf.drafting.context import reads_draft, text_depends_on_drafts
+from specdec_hf.drafting.drafter import lossy_rules_of, rules_of
 from specdec_hf.drafting.registry import DRAFTERS
 from support import drafter_cases, hf_models
 from support.drafter_proof import (
@@ -23,6 +25,7 @@ from support.drafter_proof import (
     with_twin,
     with_wrong_distribution,
 )
+from support.histories import chains_of, context_of, history_of
 from support.providers import SIGNIFICANCE
 
 ELSEWHERE = {"RemoteDrafter": "test_remote_drafter.py, which starts another process"}
@@ -100,19 +103,90 @@ def test_the_text_is_that_of_plain_decoding(name, tmp_path):
         for n in drafter_cases.ALL
     ],
 )
-def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, tmp_path):
+@pytest.mark.parametrize(
+    "rules",
+    [("best", "typical"), pytest.param(("token", "block"), marks=pytest.mark.full)],
+    ids="-".join,
+)
+def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rules, tmp_path):
+    """Its text and its drafts, beside sequences of other limits, which change from round to round.
+
+    Under rules whose text depends on what is drafted: the best of the drafter's own, and others.
+    """
     model, _ = target()  # of so few tokens that sequences would learn from one another
     drafter = resolved(name, model, tmp_path)
     keeps = name in drafter_cases.KEEPING
-    assert_independent_of_batch(
-        lambda: resolved(name, model, tmp_path) if keeps else drafter, model, 7, temperature=0.7
-    )
+    best, known = rules_of(drafter)[0], {*rules_of(drafter), *lossy_rules_of(drafter)}
+    asked = {best if rule == "best" else rule for rule in rules}
+    for rule in filter(text_depends_on_drafts, asked & known):
+        assert_independent_of_batch(
+            lambda: resolved(name, model, tmp_path) if keeps else drafter, model, 16, seed=10,
+            temperature=0.7, rule=rule, ragged=True,
+        )  # fmt: skip
     if keeps:  # the control: after a call with other seeds it drafts otherwise
         how = {"seed": [50, 51, 52], "do_sample": True, "temperature": 0.7, "max_new_tokens": 16}
         hf_models.decode(model, BATCHES[-1], drafter=drafter, **how)
         made = itertools.chain([resolved(name, model, tmp_path)], itertools.repeat(drafter))
         with pytest.raises(AssertionError):
             assert_independent_of_batch(lambda: next(made), model, 7, temperature=0.7)
+
+
+def test_a_draft_model_whose_angles_depend_on_the_batch_has_a_note():
+    model, rope = hf_models.tiny("llama"), {"rope_type": "dynamic", "factor": 2.0}
+    drafter = hf_models.build("llama", rope_scaling={**rope, "rope_theta": 10000.0})
+    for lengths, rule, noted in (
+        ((9, 4), "token", True), ((9,), "token", False), ((9, 4), "match", False)
+    ):  # fmt: skip
+        out = hf_models.decode(model, lengths, drafter=drafter, rule=rule, do_sample=True, seed=1)
+        assert any("rest of the batch" in note for note in out.stats.notes) == noted
+
+
+@pytest.mark.parametrize("name", drafter_cases.KEEPING)
+def test_a_text_that_depends_on_earlier_calls_has_a_note(name, tmp_path):
+    model, _ = target()
+    drafter = resolved(name, model, tmp_path)
+
+    def call(rule, seed):
+        how = {"do_sample": rule != "greedy", "rule": rule, "max_new_tokens": 24, "gamma": None}
+        seeds = [seed, seed + 1, seed + 2]
+        out = hf_models.decode(model, BATCHES[-1], drafter=drafter, seed=seeds, **how)
+        return any("drafts from earlier calls" in x for x in out.stats.notes), out.sequences
+
+    begins_with_texts = name == "suffix_automaton, kept"
+    (noted, text), _, (noted_again, again) = (call("typical", seed) for seed in (5, 50, 5))
+    assert noted == begins_with_texts
+    assert noted_again
+    assert not torch.equal(text, again)
+    (noted, text), (noted_again, again) = call("greedy", 5), call("greedy", 6)
+    assert not noted
+    assert not noted_again
+    assert torch.equal(text, again)
+
+
+@pytest.mark.parametrize(
+    "name", ["prompt_lookup", "suffix_automaton", "suffix_automaton, kept", "rest", "nasd"]
+)
+def test_different_chains_are_those_of_the_sequences_own_limit(name, tmp_path):
+    """Chains that differ beyond a limit only would be one, in the place of other continuations."""
+    model, rng, different = target()[0], np.random.default_rng(0), 0
+    shown = history_of(*rng.integers(0, 4, (40, 30)))
+    drafter, limits = resolved(name, model, tmp_path), rng.integers(1, 4, 40)
+
+    def chains(texts, limits):
+        drafter.start(context_of(model, batch_size=len(limits), num_proposals=3))
+        told = History(shown.tokens[texts], shown.lengths[texts], shown.active[texts])
+        return chains_of(drafter.propose(told, limits)) or [[]]
+
+    everyone = np.arange(40)
+    together, longest = chains(everyone, limits), chains(everyone, np.full(40, limits.max()))
+    for b, limit in enumerate(limits):
+        (alone,) = chains([b], limits[[b]])
+        within = [[chain[:limit] for chain in rows[b]] for rows in (together, longest)]
+        found, cut, expected = ([c for c in x if max(c) >= 0] for x in (*within, alone))
+        assert found == expected
+        different += cut != expected
+    if name in ("prompt_lookup", "suffix_automaton"):
+        assert different > 0, "the control: the limit decides which chains there are"
 
 
 @pytest.mark.parametrize("name", [*drafter_cases.DETERMINISTIC, "random"])

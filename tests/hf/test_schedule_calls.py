@@ -11,6 +11,7 @@ from specdec_hf import BenefitGuard, Draft, Drafter, ModelDrafter, PromptLookupD
 from specdec_hf.runner.fit import record_of
 from specdec_hf.schedules import measurements
 from specdec_hf.schedules.base import Schedule, ScheduleContext, TokenStats
+from specdec_hf.schedules.heuristic import ConstantSchedule
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 from support import hf_models
 from support.drafter_proof import assert_independent_of_batch
@@ -77,6 +78,26 @@ def test_a_text_that_depends_on_more_than_its_seed_has_a_note(name, on):
     assert any(on in note for note in sampled(name, (9, 4), rule="token").stats.notes)
     assert not any("depends" in note for note in sampled(name, (9, 4), rule="match").stats.notes)
     assert not any("depends" in note for note in call(name, (9, 4)).stats.notes)
+
+
+class SizesTrees(ConstantSchedule):
+    """Verifies as many nodes as the sequence with the fewest has."""
+
+    sizes_trees = True
+
+    def nodes(self, depth, values):
+        return int((values > 0).sum(axis=1).min())
+
+
+def test_trees_that_all_sequences_size_have_a_note():
+    for lengths, rule, noted in (
+        ((9, 4), "typical", True), ((9,), "typical", False), ((9, 4), "target_only", False)
+    ):  # fmt: skip
+        out = hf_models.decode(
+            hf_models.tiny("llama"), lengths, drafter="auto", rule=rule, do_sample=True, seed=1,
+            num_assistant_tokens_schedule=SizesTrees(),
+        )  # fmt: skip
+        assert any("rest of the batch" in note for note in out.stats.notes) == noted
 
 
 def test_only_schedules_that_read_token_statistics_cost_reads():

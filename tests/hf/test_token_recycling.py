@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
-from specdec_hf import Candidates, TokenRecyclingDrafter, TreeSpec
+from specdec_hf import Candidates, SpeculativeDecoder, TokenRecyclingDrafter, TreeSpec
 from support import hf_models
 from support.hf_models import NEW, run
 from support.histories import history_of
@@ -58,6 +58,7 @@ def test_the_tree_is_filled_from_the_matrix():
 
 def test_what_a_call_has_learnt_can_be_inherited():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    other = hf_models.build("llama", vocab_size=97)
     expected = model.generate(**inputs, max_new_tokens=NEW, do_sample=False).tolist()
     for inherit in (False, True):
         drafter = TokenRecyclingDrafter(TreeSpec.branching((3, 2, 1)), inherit=inherit)
@@ -65,9 +66,12 @@ def test_what_a_call_has_learnt_can_be_inherited():
         assert first.sequences.tolist() == second.sequences.tolist() == expected
         assert (first.stats.accepted < second.stats.accepted) == inherit
     learnt = drafter._rows[0]
+    # A call that does not end by itself leaves nothing.
+    stream = SpeculativeDecoder(drafter).stream(other, inputs["input_ids"], max_new_tokens=NEW)
+    next(stream)
+    stream.close()
     batch = run(model, hf_models.prompts((4, 5)), drafter=drafter, max_new_tokens=1)
     assert batch.stats.drafted == 0
     assert all(learnt.keys() <= rows.keys() for rows in drafter._rows)
-    other = hf_models.build("llama", vocab_size=97)
     run(other, inputs, drafter=drafter, max_new_tokens=1)
     assert len(drafter._rows[0]) < len(learnt)

@@ -20,6 +20,7 @@ from specdec_hf import (
     SkippedSublayers,
     SuffixAutomatonDrafter,
     TextDrafter,
+    TokenRecyclingDrafter,
     TreeSpec,
     TrieTree,
     VerticalCascade,
@@ -37,7 +38,7 @@ from support.heads import (
     mtp_head,
     pass_folder,
 )
-from support.letters import letters
+from support.letters import letters, letters_of, pairs
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 # Makes the drafter of a call for a target, with a folder for files.
@@ -66,21 +67,30 @@ def datastore(target: Any, folder: Path) -> str:
 
 
 def of_another_vocabulary(target: Any, folder: Path) -> TextDrafter:
-    """A draft model that numbers the target's letters from the last, and knows one more."""
-    names = "".join(chr(0x4E00 + i) for i in range(target.config.vocab_size + 1))
-    model = _unlike(len(names))
-    return TextDrafter(model, letters(names[::-1]), letters(names[:-1]))
+    """A draft model of letters, which the target's tokenizer merges to pairs, and of one more.
+
+    So a longer draft has other first tokens, unless it is cut before it is encoded.
+    """
+    vocab_size = target.config.vocab_size
+    names = "x" + letters_of(vocab_size)[::-1]
+    return TextDrafter(_unlike(len(names)), letters(names), pairs(vocab_size))
 
 
 _unlike = functools.cache(lambda vocab_size: hf_models.build("llama", 1, vocab_size=vocab_size))
 
 
+class GrowingLookup(PromptLookupCandidateGenerator):
+    """Drafts as the prompt lookup of Transformers, and more once all of a draft was accepted."""
+
+    def update_candidate_strategy(self, input_ids: Any, scores: Any, num_matches: int) -> None:
+        grows = num_matches == scores.shape[1] - 1
+        self.num_output_tokens = GAMMA + 2 if grows else max(self.num_output_tokens - 1, 1)
+
+
 def generator(target: Any, folder: Path) -> Any:
-    """The prompt lookup of Transformers."""
+    """A candidate generator of Transformers that learns how much of its drafts was accepted."""
     return from_candidate_generator(
-        lambda ids: PromptLookupCandidateGenerator(
-            num_output_tokens=GAMMA, max_length=ids.shape[1] + 4096
-        )
+        lambda ids: GrowingLookup(num_output_tokens=GAMMA, max_length=ids.shape[1] + 4096)
     )
 
 
@@ -139,6 +149,7 @@ OTHERS: dict[str, Make] = {
     "sparse_cache, cascade": lambda target, folder: [SPARSE, "prompt_lookup"],
     "distilled": lambda target, folder: DistilledDrafter(draft_model(target), 0.02),
     "suffix_automaton, kept": with_kept_texts,
+    "token_recycling, inherited": lambda target, folder: TokenRecyclingDrafter(inherit=True),
     "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
     "mtp, layers": lambda target, folder: MtpDrafter(mtp_head(target, 3)),
     "text": of_another_vocabulary,
@@ -174,6 +185,10 @@ TREES: dict[str, tuple[Make, Any]] = {
         lambda target, folder: ["ngram:2", draft_model(target)],
         TrieTree(1, GAMMA, 4),
     ),
+    "merged with a head": (
+        lambda target, folder: [NAMED["eagle3"](target, folder), "suffix_automaton"],
+        TrieTree(2, GAMMA, 8, min_probability=0.02),
+    ),
     "merged trees": (
         lambda target, folder: ["token_recycling", "prompt_lookup", "lookahead"],
         TrieTree(2, GAMMA, 6),
@@ -199,7 +214,7 @@ DETERMINISTIC = (
     "suffix_automaton, kept", "nasd, kept",
 )  # fmt: skip
 # What these draft depends on earlier calls.
-KEEPING = ("suffix_automaton, kept", "nasd, kept", "distilled")
+KEEPING = ("suffix_automaton, kept", "nasd, kept", "distilled", "token_recycling, inherited")
 
 
 def make(name: str, target: Any, folder: Path) -> dict[str, Any]:

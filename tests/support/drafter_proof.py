@@ -9,12 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from specdec_hf import Draft, DraftContext, History, generate
+from specdec_hf.drafting import checks
 from specdec_hf.drafting.context import reads_draft
 from specdec_hf.drafting.drafter import rules_of
+from specdec_hf.loop import drafted
+from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.providers import chi_square
 
@@ -57,6 +64,61 @@ def _plain_greedy(model: Any, lengths: tuple[int, ...], new_tokens: int) -> tupl
     return inputs, text.tolist()
 
 
+class RaggedSchedule(Schedule):
+    """Limits of each sequence that differ from those of the others in every round, 0 among them.
+
+    Args:
+        sequences: which three of a batch these are.
+    """
+
+    name = "ragged"
+    trees = True
+    LIMITS = np.array([[1, 0, 5, 2, 3, 1], [5, 3, 1, 0, 1, 2], [2, 5, 3, 1, 0, 4]])
+
+    def __init__(self, *sequences: int) -> None:
+        self.sequences = list(sequences)
+        self.rounds = 0
+
+    def lengths(self, most: Any) -> Any:
+        self.rounds += 1
+        of_round = self.LIMITS[self.sequences, self.rounds % self.LIMITS.shape[1]]
+        return np.minimum(of_round, most)
+
+
+@contextmanager
+def recorded_drafts() -> Iterator[list[tuple[Any, list[Any]]]]:
+    """The limits [B] of each round of calls, and what each sequence drafts within its limit.
+
+    That is a list of the paths from the root to each node, as tuples of tokens.
+    """
+    rounds: list[tuple[Any, list[Any]]] = []
+
+    def ask(drafter: Any, history: History, limits: Any, context: DraftContext) -> Draft | None:
+        draft = checks.ask(drafter, history, limits, context)
+        rounds.append((limits, [_paths(draft, b, limit) for b, limit in enumerate(limits)]))
+        return draft
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafted, "ask", ask)
+        yield rounds
+
+
+def _paths(draft: Draft | None, b: int, limit: int) -> list[tuple[int, ...]]:
+    """The paths down to the nodes that sequence ``b`` drafts within its limit."""
+    if draft is None:
+        return []
+    tokens = draft.tokens[b].tolist()
+    if draft.parents is None:
+        assert draft.counts is not None
+        del tokens[min(draft.counts[b], limit) :]
+    above = range(-1, len(tokens)) if draft.parents is None else draft.parents[b].tolist()
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    for n, (token, parent) in enumerate(zip(tokens, above, strict=False)):
+        if token >= 0 and parent in paths and len(paths[parent]) < limit:
+            paths[n] = (*paths[parent], token)
+    return [path for path in paths.values() if path]
+
+
 def assert_independent_of_batch(
     make: Any,
     model: Any,
@@ -64,6 +126,7 @@ def assert_independent_of_batch(
     *,
     seed: int = 5,
     drafts: bool = True,
+    ragged: bool = False,
     **kwargs: Any,
 ) -> Any:
     """A sampled sequence of a ragged batch of three is that of a call of its own.
@@ -75,6 +138,8 @@ def assert_independent_of_batch(
         new_tokens: length of each text.
         seed: of the first sequence; each other one has the next.
         drafts: whether as many tokens are drafted for it and accepted, too.
+        ragged: whether the limits are those of a `RaggedSchedule`. The same tokens must then be
+            drafted, as long as the text is the same.
         kwargs: of `generate`.
 
     Returns:
@@ -88,11 +153,25 @@ def assert_independent_of_batch(
         "return_dict_in_generate": True, **kwargs,
     }  # fmt: skip
     seeds = [seed + b for b in range(len(lengths))]
-    together = generate(model, **inputs, **settings, drafter=make(), seed=seeds)
+
+    def call(sequences: list[int], given: Any) -> tuple[Any, Any]:
+        """The output, and what each sequence drafted in each round that it was to draft in."""
+        schedule = {"num_assistant_tokens_schedule": RaggedSchedule(*sequences)} if ragged else {}
+        with recorded_drafts() as rounds:
+            out = generate(
+                model, **given, **settings, **schedule, drafter=make(),
+                seed=[seeds[b] for b in sequences],
+            )  # fmt: skip
+        asked = range(len(sequences))
+        return out, [[drawn[b] for limits, drawn in rounds if limits[b]] for b in asked]
+
+    together, drafted_together = call([*range(len(lengths))], inputs)
     assert together.stats.drafted > 0
     for b, length in enumerate(lengths):
         alone = {key: value[b : b + 1, -length:] for key, value in inputs.items()}
-        got = generate(model, **alone, **settings, drafter=make(), seed=seeds[b])
+        got, (drafted_alone,) = call([b], alone)
+        if ragged:
+            assert drafted_alone == drafted_together[b]
         assert got.sequences[0, length:].tolist() == together.sequences[b, -new_tokens:].tolist()
         if drafts:
             ours, of_batch = got.stats.sequences[0], together.stats.sequences[b]

@@ -104,9 +104,10 @@ class CandidateGeneratorDrafter(Drafter):
         self._context = context
         self._generators: list[Any] = [None] * context.batch_size
         self._seeds = context.seeds.tolist()
-        # Drafts and accepted drafts of the last round, for the generators' next update.
+        # Drafts and accepted drafts of the last round of each that drafted, for the next update.
         self._drafted = np.zeros(context.batch_size, dtype=np.int64)
         self._accepted = self._drafted.copy()
+        self._in_round = self._drafted > 0  # which sequences have drafted in this round
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         batch_size, device = len(history.lengths), self._context.model.device
@@ -114,7 +115,7 @@ class CandidateGeneratorDrafter(Drafter):
         tokens = torch.full((batch_size, gamma), -1, dtype=torch.int64, device=device)
         counts = np.zeros(batch_size, dtype=np.int64)
         scores: list[torch.Tensor | None] = [None] * batch_size
-        for b in np.flatnonzero(history.active).tolist():
+        for b in np.flatnonzero(limits > 0).tolist():
             length = int(history.lengths[b])
             input_ids = to_device(history.tokens[b, :length], device)[None]
             generator = self._generator(b, input_ids)
@@ -125,12 +126,13 @@ class CandidateGeneratorDrafter(Drafter):
             ):
                 found, logits = generator.get_candidates(input_ids)
             self._check(generator, found, input_ids.shape[1])
-            drafted = found[0, input_ids.shape[1] :][:gamma].to(device)
-            counts[b] = len(drafted)
+            # Not more than are verified: the generator is told whether all of them were accepted.
+            drafted = found[0, input_ids.shape[1] :][: limits[b]].to(device)
+            counts[b] = self._drafted[b] = len(drafted)
             tokens[b, : len(drafted)] = drafted
             if logits is not None and reads_draft(self._context.rule):
                 scores[b] = self._scores(generator, logits, len(drafted))
-        self._drafted = counts.copy()
+        self._in_round = counts > 0
         size = int(counts.max())
         if size == 0:
             return None
@@ -138,7 +140,8 @@ class CandidateGeneratorDrafter(Drafter):
         return Draft(tokens, distribution=self._distribution(tokens, scores), counts=counts)
 
     def commit(self, outcome: DraftOutcome) -> None:
-        self._accepted = outcome.accepted.copy()
+        self._accepted = np.where(self._in_round, outcome.accepted, self._accepted)
+        self._in_round[:] = False
 
     def _generator(self, b: int, input_ids: torch.Tensor) -> Any:
         """The generator of a sequence."""

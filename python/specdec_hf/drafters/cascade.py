@@ -374,7 +374,7 @@ class VerticalCascade(Cascade):
         gamma = int(limits.max())
         if gamma < 1:
             return None
-        draft.begin_round(history)
+        draft.begin_round(dataclasses.replace(history, active=limits > 0))
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
         rows: torch.Tensor | None = None

@@ -18,6 +18,7 @@ from specdec_hf.drafters.fingerprint import check_fingerprint
 from specdec_hf.drafters.kept_texts import (
     KeptTexts,
     kept_with,
+    note_earlier_calls,
     note_same_noise,
     read_bytes,
     within_text,
@@ -115,9 +116,9 @@ class CopyingDrafter(Drafter):
         batch_size, count, gamma = len(history.lengths), self._num_proposals, int(limits.max())
         tokens = np.full((batch_size, count, gamma), -1, dtype=np.int64)
         confidence = np.zeros((batch_size, gamma), dtype=np.float32)
-        for b in np.flatnonzero(limits > 0).tolist():
-            proposal = self.copy(b, self._text.of(history, b), gamma, count)
-            tokens[b], confidence[b] = proposal.tokens, proposal.confidence[0]
+        for b, most in _wanted(limits):
+            proposal = self.copy(b, self._text.of(history, b), most, count)
+            tokens[b, :, :most], confidence[b, :most] = proposal.tokens, proposal.confidence[0]
         if (tokens < 0).all():
             return None
         return Draft(
@@ -125,6 +126,15 @@ class CopyingDrafter(Drafter):
             confidence=confidence if count == 1 else None,
             num_proposals=count,
         )
+
+
+def _wanted(limits: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The sequences that draft, and their own limits.
+
+    Chains differ somewhere within the limit that they are copied for. Those of the largest limit of
+    a batch may be the same within another one, in the place of other continuations.
+    """
+    return [(b, most) for b, most in enumerate(limits.tolist()) if most > 0]
 
 
 class PromptLookupDrafter(Drafter, entry="prompt_lookup"):
@@ -162,11 +172,11 @@ class PromptLookupDrafter(Drafter, entry="prompt_lookup"):
         """Different continuations of every sequence."""
         count, gamma = self._num_proposals, int(limits.max())
         tokens = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
-        for b in np.flatnonzero(limits > 0).tolist():
+        for b, most in _wanted(limits):
             text = self._text.of(history, b)
-            found = lookup_several(text, gamma, count, self.max_ngram, self.min_ngram)
+            found = lookup_several(text, most, count, self.max_ngram, self.min_ngram)
             for k, continuation in enumerate(found):
-                tokens[b, k] = continuation
+                tokens[b, k, :most] = continuation
         if (tokens < 0).all():
             return None
         return Draft(torch.from_numpy(tokens).flatten(1), num_proposals=count)
@@ -341,6 +351,8 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         self._barred = self._drawn_alike(context)
         if self._barred:
             note_same_noise(self, context)
+        if self._earlier and len(self._barred) < context.batch_size:
+            note_earlier_calls(self, context)
 
     def _drawn_alike(self, context: DraftContext) -> set[int]:
         """The sequences whose seed drew a text of an earlier call; they copy nothing from these."""

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from specdec_hf.arguments import check_integer, check_number
+from specdec_hf.drafters.kept_texts import note_earlier_calls
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.context import DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Rejections
@@ -128,6 +129,8 @@ class DistilledDrafter(ModelDrafter):
             )
         super().start(context)
         self._rejected, self._seeds = {}, seeds
+        if self.num_learnt:
+            note_earlier_calls(self, context)
 
     def learn_rejections(self, rejections: Rejections) -> None:
         free = self.max_positions - sum(len(one.lengths) for one in self._rejected.values())

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafting.checks import describe
+from specdec_hf.drafting.context import text_depends_on_drafts
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal
@@ -107,6 +108,15 @@ def note_same_noise(drafter: Drafter, context: DraftContext) -> None:
         f"{describe(drafter)} drafts nothing from earlier calls where one of them had the same "
         f"seed: rule {context.rule} would be biased, because its noise comes again"
     )
+
+
+def note_earlier_calls(drafter: Drafter, context: DraftContext) -> None:
+    """Say that a text depends on earlier calls, where it depends on what is drafted at all."""
+    if text_depends_on_drafts(context.rule):
+        context.note(
+            f"{describe(drafter)} drafts from earlier calls: under rule {context.rule!r} the text "
+            "depends on them, and the same seeds need not give it again"
+        )
 
 
 def within_text(proposal: Proposal) -> Proposal:

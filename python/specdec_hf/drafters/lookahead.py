@@ -161,7 +161,7 @@ class LookaheadDrafter(Drafter, entry="lookahead"):
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         trees = [HostTree(int(limit)) for limit in limits]
-        for b in np.flatnonzero(history.active).tolist():
+        for b in np.flatnonzero(limits > 0).tolist():
             text = history.tokens[b, : history.lengths[b]].tolist()
             if self.text_ngrams:
                 for end in range(max(int(self._read[b]), self.ngram - 1), len(text)):

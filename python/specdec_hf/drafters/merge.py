@@ -84,6 +84,12 @@ class TrieDrafter(Drafter):
             source.start(context, k * MAX_DRAFTS_PER_ROUND)
         self.add_up_costs(self.drafters)
         self.joins = all(drafter.joins for drafter in self.drafters)
+        # Told before any draft: in a round the drafts of one sequence may all be on the host, and
+        # those of another one of its batch not.
+        self._on_host = context.model.device.type == "cpu" or not any(
+            one.relative_cost > 0 or (one.draws and reads_draft(context.rule))
+            for one in self.drafters
+        )
 
     def fresh(self) -> Self:
         return type(self)([drafter.fresh() for drafter in self.drafters], self.layout)
@@ -104,7 +110,7 @@ class TrieDrafter(Drafter):
         if not given:
             return None
         depth, target = int(limits.max()), self._context.model.device
-        on_host = all(chains.device.type == "cpu" for chains in given)
+        on_host = self._on_host and all(chains.device.type == "cpu" for chains in given)
         device = torch.device("cpu") if on_host else target
         chains = torch.full((len(limits), len(self._ranks), depth), -1, device=device)
         values = np.full(chains.shape, np.nan)  # where a drafter knows them

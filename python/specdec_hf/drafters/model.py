@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +23,7 @@ from specdec_hf.runner.protocol import (
     Lengths,
     context_length,
     num_parameters,
+    rope_types,
     to_device,
     vocab_size_of,
 )
@@ -46,7 +48,10 @@ class Stepper(Protocol):
         ...
 
     def begin_round(self, history: History) -> None:
-        """Learn what is committed when a round begins; by default nothing is done."""
+        """Learn what is committed when a round begins; by default nothing is done.
+
+        Active are the sequences that draft in it: the state of another one must not depend on them.
+        """
         return
 
     def catch_up(self, history: History) -> torch.Tensor:
@@ -89,7 +94,7 @@ class DrawingDrafter(Drafter):
         gamma = int(counts.max())
         if gamma < 1:
             return None
-        draft.begin_round(history)
+        draft.begin_round(dataclasses.replace(history, active=counts > 0))
         logits = draft.catch_up(history)
         positions = to_device(lengths, draft.device)
         with_distribution = reads_draft(self._context.rule)
@@ -272,6 +277,7 @@ class DraftModel(Stepper):
                 borrower=context.lease(),
             )  # fmt: skip
             context.report_compiled(f"draft model {type(model).__name__}", made)
+        context.note_ropes(f"draft model {type(model).__name__}", rope_types(model))
         self.sampler = RowSampler(context, self.device, sampling)
         self._context_length = context_length(model)
         self._nodes_fed = 0

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer
-from specdec_hf.drafters.kept_texts import note_same_noise
+from specdec_hf.drafters.kept_texts import note_earlier_calls, note_same_noise
 from specdec_hf.drafters.ngram_table import NgramCounts
 from specdec_hf.drafting.context import Candidates, DraftContext, History, reads_draft
 from specdec_hf.drafting.drafter import Draft, Drafter
@@ -80,6 +80,8 @@ class NasdDrafter(Drafter, entry="nasd"):
         earlier = [self._earlier_of(b, context) for b in range(context.batch_size)]
         if self.max_kept and None in earlier:
             note_same_noise(self, context)
+        if any(earlier):
+            note_earlier_calls(self, context)
         self._counts = [NgramCounts(self.max_ngram, self.min_ngram, one) for one in earlier]
         self._observed: tuple[NDArray[np.int64], Candidates] | None = None
 
@@ -93,13 +95,13 @@ class NasdDrafter(Drafter, entry="nasd"):
         self._count(history)
         count, gamma = self._num_proposals, int(limits.max())
         chains = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
-        for b in np.flatnonzero(history.active).tolist():
-            length, counts = int(history.lengths[b]), self._counts[b]
+        for b in np.flatnonzero(limits > 0).tolist():
+            length, counts, most = int(history.lengths[b]), self._counts[b], int(limits[b])
             ending = self._ending(history.tokens[b], length)
             guess = None if self.stop_if_unknown else functools.partial(self._guess, length)
             begins = [[token] for token in counts.ranking(ending)[:count]] or [[]]
             for k, begin in enumerate(begins):
-                follow = counts.continuation([*ending, *begin], gamma - len(begin), guess)
+                follow = counts.continuation([*ending, *begin], most - len(begin), guess)
                 chains[b, k, : len(begin) + len(follow)] = [*begin, *follow]
         if (chains < 0).all():
             return None

@@ -50,7 +50,7 @@ class RowDrafter(Drafter):
         batch_size, gamma = len(history.lengths), int(limits.max())
         texts = [history.tokens[b, :n] for b, n in enumerate(history.lengths)]
         counts = np.zeros(batch_size, dtype=np.int64)
-        continue_drafting = history.active.copy()
+        continue_drafting = limits > 0
         tokens = np.full((batch_size, gamma), -1, dtype=np.int64)
         rows = np.zeros((batch_size, gamma, self.vocab_size), dtype=np.float32)
         sums = torch.zeros((batch_size, gamma), dtype=torch.float64)
@@ -72,6 +72,7 @@ class RowDrafter(Drafter):
                 tokens[b, i] = drawn.tokens[b, 0]
                 texts[b] = np.append(texts[b], tokens[b, i])
             counts += continue_drafting
+            continue_drafting &= limits > i + 1
             if self.context.continue_drafting is not None:
                 stats = token_stats(
                     torch.from_numpy(rows[:, i : i + 1]), torch.from_numpy(tokens[:, i : i + 1]),

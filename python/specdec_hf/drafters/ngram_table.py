@@ -236,6 +236,10 @@ class NgramCounts:
         # n-gram -> counts of the tokens after it, the one that was counted last at the end
         self._counts: dict[tuple[int, ...], dict[int, int]] = {}
 
+    def __len__(self) -> int:
+        """Number of n-grams, those of earlier texts aside."""
+        return len(self._counts)
+
     def extend(self, text: NDArray[np.int64]) -> None:
         """Count each token of ``text`` after those counted before, which it begins with."""
         longest = self._sizes.start

@@ -115,8 +115,6 @@ class SparseCacheDraft(OwnCacheDraft):
     def begin_round(self, history: History) -> None:
         """Copy what was committed, and choose chunks anew where that is due."""
         lengths, pattern = self.target.lengths, self.pattern
-        if self._states is None and pattern.num_chunks and self.context.max_length > pattern.budget:
-            self._states = self.context.keep_states(range(self._num_layers))
         states, known = self._last_states()
         due = history.active & (lengths > pattern.budget)
         due &= lengths - self._chosen_at >= pattern.interval
@@ -130,6 +128,11 @@ class SparseCacheDraft(OwnCacheDraft):
     def truncate(self, lengths: Lengths) -> None:
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.runner.truncate(np.minimum(self.runner.lengths, lengths))
+        pattern = self.pattern
+        if self._states is None and pattern.num_chunks and self.context.max_length > pattern.budget:
+            # Once the prompt is read, and not when a sequence first drafts, which in a batch may be
+            # another one.
+            self._states = self.context.keep_states(range(self._num_layers))
         self._last_states()  # rounds without drafts would pile them up
 
     def _choose(

@@ -92,24 +92,30 @@ class TextDrafter(Drafter):
         self._fed: list[list[int]] = [[] for _ in range(size)]
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        active, gamma = history.active.copy(), int(limits.max())
+        active, gamma = limits > 0, int(limits.max())
         for b in np.flatnonzero(active).tolist():
             self._texts[b].extend(history.tokens[b, : history.lengths[b]].tolist())
             active[b] = not self._texts[b].unfinished
-        drafted = self._continue(active, gamma)
+        drafted = self._continue(active, limits)
         if drafted is None:
             return None
         tokens = np.full((len(active), gamma), -1, dtype=np.int64)
         counts = np.zeros(len(active), dtype=np.int64)
         for b in np.flatnonzero(active).tolist():
             committed = history.tokens[b, : history.lengths[b]].tolist()
-            found = self._carry_back(committed, self._texts[b].ids, drafted[b])[:gamma]
+            found = self._carry_back(committed, self._texts[b].ids, drafted[b])[: limits[b]]
             tokens[b, : len(found)] = found
             counts[b] = len(found)
         return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
 
-    def _continue(self, active: NDArray[np.bool_], gamma: int) -> list[list[int]] | None:
-        """The draft model's most likely tokens after each text; None if nothing can be drafted."""
+    def _continue(
+        self, active: NDArray[np.bool_], limits: NDArray[np.int64]
+    ) -> list[list[int]] | None:
+        """The draft model's most likely tokens after each text; None if nothing can be drafted.
+
+        Each has as many as its own limit. The target's tokenizer may merge the first letters of
+        more of them to other tokens.
+        """
         draft = self._draft
         texts = [text.ids or [self._filler()] for text in self._texts]
         lengths = np.array([len(ids) for ids in texts])
@@ -120,7 +126,7 @@ class TextDrafter(Drafter):
             self._fed[b] = self._fed[b][: min(same, len(ids) - 1)]
         draft.truncate(np.array([len(ids) for ids in self._fed]))
         history = History(tokens, lengths, active)
-        counts = draft.room(history, gamma)
+        counts = draft.room(history, limits)
         steps = int(counts.max())
         if steps < 1:
             return None

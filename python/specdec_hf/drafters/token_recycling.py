@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
+from specdec_hf.drafters.kept_texts import note_earlier_calls
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter
 from specdec_hf.runner.protocol import vocab_size_of
@@ -31,9 +32,11 @@ class TokenRecyclingDrafter(Drafter, entry="token_recycling"):
     Args:
         tree: shape; None is one of 10 nodes, for two CPU cores. The source has 80 in 6 levels.
         top_k: tokens of a row.
-        inherit: whether a call begins with the rows of the call before it, those of all its
-            sequences together, if the vocabulary has the same size. The text does not depend on
-            that, since the drafts are deterministic. A call begins with an empty matrix otherwise.
+        inherit: whether a call begins with the rows of the last call whose sequences have all
+            ended, those of all of them together, if the vocabulary has the same size. Text of the
+            lossless rules does not depend on that. Under rule typical the same seed may give
+            another text than in the call before, and a note says so. A call begins with an empty
+            matrix otherwise.
 
     Raises:
         TypeError: an argument of a wrong type.
@@ -58,17 +61,17 @@ class TokenRecyclingDrafter(Drafter, entry="token_recycling"):
             )
         self.inherit = inherit
         self.size, self.depth = self.tree.size, self.tree.depth
-        self._vocab_size = 0
         self._rows: list[dict[int, list[int]]] = []  # one matrix a sequence
+        self._inherited: tuple[int, dict[int, list[int]]] = (0, {})  # vocabulary size, and matrix
 
     def start(self, context: DraftContext) -> None:
         """Begin with an empty matrix, or with what the last call knew."""
-        vocab_size = vocab_size_of(context.model)
-        known: dict[int, list[int]] = {}
-        if self.inherit and vocab_size == self._vocab_size:
-            for rows in self._rows:
-                known.update(rows)
-        self._vocab_size = vocab_size
+        self._vocab_size = vocab_size_of(context.model)
+        vocab_size, known = self._inherited
+        if vocab_size != self._vocab_size:
+            known = {}
+        if known:
+            note_earlier_calls(self, context)
         self._rows = [known.copy() for _ in range(context.batch_size)]
         self._has_prompt = False
 
@@ -92,6 +95,11 @@ class TokenRecyclingDrafter(Drafter, entry="token_recycling"):
         self._read_prompt(history)
         for b, n in np.argwhere((candidates.tokens >= 0) & history.active[:, None]).tolist():
             self._rows[b][int(candidates.tokens[b, n])] = candidates.ids[b, n].tolist()
+
+    def finish(self, history: History) -> None:
+        if self.inherit:
+            known = {token: row for rows in self._rows for token, row in rows.items()}
+            self._inherited = self._vocab_size, known
 
     def _read_prompt(self, history: History) -> None:
         if self._has_prompt:

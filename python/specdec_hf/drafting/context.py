@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from specdec_hf.drafting.lease import Lease
 from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.packed.twin import PackedStats, report_packed
-from specdec_hf.runner.protocol import HiddenStates, Lengths, to_device
+from specdec_hf.runner.protocol import ROPES_BY_LENGTH, HiddenStates, Lengths, to_device
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import RULES_READING_DRAFT, TREE_RULES_READING_DRAFT
 
@@ -247,6 +247,20 @@ class DraftContext:
         report_packed(
             model, stats, lambda note: self.note(f"draft model {note}"), asked=self.compile is True
         )
+
+    def note_ropes(self, name: str, kinds: Iterable[str]) -> None:
+        """Say that the drafts of a sequence depend on others of its batch, where a text does so.
+
+        Args:
+            name: of what drafts.
+            kinds: of its rotary embeddings, by the names of Transformers.
+        """
+        by_length = sorted(set(kinds).intersection(ROPES_BY_LENGTH))
+        if by_length and self.batch_size > 1 and text_depends_on_drafts(self.rule):
+            self.note(
+                f"rotary embedding {by_length[0]!r} of {name} turns by the longest sequence of a "
+                f"forward: under rule {self.rule!r} the text depends on the rest of the batch"
+            )
 
     def keep_states(self, layers: Sequence[int]) -> CommittedStates:
         """Keep the target's hidden states of every committed token from now on.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import IGNORED, describe
 from specdec_hf.drafting.context import DraftContext, text_depends_on_drafts
-from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.drafter import Draft, Drafter, drafts_trees
 from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
@@ -114,9 +114,12 @@ class DraftLengthPolicy:
     def _note_what_texts_depend_on(self) -> None:
         if not text_depends_on_drafts(self.rule):
             return
+        # One number of nodes serves all trees of a batch.
+        sizes_trees = self.schedule.sizes_trees and drafts_trees(self.drafter)
+        mixes = self.schedule.mixes_sequences or sizes_trees
         for depends, on in (
             (self.schedule.reads_clock, "timing, and the same seeds need not give it again"),
-            (self.schedule.mixes_sequences and self.batch_size > 1, "the rest of the batch"),
+            (mixes and self.batch_size > 1, "the rest of the batch"),
         ):
             if depends:
                 self.stats.note(

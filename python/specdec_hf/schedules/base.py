@@ -107,7 +107,7 @@ class Schedule(ABC):
         reads_clock: whether decisions depend on measured times.
         mixes_sequences: whether decisions about a sequence depend on the others of its batch.
         trees: whether it can choose the depth of trees.
-        sizes_trees: whether `nodes` is called.
+        sizes_trees: whether `nodes` is called. Trees are then sized by all sequences of the batch.
         joins: whether it keeps nothing of one sequence from round to round, so that another one
             may take its place.
         max_draft: no sequence drafts more tokens; `start` sets it.

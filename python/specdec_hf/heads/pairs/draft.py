@@ -211,6 +211,7 @@ class HeadDraft(PairDraft):
         self._cosines = self._sines = torch.empty(0)  # [P, D]
         rope: Any = head.config.layer.rope_parameters
         self._rope_type: str = rope["rope_type"]
+        context.note_ropes("the head", [self._rope_type])
         if self._rope_type not in ROPES_BY_LENGTH:
             self._turns(256)
         self._step: Any = PairStep(head)
