@@ -134,7 +134,8 @@ class Corpus:
 
         Args:
             context: [n] int32 or int64, ids in [0, 2^31).
-            gamma: most tokens of a chain.
+            gamma: most tokens of a chain, within which several chains differ. So ask for each text
+                with its own: others may be among the chains of a smaller one.
             count: most chains. They differ, and the first is the one that ``count=1`` gives. Others
                 branch off where their estimated probability is highest.
             min_match, max_match: fewest and most tokens of a match.

@@ -85,7 +85,8 @@ class SuffixAutomaton:
         """Draft the tokens that may come next.
 
         Args:
-            gamma: most tokens of a chain.
+            gamma: most tokens of a chain, within which several chains differ. So ask for each text
+                with its own: others may be among the chains of a smaller one.
             count: most chains. They differ, and the first is the one that ``count=1`` gives. Others
                 branch off where their estimated probability is highest, also to tokens that
                 followed shorter contexts.
