@@ -128,13 +128,13 @@ def commit(
     for b in np.flatnonzero(history.active).tolist():
         accepted, drafted = int(verdict.num_accepted[b]), int(counts.drafted[b])
         emitted = [t for t in verdict.tokens[b, : accepted + 1].tolist() if t >= 0]
-        tokens, reason, error = _cut(session, b, emitted)
-        count = len(tokens)
-        history.append(b, tokens)
-        if not reason and count <= accepted:
-            reason, error = "error", _fault(session, b, Status(int(verdict.status[b])))
+        tokens, reason = _cut(session, b, emitted)
+        count, status = len(tokens), Status(int(verdict.status[b]))
+        error = _fault(session, b, tokens, reason, None if count > accepted else status)
         if error is not None and not session.isolates:
             raise error
+        reason = reason if error is None else "error"
+        history.append(b, tokens)
         logprobs = verdict.logprobs[b, :count].tolist()
         session.logprobs[b] += logprobs
         kept_drafts[b] = min(accepted, count)
@@ -153,29 +153,25 @@ def commit(
     return steps, kept_drafts
 
 
-def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, Exception | None]:
-    """The tokens up to the first stop, why they stop there ("" where they do not), and a fault."""
+def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
+    """The tokens up to the first stop, and why they stop there ("" where they do not)."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
     call, index = session.calls[b]
     prefix = session.padded_ids(b) if call.criteria else None
     for i, token in enumerate(tokens):
         if token in call.eos:
-            return tokens[: i + 1], "eos", None
+            return tokens[: i + 1], "eos"
         if prefix is not None:
             ids = np.append(prefix, tokens[: i + 1])
-            try:
-                ends = ends_text(call.criteria, ids, session.model.device, index, len(call.mask))
-            except Exception as error:  # whatever a criterion raises
-                return tokens[: i + 1], "error", error
-            if ends:
-                return tokens[: i + 1], "criteria", None
+            if ends_text(call.criteria, ids, session.model.device, index, len(call.mask)):
+                return tokens[: i + 1], "criteria"
     if len(tokens) < most:
-        return tokens, "", None
+        return tokens, ""
     if session.budgets[b] < call.max_new_tokens:
         session.stats.note("stopped at the model's context length")
-        return tokens, "context", None
-    return tokens, "length", None
+        return tokens, "context"
+    return tokens, "length"
 
 
 def _note_draft_faults(session: Session, status: Status) -> None:
@@ -185,12 +181,25 @@ def _note_draft_faults(session: Session, status: Status) -> None:
                 session.stats.note_round(f"{describe(session.drafter)} {text}")
 
 
-def _fault(session: Session, b: int, status: Status) -> Exception:
-    """Why a sequence has no next token."""
+def _fault(
+    session: Session, b: int, tokens: list[int], reason: str, status: Status | None
+) -> Exception | None:
+    """Why a sequence cannot go on behind its new tokens, or None.
+
+    Args:
+        session: does not hold them yet.
+        b: the sequence.
+        tokens: as `_cut` gives them, with their ``reason``.
+        status: of the row that gave no token behind them; None where it gave one.
+    """
+    if reason not in ("", "criteria") or (not reason and status is None):
+        return None
     (call, index), number = session.calls[b], session.numbers[b]
-    position = int(session.history.lengths[b])
-    errors: dict[Any, Exception] = getattr(call.processors[index], "errors", {})
-    if (raised := errors.get(tuple(session.padded_ids(b)))) is not None:
+    position = int(session.history.lengths[b]) + len(tokens)
+    guard: Any = call.criteria if reason else call.processors[index]
+    errors: dict[Any, Exception] = getattr(guard, "errors", {})
+    raised = errors.get((*session.padded_ids(b).tolist(), *tokens)) if errors else None
+    if raised is not None or reason or status is None:
         return raised
     if Status.BAD_PARAMETER in status:
         return RuntimeError(

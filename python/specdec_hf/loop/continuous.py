@@ -28,7 +28,7 @@ from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import end
 from specdec_hf.loop.plan import token_budgets
-from specdec_hf.loop.processors import GuardedProcessors
+from specdec_hf.loop.processors import GuardedCriteria, GuardedProcessors
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
@@ -47,7 +47,7 @@ class Asked:
     """A call whose sequences are decoded together with those of other calls.
 
     Attributes:
-        call: its sampling parameters become tensors, and its processors end one sequence alone.
+        call: its sampling parameters become tensors; its processors and criteria end one sequence.
         device: the model's.
         seeds: as ``seed`` of `generate`; then one of each sequence.
         cancelled: whether it was given up.
@@ -68,6 +68,7 @@ class Asked:
             call,
             sampling=call.sampling.per_sequence(count, device),
             processors=[GuardedProcessors(own) for own in call.processors],
+            criteria=GuardedCriteria(call.criteria),
         )
 
 

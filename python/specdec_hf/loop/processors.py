@@ -117,3 +117,22 @@ class GuardedProcessors(LogitsProcessorList):
         except Exception as error:  # whatever a processor raises
             self.errors[tuple(input_ids[0].tolist())] = error
             return torch.full_like(scores, torch.nan)
+
+
+class GuardedCriteria(StoppingCriteriaList):
+    """The criteria of one call, whose errors end a sequence alone, where they raise.
+
+    Attributes:
+        errors: what they raised, by the text that ended.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        super().__init__(criteria)
+        self.errors: dict[tuple[int, ...], Exception] = {}
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(input_ids, scores, **kwargs)
+        except Exception as error:  # whatever a criterion raises
+            self.errors[tuple(input_ids[0].tolist())] = error
+            return torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
