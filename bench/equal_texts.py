@@ -58,7 +58,7 @@ def main(
         target, tokenizer = load_embedded(dtype=getattr(torch, name))
         calls = drafters(target)
         equal: Counter[tuple[str, int, str]] = Counter()
-        rounds, accepted = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+        rounds, new = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
         for size in SIZES:
             batches = [range(i, min(i + size, len(asked))) for i in range(0, len(asked), size)]
             for rule, sampling in RULES.items():
@@ -77,12 +77,12 @@ def main(
                             differing += not same
                         together = out.stats.together
                         rounds[drafter, size] += together.rounds
-                        accepted[drafter, size] += together.accepted
+                        new[drafter, size] += together.new_tokens
         table = Table("drafter", "prompts together", *RULES, "tokens a round", title=name)
         for size in SIZES:
             for drafter in calls:
                 same_texts = (f"{equal[drafter, size, rule]} of {len(asked)}" for rule in RULES)
-                length = 1 + accepted[drafter, size] / rounds[drafter, size]
+                length = new[drafter, size] / rounds[drafter, size]
                 table.add_row(drafter, str(size), *same_texts, f"{length:.2f}")
         console.print(table)
         console.print(f"{time.perf_counter() - begin:.0f} s", end="\n\n")

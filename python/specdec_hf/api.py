@@ -61,9 +61,9 @@ def generate(
     another vocabulary), ``tokenizer`` alone (to check what drafters read from files),
     ``eos_token_id``, ``pad_token_id``, ``past_key_values``,
     ``generation_config``, ``return_dict_in_generate``, penalties. Defaults come from
-    ``model.generation_config``. Processors and criteria are called for one sequence at a time, and
-    processors also for prefixes that end in a draft which is then rejected. They must therefore be
-    pure functions of their arguments.
+    ``model.generation_config``. Processors and criteria are called for one sequence at a time, also
+    for prefixes that end in a draft which is then rejected. They must therefore be functions of
+    their arguments; a processor that is not is refused where that shows.
 
     Args:
         model: causal LM or encoder-decoder, left on its device and in its dtype.
@@ -78,7 +78,8 @@ def generate(
     Raises:
         OSError: a profile that cannot be read.
         TypeError: an argument of a wrong type, by name.
-        ValueError: an argument unknown, unsupported or out of range, by name.
+        ValueError: an argument unknown, unsupported or out of range, by name; a processor that
+            answers otherwise when it is asked again.
         RuntimeError: logits that are not finite, by sequence and position; a drafter that another
             call is using.
     """

@@ -1,6 +1,7 @@
 """The command ``train``."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -57,12 +58,18 @@ def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
     [
         (("--length", 300), "--length must be at most 256, the model's context, got 300"),
         ((*SMALL, "--head", "exit_head", "--layer", 2), "layer must be an integer in [1, 1], got"),
+        (
+            (*SMALL, "--draft-vocab-size", 259),
+            "--draft-vocab-size must be at most 258, the vocabulary of",
+        ),
+        (("--draft-model", *SMALL, "--width", 64), "--width must be at most 32, that of"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_texts(folder, tmp_path, arguments, message):  # noqa: F811
     result = invoke("train", "--model", folder, "--output", tmp_path, *arguments)
     assert result.exit_code == 2, result.output
     assert f"error: {message}" in result.output.splitlines()[-1]
+    assert result.output.splitlines()[-1].endswith(f"got {arguments[-1]}")
     assert not (tmp_path / "work" / "texts.jsonl").exists()
 
 
@@ -115,6 +122,17 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
         (("--turn-length", 400), "--turn-length must be at most half of --length, 192, got 400"),
         (("--turn-length", 9, "--prompts", "a"), "--turn-length needs turns that the model writes"),
         (("--head", "medusa", "--resume", "a"), "--resume needs --head eagle3, got medusa"),
+        (("--learning-rate", 1e38), "--learning-rate must be at most 1e+37, got 1e+38"),
+        (("--learning-rate", "nan"), "--learning-rate must be above 0 and finite, got nan"),
+        (("--draft-steps", 24, "--length", 24), "--draft-steps must be below --length, 24, got 24"),
+        (("--draft-steps", 1024), "--draft-steps must be at most 1023, got 1024"),
+        (("--threads", 9999), "--threads must be at most 1024, got 9999"),
+        (("--draft-model", "--num-drafters", 9999), "--num-drafters must be at most 1024, got 99"),
+        (
+            ("--head", "exit_head", "--draft-vocab-size", 5),
+            "--draft-vocab-size needs a head that drafts a part of the vocabulary, got exit_head",
+        ),
+        (("--resume", "a"), "--resume: cannot read a/config.json: No such file"),
         (("--learning-rate", 0), "--learning-rate must be above 0 and finite, got 0.0"),
         (("--draft-steps", 0), "--draft-steps must be at least 1, got 0"),
         (("--draft-model", "--draft-steps", 2), "--draft-steps needs a head that"),
@@ -158,3 +176,38 @@ def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811
     head = head_folder(hf_models.build("llama", vocab_size=7), tmp_path)
     line = one_line_error(*given, f"eagle3:{head}")
     assert "trained for a model with a vocabulary of 7, got 258" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "what"),
+    [
+        (("--learning-rate", 1e30), "float32", r"the loss in step \d+ is nan"),
+        (("--learning-rate", 1e30), "float16", r"the loss in step \d+ is nan"),
+        (("--learning-rate", 1e37, "--head", "medusa"), "float32", "the sum of a weight in step 2"),
+        (("--learning-rate", 1e6, "--draft-model", "--width", 32), "float32", "the norm of the gr"),
+    ],
+)
+def test_training_that_diverges_says_so_and_what_to_try(folder, tmp_path, options, dtype, what):  # noqa: F811
+    """In one line; no drafter is written."""
+    output = tmp_path / "head"
+    given = ("--dtype", dtype, *SMALL, "--steps", 2 if "medusa" in options else 12, *options)
+    result = invoke("train", "--model", folder, "--output", output, *given)
+    assert result.exit_code == 1, result.output
+    (line,) = [line for line in result.output.splitlines() if "error" in line]
+    assert line == result.output.splitlines()[-1]
+    assert re.match(f"error: training has diverged: {what}.*; try --learning-rate below 1e", line)
+    assert ("another --dtype than float16" in line) == (dtype == "float16")
+    assert f"--reuse {output}" in line
+    assert not (output / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("head", ["eagle3", "medusa"])
+def test_texts_shorter_than_the_drafts_are_read(folder, tmp_path, head):  # noqa: F811
+    texts = [tmp_path / f"{n}.txt" for n in range(24)]
+    for n, file in enumerate(texts):
+        file.write_text("one"[: 2 + n % 2])
+    succeed(
+        "train", "--model", folder, "--output", tmp_path / "head", "--head", head, "--dtype",
+        "float32", *(word for file in texts for word in ("--texts", file)), "--tokens", 900,
+        "--length", 8, "--batch-size", 4, "--steps", 2, "--draft-steps", 5,
+    )  # fmt: skip

@@ -337,3 +337,19 @@ def test_the_first_call_with_a_shipped_head_drafts_at_once(target, tmp_path, mon
     monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
     assert begins() == 2  # after one round to compare with
     assert begins((9, 4, 12)) > 2, "nothing is expected of it in a batch"
+
+
+def test_a_row_without_a_token_is_an_error_with_drafts_and_without():
+    """Where the model's own generation emits token 0, as docs/loop.md says."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+
+    def forbid_all(ids, scores):
+        return scores.new_full(scores.shape, -torch.inf) if ids.shape[1] == 12 else scores
+
+    given = {"max_new_tokens": 6, "do_sample": False, "logits_processor": [forbid_all]}
+    assert model.generate(**inputs, **given)[0, 12] == 0
+    for drafter in ("auto", None, "suffix_automaton"):
+        with pytest.raises(
+            RuntimeError, match="logits of sequence 0 at position 12 are not finite"
+        ):
+            generate(model, **inputs, **given, drafter=drafter, guard=False)

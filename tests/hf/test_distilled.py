@@ -74,7 +74,7 @@ def test_drafts_behind_the_end_of_a_text_are_not_rejected():
     ends = [text[n] for n in (5, 6, 7, 8)]
     outs = [call(drafter, lengths=(9,), eos_token_id=end) for end in ends]
     last = [out.stats.round_log[-1] for out in outs]
-    assert any(one.drafted > one.accepted for one in last)
+    assert any(one.emitted == one.accepted for one in last), "no text ends within a draft"
     assert drafter.num_learnt == 0
     assert drafter.told == []
 

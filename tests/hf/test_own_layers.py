@@ -162,6 +162,128 @@ def test_models_of_another_structure_are_refused_by_name():
         generate(wrapped, **inputs, drafter="early_exit:1", self_check=False)
 
 
+def with_matrix(name, rows):
+    """A model whose output matrix or embeddings have another number of rows than it has tokens."""
+    model = hf_models.build("llama", layers=3)
+    matrix = model.get_submodule(name)
+    more = torch.zeros(max(rows - len(matrix.weight), 0), matrix.weight.shape[1])
+    matrix.weight.data = torch.cat([matrix.weight.data[:rows], more])
+    return model
+
+
+def with_module(name, make):
+    """A model in which another library has put a module around one of its own."""
+    model = hf_models.build("llama", layers=3)
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, make(model.get_submodule(name)))
+    return model
+
+
+class Adapter(torch.nn.Module):
+    """Adds a product to that of a linear layer."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.added = torch.nn.Linear(32, base_layer.weight.shape[0], bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.added(x)
+
+
+def with_rope(**rope):
+    return hf_models.build("llama", layers=3, rope_parameters={"rope_theta": 1e4, **rope})
+
+
+def after_a_text_beyond_its_context():
+    """Its buffers of rotary frequencies are one tensor then."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    model = hf_models.build("llama", layers=3, context=24, rope_parameters=rope)
+    for new_tokens in (30, 2):
+        model.generate(**hf_models.prompts((9,)), max_new_tokens=new_tokens, do_sample=False)
+    return model
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def with_compiled_forward():
+    model = hf_models.build("llama", layers=3)
+    model.forward = compiled(model.forward)
+    return model
+
+
+LONGROPE = {
+    "rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 128,
+    "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+}  # fmt: skip
+# What may be the matter with a target, and why drafters that are a part of it refuse it; "" where
+# they draft. Only those that need its layers alone care for its base model.
+TARGETS = {
+    "as built": (lambda: hf_models.build("llama", layers=3), ""),
+    "tied": (lambda: hf_models.build("llama", layers=3, tie_word_embeddings=True), ""),
+    "compiled": (lambda: compiled(hf_models.build("llama", layers=3)), "it is a wrapper"),
+    "compiled base": (
+        lambda: with_module("model", compiled), "its base model is a wrapper, OptimizedModule",
+    ),
+    "compiled forward": (with_compiled_forward, "its forward was replaced"),
+    "dynamic": (lambda: with_rope(rope_type="dynamic", factor=2.0), ""),
+    "dynamic, beyond": (after_a_text_beyond_its_context, ""),
+    "longrope": (lambda: with_rope(**LONGROPE), ""),
+    "fewer rows": (lambda: with_matrix("lm_head", hf_models.VOCAB - 3), ""),
+    "more rows": (lambda: with_matrix("model.embed_tokens", hf_models.VOCAB + 5), ""),
+    "adapter": (lambda: with_module("model.layers.0.self_attn.q_proj", Adapter), ""),
+    "weight norm": (
+        lambda: with_module(
+            "model.layers.0.mlp.up_proj", torch.nn.utils.parametrizations.weight_norm
+        ),
+        "",
+    ),
+}  # fmt: skip
+OWN_PARTS = {
+    "layers": "layers:1",
+    "early_exit": "early_exit:1",
+    "layer_skip": "layer_skip:1-1",
+    "sparse_cache": "sparse_cache:budget=2,chunk=1,sinks=0,recent=1,interval=2",
+    "exit_head": None,
+}
+
+
+@pytest.mark.parametrize("drafter", OWN_PARTS)
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_part_of_a_target_drafts_or_is_refused_by_name(kind, drafter, tmp_path):
+    make, reason = TARGETS[kind]
+    named = OWN_PARTS[drafter] or f"{drafter}:{exit_folder(TARGETS['as built'][0](), tmp_path)}"
+    if (kind, drafter) == ("fewer rows", "exit_head"):
+        reason = r"the head needs a target with an output matrix \[67, 32\], got \[64, 32\]"
+    with torch.compiler.set_stance("force_eager"):  # the types matter here, and no graph
+        model = make()
+        if reason:
+            with pytest.raises(ValueError, match=reason):
+                hf_models.decode(model, drafter=named)
+        else:
+            assert hf_models.decode_as_generate(model, drafter=named).stats.drafted > 0
+
+
+def test_a_target_in_training_mode_is_left_in_it():
+    model = hf_models.build("llama", layers=3).train()
+    hf_models.decode(model, drafter="layers:1")
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["OPTForCausalLM", "GPTNeoForCausalLM", "FalconH1ForCausalLM"])
+def test_layers_of_models_of_another_structure_draft(name):
+    """Wherever the list of layers is, and whatever the config says of each layer."""
+    assert hf_models.decode_as_generate(build(name), drafter="layers:1").stats.drafted > 0
+
+
+def test_first_layers_that_need_later_ones_are_refused_by_name():
+    match = "layers cannot draft for Gemma3nForCausalLM: its first 1 layers are no model of their"
+    with pytest.raises(ValueError, match=match):
+        hf_models.decode(build("Gemma3nForCausalLM"), drafter="layers:1")
+
+
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 

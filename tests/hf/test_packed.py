@@ -98,6 +98,52 @@ def test_logits_depend_on_no_other_tokens(model, layers, monkeypatch):
     assert torch.equal(logits_of(mine, [24], rows=3)[1:2], alone)  # 72 rows
 
 
+def two_registers(dtype):
+    """How many numbers PyTorch's loops over a tensor take at a time on this machine."""
+    size = {"AVX512": 64, "AVX2": 32}.get(torch.backends.cpu.get_cpu_capability())
+    if size is None:
+        pytest.skip("the registers of this machine are not known")
+    return 2 * size // dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_activations_depend_on_other_tokens_where_a_width_is_no_multiple_of_two_registers(dtype):
+    """As docs/forwards.md says; 48 and 144 are multiples of one register of AVX-512 in float32."""
+    size, functions = two_registers(dtype), torch.nn.functional
+    widths = range(8, 8 * size + 1, 8)
+    found = set()
+    for name in ("silu", "gelu", "relu"):
+        for width in widths:
+            x = 3 * torch.randn(8, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+            whole = getattr(functions, name)(x)
+            alone = torch.cat([getattr(functions, name)(x[n : n + 1]) for n in range(8)])
+            if not torch.equal(alone, whole):
+                found.add(width)
+    assert not any(width % size == 0 for width in found)
+    # In bfloat16 these functions round their tails alike.
+    assert dtype == torch.bfloat16 or size // 2 * 3 in found
+
+
+@pytest.mark.parametrize("width", [48, 100, 144, 160])
+@pytest.mark.parametrize("layers", ["fused", "unfused"])
+def test_the_layers_of_one_op_depend_on_no_other_tokens_whatever_their_width(
+    layers, width, monkeypatch
+):
+    """Others do where the width is no multiple of two registers; see above."""
+    if layers != "fused":
+        monkeypatch.setattr(twin, "fuse", lambda module: False)
+    made = build("llama", vocab_size=997, hidden_size=256, intermediate_size=width)
+    mine = twin.PackedTwin(made)
+    assert mine.fused == (2 if layers == "fused" else 0)
+    with torch.inference_mode():
+        alone, together = logits_of(mine.model, [1] * 24), logits_of(mine.model, [24])
+    if layers == "fused" or width % two_registers(torch.float32) == 0:
+        assert torch.equal(together, alone)
+    else:
+        assert not torch.equal(together, alone)
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-4)
+
+
 @torch.inference_mode()
 def test_drafts_of_any_number_change_no_bits(model):
     """Also more than 64, which kernels read in groups."""

@@ -127,6 +127,7 @@ def joint_p_value(
     prompt: int = 2,
     temperature: float = 1.0,
     top_k: int = 0,
+    eos: int | None = None,
     **kwargs: Any,
 ) -> float:
     """The probability that texts of the target's distribution lie as far from it as those drafted.
@@ -138,9 +139,13 @@ def joint_p_value(
         texts: how many are generated, as one batch.
         prompt: which of `PROMPTS` they begin with; faults show most after the last.
         temperature, top_k: of the texts.
+        eos: token that ends a text, also inside of a draft.
         kwargs: of `generate`.
     """
     model, probs = target(prompt, temperature, top_k)
+    if eos is not None:
+        probs = _of_texts_that_end(probs, eos)
+        kwargs |= {"eos_token_id": eos, "pad_token_id": 0}
     ids = torch.tensor(PROMPTS[prompt]).expand(texts, -1)
     out = generate(
         model, ids, attention_mask=torch.ones_like(ids), drafter=drafter, rule=rule, do_sample=True,
@@ -152,6 +157,14 @@ def joint_p_value(
     first = out.sequences[:, ids.shape[1] :][:, :LENGTH]
     codes = (first * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
     return chi_square(codes, probs)
+
+
+def _of_texts_that_end(probs: torch.Tensor, eos: int) -> torch.Tensor:
+    """The probabilities where a text is that up to its end, with zeros behind."""
+    texts = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)
+    ended = (texts == eos).cumsum(dim=1) - (texts == eos).long() > 0
+    codes = (texts.masked_fill(ended, 0) * VOCAB ** torch.arange(LENGTH - 1, -1, -1)).sum(dim=1)
+    return torch.zeros_like(probs).index_add_(0, codes, probs)
 
 
 def with_twin(drafter: Any, twin: Any) -> Any:

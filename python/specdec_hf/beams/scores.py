@@ -25,7 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.beams.tree import DraftedBeams, Integers
-from specdec_hf.loop.processors import ends_text
+from specdec_hf.loop.processors import ask, check_answer, ends_text
+from specdec_hf.loop.session import Answer
 from specdec_hf.request.call import Call
 from specdec_hf.runner.protocol import to_device
 
@@ -131,15 +132,21 @@ def _process(
     rows = log_probs.shape[1] - tokens.shape[1]
     running = beams.running[:, :rows, : beams.length].to(log_probs.device)
     for b, drawn in enumerate(tokens.tolist()):
-        prefixes = {row: running[b, row][None] for row in range(rows)}
+        before = log_probs[b, 0].clone()
+        prefixes = {row: running[b, row] for row in range(rows)}
         for row in range(log_probs.shape[1]):
             if row >= rows:
                 n = row - rows
                 parent = prefixes.get(above[b][n])
                 if parent is None or log_probs[b, above[b][n], drawn[n]] == -torch.inf:
                     continue
-                prefixes[row] = torch.cat([parent, tokens[b, n].view(1, 1)], dim=1)
-            log_probs[b, row] = processors[b](prefixes[row], log_probs[b, row][None])[0]
+                prefix = torch.cat([parent, tokens[b, n].view(1)])
+                if beams.ends(prefix.cpu().numpy()):
+                    continue
+                prefixes[row] = prefix
+            log_probs[b, row] = ask(processors[b], prefixes[row], log_probs[b, row])
+        answer = Answer(running[b, 0], before, log_probs[b, 0])
+        check_answer(processors[b], beams.answers, b, answer)
 
 
 NO_SCORE = -1.0e9  # of a beam or finished sequence that is not there yet
@@ -159,6 +166,7 @@ class Beams:
         running_scores: [B, w] float32.
         length: columns of the prompt, and one more after every step.
         done: whether no further step can change the output.
+        answers: of logits processors in an earlier round, by the number of the prompt.
     """
 
     def __init__(self, model: Any, call: Call, max_new_tokens: int) -> None:
@@ -184,6 +192,14 @@ class Beams:
         self.running_indices = torch.full((*shape, max_new_tokens), -1, device="cpu").int()
         self.indices = self.running_indices.clone()
         self.done = False
+        self.answers: dict[int, Answer] = {}
+
+    def ends(self, ids: NDArray[np.int64]) -> bool:
+        """Whether a sequence [T] ends with its last token, for another reason than its length."""
+        criteria = self.call.criteria
+        return int(ids[-1]) in self.call.eos or (
+            bool(criteria) and ends_text(criteria, ids, self.model.device)
+        )
 
     def step(
         self,
@@ -283,8 +299,7 @@ class Beams:
             return torch.ones_like(ended)
         if self.call.criteria:
             for b, k in (~ended).nonzero().tolist():
-                ids = candidates[b, k].numpy()
-                ended[b, k] = ends_text(self.call.criteria, ids, self.model.device)
+                ended[b, k] = self.ends(candidates[b, k].numpy())
         return ended
 
 

@@ -43,7 +43,13 @@ from specdec_hf.runner.choose import choose_kind, choose_runner
 from specdec_hf.runner.compiled.compiled_call import pack_for
 from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.plain_runner import Prompt
-from specdec_hf.runner.protocol import context_length, to_device, vocab_size_of
+from specdec_hf.runner.protocol import (
+    context_length,
+    rereads_at_turn,
+    room_before_turn,
+    to_device,
+    vocab_size_of,
+)
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 
@@ -113,6 +119,15 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
     check_beam_options(call, options)
     options, notes = plain_beams(call, options)
     call = replace(call, notes=[*call.notes, *notes])
+    room = room_before_turn(model, int(call.mask.sum(axis=1).max()))
+    if rereads_at_turn(model) and room is not None and room < call.max_new_tokens:
+        reason = f"after {room} more tokens its plain search reads all beams again"
+        if options.drafter is None:
+            return own_search(model, call, options, reason)
+        raise ValueError(
+            f"drafter must be None with num_beams above 1 for {type(model).__name__}, "
+            f"got {shown(options.drafter)}: {reason}"
+        )
     if options.drafter is None and options.cache == "auto":
         try:
             choose_kind(
@@ -287,10 +302,13 @@ class BeamSearch:
             return 0
         # The round makes one step beyond the draft, so the last step is never drafted.
         room = self.beams.max_length - self.beams.length - 1
-        context = context_length(self.drafter.model)
+        depth = self.beams.length - self.beams.prompt_length
+        longest = int(self.call.mask.sum(axis=1).max()) + depth
+        context, turn = context_length(self.drafter.model), room_before_turn(self.model, longest)
         if context is not None:
-            depth = self.beams.length - self.beams.prompt_length
-            room = min(room, context - int(self.call.mask.sum(axis=1).max()) - depth)
+            room = min(room, context - longest)
+        if turn is not None:
+            room = min(room, turn)
         return int(self.length_policy.limits(np.array([max(int(room), 0)]))[0])
 
     def _forward(self, drafted: DraftedBeams | None) -> torch.Tensor:

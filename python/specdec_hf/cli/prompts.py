@@ -42,6 +42,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
             text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            if isinstance(error, UnicodeDecodeError):
+                reason = f"it is not valid UTF-8 at byte {error.start}"
             raise PromptError(f"cannot read prompt file {path}: {reason}") from error
     prompts = [
         _parse_line(path, number, line.strip("\r"))

@@ -90,7 +90,7 @@ def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
         "lossless": all(turn.stats.lossless for turn in turns),
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
-        "mean_acceptance_length": 1 + accepted / rounds,
+        "mean_acceptance_length": tokens / rounds,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
         "drafted": drafted,
         "accepted": accepted,
@@ -223,7 +223,7 @@ def verdict(turns: Sequence[Turn]) -> str:
             f"speculation: nothing was drafted in {tokens} tokens, because no draft was found; "
             "--drafter help lists others"
         )
-    length = f"{1 + accepted / rounds:.2f} tokens a round"
+    length = f"{tokens / rounds:.2f} tokens a round"
     if not turns[0].baseline:
         return f"speculation: {length}"
     plain = sum(len(turn.baseline_tokens) for turn in turns)

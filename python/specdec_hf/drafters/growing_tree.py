@@ -13,7 +13,7 @@ from specdec_hf.drafters.model import DraftModel, Stepper
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
 from specdec_hf.drafting.sampling import mask_below_limits
-from specdec_hf.runner.protocol import Lengths, to_device
+from specdec_hf.runner.protocol import Lengths, rounded, to_device
 from specdec_hf.trees import EagleTree
 from specdec_kernels import expand_tree, rerank_tree
 
@@ -71,7 +71,7 @@ class GrowingTreeDrafter(Drafter):
         if levels < 1:
             return None
         grown = expand_tree(
-            draft.catch_up(history)[:, None],
+            rounded(draft.catch_up(history))[:, None],
             torch.zeros((len(lengths), 1), dtype=torch.float32, device=draft.device),
             width=width,
         )
@@ -95,7 +95,7 @@ class GrowingTreeDrafter(Drafter):
             above.append(came_from)
             paths = scores[-1].gather(1, frontier)
             logits = draft.feed(tokens[-1].gather(1, frontier), lengths, torch.cat(above, dim=1))
-            grown = expand_tree(logits, paths, width=width)
+            grown = expand_tree(rounded(logits), paths, width=width)
             parents.append((first + frontier).repeat_interleave(width, dim=1))
             first += tokens[-1].shape[1]
             tokens.append(draft.target_tokens(grown.tokens).flatten(1))

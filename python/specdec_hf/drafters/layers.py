@@ -6,17 +6,20 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_hf.arguments import check_integer, split_options
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.registry import SAMPLING, sampling_of
+from specdec_hf.runner.self_check import one_line
+from specdec_hf.runner.split_model import unknown_forward, with_layers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# The models made of a target, by their number of layers. Later calls draft with the same one, so
-# that its self-check, graphs and costs are known.
+# The models made of a target, by their number of layers, with the target's state. Later calls draft
+# with the same one, so that its self-check, graphs and costs are known.
 _made: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -59,11 +62,10 @@ class LayersDrafter(ModelDrafter, entry="layers"):
         Raises:
             ValueError: it cannot be made.
         """
-        made = _made.setdefault(target, {})
-        small = made.get(self.layers)
-        if small is None or not _shares_weights(small, target):
-            small = made[self.layers] = with_fewer_layers(target, self.layers)
-        self.model = small
+        made, state = _made.setdefault(target, {}), _state_of(target)
+        if self.layers not in made or made[self.layers][0] != state:
+            made[self.layers] = state, with_fewer_layers(target, self.layers)
+        self.model = made[self.layers][1]
 
     def start(self, context: DraftContext) -> None:
         self.draft_for(context.model)
@@ -71,29 +73,30 @@ class LayersDrafter(ModelDrafter, entry="layers"):
 
 
 def with_fewer_layers(model: Any, num_layers: int) -> Any:
-    """A draft model of the first ``num_layers`` layers of ``model``; all weights are shared.
+    """A draft model of the first ``num_layers`` layers of ``model``: a view of its own modules.
 
     Raises:
-        ValueError: the model has fewer layers, parts that read no text, or weights that a model of
-            its class without the other layers does not have.
+        ValueError: the model has fewer layers, parts that read no text, a forward that is not that
+            of its class, no one list of its layers, or layers that share a cache with later ones.
     """
-    _check_layers(model.config, num_layers)
-    fields = {**model.config.to_dict(), "num_hidden_layers": num_layers}
-    if fields.get("layer_types"):  # its length is checked against the number of layers
-        fields["layer_types"] = fields["layer_types"][:num_layers]
-    config = type(model.config).from_dict(fields)
-    config._attn_implementation = model.config._attn_implementation
-    with torch.device("meta"):
-        small = type(model)(config)
-    wanted = dict(small.named_parameters()).keys() | dict(small.named_buffers()).keys()
-    shared = {name: tensor for name, tensor in model.state_dict().items() if name in wanted}
-    small.load_state_dict(shared, strict=False, assign=True)
-    small.tie_weights()
-    _share_buffers(model, small)
-    if any(tensor.is_meta for tensor in small.state_dict().values()):
-        raise ValueError(f"drafter layers cannot share the weights of {type(model).__name__}")
-    small.generation_config = model.generation_config
-    return small.eval()
+    reason = unknown_forward(model)
+    if reason is None:
+        _check_layers(model.config, num_layers)
+        path = _path_of_layers(model)
+        reason = None if path else f"it has no one list of {model.config.num_hidden_layers} layers"
+    if reason is not None:
+        raise ValueError(f"drafter layers cannot draft for {type(model).__name__}: {reason}")
+    layers = list(model.get_submodule(path))[:num_layers]
+    types = getattr(model.config, "layer_types", None) or ()
+    try:
+        small = with_layers(model, path.split("."), layers, types[:num_layers])
+        get_layer_types_and_kwargs(small.config)  # of its cache
+    except Exception as error:  # raised inside a config that such layers do not go with
+        raise ValueError(
+            f"drafter layers cannot draft for {type(model).__name__}: its first {num_layers} "
+            f"layers are no model of their own: {one_line(error)}"
+        ) from error
+    return small
 
 
 def _check_layers(config: Any, layers: int) -> None:
@@ -104,18 +107,16 @@ def _check_layers(config: Any, layers: int) -> None:
         raise ValueError(f"drafter layers:N must have N in [1, {total}], got {layers}")
 
 
-def _share_buffers(model: Any, small: Any) -> None:
-    """Let ``small`` share the non-persistent buffers (rotary frequencies) of ``model``."""
-    buffers = dict(model.named_buffers())
-    for name, _ in list(small.named_buffers()):
-        owner, _, leaf = name.rpartition(".")
-        small.get_submodule(owner).register_buffer(leaf, buffers[name], persistent=False)
+def _path_of_layers(model: Any) -> str:
+    """The name of the model's list of layers; empty where it is not known which one that is."""
+    lists = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)}
+    outermost = [n for n in lists if not any(n.startswith(f"{other}.") for other in lists)]
+    found = [n for n in outermost if len(lists[n]) == model.config.num_hidden_layers]
+    return found[0] if len(found) == 1 else ""
 
 
-def _shares_weights(small: Any, model: Any) -> bool:
-    """Whether a model that was made of another still has its weights, which may have been moved."""
-    theirs = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    ours = {**dict(small.named_parameters()), **dict(small.named_buffers())}
-    same = (tensor.data_ptr() == theirs[name].data_ptr() for name, tensor in ours.items())
-    attention = small.config._attn_implementation == model.config._attn_implementation
-    return attention and small.dtype == model.dtype and all(same)
+def _state_of(model: Any) -> tuple[Any, ...]:
+    """What differs after modules or the memory of weights were replaced."""
+    memory = ((tensor.data_ptr(), tensor.dtype) for tensor in model.parameters())
+    # A view holds the modules that it was made of, so that no others have their numbers.
+    return model.config._attn_implementation, *map(id, model.modules()), *memory

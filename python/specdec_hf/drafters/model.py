@@ -22,6 +22,7 @@ from specdec_hf.runner.protocol import (
     Lengths,
     context_length,
     num_parameters,
+    rounded,
     to_device,
     vocab_size_of,
 )
@@ -90,7 +91,7 @@ class DrawingDrafter(Drafter):
         if gamma < 1:
             return None
         draft.begin_round(history)
-        logits = draft.catch_up(history)
+        logits = rounded(draft.catch_up(history))  # a head's are in the target's dtype
         positions = to_device(lengths, draft.device)
         with_distribution = reads_draft(self._context.rule)
         drawn: list[torch.Tensor] = []
@@ -99,7 +100,8 @@ class DrawingDrafter(Drafter):
             if i:
                 # A row of logits that is not finite draws -1. It is fed as token 0, and the
                 # verification takes it as "no draft from here on".
-                logits = draft.extend(drawn[-1].clamp(min=0)[:, None], lengths + i - 1)
+                fed = drawn[-1].clamp(min=0)[:, None]
+                logits = rounded(draft.extend(fed, lengths + i - 1))
             noise = self._context.noise_positions(positions, i)
             sampled = draft.sampler.sample(logits[:, None], noise[:, None])
             drawn.append(sampled.tokens[:, 0])

@@ -1,5 +1,8 @@
 """The only place where tokens are committed: read the verdict, cut it, append it, roll back.
 
+A round may draw more than the text takes, because the text ends inside of it. `cut` is where this
+is decided, and `Taken` is all that anything behind it sees: statistics, steps, drafters, schedules.
+
 Committed tokens are those of `History`. The last of them is the pending token: it is part of the
 text, but its key and value are not in the cache until the next forward reads it.
 """
@@ -8,14 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import IGNORED, OUTSIDE, describe
-from specdec_hf.loop.processors import ends_text
+from specdec_hf.loop.processors import reason_to_end
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, step_kinds
 from specdec_kernels import Status, TreeVerdict, Verdict
@@ -28,9 +30,9 @@ DRAFT_FAULTS = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class HostVerdict:
-    """A round's verdict on the host.
+    """A round's verdict on the host: what was drawn.
 
     Attributes:
         tokens: [B, gamma+1], accepted drafts, then the recovered or bonus token, then -1.
@@ -47,9 +49,41 @@ class HostVerdict:
     extra: list[NDArray[np.int64]]
 
 
-@dataclass
+@dataclass(frozen=True)
+class Taken:
+    """What the texts take of a round; nothing for sequences that had ended before it.
+
+    Attributes:
+        tokens: for each sequence its new tokens, up to where plain decoding would have stopped.
+        num_accepted: [B], how many of them were drafted.
+        reasons: for each sequence why it ends with the last of them, "" where it goes on.
+        errors: for each sequence that ends with "error" which it is.
+        status: [B], bits of `Status`.
+        logprobs: for each sequence those of its new tokens.
+        extra: as in `HostVerdict`.
+    """
+
+    tokens: list[list[int]]
+    num_accepted: NDArray[np.int64]
+    reasons: list[str]
+    errors: list[Exception | None]
+    status: NDArray[np.int64]
+    logprobs: list[list[float]]
+    extra: list[NDArray[np.int64]]
+
+    @property
+    def ends_in_draft(self) -> NDArray[np.bool_]:
+        """[B], whether a drafted token is the last one, so that drafts behind it count as absent.
+
+        A text that goes on takes a recovered or bonus token behind them.
+        """
+        ends: NDArray[np.bool_] = self.num_accepted == [len(ids) for ids in self.tokens]
+        return ends
+
+
+@dataclass(frozen=True)
 class DraftCounts:
-    """How much was drafted for each sequence, [B] each.
+    """How much was drafted for each sequence, [B] each; drafts behind its end are not counted.
 
     Attributes:
         drafted: number of drafted tokens.
@@ -106,72 +140,89 @@ def _integers(values: torch.Tensor) -> NDArray[np.int64]:
     return values.numpy().astype(np.int64)
 
 
-def commit(
-    session: Session, verdict: HostVerdict, counts: DraftCounts
-) -> tuple[list[Step], NDArray[np.int64]]:
-    """Append the verified tokens to every active sequence and roll the cache back to them.
+def cut(session: Session, verdict: HostVerdict, errors: dict[int, Exception]) -> Taken:
+    """The part of a round that the texts take; the session is not changed.
 
-    A sequence takes its tokens up to where plain decoding would have stopped: an end-of-sequence
-    token, a stopping criterion, or its length.
+    Args:
+        session: one that isolates faults lets a sequence end with its own.
+        verdict: the round's verdict.
+        errors: of the logits processors, by the index of the sequence.
+
+    Raises:
+        RuntimeError: a sequence that goes on has no token to go on with.
+    """
+    size = len(session.history.lengths)
+    taken = Taken(
+        [[] for _ in range(size)], np.zeros(size, dtype=np.int64), [""] * size, [None] * size,
+        verdict.status, [[] for _ in range(size)], verdict.extra,
+    )  # fmt: skip
+    for b in np.flatnonzero(session.history.active).tolist():
+        accepted = int(verdict.num_accepted[b])
+        drawn = [t for t in verdict.tokens[b, : accepted + 1].tolist() if t >= 0]
+        tokens, reason, error = _cut(session, b, drawn)
+        count = len(tokens)
+        if not reason and count <= accepted:
+            status = Status(int(verdict.status[b]))
+            reason, error = "error", errors.get(b) or _fault(session, b, count, status)
+        if error is not None and not session.isolates:
+            raise error
+        taken.tokens[b], taken.reasons[b], taken.errors[b] = tokens, reason, error
+        taken.num_accepted[b] = min(accepted, count)
+        taken.logprobs[b] = verdict.logprobs[b, :count].tolist()
+    return taken
+
+
+def commit(session: Session, taken: Taken, counts: DraftCounts) -> list[Step]:
+    """Append what was taken to every active sequence and roll the cache back to it.
 
     Args:
         session: changed in place.
-        verdict: the round's verdict.
+        taken: the tokens of the round.
         counts: what was drafted.
 
     Returns:
-        A step for each active sequence, and [B] how many drafts each sequence kept.
+        A step for each active sequence.
     """
     history = session.history
-    kept_drafts = np.zeros_like(history.lengths)
     steps: list[Step] = []
     for b in np.flatnonzero(history.active).tolist():
-        accepted, drafted = int(verdict.num_accepted[b]), int(counts.drafted[b])
-        emitted = [t for t in verdict.tokens[b, : accepted + 1].tolist() if t >= 0]
-        tokens, reason = _cut(session, b, emitted)
-        count, status = len(tokens), Status(int(verdict.status[b]))
-        error = _fault(session, b, tokens, reason, None if count > accepted else status)
-        if error is not None and not session.isolates:
-            raise error
-        reason = reason if error is None else "error"
+        tokens, reason, logprobs = taken.tokens[b], taken.reasons[b], taken.logprobs[b]
+        accepted, number = int(taken.num_accepted[b]), session.numbers[b]
         history.append(b, tokens)
-        logprobs = verdict.logprobs[b, :count].tolist()
         session.logprobs[b] += logprobs
-        kept_drafts[b] = min(accepted, count)
-        number = session.numbers[b]
         stats = session.stats.sequences[number]
-        stats.record(drafted, int(kept_drafts[b]), count, int(counts.depths[b]))
+        stats.record(int(counts.drafted[b]), accepted, len(tokens), int(counts.depths[b]))
         if reason:
             history.active[b] = False
             stats.stop_reason = reason
-        kinds = step_kinds(count, accepted, int(counts.tried[b]))
-        rejected = counts.rejected[b] if kinds[-1:] == ["recovered"] else []
+        kinds = step_kinds(len(tokens), accepted, int(counts.tried[b]))
+        rejected, error = counts.rejected[b], taken.errors[b]
         steps.append(Step(number, tokens, kinds, logprobs, reason, rejected, error=error))
-        if verdict.status[b]:
-            _note_draft_faults(session, Status(int(verdict.status[b])))
+        if taken.status[b]:
+            _note_draft_faults(session, Status(int(taken.status[b])))
     session.runner.truncate(history.lengths - 1)
-    return steps, kept_drafts
+    return steps
 
 
-def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str]:
-    """The tokens up to the first stop, and why they stop there ("" where they do not)."""
+def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, Exception | None]:
+    """The tokens up to the first stop, why they stop there ("" where they do not), and a fault."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
-    call, index = session.calls[b]
-    prefix = session.padded_ids(b) if call.criteria else None
-    for i, token in enumerate(tokens):
-        if token in call.eos:
-            return tokens[: i + 1], "eos"
-        if prefix is not None:
-            ids = np.append(prefix, tokens[: i + 1])
-            if ends_text(call.criteria, ids, session.model.device, index, len(call.mask)):
-                return tokens[: i + 1], "criteria"
+    call, _ = session.calls[b]
+    text = session.padded_ids(b) if call.criteria else np.empty(0, dtype=np.int64)
+    for i in range(len(tokens)):
+        try:
+            reason = reason_to_end(session, b, np.append(text, tokens[: i + 1]))
+        except Exception as error:  # whatever a criterion raises
+            return tokens[: i + 1], "error", error
+        if reason:
+            return tokens[: i + 1], reason, None
     if len(tokens) < most:
-        return tokens, ""
+        return tokens, "", None
     if session.budgets[b] < call.max_new_tokens:
         session.stats.note("stopped at the model's context length")
-        return tokens, "context"
-    return tokens, "length"
+        return tokens, "context", None
+    return tokens, "length", None
 
 
 def _note_draft_faults(session: Session, status: Status) -> None:
@@ -181,26 +232,9 @@ def _note_draft_faults(session: Session, status: Status) -> None:
                 session.stats.note_round(f"{describe(session.drafter)} {text}")
 
 
-def _fault(
-    session: Session, b: int, tokens: list[int], reason: str, status: Status | None
-) -> Exception | None:
-    """Why a sequence cannot go on behind its new tokens, or None.
-
-    Args:
-        session: does not hold them yet.
-        b: the sequence.
-        tokens: as `_cut` gives them, with their ``reason``.
-        status: of the row that gave no token behind them; None where it gave one.
-    """
-    if reason not in ("", "criteria") or (not reason and status is None):
-        return None
-    (call, index), number = session.calls[b], session.numbers[b]
-    position = int(session.history.lengths[b]) + len(tokens)
-    guard: Any = call.criteria if reason else call.processors[index]
-    errors: dict[Any, Exception] = getattr(guard, "errors", {})
-    raised = errors.get((*session.padded_ids(b).tolist(), *tokens)) if errors else None
-    if raised is not None or reason or status is None:
-        return raised
+def _fault(session: Session, b: int, count: int, status: Status) -> Exception:
+    """Why a sequence has no next token behind ``count`` new ones."""
+    number, position = session.numbers[b], int(session.history.lengths[b]) + count
     if Status.BAD_PARAMETER in status:
         return RuntimeError(
             f"sampling parameters of sequence {number} are out of range at position {position}"

@@ -28,7 +28,6 @@ from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import end
 from specdec_hf.loop.plan import token_budgets
-from specdec_hf.loop.processors import GuardedCriteria, GuardedProcessors
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
@@ -47,7 +46,7 @@ class Asked:
     """A call whose sequences are decoded together with those of other calls.
 
     Attributes:
-        call: its sampling parameters become tensors; its processors and criteria end one sequence.
+        call: its sampling parameters become tensors.
         device: the model's.
         seeds: as ``seed`` of `generate`; then one of each sequence.
         cancelled: whether it was given up.
@@ -64,12 +63,7 @@ class Asked:
             self.seeds, count, do_sample=call.do_sample,
             num_return_sequences=call.num_return_sequences,
         )  # fmt: skip
-        self.call = replace(
-            call,
-            sampling=call.sampling.per_sequence(count, device),
-            processors=[GuardedProcessors(own) for own in call.processors],
-            criteria=GuardedCriteria(call.criteria),
-        )
+        self.call = replace(call, sampling=call.sampling.per_sequence(count, device))
 
 
 # None where none waits. The argument is how many run.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import ask, cut_chains
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
-from specdec_hf.loop.commit import DraftCounts, HostVerdict
+from specdec_hf.loop.commit import DraftCounts, Taken
 from specdec_hf.loop.session import Session
 from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -32,15 +32,14 @@ class Drafted:
 
     Attributes:
         lengths: [B], committed tokens of each sequence when the round began.
-        counts: [B], tokens of each chain that are verified.
-        tokens: [B, N] int64 on the target's device, -1 for absent drafts.
+        tokens: [B, N] int64 on the target's device, -1 for absent drafts. Drafts behind an
+            end-of-sequence token are absent.
         draft: what the drafter proposed, checked; None where it drafted nothing.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.lengths = session.history.lengths.copy()
-        self.counts = np.zeros_like(self.lengths)
         size, device = (len(self.lengths), 0), session.model.device
         self.tokens = torch.empty(size, dtype=torch.int64, device=device)
         self.draft: Draft | None = None
@@ -56,12 +55,14 @@ class Drafted:
         tokens = draft.tokens
         if draft.parents is None:
             # The drafts of a sequence must not depend on the limits of the others in its batch.
-            self.counts = session.length_policy.kept(draft, session.context)
-            if not self.counts.any():
+            counts = session.length_policy.kept(draft, session.context)
+            if not counts.any():
                 return
-            tokens = cut_chains(draft, self.counts)
+            tokens = cut_chains(draft, counts)
             if session.call.encoded is not None:
                 tokens = self._cut_at_padding(tokens)
+        ends = [sorted(call.eos) for call, _ in session.calls]
+        tokens = without_drafts_behind_ends(tokens, draft.parents, ends, draft.depth)
         self.tokens, self.draft = tokens.to(session.model.device, non_blocking=True), draft
 
     def _cut_at_padding(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -73,10 +74,7 @@ class Drafted:
         # Whether a token is drafted depends on those before it, and not on itself.
         last = to_device(self.session.history.last(1), tokens.device)
         before = torch.cat([last, tokens[:, :-1]], dim=1) == encoded.padding_id
-        tokens = tokens.masked_fill(before.cumsum(dim=1) > 0, -1)
-        if tokens.device.type == "cpu":
-            self.counts = np.minimum(self.counts, (tokens >= 0).sum(dim=1).numpy())
-        return tokens
+        return tokens.masked_fill(before.cumsum(dim=1) > 0, -1)
 
     def forward(self) -> torch.Tensor:
         """The target's logits [B, N+1, V] after the last committed token and after each draft."""
@@ -156,24 +154,27 @@ class Drafted:
         carried = None if draft is None else draft.carried
         return verdict, extra if carried is None else [*extra, carried.to(session.model.device)]
 
-    def count(self, verdict: HostVerdict) -> DraftCounts:
-        """How much was drafted for each sequence."""
+    def count(self, taken: Taken) -> DraftCounts:
+        """How much was drafted for each sequence, up to the end of its text."""
+        accepted, ends_in_draft = taken.num_accepted, taken.ends_in_draft
         if not self.session.drafts_trees:
-            chains = zip(verdict.extra[0], verdict.num_accepted, self.counts, strict=True)
-            after = (ids[:count][accepted : accepted + 1] for ids, accepted, count in chains)
-            rejected = [ids[ids >= 0].tolist() for ids in after]
-            return DraftCounts(self.counts, self.counts, self.counts, rejected)
-        path, tokens, parents = verdict.extra[:3]
+            ids = taken.extra[0]
+            sizes = np.logical_and.accumulate(ids >= 0, axis=1).sum(axis=1)
+            counts = np.where(ends_in_draft, accepted, sizes)
+            chains = zip(ids, accepted, counts, strict=True)
+            rejected = [ids[:count][n : n + 1].tolist() for ids, n, count in chains]
+            return DraftCounts(counts, counts, counts, rejected)
+        path, tokens, parents = taken.extra[:3]
         drafted = np.zeros(len(path), dtype=np.int64)
         depths, tried = drafted.copy(), drafted.copy()
         rejected = [[] for _ in path]
         for b in np.flatnonzero(self.session.history.active).tolist():
             nodes, above = tokens[b].tolist(), parents[b].tolist()
-            children, drafted[b], depths[b] = _children(nodes, above)
-            accepted = int(verdict.num_accepted[b])
-            taken = path[b, :accepted].tolist()
-            rejected[b] = self._count_trials(b, taken, nodes, above, children)
-            tried[b] = accepted + bool(rejected[b])
+            steps = path[b, : accepted[b]].tolist()
+            end = [nodes[n] for n in steps] if ends_in_draft[b] else None
+            children, drafted[b], depths[b] = _children(nodes, above, end)
+            rejected[b] = self._count_trials(b, steps, nodes, above, children)
+            tried[b] = accepted[b] + bool(rejected[b])
         return DraftCounts(drafted, depths, tried, rejected)
 
     def _count_trials(
@@ -199,7 +200,7 @@ class Drafted:
                 members = [above if node is None else parents[node]]
             siblings = sorted(n for m in members for n in children.get(m, ()))
             listed = [tokens[n] for n in siblings]
-            if node is None:
+            if node is None:  # no sibling is left where the text ended with the last node
                 stats.record_trials(len(listed if tries_equal else set(listed)), None)
                 return list(dict.fromkeys(listed))
             token = tokens[node]
@@ -210,31 +211,68 @@ class Drafted:
             members = [n for n in siblings if tokens[n] == token]
         return []
 
-    def rows(self, verdict: HostVerdict) -> NDArray[np.int64]:
+    def rows(self, taken: Taken) -> NDArray[np.int64]:
         """[B, n], the row of logits that each emitted token was chosen from."""
         if not self.session.drafts_trees:
-            return np.broadcast_to(np.arange(verdict.tokens.shape[1]), verdict.tokens.shape)
+            batch_size, size = taken.extra[0].shape
+            return np.broadcast_to(np.arange(size + 1), (batch_size, size + 1))
         # The root's row comes first, then those of the nodes.
-        path = verdict.extra[0]
+        path = taken.extra[0]
         return np.concatenate([np.zeros((len(path), 1), np.int64), path + 1], axis=1)
 
-    def outcome(self, verdict: HostVerdict, kept: NDArray[np.int64]) -> DraftOutcome:
-        """What became of the draft, of which ``kept[b]`` tokens were committed."""
+    def outcome(self, taken: Taken) -> DraftOutcome:
+        """What became of the draft."""
         # The drafter may write to what it is given.
-        lengths, kept, extra = self.lengths.copy(), kept.copy(), list(verdict.extra)
+        lengths, kept, extra = self.lengths.copy(), taken.num_accepted.copy(), list(taken.extra)
         if self.session.drafts_trees:
             path, tokens = extra[:2]
             del extra[:3]
             keeps = np.arange(path.shape[1]) < kept[:, None]
             path = np.where(keeps, path, -1)
-            taken = np.take_along_axis(tokens, np.maximum(path, 0), axis=1)
-            taken = np.where(keeps, taken, -1)
+            accepted = np.take_along_axis(tokens, np.maximum(path, 0), axis=1)
+            accepted = np.where(keeps, accepted, -1)
         else:
-            chain = DraftOutcome.of_chain(lengths, kept, verdict.tokens[:, :-1])
-            path, taken = chain.path, chain.tokens
-            del extra[0]
+            chain = DraftOutcome.of_chain(lengths, kept, extra.pop(0))
+            path, accepted = chain.path, chain.tokens
         carried = path[:, :0] if self.draft is None or self.draft.carried is None else extra[0]
-        return DraftOutcome(lengths, kept, path, taken, carried)
+        return DraftOutcome(lengths, kept, path, accepted, carried)
+
+
+def without_drafts_behind_ends(
+    tokens: torch.Tensor,
+    parents: torch.Tensor | None,
+    ends: list[list[int]],
+    depth: int | None,
+) -> torch.Tensor:
+    """The drafted tokens [B, N], -1 where a token before one on its path ends the sequence.
+
+    Plain decoding never reaches such a place, so nothing may be asked about it. Whether a draft is
+    absent depends on those before it and not on itself, as lossless verification needs.
+
+    Args:
+        tokens: [B, N] of chains or trees, on any device; the host does not wait for it.
+        parents: [B, N] of trees, None for chains.
+        ends: for each sequence the tokens that end it.
+        depth: of trees, how many levels count.
+    """
+    if not tokens.shape[1] or not any(ends):
+        return tokens
+    most = max(map(len, ends))
+    padded = np.array([one + [-2] * (most - len(one)) for one in ends])  # -2 is no draft
+    ending = (tokens[:, :, None] == to_device(padded, tokens.device)[:, None]).any(dim=2)
+    if tokens.device.type == "cpu" and not ending.any():
+        return tokens
+    if parents is None:
+        return tokens.masked_fill(ending.cumsum(dim=1) - ending.long() > 0, -1)
+    # Column 0 is the root. Each step looks twice as far up as the one before it.
+    above = torch.nn.functional.pad(
+        parents.to(tokens.device).clamp(-1, tokens.shape[1] - 1) + 1, (1, 0)
+    )
+    behind = torch.nn.functional.pad(ending, (1, 0)).gather(1, above)
+    for _ in range((depth or 1).bit_length()):
+        behind |= behind.gather(1, above)
+        above = above.gather(1, above)
+    return tokens.masked_fill(behind[:, 1:], -1)
 
 
 def verify_without_residual(
@@ -253,12 +291,17 @@ def verify_without_residual(
     return second._replace(status=first.status | second.status, accept_probs=first.accept_probs)
 
 
-def _children(tokens: list[int], parents: list[int]) -> tuple[dict[int, list[int]], int, int]:
-    """The children of each present node, the number of present nodes, and their largest depth."""
-    depths = {-1: 0}
+def _children(
+    tokens: list[int], parents: list[int], end: list[int] | None
+) -> tuple[dict[int, list[int]], int, int]:
+    """The children of each present node, the number of present nodes, and their largest depth.
+
+    Nodes behind the path of tokens ``end`` are absent, where a text ends with it.
+    """
+    paths: dict[int, list[int]] = {-1: []}
     children: dict[int, list[int]] = {}
     for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if token >= 0 and parent in depths:
-            depths[n] = depths[parent] + 1
+        if token >= 0 and parent in paths and paths[parent] != end:
+            paths[n] = [*paths[parent], token]
             children.setdefault(parent, []).append(n)
-    return children, len(depths) - 1, max(depths.values())
+    return children, len(paths) - 1, max(map(len, paths.values()))

@@ -1,45 +1,156 @@
-"""Hugging Face's logits processors and stopping criteria, asked about one sequence at a time."""
+"""Hugging Face's logits processors and stopping criteria, asked about one sequence at a time.
+
+A processor must be a function of its arguments: it is asked about drafts that the text does not
+take, and so in another order than by plain decoding. One of the user's is asked once more a round
+for an answer that it has given.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
-from specdec_hf.loop.session import Session
+from specdec_hf.arguments import shown
+from specdec_hf.loop.session import Answer, Session
+from specdec_hf.options import LOSSY_RULES
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
 
+# The processors of these modules are functions of their arguments, but for those named below, which
+# have a state or call a function of the user's.
+_FUNCTIONS = ("transformers.generation.logits_process", "specdec_hf.compat.logits_processors")
+_NO_FUNCTIONS = (
+    "PrefixConstrainedLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+)
 
-def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> torch.Tensor:
-    """Logits [B, N+1, V] float32 after the processors, each row with the path to it as prefix.
 
-    Rows after a draft that cannot be accepted, because it is absent or a processor forbids it, are
-    left as they are: verification never reaches them, and a processor must not be shown a prefix
-    that plain decoding could not have made.
+def process_logits(
+    session: Session, logits: torch.Tensor, drafts: Tree
+) -> tuple[torch.Tensor, dict[int, Exception]]:
+    """Logits after the processors, each row with the path to it as prefix.
+
+    Rows behind a draft that cannot be accepted, because it is absent, a processor forbids it or a
+    greedy text takes another token, and behind one that ends its sequence are left as they are: the
+    text takes nothing from them, and a processor must not be shown a prefix that plain decoding
+    could not have made.
 
     Args:
         session: names the processors of each sequence.
         logits: [B, N+1, V], the row of the pending token, then those of the drafts.
         drafts: tokens and parents [B, N].
+
+    Returns:
+        [B, N+1, V] float32; and, where the session isolates faults, the error of each sequence
+        whose processors raised. Rows that they raised for are not finite.
+
+    Raises:
+        ValueError: a processor that is no function of its arguments, by name.
     """
     processors: list[Any] = session.processors
+    errors: dict[int, Exception] = {}
+    greedy = _greedy(session)
     processed = logits.to(torch.float32, copy=True)
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
+
+    def may_follow(b: int, row: int, token: int) -> bool:
+        scores = processed[b, row]
+        if not 0 <= token < len(scores) or not scores[token] > -torch.inf:
+            return False
+        return not greedy[b] or bool(scores[token] == scores.max())
+
+    @contextmanager
+    def isolated(b: int, rows: int | slice) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a processor or a criterion raises
+            if not session.isolates:
+                raise
+            errors.setdefault(b, error)
+            processed[b, rows] = torch.nan
+
+    def process(b: int, row: int, prefix: NDArray[np.int64]) -> None:
+        ids = to_device(prefix, session.model.device)
+        processed[b, row] = ask(processors[b], ids, logits[b, row])
+
     for b in np.flatnonzero(session.history.active).tolist():
-        prefixes = {-1: to_device(session.padded_ids(b), session.model.device)[None]}
-        processed[b, 0] = processors[b](prefixes[-1], processed[b, 0][None])[0]
+        prefixes = {-1: session.padded_ids(b)}
+        with isolated(b, 0):
+            process(b, 0, prefixes[-1])
         for n, (token, parent) in enumerate(zip(tokens[b], parents[b], strict=True)):
-            if parent not in prefixes or not 0 <= token < logits.shape[2]:
+            if parent not in prefixes or not may_follow(b, parent + 1, token):
                 continue
-            if processed[b, parent + 1, token] == -torch.inf:
-                continue
-            prefixes[n] = torch.cat([prefixes[parent], drafts.tokens[b, n].view(1, 1)], dim=1)
-            processed[b, n + 1] = processors[b](prefixes[n], processed[b, n + 1][None])[0]
-    return processed
+            prefix = np.append(prefixes[parent], token)
+            with isolated(b, n + 1):
+                if not reason_to_end(session, b, prefix):
+                    process(b, n + 1, prefix)
+                    prefixes[n] = prefix
+        if b not in errors and (session.drafter is not None or len(processors) > 1):
+            root = to_device(prefixes[-1], session.model.device)
+            answer = Answer(root, logits[b, 0], processed[b, 0])
+            with isolated(b, slice(None)):
+                check_answer(processors[b], session.answers, session.numbers[b], answer)
+    return processed, errors
+
+
+def _greedy(session: Session) -> list[bool]:
+    """[B], whether a sequence takes the likeliest token of a row and no other."""
+    temperature: Any = torch.as_tensor(session.sampling.temperature, device="cpu")
+    lossy = session.rule in LOSSY_RULES
+    greedy = [not lossy and one == 0 for one in temperature.flatten().tolist()]
+    return greedy * (len(session.numbers) // len(greedy))
+
+
+def ask(processors: Any, prefix: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """The row [V] float32 of a prefix [T] after processors; neither is changed."""
+    answer: torch.Tensor = processors(prefix[None], row[None].to(torch.float32, copy=True))
+    return answer[0]
+
+
+def check_answer(processors: Any, answers: dict[int, Answer], key: int, answer: Answer) -> None:
+    """Ask for an answer of an earlier round again, and keep this round's for the next one.
+
+    Args:
+        processors: those of one sequence.
+        answers: of earlier rounds; changed in place.
+        key: names the sequence there.
+        answer: of this round, after which the processors were asked about its drafts.
+
+    Raises:
+        ValueError: they answer otherwise now. Nothing else would show that a text is another than
+            without drafts.
+    """
+    names = [
+        type(one).__name__
+        for one in processors
+        if type(one).__module__ not in _FUNCTIONS or type(one).__name__ in _NO_FUNCTIONS
+    ]
+    if not names:
+        return
+    rule = (
+        f"logits_processor {' or '.join(names)} must be a function of input_ids and scores, since "
+        "drafts, batches and beams ask it out of order (drafter=None asks it once a token for a "
+        "sequence alone): asked again for the same input_ids, "
+    )
+    prefix, row, before = answers.get(key, answer)
+    try:
+        now = ask(processors, prefix, row)
+    except Exception as error:
+        raise ValueError(f"{rule}it raised {type(error).__name__}: {shown(str(error))}") from error
+    unlike = (now != before) & ~(now.isnan() & before.isnan())
+    if unlike.any():
+        token = int(unlike.nonzero()[0])
+        scores = f"{float(before[token]):g} and then {float(now[token]):g}"
+        raise ValueError(f"{rule}it gave token {token} the scores {scores}")
+    # Buffers of forwards are written to again.
+    answers[key] = Answer(answer.prefix, answer.row.clone(), answer.processed.clone())
 
 
 def process_ended(
@@ -65,6 +176,19 @@ def process_ended(
             prefix = to_device(padded, session.model.device)[None]
             processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed
+
+
+def reason_to_end(session: Session, b: int, ids: NDArray[np.int64]) -> str:
+    """Why sequence ``b`` ends with the last of its tokens ``ids`` [T]; "" where it does not.
+
+    Without stopping criteria only the last token is looked at.
+    """
+    call, index = session.calls[b]
+    if int(ids[-1]) in call.eos:
+        return "eos"
+    if call.criteria and ends_text(call.criteria, ids, session.model.device, index, len(call.mask)):
+        return "criteria"
+    return ""
 
 
 def ends_text(
@@ -95,44 +219,3 @@ def ends_text(
             f"stopping_criteria must answer with 1 or {batch_size} bools, got {len(answers)}"
         )
     return bool(answers[b if len(answers) == batch_size else 0])
-
-
-class GuardedProcessors(LogitsProcessorList):
-    """The processors of one sequence, whose errors end it alone.
-
-    The row of a prefix for which they raise is not finite, so that verification ends the sequence
-    there if its text comes that far, and not where a draft that is rejected leads.
-
-    Attributes:
-        errors: what they raised, by the prefix.
-    """
-
-    def __init__(self, processors: LogitsProcessorList) -> None:
-        super().__init__(processors)
-        self.errors: dict[tuple[int, ...], Exception] = {}
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(input_ids, scores, **kwargs)
-        except Exception as error:  # whatever a processor raises
-            self.errors[tuple(input_ids[0].tolist())] = error
-            return torch.full_like(scores, torch.nan)
-
-
-class GuardedCriteria(StoppingCriteriaList):
-    """The criteria of one call, whose errors end a sequence alone, where they raise.
-
-    Attributes:
-        errors: what they raised, by the text that ended.
-    """
-
-    def __init__(self, criteria: StoppingCriteriaList) -> None:
-        super().__init__(criteria)
-        self.errors: dict[tuple[int, ...], Exception] = {}
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(input_ids, scores, **kwargs)
-        except Exception as error:  # whatever a criterion raises
-            self.errors[tuple(input_ids[0].tolist())] = error
-            return torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Rejections
-from specdec_hf.loop.commit import DraftCounts, HostVerdict, commit, read_verdict
+from specdec_hf.loop.commit import DraftCounts, Taken, commit, cut, read_verdict
 from specdec_hf.loop.drafted import Drafted
 from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, TracedRound
 from specdec_hf.loop.top_logprobs import add_top_logprobs
-from specdec_hf.runner.protocol import to_device
+from specdec_hf.runner.protocol import rereads_at_turn, room_before_turn, to_device
+from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
 
@@ -37,6 +38,8 @@ from specdec_kernels import Tree, TreeVerdict, Verdict
 def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
     phases = Phases(session.clock, session.runner)
+    if _reads_again(session) and isinstance(session.runner, SpecRunner):
+        session.runner.truncate(np.zeros_like(session.runner.lengths))  # others do it themselves
     before, drafted = _Before(session), Drafted(session)
     with phases("draft"):
         limits = draft_limits(session)
@@ -47,25 +50,26 @@ def step(session: Session) -> list[Step]:
         if raw is None:
             raw = drafted.forward()
     with phases("verification"):
-        logits = raw
+        logits, errors = raw, dict[int, Exception]()
         if any(session.processors):
-            logits = process_logits(session, raw, drafted.layout)
+            logits, errors = process_logits(session, raw, drafted.layout)
         verdict, extra = drafted.verify(logits)
         observed = _observed(session, drafted, logits)
         read = read_verdict(verdict, *extra, *observed)
     with phases("host"):
         if observed:
             _inform_of_candidates(session, read.extra[-len(observed) :])
-        counts = drafted.count(read)
-        steps, kept = commit(session, read, counts)
+        taken = cut(session, read, errors)
+        counts = drafted.count(taken)
+        steps = commit(session, taken, counts)
     with phases("draft"):
         if session.drafter is not None:
             if session.drafter.reads_rejections:
-                _inform_of_rejections(session, before, drafted, read, counts, kept, logits)
-            session.drafter.commit(drafted.outcome(read, kept))
+                _inform_of_rejections(session, before, drafted, taken, counts, logits)
+            session.drafter.commit(drafted.outcome(taken))
     with phases("host"):
-        _record_rows(session, before, drafted, read, raw, logits)
-        _record_round(session, before, phases, counts, kept, width=raw.shape[1] - 1)
+        _record_rows(session, before, drafted, taken, raw, logits)
+        _record_round(session, before, phases, counts, taken, width=raw.shape[1] - 1)
     indices = np.flatnonzero(before.active).tolist()
     for b, made in zip(indices, steps, strict=True):
         call, index = session.calls[b]
@@ -112,11 +116,34 @@ class _Before:
 
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep to draft for each sequence; 0 everywhere in a round without drafts."""
-    if session.drafter is None or session.first_round:
+    if session.drafter is None or session.first_round or _reads_again(session):
         return np.zeros_like(session.budgets)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
     most = np.where(session.history.active, session.budgets - session.new_tokens - 1, 0)
-    return session.length_policy.limits(most)
+    return session.length_policy.limits(np.minimum(most, _room_before_turn(session, most)))
+
+
+def _reads_again(session: Session) -> bool:
+    """Whether plain generation reads the whole text again in the next round."""
+    longest = int(session.history.lengths.max())
+    return rereads_at_turn(session.model) and room_before_turn(session.model, longest - 1) == 0
+
+
+def _room_before_turn(session: Session, most: NDArray[np.int64]) -> int:
+    """How deep drafts may be, so that the target's angles change where they do without drafts."""
+    assert session.drafter is not None
+    lengths, deepest = session.history.lengths, session.drafter.depth
+    room = room_before_turn(session.model, int(lengths.max()))
+    if room is None:
+        return int(most.max())
+    if len(lengths) > 1 and (lengths + most).max() >= lengths.max() + room:
+        # Where the longest sequence turns the others too, they must not be ahead of it.
+        session.stats.note(
+            "nothing is drafted until the longest sequence of the batch has turned the angles of "
+            "all by its rotary embedding"
+        )
+        return 0
+    return room if deepest <= room else 0
 
 
 def _observed(session: Session, drafted: Drafted, logits: torch.Tensor) -> list[torch.Tensor]:
@@ -143,17 +170,16 @@ def _inform_of_rejections(
     session: Session,
     before: _Before,
     drafted: Drafted,
-    verdict: HostVerdict,
+    taken: Taken,
     counts: DraftCounts,
-    kept: NDArray[np.int64],
     logits: torch.Tensor,
 ) -> None:
     """Hand the drafter the target's logits where a draft was rejected."""
-    emitted = session.history.lengths - before.lengths
-    rejected = np.flatnonzero(before.active & (counts.tried > kept) & (emitted > kept))
+    kept = taken.num_accepted
+    rejected = np.flatnonzero(before.active & (counts.tried > kept))
     if len(rejected) == 0:
         return
-    at = drafted.rows(verdict)[rejected, kept[rejected]]
+    at = drafted.rows(taken)[rejected, kept[rejected]]
     found = logits[to_device(rejected, logits.device), to_device(at, logits.device)]
     lengths = before.lengths[rejected] + kept[rejected]
     assert session.drafter is not None
@@ -164,7 +190,7 @@ def _record_rows(
     session: Session,
     before: _Before,
     drafted: Drafted,
-    verdict: HostVerdict,
+    taken: Taken,
     raw: torch.Tensor,
     logits: torch.Tensor,
 ) -> None:
@@ -173,7 +199,7 @@ def _record_rows(
     outputs = session.outputs
     if not kept_states and outputs is None:
         return
-    hidden, rows = session.runner.tap.take(), drafted.rows(verdict)
+    hidden, rows = session.runner.tap.take(), drafted.rows(taken)
     new = session.history.lengths - before.lengths
     for states in kept_states:
         chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
@@ -192,24 +218,23 @@ def _record_round(
     before: _Before,
     phases: Phases,
     counts: DraftCounts,
-    kept: NDArray[np.int64],
+    taken: Taken,
     *,
     width: int,
 ) -> None:
     """Let the schedule and the guard learn from a round, and record it."""
-    emitted = session.history.lengths - before.lengths
-    undecided = emitted <= kept  # the text ended before the next decision
+    kept = taken.num_accepted
     outcome = Outcome(
         drafted=np.where(before.active, counts.depths, 0),
         accepted=kept,
-        rejected=(counts.tried > kept) & before.active & ~undecided,
+        rejected=(counts.tried > kept) & before.active,
     )
     phases.stop()
     made: dict[str, Any] = {
         "began": phases.began - session.started,
         "drafted": np.where(before.active, counts.drafted, 0).tolist(),
         "accepted": kept.tolist(),
-        "emitted": emitted.tolist(),
+        "emitted": [len(ids) for ids in taken.tokens],
     }
     schedule = session.length_policy.learn(
         RoundRecord(**made, **phases.seconds), outcome, width,

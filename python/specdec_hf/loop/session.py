@@ -7,8 +7,8 @@ Face's objects or the caller read them is the padding of ``input_ids`` put in fr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,14 @@ from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.runner.protocol import Lengths, Runner
 from specdec_hf.runner.spec_runner import SpecRunner
+
+
+class Answer(NamedTuple):
+    """The row [V] of a prefix [T] before and after logits processors."""
+
+    prefix: torch.Tensor
+    row: torch.Tensor
+    processed: torch.Tensor
 
 
 @dataclass
@@ -52,6 +60,7 @@ class Session:
         outputs: collects what the caller wants of every new token, or None.
         first_logits: [B, 1, V], those of the model's own prefill until the first round reads them.
         trace: called with what each round compared, once its time is taken.
+        answers: of logits processors in an earlier round, by the number of the sequence.
         isolates: whether a fault of one sequence ends it alone, and not the call.
     """
 
@@ -81,6 +90,7 @@ class Session:
     outputs: TokenOutputs | None = None
     first_logits: torch.Tensor | None = None
     trace: Trace | None = None
+    answers: dict[int, Answer] = field(default_factory=dict)
     isolates: bool = False
 
     @property

@@ -57,8 +57,11 @@ class SequenceStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / rounds: the recovered or bonus token of each round is included."""
-        return 1.0 + self.accepted / self.rounds if self.rounds else 0.0
+        """new_tokens / rounds: accepted drafts, and the recovered or bonus token of each round.
+
+        A round in which the text ended may have neither of the two.
+        """
+        return self.new_tokens / self.rounds if self.rounds else 0.0
 
     @property
     def draft_acceptance_rate(self) -> float:
@@ -221,7 +224,7 @@ class SpecStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / rounds over all sequences (tau, block efficiency)."""
+        """new_tokens / rounds over all sequences (tau, block efficiency)."""
         return self.together.mean_acceptance_length
 
     @property

@@ -29,7 +29,7 @@ from specdec_hf.runner.handover import take_over
 from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.make import kind_reason
 from specdec_hf.runner.plain_runner import PlainRunner, Prompt, copy_of
-from specdec_hf.runner.protocol import CACHE_NAME, Lengths, Runner, vocab_size_of
+from specdec_hf.runner.protocol import CACHE_NAME, Lengths, Runner, rounded, vocab_size_of
 from specdec_hf.runner.self_check import PASSING, check_fit, one_line, undisturbed
 
 # The loop makes these itself, so they call for no prefill of the model's own.
@@ -190,7 +190,7 @@ def prefill(
         raise ValueError(
             f"{_named(made.names)} not supported: {type(model).__name__} gives no cache"
         )
-    logits = outputs.logits[:, -1:].clone()
+    logits = rounded(outputs.logits[:, -1:].clone())
     lengths = prompt.mask.sum(axis=1).astype(np.int64)
     kinds = rollback_kinds(kind, len(prompt.mask))
     faults: list[str] = []

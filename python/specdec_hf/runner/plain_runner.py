@@ -31,6 +31,7 @@ from specdec_hf.runner.protocol import (
     HiddenStateTap,
     Lengths,
     forward_arguments,
+    rounded,
     to_device,
 )
 from specdec_kernels import kv_realign_
@@ -187,7 +188,7 @@ class PlainRunner:
         logits: torch.Tensor = outputs.logits
         self._outputs = _state_of(outputs)
         self.lengths, self._held = lengths, lengths.copy()
-        return logits if logits.shape[1] == keep else logits[:, -keep:]
+        return rounded(logits if logits.shape[1] == keep else logits[:, -keep:])
 
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of each sequence."""

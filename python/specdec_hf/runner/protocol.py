@@ -29,6 +29,8 @@ CACHE_NAME: str = ALL_CACHE_NAMES[0]
 HiddenStates = dict[int, torch.Tensor]
 # Rotary embeddings whose angles depend on the largest place of a forward.
 ROPES_BY_LENGTH = ("dynamic", "longrope")
+# Plain generation of these reads the whole text again when such angles change.
+REREADING = ("phi3", "phimoe")
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -141,6 +143,33 @@ def rope_types(model: Any) -> set[str]:
     return {kind for kind in kinds if kind is not None}
 
 
+def room_before_turn(model: Any, length: int) -> int | None:
+    """How many tokens may follow before a forward turns all its tokens by other angles, or None.
+
+    Rotary embeddings of the kinds `ROPES_BY_LENGTH` turn all tokens of a forward by its largest
+    place, as soon as that is beyond a bound.
+
+    Args:
+        model: whose forward it is.
+        length: tokens of the longest sequence. None is returned where it is beyond the bound.
+    """
+    config = model.config.get_text_config(decoder=True)
+    given = getattr(config, "rope_parameters", None) or {}
+    bounds = [
+        one["original_max_position_embeddings"]
+        if one["rope_type"] == "longrope"
+        else config.max_position_embeddings
+        for one in (given, *given.values())
+        if isinstance(one, dict) and one.get("rope_type") in ROPES_BY_LENGTH
+    ]
+    return min((bound - length for bound in bounds if bound >= length), default=None)
+
+
+def rereads_at_turn(model: Any) -> bool:
+    """Whether plain generation reads a text again where `room_before_turn` ends."""
+    return model.config.model_type in REREADING and "longrope" in rope_types(model)
+
+
 def context_length(model: Any) -> int | None:
     """The number of positions the model was made for, None when its config does not say."""
     config = model.config.get_text_config(decoder=True)
@@ -154,7 +183,16 @@ def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
     if "logits_to_keep" in forward_arguments(model):
         inputs = {**inputs, "logits_to_keep": keep}
     logits: torch.Tensor = model(use_cache=True, return_dict=True, **inputs).logits
-    return logits[:, -keep:]
+    return rounded(logits[:, -keep:])
+
+
+def rounded(logits: torch.Tensor) -> torch.Tensor:
+    """Logits as they leave a model: float64 becomes float32, the widest dtype that the ops take.
+
+    `model.generate` rounds them in the same way before it reads them. Logits that become equal are
+    a tie, of which greedy decoding takes the lowest id, there and here.
+    """
+    return logits.float() if logits.dtype == torch.float64 else logits
 
 
 def run_embeddings(

@@ -26,6 +26,8 @@ from specdec_hf.runner.protocol import (
     Lengths,
     context_length,
     model_inside,
+    room_before_turn,
+    rounded,
     to_device,
 )
 from specdec_hf.runner.spec_cache import SpecCache
@@ -320,7 +322,7 @@ class SpecRunner:
         logits: torch.Tensor = output.logits
         if logits.shape[1] > keep:
             logits = logits[:, -keep:]
-        return logits[:, : keep - padding][:, -wanted:]
+        return rounded(logits[:, : keep - padding][:, -wanted:])
 
     def runs_compiled(self, size: int) -> bool:
         """Whether the forward under way runs compiled, as all but those of long prompts.
@@ -340,6 +342,7 @@ class SpecRunner:
             and self.device.type == "cpu"
             and self.later_inputs is None
             and int(starts.max()) <= 0
+            and room_before_turn(self.model, 0) is None
         ):
             return False
         prompts = set(_without_padding(tokens, starts))

@@ -10,7 +10,7 @@ copied or changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Set
+from collections.abc import Collection, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -193,21 +193,41 @@ class SplitModel:
 
     def _view(self, layers: list[Any], types: list[str], *, continues: bool = False) -> Any:
         """The model with other layers; ``continues`` if its inputs are hidden states."""
-        model, base = copy.copy(self.model), copy.copy(self.model.base_model)
-        config = copy.deepcopy(self.model.config)
-        config.num_hidden_layers = len(layers)
-        if getattr(config, "layer_types", None):
-            config.layer_types = list(types)
-        config._attn_implementation = self.model.config._attn_implementation
-        for view, changes in (
-            (base, {self._name: torch.nn.ModuleList(layers)}),
-            (model, {self.model.base_model_prefix: base}),
-        ):
-            view._modules = {**view._modules, **changes}
-            view.config = config
+        view = with_layers(self.model, (self.model.base_model_prefix, self._name), layers, types)
+        base = view.base_model
         if continues and _POSITIONS in base._modules:
             base._modules[_POSITIONS] = _NoPositions()
-        return model
+        return view
+
+
+def with_layers(
+    model: Any, path: Sequence[str], layers: Sequence[Any], types: Sequence[str] = ()
+) -> Any:
+    """A view of a model with other layers; all other modules are its own.
+
+    Args:
+        model: it is not changed.
+        path: where its list of layers is.
+        layers: in the place of its layers.
+        types: of these layers; a config without types of layers needs none.
+    """
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = len(layers)
+    held = getattr(config, "layer_types", None)  # some follow from the number of layers
+    if held and list(held) != list(types):
+        config.layer_types = list(types)
+    config._attn_implementation = model.config._attn_implementation
+
+    def copied(module: Any, names: Sequence[str]) -> Any:
+        if not names:
+            return torch.nn.ModuleList(layers)
+        view, (name, *rest) = copy.copy(module), names
+        view._modules = {**module._modules, name: copied(module._modules[name], rest)}
+        if hasattr(module, "config"):
+            view.config = config
+        return view
+
+    return copied(model, path)
 
 
 def _without(layer: Any, sublayers: Collection[str]) -> Any:
@@ -238,14 +258,24 @@ def layer_list_name(model: Any) -> str:
 
 def unknown_structure(model: Any) -> str | None:
     """Why this model cannot be taken apart, or None."""
-    if not isinstance(model, PreTrainedModel):
-        return "it is a wrapper"
+    reason = unknown_forward(model)
+    if reason is not None:
+        return reason
     base = model.base_model
     if base is model or not any(
         isinstance(base._modules.get(name), torch.nn.ModuleList) for name in _LAYERS
     ):
         return f"its base model has no list of layers called {' or '.join(_LAYERS)}"
-    if any("forward" in vars(module) for module in (model, base)):
+    return None
+
+
+def unknown_forward(model: Any) -> str | None:
+    """Why the forward of this model is not that of its class, or None."""
+    if not isinstance(model, PreTrainedModel):
+        return "it is a wrapper"
+    if not isinstance(model.base_model, PreTrainedModel):
+        return f"its base model is a wrapper, {type(model.base_model).__name__}"
+    if any("forward" in vars(module) for module in (model, model.base_model)):
         return "its forward was replaced"
     return None
 

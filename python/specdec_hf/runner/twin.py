@@ -14,6 +14,8 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 
+from specdec_hf.runner.protocol import rope_types
+
 # What is compared by its value.
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -37,6 +39,8 @@ def twin_reason(model: Any) -> str | None:
     """Why no twin of a model can be made, or None."""
     if not isinstance(model, PreTrainedModel):
         return "it is a wrapper"
+    if "dynamic" in rope_types(model):
+        return "its rotary embedding 'dynamic' goes by the lengths of earlier texts"
     for name, module in model.named_modules():
         if "forward" in vars(module) or hasattr(module, "_hf_hook"):
             return f"the forward of its module {name!r} was replaced"

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from specdec_hf.cli import options
 from specdec_hf.cli.build import Files, Output, read_texts
 from specdec_hf.cli.checks import check_sampling_value
-from specdec_hf.cli.options import SEED, at_least, option
+from specdec_hf.cli.options import SEED, at_least, must_be, option
 from specdec_hf.cli.sources import find_model
 from specdec_hf.cli.terminal import bar, console, fail
 
@@ -29,7 +29,15 @@ def build_layer_skip(
     ] = 200,
     tokens: Annotated[int, option("--tokens N", "Tokens of the texts to measure on.")] = 1024,
     length: Annotated[int, option("--length N", "Tokens of a piece.", at_least(2))] = 128,
-    max_draft: Annotated[int, option("--max-draft N", "Most drafts of a round.", at_least(1))] = 12,
+    max_draft: Annotated[
+        int,
+        option(
+            "--max-draft N",
+            "Most drafts of a round.",
+            at_least(1),
+            must_be("at most 1024", lambda number: number <= 1024),
+        ),
+    ] = 12,
     temperature: options.Temperature = 0.0,
     seed: Annotated[int, option("--seed N", "Of the search.", SEED)] = 0,
     dtype: options.Dtype = "auto",

@@ -25,9 +25,10 @@ from specdec_hf.cli.options import DTYPES, POSITIVE, SEED, SHARE, at_least, must
 from specdec_hf.cli.paths import check_folder, check_readable
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.sources import EMBEDDED_NAME, Source, find_model
-from specdec_hf.cli.terminal import bar, console, errors, fail, visible
+from specdec_hf.cli.terminal import FAILED, bar, console, errors, fail, visible
 from specdec_hf.lab.training.settings import (
     DRAFT_MODEL,
+    LARGEST_LEARNING_RATE,
     LOSSES,
     RUN,
     WORK,
@@ -35,6 +36,7 @@ from specdec_hf.lab.training.settings import (
 )
 
 HEADS = ("eagle3", "medusa", "blockwise", "exit_head", "pass_head")
+WHOLE_VOCABULARY = ("exit_head", "pass_head")  # what these draft
 LICENCE = "Apache-2.0"  # of the embedded model
 
 
@@ -102,10 +104,17 @@ def train_command(
             "Drafts of one round that are learnt, or heads or look-ahead embeddings.  "
             f"[default: {TrainingSettings.draft_steps}]",
             at_least(1),
+            must_be("at most 1023", lambda steps: steps < 1024),  # a round drafts 1024 at most
         ),
     ] = None,
     learning_rate: Annotated[
-        float, option("--learning-rate X", "The largest one of the schedule.", POSITIVE)
+        float,
+        option(
+            "--learning-rate X",
+            "The largest one of the schedule.",
+            POSITIVE,
+            must_be(f"at most {LARGEST_LEARNING_RATE:g}", lambda x: x <= LARGEST_LEARNING_RATE),
+        ),
     ] = TrainingSettings.learning_rate,
     draft_vocab_size: Annotated[
         int | None,
@@ -162,6 +171,7 @@ def train_command(
             "Draft models for one tree, each trained on what those before it miss. They go to "
             "folders 1, 2, ... of --output.  [default: 1, in --output itself]",
             at_least(1),
+            must_be("at most 1024", lambda number: number <= 1024),  # nodes of a tree
         ),
     ] = None,
     reuse: Annotated[
@@ -185,7 +195,13 @@ def train_command(
     ] = "bfloat16",
     device: options.Device = None,
     threads: Annotated[
-        int | None, option("--threads N", "CPU threads.  [default: torch's]", at_least(1))
+        int | None,
+        option(
+            "--threads N",
+            "CPU threads.  [default: torch's]",
+            at_least(1),
+            must_be("at most 1024", lambda number: number <= 1024),  # more take minutes to begin
+        ),
     ] = None,
 ) -> None:
     """Train a head for --drafter HEAD:FOLDER, or a draft model for --drafter FOLDER.
@@ -209,12 +225,21 @@ def train_command(
         ):  # fmt: skip
             if given is not None:
                 fail(f"{name} needs --draft-model, got --head {head}")
+    if draft_vocab_size is not None and head in WHOLE_VOCABULARY:
+        fail(
+            f"--draft-vocab-size needs a head that drafts a part of the vocabulary, got {head} and "
+            f"{draft_vocab_size}"
+        )
     if layer is not None and head != "exit_head":
         fail(f"--layer needs --head exit_head, got {head}")
     if draft_steps is not None and head in (DRAFT_MODEL, "exit_head"):
         fail(f"--draft-steps needs a head that reads its own drafts or none, got {head}")
+    if draft_steps is not None and draft_steps >= length:
+        fail(f"--draft-steps must be below --length, {length}, got {draft_steps}")
     if resume is not None and head != "eagle3":
         fail(f"--resume needs --head eagle3, got {head}")
+    if resume is not None:
+        check_readable("--resume", resume / "config.json")
     if resume is not None and resume.resolve() == output.resolve():
         fail(f"--resume must be another folder than --output, got {resume}")
     sources = {"--prompts": prompts, "--texts": texts, "--reuse": reuse}
@@ -250,7 +275,10 @@ def train_command(
         num_layers=num_layers or TrainingSettings.num_layers, learning_rate=learning_rate,
         draft_steps=draft_steps or TrainingSettings.draft_steps,
     )  # fmt: skip
-    _run(source, settings, folders, minutes, dtype, device, threads, turns, read, reuse, resume)
+    _run(
+        source, settings, folders, minutes, dtype, device, threads, turns, read, reuse, resume,
+        draft_vocab_size,
+    )  # fmt: skip
 
 
 def _check_keeps_models(output: Path, source: Source) -> None:
@@ -283,6 +311,7 @@ def _run(
     texts: list[str],
     reuse: Path | None,
     resume: Path | None,
+    draft_vocab_size: int | None,
 ) -> None:
     """Train a drafter in each folder; the later ones learn what those before them miss."""
     import torch
@@ -292,6 +321,7 @@ def _run(
     from specdec_hf.lab.training.model_card import collect_report, write_report
     from specdec_hf.lab.training.pipeline import Pipeline, check_begun, check_source
     from specdec_hf.lab.training.texts import check_prompts
+    from specdec_hf.runner.protocol import vocab_size_of
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -308,6 +338,14 @@ def _run(
         progress.stage("loading", 1)
         path, config = read_config(source, lambda text: progress.stage(text, 1))
         check_length(settings.length, config)
+        whole, hidden = vocab_size_of(config), config.get_text_config(decoder=True).hidden_size
+        if settings.head == DRAFT_MODEL and settings.width > hidden:
+            fail(f"--width must be at most {hidden}, that of {source.title}, got {settings.width}")
+        if draft_vocab_size is not None and draft_vocab_size > whole:
+            fail(
+                f"--draft-vocab-size must be at most {whole}, the vocabulary of {source.title}, "
+                f"got {draft_vocab_size}"
+            )
         tokenizer = load_tokenizer(path)
         model = load_model(path, device=placed, dtype=getattr(torch, dtype))
         picture = importlib.util.find_spec("matplotlib") is not None
@@ -324,6 +362,13 @@ def _run(
                 head = pipeline.run(prompts, texts)
             except ValueError as error:
                 fail(str(error))
+            except FloatingPointError as error:
+                fail(
+                    f"{error}; try --learning-rate below {settings.learning_rate:g}"
+                    + ("" if dtype == "float32" else f" or another --dtype than {dtype}")
+                    + f" with another --output, and --reuse {folder} for the same texts",
+                    FAILED,
+                )
             report = collect_report(
                 pipeline, head, target=source.title, licence=_licence(source), command=_command(),
                 data=_data(prompts, texts, reuse, openings=settings.openings), resumed=resume,

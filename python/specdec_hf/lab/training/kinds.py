@@ -112,8 +112,11 @@ def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _size(model: Any, settings: TrainingSettings) -> int:
-    """The draft vocabulary's."""
-    return min(settings.draft_vocab_size, vocab_size_of(model))
+    """The draft vocabulary's; the default is the whole vocabulary where that is smaller."""
+    size, whole = settings.draft_vocab_size, vocab_size_of(model)
+    if size > whole and size != TrainingSettings.draft_vocab_size:
+        raise ValueError(f"draft_vocab_size must be at most {whole}, the target's, got {size}")
+    return min(size, whole)
 
 
 def _eagle3(model: Any, settings: TrainingSettings) -> Head:

@@ -27,7 +27,13 @@ from specdec_hf.lab.training.draft_model import DraftLlama
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.on_policy import OnPolicy
 from specdec_hf.lab.training.openings import opening_of
-from specdec_hf.lab.training.settings import LOSSES, RUN, WORK, TrainingSettings
+from specdec_hf.lab.training.settings import (
+    LARGEST_LEARNING_RATE,
+    LOSSES,
+    RUN,
+    WORK,
+    TrainingSettings,
+)
 from specdec_hf.lab.training.states import StoredStates, width_of
 from specdec_hf.lab.training.texts import (
     append_conversations,
@@ -297,7 +303,10 @@ class Pipeline:
         end = self._left(1.0)
         train(
             head, training, held_out,
-            Collator(embeddings, head.config.target_hidden_size, model.device, kind.cuts),
+            Collator(
+                embeddings, head.config.target_hidden_size, model.device, kind.cuts,
+                size=recipe.draft_steps + 1,
+            ),
             model.get_output_embeddings().weight, recipe, self.work / "checkpoint.safetensors",
             self.curves, earlier=self._earlier, change=change,
             advance=lambda step, name, loss: self.progress.advance(step, f"{name} {loss:.3f}"),
@@ -343,6 +352,15 @@ def check_settings(settings: TrainingSettings, earlier: Sequence[Any]) -> None:
     """Raises ValueError for settings that only a draft model has, and for wrong ones."""
     if settings.loss not in LOSSES:
         raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {settings.loss!r}")
+    if not 1 <= settings.draft_steps < settings.length:
+        raise ValueError(
+            f"draft_steps must be at least 1 and below length, {settings.length}, got "
+            f"{settings.draft_steps}"
+        )
+    if not 0 < settings.learning_rate <= LARGEST_LEARNING_RATE:
+        raise ValueError(
+            f"learning_rate must be in (0, {LARGEST_LEARNING_RATE:g}], got {settings.learning_rate}"
+        )
     for name in ("on_policy", "openings"):
         if not 0 <= (share := getattr(settings, name)) <= 1:
             raise ValueError(f"{name} must be in [0, 1], got {share}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 DRAFT_MODEL = "draft_model"  # among the kinds of heads
 FORWARD_KL = "forward_kl"
 LOSSES = (FORWARD_KL, "reverse_kl", "total_variation")
+LARGEST_LEARNING_RATE = 1e37  # AdamW divides it by 0.1 in float32
 WORK = "work"  # folder of what the stages leave behind
 RUN = "run.json"  # in it: settings, times and measurements
 

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Dataset
 from transformers import get_cosine_schedule_with_warmup
@@ -122,17 +123,23 @@ class Collator:
         width: of a hidden state of the target.
         device: where the batch goes.
         cuts: places of each text to draft at; 0 is all.
+        size: least tokens T of a batch, more than the draft steps; texts may be shorter.
     """
 
-    def __init__(self, embeddings: Any, width: int, device: torch.device, cuts: int = 0) -> None:
+    def __init__(
+        self, embeddings: Any, width: int, device: torch.device, cuts: int = 0, size: int = 0
+    ) -> None:
         self.embeddings, self.width, self.device, self.cuts = embeddings, width, device, cuts
+        self.size = size
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[tuple[Conversation, torch.Tensor]]) -> Batch:
         pad = torch.nn.utils.rnn.pad_sequence
         tokens = pad([torch.tensor(one.tokens) for one, _ in texts], batch_first=True)
         rows = pad([states for _, states in texts], batch_first=True).to(self.device)
-        tokens = tokens.to(self.device)
+        more = max(self.size - tokens.shape[1], 0)
+        tokens = functional.pad(tokens.to(self.device), (0, more))
+        rows = functional.pad(rows, (0, 0, 0, more))
         return Batch(
             tokens,
             self.embeddings(tokens).float(),
@@ -186,7 +193,7 @@ def train(
             that goes on keeps the number that they were cut to.
 
     Raises:
-        FloatingPointError: the loss is not finite.
+        FloatingPointError: the loss, the gradient or a weight is not finite, by step and value.
     """
     groups = [{"params": list(head.parameters()), "initial_lr": recipe.learning_rate}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=BETAS, weight_decay=0.01)
@@ -221,11 +228,11 @@ def train(
             collate.device.type, recipe.autocast, enabled=recipe.autocast is not None
         ):
             loss, losses = loss_of(head, given, recipe.draft_steps, name, earlier)
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f"the loss of step {step} is {loss.item()}")
+        _check_finite("loss", step, loss)
         optimizer.zero_grad()
         loss.backward()
-        clip_grad_norm_(head.parameters(), CLIP)
+        norm = clip_grad_norm_(head.parameters(), CLIP)
+        _check_finite("norm of the gradient", step, norm)
         optimizer.step()
         schedule.step()
         sums += torch.stack(losses).float().cpu()
@@ -238,6 +245,8 @@ def train(
             schedule = _schedule(optimizer, total, step)
         if bound is not None or step % recipe.measure_every == 0 or step >= total:
             end_entry(step)
+            for weight in head.parameters():  # what no later step has read
+                _check_finite("sum of a weight", step, weight.sum())
             greedy, shared, covered = measure(head, held_out, collate, output, recipe, earlier)
             curves.steps.append(step)
             curves.greedy.append(greedy)
@@ -248,6 +257,13 @@ def train(
         if step >= total:
             break
     head.eval()
+
+
+def _check_finite(what: str, step: int, value: torch.Tensor) -> None:
+    if not torch.isfinite(value):
+        raise FloatingPointError(
+            f"training has diverged: the {what} in step {step} is {value.item()}"
+        )
 
 
 def measure(
