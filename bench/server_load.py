@@ -55,10 +55,16 @@ console = Console(highlight=False, width=140)
 class StaticBatches(SpeculativeDecoder):
     """Lets no sequence join a batch, so that those that wait are the next one."""
 
-    def stream(
-        self, *args: Any, source: Any = None, prefill_chunk_size: Any = None, **kwargs: Any
-    ) -> Any:
-        return super().stream(*args, **kwargs)
+    def stream(self, *args: Any, source: Any = None, **kwargs: Any) -> Any:
+        ended = False
+
+        def those_that_wait(running: int) -> Any:
+            nonlocal ended
+            given = None if ended else source(running)
+            ended = given is None
+            return given
+
+        return super().stream(*args, source=those_that_wait, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -147,14 +147,13 @@ def test_the_program_measures_gaps_of_streams_that_a_long_prompt_joins(
     assert "whole" in capsys.readouterr().out
 
 
-def test_static_batches_ask_for_no_other_sequence():
-    def source(running):
-        raise AssertionError(f"{running} run")
-
+def test_static_batches_ask_for_no_other_sequence_once_none_waits():
+    asked = []
     decoder = StaticBatches(None, rule="match", seed=1)
     ids = torch.tensor([[5, 6]])
-    steps = decoder.stream(MODEL, ids, source=source, max_new_tokens=3, do_sample=True)
+    steps = decoder.stream(MODEL, ids, source=asked.append, max_new_tokens=3, do_sample=True)
     assert len(list(steps)) == 3
+    assert asked == [1]
 
 
 def test_in_static_batches_a_sequence_waits_for_the_end_of_all():
