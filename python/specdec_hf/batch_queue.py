@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.arguments import check_integer, check_integers
+from specdec_hf.arguments import check_integer, check_integers, shown
 from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.sampling import make_sampling, sequence_seeds
@@ -21,6 +23,8 @@ from specdec_hf.runner.protocol import context_length, vocab_size_of
 # A batch that sequences join keeps counts of all of them, so after so many another one begins.
 MAX_SEQUENCES = 1024
 _ENDED = "the BatchQueue has ended; submit within its `async with`"
+# Whether new tokens [n] of a sequence end it with the last of them.
+Stop = Callable[[NDArray[np.int64]], bool]
 
 
 @dataclass
@@ -28,8 +32,8 @@ class QueuedSequence:
     """A sequence of a `BatchQueue`; ``async for`` gives the `Step` of each of its rounds.
 
     ``finished`` of the last one is "eos"; "length" where the sequence has its max_new_tokens;
-    "criteria" where a stop string of the decoder ended it; or "cancelled", also where the queue
-    ended first. A last step without a round has no tokens, and its ``sequence`` is -1. Each step is
+    "stop" where its own ``stop`` ended it, also with such a token; "criteria" where a stop string
+    of the decoder did; or "cancelled", also where the queue ended first. A last step without a round has no tokens, and its ``sequence`` is -1. Each step is
     given once: another ``async for`` gives those that are not read yet, and ends at once where none
     is left; an error is raised in each.
 
@@ -39,6 +43,7 @@ class QueuedSequence:
         sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
         num_top_logprobs: how many of the likeliest tokens `Step.top_logprobs` lists for each of
             its tokens; None lists nothing.
+        stop: as in `BatchQueue.submit`.
         cancelled: set it, and the sequence leaves its batch after the round that runs, or after the
             chunk of its prompt that is read; or, where it still waits, is never decoded.
         steps: those that are not read yet, and None or an error behind the last.
@@ -48,9 +53,14 @@ class QueuedSequence:
     max_new_tokens: int
     sampling: dict[str, Any]
     num_top_logprobs: int | None = None
+    stop: Stop | None = None
     cancelled: bool = False
     steps: asyncio.Queue[Step | Exception | None] = field(default_factory=asyncio.Queue)
     _has_last: bool = field(default=False, init=False, repr=False)
+
+    def ends(self, new: NDArray[np.int64]) -> bool:
+        """Whether its ``stop`` ends it with the last of these new tokens."""
+        return self.stop is not None and bool(self.stop(new))
 
     def _put(self, step: Step | Exception) -> None:
         """Append a step, or the error that is the last; nothing follows the last."""
@@ -165,6 +175,7 @@ class BatchQueue:
         top_p: float = 1.0,
         min_p: float = 0.0,
         num_top_logprobs: int | None = None,
+        stop: Stop | None = None,
     ) -> QueuedSequence:
         """Let a sequence wait for its batch.
 
@@ -174,6 +185,9 @@ class BatchQueue:
             seed, temperature, top_k, top_p, min_p: as in `generate` with ``do_sample=True``.
                 Temperature 0 is greedy.
             num_top_logprobs: at least 0, as in `QueuedSequence`.
+            stop: tells for new tokens [n] of the sequence whether it ends with the last of them,
+                such as a `StopCriterion`. It is called in the thread of the model, also for tokens
+                that are not those of the text in the end, so it must depend on nothing else.
 
         Raises:
             ValueError: an argument is out of range.
@@ -186,6 +200,8 @@ class BatchQueue:
         check_integer("max_new_tokens", max_new_tokens, 1)
         if num_top_logprobs is not None:
             check_integer("num_top_logprobs", num_top_logprobs, 0)
+        if stop is not None and not callable(stop):
+            raise TypeError(f"stop must be None or a function of token ids, got {shown(stop)}")
         length = context_length(self.model)
         if length is not None and max_new_tokens >= length:
             rule = f"at most {length - 1}, one less than the model's context length"
@@ -202,7 +218,7 @@ class BatchQueue:
         make_sampling(listed, True, 1, torch.device("cpu"))
         sequence_seeds([seed], 1)
         given = {"seed": seed, **sampling}
-        sequence = QueuedSequence(prompt, max_new_tokens, given, num_top_logprobs)
+        sequence = QueuedSequence(prompt, max_new_tokens, given, num_top_logprobs, stop)
         self._waiting.append(sequence)
         self._submitted.set()
         return sequence
@@ -261,18 +277,19 @@ class BatchQueue:
             cancelled = {"cancelled": lambda: sequence.cancelled}
             return _arguments([sequence], self.model.device) | cancelled
 
-        counts = dict.fromkeys(self._running, 0)
+        texts: dict[int, list[int]] = {number: [] for number in self._running}
         batch = _arguments(list(self._running.values()), self.model.device)
         for step in self.decoder.stream(
             self.model, batch.pop("input_ids"), **batch, source=source,
             prefill_chunk_size=self.prefill_chunk_size,
         ):  # fmt: skip
             number, sequence = step.sequence, self._running[step.sequence]
-            counts[number] = counts.get(number, 0) + len(step.tokens)
-            reason = _reason(step.finished, sequence, counts[number])
+            new = texts.setdefault(number, [])
+            new += step.tokens
+            reason = _reason(step.finished, sequence, new)
             self._loop.call_soon_threadsafe(sequence._put, replace(step, finished=reason))
             if reason:
-                del self._running[number], counts[number]
+                del self._running[number], texts[number]
 
 
 def _arguments(batch: list[QueuedSequence], device: torch.device) -> dict[str, Any]:
@@ -282,8 +299,8 @@ def _arguments(batch: list[QueuedSequence], device: torch.device) -> dict[str, A
     mask = torch.arange(width) >= torch.tensor([[width - len(s.input_ids)] for s in batch])
 
     def ended(input_ids: Tensor, scores: Any) -> Tensor:
-        new = input_ids.shape[1] - width
-        ends = [s.cancelled or new >= s.max_new_tokens for s in batch]
+        new = input_ids[0, width:].cpu().numpy()
+        ends = [s.cancelled or len(new) >= s.max_new_tokens or s.ends(new) for s in batch]
         return torch.tensor(ends, device=input_ids.device)
 
     return {
@@ -302,8 +319,10 @@ def _cancelled() -> Step:
     return Step(-1, [], [], [], "cancelled")
 
 
-def _reason(reason: str, sequence: QueuedSequence, count: int) -> str:
-    """Why a sequence of ``count`` new tokens ended, where the batch knows it as "criteria"."""
-    if reason == "criteria" and count == sequence.max_new_tokens:
+def _reason(reason: str, sequence: QueuedSequence, new: list[int]) -> str:
+    """Why a sequence with these new tokens ended, where the batch knows it as "criteria"."""
+    if reason in ("eos", "criteria", "length", "context") and sequence.ends(np.array(new)):
+        return "stop"
+    if reason == "criteria" and len(new) == sequence.max_new_tokens:
         return "length"
     return "cancelled" if reason == "criteria" and sequence.cancelled else reason

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_hf.detokenizer import INCOMPLETE
 from specdec_hf.server.faults import Fault
-from specdec_hf.server.growing_text import INCOMPLETE, Piece, TokenLogprob
+from specdec_hf.server.growing_text import Piece, TokenLogprob
+
+# Why a text ended, in the words of OpenAI and of text-generation-inference.
+FINISH_REASONS = {
+    "eos": ("stop", "eos_token"),
+    "stop": ("stop", "stop_sequence"),
+    "criteria": ("stop", "stop_sequence"),  # a stop string of the decoder
+    "length": ("length", "length"),
+    "context": ("length", "length"),
+}
 
 
 class Form:
@@ -47,7 +57,7 @@ class Form:
         return {
             "index": index, **text,
             "logprobs": None if self.num_top_logprobs is None else self._logprobs(listed),
-            "finish_reason": "stop" if finished == "eos" else finished or None,
+            "finish_reason": FINISH_REASONS[finished][0] if finished else None,
         }  # fmt: skip
 
     def _whole(self, text: str) -> dict[str, Any]:

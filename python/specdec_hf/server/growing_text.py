@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
+from specdec_hf.detokenizer import INCOMPLETE, Detokenizer, StopStrings
 from specdec_hf.loop.streaming import Step
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character is decoded to
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
@@ -20,14 +21,18 @@ class TokenLogprob:
         token: its text.
         logprob: its log probability under the model.
         top: the likeliest tokens in its place, with theirs.
+        number: how many tokens the answer has with it.
+        is_text: whether it is no special token, which has a name and no text.
         begin, end: where its text is in that of the answer, in characters.
     """
 
     token: str
     logprob: float
     top: list[tuple[str, float]]
-    begin: int
-    end: int
+    number: int
+    is_text: bool
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass
@@ -48,92 +53,100 @@ class GrowingText:
 
     Args:
         tokenizer: decodes the tokens; special tokens are left out.
-        prompt: token ids, not empty.
-        stop: strings before which the text ends.
+        prompt: token ids; the text is what follows theirs.
+        stop: strings before which the text is cut where a step has ended it with one of them, as
+            `StopCriterion` does; which step that is, nothing here decides.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
-        self.text, self.finished = "", ""
-        self.tokens: list[int] = []
-        self._tokenizer, self._last, self._stop = tokenizer, prompt[-1], stop
+        self.finished = ""
+        self._detokenizer, self._stop = Detokenizer(tokenizer, prompt), StopStrings(stop)
+        self._places = self._stop.start
+        self._sent: list[str] = []
+        self._length, self._number = 0, 0  # of what was sent, and tokens of what cannot change
+        self._held = ""  # what cannot change and was not sent
         self._waiting: list[TokenLogprob] = []
-        self._end = 0  # of the text of `tokens`, where log probabilities are asked for
+
+    @property
+    def text(self) -> str:
+        """All pieces together."""
+        return "".join(self._sent)
 
     def add(self, step: Step) -> Piece:
-        """The piece of a step; steps behind the end of the text have none."""
-        self._note(step)
-        self.tokens += step.tokens
-        text = self._decode(self.tokens)
-        begins = [text.index(string) for string in self._stop if string in text]
-        self.finished = "stop" if begins else step.finished
-        if begins:
-            text = text[: min(begins)]
-        sure = len(text)
-        if not self.finished:
-            sure = 0 if text.endswith(INCOMPLETE) else sure - self._begun(text)
-        piece = Piece(text[len(self.text) : max(sure, len(self.text))], step)
-        self.text += piece.text
-        piece.finished = self.finished
-        piece.logprobs = self._release(cut=bool(begins))
+        """The piece of a step."""
+        for n, token in enumerate(step.tokens):
+            if step.top_logprobs:
+                self._note(token, step.top_logprobs[n])
+            self._detokenizer.add(token)
+            if step.top_logprobs:
+                self._place(*self._detokenizer.last)
+        self.finished = step.finished
+        cut = self.finished == "stop" and bool(self._stop.strings)
+        final, rest = self._detokenizer.final, ""
+        if self.finished:
+            final, rest = self._detokenizer.ending
+            if cut:  # with the token that made a stop string complete
+                final, rest = len(self._detokenizer.tokens), ""
+            self._place_bytes(final, len(self._detokenizer.tokens) + 1)
+        new = "".join(text for _, text in self._detokenizer.pieces(self._number, final)) + rest
+        self._number = final
+        self._places = self._stop.follow(self._places, new)
+        self._held += new
+        size = len(self._held)
+        if cut:
+            size = self._stop.cut(self._held)
+        elif not self.finished:
+            size -= max(self._places, default=0)
+        piece = Piece(self._held[:size], step, finished=self.finished)
+        self._held = self._held[size:]
+        self._sent.append(piece.text)
+        self._length += size
+        piece.logprobs = self._release(cut=cut)
         return piece
 
-    def _begun(self, text: str) -> int:
-        """How many characters at the end of a text may begin a stop string."""
-        return max(
-            (
-                n
-                for string in self._stop
-                for n in range(1, min(len(string) - 1, len(text)) + 1)
-                if text.endswith(string[:n])
-            ),
-            default=0,
-        )
+    def _note(self, token: int, found: dict[int, float]) -> None:
+        """Let the log probabilities of the next token wait for its text."""
+        name = self._detokenizer.name
+        (chosen, *_) = found.values()
+        named = [
+            (name(other), max(value, MIN_LOGPROB))
+            for other, value in sorted(found.items(), key=lambda item: -item[1])
+        ]
+        number = len(self._detokenizer.tokens) + 1
+        is_text = self._detokenizer.is_text(token)
+        value = max(chosen, MIN_LOGPROB)
+        self._waiting.append(TokenLogprob(name(token), value, named, number, is_text))
 
-    def _decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
-        text: str = self._tokenizer.decode(
-            tokens,
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,  # it would change what was given before
-        )
-        return text
+    def _place(self, since: int, added: str) -> None:
+        """Say where the text of the last token is; a part of a character is the whole of it."""
+        detokenizer, one = self._detokenizer, self._waiting[-1]
+        self._place_bytes(since, one.number)
+        before, now = detokenizer.length(one.number - 1), detokenizer.length(one.number)
+        number, rest = detokenizer.ending
+        whole = number == one.number and not rest
+        rest = rest if number == one.number else ""
+        one.begin = before
+        if (added + rest).endswith(one.token):
+            one.begin = now + len(rest) - len(one.token)
+        if not one.is_text:
+            one.begin = one.end = now
+        else:
+            one.end = now if whole else max(one.begin + 1, now)
 
-    def _note(self, step: Step) -> None:
-        """Let the log probabilities of a step wait for the text of their tokens."""
-        for n, found in enumerate(step.top_logprobs):
-            text = self._decode(self.tokens + step.tokens[: n + 1])
-            before = step.tokens[n - 1] if n else (self.tokens or [self._last])[-1]
-            (chosen, *_) = found.values()
-            named = [
-                (self._name(before, token), max(value, MIN_LOGPROB))
-                for token, value in sorted(found.items(), key=lambda item: -item[1])
-            ]
-            name = self._name(before, step.tokens[n])
-            begin, self._end = self._end, max(self._end, len(text.rstrip(INCOMPLETE)))
-            if name and text.endswith(name):  # what was incomplete before it remains so
-                begin = len(text) - len(name)
-            # A part of a character comes with the whole of it.
-            end = begin + 1 if text.endswith(INCOMPLETE) else self._end
-            value = max(chosen, MIN_LOGPROB)
-            self._waiting.append(TokenLogprob(name, value, named, begin, max(end, self._end)))
-
-    def _name(self, before: int, token: int) -> str:
-        """The text of a token behind another; alone, it may lack the blank at its beginning."""
-        first, both, alone = (
-            self._decode(ids, skip_special_tokens=False)
-            for ids in ([before], [before, token], [token])
-        )
-        if both.startswith(first) and not first.endswith(INCOMPLETE):
-            return both[len(first) :]
-        return alone
+    def _place_bytes(self, since: int, number: int) -> None:
+        """Say where bytes are that turned out to be no text: each is a character of its own."""
+        place = self._detokenizer.length(since)
+        for one in self._waiting:
+            if since < one.number < number:
+                one.begin, place = place, place + one.is_text
+                one.end = place
 
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""
-        length = len(self.text)
+        released = self._waiting
         if cut:
-            released = [one for one in self._waiting if one.begin < length]
-        elif self.finished:
-            released = self._waiting
-        else:
-            released = [one for one in self._waiting if one.end <= length]
+            released = [one for one in released if one.begin < self._length]
+        elif not self.finished:
+            released = list(takewhile(lambda one: one.end <= self._length, released))
         self._waiting = self._waiting[len(released) :]
         return released
