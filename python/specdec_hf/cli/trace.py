@@ -6,19 +6,19 @@ there is no colour. A rejected draft is printed before the recovered token that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from rich.text import Text
 
 from specdec_hf.cli.terminal import Terminal, visible
+from specdec_hf.detokenizer import INCOMPLETE, Detokenizer
 from specdec_hf.loop.streaming import Kind, Step
 
 Shown = Kind | Literal["rejected"]
 STYLES: dict[Shown, str] = {
     "accepted": "green", "rejected": "red strike", "recovered": "blue", "bonus": "", "plain": ""
 }  # fmt: skip
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # as a part of a character is decoded
 Marks = dict[Shown, tuple[str, str]]
 MARKS: Marks = {"accepted": ("«", "»"), "rejected": ("×", "×"), "recovered": ("‹", "›")}
 ASCII_MARKS: Marks = {"accepted": ("[", "]"), "rejected": ("~", "~"), "recovered": ("{", "}")}
@@ -48,6 +48,7 @@ def render(
     sequence: int = 0,
     marks: Marks | None = None,
     *,
+    prompt: Sequence[int] = (),
     rejected: bool = True,
 ) -> Text:
     """The text of one sequence: accepted drafts green, recovered tokens blue, others plain.
@@ -57,9 +58,10 @@ def render(
         steps: of the call.
         sequence: which of its sequences.
         marks: in place of colours; see `marks_of`.
+        prompt: token ids; the text is what follows theirs.
         rejected: whether rejected drafts are shown too, in red.
     """
-    stream, runs = PieceStream(tokenizer, rejected=rejected), list[tuple[str, Shown]]()
+    stream, runs = PieceStream(tokenizer, prompt, rejected=rejected), list[tuple[str, Shown]]()
     pieces = [piece for step in steps if step.sequence == sequence for piece in stream.feed(step)]
     for piece, kind in [*pieces, stream.rest()]:
         if runs and runs[-1][1] == kind != "rejected":  # rejected siblings are apart
@@ -72,52 +74,75 @@ def render(
 class PieceStream:
     """The text of a sequence that is still growing, piece by piece.
 
-    Bytes of a character that is not complete are held back until it is, or until `rest`.
+    Bytes of a character that is not complete are held back until it is, until the last step, or
+    until `rest`.
 
     Args:
         tokenizer: of the tokens.
+        prompt: token ids; the text is what follows theirs.
         rejected: whether rejected drafts are pieces too; they are no part of the text.
     """
 
-    def __init__(self, tokenizer: Any, *, rejected: bool = False) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int] = (), *, rejected: bool = False
+    ) -> None:
         self.rejected = rejected
-        self.tokens: list[int] = []
-        self.done = ""
-        self.kind: Kind = "plain"
+        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._kinds: list[Kind] = ["plain"]  # that of each token behind the first
+        self._instead: list[tuple[int, str]] = []  # drafts, with how many tokens are before them
+        self._shown = 0  # tokens
+        self._has_ended = False
+
+    @property
+    def text(self) -> str:
+        """The text of all steps, that which is held back included."""
+        return self._detokenizer.text
 
     def feed(self, step: Step) -> list[tuple[str, Shown]]:
         """The pieces that a step completes."""
         pieces: list[tuple[str, Shown]] = []
         for token, kind in zip(step.tokens, step.kinds, strict=True):
             if kind == "recovered" and self.rejected:
-                pieces += [(self._instead(draft), "rejected") for draft in step.rejected]
-            self.tokens.append(token)
-            self.kind = kind
-            text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-            if text.endswith(UNFINISHED):
-                continue
-            new, self.done = text[len(self.done) :], text
-            if pieces and pieces[-1][1] == kind:
-                pieces[-1] = (pieces[-1][0] + new, kind)
-            else:
-                pieces.append((new, kind))
-        return [piece for piece in pieces if piece[0]]
+                place = len(self._detokenizer.tokens)
+                self._instead += [(place, self._name(draft)) for draft in step.rejected]
+            self._detokenizer.add(token)
+            self._kinds.append(kind)
+            pieces += self._pieces(self._detokenizer.final)
+        if step.finished:
+            pieces += [(name, "rejected") for _, name in self._instead]
+            pieces.append(self.rest())
+            self._has_ended = True
+        joined: list[tuple[str, Shown]] = []
+        for piece, one in pieces:
+            if joined and joined[-1][1] == one != "rejected":  # rejected siblings are apart
+                joined[-1] = (joined[-1][0] + piece, one)
+            elif piece:
+                joined.append((piece, one))
+        return joined
 
-    def _instead(self, token: int) -> str:
+    def _pieces(self, number: int) -> list[tuple[str, Shown]]:
+        """What is new in the text of so many tokens, and the rejected drafts in it."""
+        pieces: list[tuple[str, Shown]] = []
+        for n, text in self._detokenizer.pieces(self._shown, number):
+            pieces += [(name, "rejected") for place, name in self._instead if place < n]
+            pieces.append((text, self._kinds[n]))
+            self._instead = [one for one in self._instead if one[0] >= n]
+        self._shown = number
+        return pieces
+
+    def _name(self, token: int) -> str:
         """What another token would add to the text; empty for a part of a character.
 
         Special tokens, such as an end of the text, are left out of texts and have their names here.
         """
-        if not self.tokenizer.decode([token], skip_special_tokens=True):
-            return str(self.tokenizer.decode([token]))
-        text = self.tokenizer.decode([*self.tokens, token], skip_special_tokens=True)
-        return "" if text.endswith(UNFINISHED) else text[len(self.done) :].lstrip(UNFINISHED)
+        name = self._detokenizer.name(token)
+        return "" if name.endswith(INCOMPLETE) else name.lstrip(INCOMPLETE)
 
     def rest(self) -> tuple[str, Kind]:
         """The end of the text, which was held back while it could still change."""
-        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-        return text[len(self.done) :], self.kind
+        number, rest = self._detokenizer.ending
+        texts = [text for _, text in self._detokenizer.pieces(self._shown, number)]
+        return "" if self._has_ended else "".join([*texts, rest]), self._kinds[-1]
 
 
 def legend(marks: Marks | None = None, *, rejected: bool = False) -> Text:
