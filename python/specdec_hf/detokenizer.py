@@ -220,7 +220,7 @@ class Detokenizer:
         text = _behind(state.prefix, self._decode((*state.context, *opened)))
         whole = len(text if self._joins_bytes else text.rstrip(INCOMPLETE))
         new = max(length, settled + whole)
-        if shown < len(text) == whole:
+        if whole == len(text) and (whole > shown or state.rest):
             return _State(
                 since, lead + text[length - settled :], new, number,
                 context=(token,), prefix=self._known[token][0] or "",
@@ -316,9 +316,7 @@ class StopStrings:
         return tuple(self._follow(*one, text) for one in enumerate(places))
 
     def is_complete(self, places: tuple[int, ...]) -> bool:
-        return any(
-            place == len(one) for place, one in zip(places, self.strings, strict=True)
-        )
+        return any(place == len(one) for place, one in zip(places, self.strings, strict=True))
 
     def cut(self, text: str) -> int:
         """Where the first of the strings in a text begins; its length if there is none."""
@@ -349,7 +347,7 @@ class StopStrings:
 
 
 class StopCriterion:
-    """Whether the text of new tokens has a stop string. A function of the tokens alone.
+    """Whether one of the new tokens completes a stop string. A function of the tokens alone.
 
     Tokens that begin as those of the call before are decoded from where they differ.
 
@@ -373,6 +371,8 @@ class StopCriterion:
         for token in ids[count:].tolist():
             self._detokenizer.add(token)
             since, added = self._detokenizer.last
+            if self._stop.is_complete(self._places[-1]):
+                since = len(self._places) - 1  # ended already, whatever becomes of a byte run
             self._places.append(self._stop.follow(self._places[since], added))
         self._ids = ids
         return self._stop.is_complete(self._places[-1])
