@@ -306,10 +306,9 @@ class Explainer:
 
     def _added(self, token: int) -> str:
         """What a token adds to the text so far. Bytes without their character are shown as �."""
-        text, count = self._text, len(self._text.tokens)
-        before = text.ending[1]
-        text.add(token)
-        added = text.last[1] + text.ending[1]
+        text, count = self._text, len(self._tokens) - len(self.prompt)
+        before = text.rest()
+        added = text.add(token) or text.rest()
         text.truncate(count)
         return added.removeprefix(before) or added
 

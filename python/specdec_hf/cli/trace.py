@@ -74,8 +74,7 @@ def render(
 class PieceStream:
     """The text of a sequence that is still growing, piece by piece.
 
-    Bytes of a character that is not complete are held back until it is, until the last step, or
-    until `rest`.
+    Bytes of a character that is not complete are held back until it is, or until `rest`.
 
     Args:
         tokenizer: of the tokens.
@@ -87,62 +86,38 @@ class PieceStream:
         self, tokenizer: Any, prompt: Sequence[int] = (), *, rejected: bool = False
     ) -> None:
         self.rejected = rejected
-        self._detokenizer = Detokenizer(tokenizer, prompt)
-        self._kinds: list[Kind] = ["plain"]  # that of each token behind the first
-        self._instead: list[tuple[int, str]] = []  # drafts, with how many tokens are before them
-        self._shown = 0  # tokens
-        self._has_ended = False
+        self.kind: Kind = "plain"
+        self._detokenizer, self._texts = Detokenizer(tokenizer, prompt), list[str]()
 
     @property
     def text(self) -> str:
         """The text of all steps, that which is held back included."""
-        return self._detokenizer.text
+        return "".join([*self._texts, self._detokenizer.rest()])
 
     def feed(self, step: Step) -> list[tuple[str, Shown]]:
         """The pieces that a step completes."""
         pieces: list[tuple[str, Shown]] = []
         for token, kind in zip(step.tokens, step.kinds, strict=True):
             if kind == "recovered" and self.rejected:
-                place = len(self._detokenizer.tokens)
-                self._instead += [(place, self._name(draft)) for draft in step.rejected]
-            self._detokenizer.add(token)
-            self._kinds.append(kind)
-            pieces += self._pieces(self._detokenizer.final)
-        if step.finished:
-            pieces += [(name, "rejected") for _, name in self._instead]
-            pieces.append(self.rest())
-            self._has_ended = True
-        joined: list[tuple[str, Shown]] = []
-        for piece, one in pieces:
-            if joined and joined[-1][1] == one != "rejected":  # rejected siblings are apart
-                joined[-1] = (joined[-1][0] + piece, one)
-            elif piece:
-                joined.append((piece, one))
-        return joined
+                pieces += [(self._instead(draft), "rejected") for draft in step.rejected]
+            self.kind = kind
+            self._texts.append(new := self._detokenizer.add(token))
+            if pieces and pieces[-1][1] == kind:
+                pieces[-1] = (pieces[-1][0] + new, kind)
+            else:
+                pieces.append((new, kind))
+        return [piece for piece in pieces if piece[0]]
 
-    def _pieces(self, number: int) -> list[tuple[str, Shown]]:
-        """What is new in the text of so many tokens, and the rejected drafts in it."""
-        pieces: list[tuple[str, Shown]] = []
-        for n, text in self._detokenizer.pieces(self._shown, number):
-            pieces += [(name, "rejected") for place, name in self._instead if place < n]
-            pieces.append((text, self._kinds[n]))
-            self._instead = [one for one in self._instead if one[0] >= n]
-        self._shown = number
-        return pieces
-
-    def _name(self, token: int) -> str:
+    def _instead(self, token: int) -> str:
         """What another token would add to the text; empty for a part of a character.
 
         Special tokens, such as an end of the text, are left out of texts and have their names here.
         """
-        name = self._detokenizer.name(token)
-        return "" if name.endswith(INCOMPLETE) else name.lstrip(INCOMPLETE)
+        return self._detokenizer.name(token).strip(INCOMPLETE)
 
     def rest(self) -> tuple[str, Kind]:
         """The end of the text, which was held back while it could still change."""
-        number, rest = self._detokenizer.ending
-        texts = [text for _, text in self._detokenizer.pieces(self._shown, number)]
-        return "" if self._has_ended else "".join([*texts, rest]), self._kinds[-1]
+        return self._detokenizer.rest(), self.kind
 
 
 def legend(marks: Marks | None = None, *, rejected: bool = False) -> Text:

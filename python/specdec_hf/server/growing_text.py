@@ -21,18 +21,15 @@ class TokenLogprob:
         token: its text.
         logprob: its log probability under the model.
         top: the likeliest tokens in its place, with theirs.
-        number: how many tokens the answer has with it.
-        is_text: whether it is no special token, which has a name and no text.
-        begin, end: where its text is in that of the answer, in characters.
+        begin, end: where its text is in that of the answer, in characters; a part of a character is
+            where the whole of it is.
     """
 
     token: str
     logprob: float
     top: list[tuple[str, float]]
-    number: int
-    is_text: bool
-    begin: int = 0
-    end: int = 0
+    begin: int
+    end: int
 
 
 @dataclass
@@ -59,94 +56,57 @@ class GrowingText:
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
-        self.finished = ""
+        self.text, self.finished = "", ""
         self._detokenizer, self._stop = Detokenizer(tokenizer, prompt), StopStrings(stop)
         self._places = self._stop.start
-        self._sent: list[str] = []
-        self._length, self._number = 0, 0  # of what was sent, and tokens of what cannot change
-        self._held = ""  # what cannot change and was not sent
+        self._held = ""  # what may begin a stop string
         self._waiting: list[TokenLogprob] = []
-
-    @property
-    def text(self) -> str:
-        """All pieces together."""
-        return "".join(self._sent)
 
     def add(self, step: Step) -> Piece:
         """The piece of a step."""
-        for n, token in enumerate(step.tokens):
-            if step.top_logprobs:
-                self._note(token, step.top_logprobs[n])
-            self._detokenizer.add(token)
-            if step.top_logprobs:
-                self._place(*self._detokenizer.last)
+        tops = step.top_logprobs or [None] * len(step.tokens)
+        for token, top in zip(step.tokens, tops, strict=True):
+            names = None if top is None else {one: self._detokenizer.name(one) for one in top}
+            begin = len(self.text) + len(self._held)
+            self._held += (new := self._detokenizer.add(token))
+            self._places = self._stop.follow(self._places, new)
+            if top is not None:
+                # The rest of a character that has begun is still to come.
+                open_ = not new and not self._detokenizer.is_special(token)
+                self._note(token, top, names, begin, begin + (len(new) or open_))
         self.finished = step.finished
         cut = self.finished == "stop" and bool(self._stop.strings)
-        final, rest = self._detokenizer.final, ""
-        if self.finished:
-            final, rest = self._detokenizer.ending
-            if cut:  # with the token that made a stop string complete
-                final, rest = len(self._detokenizer.tokens), ""
-            self._place_bytes(final, len(self._detokenizer.tokens) + 1)
-        new = "".join(text for _, text in self._detokenizer.pieces(self._number, final)) + rest
-        self._number = final
-        self._places = self._stop.follow(self._places, new)
-        self._held += new
         size = len(self._held)
         if cut:
             size = self._stop.cut(self._held)
-        elif not self.finished:
+        elif self.finished:
+            self._held += self._detokenizer.rest()
+            size = len(self._held)
+        else:
             size -= max(self._places, default=0)
         piece = Piece(self._held[:size], step, finished=self.finished)
+        self.text += piece.text
         self._held = self._held[size:]
-        self._sent.append(piece.text)
-        self._length += size
         piece.logprobs = self._release(cut=cut)
         return piece
 
-    def _note(self, token: int, found: dict[int, float]) -> None:
-        """Let the log probabilities of the next token wait for its text."""
-        name = self._detokenizer.name
-        (chosen, *_) = found.values()
+    def _note(
+        self, token: int, top: dict[int, float], names: dict[int, str], begin: int, end: int
+    ) -> None:
+        """Let the log probabilities of a token wait for its text."""
         named = [
-            (name(other), max(value, MIN_LOGPROB))
-            for other, value in sorted(found.items(), key=lambda item: -item[1])
+            (names[other], max(value, MIN_LOGPROB))
+            for other, value in sorted(top.items(), key=lambda item: -item[1])
         ]
-        number = len(self._detokenizer.tokens) + 1
-        is_text = self._detokenizer.is_text(token)
-        value = max(chosen, MIN_LOGPROB)
-        self._waiting.append(TokenLogprob(name(token), value, named, number, is_text))
-
-    def _place(self, since: int, added: str) -> None:
-        """Say where the text of the last token is; a part of a character is the whole of it."""
-        detokenizer, one = self._detokenizer, self._waiting[-1]
-        self._place_bytes(since, one.number)
-        before, now = detokenizer.length(one.number - 1), detokenizer.length(one.number)
-        number, rest = detokenizer.ending
-        whole = number == one.number and not rest
-        rest = rest if number == one.number else ""
-        one.begin = before
-        if (added + rest).endswith(one.token):
-            one.begin = now + len(rest) - len(one.token)
-        if not one.is_text:
-            one.begin = one.end = now
-        else:
-            one.end = now if whole else max(one.begin + 1, now)
-
-    def _place_bytes(self, since: int, number: int) -> None:
-        """Say where bytes are that turned out to be no text: each is a character of its own."""
-        place = self._detokenizer.length(since)
-        for one in self._waiting:
-            if since < one.number < number:
-                one.begin, place = place, place + one.is_text
-                one.end = place
+        logprob = max(top[token], MIN_LOGPROB)
+        self._waiting.append(TokenLogprob(names[token], logprob, named, begin, end))
 
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""
-        released = self._waiting
+        length, released = len(self.text), self._waiting
         if cut:
-            released = [one for one in released if one.begin < self._length]
+            released = [one for one in released if one.begin < length]
         elif not self.finished:
-            released = list(takewhile(lambda one: one.end <= self._length, released))
+            released = list(takewhile(lambda one: one.end <= length, released))
         self._waiting = self._waiting[len(released) :]
         return released
