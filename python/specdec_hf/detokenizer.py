@@ -36,62 +36,59 @@ class Detokenizer:
         self._tokenizer, self._skips = tokenizer, skip_special_tokens
         self._special: dict[int, bool] = {}
         self._ids: list[int] = []  # without special tokens
-        for token in reversed(prompt[-CONTEXT:]):
-            if self.is_special(token):
-                break
-            self._ids.insert(0, token)
         # For each number of tokens: how many ids there are, the first that the next piece is
-        # decoded with, and the first open one.
-        self._states = [(len(self._ids), 0, len(self._ids))]
+        # decoded with, the first open one, and the characters of those before it.
+        self._states = [(0, 0, 0, 0)]
+        begin = len(prompt)
+        while begin > max(len(prompt) - CONTEXT, 0) and not self.is_special(prompt[begin - 1]):
+            begin -= 1
+        for token in prompt[begin:]:
+            self.add(token)
+        self._states = self._states[-1:]
 
     def is_special(self, token: int) -> bool:
-        """Whether a token has no text because special tokens are skipped."""
+        """Whether a token has no text wherever it is, as special tokens that are skipped."""
         if token not in self._special:
-            skipped = self._skips and not self._decode([token])
-            self._special[token] = skipped and bool(self._decode([token], skips=False))
+            unknown = self._tokenizer.convert_ids_to_tokens(token) is None
+            named = unknown or bool(self._decode([token], skips=False))
+            self._special[token] = named and not self._decode([token])
         return self._special[token]
 
     def add(self, token: int) -> str:
         """Append a token; returns its piece."""
-        count, first, opened = self._states[-1]
+        count, first, opened, before = self._states[-1]
         if self.is_special(token):
             self._states.append(self._states[-1])
             return ""
-        del self._ids[count:]
-        self._ids.append(token)
-        text = self._text(first, opened)
-        if text.endswith(INCOMPLETE) and count + 1 - opened < MAX_OPEN:
-            self._states.append((count + 1, first, opened))
+        text = self._behind(token)
+        if (not text or text.endswith(INCOMPLETE)) and count + 1 - opened < MAX_OPEN:
+            self._states.append((count + 1, first, opened, before))
             return ""
-        self._states.append((count + 1, opened, count + 1))
+        before = len(self._decode(self._ids[opened : count + 1]))
+        self._states.append((count + 1, opened, count + 1, before))
         return text
 
     def rest(self) -> str:
         """The text of open tokens, where no other token follows."""
-        count, first, opened = self._states[-1]
-        del self._ids[count:]
-        return self._text(first, opened)
+        return self._behind()
 
     def name(self, token: int) -> str:
         """The text of a token in the next place: its own name, or � for a part of a character."""
         if self.is_special(token):
             return self._decode([token], skips=False)
-        count, first, opened = self._states[-1]
+        count, _, opened, _ = self._states[-1]
         alone = self._decode([token])
-        if opened < count or alone.endswith(INCOMPLETE):
-            return alone
-        del self._ids[count:]
-        self._ids.append(token)
-        return self._text(first, opened)
+        return alone if opened < count or alone.endswith(INCOMPLETE) else self._behind(token)
 
     def truncate(self, count: int) -> None:
         """Take back all but the first tokens."""
         del self._states[count + 1 :]
 
-    def _text(self, first: int, opened: int) -> str:
-        """What the open ids have behind the text of those before them."""
-        before = self._decode(self._ids[first:opened])
-        return self._decode(self._ids[first:])[len(before) :]
+    def _behind(self, *tokens: int) -> str:
+        """What the open ids and tokens have behind the text of those before them."""
+        count, first, _, before = self._states[-1]
+        self._ids[count:] = tokens
+        return self._decode(self._ids[first:])[before:]
 
     def _decode(self, ids: Sequence[int], *, skips: bool | None = None) -> str:
         text: str = self._tokenizer.decode(

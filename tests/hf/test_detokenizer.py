@@ -61,22 +61,24 @@ def random_case(kind, rng):
 
 @pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
 def test_a_text_is_that_of_a_decode_of_all_tokens_whatever_was_taken_back(kind):
-    """Also what is final never changes, and it is not far behind the text."""
-    rng = random.Random(kind)
+    """Where the bytes of all tokens are text; a piece is not taken back where others are not."""
+    rng, compared = random.Random(kind), 0
     for _ in range(60):
         tokenizer, prompt, ids = random_case(kind, rng)
-        text, whole = Detokenizer(tokenizer, prompt), behind(tokenizer, prompt, ids)
+        text, pieces = Detokenizer(tokenizer, prompt), []
         for n, token in enumerate(ids):
-            text.add(token)
+            pieces.append(text.add(token))
             if rng.random() < 0.3:
                 text.truncate(back := rng.randrange(n + 1))
-                for again in ids[back : n + 1]:
-                    text.add(again)
-            assert text.text == behind(tokenizer, prompt, ids[: n + 1])
-            final = "".join(added for _, added in text.pieces(0, text.final))
-            assert whole.startswith(final)
-            assert len(final) == text.length(text.final)
-        assert decode_behind(tokenizer, prompt, ids) == whole
+                del pieces[back:]
+                pieces += [text.add(again) for again in ids[back : n + 1]]
+            whole = behind(tokenizer, prompt, ids[: n + 1])
+            found = "".join([*pieces, text.rest()])
+            if INCOMPLETE not in whole:
+                compared += 1
+                assert found == whole
+        assert decode_behind(tokenizer, prompt, ids) == found
+    assert compared > 200
 
 
 def test_the_blank_of_the_first_word_stays_behind_a_prompt():
@@ -127,7 +129,6 @@ def test_the_work_is_linear_in_the_number_of_tokens(kind):
             text.add(token)
             assert not criterion(ids[: n + 1])
         assert tokenizer.decoded < 2 * 20 * len(ids)
-        assert text.text == behind(tokenizer_of(kind), prompt, ids)
 
 
 # Stop strings.

@@ -64,16 +64,15 @@ class GrowingText:
 
     def add(self, step: Step) -> Piece:
         """The piece of a step."""
-        tops = step.top_logprobs or [None] * len(step.tokens)
-        for token, top in zip(step.tokens, tops, strict=True):
-            names = None if top is None else {one: self._detokenizer.name(one) for one in top}
+        for n, token in enumerate(step.tokens):
+            top = step.top_logprobs[n] if step.top_logprobs else {}
+            names = {one: self._detokenizer.name(one) for one in top}
             begin = len(self.text) + len(self._held)
-            self._held += (new := self._detokenizer.add(token))
+            new = self._detokenizer.add(token)
+            self._held += new
             self._places = self._stop.follow(self._places, new)
-            if top is not None:
-                # The rest of a character that has begun is still to come.
-                open_ = not new and not self._detokenizer.is_special(token)
-                self._note(token, top, names, begin, begin + (len(new) or open_))
+            if top:
+                self._note(token, top, names, begin, new)
         self.finished = step.finished
         cut = self.finished == "stop" and bool(self._stop.strings)
         size = len(self._held)
@@ -91,15 +90,21 @@ class GrowingText:
         return piece
 
     def _note(
-        self, token: int, top: dict[int, float], names: dict[int, str], begin: int, end: int
+        self, token: int, top: dict[int, float], names: dict[int, str], begin: int, new: str
     ) -> None:
-        """Let the log probabilities of a token wait for its text."""
+        """Let the log probabilities of a token, whose piece is ``new``, wait for its text."""
         named = [
             (names[other], max(value, MIN_LOGPROB))
             for other, value in sorted(top.items(), key=lambda item: -item[1])
         ]
-        logprob = max(top[token], MIN_LOGPROB)
-        self._waiting.append(TokenLogprob(names[token], logprob, named, begin, end))
+        name, end = names[token], begin + len(new)
+        if new.endswith(name) and len(name) < len(new):
+            for one in self._waiting:  # open tokens, whose bytes turned out to be no character
+                one.end = end - len(name) if one.end > begin else one.end
+            begin = end - len(name)
+        elif not new and not self._detokenizer.is_special(token):
+            end += 1  # the rest of its character is still to come
+        self._waiting.append(TokenLogprob(name, max(top[token], MIN_LOGPROB), named, begin, end))
 
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""
