@@ -33,9 +33,10 @@ class QueuedSequence:
 
     ``finished`` of the last one is "eos"; "length" where the sequence has its max_new_tokens;
     "stop" where its own ``stop`` ended it, also with such a token; "criteria" where a stop string
-    of the decoder did; or "cancelled", also where the queue ended first. A last step without a round has no tokens, and its ``sequence`` is -1. Each step is
-    given once: another ``async for`` gives those that are not read yet, and ends at once where none
-    is left; an error is raised in each.
+    of the decoder did; or "cancelled", also where the queue ended first. A last step without a
+    round has no tokens, and its ``sequence`` is -1. Each step is given once: another ``async for``
+    gives those that are not read yet, and ends at once where none is left; an error is raised in
+    each.
 
     Attributes:
         input_ids: its prompt.

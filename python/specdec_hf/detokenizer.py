@@ -13,9 +13,9 @@ Terms:
 from __future__ import annotations
 
 import codecs
-import os
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,7 +164,9 @@ class Detokenizer:
             return self._decode((token,), skips=False)
         if byte is not None:
             whole = byte < 0x80 and (state.run is None or not (state.run.part or state.run.broken))
-            return chr(byte) if whole and (alone or state.context) else alone and INCOMPLETE
+            if not whole:
+                return INCOMPLETE
+            return chr(byte) if state.context else alone
         before = () if state.rest or state.run else tuple(self.tokens[state.first :])
         text = _behind(state.prefix, self._decode((*state.context, *before, token)))
         return text[state.num_open :] if before else text
@@ -282,7 +284,8 @@ def _behind(prefix: str, text: str) -> str:
     """What a text has behind another one, whose last character it may complete."""
     if text.startswith(prefix):
         return text[len(prefix) :]
-    return text[len(os.path.commonprefix([prefix, text])) :]
+    same = (a == b for a, b in zip(prefix, text, strict=False))
+    return text[sum(takewhile(bool, same)) :]
 
 
 def _joins_bytes(tokenizer: Any) -> bool:

@@ -1,14 +1,17 @@
 """Pieces of a text as its tokens come, however rounds divide them."""
 
+import random
+
 import pytest
+from specdec_hf.detokenizer import INCOMPLETE, StopCriterion, decode_behind
 from specdec_hf.loop.streaming import Step
-from support import cli_models
+from support import cli_models, toy_tokenizers
 from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
 from specdec_hf.server.choices import ChatForm, CompletionForm
-from specdec_hf.server.growing_text import INCOMPLETE, GrowingText
+from specdec_hf.server.growing_text import GrowingText
 
 TOKENIZER = cli_models.tokenizer()
 TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
@@ -16,8 +19,15 @@ TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
 
 def pieces(text, size, stop=(), reason="length"):
     """The pieces of a text that comes in rounds of so many tokens, each with a log probability."""
-    ids = TOKENIZER(text)["input_ids"]
-    growing = GrowingText(TOKENIZER, [5], stop)
+    return pieces_of(TOKENIZER, [5], TOKENIZER(text)["input_ids"], size, stop, reason)
+
+
+def pieces_of(tokenizer, prompt, ids, size, stop=(), reason="length"):
+    """It ends with the token that completes a stop string, as a batch of the queue does."""
+    criterion = StopCriterion(tokenizer, prompt, stop)
+    ends = next((n for n in range(1, len(ids) + 1) if criterion(ids[:n])), None)
+    ids, reason = ids[:ends], reason if ends is None else "stop"
+    growing = GrowingText(tokenizer, prompt, stop)
     made = []
     for begin in range(0, len(ids), size):
         new = ids[begin : begin + size]
@@ -81,6 +91,39 @@ def test_only_what_may_begin_a_stop_string_waits():
     growing = GrowingText(TOKENIZER, [5], ["abc" + 99 * "-", "bd"])
     for new, text in (("xy", "xy"), ("ab", ""), ("x", "abx"), ("b", ""), ("b", "b")):
         assert growing.add(Step(0, TOKENIZER(new)["input_ids"], [], [])).text == text
+
+
+@pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
+def test_pieces_and_log_probabilities_agree_with_the_text_of_every_kind_of_tokenizer(kind):
+    """Root: texts were decoded without their prompt, and names of tokens behind the one before.
+
+    So the name of a first word had a blank that the text lacked, and offsets were those of others.
+    """
+    rng = random.Random(kind)
+    tokenizer = toy_tokenizers.KINDS[kind]()
+    for size in (1, 2, 3, 7, 30) * 6:
+        prompt = [rng.choice([tokenizer.eos_token_id, 3])]
+        ids = [rng.randrange(len(tokenizer)) for _ in range(30)]
+        if "<0x00>" in tokenizer.get_vocab() or kind in ("byte_level", "byt5"):
+            ids[5:5] = toy_tokenizers.byte_ids(tokenizer, "é 😄")
+        text = decode_behind(tokenizer, prompt, ids)
+        _, made = pieces_of(tokenizer, prompt, ids, size)
+        assert "".join(piece.text for piece in made) == text
+        listed = [one for piece in made for one in piece.logprobs]
+        assert [one.logprob for one in listed] == [-float(n) for n in range(len(ids))]
+        assert [one.begin for one in listed] == sorted(one.begin for one in listed)
+        covered = set()
+        for one in listed:
+            covered |= set(range(one.begin, one.end))
+            if one.is_text and INCOMPLETE not in one.token:
+                assert text[one.begin : one.end] == one.token
+            if not one.is_text:
+                assert (one.begin, one.token[:1]) == (one.end, "<")
+        assert kind == "byt5" or covered == set(range(len(text)))
+        sent = 0
+        for piece in made[:-1]:
+            sent += len(piece.text)
+            assert all(one.end <= sent for one in piece.logprobs)
 
 
 @pytest.mark.parametrize("size", [1, 2])

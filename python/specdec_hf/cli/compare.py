@@ -22,9 +22,9 @@ from specdec_hf.runner.protocol import context_length
 class Turn:
     """One generated answer.
 
-    ``prompt`` has the token ids that its text follows; see `prompt_ids`. ``baseline_tokens`` is what plain decoding generated, empty when it was not run. Seconds are
-    wall time of the whole call, prefill included. ``seed`` repeats a sampled answer; greedy ones
-    have none.
+    ``prompt`` has the token ids that its text follows; see `prompt_ids`. ``baseline_tokens`` is
+    what plain decoding generated, empty when it was not run. Seconds are wall time of the whole
+    call, prefill included. ``seed`` repeats a sampled answer; greedy ones have none.
     """
 
     prompt_tokens: int

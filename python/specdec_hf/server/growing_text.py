@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from specdec_hf.detokenizer import INCOMPLETE, Detokenizer, StopStrings
@@ -65,7 +65,7 @@ class GrowingText:
         self._sent: list[str] = []
         self._length, self._number = 0, 0  # of what was sent, and tokens of what cannot change
         self._held = ""  # what cannot change and was not sent
-        self._waiting: list[TokenLogprob] = []
+        self._waiting: deque[TokenLogprob] = deque()
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ class GrowingText:
                 self._note(token, step.top_logprobs[n])
             self._detokenizer.add(token)
             if step.top_logprobs:
-                self._place(*self._detokenizer.last)
+                self._place()
         self.finished = step.finished
         cut = self.finished == "stop" and bool(self._stop.strings)
         final, rest = self._detokenizer.final, ""
@@ -112,41 +112,50 @@ class GrowingText:
             (name(other), max(value, MIN_LOGPROB))
             for other, value in sorted(found.items(), key=lambda item: -item[1])
         ]
-        number = len(self._detokenizer.tokens) + 1
+        number, rest = self._detokenizer.ending
+        count = len(self._detokenizer.tokens)
+        # Where the character begins that is not complete, if there is one.
+        begin = self._detokenizer.length(count) + max(len(rest) - 1, 0) * (number == count)
         is_text = self._detokenizer.is_text(token)
         value = max(chosen, MIN_LOGPROB)
-        self._waiting.append(TokenLogprob(name(token), value, named, number, is_text))
+        self._waiting.append(TokenLogprob(name(token), value, named, count + 1, is_text, begin))
 
-    def _place(self, since: int, added: str) -> None:
+    def _place(self) -> None:
         """Say where the text of the last token is; a part of a character is the whole of it."""
         detokenizer, one = self._detokenizer, self._waiting[-1]
+        since, added = detokenizer.last
         self._place_bytes(since, one.number)
         before, now = detokenizer.length(one.number - 1), detokenizer.length(one.number)
         number, rest = detokenizer.ending
-        whole = number == one.number and not rest
-        rest = rest if number == one.number else ""
-        one.begin = before
-        if (added + rest).endswith(one.token):
-            one.begin = now + len(rest) - len(one.token)
+        in_run = number < one.number
         if not one.is_text:
             one.begin = one.end = now
+            return
+        rest = "" if in_run else rest
+        if (added + rest).endswith(one.token):
+            one.begin = now + len(rest) - len(one.token)
         else:
-            one.end = now if whole else max(one.begin + 1, now)
+            one.begin = max(before, min(one.begin, now - 1))
+        one.end = one.begin + 1 if in_run else now + len(rest)
 
     def _place_bytes(self, since: int, number: int) -> None:
         """Say where bytes are that turned out to be no text: each is a character of its own."""
+        if since == number - 1:
+            return
         place = self._detokenizer.length(since)
         for one in self._waiting:
             if since < one.number < number:
+                one.token = INCOMPLETE if one.is_text else one.token
                 one.begin, place = place, place + one.is_text
                 one.end = place
 
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""
-        released = self._waiting
-        if cut:
-            released = [one for one in released if one.begin < self._length]
-        elif not self.finished:
-            released = list(takewhile(lambda one: one.end <= self._length, released))
-        self._waiting = self._waiting[len(released) :]
+        waiting, released = self._waiting, list[TokenLogprob]()
+        while waiting and (
+            waiting[0].begin < self._length
+            if cut
+            else self.finished or waiting[0].end <= self._length
+        ):
+            released.append(waiting.popleft())
         return released
