@@ -31,7 +31,7 @@ class _Run(NamedTuple):
     bytes that are no text."""
 
     start: int
-    count: int
+    size: int
     part: bytes
     broken: bool
 
@@ -121,7 +121,7 @@ class Detokenizer:
         """A number of tokens, and what the whole text has behind their complete text."""
         run = self._states[-1].run
         if run is not None and run.unfinished:
-            return run.start, INCOMPLETE * run.count
+            return run.start, INCOMPLETE * run.size
         return len(self.tokens), self._states[-1].rest
 
     @property
@@ -191,7 +191,7 @@ class Detokenizer:
     def _with_byte(self, state: _State, number: int, token: int, byte: int) -> _State:
         alone = self._known[token][0] or ""
         run = state.run or _Run(number - 1, 0, b"", False)
-        run = run._replace(count=run.count + 1, part=run.part + bytes([byte]))
+        run = run._replace(size=run.size + 1, part=run.part + bytes([byte]))
         since, added = number - 1, INCOMPLETE
         if not run.broken:
             try:
@@ -199,10 +199,10 @@ class Detokenizer:
                 run = run._replace(part=run.part[used:])
             except UnicodeDecodeError:
                 run = run._replace(broken=True)
-                since, added = run.start, INCOMPLETE * run.count
+                since, added = run.start, INCOMPLETE * run.size
         if run.broken:
             run = run._replace(part=b"")
-        elif not state.context and run.count == 1 and added:
+        elif not state.context and run.size == 1 and added:
             added = alone  # a blank at the beginning of a text may be taken away
         return _State(
             since, added, self._states[since].length + len(added),
@@ -215,7 +215,7 @@ class Detokenizer:
         length, settled, first, shown = state.length, state.settled, state.first, state.num_open
         if state.run is not None:
             if state.run.unfinished:
-                since, lead = state.run.start, INCOMPLETE * state.run.count
+                since, lead = state.run.start, INCOMPLETE * state.run.size
             length = settled = self._states[since].length + len(lead)
             first, shown = number - 1, 0
         opened = tuple(self.tokens[first:])

@@ -152,10 +152,10 @@ class GrowingText:
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""
         waiting, released = self._waiting, list[TokenLogprob]()
-        while waiting and (
-            waiting[0].begin < self._length
-            if cut
-            else self.finished or waiting[0].end <= self._length
-        ):
+        everything = bool(self.finished) and not cut
+        while waiting:
+            end = waiting[0].begin + 1 if cut else waiting[0].end
+            if end > self._length and not everything:
+                break
             released.append(waiting.popleft())
         return released
