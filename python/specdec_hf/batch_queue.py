@@ -186,9 +186,9 @@ class BatchQueue:
             seed, temperature, top_k, top_p, min_p: as in `generate` with ``do_sample=True``.
                 Temperature 0 is greedy.
             num_top_logprobs: at least 0, as in `QueuedSequence`.
-            stop: tells for new tokens [n] of the sequence whether it ends with the last of them,
-                such as a `StopCriterion`. It is called in the thread of the model, also for tokens
-                that are not those of the text in the end, so it must depend on nothing else.
+            stop: tells for new tokens [n] of the sequence whether it ends with the last of them, as
+                `detokenizer.StopCriterion` does. It is called in the thread of the model, also for
+                tokens that are not those of the text in the end, and must depend on nothing else.
 
         Raises:
             ValueError: an argument is out of range.
