@@ -322,7 +322,9 @@ def _cancelled() -> Step:
 
 def _reason(reason: str, sequence: QueuedSequence, new: list[int]) -> str:
     """Why a sequence with these new tokens ended, where the batch knows it as "criteria"."""
-    if reason in ("eos", "criteria", "length", "context") and sequence.ends(np.array(new)):
+    if reason in ("eos", "criteria", "length", "context") and sequence.ends(
+        np.array(new, dtype=np.int64)
+    ):
         return "stop"
     if reason == "criteria" and len(new) == sequence.max_new_tokens:
         return "length"

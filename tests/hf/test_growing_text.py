@@ -10,7 +10,7 @@ from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
-from specdec_hf.server.choices import ChatForm, CompletionForm
+from specdec_hf.server.choices import FINISH_REASONS, ChatForm, CompletionForm
 from specdec_hf.server.growing_text import GrowingText
 
 TOKENIZER = cli_models.tokenizer()
@@ -138,6 +138,15 @@ def test_a_text_is_not_cleaned_up(size):
     growing, made = pieces_of(tokenizer, [5], ids, size)
     assert "".join(piece.text for piece in made) == growing.text == text
     assert "".join(one.token for piece in made for one in piece.logprobs) == text
+
+
+@pytest.mark.parametrize("reason", ["eos", "stop", "criteria", "length", "context"])
+def test_the_reasons_of_the_loop_have_names_of_both_apis(reason):
+    _, made = pieces("ab", 1, reason=reason)
+    openai, other = FINISH_REASONS[reason]
+    assert CompletionForm(None, False).choice(0, made)["finish_reason"] == openai
+    assert openai in ("stop", "length")
+    assert other in ("eos_token", "stop_sequence", "length")
 
 
 def tokens_of(form, made):
