@@ -76,6 +76,35 @@ def test_nothing_of_a_stop_string_is_sent(size, stop):
     )
 
 
+@pytest.mark.parametrize("kind", ["sentence_piece", "byte_level", "word_piece"])
+def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kind):
+    """Also within bytes whose text is not final. Of strings that end together, the first begins."""
+    rng, found = random.Random(kind), 0
+    tokenizer = toy_tokenizers.KINDS[kind]()
+    for size in (1, 2, 3, 30) * 15:
+        ids = rng.choices(range(len(tokenizer)), k=20)
+        if kind != "word_piece":
+            ids[6:6] = [3, *toy_tokenizers.byte_ids(tokenizer, "a\n\n你é\n"), 3]
+        text, stop = decode_behind(tokenizer, [3], ids), []
+        for _ in range(2):
+            begin = rng.randrange(len(text))
+            stop += [text[begin : begin + 5], text[begin + 2 : begin + 5], "\n你"]
+        stop = [one for one in stop if one and INCOMPLETE not in one] or ["zz"]
+        growing, made = pieces_of(tokenizer, [3], ids, size, stop)
+        given = [token for piece in made for token in piece.step.tokens]
+        text = tokenizer.decode([3, *given], skip_special_tokens=True).removeprefix(
+            tokenizer.decode([3])
+        )
+        places = [text.index(one) for one in stop if one in text]
+        assert growing.finished == ("stop" if places else "length")
+        assert growing.text == "".join(piece.text for piece in made)
+        assert growing.text == text[: min(places, default=None)]
+        found += bool(places)
+        listed = [one for piece in made for one in piece.logprobs]
+        assert all(one.begin < len(growing.text) for one in listed if places)
+    assert found > 8
+
+
 def test_the_end_sends_what_waits():
     """Half a character, or what might have begun a stop string."""
     half = GrowingText(TOKENIZER, [5])
