@@ -100,7 +100,9 @@ def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kin
         assert growing.text == "".join(piece.text for piece in made)
         assert growing.text == text[: min(places, default=None)]
         found += bool(places)
+        _, (whole,) = pieces_of(tokenizer, [3], ids, 100, stop)
         listed = [one for piece in made for one in piece.logprobs]
+        assert [vars(one) for one in listed] == [vars(one) for one in whole.logprobs]
         assert all(one.begin < len(growing.text) for one in listed if places)
     assert found > 8
 

@@ -154,7 +154,8 @@ class GrowingText:
         waiting, released = self._waiting, list[TokenLogprob]()
         everything = bool(self.finished) and not cut
         while waiting:
-            end = waiting[0].begin + 1 if cut else waiting[0].end
+            # What has no text waits for that behind it, since the text may be cut before both.
+            end = waiting[0].begin + 1 if cut else max(waiting[0].begin + 1, waiting[0].end)
             if end > self._length and not everything:
                 break
             released.append(waiting.popleft())
