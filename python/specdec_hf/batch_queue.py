@@ -186,9 +186,9 @@ class BatchQueue:
             seed, temperature, top_k, top_p, min_p: as in `generate` with ``do_sample=True``.
                 Temperature 0 is greedy.
             num_top_logprobs: at least 0, as in `QueuedSequence`.
-            stop: tells for new tokens [n] of the sequence whether it ends with the last of them,
-                such as a `StopCriterion`. It is called in the thread of the model, also for tokens
-                that are not those of the text in the end, so it must depend on nothing else.
+            stop: tells for new tokens [n] of the sequence whether it ends with the last of them, as
+                `detokenizer.StopCriterion` does. It is called in the thread of the model, also for
+                tokens that are not those of the text in the end, and must depend on nothing else.
 
         Raises:
             ValueError: an argument is out of range.
@@ -322,7 +322,9 @@ def _cancelled() -> Step:
 
 def _reason(reason: str, sequence: QueuedSequence, new: list[int]) -> str:
     """Why a sequence with these new tokens ended, where the batch knows it as "criteria"."""
-    if reason in ("eos", "criteria", "length", "context") and sequence.ends(np.array(new)):
+    if reason in ("eos", "criteria", "length", "context") and sequence.ends(
+        np.array(new, dtype=np.int64)
+    ):
         return "stop"
     if reason == "criteria" and len(new) == sequence.max_new_tokens:
         return "length"

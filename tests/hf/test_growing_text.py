@@ -10,7 +10,7 @@ from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
-from specdec_hf.server.choices import ChatForm, CompletionForm
+from specdec_hf.server.choices import FINISH_REASONS, ChatForm, CompletionForm
 from specdec_hf.server.growing_text import GrowingText
 
 TOKENIZER = cli_models.tokenizer()
@@ -76,6 +76,35 @@ def test_nothing_of_a_stop_string_is_sent(size, stop):
     )
 
 
+@pytest.mark.parametrize("kind", ["sentence_piece", "byte_level", "word_piece"])
+def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kind):
+    """Also within bytes whose text is not final. Of strings that end together, the first begins."""
+    rng, found = random.Random(kind), 0
+    tokenizer = toy_tokenizers.KINDS[kind]()
+    for size in (1, 2, 3, 30) * 15:
+        ids = rng.choices(range(len(tokenizer)), k=20)
+        if kind != "word_piece":
+            ids[6:6] = [3, *toy_tokenizers.byte_ids(tokenizer, "a\n\n你é\n"), 3]
+        text, stop = decode_behind(tokenizer, [3], ids), []
+        for _ in range(2):
+            begin = rng.randrange(len(text))
+            stop += [text[begin : begin + 5], text[begin + 2 : begin + 5], "\n你"]
+        stop = [one for one in stop if one and INCOMPLETE not in one] or ["zz"]
+        growing, made = pieces_of(tokenizer, [3], ids, size, stop)
+        given = [token for piece in made for token in piece.step.tokens]
+        text = decode_behind(tokenizer, [3], given)
+        places = [text.index(one) for one in stop if one in text]
+        assert growing.finished == ("stop" if places else "length")
+        assert growing.text == "".join(piece.text for piece in made)
+        assert growing.text == text[: min(places, default=None)]
+        found += bool(places)
+        _, (whole,) = pieces_of(tokenizer, [3], ids, 100, stop)
+        listed = [one for piece in made for one in piece.logprobs]
+        assert [vars(one) for one in listed] == [vars(one) for one in whole.logprobs]
+        assert all(one.begin < len(growing.text) for one in listed if places)
+    assert found > 8
+
+
 def test_the_end_sends_what_waits():
     """Half a character, or what might have begun a stop string."""
     half = GrowingText(TOKENIZER, [5])
@@ -126,16 +155,26 @@ def test_pieces_and_log_probabilities_agree_with_the_text_of_every_kind_of_token
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_text_is_not_changed_after_it_was_sent(size, monkeypatch):
-    """Some tokenizers take away blanks before marks, which come later than the blanks."""
-    monkeypatch.setattr(TOKENIZER, "clean_up_tokenization_spaces", True)
-    name = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-    monkeypatch.setattr(TOKENIZER, name, True)
-    text = "a . b ,c n't"
-    assert TOKENIZER.decode(TOKENIZER(text)["input_ids"]) != text
-    growing, made = pieces(text, size)
+def test_a_text_is_not_cleaned_up(size):
+    """Some tokenizers take away blanks before marks, which may come later than the blanks."""
+    tokenizer = toy_tokenizers.byte_level()
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    ids = tokenizer.convert_tokens_to_ids(["a", "Ġ.", "Ġ", "b", "Ġ", ",", "c"])
+    text = "a . b ,c"
+    assert tokenizer.decode(ids) != text
+    growing, made = pieces_of(tokenizer, [5], ids, size)
     assert "".join(piece.text for piece in made) == growing.text == text
     assert "".join(one.token for piece in made for one in piece.logprobs) == text
+
+
+@pytest.mark.parametrize("reason", ["eos", "stop", "criteria", "length", "context"])
+def test_the_reasons_of_the_loop_have_names_of_both_apis(reason):
+    _, made = pieces("ab", 1, reason=reason)
+    openai, other = FINISH_REASONS[reason]
+    assert CompletionForm(None, False).choice(0, made)["finish_reason"] == openai
+    assert openai in ("stop", "length")
+    assert other in ("eos_token", "stop_sequence", "length")
 
 
 def tokens_of(form, made):

@@ -14,7 +14,7 @@ from specdec_hf import generate
 from support import cli_models, hf_models, toy_tokenizers
 from support.text_server import SECONDS, serving
 
-COMPLETE, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 VOCAB = 258
 MODEL = hf_models.build("llama", vocab_size=VOCAB)
 TOKENIZER = toy_tokenizers.small_pieces(VOCAB)
@@ -140,3 +140,36 @@ def test_answers_are_those_without_drafts_alone_and_beside_others(drafter):
             assert one == expected, asked
         assert queue.decoder.longest_step > 1, "no drafts"
         assert queue.decoder.most_running > 1, "no neighbours"
+
+
+def test_the_first_word_keeps_its_blank_on_every_route():
+    """Root: the new tokens were decoded alone, and this decoder takes away a blank that begins.
+
+    The offsets of log probabilities are places in the same text.
+    """
+    prompt = "ab ba"
+    inputs = TOKENIZER(prompt, return_tensors="pt")
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    seeds = iter(range(100))
+    text, seed = "", 0
+    while not text.startswith(" "):
+        seed = next(seeds)
+        out = generate(
+            MODEL, **inputs, **settings, drafter=None, rule="match", seed=seed, max_new_tokens=8
+        )
+        text = TOKENIZER.decode(out[0]).removeprefix(prompt)
+    asked = {"prompt": prompt, "max_tokens": 8, "seed": seed, "logprobs": 0}
+    with serving(1, None, TOKENIZER, model=MODEL) as (client, _):
+        for streams in (False, True):
+            ((found, _, listed),), _ = answer(client, COMPLETE, asked, streams=streams)
+            assert found == "".join(listed["tokens"]) == text
+            assert [
+                found[begin:].startswith(token)
+                for token, begin in zip(listed["tokens"], listed["text_offset"], strict=True)
+            ] == [True] * 8
+        body = {"inputs": prompt, "parameters": {"max_new_tokens": 8, "seed": seed}}
+        assert client.post("/generate", json=body).json()["generated_text"] == text
+        lines = client.post("/generate_stream", json=body).text.split("\n\n")
+        events = [json.loads(line[6:]) for line in lines if line]
+        assert "".join(event["text"] for event in events) == text
+        assert events[-1]["generated_text"] == text

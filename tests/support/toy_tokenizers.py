@@ -64,7 +64,7 @@ def word_piece() -> PreTrainedTokenizerFast:
 
 def byte_level() -> PreTrainedTokenizerFast:
     """Bytes, words, and tokens that end within a character or begin within one."""
-    words = [BEFORE_WORDS.pre_tokenize_str(x)[0][0] for x in (" the", "é", "你好", "😄", " a")]
+    words = [BEFORE_WORDS.pre_tokenize_str(x)[0][0] for x in (" the", "é", "你好", "😄", " .")]
     two = words[2]
     parts = [two[1:4], two[:4], two[2:5], "Ġ" + two[:2]]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from specdec_hf.detokenizer import INCOMPLETE, Detokenizer, StopStrings
@@ -60,7 +60,7 @@ class GrowingText:
         self._detokenizer, self._stop = Detokenizer(tokenizer, prompt), StopStrings(stop)
         self._places = self._stop.start
         self._held = ""  # what may begin a stop string
-        self._waiting: list[TokenLogprob] = []
+        self._waiting: deque[TokenLogprob] = deque()
 
     def add(self, step: Step) -> Piece:
         """The piece of a step."""
@@ -108,10 +108,12 @@ class GrowingText:
 
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""
-        length, released = len(self.text), self._waiting
-        if cut:
-            released = [one for one in released if one.begin < length]
-        elif not self.finished:
-            released = list(takewhile(lambda one: one.end <= length, released))
-        self._waiting = self._waiting[len(released) :]
+        released, everything = list[TokenLogprob](), bool(self.finished) and not cut
+        while self._waiting:
+            # What has no text waits for that behind it, since the text may be cut before both.
+            one = self._waiting[0]
+            end = one.begin + 1 if cut else max(one.begin + 1, one.end)
+            if end > len(self.text) and not everything:
+                break
+            released.append(self._waiting.popleft())
         return released
