@@ -26,7 +26,7 @@ def pieces_of(tokenizer, prompt, ids, size, stop=(), reason="length"):
     """It ends with the token that completes a stop string, as a batch of the queue does."""
     criterion = StopCriterion(tokenizer, prompt, stop)
     ends = next((n for n in range(1, len(ids) + 1) if criterion(ids[:n])), None)
-    ids, reason = ids[:ends], reason if ends is None else "stop"
+    ids, reason = ids[:ends], reason if ends is None else "criteria"
     growing = GrowingText(tokenizer, prompt, stop)
     made = []
     for begin in range(0, len(ids), size):
@@ -94,7 +94,7 @@ def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kin
         given = [token for piece in made for token in piece.step.tokens]
         text = decode_behind(tokenizer, [3], given)
         places = [text.index(one) for one in stop if one in text]
-        assert growing.finished == ("stop" if places else "length")
+        assert growing.finished == ("criteria" if places else "length")
         assert growing.text == "".join(piece.text for piece in made)
         assert growing.text == text[: min(places, default=None)]
         found += bool(places)
@@ -168,7 +168,7 @@ def test_a_text_is_not_cleaned_up(size):
     assert "".join(one.token for piece in made for one in piece.logprobs) == text
 
 
-@pytest.mark.parametrize("reason", ["eos", "stop", "criteria", "length", "context"])
+@pytest.mark.parametrize("reason", ["eos", "criteria", "length", "context"])
 def test_the_reasons_of_the_loop_have_names_of_both_apis(reason):
     _, made = pieces("ab", 1, reason=reason)
     openai, other = FINISH_REASONS[reason]

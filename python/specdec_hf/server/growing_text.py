@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_hf.detokenizer import INCOMPLETE, Detokenizer, StopStrings
+from specdec_hf.detokenizer import Detokenizer, StopStrings
 from specdec_hf.loop.streaming import Step
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
@@ -74,7 +74,7 @@ class GrowingText:
             if top:
                 self._note(token, top, names, begin, new)
         self.finished = step.finished
-        cut = self.finished == "stop" and bool(self._stop.strings)
+        cut = bool(self.finished) and self._stop.is_complete(self._places)
         size = len(self._held)
         if cut:
             size = self._stop.cut(self._held)
