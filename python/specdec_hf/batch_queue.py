@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers, shown
@@ -30,6 +32,8 @@ REFUSED = {
     "prompt_lookup_num_tokens": None, "assistant_early_exit": None,
 }  # fmt: skip
 _ENDED = "the BatchQueue has ended; submit within its `async with`"
+# Whether new tokens [n] of a sequence end it with the last of them.
+Stop = Callable[[NDArray[np.int64]], bool]
 
 
 @dataclass
@@ -37,10 +41,10 @@ class QueuedSequence:
     """A sequence of a `BatchQueue`; ``async for`` gives the `Step` of each of its rounds.
 
     ``finished`` of the last one is "eos"; "length" where the sequence has its max_new_tokens;
-    "criteria" where a stop string of the decoder ended it; or "cancelled", also where the queue
-    ended first. A step of no tokens may be the last. Each step is given once: another ``async for``
-    gives those that are not read yet, and ends at once where none is left; an error is raised in
-    each.
+    "criteria" where its ``stop`` or a stop string of the decoder ended it; or "cancelled", also
+    where the queue ended first. A step of no tokens may be the last. Each step is given once:
+    another ``async for`` gives those that are not read yet, and ends at once where none is left; an
+    error is raised in each.
 
     Attributes:
         input_ids: its prompt.
@@ -48,6 +52,7 @@ class QueuedSequence:
         sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
         num_top_logprobs: how many of the likeliest tokens `Step.top_logprobs` lists for each of
             its tokens; None lists nothing.
+        stop: as in `BatchQueue.submit`.
         cancelled: set it, and the sequence leaves its batch after the round that runs, or after the
             chunk of its prompt that is read; or, where it still waits, is never decoded.
         steps: those that are not read yet, and None or an error behind the last.
@@ -57,6 +62,7 @@ class QueuedSequence:
     max_new_tokens: int
     sampling: dict[str, Any]
     num_top_logprobs: int | None = None
+    stop: Stop | None = None
     cancelled: bool = False
     steps: asyncio.Queue[Step | Exception | None] = field(default_factory=asyncio.Queue)
     _has_last: bool = field(default=False, init=False, repr=False)
@@ -175,6 +181,7 @@ class BatchQueue:
         top_p: float = 1.0,
         min_p: float = 0.0,
         num_top_logprobs: int | None = None,
+        stop: Stop | None = None,
     ) -> QueuedSequence:
         """Let a sequence wait for its batch.
 
@@ -184,6 +191,9 @@ class BatchQueue:
             seed, temperature, top_k, top_p, min_p: as in `generate` with ``do_sample=True``.
                 Temperature 0 is greedy.
             num_top_logprobs: at least 0, as in `QueuedSequence`.
+            stop: tells for new tokens [n] of the sequence whether it ends with the last of them, as
+                `detokenizer.StopCriterion` does. It is called in the thread of the model, also for
+                tokens that are not those of the text in the end, and must depend on nothing else.
 
         Raises:
             ValueError: an argument is out of range.
@@ -196,6 +206,8 @@ class BatchQueue:
         check_integer("max_new_tokens", max_new_tokens, 1)
         if num_top_logprobs is not None:
             check_integer("num_top_logprobs", num_top_logprobs, 0)
+        if stop is not None and not callable(stop):
+            raise TypeError(f"stop must be None or a function of token ids, got {shown(stop)}")
         length = context_length(self.model)
         if length is not None and max_new_tokens >= length:
             rule = f"at most {length - 1}, one less than the model's context length"
@@ -212,7 +224,7 @@ class BatchQueue:
         make_sampling(listed, True, 1, torch.device("cpu"))
         sequence_seeds([seed], 1)
         given = {"seed": seed, **sampling}
-        sequence = QueuedSequence(prompt, max_new_tokens, given, num_top_logprobs)
+        sequence = QueuedSequence(prompt, max_new_tokens, given, num_top_logprobs, stop)
         self._waiting.append(sequence)
         self._submitted.set()
         return sequence
@@ -304,12 +316,19 @@ def _check_generation_config(model: Any) -> None:
 def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]:
     """The arguments of a call for this sequence alone."""
     ids = torch.tensor([sequence.input_ids], device=device)
+    width, stop = ids.shape[1], sequence.stop
+
+    def ended(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        assert stop is not None
+        return torch.tensor([stop(input_ids[0, width:].cpu().numpy())], device=device)
+
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
         "max_new_tokens": sequence.max_new_tokens,
         "num_top_logprobs": [sequence.num_top_logprobs],
         "cancelled": lambda: sequence.cancelled,
+        "stopping_criteria": [] if stop is None else [ended],
         **COMMON,
         **sequence.sampling,
     }

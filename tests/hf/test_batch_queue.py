@@ -123,6 +123,33 @@ def test_a_stop_string_is_another_reason_than_the_length():
     assert reasons == [["length"], ["criteria"], ["criteria"], ["criteria"]]
 
 
+@pytest.mark.parametrize("is_eos", [False, True])
+@pytest.mark.parametrize("drafter", [None, MODEL])
+def test_a_sequence_ends_with_the_token_at_which_it_is_to_stop(drafter, is_eos, monkeypatch):
+    """Also where that is its last, or an end by itself; the others go on. Root: a server cut only
+    the text, behind which the sequence went on for the rest of the round."""
+    text = alone([4, 5], max_new_tokens=12, seed=2)
+    ends = text.index(text[6]) + 1
+    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[6] if is_eos else None)
+
+    async def decode():
+        async with queue_of(drafter=drafter) as queue:
+            given = {"seed": 2, "stop": lambda new: text[6] in new}
+            sequences = [
+                queue.submit([4, 5], max_new_tokens=n, **given) for n in (ends - 1, ends, 200)
+            ]
+            sequences.append(queue.submit([4, 5], max_new_tokens=12, seed=2))
+            return [await steps_of(sequence) for sequence in sequences]
+
+    decoded = run(decode())
+    tokens = [[token for step in steps for token in step.tokens] for steps in decoded]
+    whole = text[:ends] if is_eos else text
+    assert tokens == [text[: ends - 1], text[:ends], text[:ends], whole]
+    reasons = [steps[-1].finished for steps in decoded]
+    stopped = "eos" if is_eos else "criteria"
+    assert reasons == ["length", stopped, stopped, "eos" if is_eos else "length"]
+
+
 def test_a_batch_that_fails_raises_for_its_sequences_and_the_next_is_decoded():
     async def decode():
         async with queue_of() as queue:
@@ -420,6 +447,7 @@ def test_a_batch_that_no_thread_has_begun_when_the_queue_ends(fails):
         (dict(top_k=[3]), TypeError, r"top_k must be an integer >= 0, got \[3\]"),
         (dict(seed=2**63), ValueError, r"seed must be in \[-2\*\*63, 2\*\*63\), got"),
         (dict(seed=None), TypeError, "seed must be an int"),
+        (dict(stop=["a"]), TypeError, r"stop must be None or a function of token ids, got \['a'\]"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):

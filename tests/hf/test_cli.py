@@ -10,15 +10,15 @@ import torch
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import compare, load
 from specdec_hf.cli.checks import Settings, check
-from specdec_hf.cli.prompts import read_prompts
-from specdec_hf.cli.report import in_options, verdict
+from specdec_hf.cli.prompts import Prompt, read_prompts
+from specdec_hf.cli.report import in_options, print_turn, verdict
 from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, render
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import Step
 from specdec_hf.runner.fit import Fit
-from support import cli_models, hf_models
+from support import cli_models, hf_models, toy_tokenizers
 from support.cli_models import answered, folder, invoke, one_line_error, reported, says, succeed  # noqa: F401
 
 SCHEDULE = "--num-assistant-tokens-schedule"
@@ -311,6 +311,48 @@ def test_a_stream_of_pieces_is_the_text():
     assert [text for text, _ in pieces] == ["n", "é", " ", "😄", " ", "o", "k"]
     stream.feed(Step(0, ids[1:2], ["bonus"], [0.0]))
     assert stream.rest() == ("\N{REPLACEMENT CHARACTER}", "bonus")
+
+
+def test_a_stream_of_pieces_decodes_a_long_text_once():
+    """Root: all tokens so far were decoded for each new one. A blank that begins stays, too."""
+    tokenizer = toy_tokenizers.Counting(toy_tokenizers.sentence_piece())
+    hello, newline = (tokenizer.convert_tokens_to_ids(x) for x in ("▁Hello", "<0x0A>"))
+    stream, size = PieceStream(tokenizer, [hello], rejected=True), 2000
+    plain = Step(0, [hello, newline], ["plain"] * 2, [0.0] * 2)
+    pieces = [piece for _ in range(size // 2) for piece in stream.feed(plain)]
+    assert tokenizer.decoded < 8 * size
+    # A line feed is a byte, whose text is not final before the next token.
+    last = Step(0, [hello, newline], ["recovered", "bonus"], [0.0] * 2, "eos", rejected=[hello])
+    assert stream.feed(last) == [
+        ("\n", "plain"), (" Hello", "rejected"), (" Hello", "recovered"), ("\n", "bonus")
+    ]  # fmt: skip
+    assert "".join(piece for piece, _ in pieces) + "\n Hello\n" == stream.text
+    assert stream.text == " Hello\n" * (size // 2 + 1)
+    assert stream.rest() == ("", "bonus")
+
+
+def test_the_first_word_of_an_answer_keeps_its_blank(capsys):
+    """Root: reports, marks and models alone decoded new tokens without what they follow."""
+    tokenizer = toy_tokenizers.small_pieces(258)
+    model = hf_models.build("llama", vocab_size=258)
+    prompt, text = "ab ba", ""
+    inputs = tokenizer(prompt, return_tensors="pt")
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    settings = {"do_sample": True, "max_new_tokens": 8}
+    for seed in range(100):
+        decoder = SpeculativeDecoder("prompt_lookup", rule="match", seed=seed)
+        turn = compare.run_turn(model, inputs, decoder, settings, compare=False)
+        whole = tokenizer.decode([*inputs["input_ids"][0].tolist(), *turn.tokens])
+        text = whole.removeprefix(prompt)
+        if text.startswith(" "):
+            break
+    assert text.startswith(" ")
+    assert turn.to_dict(tokenizer)["text"] == text
+    alone = compare.answer_alone("target", model, tokenizer, inputs, decoder, settings, seed)
+    assert alone.text == text
+    assert render(tokenizer, turn.steps, prompt=turn.prompt).plain == text
+    print_turn(tokenizer, Prompt("", "", [prompt]), prompt, turn)
+    assert visible(text).split("\n")[0].rstrip() in capsys.readouterr().out.split("\n")[2]
 
 
 # The dtype of a model, and how its forwards run.

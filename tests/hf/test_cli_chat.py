@@ -13,7 +13,7 @@ from specdec_hf.cli.load import Loaded, load
 from specdec_hf.cli.run import View, encode, make_decoder
 from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import PieceStream
-from support import cli_models, hf_models
+from support import cli_models, hf_models, toy_tokenizers
 from support.cli_models import folder, invoke, one_line_error, says, succeed  # noqa: F401
 
 
@@ -56,6 +56,24 @@ def test_answers_are_those_of_the_whole_conversation(conversation, monkeypatch):
         assert turn.tokens == expected[0, turn.prompt_tokens :].tolist()
         assert conversation.messages[-1]["content"] == tokenizer.decode(turn.tokens)
     assert [past is not None for past in given] == [False, True, False]
+
+
+def test_the_first_word_of_an_answer_keeps_its_blank(conversation, capsys):
+    """What is said is what the next prompt repeats. Root: it was decoded without its prompt."""
+    tokenizer = toy_tokenizers.small_pieces(cli_models.END + 1)
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    with torch.no_grad():
+        head = conversation.loaded.model.lm_head.weight
+        head.zero_()
+        for sign, piece in ((1, "▁ab"), (-1, "▁ba")):  # whatever the hidden states, one of them
+            head[tokenizer.convert_tokens_to_ids(piece)] = sign
+    conversation.loaded.tokenizer = tokenizer
+    conversation.settings = replace(conversation.settings, max_new_tokens=2)
+    turn = conversation.answer("ab")
+    said = conversation.messages[-1]["content"]
+    assert said[:1] == " "
+    assert "ab" + said == tokenizer.decode([*turn.prompt, *turn.tokens])
+    assert said == capsys.readouterr().out.rstrip("\n")
 
 
 def test_chat_answers_every_line_of_standard_input(folder):  # noqa: F811

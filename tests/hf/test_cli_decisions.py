@@ -15,7 +15,7 @@ from specdec_hf.cli.explain import Explained, ExplainedTree, Explainer, Node
 from specdec_hf.cli.trace import MARKS
 from specdec_hf.lab.analysis.page import MEANINGS, Answer, details_of, render_page
 from specdec_hf.lab.analysis.tables import ShownTable
-from support import cli_models, hf_models
+from support import cli_models, hf_models, toy_tokenizers
 from support.chromium import Chromium, find_chromium
 from support.cli_models import folder, reported  # noqa: F401
 
@@ -230,6 +230,18 @@ def test_nodes_that_are_parts_of_a_character_are_shown_as_one_sign():
     assert explainer._piece([a, first], [second]) == unfinished
     assert explainer._piece([a, first, second, third], [last]) == "😄"
     assert explainer._piece([a, first], [a]) == "a"
+
+
+def test_explained_tokens_are_decoded_once():
+    """Root: prompt and text were decoded for each token. Together they are the text."""
+    tokenizer = toy_tokenizers.Counting(cli_models.tokenizer())
+    ids = tokenizer("é ab 😄 c" * 50)["input_ids"]
+    explainer = Explainer(tokenizer, ids, "drafty", SAMPLING)
+    texts = [(explainer._added(token), explainer._append(token)) for token in ids]
+    assert tokenizer.decoded < 24 * len(ids)
+    assert all(first == second for first, second in texts)
+    whole = "".join(text for _, text in texts)
+    assert whole.replace("\N{REPLACEMENT CHARACTER}", "") == "é ab 😄 c" * 50
 
 
 def test_masks_that_are_too_wide_are_told_of():

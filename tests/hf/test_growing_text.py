@@ -1,14 +1,17 @@
 """Pieces of a text as its tokens come, however rounds divide them."""
 
+import random
+
 import pytest
+from specdec_hf.detokenizer import INCOMPLETE, StopCriterion, decode_behind
 from specdec_hf.loop.streaming import Step
-from support import cli_models
+from support import cli_models, toy_tokenizers
 from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
-from specdec_hf.server.choices import ChatForm, CompletionForm
-from specdec_hf.server.growing_text import INCOMPLETE, GrowingText
+from specdec_hf.server.choices import FINISH_REASONS, ChatForm, CompletionForm
+from specdec_hf.server.growing_text import GrowingText
 
 TOKENIZER = cli_models.tokenizer()
 TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
@@ -16,8 +19,15 @@ TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
 
 def pieces(text, size, stop=(), reason="length"):
     """The pieces of a text that comes in rounds of so many tokens, each with a log probability."""
-    ids = TOKENIZER(text)["input_ids"]
-    growing = GrowingText(TOKENIZER, [5], stop)
+    return pieces_of(TOKENIZER, [5], TOKENIZER(text)["input_ids"], size, stop, reason)
+
+
+def pieces_of(tokenizer, prompt, ids, size, stop=(), reason="length"):
+    """It ends with the token that completes a stop string, as a batch of the queue does."""
+    criterion = StopCriterion(tokenizer, prompt, stop)
+    ends = next((n for n in range(1, len(ids) + 1) if criterion(ids[:n])), None)
+    ids, reason = ids[:ends], reason if ends is None else "criteria"
+    growing = GrowingText(tokenizer, prompt, stop)
     made = []
     for begin in range(0, len(ids), size):
         new = ids[begin : begin + size]
@@ -58,12 +68,41 @@ def test_nothing_of_a_stop_string_is_sent(size, stop):
         sent += piece.text
         assert expected.startswith(sent)
     assert sent == growing.text == expected
-    assert growing.finished == ("stop" if stop in TEXT else "length")
+    assert growing.finished == ("criteria" if stop in TEXT else "length")
     listed = [one for piece in made for one in piece.logprobs]
     assert all(one.begin < len(expected) for one in listed)
     assert sum(len(one.token) for one in listed if INCOMPLETE not in one.token) >= len(
         [letter for letter in expected if letter.isascii()]
     )
+
+
+@pytest.mark.parametrize("kind", ["sentence_piece", "byte_level", "word_piece"])
+def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kind):
+    """Also within bytes whose text is not final. Of strings that end together, the first begins."""
+    rng, found = random.Random(kind), 0
+    tokenizer = toy_tokenizers.KINDS[kind]()
+    for size in (1, 2, 3, 30) * 15:
+        ids = rng.choices(range(len(tokenizer)), k=20)
+        if kind != "word_piece":
+            ids[6:6] = [3, *toy_tokenizers.byte_ids(tokenizer, "a\n\n你é\n"), 3]
+        text, stop = decode_behind(tokenizer, [3], ids), []
+        for _ in range(2):
+            begin = rng.randrange(len(text))
+            stop += [text[begin : begin + 5], text[begin + 2 : begin + 5], "\n你"]
+        stop = [one for one in stop if one and INCOMPLETE not in one] or ["zz"]
+        growing, made = pieces_of(tokenizer, [3], ids, size, stop)
+        given = [token for piece in made for token in piece.step.tokens]
+        text = decode_behind(tokenizer, [3], given)
+        places = [text.index(one) for one in stop if one in text]
+        assert growing.finished == ("criteria" if places else "length")
+        assert growing.text == "".join(piece.text for piece in made)
+        assert growing.text == text[: min(places, default=None)]
+        found += bool(places)
+        _, (whole,) = pieces_of(tokenizer, [3], ids, 100, stop)
+        listed = [one for piece in made for one in piece.logprobs]
+        assert [vars(one) for one in listed] == [vars(one) for one in whole.logprobs]
+        assert all(one.begin < len(growing.text) for one in listed if places)
+    assert found > 8
 
 
 def test_the_end_sends_what_waits():
@@ -83,17 +122,59 @@ def test_only_what_may_begin_a_stop_string_waits():
         assert growing.add(Step(0, TOKENIZER(new)["input_ids"], [], [])).text == text
 
 
+@pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
+def test_pieces_and_log_probabilities_agree_with_the_text_of_every_kind_of_tokenizer(kind):
+    """Root: texts were decoded without their prompt, and names of tokens behind the one before.
+
+    So the name of a first word had a blank that the text lacked, and offsets were those of others.
+    """
+    rng = random.Random(kind)
+    tokenizer = toy_tokenizers.KINDS[kind]()
+    for size in (1, 2, 3, 7, 30) * 6:
+        prompt = [rng.choice([tokenizer.eos_token_id, 3])]
+        ids = [rng.randrange(len(tokenizer)) for _ in range(30)]
+        if "<0x00>" in tokenizer.get_vocab() or kind in ("byte_level", "byt5"):
+            ids[5:5] = toy_tokenizers.byte_ids(tokenizer, "é 😄")
+        text = decode_behind(tokenizer, prompt, ids)
+        _, made = pieces_of(tokenizer, prompt, ids, size)
+        assert "".join(piece.text for piece in made) == text
+        listed = [one for piece in made for one in piece.logprobs]
+        assert [one.logprob for one in listed] == [-float(n) for n in range(len(ids))]
+        assert [one.begin for one in listed] == sorted(one.begin for one in listed)
+        covered = set()
+        for one in listed:
+            covered |= set(range(one.begin, one.end))
+            found = text[one.begin : one.end]
+            if one.token and INCOMPLETE not in one.token + found:
+                assert found in (one.token, "")
+        assert covered >= {n for n, character in enumerate(text) if character != INCOMPLETE}
+        sent = 0
+        for piece in made[:-1]:
+            sent += len(piece.text)
+            assert all(one.end <= sent for one in piece.logprobs)
+
+
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_text_is_not_changed_after_it_was_sent(size, monkeypatch):
-    """Some tokenizers take away blanks before marks, which come later than the blanks."""
-    monkeypatch.setattr(TOKENIZER, "clean_up_tokenization_spaces", True)
-    name = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-    monkeypatch.setattr(TOKENIZER, name, True)
-    text = "a . b ,c n't"
-    assert TOKENIZER.decode(TOKENIZER(text)["input_ids"]) != text
-    growing, made = pieces(text, size)
+def test_a_text_is_not_cleaned_up(size):
+    """Some tokenizers take away blanks before marks, which may come later than the blanks."""
+    tokenizer = toy_tokenizers.byte_level()
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    ids = tokenizer.convert_tokens_to_ids(["a", "Ġ.", "Ġ", "b", "Ġ", ",", "c"])
+    text = "a . b ,c"
+    assert tokenizer.decode(ids) != text
+    growing, made = pieces_of(tokenizer, [5], ids, size)
     assert "".join(piece.text for piece in made) == growing.text == text
     assert "".join(one.token for piece in made for one in piece.logprobs) == text
+
+
+@pytest.mark.parametrize("reason", ["eos", "criteria", "length", "context"])
+def test_the_reasons_of_the_loop_have_names_of_both_apis(reason):
+    _, made = pieces("ab", 1, reason=reason)
+    openai, other = FINISH_REASONS[reason]
+    assert CompletionForm(None, False).choice(0, made)["finish_reason"] == openai
+    assert openai in ("stop", "length")
+    assert other in ("eos_token", "stop_sequence", "length")
 
 
 def tokens_of(form, made):

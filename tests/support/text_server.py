@@ -30,7 +30,7 @@ class Watched(SpeculativeDecoder):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.new, self.most_running = 0, 0
+        self.new, self.most_running, self.longest_step = 0, 0, 0
         self.seconds, self.fails, self.gate = 0.0, False, threading.Event()
         self.gate.set()
 
@@ -46,6 +46,7 @@ class Watched(SpeculativeDecoder):
             assert self.gate.wait(SECONDS)
             time.sleep(self.seconds)
             self.new += len(step.tokens)
+            self.longest_step = max(self.longest_step, len(step.tokens))
             yield step
 
 
@@ -62,9 +63,13 @@ class WatchedQueue(BatchQueue):
 
 
 @contextmanager
-def serving(batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, **limits):
+def serving(
+    batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, *, model=MODEL, options=None,
+    **limits,
+):  # fmt: skip
     """A client, and the queue of the server that it is connected to; nothing may be left open."""
-    queue = WatchedQueue(MODEL, Watched(drafter, rule="match"), batch_size)
+    decoder = Watched(drafter, rule="match", **(options or {}))
+    queue = WatchedQueue(model, decoder, batch_size)
     made = make_app(queue, tokenizer, name=name, limits=Limits(**limits))
     started = threading.Event()
     server = queue.server = Server(made, started.set)

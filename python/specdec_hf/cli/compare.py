@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.detokenizer import decode_behind
 from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, run_stream
@@ -21,9 +22,9 @@ from specdec_hf.runner.protocol import context_length
 class Turn:
     """One generated answer.
 
-    ``baseline_tokens`` is what plain decoding generated, empty when it was not run. Seconds are
-    wall time of the whole call, prefill included. ``seed`` repeats a sampled answer; greedy ones
-    have none.
+    ``prompt`` has the token ids that its text follows; see `prompt_ids`. ``baseline_tokens`` is
+    what plain decoding generated, empty when it was not run. Seconds are wall time of the whole
+    call, prefill included. ``seed`` repeats a sampled answer; greedy ones have none.
     """
 
     prompt_tokens: int
@@ -34,6 +35,7 @@ class Turn:
     baseline_tokens: list[int] = field(default_factory=list)
     baseline_seconds: float = 0.0
     seed: int | None = None
+    prompt: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -70,10 +72,14 @@ class Turn:
             return None
         return self.tokens == self.baseline_tokens
 
+    def text(self, tokenizer: Any) -> str:
+        """The generated text."""
+        return decode_behind(tokenizer, self.prompt, self.tokens)
+
     def to_dict(self, tokenizer: Any) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "text": tokenizer.decode(self.tokens, skip_special_tokens=True),
+            "text": self.text(tokenizer),
             "tokens": self.tokens,
             "seed": self.seed,
             "kinds": [kind for step in self.steps for kind in step.kinds],
@@ -119,6 +125,7 @@ def run_turn(
     synchronize(model)
     seconds = time.perf_counter() - began
     turn = Turn(inputs["input_ids"].shape[1], steps, output.stats, seconds)
+    turn.prompt = prompt_ids(model, inputs)
     if settings["do_sample"]:
         turn.seed = output.stats.seeds[0]
     if not compare:
@@ -179,7 +186,8 @@ def answer_alone(
     tokens = [x for step in plain.stream(model, **inputs, **settings) for x in step.tokens]
     synchronize(model)
     seconds = time.perf_counter() - began
-    return Alone(name, tokenizer.decode(tokens, skip_special_tokens=True), len(tokens), seconds)
+    text = decode_behind(tokenizer, prompt_ids(model, inputs), tokens)
+    return Alone(name, text, len(tokens), seconds)
 
 
 def plain_decoder(decoder: SpeculativeDecoder, rule: str, seed: int | None) -> SpeculativeDecoder:
@@ -200,6 +208,11 @@ def prompt_width(model: Any, inputs: dict[str, torch.Tensor]) -> int:
     prompt.
     """
     return 1 if is_encoder_decoder(model) else inputs["input_ids"].shape[1]
+
+
+def prompt_ids(model: Any, inputs: dict[str, torch.Tensor]) -> list[int]:
+    """The ids that a generated text follows; none of an encoder-decoder, whose encoder has them."""
+    return [] if is_encoder_decoder(model) else inputs["input_ids"][0].tolist()
 
 
 def _room(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:

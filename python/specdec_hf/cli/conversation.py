@@ -111,7 +111,7 @@ class Conversation:
             ValueError: the conversation is longer than the model's context; it is as before then.
             KeyboardInterrupt: Ctrl-C; the conversation goes on from the begun answer.
         """
-        from specdec_hf.cli.compare import Turn, plain_decoder
+        from specdec_hf.cli.compare import Turn, plain_decoder, prompt_ids
         from specdec_hf.cli.trace import PieceStream, marks_of, styled
         from specdec_hf.loop.streaming import run_stream
         from specdec_hf.runner.encoded import is_encoder_decoder
@@ -138,7 +138,8 @@ class Conversation:
             return_dict_in_generate=True,
         )
         marks = marks_of(console)
-        pieces = PieceStream(self.loaded.tokenizer, rejected=self.rejected)
+        prompt = prompt_ids(self.loaded.model, inputs)
+        pieces = PieceStream(self.loaded.tokenizer, prompt, rejected=self.rejected)
         wrap = WordWrap(console.width if console.is_terminal else None)
 
         def show(step: Step) -> None:
@@ -152,18 +153,18 @@ class Conversation:
                 stream.close()
                 console.print(wrap.rest(), soft_wrap=True)
                 self.past, self.cached = None, []  # the stream has changed the cache
-                self.messages = [*messages, self._said(pieces.tokens)]
+                self.messages = [*messages, _said(pieces.text)]
             raise
         console.print(wrap.feed(styled(*pieces.rest(), marks)), end="", soft_wrap=True)
         console.print(wrap.rest(), soft_wrap=True)
-        turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began)
+        turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began, prompt=prompt)
         if self.settings.do_sample:
             turn.seed = output.stats.seeds[0]
         sequence = output.sequences[0].tolist()
         self.past, self.cached = getattr(output, CACHE_NAME), sequence[:-1]
         if is_encoder_decoder(self.loaded.model):  # its cache holds the answer and no message
             self.past, self.cached = None, []
-        self.messages = [*messages, self._said(turn.tokens)]
+        self.messages = [*messages, _said(pieces.text)]
         return turn
 
     def show_more(self, turn: Turn) -> None:
@@ -193,8 +194,11 @@ class Conversation:
             console.print(f"drafted by {NGRAM}", style="bold")
             marks = marks_of(console)
             console.print(
-                render(loaded.tokenizer, counted.steps, marks=marks, rejected=self.rejected)
-            )
+                render(
+                    loaded.tokenizer, counted.steps, prompt=counted.prompt, marks=marks,
+                    rejected=self.rejected,
+                )
+            )  # fmt: skip
             console.print(figures(counted), style="dim")
 
     def _ngram_decoder(self) -> SpeculativeDecoder:
@@ -214,6 +218,6 @@ class Conversation:
             template=self.settings.chat_template,
         )  # fmt: skip
 
-    def _said(self, tokens: list[int]) -> dict[str, str]:
-        text = self.loaded.tokenizer.decode(tokens, skip_special_tokens=True)
-        return {"role": "assistant", "content": text}
+
+def _said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}

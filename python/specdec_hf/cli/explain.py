@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_hf.cli.distributions import draft_probs, target_probs
-from specdec_hf.cli.trace import UNFINISHED
+from specdec_hf.detokenizer import INCOMPLETE, Detokenizer
 from specdec_hf.drafting.context import reads_draft
 from specdec_hf.loop.streaming import Kind, TracedRound
 from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
@@ -150,7 +150,7 @@ class Explainer:
 
     def __post_init__(self) -> None:
         self._tokens = list(self.prompt)
-        self._shown, self._unfinished = self._decoded(self._tokens), ""
+        self._text = Detokenizer(self.tokenizer, self.prompt, skip_special_tokens=False)
 
     def __call__(self, traced: TracedRound) -> None:
         """Explain one round of a call of one sequence."""
@@ -197,7 +197,7 @@ class Explainer:
                 rejected = drafts[i]
                 said.append(
                     Explained(
-                        rejected, self._text(rejected), "rejected", float(p[i, rejected]),
+                        rejected, self._added(rejected), "rejected", float(p[i, rejected]),
                         q=float(q[i, rejected]) if knows_q else None, unread=size - i - 1,
                         position=begin + i, **drafted,
                     )
@@ -222,7 +222,8 @@ class Explainer:
         assert traced.parents is not None
         assert traced.path is not None
         (step,) = traced.steps
-        begin, root = int(traced.lengths[0]), self._piece([], self._tokens[-1:])
+        begin = int(traced.lengths[0])
+        root = self._piece(self._tokens[-CONTEXT:-1], self._tokens[-1:])
         p = target_probs(traced.logits[0], self.sampling).cpu()
         path = [n for n in traced.path[0].tolist() if n >= 0]
         nodes, places = self._nodes(traced, path, p)
@@ -298,28 +299,26 @@ class Explainer:
         return q[rows.long().clamp(0, len(q) - 1), drawn]
 
     def _append(self, token: int) -> str:
-        text = self._text(token)
+        added = self._added(token)
         self._tokens.append(token)
-        whole = self._decoded(self._tokens)
-        if whole.endswith(UNFINISHED):
-            self._unfinished = whole[len(self._shown) :]
-        else:
-            self._shown, self._unfinished = whole, ""
-        return text
+        self._text.add(token)
+        return added
 
-    def _text(self, token: int) -> str:
+    def _added(self, token: int) -> str:
         """What a token adds to the text so far. Bytes without their character are shown as �."""
-        text = self._decoded([*self._tokens, token])[len(self._shown) :]
-        added = text.removeprefix(self._unfinished)
-        return added or text
+        text, count = self._text, len(self._tokens) - len(self.prompt)
+        before = text.rest()
+        added = text.add(token) or text.rest()
+        text.truncate(count)
+        return added.removeprefix(before) or added
 
     def _piece(self, before: list[int], tokens: list[int]) -> str:
         """What tokens add to a text that ends with some others; � for a part of a character."""
         shown = self._decoded(before)
-        known = shown.rstrip(UNFINISHED)
+        known = shown.rstrip(INCOMPLETE)
         added = self._decoded([*before, *tokens]).removeprefix(known)
         for _ in range(len(shown) - len(known)):
-            added = added.removeprefix(UNFINISHED) or UNFINISHED
+            added = added.removeprefix(INCOMPLETE) or INCOMPLETE
         return added
 
     def _decoded(self, tokens: list[int]) -> str:

@@ -121,7 +121,8 @@ def print_turn(
     title = title if len(title) <= longest else title[: longest - 1] + "…"
     console.rule(Text(visible(prompt.category or str(prompt))), align="left", style="dim")
     console.print(title, style="bold")
-    console.print(render(tokenizer, turn.steps, marks=marks_of(console), rejected=rejected))
+    marks = marks_of(console)
+    console.print(render(tokenizer, turn.steps, prompt=turn.prompt, marks=marks, rejected=rejected))
     console.print(figures(turn), style="dim")
     print_notes(turn)
 

@@ -177,6 +177,7 @@ def _answer(
 ) -> None:
     """Answer one prompt's turns, and add them to ``turns`` and ``report``."""
     from specdec_hf.cli.compare import Alone, run_turn
+    from specdec_hf.detokenizer import decode_behind
 
     tokenizer = loaded.tokenizer
     answers: list[dict[str, Any]] = []
@@ -210,7 +211,7 @@ def _answer(
             print_decisions(explainer)
             answers[-1] |= explainer.to_dict()
         if view.alone:
-            own = tokenizer.decode(turn.baseline_tokens, skip_special_tokens=True)
+            own = decode_behind(tokenizer, turn.prompt, turn.baseline_tokens)
             alone = [Alone("target", own, len(turn.baseline_tokens), turn.baseline_seconds)]
             alone += drafters_alone(loaded, chat, decoder, settings, turn.seed)
             print_alone(alone)
@@ -220,10 +221,10 @@ def _answer(
 
 def make_explainer(loaded: Loaded, inputs: dict[str, Any], settings: Settings) -> Explainer:
     """What explains every decision of an answer: the argument ``trace`` of its decoder."""
+    from specdec_hf.cli.compare import prompt_ids
     from specdec_hf.cli.explain import Explainer
-    from specdec_hf.runner.encoded import is_encoder_decoder
 
-    prompt = [] if is_encoder_decoder(loaded.model) else inputs["input_ids"][0].tolist()
+    prompt = prompt_ids(loaded.model, inputs)
     sampling = {**NEUTRAL, **settings.sampling}
     return Explainer(loaded.tokenizer, prompt, ", ".join(settings.drafter), sampling)
 

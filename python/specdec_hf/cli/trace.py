@@ -6,19 +6,19 @@ there is no colour. A rejected draft is printed before the recovered token that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from rich.text import Text
 
 from specdec_hf.cli.terminal import Terminal, visible
+from specdec_hf.detokenizer import INCOMPLETE, Detokenizer
 from specdec_hf.loop.streaming import Kind, Step
 
 Shown = Kind | Literal["rejected"]
 STYLES: dict[Shown, str] = {
     "accepted": "green", "rejected": "red strike", "recovered": "blue", "bonus": "", "plain": ""
 }  # fmt: skip
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # as a part of a character is decoded
 Marks = dict[Shown, tuple[str, str]]
 MARKS: Marks = {"accepted": ("«", "»"), "rejected": ("×", "×"), "recovered": ("‹", "›")}
 ASCII_MARKS: Marks = {"accepted": ("[", "]"), "rejected": ("~", "~"), "recovered": ("{", "}")}
@@ -48,6 +48,7 @@ def render(
     sequence: int = 0,
     marks: Marks | None = None,
     *,
+    prompt: Sequence[int] = (),
     rejected: bool = True,
 ) -> Text:
     """The text of one sequence: accepted drafts green, recovered tokens blue, others plain.
@@ -57,9 +58,10 @@ def render(
         steps: of the call.
         sequence: which of its sequences.
         marks: in place of colours; see `marks_of`.
+        prompt: token ids; the text is what follows theirs.
         rejected: whether rejected drafts are shown too, in red.
     """
-    stream, runs = PieceStream(tokenizer, rejected=rejected), list[tuple[str, Shown]]()
+    stream, runs = PieceStream(tokenizer, prompt, rejected=rejected), list[tuple[str, Shown]]()
     pieces = [piece for step in steps if step.sequence == sequence for piece in stream.feed(step)]
     for piece, kind in [*pieces, stream.rest()]:
         if runs and runs[-1][1] == kind != "rejected":  # rejected siblings are apart
@@ -76,15 +78,21 @@ class PieceStream:
 
     Args:
         tokenizer: of the tokens.
+        prompt: token ids; the text is what follows theirs.
         rejected: whether rejected drafts are pieces too; they are no part of the text.
     """
 
-    def __init__(self, tokenizer: Any, *, rejected: bool = False) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int] = (), *, rejected: bool = False
+    ) -> None:
         self.rejected = rejected
-        self.tokens: list[int] = []
-        self.done = ""
         self.kind: Kind = "plain"
+        self._detokenizer, self._texts = Detokenizer(tokenizer, prompt), list[str]()
+
+    @property
+    def text(self) -> str:
+        """The text of all steps, that which is held back included."""
+        return "".join([*self._texts, self._detokenizer.rest()])
 
     def feed(self, step: Step) -> list[tuple[str, Shown]]:
         """The pieces that a step completes."""
@@ -92,12 +100,8 @@ class PieceStream:
         for token, kind in zip(step.tokens, step.kinds, strict=True):
             if kind == "recovered" and self.rejected:
                 pieces += [(self._instead(draft), "rejected") for draft in step.rejected]
-            self.tokens.append(token)
             self.kind = kind
-            text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-            if text.endswith(UNFINISHED):
-                continue
-            new, self.done = text[len(self.done) :], text
+            self._texts.append(new := self._detokenizer.add(token))
             if pieces and pieces[-1][1] == kind:
                 pieces[-1] = (pieces[-1][0] + new, kind)
             else:
@@ -109,15 +113,11 @@ class PieceStream:
 
         Special tokens, such as an end of the text, are left out of texts and have their names here.
         """
-        if not self.tokenizer.decode([token], skip_special_tokens=True):
-            return str(self.tokenizer.decode([token]))
-        text = self.tokenizer.decode([*self.tokens, token], skip_special_tokens=True)
-        return "" if text.endswith(UNFINISHED) else text[len(self.done) :].lstrip(UNFINISHED)
+        return self._detokenizer.name(token).strip(INCOMPLETE)
 
     def rest(self) -> tuple[str, Kind]:
         """The end of the text, which was held back while it could still change."""
-        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-        return text[len(self.done) :], self.kind
+        return self._detokenizer.rest(), self.kind
 
 
 def legend(marks: Marks | None = None, *, rejected: bool = False) -> Text:

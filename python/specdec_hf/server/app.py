@@ -17,7 +17,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from specdec_hf.batch_queue import BatchQueue
-from specdec_hf.server.choices import ChatForm, CompletionForm, Form
+from specdec_hf.server.choices import FINISH_REASONS, ChatForm, CompletionForm, Form
 from specdec_hf.server.faults import BodyLimit, Fault, answer_faults
 from specdec_hf.server.fields import (
     ChatRequest,
@@ -104,7 +104,9 @@ def make_app(
         lengths = [service.num_new_tokens(fields[1], *length, len(one)) for one in repeated]
         async with AsyncExitStack() as stack:
             sequences = await stack.enter_async_context(
-                service.submitted(request, fields, repeated, lengths, asked, form.num_top_logprobs)
+                service.submitted(
+                    request, fields, repeated, lengths, asked, form.num_top_logprobs, asked.stop
+                )
             )
             pieces = service.pieces(sequences, asked.stop)
             head = {"id": form.prefix + uuid.uuid4().hex, "created": int(time.time())}
@@ -170,7 +172,9 @@ def make_app(
                     "text": piece.text, "tokens": step.tokens, "logprobs": step.logprobs
                 }  # fmt: skip
                 if piece.finished:
-                    reason = "eos_token" if piece.finished == "eos" else piece.finished
+                    reason = piece.finished
+                    if reason != "cancelled":
+                        reason = FINISH_REASONS[reason][1]
                     details = {"finish_reason": reason, "seed": sequences[0].sampling["seed"]}
                     event |= {"generated_text": text.text, "details": details}
                 yield event

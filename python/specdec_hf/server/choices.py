@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_hf.detokenizer import INCOMPLETE
 from specdec_hf.server.faults import Fault
-from specdec_hf.server.growing_text import INCOMPLETE, Piece, TokenLogprob
+from specdec_hf.server.growing_text import Piece, TokenLogprob
 
-# OpenAI's word for why a text ended, where it is another one.
-FINISH_REASONS = {"eos": "stop", "criteria": "stop", "context": "length"}
+# Why a text ended, in the words of OpenAI and of text-generation-inference.
+FINISH_REASONS = {
+    "eos": ("stop", "eos_token"),
+    "criteria": ("stop", "stop_sequence"),
+    "length": ("length", "length"),
+    "context": ("length", "length"),
+}
 
 
 class Form:
@@ -50,7 +56,7 @@ class Form:
         return {
             "index": index, **text,
             "logprobs": None if self.num_top_logprobs is None else self._logprobs(listed),
-            "finish_reason": FINISH_REASONS.get(finished, finished) or None,
+            "finish_reason": FINISH_REASONS[finished][0] if finished else None,
         }  # fmt: skip
 
     def _whole(self, text: str) -> dict[str, Any]:

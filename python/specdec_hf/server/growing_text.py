@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_hf.detokenizer import Detokenizer, StopStrings
 from specdec_hf.loop.streaming import Step
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character is decoded to
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
@@ -20,7 +21,8 @@ class TokenLogprob:
         token: its text.
         logprob: its log probability under the model.
         top: the likeliest tokens in its place, with theirs.
-        begin, end: where its text is in that of the answer, in characters.
+        begin, end: where its text is in that of the answer, in characters; a part of a character is
+            where the whole of it is.
     """
 
     token: str
@@ -48,92 +50,70 @@ class GrowingText:
 
     Args:
         tokenizer: decodes the tokens; special tokens are left out.
-        prompt: token ids, not empty.
-        stop: strings before which the text ends.
+        prompt: token ids; the text is what follows theirs.
+        stop: strings before which the text is cut where a step has ended it with one of them, as
+            `StopCriterion` does; which step that is, nothing here decides.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self.text, self.finished = "", ""
-        self.tokens: list[int] = []
-        self._tokenizer, self._last, self._stop = tokenizer, prompt[-1], stop
-        self._waiting: list[TokenLogprob] = []
-        self._end = 0  # of the text of `tokens`, where log probabilities are asked for
+        self._detokenizer, self._stop = Detokenizer(tokenizer, prompt), StopStrings(stop)
+        self._places = self._stop.start
+        self._held = ""  # what may begin a stop string
+        self._waiting: deque[TokenLogprob] = deque()
 
     def add(self, step: Step) -> Piece:
-        """The piece of a step; steps behind the end of the text have none."""
-        self._note(step)
-        self.tokens += step.tokens
-        text = self._decode(self.tokens)
-        begins = [text.index(string) for string in self._stop if string in text]
-        self.finished = "stop" if begins else step.finished
-        if begins:
-            text = text[: min(begins)]
-        sure = len(text)
-        if not self.finished:
-            sure = 0 if text.endswith(INCOMPLETE) else sure - self._begun(text)
-        piece = Piece(text[len(self.text) : max(sure, len(self.text))], step)
+        """The piece of a step."""
+        for n, token in enumerate(step.tokens):
+            top = step.top_logprobs[n] if step.top_logprobs else {}
+            names = {one: self._detokenizer.name(one) for one in top}
+            begin = len(self.text) + len(self._held)
+            new = self._detokenizer.add(token)
+            self._held += new
+            self._places = self._stop.follow(self._places, new)
+            if top:
+                self._note(token, top, names, begin, new)
+        self.finished = step.finished
+        cut = bool(self.finished) and self._stop.is_complete(self._places)
+        size = len(self._held)
+        if cut:
+            size = self._stop.cut(self._held)
+        elif self.finished:
+            self._held += self._detokenizer.rest()
+            size = len(self._held)
+        else:
+            size -= max(self._places, default=0)
+        piece = Piece(self._held[:size], step, finished=self.finished)
         self.text += piece.text
-        piece.finished = self.finished
-        piece.logprobs = self._release(cut=bool(begins))
+        self._held = self._held[size:]
+        piece.logprobs = self._release(cut=cut)
         return piece
 
-    def _begun(self, text: str) -> int:
-        """How many characters at the end of a text may begin a stop string."""
-        return max(
-            (
-                n
-                for string in self._stop
-                for n in range(1, min(len(string) - 1, len(text)) + 1)
-                if text.endswith(string[:n])
-            ),
-            default=0,
-        )
-
-    def _decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
-        text: str = self._tokenizer.decode(
-            tokens,
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,  # it would change what was given before
-        )
-        return text
-
-    def _note(self, step: Step) -> None:
-        """Let the log probabilities of a step wait for the text of their tokens."""
-        for n, found in enumerate(step.top_logprobs):
-            text = self._decode(self.tokens + step.tokens[: n + 1])
-            before = step.tokens[n - 1] if n else (self.tokens or [self._last])[-1]
-            (chosen, *_) = found.values()
-            named = [
-                (self._name(before, token), max(value, MIN_LOGPROB))
-                for token, value in sorted(found.items(), key=lambda item: -item[1])
-            ]
-            name = self._name(before, step.tokens[n])
-            begin, self._end = self._end, max(self._end, len(text.rstrip(INCOMPLETE)))
-            if name and text.endswith(name):  # what was incomplete before it remains so
-                begin = len(text) - len(name)
-            # A part of a character comes with the whole of it.
-            end = begin + 1 if text.endswith(INCOMPLETE) else self._end
-            value = max(chosen, MIN_LOGPROB)
-            self._waiting.append(TokenLogprob(name, value, named, begin, max(end, self._end)))
-
-    def _name(self, before: int, token: int) -> str:
-        """The text of a token behind another; alone, it may lack the blank at its beginning."""
-        first, both, alone = (
-            self._decode(ids, skip_special_tokens=False)
-            for ids in ([before], [before, token], [token])
-        )
-        if both.startswith(first) and not first.endswith(INCOMPLETE):
-            return both[len(first) :]
-        return alone
+    def _note(
+        self, token: int, top: dict[int, float], names: dict[int, str], begin: int, new: str
+    ) -> None:
+        """Let the log probabilities of a token, whose piece is ``new``, wait for its text."""
+        named = [
+            (names[other], max(value, MIN_LOGPROB))
+            for other, value in sorted(top.items(), key=lambda item: -item[1])
+        ]
+        name, end = names[token], begin + len(new)
+        if new.endswith(name) and len(name) < len(new):
+            for one in self._waiting:  # open tokens, whose bytes turned out to be no character
+                one.end = end - len(name) if one.end > begin else one.end
+            begin = end - len(name)
+        elif not new and not self._detokenizer.is_special(token):
+            end += 1  # the rest of its character is still to come
+        self._waiting.append(TokenLogprob(name, max(top[token], MIN_LOGPROB), named, begin, end))
 
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""
-        length = len(self.text)
-        if cut:
-            released = [one for one in self._waiting if one.begin < length]
-        elif self.finished:
-            released = self._waiting
-        else:
-            released = [one for one in self._waiting if one.end <= length]
-        self._waiting = self._waiting[len(released) :]
+        released, everything = list[TokenLogprob](), bool(self.finished) and not cut
+        while self._waiting:
+            # What has no text waits for that behind it, since the text may be cut before both.
+            one = self._waiting[0]
+            end = one.begin + 1 if cut else max(one.begin + 1, one.end)
+            if end > len(self.text) and not everything:
+                break
+            released.append(self._waiting.popleft())
         return released

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from specdec_hf.batch_queue import BatchQueue, QueuedSequence
+from specdec_hf.detokenizer import StopCriterion
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.runner.protocol import context_length
@@ -102,6 +103,7 @@ class Service:
         max_new_tokens: Sequence[int],
         asked: Sampling,
         num_top_logprobs: int | None = None,
+        stop: Sequence[str] = (),
     ) -> AsyncIterator[list[QueuedSequence]]:
         """The sequences of a request; within this its client is watched.
 
@@ -111,6 +113,7 @@ class Service:
             prompts, max_new_tokens: one for each sequence.
             asked: the sampling parameters. Without a seed one is drawn.
             num_top_logprobs: as in `BatchQueue.submit`.
+            stop: strings; a text ends with the token that completes the first of them.
         """
         most = self.queue.batch_size + self.limits.max_waiting
         if len(prompts) > most:
@@ -129,6 +132,7 @@ class Service:
             seeds = sequence_seeds(seed, len(prompts))
             for prompt, length, own in zip(prompts, max_new_tokens, seeds, strict=True):
                 settings |= {"max_new_tokens": length, "seed": own}
+                settings["stop"] = StopCriterion(self.tokenizer, prompt, stop) if stop else None
                 sequences.append(self._submit(prompt, settings, num_top_logprobs, fields))
             self.open.update((id(sequence), sequence) for sequence in sequences)
             yield sequences
@@ -157,17 +161,17 @@ class Service:
     async def pieces(
         self, sequences: Sequence[QueuedSequence], stop: Sequence[str] = ()
     ) -> AsyncIterator[tuple[int, Piece, GrowingText]]:
-        """What each round appends to each text, by its index, until all texts have ended."""
+        """What each round appends to each text, by its index, until all texts have ended.
+
+        Args:
+            sequences: submitted with ``stop``, too.
+            stop: strings before which a text is cut that ends with one of them.
+        """
         texts = [GrowingText(self.tokenizer, one.input_ids, stop) for one in sequences]
         try:
             async with aclosing(_merged(sequences)) as steps:
                 async for index, step in steps:
-                    if not texts[index].finished:
-                        yield index, texts[index].add(step), texts[index]
-                        if texts[index].finished:
-                            sequences[index].cancelled = True
-                    if all(text.finished for text in texts):
-                        return
+                    yield index, texts[index].add(step), texts[index]
         except Exception as error:  # whatever a batch raises
             line = f"the text could not be decoded: {type(error).__name__}: {error}"
             raise Fault(500, line) from error

@@ -1,0 +1,225 @@
+"""Texts of tokens as they come, and the stop strings in them."""
+
+import functools
+import random
+import sys
+
+import numpy as np
+import pytest
+from specdec_hf import detokenizer as module
+from specdec_hf.detokenizer import (
+    INCOMPLETE,
+    Detokenizer,
+    StopCriterion,
+    StopStrings,
+    decode_behind,
+)
+from support import toy_tokenizers
+from support.toy_tokenizers import Counting, byte_ids
+
+LETTERS = ["é", "你", "😄", "a", " ", "\n"]
+BYTES = ("sentence_piece", "byte_level", "byt5")  # kinds with a token for each byte
+
+
+@functools.cache
+def tokenizer_of(kind):
+    return toy_tokenizers.KINDS[kind]()
+
+
+def decoded(tokenizer, ids):
+    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def behind(tokenizer, prompt, ids):
+    """The text of tokens behind a prompt by decoding all of them: quadratic, and the definition."""
+    whole, before = decoded(tokenizer, [*prompt, *ids]), decoded(tokenizer, prompt)
+    assert whole.startswith(before)
+    return whole[len(before) :]
+
+
+def is_word(tokenizer, token):
+    is_byte = tokenizer.convert_ids_to_tokens(token) in toy_tokenizers.BYTES
+    return not is_byte and INCOMPLETE not in tokenizer.decode([token])
+
+
+def random_case(kind, rng):
+    """A prompt of whole characters and random tokens: special, unknown, words, and bytes."""
+    tokenizer = tokenizer_of(kind)
+    size = len(tokenizer)
+    special = set(tokenizer.all_special_ids)
+    words = [n for n in range(size) if n not in special and is_word(tokenizer, n)]
+    begins = [[], [tokenizer.eos_token_id], rng.choices(words, k=rng.randrange(1, 6))]
+    prompt = rng.choice(begins)
+    if kind in BYTES and rng.random() < 0.4:
+        ids = byte_ids(tokenizer, "".join(rng.choices(LETTERS, k=9)))
+        for _ in range(rng.randrange(3)):
+            ids.insert(rng.randrange(len(ids)), rng.randrange(size))
+    else:
+        unknown = 0 if kind == "byt5" else 2
+        ids = [rng.choice(rng.choice([words, range(size + unknown)])) for _ in range(25)]
+    return tokenizer, prompt, ids
+
+
+@pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
+def test_a_text_is_that_of_a_decode_of_all_tokens_whatever_was_taken_back(kind):
+    """Where the bytes of all tokens are text; a piece is not taken back where others are not."""
+    rng, compared = random.Random(kind), 0
+    for _ in range(60):
+        tokenizer, prompt, ids = random_case(kind, rng)
+        text, pieces = Detokenizer(tokenizer, prompt), []
+        for n, token in enumerate(ids):
+            pieces.append(text.add(token))
+            if rng.random() < 0.3:
+                text.truncate(back := rng.randrange(n + 1))
+                del pieces[back:]
+                pieces += [text.add(again) for again in ids[back : n + 1]]
+            whole = behind(tokenizer, prompt, ids[: n + 1])
+            found = "".join([*pieces, text.rest()])
+            if INCOMPLETE not in whole:
+                compared += 1
+                assert found == whole
+        assert decode_behind(tokenizer, prompt, ids) == found
+    assert compared > 200
+
+
+def test_the_blank_of_the_first_word_stays_behind_a_prompt():
+    """Root: the new tokens were decoded alone, as if they began the text."""
+    tokenizer = tokenizer_of("sentence_piece")
+    hello, the = (tokenizer.convert_tokens_to_ids(x) for x in ("▁Hello", "▁the"))
+    assert decoded(tokenizer, [hello, the]) == "Hello the"
+    assert decode_behind(tokenizer, [the], [hello, the]) == " Hello the"
+    assert decode_behind(tokenizer, byte_ids(tokenizer, "\n"), [hello]) == " Hello"
+    for begin in ([], [tokenizer.bos_token_id], [the, tokenizer.eos_token_id]):
+        assert decode_behind(tokenizer, begin, [hello]) == "Hello"
+
+
+@pytest.mark.parametrize("kind", ["sentence_piece", "byte_level"])
+def test_a_character_that_the_prompt_began_is_whole(kind):
+    tokenizer = tokenizer_of(kind)
+    first, *others = byte_ids(tokenizer, "你")
+    prompt = [*byte_ids(tokenizer, "a"), first]
+    assert decode_behind(tokenizer, prompt, others) == "你"
+
+
+def long_texts(kind):
+    """Many tokens that are hard for a detokenizer that waits for something to end."""
+    tokenizer, size = tokenizer_of(kind), 1200
+    rng, end = random.Random(1), tokenizer.eos_token_id
+    yield rng.choices(range(len(tokenizer)), k=size)
+    yield [end] * size
+    if kind in BYTES:
+        smile = byte_ids(tokenizer, "😄")
+        yield smile * (size // 4)
+        yield byte_ids(tokenizer, "a") * size
+        yield smile[:1] * size
+        yield smile[:3] * (size // 3)
+        yield [x for byte in smile * (size // 8) for x in (byte, end)]
+
+
+@pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
+def test_the_work_is_linear_in_the_number_of_tokens(kind):
+    """Root: all tokens were decoded for each new one, 720,000 for 1200 tokens."""
+    for ids in long_texts(kind):
+        tokenizer = Counting(tokenizer_of(kind))
+        prompt, array = [0] * 3000, np.array(ids)
+        text, criterion = (
+            Detokenizer(tokenizer, prompt),
+            StopCriterion(tokenizer, prompt, ["z" * 9]),
+        )
+        for n, token in enumerate(ids):
+            text.add(token)
+            assert not criterion(array[: n + 1])
+        assert tokenizer.decoded < 2 * 20 * len(ids)
+
+
+# Stop strings.
+
+
+def first_end(tokenizer, prompt, ids, stop):
+    """How many tokens there are with that which completes a stop string, by decoding them all.
+
+    A character that is not complete is no text yet.
+    """
+    for n in range(len(ids) + 1):
+        text = behind(tokenizer, prompt, ids[:n])
+        if n < len(ids):
+            text = text.rstrip(INCOMPLETE)
+        if any(one in text for one in stop):
+            return n
+    return None
+
+
+@pytest.mark.parametrize("kind", ["sentence_piece", "metaspace", "byte_level"])
+def test_a_criterion_is_a_function_of_the_tokens_in_whatever_order_it_is_asked(kind):
+    rng, found = random.Random(kind), 0
+    for _ in range(60):
+        tokenizer, prompt, ids = random_case(kind, rng)
+        text = behind(tokenizer, prompt, ids)
+        stop = []
+        for _ in range(3):
+            begin = rng.randrange(max(len(text), 1))
+            one = text[begin : begin + rng.randrange(1, 6)]
+            stop.append(one + rng.choice(["", "z"]) if one and INCOMPLETE not in one else "zz")
+        end = first_end(tokenizer, prompt, ids, stop)
+        found += end is not None
+        criterion = StopCriterion(tokenizer, prompt, stop)
+        asked = [*range(len(ids)), *rng.choices(range(len(ids)), k=20)]
+        for n in asked:
+            other = [*ids[: n // 2], *rng.choices(ids, k=3)]  # a draft that is rejected
+            for new in (other, ids[:n]):
+                one = first_end(tokenizer, prompt, new, stop)
+                if INCOMPLETE not in behind(tokenizer, prompt, new)[-1:]:
+                    assert criterion(new) is (one is not None)
+    assert found > 10
+
+
+def test_stop_strings_are_found_as_a_search_finds_them():
+    """However the text is divided. Negative control: no place would find none."""
+    rng = random.Random(3)
+    for _ in range(500):
+        strings = ["".join(rng.choices("ab", k=rng.randrange(1, 6))) for _ in range(3)]
+        text = "".join(rng.choices("abc", k=20))
+        stop, places, begin = StopStrings(strings), None, 0
+        places = stop.start
+        while begin < len(text):
+            end = begin + rng.randrange(1, 5)
+            places, begin = stop.follow(places, text[begin:end]), min(end, len(text))
+            seen = text[:begin]
+            assert stop.is_complete(places) is any(one in seen for one in strings)
+            for place, one in zip(places, strings, strict=True):
+                begun = (n for n in range(len(one)) if seen.endswith(one[:n]))
+                assert place == (len(one) if one in seen else max(begun))
+        firsts = [text.index(one) for one in strings if one in text]
+        assert stop.cut(text) == min(firsts, default=len(text))
+
+
+def lines_of(call):
+    """How many lines of the module a call runs."""
+    count = 0
+
+    def local(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, *_: local if frame.f_code.co_filename == module.__file__ else None)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("string", ["a" * 999 + "b", "ab" * 2000, "aab" * 300 + "z", "a" * 10**6])
+def test_what_nearly_is_a_stop_string_costs_no_more_than_the_text(string):
+    """Root: each round compared each beginning of each string with the end of the whole text."""
+
+    def run(size):
+        stop = StopStrings([string, string[1:] + "x"])
+        places = stop.start
+        text = (string[:-1] * (size // len(string) + 1))[:size]
+        for character in text:
+            places = stop.follow(places, character)
+
+    assert lines_of(lambda: run(4000)) < 40 * 4000
