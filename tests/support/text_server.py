@@ -30,7 +30,7 @@ class Watched(SpeculativeDecoder):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.new, self.most_running = 0, 0
+        self.new, self.rounds, self.most_running = 0, 0, 0
         self.seconds, self.fails, self.gate = 0.0, False, threading.Event()
         self.gate.set()
 
@@ -46,6 +46,7 @@ class Watched(SpeculativeDecoder):
             assert self.gate.wait(SECONDS)
             time.sleep(self.seconds)
             self.new += len(step.tokens)
+            self.rounds += 1
             yield step
 
 
@@ -80,7 +81,7 @@ def serving(batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, **lim
         with httpx.Client(base_url=address, timeout=SECONDS, verify=False) as client:
             yield client, queue
         queue.decoder.gate.set()
-        until(lambda: not made.state.service.open)
+        until(lambda: not made.state.service.open and not made.state.service.places)
     finally:
         queue.decoder.gate.set()
         server.should_exit = True
