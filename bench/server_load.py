@@ -480,6 +480,7 @@ def _measure_hostile(
     table = Table("sent", "status", "longest gap of a stream, s", "a short request, s")
     rows = {}
     try:
+        asyncio.run(run_clients(server.url, make_requests(["Count."], 2, 0.0), 60.0))  # warms up
         for name, hostile in hostile_clients().items():
             row = rows[name] = asyncio.run(ask_beside_a_stream(server.url, hostile))
             status = ", ".join(f"{count} x {word}" for word, count in row["status"].items())

@@ -63,10 +63,12 @@ class WatchedQueue(BatchQueue):
 
 
 @contextmanager
-def serving(batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, **limits):
+def serving(
+    batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, access=None, **limits
+):  # fmt: skip
     """A client, and the queue of the server that it is connected to; nothing may be left open."""
     queue = WatchedQueue(MODEL, Watched(drafter, rule="match"), batch_size)
-    made = make_app(queue, tokenizer, name=name, limits=Limits(**limits))
+    made = make_app(queue, tokenizer, name=name, limits=Limits(**limits), **(access or {}))
     started = threading.Event()
     server = queue.server = Server(made, started.set)
     server.config.port, server.config.log_level = 0, "critical"

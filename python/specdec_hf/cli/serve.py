@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import re
 import socket
 from collections.abc import Sequence
@@ -103,6 +104,7 @@ def serve(
             limits = Limits(max_waiting=max_waiting, max_new_tokens=max_tokens)
             say("warming up")
             queue.warm_up()
+            gc.collect()  # the server freezes what is there
             listens = (host, *(address for address, *_ in addresses))
             app = make_app(
                 queue, loaded.tokenizer, name=name, limits=limits, api_key=api_key,

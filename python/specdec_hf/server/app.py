@@ -2,6 +2,7 @@
 
 # FastAPI reads the annotations of the routes when the application is made.
 import asyncio
+import gc
 import json
 import socket
 import time
@@ -237,6 +238,8 @@ class Server(uvicorn.Server):
             super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # A body of many lists lets the collector run often, each time over the libraries, too.
+        gc.freeze()
         await super().startup(sockets)
         if self.started:
             self.ready()
@@ -247,3 +250,4 @@ class Server(uvicorn.Server):
         ending = loop.call_later(SECONDS_TO_END, self.service.end_all)
         await super().shutdown(sockets)
         ending.cancel()
+        gc.unfreeze()

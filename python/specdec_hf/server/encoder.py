@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import models, pre_tokenizers
 
+from specdec_hf.arguments import shown
 from specdec_hf.server.faults import Fault
 from specdec_hf.server.fields import PROMPTS, Message, is_ids
 
@@ -43,7 +44,7 @@ class Encoder:
         """
         if not isinstance(prompt, str) and not isinstance(prompt[0] if prompt else 0, Message):
             if not is_ids(prompt):
-                raise Fault(400, f"{field} {PROMPTS}", param=field)
+                raise Fault(400, f"{field} {PROMPTS}, got {shown(prompt)}", param=field)
             return list(prompt)  # type: ignore[arg-type]
         encoded = asyncio.get_running_loop().create_future()
         turn = _characters(prompt), next(self._numbers)

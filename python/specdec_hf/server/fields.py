@@ -44,12 +44,12 @@ Empty = Annotated[Any, _only([])]
 PROMPTS = "must be a string, a list of strings, token ids, or a list of lists of them"
 
 
-def _at_most(maximum: int, kind: type, name: str) -> BeforeValidator:
+def _at_most(maximum: int, kind: type, items: str) -> BeforeValidator:
     """The bound of a container, which is counted before anything in it is read."""
 
     def check(value: Any) -> Any:
         if isinstance(value, kind) and len(value) > maximum:
-            raise ValueError(f"must be {name} of at most {maximum}")
+            raise ValueError(f"must have at most {maximum} {items}")
         return value
 
     return BeforeValidator(check)
@@ -78,18 +78,17 @@ def _stops(value: Any) -> list[str]:
     return listed
 
 
-def _is_text_part(part: Any) -> bool:
-    is_text = isinstance(part, dict) and part.get("type") == "text"
-    return is_text and isinstance(part.get("text"), str)
-
-
 def _content(value: Any) -> Any:
     """The text of a message, which may come in parts."""
-    if isinstance(value, list):
-        if not all(map(_is_text_part, value)):
-            raise ValueError("must be a string or parts of type text, each with a string as text")
-        return "".join(part["text"] for part in value)
-    return value
+    if not isinstance(value, list):
+        return value
+    try:
+        texts = [part["text"] for part in value if part["type"] == "text"]
+    except (TypeError, KeyError):
+        texts = []
+    if len(texts) < len(value) or not set(map(type, texts)) <= {str}:
+        raise ValueError("must be a string or parts of type text, each with a string as text")
+    return "".join(texts)
 
 
 class Body(BaseModel, extra="forbid", strict=True):
@@ -169,7 +168,7 @@ class OpenAIRequest(Sampling):
     stream_options: StreamOptions = StreamOptions()
     # What follows changes no text; clients send it by default.
     user: str = ""
-    metadata: Annotated[dict[str, str], _at_most(MAX_METADATA, dict, "an object")] = {}
+    metadata: Annotated[dict[str, str], _at_most(MAX_METADATA, dict, "pairs")] = {}
     presence_penalty: Zero = 0
     frequency_penalty: Zero = 0
     repetition_penalty: One = 1
@@ -218,7 +217,7 @@ class Message(Body):
 
 class ChatRequest(OpenAIRequest):
     messages: Annotated[
-        list[Message], FailFast(), Field(min_length=1), _at_most(MAX_MESSAGES, list, "a list")
+        list[Message], FailFast(), Field(min_length=1), _at_most(MAX_MESSAGES, list, "messages")
     ]
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool = False
