@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 _LONGEST = 100  # characters of a value in a message
-_SIZED = str | bytes | list | tuple | dict | set
+_SIZED = (str, bytes, list, tuple, dict, set)
 
 
 class Parameter(NamedTuple):

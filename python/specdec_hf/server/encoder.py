@@ -6,8 +6,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from tokenizers import models, pre_tokenizers
 
@@ -17,7 +16,8 @@ from specdec_hf.server.fields import PROMPTS, Message, is_ids
 
 NFC_JOINS = 4  # characters at most, which become one
 
-Prompt = str | list[int] | list[Message]
+Text = str | list[Message]
+Prompt = Text | list[int]
 
 
 class Encoder:
@@ -42,10 +42,10 @@ class Encoder:
 
         A text whose caller is cancelled while it waits is never encoded.
         """
-        if not isinstance(prompt, str) and not isinstance(prompt[0] if prompt else 0, Message):
+        if not _is_text(prompt):
             if not is_ids(prompt):
                 raise Fault(400, f"{field} {PROMPTS}, got {shown(prompt)}", param=field)
-            return list(prompt)  # type: ignore[arg-type]
+            return prompt
         encoded = asyncio.get_running_loop().create_future()
         turn = _characters(prompt), next(self._numbers)
         self._waiting.put_nowait((*turn, field, prompt, encoded))
@@ -77,7 +77,7 @@ class Encoder:
             if not encoded.done():
                 encoded.set_exception(fault)
 
-    def _ids(self, field: str, prompt: str | list[Message]) -> list[int]:
+    def _ids(self, field: str, prompt: Text) -> list[int]:
         try:
             if isinstance(prompt, str):
                 self._check_length(field, prompt)
@@ -112,7 +112,11 @@ class Encoder:
             raise Fault(400, f"{field} {line}", param=field)
 
 
-def _characters(prompt: str | Sequence[Message]) -> int:
+def _is_text(prompt: Prompt) -> TypeGuard[Text]:
+    return isinstance(prompt, str) or any(isinstance(one, Message) for one in prompt[:1])
+
+
+def _characters(prompt: Text) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     return sum(len(message.content) + 1 for message in prompt)
@@ -132,7 +136,7 @@ class Capacity(NamedTuple):
 
 def token_capacity(tokenizer: Any) -> Capacity | None:
     """That of the tokens of byte-level BPE; None for others, which may drop or join characters."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(getattr(backend, "model", None), models.BPE):
         return None
     normalizer, splits = _steps(backend.normalizer), _steps(backend.pre_tokenizer)

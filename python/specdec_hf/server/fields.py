@@ -2,7 +2,7 @@
 
 # Pydantic reads the annotations of these classes when it makes them.
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -44,7 +44,9 @@ Empty = Annotated[Any, _only([])]
 PROMPTS = "must be a string, a list of strings, token ids, or a list of lists of them"
 
 
-def _at_most(maximum: int, kind: type, items: str) -> BeforeValidator:
+def _at_most(
+    maximum: int, kind: type[list[Any]] | type[dict[str, Any]], items: str
+) -> BeforeValidator:
     """The bound of a container, which is counted before anything in it is read."""
 
     def check(value: Any) -> Any:
@@ -55,12 +57,12 @@ def _at_most(maximum: int, kind: type, items: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def is_ids(value: list[Any]) -> bool:
+def is_ids(value: Any) -> TypeGuard[list[int]]:
     """Whether all of a list are integers, as JSON has them."""
     return set(map(type, value)) == {int}
 
 
-def _prompts(value: Any) -> list[str] | list[list[int]]:
+def _prompts(value: Any) -> list[Any]:
     """Prompts of any form as a list of texts or of lists, which hold token ids where `is_ids`."""
     if isinstance(value, str) or (isinstance(value, list) and is_ids(value)):
         return [value]
