@@ -7,7 +7,7 @@ import socket
 import pytest
 from specdec_hf.cli.serve import _listening
 from support.cli_models import folder, one_line_error, succeed  # noqa: F401
-from support.text_server import NAME, SECONDS, Server, httpx, serving
+from support.text_server import NAME, SECONDS, BatchQueue, Server, httpx, make_app, serving
 
 PATHS = ("/health", "/v1/models", "/nowhere", "/docs")
 LOCAL = ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:80", "[0:0:0:0:0:0:0:1]"]
@@ -57,6 +57,7 @@ def test_requests_for_other_hosts_are_refused():
             ["mine.example", "localhost"],
         ),
         (["::"], ["192.0.2.1", "[fe80::1]:80"], ["mine.example"]),
+        (["mine.example:80", "[::2]:80"], ["mine.example", "[::2]"], ["", "[]"]),
         (["*"], ["mine.example", "192.0.2.1", "a b"], []),
     ],
 )
@@ -64,6 +65,12 @@ def test_hosts_may_be_added(allowed, taken, refused):
     with serving(access={"allowed_hosts": allowed}) as (client, _):
         assert statuses(client, taken) == dict.fromkeys(taken, 200)
         assert statuses(client, refused) == dict.fromkeys(refused, 400)
+
+
+def test_a_key_is_not_empty():
+    """Every request without a key would bring it."""
+    with pytest.raises(ValueError, match="api_key must have at least one character, got ''"):
+        make_app(BatchQueue(None, None), None, api_key="")
 
 
 KEY = "Mine-1~"

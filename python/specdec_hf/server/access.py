@@ -28,14 +28,14 @@ class Access:
 
     Args:
         app: which is asked.
-        allowed_hosts: names and addresses without port. "*" stands for any, and an unspecified
-            address, such as 0.0.0.0, for any address.
+        allowed_hosts: names and addresses, whose port does not matter. "*" stands for any, and an
+            unspecified address, such as 0.0.0.0, for any address.
         api_key: that requests must bring but for `WITHOUT_KEY`; None wants none.
     """
 
     def __init__(self, app: ASGIApp, allowed_hosts: Collection[str], api_key: str | None) -> None:
         self.app = app
-        self.hosts = set(map(_normal, allowed_hosts))
+        self.hosts = set(map(_normal, allowed_hosts)) - {""}
         self.any_address = any(
             _is_address(host) and ip_address(host).is_unspecified for host in self.hosts
         )
@@ -63,12 +63,15 @@ class Access:
     def _allows(self, header: str) -> bool:
         if ANY_HOST in self.hosts:
             return True
-        found = _HOST.fullmatch(header)
-        host = _normal(found[1] or found[2]) if found else ""
+        host = _normal(header)
         return host in self.hosts or (self.any_address and _is_address(host))
 
 
 def _normal(host: str) -> str:
+    """The name or the address without its port and brackets; "" where it is neither."""
+    if not _is_address(host):
+        found = _HOST.fullmatch(host)
+        host = (found[1] or found[2]) if found else ""
     return str(ip_address(host)) if _is_address(host) else host.lower()
 
 

@@ -75,7 +75,12 @@ def make_app(
         allowed_hosts: what the header Host of a request may name, as `Access` has it.
         api_key: which all requests but those to /health must bring as a bearer token; None wants
             none.
+
+    Raises:
+        ValueError: an empty key.
     """
+    if api_key == "":
+        raise ValueError("api_key must have at least one character, got ''; None wants no key")
     limits = limits or Limits()
     service = Service(queue, tokenizer, limits)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import re
 from typing import Any, NamedTuple, TypeGuard
 
@@ -32,10 +33,13 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Any, context: int | None) -> None:
-        self._tokenizer, self._context = tokenizer, context
+        self._tokenizer, self._context = tokenizer, context or 0
         self._waiting: asyncio.PriorityQueue[Any] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
-        self._capacity = token_capacity(tokenizer)
+        self._capacity = None if context is None else token_capacity(tokenizer)
+        self._max_characters = math.inf  # that may fit into the context, but for lost ones
+        if self._capacity is not None:
+            self._max_characters = self._context * self._capacity.characters
 
     async def encode(self, field: str, prompt: Prompt) -> list[int]:
         """The token ids of a text, of a conversation, or those that were given.
@@ -87,7 +91,7 @@ class Encoder:
             if "tool" in roles:
                 self._check_tool_role(f"{field}.{roles.index('tool')}.role")
             template = self._tokenizer.apply_chat_template
-            if self._context is not None and _characters(prompt) > self._context:
+            if _characters(prompt) > self._max_characters:
                 text = template(turns, add_generation_prompt=True, tokenize=False)
                 self._check_length(field, text)  # the template may have left out most of it
             return list(template(turns, add_generation_prompt=True, return_dict=False))
@@ -98,7 +102,7 @@ class Encoder:
 
     def _check_length(self, field: str, text: str) -> None:
         """Refuse a text that no tokens within the context can hold, before it is encoded."""
-        if self._context is None or self._capacity is None:
+        if self._capacity is None or len(text) <= self._max_characters:
             return
         if (tokens := self._capacity.min_tokens(text)) >= self._context:
             rule = f"at most {self._context - 1} tokens, one less than the model's context"
