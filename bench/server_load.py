@@ -258,7 +258,7 @@ class Hostile:
 
 
 def hostile_clients() -> dict[str, Hostile]:
-    """Bodies of a megabyte by what they hold."""
+    """Bodies of a megabyte by what they hold, and none at first."""
 
     def many(item: str) -> str:
         return ",".join([item] * (HOSTILE_BYTES // (len(item) + 1)))
@@ -270,6 +270,7 @@ def hostile_clients() -> dict[str, Hostile]:
     text = '{"type":"text","text":""}'
     user = '"messages":[{"role":"user","content":"a"}]'
     return {
+        "nothing": Hostile(completions, "{}"),  # what the short request and the machine do alone
         "prompts": Hostile(completions, f'{{"prompt":[{many(chr(34) + "a" + chr(34))}]}}'),
         "lists of ids": Hostile(completions, f'{{"prompt":[{many("[0]")}]}}'),
         "ids": Hostile(completions, f'{{"prompt":[{many("0")}]}}'),
