@@ -2,6 +2,7 @@
 
     python -m bench.server_load [--questions FILE] [--clients N] [--seconds S] [--json FILE]
     python -m bench.server_load --joins TOKENS [--json FILE]
+    python -m bench.server_load --hostile [--json FILE]
 
 A server of each setting answers the same requests in a process of its own: one after the other with
 and without drafts, as `serve` decodes, and in static batches, which those that wait begin when all
@@ -11,6 +12,9 @@ because the rule is `match`.
 
 With ``--joins`` a prompt of so many tokens joins the streams of a few short ones, which then wait:
 once for the whole prompt, then for chunks of it.
+
+With ``--hostile`` a stream runs while a client sends bodies as large as the server takes, which end
+as faults or whose client leaves: how long the stream stops, and how long a short request takes.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ JOINS_AFTER = 2.0  # seconds
 LENGTHS = (16, 32, 64, 96)  # new tokens of a text at most
 PERCENTILES = (50, 90, 99)
 EVENTS_OF_A_LEAVER = 3
+HOSTILE_BYTES = 2**20 - 100  # of a list within a body
+LEAVES_AFTER = 0.3  # seconds
 console = Console(highlight=False, width=140)
 
 
@@ -247,6 +253,84 @@ def _percentiles(values: Sequence[float]) -> list[float] | None:
     return np.percentile(values, PERCENTILES).tolist() if values else None
 
 
+@dataclass(frozen=True)
+class Hostile:
+    """What a hostile client sends: ``copies`` of a body at once, whose answers it awaits or not."""
+
+    path: str
+    body: str
+    copies: int = 1
+    leaves: bool = False
+
+
+def hostile_clients() -> dict[str, Hostile]:
+    """Bodies of a megabyte by what they hold, and none at first."""
+
+    def many(item: str) -> str:
+        return ",".join([item] * (HOSTILE_BYTES // (len(item) + 1)))
+
+    completions, chat = "/v1/completions", "/v1/chat/completions"
+    keys = ",".join(f'"{number:x}":1' for number in range(100_000))
+    words = "the quick brown fox " * (HOSTILE_BYTES // 20)
+    message = '{"role":"user","content":""}'
+    text = '{"type":"text","text":""}'
+    user = '"messages":[{"role":"user","content":"a"}]'
+    return {
+        "nothing": Hostile(completions, "{}"),  # what the short request and the machine do alone
+        "prompts": Hostile(completions, f'{{"prompt":[{many(chr(34) + "a" + chr(34))}]}}'),
+        "lists of ids": Hostile(completions, f'{{"prompt":[{many("[0]")}]}}'),
+        "ids": Hostile(completions, f'{{"prompt":[{many("0")}]}}'),
+        "ids, 72 choices": Hostile(completions, f'{{"n":72,"prompt":[{many("0")}]}}'),
+        "empty messages": Hostile(chat, f'{{"messages":[{many("{}")}]}}'),
+        "messages": Hostile(chat, f'{{"messages":[{many(message)}]}}'),
+        "parts": Hostile(chat, f'{{"messages":[{{"role":"user","content":[{many(text)}]}}]}}'),
+        "unknown fields": Hostile(chat, f"{{{user},{keys}}}"),
+        "metadata": Hostile(chat, f'{{{user},"metadata":{{{keys}}}}}'),
+        "logit_bias": Hostile(chat, f'{{{user},"logit_bias":{{{keys}}}}}'),
+        "stop": Hostile(chat, f'{{{user},"stop":[{many(chr(34) + "a" + chr(34))}]}}'),
+        "lists in lists": Hostile(completions, f'{{"prompt":{"[" * 900}{"]" * 900}}}'),
+        "a name of words": Hostile(completions, f'{{"prompt":"a","model":"{words}"}}'),
+        "a text": Hostile(completions, f'{{"prompt":"{words}"}}'),
+        "a chat": Hostile(chat, f'{{"messages":[{{"role":"user","content":"{words}"}}]}}'),
+        "texts": Hostile("/generate", f'{{"inputs":"{words}"}}', copies=12),
+        "texts left behind": Hostile("/generate", f'{{"inputs":"{words}"}}', 12, leaves=True),
+    }  # fmt: skip
+
+
+async def ask_beside_a_stream(url: str, hostile: Hostile) -> dict[str, Any]:
+    """What a hostile client got, and how long it stopped a stream and a short request."""
+    root, found, answered = url.removesuffix("/v1"), Outcome(), Outcome()
+    short = Request("Say a.", 1, 0.0, seed=0, streams=False, leaves=False, begins=0.0)
+    content, json_type = hostile.body.encode(), {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+        long = replace(short, prompt="Count.", max_tokens=STREAM_TOKENS, streams=True)
+        stream = asyncio.create_task(_ask(client, long, found))
+        while found.first is None:
+            await asyncio.sleep(0.01)
+        found.gap, began = 0.0, time.perf_counter()
+
+        async def send() -> str:
+            timeout = LEAVES_AFTER if hostile.leaves else None
+            try:
+                answer = await client.post(
+                    root + hostile.path, content=content, headers=json_type, timeout=timeout
+                )
+            except httpx.TimeoutException:
+                return "left"
+            return str(answer.status_code)
+
+        sent = [asyncio.create_task(send()) for _ in range(hostile.copies)]
+        await asyncio.sleep(LEAVES_AFTER)
+        await _ask(client, short, answered)
+        statuses = Counter([await one for one in sent])
+        seconds = time.perf_counter() - began
+        await stream
+    return {
+        "status": dict(statuses), "seconds": seconds, "gap": found.gap,
+        "short_request": answered.whole, "failure": found.failure or answered.failure,
+    }  # fmt: skip
+
+
 class ServerProcess:
     """A server in a process of its own, which ends with the standard input that it reads."""
 
@@ -338,12 +422,16 @@ def main(
     prompt_tokens: Annotated[int, typer.Option(help="tokens of a prompt at most")] = 200,
     seconds: Annotated[float, typer.Option(help="longest time of a setting")] = 60.0,
     joins: Annotated[int, typer.Option(help="tokens of a prompt that joins a few streams")] = 0,
-    drafter: Annotated[str, typer.Option(help="of the streams that it joins")] = "none",
+    hostile: Annotated[bool, typer.Option("--hostile", help="bodies that end as faults")] = False,
+    drafter: Annotated[str, typer.Option(help="of the streams of the latter two")] = "none",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for the results")] = None,
 ) -> None:
     """Print a line for each setting."""
     folder = str(embedded_folder() if model == "embedded" else model)
     tokenizer = load_tokenizer(Path(folder))
+    if hostile:
+        _measure_hostile(folder, dtype, drafter, batch_size, json_file)
+        return
     prompts = choose_prompts(questions, tokenizer, clients, prompt_tokens)
     if joins:
         requests = make_joining(prompts, long_prompt(prompts, tokenizer, joins))
@@ -387,6 +475,30 @@ def main(
     if json_file is not None:
         json_file.write_text(json.dumps(content, indent=1) + "\n")
     console.print(_table_of_chunks(rows) if joins else _table(rows))
+
+
+def _measure_hostile(
+    model: str, dtype: str, drafter: str, batch_size: int, json_file: Path | None
+) -> None:
+    server = ServerProcess(
+        model=model, dtype=dtype, batches="continuous", drafter=drafter, batch_size=batch_size,
+        clients=64, chunk=PREFILL_CHUNK_SIZE,
+    )  # fmt: skip
+    table = Table("sent", "status", "longest gap of a stream, s", "a short request, s")
+    rows = {}
+    try:
+        asyncio.run(run_clients(server.url, make_requests(["Count."], 2, 0.0), 60.0))  # warms up
+        for name, hostile in hostile_clients().items():
+            row = rows[name] = asyncio.run(ask_beside_a_stream(server.url, hostile))
+            status = ", ".join(f"{count} x {word}" for word, count in row["status"].items())
+            short = row["short_request"]
+            shown = row["failure"] if short is None else f"{short:.2f}"
+            table.add_row(name, status, f"{row['gap']:.2f}", shown)
+    finally:
+        server.close()
+    if json_file is not None:
+        json_file.write_text(json.dumps({"machine": machine("cpu"), "rows": rows}, indent=1) + "\n")
+    console.print(table)
 
 
 def _table_of_chunks(rows: Sequence[dict[str, Any]]) -> Table:

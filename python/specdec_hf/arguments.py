@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 _LONGEST = 100  # characters of a value in a message
+_SIZED = (str, bytes, list, tuple, dict, set)
 
 
 class Parameter(NamedTuple):
@@ -60,12 +61,17 @@ def shown(value: object) -> str:
     if isinstance(size, tuple) and size:
         return f"{type(value).__name__} {list(size)}"
     name = type(value).__name__
-    if isinstance(value, str | bytes | list | tuple | dict | set):
+    if isinstance(value, _SIZED):
         name += f" of length {len(value)}"
-        if len(value) > _LONGEST:
-            return name
-    text = repr(value)
-    return text if len(text) <= _LONGEST and "\n" not in text else name
+    inner, length = [value], 0  # at least that of its repr, which may be megabytes
+    while inner and length <= _LONGEST:
+        one = inner.pop()
+        if isinstance(one, _SIZED):
+            length += len(one) or 1
+            if not isinstance(one, str | bytes) and length <= _LONGEST:
+                inner += [*one, *one.values()] if isinstance(one, dict) else one
+    text = repr(value) if length <= _LONGEST else ""
+    return text if 0 < len(text) <= _LONGEST and "\n" not in text else name
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -183,8 +189,13 @@ def check_integers(
     name: str, values: Any, minimum: int | None = None, maximum: int | None = None
 ) -> tuple[int, ...]:
     """The values as integers in [minimum, maximum]; None leaves a side open."""
-    listed = enumerate(check_sequence(name, values))
-    return tuple(check_integer(f"{name}[{n}]", value, minimum, maximum) for n, value in listed)
+    listed = check_sequence(name, values)
+    if set(map(type, listed)) == {int}:  # token ids, of which there may be very many
+        lowest, highest = min(listed), max(listed)
+        if (minimum is None or lowest >= minimum) and (maximum is None or highest <= maximum):
+            return tuple(listed)
+    numbered = enumerate(listed)
+    return tuple(check_integer(f"{name}[{n}]", value, minimum, maximum) for n, value in numbered)
 
 
 def check_keeps(name: str, value: Any, rule: str, holds: Callable[[Any], bool]) -> None:

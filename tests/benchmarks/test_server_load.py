@@ -147,6 +147,25 @@ def test_the_program_measures_gaps_of_streams_that_a_long_prompt_joins(
     assert "whole" in capsys.readouterr().out
 
 
+def test_the_program_measures_what_hostile_bodies_do_to_a_stream(
+    request, tmp_path, capsys, monkeypatch
+):
+    model, report = request.getfixturevalue("folder"), tmp_path / "load.json"
+    monkeypatch.setattr(server_load, "HOSTILE_BYTES", 3000)
+    monkeypatch.setattr(server_load, "STREAM_TOKENS", 40)
+    monkeypatch.setattr(server_load, "LEAVES_AFTER", 0.01)
+    server_load.main(model=str(model), hostile=True, json_file=report)
+    rows = json.loads(report.read_text())["rows"]
+    assert rows.keys() == server_load.hostile_clients().keys()
+    for name, row in rows.items():
+        assert not row["failure"]
+        assert 0 < row["gap"] < SECONDS
+        assert 0 < row["short_request"] < SECONDS
+        assert sum(row["status"].values()) == server_load.hostile_clients()[name].copies
+    assert rows["empty messages"]["status"] == {"400": 1}
+    assert "empty messages" in capsys.readouterr().out
+
+
 def test_static_batches_ask_for_no_other_sequence_once_none_waits():
     asked = []
     decoder = StaticBatches(None, rule="match", seed=1)

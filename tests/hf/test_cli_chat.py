@@ -154,6 +154,30 @@ def test_chat_goes_on_after_a_message_that_is_too_long(folder):  # noqa: F811
         assert says(result, "error: the last message was not answered") is bool(code)
 
 
+def test_chat_goes_on_after_a_line_that_is_no_text(folder):  # noqa: F811
+    """It ended, and the conversation was lost."""
+    cut = "Grüße".encode()[:3]
+    for wrong, where in ((b"\xff\xfe", 0), (b"a\xffb", 1), (cut, 2), (b"/help \xff", None)):
+        start = ("chat", "--model", folder, "--max-new-tokens", 2)
+        result = invoke(*start, input=b"Say it\n" + wrong + b"\nAgain\n")
+        assert (result.exit_code, result.output.count("2 tokens, ")) == (0, 2), result.output
+        if where is not None:
+            assert says(result, f"error: the message is not valid UTF-8 at character {where}")
+        last = invoke(*start, input=b"Say it\n" + wrong + b"\n")
+        assert (last.exit_code, last.output.count("2 tokens, ")) == (1, 1)
+    assert succeed(*start, input=b"\xef\xbb\xbfSay it\n").output.count("2 tokens, ") == 1
+
+
+def test_a_line_that_is_no_text_leaves_the_conversation_as_it_was(conversation, monkeypatch):
+    texts = ["Say it", "a\udcff", "Again"]
+    monkeypatch.setattr(chat, "read_messages", lambda interactive: iter(texts))
+    for interactive in (True, False):
+        conversation.reset()
+        assert not chat._talk(conversation, interactive)
+        said = [message["content"] for message in conversation.messages]
+        assert said[::2] == ["Say it", "Again"]
+
+
 @pytest.fixture
 def drafting(folder):  # noqa: F811
     """A conversation whose settings commands may change, with a draft model."""

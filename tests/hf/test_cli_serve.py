@@ -59,7 +59,8 @@ def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # 
 
 def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
-    with _listening("127.0.0.1", 0) as taken:  # by a server that loads its model, too
+    (taken,) = _listening("127.0.0.1", 0)  # by a server that loads its model, too
+    with taken:
         port = taken.getsockname()[1]
         line = one_line_error("serve", "--model", folder, "--port", port, code=1)
     assert line == f"error: --port {port} of --host 127.0.0.1: {os.strerror(98)}"

@@ -50,12 +50,12 @@ class Session:
         while words not in self.read:
             assert time.monotonic() < limit, self.read
             if select.select([self.terminal], [], [], 1)[0]:
-                self.read += os.read(self.terminal, 1 << 16).decode()
+                self.read += os.read(self.terminal, 1 << 16).decode(errors="replace")
         before, _, self.read = self.read.partition(words)
         return before
 
     def type(self, text):
-        os.write(self.terminal, text.encode())
+        os.write(self.terminal, text.encode(errors="surrogateescape"))
 
     def end(self, *, interrupt=False):
         """Read to the end; returns the exit code and what was left of the output.
@@ -104,6 +104,18 @@ def test_a_paste_of_several_lines_is_one_message(tmp_path, program, prompt, past
     session.type("four" + (end or "\n"))
     session.until("message 'four'")
     session.type("/exit" + (end or "\n"))
+    assert session.end()[0] == 0
+
+
+@pytest.mark.build
+@pytest.mark.parametrize("program", [MESSAGES, f"{WITHOUT_READLINE}\n{MESSAGES}"])
+def test_a_line_that_is_no_utf_8_does_not_end_the_messages(program):
+    session = Session(program, PYTHONUTF8="1")
+    for typed, shown in (("one", "'one'"), ("a\udcffb", r"'a\udcffb'"), ("two", "'two'")):
+        session.until("> ")
+        session.type(f"{typed}\n")
+        session.until(f"message {shown}")
+    session.type("/exit\n")
     assert session.end()[0] == 0
 
 

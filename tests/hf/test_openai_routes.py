@@ -310,9 +310,17 @@ def test_the_client_of_the_page_prints_the_answer(openai, programs, capsys):
     assert capsys.readouterr().out == f"{expected}\n"
 
 
+def test_the_client_of_the_hub_of_the_page_prints_the_text(programs, capsys):
+    pytest.importorskip("huggingface_hub")
+    with serving() as (client, _):
+        exec(programs[1].replace("http://127.0.0.1:8000", str(client.base_url)), {})
+    expected, _ = alone("Why is the sky blue?", max_new_tokens=64, seed=0, temperature=0.0)
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
 def test_the_server_of_the_page_is_made(programs, monkeypatch):
     ran = []
     monkeypatch.setattr(Server, "run", lambda server: ran.extend([server]))
-    exec(programs[1], {"model": MODEL, "tokenizer": TOKENIZER})
+    exec(programs[2], {"model": MODEL, "tokenizer": TOKENIZER})
     (server,) = ran
     assert server.config.app.state.service.limits.max_waiting == 16

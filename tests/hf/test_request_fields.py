@@ -127,6 +127,39 @@ def test_a_developer_is_the_system(client):
     assert error["param"] == "messages.0.tool_calls"
 
 
+CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "rule"),
+    [
+        ({"tool_calls": CALLS}, "tool_calls", "must be [], got [{'id': 'a'"),
+        ({"function_call": CALLS[0]["function"]}, "function_call", "must not be given"),
+        ({"audio": {"id": "a"}}, "audio", "must not be given"),
+        ({"annotations": CALLS}, "annotations", "must be []"),
+        ({}, "content", "must be given"),
+        ({"tool_calls": []}, "content", "must be given"),
+    ],
+)
+def test_a_message_without_content_is_refused_by_what_it_has(client, fields, name, rule):
+    """A history with tool calls was told that its content must be given, which is null there."""
+    for content in ({}, {"content": None}):
+        answered = {"role": "assistant", **content, **fields}
+        turns = [{"role": "user", "content": "a"}, answered, {"role": "tool", "content": "b"}]
+        error = error_of(client, CHAT, {"messages": turns})
+        assert error["param"] == f"messages.1.{name}"
+        assert error["message"].startswith(f"messages.1.{name} {rule}"), error
+
+
+def test_lists_have_limits(client):
+    turns = [{"role": "user", "content": "a"}] * 2049
+    error = error_of(client, CHAT, {"messages": turns})
+    assert error["message"] == "messages must have at most 2048 messages, got list of length 2049"
+    pairs = {f"{n}": "a" for n in range(17)}
+    error = error_of(client, CHAT, good(CHAT) | {"metadata": pairs})
+    assert error["message"] == "metadata must have at most 16 pairs, got dict of length 17"
+
+
 def test_the_role_of_a_tool_needs_a_template_that_knows_it(client):
     asked = good(CHAT) | chat("tool", tool_call_id="a")
     error = error_of(client, CHAT, asked)

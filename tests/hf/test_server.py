@@ -19,7 +19,8 @@ def server():
 
 
 def body(text, **parameters):
-    return {"inputs": text, "parameters": parameters}
+    """A request for a sampled text, and for what is known of it."""
+    return {"inputs": text, "parameters": {"do_sample": True, "details": True, **parameters}}
 
 
 def stream(client, asked):
@@ -50,12 +51,13 @@ def test_waiting_requests_have_the_texts_that_they_have_alone(server):
     assert first.result().json()["generated_text"] == alone("first", max_new_tokens=2, seed=1)[0]
     for (text, asked), events in zip(RAGGED, answers, strict=True):
         expected, tokens = alone(text, **asked)
-        assert [token for event in events for token in event["tokens"]] == tokens
-        assert "".join(event["text"] for event in events) == expected
+        assert [event["token"]["id"] for event in events] == tokens
+        assert [event["index"] for event in events] == list(range(1, len(tokens) + 1))
+        assert "".join(event["token"]["text"] for event in events) == expected
         assert events[-1]["generated_text"] == expected
         assert events[-1]["details"]["seed"] == asked["seed"]
-        assert all("details" not in event for event in events[:-1])
-    assert any(len(event["tokens"]) > 1 for events in answers for event in events), "no drafts"
+        assert all(event["details"] is event["generated_text"] is None for event in events[:-1])
+    assert queue.decoder.rounds < queue.decoder.new, "no drafts"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,11 @@ def test_the_end_of_a_text_has_a_reason(server, monkeypatch):
     ends = ids.index(ids[5]) + 1
     for new, reason in ((ends, "eos_token"), (ends - 1, "length")):
         answer = client.post("/generate", json=body("abc", max_new_tokens=new, seed=4)).json()
-        assert answer["details"] == {"finish_reason": reason, "seed": 4}
+        found = answer["details"]
+        assert (found["finish_reason"], found["seed"]) == (reason, 4)
+        assert [token["id"] for token in found["tokens"]] == ids[:new]
+        assert found["tokens"][-1]["special"] is False  # of the tokenizer, which has another end
+        assert found["generated_tokens"] == new
         assert answer["generated_text"] == TOKENIZER.decode(ids[:new], skip_special_tokens=True)
 
 
@@ -137,7 +143,8 @@ GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions
 USER = '{"messages": [{"role": "user", "content": "a"}]'
 # ruff: noqa: E501
 REFUSED = [  # path, body, the field, what the one line says
-    (GENERATE, '{"inputs": "a", "parameters": {"stop": 3}}', "parameters.stop", "parameters.stop must not be given, since it is not served, got 3"),
+    (GENERATE, '{"inputs": "a", "parameters": {"stop": 3}}', "parameters.stop", "parameters.stop must be [], got 3"),
+    (GENERATE, '{"inputs": "a", "parameters": {"truncate": 3}}', "parameters.truncate", "parameters.truncate must not be given, since it is not served, got 3"),
     (GENERATE, '{"inputs": "a", "parameters": {"temperature": -1.0}}', "parameters.temperature", "parameters.temperature must be at least 0.0, got -1.0"),
     (GENERATE, '{"inputs": "a", "parameters": {"temperature": 1e39}}', "temperature", "temperature must be fini"),
     (GENERATE, '{"inputs": "a", "parameters": {"top_p": 1e-46}}', "top_p", "top_p must be in (0, 1] in flo"),
@@ -145,8 +152,9 @@ REFUSED = [  # path, body, the field, what the one line says
     (GENERATE, '{"inputs": "a", "parameters": {"seed": 9223372036854775808}}', "parameters.seed", "seed must be below 9223372036854775808, got 9223372036854775808"),
     (GENERATE, '{"inputs": "a", "parameters": {"max_new_tokens": 300}}', "max_new_tokens", "must be at most 255"),
     (GENERATE, '{"inputs": "a", "parameters": {"max_new_tokens": 513}}', "max_new_tokens", "at most 512, got 513"),
-    (GENERATE, '{"inputs": ""}', "inputs", "inputs must have 1 to 192 tokens, the model's context of 256 less max_new_tokens, got 0"),
-    (GENERATE, '{"inputs": "a", "stream": true}', "stream", "stream must not be given, since it is not served, got True"),
+    (GENERATE, '{"inputs": ""}', "inputs", "inputs must have 1 to 156 tokens, the model's context of 256 less max_new_tokens, got 0"),
+    (GENERATE, '{"inputs": "a", "stream": 1}', "stream", "stream must be true or false, got 1"),
+    (GENERATE, '{"input": "a"}', "input", "input must not be given, since it is not served, got 'a'"),
     (GENERATE, '{"inputs": "a", "\\ud800": true}', None, "the body must "),
     (GENERATE, '{"inputs": "\\ud800"}', "inputs", "inputs cannot be encoded"),
     (GENERATE, "NaN", None, "the body must be an object, got nan"),
@@ -298,8 +306,8 @@ def test_texts_that_do_not_end_in_time_end_with_the_server(monkeypatch):
         until(lambda: len(queue.submitted) == 3)
         queue.server.should_exit = True
         until(lambda: len(ended) == 3)
-    reasons = [one["details"]["finish_reason"] for one in ended]
-    assert reasons == ["length", "cancelled", "cancelled"]
+    assert ended[0]["details"]["finish_reason"] == "length"
+    assert [one["error"]["message"] for one in ended[1:]] == ["the server ends"] * 2
     assert queue.decoder.new < 100
 
 

@@ -167,9 +167,10 @@ def test_the_first_word_keeps_its_blank_on_every_route():
                 found[begin:].startswith(token)
                 for token, begin in zip(listed["tokens"], listed["text_offset"], strict=True)
             ] == [True] * 8
-        body = {"inputs": prompt, "parameters": {"max_new_tokens": 8, "seed": seed}}
+        given = {"max_new_tokens": 8, "seed": seed, "do_sample": True}
+        body = {"inputs": prompt, "parameters": given}
         assert client.post("/generate", json=body).json()["generated_text"] == text
         lines = client.post("/generate_stream", json=body).text.split("\n\n")
-        events = [json.loads(line[6:]) for line in lines if line]
-        assert "".join(event["text"] for event in events) == text
+        events = [json.loads(line[5:]) for line in lines if line]
+        assert "".join(event["token"]["text"] for event in events) == text
         assert events[-1]["generated_text"] == text

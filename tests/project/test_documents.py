@@ -21,6 +21,7 @@ OTHERS = {
     "--draft-p-min": "llama.cpp",
     "--every": "bench/online_distillation.py",
     "--held-out": "bench/online_distillation.py",
+    "--hostile": "bench/server_load.py",
     "--joins": "bench/server_load.py",
     "--learning-rate": "bench/online_distillation.py",
     "--no-build-isolation": "pip",

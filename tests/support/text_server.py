@@ -30,7 +30,7 @@ class Watched(SpeculativeDecoder):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.new, self.most_running, self.longest_step = 0, 0, 0
+        self.new, self.rounds, self.most_running, self.longest_step = 0, 0, 0, 0
         self.seconds, self.fails, self.gate = 0.0, False, threading.Event()
         self.gate.set()
 
@@ -47,6 +47,7 @@ class Watched(SpeculativeDecoder):
             time.sleep(self.seconds)
             self.new += len(step.tokens)
             self.longest_step = max(self.longest_step, len(step.tokens))
+            self.rounds += 1
             yield step
 
 
@@ -64,13 +65,13 @@ class WatchedQueue(BatchQueue):
 
 @contextmanager
 def serving(
-    batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, *, model=MODEL, options=None,
-    **limits,
+    batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, access=None, *, model=MODEL,
+    options=None, **limits,
 ):  # fmt: skip
     """A client, and the queue of the server that it is connected to; nothing may be left open."""
     decoder = Watched(drafter, rule="match", **(options or {}))
     queue = WatchedQueue(model, decoder, batch_size)
-    made = make_app(queue, tokenizer, name=name, limits=Limits(**limits))
+    made = make_app(queue, tokenizer, name=name, limits=Limits(**limits), **(access or {}))
     started = threading.Event()
     server = queue.server = Server(made, started.set)
     server.config.port, server.config.log_level = 0, "critical"
@@ -85,7 +86,7 @@ def serving(
         with httpx.Client(base_url=address, timeout=SECONDS, verify=False) as client:
             yield client, queue
         queue.decoder.gate.set()
-        until(lambda: not made.state.service.open)
+        until(lambda: not made.state.service.open and not made.state.service.places)
     finally:
         queue.decoder.gate.set()
         server.should_exit = True

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import functools
+import io
 import select
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from specdec_hf.cli import interrupt
 from specdec_hf.cli.checks import Settings, check, check_text
@@ -67,9 +70,13 @@ def _talk(conversation: Conversation, interactive: bool) -> str:
 
 
 def _respond(conversation: Conversation, text: str, interactive: bool) -> bool:
-    """Answer a message; False where it was too long."""
+    """Answer a message; False where it was no text, or too long."""
     from specdec_hf.cli.report import figures, print_notes
 
+    try:
+        check_text("the message", text)
+    except typer.Exit:  # one line has told why; the conversation is as before
+        return False
     try:
         turn = conversation.answer(text)
         console.print(figures(turn), style="dim")
@@ -96,7 +103,12 @@ def _greet(loaded: Loaded, view: View, interactive: bool) -> None:
 
 
 def read_messages(interactive: bool) -> Iterator[str]:
-    """The user's messages that are not blank, and the commands but `EXITS`, which end them."""
+    """The user's messages that are not blank, and the commands but `EXITS`, which end them.
+
+    Bytes that are no UTF-8 become surrogates, which `check_text` refuses, so that a chat goes on.
+    """
+    if interactive and isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     bracketed = interactive and sys.stdout.isatty() and _reads_brackets()
     while True:
         try:
@@ -105,13 +117,10 @@ def read_messages(interactive: bool) -> Iterator[str]:
             if interactive:
                 console.print()
             return
-        except UnicodeDecodeError:
-            fail("standard input is not UTF-8 text")
         text = line.strip()
         if text in EXITS:
             return
         if text:
-            check_text("the message", text)
             if not interactive:
                 console.print(visible(f"{PROMPT}{text}"), style="bold", soft_wrap=True)
             yield text
@@ -149,4 +158,4 @@ def _next_line() -> str:
     line = b"" if sys.stdin is None else sys.stdin.buffer.readline()
     if not line:
         raise EOFError
-    return line.decode("utf-8-sig")
+    return line.decode("utf-8-sig", "surrogateescape")

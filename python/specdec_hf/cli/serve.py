@@ -3,7 +3,12 @@
 # ruff: noqa: PLC0415  # torch and the server load at first use; see app.py
 from __future__ import annotations
 
+import errno
+import gc
+import re
 import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +26,14 @@ OF_REQUESTS = (
     # Rule match makes the text of a seed independent of the other requests.
     "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names),
 )  # fmt: skip
+
+FREE_PORTS = 9  # that are tried for one that all addresses have free
+ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # an address that the machine does not have
+
+
+def _check_key(name: str, value: str) -> None:
+    if not re.fullmatch("[!-~]+", value):  # it is not shown
+        fail(f"{name} must be of printable ASCII characters without blanks, at least one")
 
 
 @takes_settings(without=OF_REQUESTS)
@@ -42,7 +55,9 @@ def serve(
         str | None,
         option("--served-model-name NAME", "Name for clients.  [default: the end of --model]"),
     ] = None,
-    host: Annotated[str, option("--host ADDRESS", "Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, option("--host ADDRESS", "Address to listen on, or a name, for all that it has.")
+    ] = "127.0.0.1",
     port: Annotated[
         int,
         option(
@@ -50,19 +65,36 @@ def serve(
             must_be("in [0, 65535]", lambda value: 0 <= value < 2**16),
         ),
     ] = 8000,
+    allowed_host: Annotated[
+        list[str] | None,
+        option(
+            "--allowed-host NAME",
+            "Name by which clients reach it, beside --host and localhost; * for any.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        option(
+            "--api-key KEY", "Key that clients must bring.  [default: none is wanted]", _check_key,
+            envvar="SPECDEC_API_KEY",
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Serve a model over HTTP, in the manner of OpenAI and of text-generation-inference.
 
-    It has no authentication. Ctrl-C ends.
+    Ctrl-C ends.
     """
     settings = replace(settings, rule="match", sampling={"temperature": 1.0})
     sources = check(settings)
     _check_packages()
-    with _listening(host, port) as listener:
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(one) for one in _listening(host, port)]
+        addresses = [one.getsockname() for one in listeners]
         with progress_bar() as say:
             loaded = load_models(settings, sources, say, _check_decoder_only)
             say("starting")
             from specdec_hf.batch_queue import BatchQueue
+            from specdec_hf.server.access import LOCAL_HOSTS
             from specdec_hf.server.app import Server, make_app
             from specdec_hf.server.service import Limits
 
@@ -72,12 +104,17 @@ def serve(
             limits = Limits(max_waiting=max_waiting, max_new_tokens=max_tokens)
             say("warming up")
             queue.warm_up()
-            app = make_app(queue, loaded.tokenizer, name=name, limits=limits)
-        address, bound = listener.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        line = f"{name}, {loaded.dtype}, {loaded.model.device}: http://{shown}:{bound}/v1"
+            gc.collect()  # the server freezes what is there
+            listens = (host, *(address for address, *_ in addresses))
+            app = make_app(
+                queue, loaded.tokenizer, name=name, limits=limits, api_key=api_key,
+                allowed_hosts=(*LOCAL_HOSTS, *listens, *(allowed_host or ())),
+            )  # fmt: skip
+        shown = host if len(addresses) > 1 else addresses[0][0]
+        shown = f"[{shown}]" if ":" in shown else shown
+        line = f"{name}, {loaded.dtype}, {loaded.model.device}: http://{shown}:{addresses[0][1]}/v1"
         server = Server(app, lambda: console.print(visible(line), soft_wrap=True))
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
         if is_interruption(None):
             raise KeyboardInterrupt  # ends every command with the same exit code
 
@@ -91,21 +128,57 @@ def _check_packages() -> None:
         fail(f"serve needs packages of specdec-kernels[server]: {command}", FAILED)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens: another one could take its address until it does."""
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on all addresses of a host, with one port.
+
+    They listen at once: another one could take their address until they do.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         fail(f"--host {host}: {getattr(error, 'strerror', None) or error}")
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    addresses = list(dict.fromkeys((family, address) for family, *_, address in found))
+    for attempt in range(FREE_PORTS):
+        try:
+            return _listen(addresses)
+        except OSError as error:
+            if port or error.errno != errno.EADDRINUSE or attempt == FREE_PORTS - 1:
+                fail(f"--port {port} of --host {host}: {error.strerror}", FAILED)
+    raise AssertionError
+
+
+def _listen(addresses: Sequence[tuple[int, Any]]) -> list[socket.socket]:
+    """Sockets that listen on those addresses that the machine has; port 0 is the first's for all.
+
+    Raises:
+        OSError: the machine has none of them, or one is taken.
+    """
+    listeners: list[socket.socket] = []
+    absent: OSError | None = None
+    with ExitStack() as opened:
+        for family, (address, asked, *rest) in addresses:
+            port = listeners[0].getsockname()[1] if listeners else asked
+            try:
+                listeners.append(opened.enter_context(_listener(family, (address, port, *rest))))
+            except OSError as error:
+                if error.errno not in ABSENT:
+                    raise
+                absent = error
+        if absent is not None and not listeners:
+            raise absent
+        opened.pop_all()
+    return listeners
+
+
+def _listener(family: int, address: Any) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()
-    except OSError as error:
+    except OSError:
         listener.close()
-        fail(f"--port {port} of --host {host}: {error.strerror}", FAILED)
+        raise
     return listener
 
 

@@ -29,12 +29,13 @@ TAB = 8
 # Chinese and Japanese have no blanks between words: a line may end after each of their characters.
 _PARTS = re.compile(r"\n|[^\S\n]+|[⺀-￿]|[^\s⺀-￿]+")
 
-# Control characters but tab and line feed, which would move the cursor or colour the terminal.
+# Control characters but tab and line feed, which would move the cursor or colour the terminal, and
+# surrogates, which are what bytes that are no UTF-8 are read as.
 _CONTROLS = {
     code: chr(0x2400 + code) if code < 0x20 else "\N{SYMBOL FOR DELETE}"
     for code in (*range(0x20), 0x7F)
     if chr(code) not in "\t\n"
-} | dict.fromkeys(range(128, 160), "�")
+} | dict.fromkeys((*range(128, 160), *range(0xD800, 0xE000)), "�")
 
 
 class Terminal(Console):
@@ -64,7 +65,7 @@ def bar(*columns: ProgressColumn) -> Progress:
 
 
 def visible(text: str) -> str:
-    """The text with its control characters as symbols."""
+    """The text with its control characters and surrogates as symbols."""
     return text.translate(_CONTROLS)
 
 

@@ -2,11 +2,12 @@
 
 # FastAPI reads the annotations of the routes when the application is made.
 import asyncio
+import gc
 import json
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -16,8 +17,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from specdec_hf.arguments import shown
 from specdec_hf.batch_queue import BatchQueue
-from specdec_hf.server.choices import FINISH_REASONS, ChatForm, CompletionForm, Form
+from specdec_hf.server.access import LOCAL_HOSTS, Access
+from specdec_hf.server.choices import ChatForm, CompletionForm, Form, GenerateForm
+from specdec_hf.server.encoder import Prompt
 from specdec_hf.server.faults import BodyLimit, Fault, answer_faults
 from specdec_hf.server.fields import (
     ChatRequest,
@@ -53,7 +57,13 @@ async def _with_faults(events: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 def make_app(
-    queue: BatchQueue, tokenizer: Any, *, name: str = "model", limits: Limits | None = None
+    queue: BatchQueue,
+    tokenizer: Any,
+    *,
+    name: str = "model",
+    limits: Limits | None = None,
+    allowed_hosts: Collection[str] = LOCAL_HOSTS,
+    api_key: str | None = None,
 ) -> FastAPI:
     """The application, which opens the queue.
 
@@ -62,56 +72,72 @@ def make_app(
         tokenizer: of the queue's model. Chats need its chat template.
         name: of the model, for clients.
         limits: None takes the defaults.
+        allowed_hosts: what the header Host of a request may name, as `Access` has it.
+        api_key: which all requests but those to /health must bring as a bearer token; None wants
+            none.
+
+    Raises:
+        ValueError: an empty key.
     """
+    if api_key == "":
+        raise ValueError("api_key must have at least one character, got ''; None wants no key")
     limits = limits or Limits()
     service = Service(queue, tokenizer, limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        encoding = asyncio.create_task(service.encoder.run())
         async with queue:
             yield
+        encoding.cancel()
 
     app = FastAPI(lifespan=lifespan, title="specdec_hf")
     app.state.service = service
     app.add_middleware(BodyLimit, max_bytes=limits.max_body)
+    app.add_middleware(Access, allowed_hosts=allowed_hosts, api_key=api_key)
     answer_faults(app)
     model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "specdec_hf"}
 
-    @app.get("/health")
+    def get(path: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A route that also answers HEAD."""
+        head = app.head(path, include_in_schema=False)
+        return lambda route: head(app.get(path)(route))
+
+    @get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok"}
 
-    @app.get("/v1/models")
+    @get("/v1/models")
+    @get("/v1/models/")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
 
-    @app.get("/v1/models/{asked:path}")
+    @get("/v1/models/{asked:path}")
     async def one_model(asked: str) -> dict[str, Any]:
         check_model(asked)
         return model
 
     def check_model(asked: str) -> None:
-        if asked not in ("", name):
-            line = f"model must be {name}, which is served here, got {asked!r}"
+        # "dummy" is what huggingface_hub sends where its user names none.
+        if asked not in ("", "dummy", name):
+            line = f"model must be {name}, which is served here, got {shown(asked)}"
             raise Fault(404, line, param="model", code="model_not_found")
 
     async def openai(
-        request: Request, asked: OpenAIRequest, form: Form, prompts: list[list[int]],
+        request: Request, asked: OpenAIRequest, form: Form, prompts: Sequence[Prompt],
         fields: tuple[str, str], length: tuple[int | None, int],
     ) -> Any:  # fmt: skip
         """An answer of OpenAI's API to prompts, each with ``n`` choices."""
-        repeated = [prompt for prompt in prompts for _ in range(asked.n)]
-        lengths = [service.num_new_tokens(fields[1], *length, len(one)) for one in repeated]
         async with AsyncExitStack() as stack:
             sequences = await stack.enter_async_context(
                 service.submitted(
-                    request, fields, repeated, lengths, asked, form.num_top_logprobs, asked.stop
+                    request, fields, prompts, length, asked, form.num_top_logprobs, asked.stop
                 )
             )
             pieces = service.pieces(sequences, asked.stop)
             head = {"id": form.prefix + uuid.uuid4().hex, "created": int(time.time())}
             head |= {"model": name, "object": form.kind}
-            read, new = sum(map(len, prompts)), 0
+            read, new = sum(len(one.input_ids) for one in sequences[:: asked.n]), 0
 
             def usage() -> dict[str, int]:
                 return {
@@ -141,57 +167,55 @@ def make_app(
     @app.post("/v1/completions")
     async def completions(asked: CompletionRequest, request: Request) -> Any:
         check_model(asked.model)
-        prompts = await service.encode("prompt", asked.prompt)
         form = CompletionForm(asked.logprobs, asked.stream)
         fields = ("prompt", "max_tokens")
-        return await openai(request, asked, form, prompts, fields, (asked.max_tokens, 16))
+        return await openai(request, asked, form, asked.prompt, fields, (asked.max_tokens, 16))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(asked: ChatRequest, request: Request) -> Any:
         check_model(asked.model)
-        prompts = await service.encode("messages", [asked.messages])
         form = ChatForm((asked.top_logprobs or 0) if asked.logprobs else None, asked.stream)
         name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
         length = getattr(asked, name), limits.max_new_tokens
-        return await openai(request, asked, form, prompts, ("messages", name), length)
+        return await openai(request, asked, form, [asked.messages], ("messages", name), length)
 
-    async def generated(asked: GenerateRequest, request: Request) -> tuple[Any, AsyncExitStack]:
-        """The events of text-generation-inference, and what ends with them."""
-        (prompt,) = await service.encode("inputs", [asked.inputs])
+    async def generated(asked: GenerateRequest, request: Request, streams: bool) -> Any:
+        """An answer of text-generation-inference."""
         given, fields = asked.parameters, ("inputs", "max_new_tokens")
-        length = service.num_new_tokens(fields[1], given.max_new_tokens, 64, len(prompt))
-        held = AsyncExitStack()
-        sequences = await held.enter_async_context(
-            service.submitted(request, fields, [prompt], [length], given)
-        )
+        async with AsyncExitStack() as stack:
+            listed = 0 if streams or given.details else None
+            (sequence,) = await stack.enter_async_context(
+                service.submitted(
+                    request, fields, [asked.inputs], (given.max_new_tokens, 100), given, listed
+                )
+            )
+            seed = sequence.sampling["seed"] if given.samples else None
+            special = set(tokenizer.all_special_ids)
+            form = GenerateForm(asked, seed, len(sequence.input_ids), special)
+            pieces = service.pieces([sequence])
 
-        async def events() -> AsyncIterator[dict[str, Any]]:
-            async for _, piece, text in service.pieces(sequences):
-                step = piece.step
-                event: dict[str, Any] = {
-                    "text": piece.text, "tokens": step.tokens, "logprobs": step.logprobs
-                }  # fmt: skip
-                if piece.finished:
-                    reason = piece.finished
-                    if reason != "cancelled":
-                        reason = FINISH_REASONS[reason][1]
-                    details = {"finish_reason": reason, "seed": sequences[0].sampling["seed"]}
-                    event |= {"generated_text": text.text, "details": details}
-                yield event
+            async def events() -> AsyncIterator[str]:
+                async for _, piece, _ in pieces:
+                    for event in form.events(piece):
+                        yield _event(event)
 
-        return events(), held
+            if streams:
+                return EventStream(events(), stack.pop_all())
+            return form.answer([piece async for _, piece, _ in pieces])
+
+    @app.post("/")
+    async def compatible(asked: GenerateRequest, request: Request) -> Any:
+        """The route of huggingface_hub; a whole answer is a list there."""
+        answer = await generated(asked, request, asked.stream)
+        return answer if asked.stream else [answer]
 
     @app.post("/generate")
-    async def generate(asked: GenerateRequest, request: Request) -> dict[str, Any]:
-        events, held = await generated(asked, request)
-        async with held:
-            last = [event async for event in events][-1]
-        return {name: last[name] for name in ("generated_text", "details")}
+    async def generate(asked: GenerateRequest, request: Request) -> Any:
+        return await generated(asked, request, asked.stream)
 
     @app.post("/generate_stream")
-    async def generate_stream(asked: GenerateRequest, request: Request) -> EventStream:
-        events, held = await generated(asked, request)
-        return EventStream((_event(event) async for event in events), held)
+    async def generate_stream(asked: GenerateRequest, request: Request) -> Any:
+        return await generated(asked, request, streams=True)
 
     return app
 
@@ -221,6 +245,8 @@ class Server(uvicorn.Server):
             super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # A body of many lists lets the collector run often, each time over the libraries, too.
+        gc.freeze()
         await super().startup(sockets)
         if self.started:
             self.ready()
@@ -231,3 +257,4 @@ class Server(uvicorn.Server):
         ending = loop.call_later(SECONDS_TO_END, self.service.end_all)
         await super().shutdown(sockets)
         ending.cancel()
+        gc.unfreeze()

@@ -1,12 +1,13 @@
-"""Choices of OpenAI's API: of completions and of chats, whole and in chunks."""
+"""How routes write texts, whole and in pieces: OpenAI's, and that of text-generation-inference."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from specdec_hf.detokenizer import INCOMPLETE
 from specdec_hf.server.faults import Fault
+from specdec_hf.server.fields import GenerateRequest
 from specdec_hf.server.growing_text import Piece, TokenLogprob
 
 # Why a text ended, in the words of OpenAI and of text-generation-inference.
@@ -51,8 +52,7 @@ class Form:
     def _choice(
         self, index: int, text: dict[str, Any], listed: Sequence[TokenLogprob], finished: str
     ) -> dict[str, Any]:
-        if finished == "cancelled":
-            raise Fault(503, "the server ends")
+        _check_whole(finished)
         return {
             "index": index, **text,
             "logprobs": None if self.num_top_logprobs is None else self._logprobs(listed),
@@ -124,6 +124,75 @@ class ChatForm(Form):
             for one in listed
         ]
         return {"content": content, "refusal": None}
+
+
+class GenerateForm:
+    """Of text-generation-inference: an event is a token.
+
+    Args:
+        asked: the request.
+        seed: of the text; None where it is greedy.
+        input_length: tokens of the prompt.
+        special: ids of the special tokens, whose text is left out.
+    """
+
+    def __init__(
+        self, asked: GenerateRequest, seed: int | None, input_length: int, special: Collection[int]
+    ) -> None:
+        self.asked, self.seed, self.input_length = asked, seed, input_length
+        self._special = special
+        self._text, self._ids = "", list[int]()
+        self._sent, self._count = 0, 0  # characters and tokens of events
+
+    def events(self, piece: Piece) -> list[dict[str, Any]]:
+        """The tokens whose text a piece has; the last of all comes with the whole text."""
+        events: list[dict[str, Any]] = []
+        for token in self.tokens(piece):
+            event = {"index": self._count - len(piece.logprobs) + len(events) + 1, "token": token}
+            events.append({**event, "generated_text": None, "details": None})
+        if piece.finished:
+            details = {**self._details(piece), "input_length": self.input_length}
+            events[-1] |= {
+                "generated_text": self._whole(),
+                "details": details if self.asked.parameters.details else None,
+            }
+        return events
+
+    def answer(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """A whole text."""
+        tokens = [token for piece in pieces for token in self.tokens(piece)]
+        answer: dict[str, Any] = {"generated_text": self._whole()}
+        if self.asked.parameters.details:
+            answer["details"] = {**self._details(pieces[-1]), "prefill": [], "tokens": tokens}
+        return answer
+
+    def tokens(self, piece: Piece) -> list[dict[str, Any]]:
+        """Those whose text a piece has."""
+        _check_whole(piece.finished)
+        self._text += piece.text
+        self._ids += piece.step.tokens
+        tokens = []
+        for one in piece.logprobs:
+            number, self._count = self._ids[self._count], self._count + 1
+            is_last = bool(piece.finished) and self._count == len(self._ids)
+            end = len(self._text) if is_last else max(self._sent, one.end)
+            token = {"id": number, "text": self._text[self._sent : end], "logprob": one.logprob}
+            tokens.append({**token, "special": number in self._special})
+            self._sent = end
+        return tokens
+
+    def _whole(self) -> str:
+        return self.asked.inputs * self.asked.parameters.return_full_text + self._text
+
+    def _details(self, last: Piece) -> dict[str, Any]:
+        reason = FINISH_REASONS[last.finished][1]
+        return {"finish_reason": reason, "generated_tokens": len(self._ids), "seed": self.seed}
+
+
+def _check_whole(finished: str) -> None:
+    """Refuse a text that ended with the server."""
+    if finished == "cancelled":
+        raise Fault(503, "the server ends")
 
 
 def _named(token: str, logprob: float) -> dict[str, Any]:

@@ -63,16 +63,19 @@ class Fault(Exception):
 
 
 def one_line(text: str) -> str:
-    """A message that can be sent: a field's name or an error may hold what UTF-8 does not."""
-    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:MAX_MESSAGE]
+    """A message that can be sent: a field's name or an error may be long, or no UTF-8."""
+    begin = text[: 10 * MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
+    return " ".join(begin.split())[:MAX_MESSAGE]
+
+
+def answer(fault: Fault) -> JSONResponse:
+    """The answer in the place of a text."""
+    headers = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(fault.status)
+    return JSONResponse(fault.content(), fault.status, headers)
 
 
 def answer_faults(app: FastAPI) -> None:
     """Let the application answer its faults, and those of FastAPI, in one line."""
-
-    def answer(fault: Fault) -> JSONResponse:
-        headers = {"Retry-After": "1"} if fault.status == 429 else None
-        return JSONResponse(fault.content(), fault.status, headers)
 
     @app.exception_handler(Fault)
     async def of_this_server(request: Request, fault: Fault) -> JSONResponse:
@@ -85,7 +88,9 @@ def answer_faults(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def of_a_field(request: Request, error: RequestValidationError) -> JSONResponse:
         """FastAPI's own answer repeats values, which JSON may be unable to hold."""
-        first = error.errors()[0]
+        # A field that is not served may be why another one is missing.
+        errors = error.errors()
+        first = next((one for one in errors if one["type"] != "missing"), errors[0])
         place = [one_line(str(part)) for part in first["loc"][1:]]
         if first["type"] == "json_invalid":
             return answer(Fault(400, f"the body must be JSON: {first['ctx']['error']}"))

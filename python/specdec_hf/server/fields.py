@@ -2,21 +2,24 @@
 
 # Pydantic reads the annotations of these classes when it makes them.
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    FailFast,
     Field,
     PlainValidator,
     model_validator,
 )
 
-from specdec_hf.arguments import is_integer, shown
+from specdec_hf.arguments import shown
 
 MAX_STOPS = 4
 MAX_CHOICES = 128
+MAX_MESSAGES = 2048
+MAX_METADATA = 16
 
 
 def _only(*neutral: Any) -> PlainValidator:
@@ -38,20 +41,34 @@ Zero = Annotated[Any, _only(0)]
 One = Annotated[Any, _only(1)]
 Off = Annotated[Any, _only(False)]
 Empty = Annotated[Any, _only([])]
+PROMPTS = "must be a string, a list of strings, token ids, or a list of lists of them"
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_integer, value))
+def _at_most(
+    maximum: int, kind: type[list[Any]] | type[dict[str, Any]], items: str
+) -> BeforeValidator:
+    """The bound of a container, which is counted before anything in it is read."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, kind) and len(value) > maximum:
+            raise ValueError(f"must have at most {maximum} {items}")
+        return value
+
+    return BeforeValidator(check)
 
 
-def _prompts(value: Any) -> list[str] | list[list[int]]:
-    """Prompts of any form as a list of texts or of lists of token ids."""
-    if isinstance(value, str) or _is_ids(value):
+def is_ids(value: Any) -> TypeGuard[list[int]]:
+    """Whether all of a list are integers, as JSON has them."""
+    return set(map(type, value)) == {int}
+
+
+def _prompts(value: Any) -> list[Any]:
+    """Prompts of any form as a list of texts or of lists, which hold token ids where `is_ids`."""
+    if isinstance(value, str) or (isinstance(value, list) and is_ids(value)):
         return [value]
-    texts = isinstance(value, list) and all(isinstance(one, str) for one in value)
-    if value and (texts or (isinstance(value, list) and all(map(_is_ids, value)))):
-        return list(value)
-    raise ValueError("must be a string, a list of strings, token ids, or a list of lists of them")
+    if isinstance(value, list) and set(map(type, value)) in ({str}, {list}):
+        return value
+    raise ValueError(PROMPTS)
 
 
 def _stops(value: Any) -> list[str]:
@@ -63,27 +80,29 @@ def _stops(value: Any) -> list[str]:
     return listed
 
 
-def _is_text_part(part: Any) -> bool:
-    is_text = isinstance(part, dict) and part.get("type") == "text"
-    return is_text and isinstance(part.get("text"), str)
-
-
 def _content(value: Any) -> Any:
     """The text of a message, which may come in parts."""
-    if isinstance(value, list):
-        if not all(map(_is_text_part, value)):
-            raise ValueError("must be a string or parts of type text, each with a string as text")
-        return "".join(part["text"] for part in value)
-    return value
+    if not isinstance(value, list):
+        return value
+    try:
+        texts = [part["text"] for part in value if part["type"] == "text"]
+    except (TypeError, KeyError):
+        texts = []
+    if len(texts) < len(value) or not set(map(type, texts)) <= {str}:
+        raise ValueError("must be a string or parts of type text, each with a string as text")
+    return "".join(texts)
 
 
 class Body(BaseModel, extra="forbid", strict=True):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            return {name: value for name, value in given.items() if value is not None}
-        return given
+        """The fields with a value, and the first of those that are not served, for its fault."""
+        if not isinstance(given, dict):
+            return given
+        values = {name: value for name, value in given.items() if value is not None}
+        other = next((name for name in values if name not in cls.model_fields), None)
+        return {name: values[name] for name in (*cls.model_fields, other) if name in values}
 
 
 class Sampling(Body):
@@ -99,7 +118,30 @@ class Sampling(Body):
 
 
 class GenerateParameters(Sampling):
+    """Without a parameter of sampling a text is greedy, as in text-generation-inference."""
+
+    do_sample: bool = False
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
+    details: bool = False
+    return_full_text: bool = False
+    # What follows is not served.
+    best_of: One = 1
+    decoder_input_details: Off = False
+    frequency_penalty: Zero = 0
+    repetition_penalty: One = 1
+    stop: Empty = []
+    top_n_tokens: Zero = 0
+    typical_p: One = 1
+    watermark: Off = False
+
+    @property
+    def samples(self) -> bool:
+        """Whether anything says so."""
+        neutral = Sampling().sampling() | {"seed": self.seed}
+        return self.do_sample or super().sampling() != neutral
+
+    def sampling(self) -> dict[str, Any]:
+        return super().sampling() | ({} if self.samples else {"temperature": 0.0})
 
 
 class GenerateRequest(Body):
@@ -107,6 +149,7 @@ class GenerateRequest(Body):
 
     inputs: str
     parameters: GenerateParameters = GenerateParameters()
+    stream: bool = False
 
 
 class StreamOptions(Body):
@@ -127,7 +170,7 @@ class OpenAIRequest(Sampling):
     stream_options: StreamOptions = StreamOptions()
     # What follows changes no text; clients send it by default.
     user: str = ""
-    metadata: dict[str, str] = {}
+    metadata: Annotated[dict[str, str], _at_most(MAX_METADATA, dict, "pairs")] = {}
     presence_penalty: Zero = 0
     frequency_penalty: Zero = 0
     repetition_penalty: One = 1
@@ -175,7 +218,9 @@ class Message(Body):
 
 
 class ChatRequest(OpenAIRequest):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[
+        list[Message], FailFast(), Field(min_length=1), _at_most(MAX_MESSAGES, list, "messages")
+    ]
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None

@@ -79,7 +79,8 @@ class GrowingText:
         if cut:
             size = self._stop.cut(self._held)
         elif self.finished:
-            self._held += self._detokenizer.rest()
+            self._place_rest(rest := self._detokenizer.rest())
+            self._held += rest
             size = len(self._held)
         else:
             size -= max(self._places, default=0)
@@ -105,6 +106,16 @@ class GrowingText:
         elif not new and not self._detokenizer.is_special(token):
             end += 1  # the rest of its character is still to come
         self._waiting.append(TokenLogprob(name, max(top[token], MIN_LOGPROB), named, begin, end))
+
+    def _place_rest(self, rest: str) -> None:
+        """Say where the text of open tokens is, which are no character, and what follows them."""
+        begin = len(self.text) + len(self._held)
+        end, is_behind = begin + len(rest), bool(rest)
+        for one in reversed(self._waiting):
+            if one.end > begin:
+                one.end, is_behind = end, False
+            elif is_behind:
+                one.begin = one.end = end
 
     def _release(self, *, cut: bool) -> list[TokenLogprob]:
         """Those whose text was given; at an end that no stop string made, all."""

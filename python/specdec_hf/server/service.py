@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from specdec_hf.detokenizer import StopCriterion
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.runner.protocol import context_length
+from specdec_hf.server.encoder import Encoder, Prompt
 from specdec_hf.server.faults import Fault
-from specdec_hf.server.fields import Message, Sampling
+from specdec_hf.server.fields import Sampling
 from specdec_hf.server.growing_text import GrowingText, Piece
 
 
@@ -27,7 +28,7 @@ class Limits:
     """What one request, and all that are open, may ask for.
 
     Attributes:
-        max_waiting: sequences beyond those of a batch; another one gets status 429.
+        max_waiting: texts beyond those of a batch, encoded or not; another one gets status 429.
         max_new_tokens: most tokens of an answer, and of a chat that names no number.
         max_body: bytes of a request.
     """
@@ -42,48 +43,20 @@ class Service:
 
     Attributes:
         queue: open where the application runs.
+        encoder: of the prompts; it runs with the queue.
+        places: taken by the texts of requests, from before they are encoded.
         open: sequences that a client still waits for, by their identity.
     """
 
     def __init__(self, queue: BatchQueue, tokenizer: Any, limits: Limits) -> None:
         self.queue, self.tokenizer, self.limits = queue, tokenizer, limits
+        context = None if queue.model is None else context_length(queue.model)
+        self.encoder = Encoder(tokenizer, context)
+        self.places = 0
         self.open: dict[int, QueuedSequence] = {}
-        self._encodes = asyncio.Lock()
+        self._ends = False
 
-    async def encode(
-        self, field: str, prompts: Sequence[str | list[int] | list[Message]]
-    ) -> list[list[int]]:
-        """The token ids of texts, of conversations, or those that were given.
-
-        A text of a megabyte takes seconds, in which other requests are served.
-        """
-        async with self._encodes:  # a tokenizer may not serve two threads
-            return await asyncio.to_thread(lambda: [self._ids(field, one) for one in prompts])
-
-    def _ids(self, field: str, prompt: str | list[int] | list[Message]) -> list[int]:
-        try:
-            if isinstance(prompt, str):
-                return list(self.tokenizer(prompt)["input_ids"])
-            if not isinstance(prompt[0], Message):
-                return [int(token) for token in prompt]
-            turns = [message.turn() for message in prompt]
-            roles = [turn["role"] for turn in turns]
-            if "tool" in roles:
-                self._check_tool_role(f"{field}.{roles.index('tool')}.role")
-            template = self.tokenizer.apply_chat_template
-            return list(template(turns, add_generation_prompt=True, return_dict=False))
-        except Fault:
-            raise
-        except Exception as error:  # whatever a tokenizer or a chat template raises
-            raise Fault(400, f"{field} cannot be encoded: {error}", param=field) from error
-
-    def _check_tool_role(self, field: str) -> None:
-        """Refuse the role tool where the chat template would leave it out, or write any role."""
-        if not re.search(r"""["']tool["']""", self.tokenizer.get_chat_template()):
-            line = "must be a role that the chat template of the model names, got 'tool'"
-            raise Fault(400, f"{field} {line}", param=field)
-
-    def num_new_tokens(self, field: str, given: int | None, default: int, prompt: int) -> int:
+    def _num_new_tokens(self, field: str, given: int | None, default: int, prompt: int) -> int:
         """How many tokens follow a prompt of so many; ``default`` shrinks to what the model has."""
         limit = self.limits.max_new_tokens
         if given is None:
@@ -99,8 +72,8 @@ class Service:
         self,
         request: Request,
         fields: tuple[str, str],
-        prompts: Sequence[list[int]],
-        max_new_tokens: Sequence[int],
+        prompts: Sequence[Prompt],
+        length: tuple[int | None, int],
         asked: Sampling,
         num_top_logprobs: int | None = None,
         stop: Sequence[str] = (),
@@ -110,40 +83,66 @@ class Service:
         Args:
             request: whose client may leave.
             fields: names of the prompt and of the length, for messages.
-            prompts, max_new_tokens: one for each sequence.
+            prompts: each has ``asked.n`` sequences, which follow one another.
+            length: the new tokens that were asked for, and their number without that.
             asked: the sampling parameters. Without a seed one is drawn.
             num_top_logprobs: as in `BatchQueue.submit`.
             stop: strings; a text ends with the token that completes the first of them.
         """
-        most = self.queue.batch_size + self.limits.max_waiting
-        if len(prompts) > most:
-            param = "n" if getattr(asked, "n", 1) > 1 else fields[0]
-            line = f"{param} must make at most {most} texts, the places of the server"
-            raise Fault(400, f"{line}, got {len(prompts)}", param=param)
-        if len(self.open) + len(prompts) > most:
-            line = f"the server is busy: {len(self.open)} of at most {most} texts are open"
-            raise Fault(429, line, code="rate_limit_exceeded")
-        settings = asked.sampling()
-        seed = settings.pop("seed")
-        seed = random.getrandbits(63) if seed is None else seed
-        sequences: list[QueuedSequence] = []
-        watch = asyncio.create_task(_cancel_where_gone(request, sequences))
-        try:
-            seeds = sequence_seeds(seed, len(prompts))
-            for prompt, length, own in zip(prompts, max_new_tokens, seeds, strict=True):
-                settings |= {"max_new_tokens": length, "seed": own}
-                settings["stop"] = StopCriterion(self.tokenizer, prompt, stop) if stop else None
-                sequences.append(self._submit(prompt, settings, num_top_logprobs, fields))
-            self.open.update((id(sequence), sequence) for sequence in sequences)
+        copies = getattr(asked, "n", 1)
+        async with AsyncExitStack() as held:
+            held.enter_context(self._take_places(len(prompts) * copies, fields[0], copies))
+            self._num_new_tokens(fields[1], *length, 0)  # a fault comes before the work
+            sequences: list[QueuedSequence] = []
+            encoding = asyncio.create_task(self._encode(fields[0], prompts))
+            watch = asyncio.create_task(_cancel_where_gone(request, encoding, sequences))
+            held.callback(encoding.cancel)
+            held.callback(watch.cancel)
+            held.callback(self._close, sequences)
+            await asyncio.wait([encoding])
+            encoded = None if encoding.cancelled() else encoding.result()
+            if encoded is None or watch.done():
+                raise Fault(400, "the client has left")  # which nobody reads
+            settings = asked.sampling()
+            seed = settings.pop("seed")
+            seed = random.getrandbits(63) if seed is None else seed
+            repeated = [ids for ids in encoded for _ in range(copies)]
+            for ids, own in zip(repeated, sequence_seeds(seed, len(repeated)), strict=True):
+                new = self._num_new_tokens(fields[1], *length, len(ids))
+                settings |= {"max_new_tokens": new, "seed": own}
+                settings["stop"] = StopCriterion(self.tokenizer, ids, stop) if stop else None
+                sequences.append(self._submit(ids, settings, num_top_logprobs, fields))
             yield sequences
+
+    @contextmanager
+    def _take_places(self, count: int, field: str, copies: int) -> Iterator[None]:
+        most = self.queue.batch_size + self.limits.max_waiting
+        if count > most:
+            param = "n" if copies > 1 else field
+            line = f"{param} must make at most {most} texts, the places of the server"
+            raise Fault(400, f"{line}, got {count}", param=param)
+        if self.places + count > most:
+            line = f"the server is busy: {self.places} of at most {most} texts are open"
+            raise Fault(429, line, code="rate_limit_exceeded")
+        self.places += count
+        try:
+            yield
         finally:
-            watch.cancel()
-            for sequence in sequences:
-                sequence.cancelled = True
-                self.open.pop(id(sequence), None)
+            self.places -= count
+
+    async def _encode(self, field: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """One text after another, so that others have their turn between two."""
+        return [await self.encoder.encode(field, prompt) for prompt in prompts]
+
+    def _close(self, sequences: Sequence[QueuedSequence]) -> None:
+        for sequence in sequences:
+            sequence.cancelled = True
+            self.open.pop(id(sequence), None)
 
     def end_all(self) -> None:
         """Let every text end, also where the round that runs reads a long prompt."""
+        self._ends = True
+        self.encoder.end_all(_ending())
         for sequence in self.open.values():
             sequence.end()
 
@@ -151,12 +150,16 @@ class Service:
         self, prompt: list[int], settings: dict[str, Any], count: int | None,
         fields: tuple[str, str],
     ) -> QueuedSequence:  # fmt: skip
+        if self._ends:
+            raise _ending()
         try:
-            return self.queue.submit(prompt, **settings, num_top_logprobs=count)
+            sequence = self.queue.submit(prompt, **settings, num_top_logprobs=count)
         except ValueError as error:
             raise _in_words_of(fields, error) from error
         except RuntimeError as error:  # the queue has ended
-            raise Fault(503, "the server ends") from error
+            raise _ending() from error
+        self.open[id(sequence)] = sequence
+        return sequence
 
     async def pieces(
         self, sequences: Sequence[QueuedSequence], stop: Sequence[str] = ()
@@ -177,10 +180,17 @@ class Service:
             raise Fault(500, line) from error
 
 
-async def _cancel_where_gone(request: Request, sequences: Sequence[QueuedSequence]) -> None:
-    """Cancel the sequences of a request as soon as its client has gone, also where they wait."""
+def _ending() -> Fault:
+    return Fault(503, "the server ends")
+
+
+async def _cancel_where_gone(
+    request: Request, encoding: asyncio.Task[Any], sequences: Sequence[QueuedSequence]
+) -> None:
+    """Cancel what a request waits for as soon as its client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    encoding.cancel()
     for sequence in sequences:
         sequence.cancelled = True
 

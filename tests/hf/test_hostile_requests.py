@@ -1,0 +1,322 @@
+"""Requests that are large, wrong or left behind take little of the time of others.
+
+Work is counted, not timed: calls of functions between two turns of the event loop, faults that are
+collected, and texts that reach the tokenizer.
+"""
+
+import gc
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from specdec_hf.server.encoder import NFC_JOINS, token_capacity
+from specdec_hf.server.faults import Fault
+from specdec_hf.server.fields import MAX_MESSAGES
+from support import cli_models
+from support.text_server import SECONDS, TOKENIZER, Server, httpx, serving, until
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+CALLS = 40_000  # between two turns: a few milliseconds
+BYTES = 2**20 - 10_100
+LOOP = "event loop"
+JSON = {"Content-Type": "application/json"}
+
+
+def many(item):
+    """As many items of a list as a body may hold."""
+    return ",".join([item] * (BYTES // (len(item) + 1)))
+
+
+USER = '"messages":[{"role":"user","content":"a"}]'
+KEYS = ",".join(f'"{number:x}":1' for number in range(80_000))
+MESSAGE, PART = '{"role":"user","content":""}', '{"type":"text","text":""}'
+NESTED = "[" * 900 + "]" * 900
+HOSTILE = {
+    "prompts": (COMPLETE, f'{{"prompt":[{many(chr(34) * 2)}]}}', "prompt"),
+    "lists of ids": (COMPLETE, f'{{"prompt":[{many("[0]")}]}}', "prompt"),
+    "lists of texts": (COMPLETE, f'{{"prompt":[[{many(chr(34) * 2)}]]}}', "prompt"),
+    "ids": (COMPLETE, f'{{"n":68,"prompt":[{many("0")}]}}', "prompt"),
+    "truth values": (COMPLETE, f'{{"prompt":[{many("true")}]}}', "prompt"),
+    "empty messages": (CHAT, f'{{"messages":[{many("{}")}]}}', "messages"),
+    "messages": (CHAT, f'{{"messages":[{many(MESSAGE)}]}}', "messages"),
+    "messages that may be": (
+        CHAT, f'{{"messages":[{",".join(["{}"] * MAX_MESSAGES)}]}}', "messages.0.role"
+    ),
+    "messages and a fault": (
+        CHAT, f'{{"messages":[{",".join([MESSAGE] * MAX_MESSAGES)}],"n":0}}', "n"
+    ),
+    "parts": (CHAT, f'{{"messages":[{{"role":"user","content":[{many(PART)}]}}],"n":0}}', "n"),
+    "other parts": (
+        CHAT, f'{{"messages":[{{"role":"user","content":[{many("{}")}]}}]}}', "messages.0.content"
+    ),
+    "unknown fields": (CHAT, f"{{{USER},{KEYS}}}", "0"),
+    "fields of a message": (CHAT, f'{{"messages":[{{{KEYS}}}]}}', "messages.0.0"),
+    "parameters": (GENERATE, f'{{"inputs":"a","parameters":{{{KEYS}}}}}', "parameters.0"),
+    "metadata": (CHAT, f'{{{USER},"metadata":{{{KEYS}}}}}', "metadata"),
+    "logit_bias": (CHAT, f'{{{USER},"logit_bias":{{{KEYS}}}}}', "logit_bias"),
+    "stop": (CHAT, f'{{{USER},"stop":[{many(chr(34) * 2)}]}}', "stop"),
+    "lists in lists": (COMPLETE, f'{{"prompt":{NESTED}}}', "prompt"),
+    "a value of lists in lists": (COMPLETE, f'{{"prompt":"a","user":{NESTED}}}', "user"),
+    "a long value in a list": (COMPLETE, f'{{"prompt":"a","user":["{"a" * BYTES}"]}}', "user"),
+    "a long name": (COMPLETE, f'{{"prompt":"a","model":"{"a " * (BYTES // 2)}"}}', "model"),
+    "a long field": (COMPLETE, f'{{"prompt":"a","{"a " * (BYTES // 2)}":1}}', None),
+    "a long text": (GENERATE, f'{{"inputs":"{"a" * BYTES}"}}', "inputs"),
+    "long texts": (COMPLETE, f'{{"prompt":["{"a" * 9999}","{"b" * BYTES}"],"n":2}}', "prompt"),
+    "a long chat": (
+        CHAT, f'{{"messages":[{{"role":"user","content":"{"a" * BYTES}"}}]}}', "messages"
+    ),
+}  # fmt: skip
+
+
+@contextmanager
+def counting():
+    """Calls of functions in each turn of the event loop, which runs in the server's thread."""
+    turns, run = [0], Server.run
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_name == "_run_once":
+            turns.append(0)
+        elif event in ("call", "c_call"):
+            turns[-1] += 1
+
+    def profiled(server, *arguments):
+        threading.current_thread().name = LOOP
+        sys.setprofile(profile)
+        try:
+            run(server, *arguments)
+        finally:
+            sys.setprofile(None)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Server, "run", profiled)
+        yield turns
+
+
+class Gated:
+    """A tokenizer that waits for its gate, and remembers the texts that it encoded and where."""
+
+    def __init__(self, tokenizer=TOKENIZER):
+        self.tokenizer, self.texts, self.threads = tokenizer, [], set()
+        self.gate = threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, text):
+        self.texts.append(text)
+        self.threads.add(threading.current_thread().name)
+        assert self.gate.wait(SECONDS)
+        return self.tokenizer(text)
+
+
+def test_little_is_done_for_a_hostile_body_between_two_turns(monkeypatch):
+    """Lists were read to their end, each fault was collected, and long values were written out."""
+    collected, tokenizer, init = [], Gated(), RequestValidationError.__init__
+    tokenizer.gate.set()
+
+    def noted(self, errors, **others):
+        collected.append(len(errors))
+        init(self, errors, **others)
+
+    monkeypatch.setattr(RequestValidationError, "__init__", noted)
+    with counting() as turns, serving(tokenizer=tokenizer) as (client, queue):
+        for name, (path, content, param) in HOSTILE.items():
+            turns[:], collected[:] = [0], [0]
+            answer = client.post(path, content=content, headers=JSON)
+            assert answer.status_code in (400, 404), name
+            error = answer.json()["error"]
+            assert param is None or error["param"] == param, (name, error)
+            assert len(error["message"]) <= 300
+            assert max(turns) < CALLS, name
+            assert max(collected) < 30, name
+        assert LOOP not in tokenizer.threads
+        # A list of lists lets the collector run; it must not walk over the libraries each time.
+        assert gc.get_freeze_count() > 50_000
+    assert not queue.submitted
+    assert not tokenizer.texts, "a text that cannot fit was encoded"
+
+
+def test_work_in_a_turn_is_counted():
+    """Negative control of `counting`."""
+
+    def work(*arguments):
+        for _ in range(CALLS):
+            len(arguments)
+        raise Fault(400, "worked")
+
+    with counting() as turns, serving() as (client, queue):
+        assert client.post(COMPLETE, json={"prompt": "a"}).status_code == 200
+        assert max(turns) < CALLS
+        queue.server.service._take_places = work
+        assert client.post(COMPLETE, json={"prompt": "a"}).status_code == 400
+    assert max(turns) > CALLS
+
+
+def asked(text):
+    return {"inputs": text, "parameters": {"max_new_tokens": 1}}
+
+
+def test_a_short_text_waits_for_one_text_at_most():
+    """Long texts that came before it waited in one line with it."""
+    tokenizer = Gated()
+    with serving(tokenizer=tokenizer) as (client, _), ThreadPoolExecutor(9) as pool:
+        service = _.server.service
+        answers = [pool.submit(client.post, GENERATE, json=asked("first" * 9))]
+        until(lambda: tokenizer.texts == ["first" * 9])
+        many_texts = {"prompt": [f"{n}" * 40 for n in range(3)], "max_tokens": 1}
+        answers.append(pool.submit(client.post, COMPLETE, json=many_texts))
+        answers += [pool.submit(client.post, GENERATE, json=asked(f"{n}" * 60)) for n in range(3)]
+        until(lambda: service.places == 7)
+        answers.append(pool.submit(client.post, GENERATE, json=asked("short")))
+        until(lambda: service.places == 8)
+        tokenizer.gate.set()
+        assert {answer.result(SECONDS).status_code for answer in answers} == {200}
+    assert tokenizer.texts[:2] == ["first" * 9, "short"]
+    assert len(tokenizer.texts) == 8
+
+
+def test_a_text_has_a_place_before_it_is_encoded():
+    """A text that waited for the tokenizer was counted nowhere."""
+    tokenizer = Gated()
+    with (
+        serving(batch_size=1, max_waiting=1, tokenizer=tokenizer) as (client, queue),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        first = [pool.submit(client.post, GENERATE, json=asked("a" * n)) for n in (1, 2)]
+        until(lambda: queue.server.service.places == 2)
+        for path, body in (
+            (GENERATE, asked("b")),
+            (COMPLETE, {"prompt": "b"}),
+            (CHAT, {"messages": [{"role": "user", "content": "b"}]}),
+        ):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 429
+            message = answer.json()["error"]["message"]
+            assert message == "the server is busy: 2 of at most 2 texts are open"
+        # What no place is needed for is refused as before.
+        assert client.post(COMPLETE, json={"prompt": "b", "n": 3}).status_code == 400
+        tokenizer.gate.set()
+        assert {one.result(SECONDS).status_code for one in first} == {200}
+        assert client.post(GENERATE, json=asked("b")).status_code == 200
+    assert len(tokenizer.texts) == 3
+
+
+def test_texts_whose_client_has_left_are_never_encoded():
+    tokenizer = Gated()
+    with serving(tokenizer=tokenizer) as (client, queue), ThreadPoolExecutor(2) as pool:
+        service = queue.server.service
+        first = pool.submit(client.post, GENERATE, json=asked("first"))
+        until(lambda: len(tokenizer.texts) == 1)
+        chat = {"messages": [{"role": "user", "content": "left"}]}
+        for path, body in ((GENERATE, asked("left")), (COMPLETE, {"prompt": ["left"] * 3})):
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(path, json=body | {"stream": True}, timeout=0.1)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(CHAT, json=chat, timeout=0.1)
+        until(lambda: service.places == 1)  # their places are free at once
+        tokenizer.gate.set()
+        assert first.result(SECONDS).status_code == 200
+        assert client.post(GENERATE, json=asked("last")).status_code == 200
+        # The client of a text that is encoded leaves: it takes no place in a batch.
+        tokenizer.gate.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(GENERATE, json=asked("leaves"), timeout=0.1)
+        until(lambda: service.places == 0)
+        tokenizer.gate.set()
+        assert client.post(GENERATE, json=asked("after")).status_code == 200
+    assert tokenizer.texts == ["first", "last", "leaves", "after"]
+    assert len(queue.submitted) == 3
+
+
+def test_texts_that_wait_for_the_tokenizer_end_with_the_server(monkeypatch):
+    monkeypatch.setattr("specdec_hf.server.app.SECONDS_TO_END", 0.1)
+    tokenizer = Gated()
+    with serving(tokenizer=tokenizer) as (client, queue), ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.post, GENERATE, json=asked("first"))
+        until(lambda: len(tokenizer.texts) == 1)
+        waits = pool.submit(client.post, GENERATE, json=asked("waits"))
+        until(lambda: queue.server.service.places == 2)
+        queue.server.should_exit = True
+        assert waits.result(SECONDS).status_code == 503
+        tokenizer.gate.set()
+        assert first.result(SECONDS).status_code == 503
+    assert tokenizer.texts == ["first"]
+    assert not queue.submitted
+
+
+def byte_level(*pieces, normalizer=None, split=None, added=(), lacks=""):
+    """A tokenizer of bytes and of these pieces of them."""
+    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(lacks))
+    merges = [(piece[:-1], piece[-1]) for piece in pieces]
+    vocabulary = {token: number for number, token in enumerate([*alphabet, *pieces])}
+    core = Tokenizer(models.BPE(vocabulary, merges))
+    core.normalizer = normalizer
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, last]) if split else last
+    core.add_special_tokens(list(added))
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+BLANKS = Regex(" +")
+KNOWN = {  # tokenizers, and how many characters a token holds at most
+    "bytes": (byte_level(), 1),
+    "pieces": (byte_level("ab", "abc"), 3),
+    "a special token": (byte_level("aa", added=["<|end|>"]), 7),
+    "joined characters": (byte_level("aa", normalizer=normalizers.NFC()), 2 * NFC_JOINS),
+    "a split": (byte_level("aa", split=pre_tokenizers.Split(BLANKS, "isolated")), 2),
+    "a byte that is lacking": (byte_level("aa", lacks="\u0104"), 2),  # the name of \x04
+}
+UNKNOWN = {  # tokenizers one of whose tokens may hold any number of characters
+    "a blank in the place of many": byte_level(normalizer=normalizers.Replace(BLANKS, " ")),
+    "stripped text": byte_level(normalizer=normalizers.Strip()),
+    "removed blanks": byte_level(split=pre_tokenizers.Split(BLANKS, "removed")),
+    "blanks before a special token": byte_level(added=[AddedToken("<end>", lstrip=True)]),
+    "the last byte of a character is lacking": byte_level(lacks="\u0122"),  # the name of 0x80
+    "words": PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")),
+        unk_token="[UNK]",
+    ),
+    "no fast tokenizer": object(),
+}
+TEXTS = [
+    *(
+        one * 60
+        for one in ("a", " ", "<|end|>", "<end>", "\x04", "\u0300", "é", "\U0001f600", "abc")
+    ),
+    "\u03b1\u0313\u0300\u0345" * 60,  # four characters that NFC makes one
+    f"{' ' * 200}<end>{' ' * 200}",
+]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_text_has_fewer_tokens_than_its_characters_say(name):
+    """Otherwise a text that fits into the context would be refused."""
+    tokenizer, longest = KNOWN[name]
+    capacity = token_capacity(tokenizer)
+    assert capacity.characters == longest
+    least = [(capacity.min_tokens(text), len(tokenizer(text)["input_ids"])) for text in TEXTS]
+    assert all(minimum <= count for minimum, count in least)
+    # Negative control: a text is at the bound, so that no higher one would hold.
+    at_bound = any(minimum == count > 0 for minimum, count in least)
+    assert at_bound or name == "joined characters"  # which have several bytes
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_where_a_token_may_hold_any_text_no_length_is_refused(name):
+    assert token_capacity(UNKNOWN[name]) is None
+
+
+def test_a_long_text_that_fits_is_served():
+    """Of another tokenizer, of lost characters, and in a chat whose template leaves it out."""
+    blanks = cli_models.tokenizer()
+    blanks.backend_tokenizer.normalizer = normalizers.Replace(BLANKS, " ")
+    short = cli_models.tokenizer(cli_models.TEMPLATE.replace("m.content", "m.content | trim"))
+    chat = {"messages": [{"role": "user", "content": " " * 5000}], "max_tokens": 1}
+    for tokenizer, path, body in ((blanks, GENERATE, asked(" " * 5000)), (short, CHAT, chat)):
+        with serving(tokenizer=tokenizer) as (client, _):
+            assert client.post(path, json=body).status_code == 200

@@ -1,0 +1,215 @@
+"""Who may ask the server: the header Host, the key, and the addresses that `serve` listens on."""
+
+import errno
+import os
+import socket
+
+import pytest
+from specdec_hf.cli.serve import _listening
+from support.cli_models import folder, one_line_error, succeed  # noqa: F401
+from support.text_server import NAME, SECONDS, BatchQueue, Server, httpx, make_app, serving
+
+PATHS = ("/health", "/v1/models", "/nowhere", "/docs")
+LOCAL = ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:80", "[0:0:0:0:0:0:0:1]"]
+FOREIGN = [
+    "evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example",
+    "[::1]evil.example", "127.0.0.1@evil.example", "192.0.2.1", "[2001:db8::1]", "0.0.0.0", "",
+    "localhost:80:80", "a" * 5000,
+]  # fmt: skip
+
+
+def error_of(answer, status):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    assert len(error["message"]) <= 300
+    return error
+
+
+def statuses(client, hosts, path="/health"):
+    return {host: client.get(path, headers={"Host": host}).status_code for host in hosts}
+
+
+def test_requests_for_other_hosts_are_refused():
+    """The name of another site that leads here, as a page within a browser may ask for."""
+    with serving() as (client, queue):
+        assert statuses(client, LOCAL) == dict.fromkeys(LOCAL, 200)
+        for path in PATHS:
+            assert statuses(client, FOREIGN, path) == dict.fromkeys(FOREIGN, 400)
+        headers = {"Host": "evil.example"}
+        for path in ("/generate", "/", "/v1/completions", "/v1/chat/completions"):
+            error = error_of(client.post(path, content=b"{", headers=headers), 400)
+            assert error["message"].endswith(", got 'evil.example'")
+            assert "the header Host must name the server" in error["message"]
+        assert not queue.submitted
+        answer = client.options("/v1/models", headers={"Origin": "http://evil.example"})
+        assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "taken", "refused"),
+    [
+        (["Mine.example", "192.0.2.1"], ["mine.example:8000", "192.0.2.1"], ["a.mine.example"]),
+        (
+            ["0.0.0.0"],
+            ["192.0.2.1:8000", "[2001:db8::1]", "0.0.0.0"],
+            ["mine.example", "localhost"],
+        ),
+        (["::"], ["192.0.2.1", "[fe80::1]:80"], ["mine.example"]),
+        (["mine.example:80", "[::2]:80"], ["mine.example", "[::2]"], ["", "[]"]),
+        (["*"], ["mine.example", "192.0.2.1", "a b"], []),
+    ],
+)
+def test_hosts_may_be_added(allowed, taken, refused):
+    with serving(access={"allowed_hosts": allowed}) as (client, _):
+        assert statuses(client, taken) == dict.fromkeys(taken, 200)
+        assert statuses(client, refused) == dict.fromkeys(refused, 400)
+
+
+def test_a_key_is_not_empty():
+    """Every request without a key would bring it."""
+    with pytest.raises(ValueError, match="api_key must have at least one character, got ''"):
+        make_app(BatchQueue(None, None), None, api_key="")
+
+
+KEY = "Mine-1~"
+
+
+def test_a_key_is_wanted_where_there_is_one():
+    with serving(access={"api_key": KEY}) as (client, queue):
+        assert client.get("/health").status_code == 200
+        assert client.head("/health").status_code == 200
+        wrong = [None, "", KEY, "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer é"]
+        for given in wrong:
+            headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+            for path in ("/v1/models", f"/v1/models/{NAME}", "/health/", "/docs", "/nowhere"):
+                answer = client.get(path, headers=headers)
+                error = error_of(answer, 401)
+                assert (error["type"], error["code"]) == (
+                    "invalid_request_error",
+                    "invalid_api_key",
+                )
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert KEY not in answer.text
+            for path in ("/", "/generate", "/generate_stream", "/v1/completions"):
+                error_of(client.post(path, content=b"{", headers=headers), 401)
+        for given in (f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"):
+            assert client.get("/v1/models", headers={"Authorization": given}).status_code == 200
+        assert not queue.submitted
+
+
+def test_routes_that_are_read_answer_head_and_a_slash():
+    with serving() as (client, _):
+        listed = client.get("/v1/models").json()
+        assert listed["object"] == "list"
+        assert client.get("/v1/models/").json() == listed
+        for path in ("/health", "/v1/models", "/v1/models/", f"/v1/models/{NAME}"):
+            answer = client.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert answer.headers["content-type"] == "application/json"
+        assert client.head("/v1/models/another").status_code == 404
+
+
+def resolved(*addresses):
+    """A resolver, whose every name has these addresses."""
+    kinds = {False: socket.AF_INET, True: socket.AF_INET6}
+
+    def getaddrinfo(host, port, **_):
+        return [
+            (kinds[":" in one], socket.SOCK_STREAM, 6, "", (one, port, *([0, 0] * (":" in one))))
+            for one in addresses
+        ]
+
+    return getaddrinfo
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """A machine whose localhost has two addresses."""
+    try:
+        with socket.socket(socket.AF_INET6) as tried:
+            tried.bind(("::1", 0))
+    except OSError:
+        pytest.skip("the machine has no ::1")
+    monkeypatch.setattr(socket, "getaddrinfo", resolved("::1", "127.0.0.1"))
+
+
+def close(listeners):
+    for one in listeners:
+        one.close()
+
+
+@pytest.mark.usefixtures("both")
+def test_a_name_is_served_at_all_of_its_addresses():
+    """Only the first of them was; a client takes any."""
+    listeners = _listening("localhost", 0)
+    names = [one.getsockname()[:2] for one in listeners]
+    assert [name for name, _ in names] == ["::1", "127.0.0.1"]
+    assert names[0][1] == names[1][1] > 0
+    for one in listeners:
+        with socket.socket(one.family) as client:
+            client.connect(one.getsockname())
+    close(listeners)
+
+
+@pytest.mark.usefixtures("both")
+def test_a_free_port_is_free_at_all_addresses(monkeypatch):
+    """One that is taken at the second address is given up for another one."""
+    taken, bind = [], socket.socket.bind
+
+    class Busy(socket.socket):
+        def bind(self, address):
+            if address[0] == "127.0.0.1" and not taken:
+                taken.append(address[1])
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            bind(self, address)
+
+    monkeypatch.setattr(socket, "socket", Busy)
+    listeners = _listening("localhost", 0)
+    assert len({one.getsockname()[1] for one in listeners} | set(taken)) == 2
+    close(listeners)
+    taken.clear()
+    line = one_line_error("serve", "--host", "localhost", "--port", 54321, code=1)
+    assert line == f"error: --port 54321 of --host localhost: {os.strerror(errno.EADDRINUSE)}"
+
+
+def test_an_address_that_the_machine_lacks_is_left_out(monkeypatch):
+    """As localhost may have one of IPv6 where there is none; one at least must be there."""
+    monkeypatch.setattr(socket, "getaddrinfo", resolved("192.0.2.1", "127.0.0.1"))
+    (listener,) = _listening("both", 0)
+    assert listener.getsockname()[0] == "127.0.0.1"
+    close([listener])
+    monkeypatch.setattr(socket, "getaddrinfo", resolved("192.0.2.1"))
+    line = one_line_error("serve", "--host", "lacks", "--port", 0, code=1)
+    assert line == f"error: --port 0 of --host lacks: {os.strerror(errno.EADDRNOTAVAIL)}"
+
+
+def test_the_command_tells_the_server_whom_to_take(folder, monkeypatch):  # noqa: F811
+    """By name, by the addresses it listens on, and with the key of an option or a variable."""
+    answers, started = [], Server.startup
+
+    async def startup(self, sockets=None):
+        await started(self, sockets)
+        address = "http://{}:{}".format(*sockets[0].getsockname()[:2])
+        async with httpx.AsyncClient(base_url=address, timeout=SECONDS) as client:
+            for host in ("mine.example", "localhost", "127.0.0.1", "127.0.0.2", "evil.example"):
+                for key in ("secret", "other"):
+                    headers = {"Host": host, "Authorization": f"Bearer {key}"}
+                    answers.append((await client.get("/v1/models", headers=headers)).status_code)
+        self.should_exit = True
+
+    monkeypatch.setattr(Server, "startup", startup)
+    start = ("serve", "--model", folder, "--drafter", "none", "--port", 0, "--host", "127.0.0.2")
+    start += ("--allowed-host", "mine.example")
+    found = [200, 401] * 4 + [400] * 2
+    succeed(*start, "--api-key", "secret")
+    assert answers == found
+    monkeypatch.setenv("SPECDEC_API_KEY", "secret")
+    answers.clear()
+    assert "secret" not in succeed(*start).output
+    assert answers == found
+    for wrong in ("", "two words", "schlüssel"):
+        line = one_line_error("serve", "--model", folder, "--api-key", wrong)
+        rule = "must be of printable ASCII characters without blanks, at least one"
+        assert line == f"error: --api-key {rule}"
