@@ -24,6 +24,7 @@ from specdec_hf.runner.protocol import context_length, vocab_size_of
 MAX_SEQUENCES = 1024
 # What every sequence asks, whatever the generation config of the model says.
 COMMON: dict[str, Any] = {"do_sample": True, "return_dict_in_generate": False}
+LONG = 2**20  # tokens, so that no minimal length of a config is too long for a check
 # Fields of a generation config with the only value that a sequence of a batch can have: they need
 # a tokenizer, go by the clock, or give several texts. A drafter of the model's own choice would
 # take the place of the decoder's.
@@ -310,7 +311,7 @@ def _check_generation_config(model: Any) -> None:
                 f"{name}={shown(value)} is not supported in a queue (from model.generation_config)"
             )
     ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    prepare_call(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, **COMMON)
+    prepare_call(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=LONG, **COMMON)
 
 
 def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]:
