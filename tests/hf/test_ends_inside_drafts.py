@@ -155,6 +155,18 @@ def test_a_greedy_text_asks_about_its_own_tokens_alone(tree, temperature):
     assert 0 < out.stats.accepted < out.stats.drafted
 
 
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+def test_criteria_are_asked_about_the_text_with_its_padding(drafter):
+    inputs = hf_models.prompts(LENGTHS)
+    width = inputs["input_ids"].shape[1]
+
+    def is_long(input_ids, scores):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= width + 5)
+
+    out = run(hf_models.tiny("llama"), inputs, stopping_criteria=[is_long], drafter=drafter)
+    assert [one.new_tokens for one in out.stats.sequences] == [5] * len(LENGTHS)
+
+
 @pytest.mark.parametrize("end", ["eos", "criteria"])
 @pytest.mark.parametrize("drafter", ["chain", "tree", "own tree"])
 def test_drafts_behind_the_end_are_not_counted(texts_without_ends, drafter, end):
