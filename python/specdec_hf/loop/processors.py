@@ -128,7 +128,7 @@ def check_answer(processors: Any, answers: dict[int, Answer], key: int, answer: 
             without drafts.
     """
     names = [
-        type(one).__name__
+        getattr(one, "__name__", type(one).__name__)
         for one in processors
         if type(one).__module__ not in _FUNCTIONS or type(one).__name__ in _NO_FUNCTIONS
     ]
