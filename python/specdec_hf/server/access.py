@@ -28,8 +28,8 @@ class Access:
 
     Args:
         app: which is asked.
-        allowed_hosts: names and addresses, whose port does not matter. "*" stands for any, and an
-            unspecified address, such as 0.0.0.0, for any address.
+        allowed_hosts: names and addresses, whose port does not matter. "*" allows any, and an
+            unspecified address, such as 0.0.0.0, allows any address.
         api_key: that requests must bring but for `WITHOUT_KEY`; None wants none.
     """
 
