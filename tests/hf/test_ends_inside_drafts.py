@@ -134,14 +134,17 @@ def test_processors_are_not_asked_behind_the_end(texts_without_ends, drafter, sa
             assert tokens == row[width : width + len(tokens)].tolist()
 
 
-@pytest.mark.parametrize("temperature", [None, 0.0])
+@pytest.mark.parametrize(
+    "greedy",
+    [{}, {"do_sample": True, "temperature": [0.0]}, {"do_sample": True, "top_k": 1}],
+    ids=["", "0.0", "top_k"],
+)
 @pytest.mark.parametrize("tree", [None, TrieTree()], ids=["chain", "tree"])
-def test_a_greedy_text_asks_about_its_own_tokens_alone(tree, temperature):
+def test_a_greedy_text_asks_about_its_own_tokens_alone(tree, greedy):
     """A table of the text's own prefixes serves drafts that are wrong, too."""
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     text = run(model, inputs).sequences[0].tolist()
     half = [token if n % 3 else token + 1 for n, token in enumerate(text)]
-    greedy = {} if temperature is None else {"do_sample": True, "temperature": [0.0]}
 
     def allowed(b, ids):
         assert ids.tolist() == text[: len(ids)]

@@ -57,7 +57,11 @@ def test_requests_for_other_hosts_are_refused():
             ["mine.example", "localhost"],
         ),
         (["::"], ["192.0.2.1", "[fe80::1]:80"], ["mine.example"]),
-        (["mine.example:80", "[::2]:80"], ["mine.example", "[::2]"], ["", "[]"]),
+        (
+            ["mine.example:80", "[::2]:80"],
+            ["mine.example", "mine.example.:80", "[::2]"],
+            ["", "[]"],
+        ),
         (["*"], ["mine.example", "192.0.2.1", "a b"], []),
     ],
 )
@@ -97,6 +101,13 @@ def test_a_key_is_wanted_where_there_is_one():
         for given in (f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"):
             assert client.get("/v1/models", headers={"Authorization": given}).status_code == 200
         assert not queue.submitted
+
+
+def test_a_key_may_end_in_any_byte():
+    """Of UTF-8, some of whose bytes are blanks in other encodings."""
+    with serving(access={"api_key": "clé à"}) as (client, _):
+        headers = {"Authorization": "Bearer clé à".encode()}
+        assert client.get("/v1/models", headers=headers).status_code == 200
 
 
 def test_routes_that_are_read_answer_head_and_a_slash():

@@ -57,7 +57,7 @@ class Taken:
         tokens: for each sequence its new tokens, up to where plain decoding would have stopped.
         num_accepted: [B], how many of them were drafted.
         reasons: for each sequence why it ends with the last of them, "" where it goes on.
-        errors: for each sequence that ends with "error" which it is.
+        errors: for each sequence the exception that ended it, else None.
         status: [B], bits of `Status`.
         logprobs: for each sequence those of its new tokens.
         extra: as in `HostVerdict`.

@@ -24,8 +24,11 @@ from specdec_kernels import Tree
 
 # The processors of these modules are functions of their arguments, but for those named below, which
 # have a state or call a function of the user's.
-_FUNCTIONS = ("transformers.generation.logits_process", "specdec_hf.compat.logits_processors")
-_NO_FUNCTIONS = (
+STATELESS_MODULES = (
+    "transformers.generation.logits_process",
+    "specdec_hf.compat.logits_processors",
+)
+STATEFUL_CLASSES = (
     "PrefixConstrainedLogitsProcessor",
     "SynthIDTextWatermarkLogitsProcessor",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
@@ -40,7 +43,7 @@ def process_logits(
     Rows behind a draft that cannot be accepted, because it is absent, a processor forbids it or a
     greedy text takes another token, and behind one that ends its sequence are left as they are: the
     text takes nothing from them, and a processor must not be shown a prefix that plain decoding
-    could not have made.
+    could not have made. Of the filters only ``top_k=1`` is looked at.
 
     Args:
         session: names the processors of each sequence.
@@ -101,11 +104,13 @@ def process_logits(
 
 
 def _greedy(session: Session) -> list[bool]:
-    """[B], whether a sequence takes the likeliest token of a row and no other."""
-    temperature: Any = torch.as_tensor(session.sampling.temperature, device="cpu")
-    lossy = session.rule in LOSSY_RULES
-    greedy = [not lossy and one == 0 for one in temperature.flatten().tolist()]
-    return greedy * (len(session.numbers) // len(greedy))
+    """[B], whether a sequence takes a likeliest token of each row and no other."""
+    temperature, top_k = (
+        torch.as_tensor(value, device="cpu").expand(len(session.numbers)).tolist()
+        for value in (session.sampling.temperature, session.sampling.top_k)
+    )
+    lossless = session.rule not in LOSSY_RULES
+    return [lossless and (t == 0 or k == 1) for t, k in zip(temperature, top_k, strict=True)]
 
 
 def ask(processors: Any, prefix: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
@@ -130,7 +135,7 @@ def check_answer(processors: Any, answers: dict[int, Answer], key: int, answer: 
     names = [
         getattr(one, "__name__", type(one).__name__)
         for one in processors
-        if type(one).__module__ not in _FUNCTIONS or type(one).__name__ in _NO_FUNCTIONS
+        if type(one).__module__ not in STATELESS_MODULES or type(one).__name__ in STATEFUL_CLASSES
     ]
     if not names:
         return

@@ -54,7 +54,7 @@ class Access:
         if self.key is None or scope["path"] in WITHOUT_KEY:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1")  # as the bytes came
+        given = key.strip(" ").encode("latin-1")  # as the bytes came
         if scheme.lower() != "bearer" or not hmac.compare_digest(given, self.key):
             line = "the key of the server must be given, as Authorization: Bearer KEY"
             return Fault(401, line, code="invalid_api_key")
@@ -71,7 +71,7 @@ def _normal(host: str) -> str:
     """The name or the address without its port and brackets; "" where it is neither."""
     if not _is_address(host):
         found = _HOST.fullmatch(host)
-        host = (found[1] or found[2]) if found else ""
+        host = (found[1] or found[2].rstrip(".")) if found else ""
     return str(ip_address(host)) if _is_address(host) else host.lower()
 
 
