@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what bytes without their character are decoded to
-MAX_OPEN = 8  # tokens; a character has at most four bytes, so more of them are none
+MAX_PART = 3  # bytes, and so tokens, of a character that is not complete
+MAX_OPEN = 8  # tokens; of more of them all but the last `MAX_PART` are no character
 CONTEXT = 4  # tokens of the prompt that a piece is decoded with, enough for a character
 
 
@@ -61,12 +62,22 @@ class Detokenizer:
             self._states.append(self._states[-1])
             return ""
         text = self._behind(token)
-        if (not text or text.endswith(INCOMPLETE)) and count + 1 - opened < MAX_OPEN:
-            self._states.append((count + 1, first, opened, before))
-            return ""
-        before = len(self._decode(self._ids[opened : count + 1]))
-        self._states.append((count + 1, opened, count + 1, before))
+        end = count + 1
+        if not text or text.endswith(INCOMPLETE):
+            if end - opened < MAX_OPEN:
+                self._states.append((end, first, opened, before))
+                return ""
+            end -= MAX_PART
+            text = self._decode(self._ids[first:end])[before:]
+        before = len(self._decode(self._ids[opened:end]))
+        self._states.append((count + 1, opened, end, before))
         return text
+
+    @property
+    def num_open(self) -> int:
+        """How many of the last tokens have no piece yet, special tokens aside."""
+        count, _, opened, _ = self._states[-1]
+        return count - opened
 
     def rest(self) -> str:
         """The text of open tokens, where no other token follows."""

@@ -101,6 +101,15 @@ def test_a_character_that_the_prompt_began_is_whole(kind):
     assert decode_behind(tokenizer, prompt, others) == "你"
 
 
+@pytest.mark.parametrize("broken", range(12))
+def test_a_character_behind_bytes_that_are_none_is_whole(broken):
+    """Root: where too many bytes waited, the half of a character behind them was cut off."""
+    tokenizer = tokenizer_of("byte_level")
+    bad = byte_ids(tokenizer, "😄")[:1] * broken
+    ids = [*bad, *byte_ids(tokenizer, "😄"), *byte_ids(tokenizer, "bc")]
+    assert decode_behind(tokenizer, [], ids) == INCOMPLETE * broken + "😄bc"
+
+
 def long_texts(kind):
     """Many tokens that are hard for a detokenizer that waits for something to end."""
     tokenizer, size = tokenizer_of(kind), 1200

@@ -99,7 +99,16 @@ class GrowingText:
             for other, value in sorted(top.items(), key=lambda item: -item[1])
         ]
         name, end = names[token], begin + len(new)
-        if new.endswith(name) and len(name) < len(new):
+        num_open = self._detokenizer.num_open
+        if new and num_open:  # the piece is that of earlier tokens
+            for one in reversed(self._waiting):
+                if num_open > 1:
+                    num_open -= one.end > one.begin
+                    one.begin, one.end = end, end + (one.end > one.begin)
+                elif one.end > begin:
+                    one.end = end
+            begin, end = end, end + 1
+        elif new.endswith(name) and len(name) < len(new):
             for one in self._waiting:  # open tokens, whose bytes turned out to be no character
                 one.end = end - len(name) if one.end > begin else one.end
             begin = end - len(name)
