@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,6 @@ from specdec_hf.runner.protocol import context_length, vocab_size_of
 MAX_SEQUENCES = 1024
 # What every sequence asks, whatever the generation config of the model says.
 COMMON: dict[str, Any] = {"do_sample": True, "return_dict_in_generate": False}
-LONG = 2**20  # tokens, so that no minimal length of a config is too long for a check
 # Fields of a generation config with the only value that a sequence of a batch can have: they need
 # a tokenizer, go by the clock, or give several texts. A drafter of the model's own choice would
 # take the place of the decoder's.
@@ -311,7 +311,19 @@ def _check_generation_config(model: Any) -> None:
                 f"{name}={shown(value)} is not supported in a queue (from model.generation_config)"
             )
     ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    prepare_call(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=LONG, **COMMON)
+    with warnings.catch_warnings():  # of minimal lengths, which a text of one token cannot have
+        warnings.simplefilter("ignore")
+        call = prepare_call(
+            model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, **COMMON
+        )
+    try:
+        for processor in call.processors[0]:
+            processor(ids, torch.zeros((1, vocab_size_of(model)), device=model.device))
+    except Exception as error:  # whatever Transformers raises for an id outside the vocabulary
+        name = type(processor).__name__
+        raise ValueError(
+            f"{name} of model.generation_config cannot be asked: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]:
@@ -319,9 +331,9 @@ def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]
     ids = torch.tensor([sequence.input_ids], device=device)
     width, stop = ids.shape[1], sequence.stop
 
-    def ended(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
+    def ended(input_ids: torch.Tensor, scores: Any) -> bool:
         assert stop is not None
-        return torch.tensor([stop(input_ids[0, width:].cpu().numpy())], device=device)
+        return stop(input_ids[0, width:].cpu().numpy())
 
     return {
         "input_ids": ids,

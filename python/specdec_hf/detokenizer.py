@@ -119,8 +119,9 @@ def decode_behind(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) 
 class StopStrings:
     """Strings that end a text, looked for while it grows (Knuth, Morris and Pratt 1977).
 
-    Its places are values: for each string, how many of its characters the text ends with, as far as
-    the string can still become complete. A string that is complete stays so.
+    A place is a tuple, of which a caller may keep earlier ones: for each string, how many of its
+    characters the text ends with, as far as the string can still become complete. A string that is
+    complete stays so.
 
     Args:
         strings: each of at least one character.

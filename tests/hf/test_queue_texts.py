@@ -11,6 +11,8 @@ import pytest
 import torch
 from specdec_hf import BatchQueue, SpeculativeDecoder, generate
 from specdec_hf.batch_queue import REFUSED
+from specdec_hf.loop import continuous
+from specdec_hf.loop.session import Session
 from specdec_hf.request.unsupported import HONOURED
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
@@ -174,6 +176,11 @@ def test_every_field_that_generate_honours_is_proved_here_or_refused():
         ({"penalty_alpha": 0.6}, "penalty_alpha=0.6 is not supported"),
         ({"cache_implementation": "static"}, "cache_implementation='static' is not supported"),
         ({"repetition_penalty": "2"}, "repetition_penalty must be a number, got '2'"),
+        (
+            {"forced_eos_token_id": 999},
+            "ForcedEOS.* of model.generation_config cannot be asked: Ind",
+        ),
+        ({"sequence_bias": [[[999], 1.0]]}, "SequenceBias.* of model.generation_config cannot be"),
         ({"max_matching_ngram_size": 2}, "max_matching_ngram_size=2 needs drafter='prompt_lookup'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -338,3 +345,38 @@ def test_a_prompt_that_cannot_be_read_ends_alone(monkeypatch):
     found = queued(WIDE, requests=[long, *ordinary[:3], long, *ordinary[3:]], drafter=None)
     assert [found[n] for n in (0, 4)] == [([], "MemoryError: planted")] * 2
     assert [found[n] for n in (1, 2, 3, 5, 6)] == wide()[0]
+
+
+def test_a_sequence_that_cannot_begin_ends_alone(monkeypatch):
+    """Root: its session was made outside of what isolates the faults of a sequence."""
+    begin_like = continuous._begin_like
+
+    def without_memory(session, call, seed):
+        if call.input_ids.tolist() == [PROMPTS[2]]:
+            raise MemoryError("planted")
+        return begin_like(session, call, seed)
+
+    monkeypatch.setattr(continuous, "_begin_like", without_memory)
+    requests = [(prompt, asked, {}) for prompt, asked in zip(PROMPTS, ASKED, strict=True)]
+    found, errors = stream(requests, 3, "joins, drafts")
+    assert found == [[] if k == 2 else text for k, (text, _) in enumerate(wide()[0])]
+    assert [str(error) for error in errors if error is not None] == ["planted"]
+
+
+def test_answers_of_processors_move_with_their_sequence(monkeypatch):
+    """Root: those of ended sequences stayed, and the check began anew with each join."""
+    adopt, seen = Session.adopt, []
+
+    def watched(self, b, other, index):
+        held = other.answers.get(other.numbers[index])
+        adopt(self, b, other, index)
+        seen.append((held, self.answers.get(self.numbers[b]), len(self.answers)))
+
+    monkeypatch.setattr(Session, "adopt", watched)
+    own = {"logits_processor": [lambda input_ids, scores: scores]}
+    requests = [(prompt, asked, own) for prompt, asked in zip(PROMPTS, ASKED, strict=True)]
+    found, _ = stream(requests * 2, 2, "joins, drafts")
+    assert found == 2 * [text for text, _ in wide()[0]]
+    assert seen
+    assert all(held is not None and held is moved for held, moved, _ in seen)
+    assert max(count for _, _, count in seen) <= 2

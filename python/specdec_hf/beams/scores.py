@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.beams.tree import DraftedBeams, Integers
-from specdec_hf.loop.processors import ask, check_answer, ends_text
+from specdec_hf.loop.processors import ask, check_answer, reason_to_end
 from specdec_hf.loop.session import Answer
 from specdec_hf.request.call import Call
 from specdec_hf.runner.protocol import to_device
@@ -141,7 +141,7 @@ def _process(
                 if parent is None or log_probs[b, above[b][n], drawn[n]] == -torch.inf:
                     continue
                 prefix = torch.cat([parent, tokens[b, n].view(1)])
-                if beams.ends(prefix.cpu().numpy()):
+                if reason_to_end(call, b, prefix.cpu().numpy(), prefix.device):
                     continue
                 prefixes[row] = prefix
             log_probs[b, row] = ask(processors[b], prefixes[row], log_probs[b, row])
@@ -193,13 +193,6 @@ class Beams:
         self.indices = self.running_indices.clone()
         self.done = False
         self.answers: dict[int, Answer] = {}
-
-    def ends(self, ids: NDArray[np.int64]) -> bool:
-        """Whether a sequence [T] ends with its last token, for another reason than its length."""
-        criteria = self.call.criteria
-        return int(ids[-1]) in self.call.eos or (
-            bool(criteria) and ends_text(criteria, ids, self.model.device)
-        )
 
     def step(
         self,
@@ -299,7 +292,8 @@ class Beams:
             return torch.ones_like(ended)
         if self.call.criteria:
             for b, k in (~ended).nonzero().tolist():
-                ended[b, k] = self.ends(candidates[b, k].numpy())
+                ids = candidates[b, k].numpy()
+                ended[b, k] = bool(reason_to_end(self.call, b, ids, self.model.device))
         return ended
 
 

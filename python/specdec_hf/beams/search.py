@@ -45,9 +45,9 @@ from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.protocol import (
     context_length,
-    rereads_at_turn,
-    room_before_turn,
+    rereads_at_rope_switch,
     to_device,
+    tokens_before_rope_switch,
     vocab_size_of,
 )
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -121,8 +121,8 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
     check_beam_options(call, options)
     options, notes = plain_beams(call, options)
     call = replace(call, notes=[*call.notes, *notes])
-    room = room_before_turn(model, int(call.mask.sum(axis=1).max()))
-    if rereads_at_turn(model) and room is not None and room < call.max_new_tokens:
+    room = tokens_before_rope_switch(model, int(call.mask.sum(axis=1).max()))
+    if rereads_at_rope_switch(model) and room is not None and room < call.max_new_tokens:
         reason = f"after {room} more tokens its plain search reads all beams again"
         if options.drafter is None:
             return own_search(model, call, options, reason)
@@ -306,7 +306,10 @@ class BeamSearch:
         room = self.beams.max_length - self.beams.length - 1
         depth = self.beams.length - self.beams.prompt_length
         longest = int(self.call.mask.sum(axis=1).max()) + depth
-        context, turn = context_length(self.drafter.model), room_before_turn(self.model, longest)
+        context, turn = (
+            context_length(self.drafter.model),
+            tokens_before_rope_switch(self.model, longest),
+        )
         if context is not None:
             room = min(room, context - longest)
         if turn is not None:

@@ -73,9 +73,10 @@ class Taken:
 
     @property
     def ends_in_draft(self) -> NDArray[np.bool_]:
-        """[B], whether a drafted token is the last one, so that drafts behind it count as absent.
+        """[B], whether a text takes nothing behind its accepted drafts, which then count alone.
 
-        A text that goes on takes a recovered or bonus token behind them.
+        So it is where a text ends with a draft or by a fault, or had ended before. A text that goes
+        on takes a recovered or bonus token behind them.
         """
         ends: NDArray[np.bool_] = self.num_accepted == [len(ids) for ids in self.tokens]
         return ends
@@ -150,6 +151,8 @@ def cut(session: Session, verdict: HostVerdict, errors: dict[int, Exception]) ->
 
     Raises:
         RuntimeError: a sequence that goes on has no token to go on with.
+        Exception: whatever a stopping criterion raises. A session that isolates faults raises
+            neither.
     """
     size = len(session.history.lengths)
     taken = Taken(
@@ -208,11 +211,11 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, E
     """The tokens up to the first stop, why they stop there ("" where they do not), and a fault."""
     most = int(session.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
-    call, _ = session.calls[b]
+    (call, index), device = session.calls[b], session.model.device
     text = session.padded_ids(b) if call.criteria else np.empty(0, dtype=np.int64)
     for i in range(len(tokens)):
         try:
-            reason = reason_to_end(session, b, np.append(text, tokens[: i + 1]))
+            reason = reason_to_end(call, index, np.append(text, tokens[: i + 1]), device)
         except Exception as error:  # whatever a criterion raises
             return tokens[: i + 1], "error", error
         if reason:

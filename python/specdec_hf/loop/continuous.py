@@ -139,7 +139,7 @@ def _those_that_wait(model: Any, first: Asked, source: Source) -> list[Asked]:
     while (given := source(1 + len(waiting))) is not None:
         _check_joins(given.call)
         if given.call.do_sample != first.call.do_sample:
-            raise _refused(f"do_sample={given.call.do_sample} is not that of the batch")
+            raise CannotJoinError(f"do_sample={given.call.do_sample} is not that of the batch")
         waiting.append(given)
     return waiting
 
@@ -160,11 +160,14 @@ def _check_joins(call: Call) -> None:
     if len(call.mask) != 1 or call.beams is not None:
         raise ValueError(f"source must give one sequence at a time, got {len(call.mask)}")
     if (reason := _why_not_text_alone(call)) is not None:
-        raise _refused(reason)
+        raise CannotJoinError(reason)
 
 
-def _refused(reason: str) -> ValueError:
-    return ValueError(f"source must give sequences that can join the batch: {reason}")
+class CannotJoinError(ValueError):
+    """A source gave what no batch takes: a fault of the program and not of a sequence."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"source must give sequences that can join the batch: {reason}")
 
 
 def why_static(session: Session) -> str | None:
@@ -293,13 +296,15 @@ class _Prompts:
                 yield _ended(self.like.stats, one.number, "cancelled")
                 asks = True
                 continue
-            alone = one.session = one.session or self._begin(one)
             try:
+                alone = one.session = one.session or self._begin(one)
                 reading = [other.session for other in self.reading if other.session is not None]
                 others = [*joining, *reading] if batch is None else [batch, *joining, *reading]
                 _share_prefix(alone, others)
                 took, whole = yield from _read(alone, left)
-            except Exception as error:  # whatever its forward or its drafter raises
+            except CannotJoinError:
+                raise
+            except Exception as error:  # whatever its beginning, forward or drafter raises
                 yield _ended(self.like.stats, one.number, "error", error)
                 asks = True
                 continue
@@ -333,7 +338,7 @@ class _Prompts:
         if reason is None and alone.rule != self.like.rule:
             reason = f"its rule is {alone.rule!r} in a batch of rule {self.like.rule!r}"
         if reason is not None:
-            raise _refused(reason)
+            raise CannotJoinError(reason)
         alone.numbers = [one.number]
         return alone
 

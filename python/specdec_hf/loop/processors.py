@@ -1,8 +1,8 @@
 """Hugging Face's logits processors and stopping criteria, asked about one sequence at a time.
 
 A processor must be a function of its arguments: it is asked about drafts that the text does not
-take, and so in another order than by plain decoding. One of the user's is asked once more a round
-for an answer that it has given.
+take, and so in another order than by plain decoding. A user's processor is asked again in each
+round for its answer of the round before, which finds one that keeps a state.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformers import StoppingCriteriaList
 from specdec_hf.arguments import shown
 from specdec_hf.loop.session import Answer, Session
 from specdec_hf.options import LOSSY_RULES
+from specdec_hf.request.call import Call
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
 
@@ -43,7 +44,7 @@ def process_logits(
     Rows behind a draft that cannot be accepted, because it is absent, a processor forbids it or a
     greedy text takes another token, and behind one that ends its sequence are left as they are: the
     text takes nothing from them, and a processor must not be shown a prefix that plain decoding
-    could not have made. Of the filters only ``top_k=1`` is looked at.
+    could not have made. Drafts that top_p, min_p or a larger top_k exclude are shown to them.
 
     Args:
         session: names the processors of each sequence.
@@ -58,6 +59,7 @@ def process_logits(
         ValueError: a processor that is no function of its arguments, by name.
     """
     processors: list[Any] = session.processors
+    device = session.model.device
     errors: dict[int, Exception] = {}
     greedy = _greedy(session)
     processed = logits.to(torch.float32, copy=True)
@@ -80,8 +82,7 @@ def process_logits(
             processed[b, rows] = torch.nan
 
     def process(b: int, row: int, prefix: NDArray[np.int64]) -> None:
-        ids = to_device(prefix, session.model.device)
-        processed[b, row] = ask(processors[b], ids, logits[b, row])
+        processed[b, row] = ask(processors[b], to_device(prefix, device), logits[b, row])
 
     for b in np.flatnonzero(session.history.active).tolist():
         prefixes = {-1: session.padded_ids(b)}
@@ -92,11 +93,12 @@ def process_logits(
                 continue
             prefix = np.append(prefixes[parent], token)
             with isolated(b, n + 1):
-                if not reason_to_end(session, b, prefix):
+                if not reason_to_end(*session.calls[b], prefix, device):
                     process(b, n + 1, prefix)
                     prefixes[n] = prefix
-        if b not in errors and (session.drafter is not None or len(processors) > 1):
-            root = to_device(prefixes[-1], session.model.device)
+        out_of_order = session.drafter is not None or len(processors) > 1
+        if out_of_order and b not in errors and stateful(processors[b]):
+            root = to_device(prefixes[-1], device)
             answer = Answer(root, logits[b, 0], processed[b, 0])
             with isolated(b, slice(None)):
                 check_answer(processors[b], session.answers, session.numbers[b], answer)
@@ -119,6 +121,15 @@ def ask(processors: Any, prefix: torch.Tensor, row: torch.Tensor) -> torch.Tenso
     return answer[0]
 
 
+def stateful(processors: Any) -> list[str]:
+    """The names of processors that may have a state."""
+    return [
+        getattr(one, "__name__", type(one).__name__)
+        for one in processors
+        if type(one).__module__ not in STATELESS_MODULES or type(one).__name__ in STATEFUL_CLASSES
+    ]
+
+
 def check_answer(processors: Any, answers: dict[int, Answer], key: int, answer: Answer) -> None:
     """Ask for an answer of an earlier round again, and keep this round's for the next one.
 
@@ -132,11 +143,7 @@ def check_answer(processors: Any, answers: dict[int, Answer], key: int, answer: 
         ValueError: they answer otherwise now. Nothing else would show that a text is another than
             without drafts.
     """
-    names = [
-        getattr(one, "__name__", type(one).__name__)
-        for one in processors
-        if type(one).__module__ not in STATELESS_MODULES or type(one).__name__ in STATEFUL_CLASSES
-    ]
+    names = stateful(processors)
     if not names:
         return
     rule = (
@@ -183,15 +190,14 @@ def process_ended(
     return processed
 
 
-def reason_to_end(session: Session, b: int, ids: NDArray[np.int64]) -> str:
-    """Why sequence ``b`` ends with the last of its tokens ``ids`` [T]; "" where it does not.
+def reason_to_end(call: Call, index: int, ids: NDArray[np.int64], device: torch.device) -> str:
+    """Why a sequence ends with the last of its tokens ``ids`` [T]; "" where it does not.
 
     Without stopping criteria only the last token is looked at.
     """
-    call, index = session.calls[b]
     if int(ids[-1]) in call.eos:
         return "eos"
-    if call.criteria and ends_text(call.criteria, ids, session.model.device, index, len(call.mask)):
+    if call.criteria and ends_text(call.criteria, ids, device, index, len(call.mask)):
         return "criteria"
     return ""
 

@@ -28,7 +28,7 @@ from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, TracedRound
 from specdec_hf.loop.top_logprobs import add_top_logprobs
-from specdec_hf.runner.protocol import rereads_at_turn, room_before_turn, to_device
+from specdec_hf.runner.protocol import rereads_at_rope_switch, to_device, tokens_before_rope_switch
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
@@ -120,20 +120,23 @@ def draft_limits(session: Session) -> NDArray[np.int64]:
         return np.zeros_like(session.budgets)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
     most = np.where(session.history.active, session.budgets - session.new_tokens - 1, 0)
-    return session.length_policy.limits(np.minimum(most, _room_before_turn(session, most)))
+    return session.length_policy.limits(np.minimum(most, _tokens_before_rope_switch(session, most)))
 
 
 def _reads_again(session: Session) -> bool:
     """Whether plain generation reads the whole text again in the next round."""
     longest = int(session.history.lengths.max())
-    return rereads_at_turn(session.model) and room_before_turn(session.model, longest - 1) == 0
+    return (
+        rereads_at_rope_switch(session.model)
+        and tokens_before_rope_switch(session.model, longest - 1) == 0
+    )
 
 
-def _room_before_turn(session: Session, most: NDArray[np.int64]) -> int:
+def _tokens_before_rope_switch(session: Session, most: NDArray[np.int64]) -> int:
     """How deep drafts may be, so that the target's angles change where they do without drafts."""
     assert session.drafter is not None
     lengths, deepest = session.history.lengths, session.drafter.depth
-    room = room_before_turn(session.model, int(lengths.max()))
+    room = tokens_before_rope_switch(session.model, int(lengths.max()))
     if room is None:
         return int(most.max())
     if len(lengths) > 1 and (lengths + most).max() >= lengths.max() + room:

@@ -140,6 +140,10 @@ class Session:
         ``sampling`` has tensors. All that is kept of one sequence is listed here.
         """
         self.history.adopt(b, other.history, index)
+        self.answers.pop(self.numbers[b], None)
+        number = other.numbers[index]
+        if number in other.answers:
+            self.answers[number] = other.answers[number]
         for name in ("calls", "numbers", "prompt_lengths", "budgets", "logprobs", "seeds"):
             getattr(self, name)[b] = getattr(other, name)[index]
         for name, value in self.sampling.to_dict().items():

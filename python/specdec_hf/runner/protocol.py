@@ -143,7 +143,7 @@ def rope_types(model: Any) -> set[str]:
     return {kind for kind in kinds if kind is not None}
 
 
-def room_before_turn(model: Any, length: int) -> int | None:
+def tokens_before_rope_switch(model: Any, length: int) -> int | None:
     """How many tokens may follow before a forward turns all its tokens by other angles, or None.
 
     Rotary embeddings of the kinds `ROPES_BY_LENGTH` turn all tokens of a forward by its largest
@@ -165,8 +165,8 @@ def room_before_turn(model: Any, length: int) -> int | None:
     return min((bound - length for bound in bounds if bound >= length), default=None)
 
 
-def rereads_at_turn(model: Any) -> bool:
-    """Whether plain generation reads a text again where `room_before_turn` ends."""
+def rereads_at_rope_switch(model: Any) -> bool:
+    """Whether plain generation reads a text again where `tokens_before_rope_switch` ends."""
     return model.config.model_type in REREADING and "longrope" in rope_types(model)
 
 

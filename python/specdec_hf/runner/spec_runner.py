@@ -26,9 +26,9 @@ from specdec_hf.runner.protocol import (
     Lengths,
     context_length,
     model_inside,
-    room_before_turn,
     rounded,
     to_device,
+    tokens_before_rope_switch,
 )
 from specdec_hf.runner.spec_cache import SpecCache
 from specdec_kernels import tree_attention
@@ -342,7 +342,7 @@ class SpecRunner:
             and self.device.type == "cpu"
             and self.later_inputs is None
             and int(starts.max()) <= 0
-            and room_before_turn(self.model, 0) is None
+            and tokens_before_rope_switch(self.model, 0) is None
         ):
             return False
         prompts = set(_without_padding(tokens, starts))

@@ -147,7 +147,7 @@ def make_app(
             async def chunks() -> AsyncIterator[str]:
                 nonlocal new
                 each = {"usage": None} if asked.stream_options.include_usage else {}
-                async for index, piece, _ in pieces:
+                async for index, piece in pieces:
                     new += len(piece.step.tokens)
                     if (choice := form.chunk(index, piece)) is not None:
                         yield _event(head | {"choices": [choice]} | each)
@@ -158,7 +158,7 @@ def make_app(
             if asked.stream:
                 return EventStream(chunks(), stack.pop_all())
             collected: list[list[Piece]] = [[] for _ in sequences]
-            async for index, piece, _ in pieces:
+            async for index, piece in pieces:
                 new += len(piece.step.tokens)
                 collected[index].append(piece)
             choices = [form.choice(*one) for one in enumerate(collected)]
@@ -195,13 +195,13 @@ def make_app(
             pieces = service.pieces([sequence])
 
             async def events() -> AsyncIterator[str]:
-                async for _, piece, _ in pieces:
+                async for _, piece in pieces:
                     for event in form.events(piece):
                         yield _event(event)
 
             if streams:
                 return EventStream(events(), stack.pop_all())
-            return form.answer([piece async for _, piece, _ in pieces])
+            return form.answer([piece async for _, piece in pieces])
 
     @app.post("/")
     async def compatible(asked: GenerateRequest, request: Request) -> Any:

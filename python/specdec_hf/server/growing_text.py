@@ -51,8 +51,8 @@ class GrowingText:
     Args:
         tokenizer: decodes the tokens; special tokens are left out.
         prompt: token ids; the text is what follows theirs.
-        stop: strings before which the text is cut where a step has ended it with one of them, as
-            `StopCriterion` does; which step that is, nothing here decides.
+        stop: where the text has one of these strings when its last step comes, it is cut before it.
+            `StopCriterion` decides which step is the last.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:

@@ -163,7 +163,7 @@ class Service:
 
     async def pieces(
         self, sequences: Sequence[QueuedSequence], stop: Sequence[str] = ()
-    ) -> AsyncIterator[tuple[int, Piece, GrowingText]]:
+    ) -> AsyncIterator[tuple[int, Piece]]:
         """What each round appends to each text, by its index, until all texts have ended.
 
         Args:
@@ -174,7 +174,7 @@ class Service:
         try:
             async with aclosing(_merged(sequences)) as steps:
                 async for index, step in steps:
-                    yield index, texts[index].add(step), texts[index]
+                    yield index, texts[index].add(step)
         except Exception as error:  # whatever a batch raises
             line = f"the text could not be decoded: {type(error).__name__}: {error}"
             raise Fault(500, line) from error
