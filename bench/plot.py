@@ -1,7 +1,8 @@
 """Draws a results file: of `bench.sweep`, `bench.forward` or `python -m specdec_hf bench --json`.
 
 A sweep is drawn as time against batch, vocabulary and nodes with the byte floor, forwards as time
-against the tokens that they read, and answers to prompts as speeds over plain Transformers.
+against the tokens that they read, and answers to prompts as two factors: this library without
+drafts over ``model.generate``, and drafts over no drafts.
 
 python -m bench.plot RESULTS.json [--out FOLDER]
 """
@@ -9,19 +10,31 @@ python -m bench.plot RESULTS.json [--out FOLDER]
 from __future__ import annotations
 
 import json
+import textwrap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import matplotlib as mpl
 import typer
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from bench.results import Row, Run, read
 
+# Pages show a figure of two panels at about 0.7 of its width, where smaller words cannot be read.
+mpl.rcParams |= {
+    "font.size": 10, "axes.titlesize": 10, "axes.labelsize": 10, "legend.fontsize": 9,
+    "figure.titlesize": 11,
+}  # fmt: skip
+
 AXES = {"batch": "B", "vocabulary": "V", "nodes": "N"}
 MOST = 6  # series in one figure: the first ones of the grid
+LIBRARY, SPECULATION, LOSS, OTHER = "#5c6bc0", "#ef9a3c", "#d62728", "#9e9e9e"
+PLAIN_NUMBERS = FuncFormatter(lambda value, _: f"{value:g}")  # powers have a font of their own
 
 
 def _rest(config: dict[str, Any], axis: str) -> tuple[Any, ...]:
@@ -43,8 +56,8 @@ def _title(rest: tuple[Any, ...]) -> str:
     words = [f"{AXES[k]}={values[k]}" for k in AXES if k in values]
     words += [f"gamma={values['gamma']}" if "gamma" in values else values["rule"]]
     words += [values["dtype"], values["filters"]]
-    words += [f"acceptance {values['acceptance']:g}", f"from {values['start']}"]
-    return ", ".join(words)
+    how = [f"acceptance {values['acceptance']:g}", f"from {values['start']}"]
+    return ", ".join(words) + "\n" + ", ".join(how)
 
 
 def _panel(panel: Any, rows: list[Row], axis: str, kind: str, title: str) -> None:
@@ -60,11 +73,11 @@ def _panel(panel: Any, rows: list[Row], axis: str, kind: str, title: str) -> Non
     floor = sorted({row.config[axis]: row.floor_us for row in rows}.items())
     panel.plot(*zip(*floor, strict=True), "k--", label="byte floor")
     panel.set(xscale="log", yscale="log", xlabel=AXES[axis], ylabel="microseconds")
-    panel.set_title(title, fontsize=8)
+    panel.set_title(title)
     panel.minorticks_off()
-    panel.set_xticks([x for x, _ in floor], [str(x) for x, _ in floor], rotation=45)
+    panel.yaxis.set_major_formatter(PLAIN_NUMBERS)
+    panel.set_xticks([x for x, _ in floor], [str(x) for x, _ in floor])
     panel.grid(alpha=0.3)
-    panel.legend(fontsize="x-small")
 
 
 def _save(figure: Any, path: Path) -> None:
@@ -85,55 +98,104 @@ def draw(run: Run, axis: str, path: Path) -> bool:
     kinds = {"us": "call from the host", "graph_us": "replay as a CUDA graph"}
     if not any(row.graph_us for row in run.rows):
         del kinds["graph_us"]
-    size = (6.5 * len(kinds), 4.4 * len(found) + 0.4)
+    size = (4.8 * len(kinds), 4.2 * len(found) + 0.4)
     figure, panels = plt.subplots(len(found), len(kinds), figsize=size, squeeze=False, sharey="row")
+    figure.set_layout_engine("constrained")
     for line, (rest, rows) in zip(panels, found.items(), strict=True):
         for panel, (kind, name) in zip(line, kinds.items(), strict=True):
             _panel(panel, rows, axis, kind, f"{_title(rest)}: {name}")
+        handles, names = line[0].get_legend_handles_labels()
+        line[-1].legend(handles, names, loc="upper left", bbox_to_anchor=(1.01, 1))
     machine = run.machine
-    figure.suptitle(f"{machine['device']}, {machine['bandwidth'] / 1e9:.0f} GB/s read", fontsize=10)
-    figure.tight_layout()
+    figure.suptitle(f"{machine['device']}, {machine['bandwidth'] / 1e9:.0f} GB/s read")
     _save(figure, path)
     return True
 
 
-def _bars(
-    panel: Any, speeds: dict[str, float], intervals: dict[str, list[float]], title: str
-) -> None:
-    names = list(speeds)[::-1]
-    panel.barh(names, [speeds[name] for name in names], color="#5c6bc0")
-    panel.margins(y=max(0.02, 0.5 - 0.05 * len(names)))  # few bars are no broader than many
-    for name in names:
-        low, high = intervals.get(name, (speeds[name],) * 2)
-        panel.plot((low, high), (name, name), color="black", linewidth=1.5)
+@dataclass(frozen=True)
+class Bar:
+    """Ratios of speeds over ``model.generate``, or of drafts over no drafts (speculation)."""
+
+    name: str
+    together: float
+    library: float | None = None
+    speculation: float | None = None
+    interval: tuple[float, float] | None = None
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any], name: str | None = None) -> Self:
+        speeds = row["speeds"] or {"library": None, "speculation": None}
+        ratios = {key: speeds[key] for key in ("library", "speculation")}
+        return cls(name or row["name"], row["ratio"], interval=row["interval"], **ratios)
+
+    @property
+    def label(self) -> str:
+        """The total, and the factors where drafts were accepted."""
+        if self.library is None or self.speculation is None:
+            return f"{self.together:.2f}"
+        return f"{self.together:.2f} = {self.library:.2f} × {self.speculation:.2f}"
+
+
+def _draw_bars(panel: Any, bars: list[Bar], title: str, places: int) -> None:
+    """Bars from 1 on an axis where factors add up, the first on top of as many places."""
+    for y, bar in enumerate(bars):
+        end = bar.together
+        if bar.library is None:
+            panel.barh(y, end - 1, left=1, color=OTHER)
+        elif bar.speculation is None:  # no draft was accepted: what differs is noise
+            panel.barh(y, end - 1, left=1, color=LIBRARY)
+        else:
+            panel.barh(y, bar.library - 1, left=1, color=LIBRARY)
+            gains = bar.speculation >= 1
+            style = {"color": SPECULATION} if gains else {"fill": False, "edgecolor": LOSS}
+            panel.barh(
+                y, end - bar.library, left=bar.library, hatch="" if gains else "///", **style
+            )
+            end = max(end, bar.library)
+        if bar.interval is not None:
+            panel.plot(bar.interval, (y, y), color="black", linewidth=1.5)
+            end = max(end, bar.interval[1])
         panel.annotate(
-            f"{speeds[name]:.2f}", (high, name), xytext=(4, 0), textcoords="offset points",
-            va="center", fontsize=8, bbox={"color": "white", "pad": 0.5},
-        )  # fmt: skip
-    panel.axvline(1, color="black", linestyle="--", linewidth=0.8)
-    ends = [*speeds.values(), *(high for _, high in intervals.values())]
-    panel.set_xlim(0, 1.2 * max(ends))
-    panel.set_xlabel("tokens a second over plain Transformers", fontsize=9)
-    panel.set_title(title, fontsize=9)
-    panel.tick_params(labelsize=8)
+            bar.label, (max(end, 1), y), xytext=(5, 0), textcoords="offset points", va="center"
+        )
+    panel.axvline(1, color="black", linewidth=0.8)
+    ends = [1.0, *(bar.together for bar in bars), *(bar.library or 1.0 for bar in bars)]
+    panel.set(xscale="log", xlim=(0.97 * min(ends), 1.05 * max(ends) ** 1.5))
+    panel.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    panel.set_ylim(places - 0.4, -0.6)
+    ticks = [tick for tick in (0.5, 0.7, 1, 1.5, 2, 3, 4, 5, 7, 10) if tick <= 1.1 * max(ends)]
+    panel.set_xticks([tick for tick in ticks if tick >= min(ends)])
+    panel.xaxis.set_major_formatter(PLAIN_NUMBERS)
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("tokens a second over model.generate (logarithmic)")
+    panel.set_title(title)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
 def draw_speeds(table: dict[str, Any], path: Path) -> None:
-    """Draw one table of `python -m specdec_hf bench`: its rows, and categories of the last one."""
-    rows = table["rows"][1:]
-    speeds = {row["name"]: row["ratio"] for row in rows}
-    intervals = {row["name"]: row["interval"] for row in rows if "interval" in row}
-    categories = rows[-1].get("categories")
-    panels = 2 if categories else 1
-    height = 1.4 + 0.26 * max(len(speeds), len(categories or ()))
-    figure, axes = plt.subplots(
-        1, panels, figsize=(5.2 * panels if panels > 1 else 7.5, height), squeeze=False
-    )
-    _bars(axes[0, 0], speeds, intervals, "all prompts" + ", with 90 % intervals" * bool(intervals))
-    if categories:
-        _bars(axes[0, 1], categories, {}, f"{rows[-1]['name']}, by category")
-    figure.suptitle(table["title"], fontsize=9)
-    figure.tight_layout()
+    """Draw a table of `python -m specdec_hf bench`: its configs, and the categories of the last."""
+    last = table["rows"][-1]
+    # The blue part of each bar tells what a row of its own has.
+    others = [row for row in table["rows"][1:-1] if not row["name"].startswith("without drafts")]
+    categories = [Bar(name, **ratios) for name, ratios in last["categories"].items()]
+    by_category = [Bar.of_row(last, "all prompts"), *categories]
+    shown = [(by_category, last["name"])]
+    if others:
+        every = ([Bar.of_row(row) for row in [*others, last]], "all prompts")
+        shown = [every, *shown] if categories else [every]
+    places = max(len(bars) for bars, _ in shown)
+    size = (7.5 * len(shown), 1.9 + 0.3 * places)
+    figure, axes = plt.subplots(1, len(shown), figsize=size, squeeze=False)
+    figure.set_layout_engine("constrained")
+    for panel, (bars, title) in zip(axes[0], shown, strict=True):
+        _draw_bars(panel, bars, title, places)
+    names = {
+        "this library without drafts over model.generate": LIBRARY,
+        "speculation: with drafts over without": SPECULATION,
+    }
+    handles = [Patch(color=color, label=name) for name, color in names.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False)
+    figure.suptitle(textwrap.fill(table["title"], 90 * len(shown)))
     _save(figure, path)
 
 
@@ -150,10 +212,11 @@ def draw_forwards(content: dict[str, Any], path: Path) -> None:
         panel.set(xscale="log", yscale="log", xlabel="tokens of a forward", ylabel="milliseconds")
         panel.minorticks_off()
         panel.set_xticks(run["rows"], list(map(str, run["rows"])))
-        panel.set_title(f"{content['model']}, {run['dtype']}, {run['threads']} threads", fontsize=9)
+        panel.set_title(f"{content['model']}, {run['dtype']}, {run['threads']} threads")
+        panel.yaxis.set_major_formatter(PLAIN_NUMBERS)
         panel.grid(alpha=0.3)
-        panel.legend(fontsize="x-small")
-    figure.suptitle(f"{machine['device']}, commit {machine['commit'][:8]}", fontsize=9)
+        panel.legend()
+    figure.suptitle(f"{machine['device']}, commit {machine['commit'][:8]}")
     figure.tight_layout()
     _save(figure, path)
 
@@ -164,6 +227,8 @@ def plots(path: Path, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if "results" in content:
         tables = content["results"]
+        if any("speeds" not in row for table in tables for row in table["rows"]):
+            raise SystemExit(f"{path} has no answers without drafts in turns; measure it again")
         ends = [f"-{n}" for n, _ in enumerate(tables, start=1)] if len(tables) > 1 else [""]
         files = [folder / f"{path.stem}{end}.svg" for end in ends]
         for table, file in zip(tables, files, strict=True):

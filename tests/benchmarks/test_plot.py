@@ -21,32 +21,75 @@ def words(svg):
 
 
 def drawn():
-    """Results that have a figure of these kinds."""
-    for path in sorted(RESULTS.rglob("*.json")):
-        content = json.loads(path.read_text())
-        if path.with_suffix(".svg").exists() and ("results" in content or "runs" in content):
-            yield path
+    """Figures with the results that they were drawn from; sweeps have one for each axis."""
+    for svg in sorted(RESULTS.rglob("*.svg")):
+        stem = svg.stem
+        for axis in plot.AXES:
+            stem = stem.removesuffix(f"-{axis}")
+        path = svg.with_name(f"{stem}.json")
+        tables = json.loads(path.read_text()).get("results", [])
+        if all("speeds" in row for table in tables for row in table["rows"]):
+            yield svg, path
 
 
-@pytest.mark.parametrize("path", list(drawn()), ids=lambda path: path.stem)
-def test_a_committed_figure_is_that_of_its_results(path, tmp_path):
-    (made,) = plot.plots(path, tmp_path)
-    assert made.name == path.with_suffix(".svg").name
-    assert words(made.read_text()) == words(path.with_suffix(".svg").read_text())
+@pytest.mark.parametrize(("svg", "path"), list(drawn()), ids=lambda path: path.stem)
+def test_a_committed_figure_is_that_of_its_results(svg, path, tmp_path):
+    made = {file.name: file for file in plot.plots(path, tmp_path)}
+    assert words(made[svg.name].read_text()) == words(svg.read_text())
 
 
-def test_the_bars_of_a_table_are_its_ratios(tmp_path):
-    content = json.loads((RESULTS / "spec_bench/cpu-default-float32-20261126.json").read_text())
-    (table,) = content["results"]
-    _, plain, ours = table["rows"]
-    ours["ratio"], ours["categories"]["qa"] = 1.234, 5.678
+def row_of(name, generate, without, mine, categories=()):
+    """A row of a table as `bench` writes it; None is what was not measured."""
+    ratios = {
+        "library": without and without / generate,
+        "speculation": without and mine / without,
+        "together": mine / generate,
+    }
+    speeds = None if without is None else ratios
+    categories = {each: {**ratios, "together": 9.87} for each in categories}
+    return {
+        "name": name, "ratio": mine / generate, "interval": None, "speeds": speeds,
+        "categories": categories, "answers": [],
+    }  # fmt: skip
+
+
+def test_a_bar_is_made_of_the_library_and_of_speculation(tmp_path):
+    """On an axis where their factors add up; speculation has no share where nothing is accepted."""
+    peer, ours = row_of("peer", 10, None, 12.5), row_of("auto", 10, 20, 26, ["qa"])
+    idle = row_of("idle", 10, 20, 21)
+    idle["speeds"]["speculation"] = None
+    rows = [row_of("model.generate", 10, None, 10), row_of("without drafts, specdec", 10, None, 20)]
+    tables = [{"title": "both", "rows": [*rows, *more]} for more in ([ours], [peer, idle, ours])]
     path = tmp_path / "both.json"
-    path.write_text(json.dumps({"results": [table, {**table, "rows": [ours, plain]}]}))
+    path.write_text(json.dumps({"results": tables}))
     made = plot.plots(path, tmp_path)
     assert [file.name for file in made] == ["both-1.svg", "both-2.svg"]
-    first = words(made[0].read_text())
-    assert {"1.23", "5.68", "auto, optimal, by category", f"{plain['ratio']:.2f}"} <= {*first}
-    assert "plain, Transformers" not in first  # the ratios are over it
+    first, second = (words(file.read_text()) for file in made)
+    assert {"2.60 = 2.00 × 1.30", "9.87 = 2.00 × 1.30", "all prompts", "qa", "auto"} <= {*first}
+    assert {"1.25", "2.10", "peer", "idle", "9.87 = 2.00 × 1.30"} <= {*second}
+    assert not {"model.generate", "without drafts, specdec", "peer"} & {*first}
+
+
+def test_segments_end_at_the_factors(tmp_path):
+    panel = plot.plt.subplots()[1]
+    bars = [
+        plot.Bar("gain", 3.0, 2.0, 1.5),
+        plot.Bar("loss", 1.8, 2.0, 0.9),
+        plot.Bar("idle", 2.1, 2.0),
+    ]
+    plot._draw_bars(panel, bars, "", 3)
+    found = [(box.get_x(), pytest.approx(box.get_x() + box.get_width())) for box in panel.patches]
+    assert found == [(1, 2.0), (2.0, 3.0), (1, 2.0), (2.0, 1.8), (1, 2.1)]
+    assert [box.get_facecolor()[:3] for box in panel.patches].count(
+        plot.mpl.colors.to_rgb(plot.SPECULATION)
+    ) == 1
+
+
+def test_answers_without_turns_of_three_are_refused_by_file(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"results": [{"title": "", "rows": [{"name": "auto"}]}]}))
+    with pytest.raises(SystemExit, match=r"old\.json has no answers without drafts in turns"):
+        plot.plots(path, tmp_path)
 
 
 def test_forwards_are_drawn_for_each_dtype(tmp_path):

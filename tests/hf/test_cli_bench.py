@@ -1,6 +1,8 @@
 """The command ``bench`` measures what it names, on every prompt, and writes it twice."""
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +13,10 @@ from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.checks import Settings
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.lab.bench import configs as bench_configs
+from specdec_hf.lab.bench import results, summary
 from specdec_hf.lab.bench import runs as bench_runs
-from specdec_hf.lab.bench import summary
 from specdec_hf.lab.bench.efficiency import forward_costs, predict, round_costs
-from specdec_hf.lab.bench.runs import PLAIN, Answer, Batch, Config, Pair
+from specdec_hf.lab.bench.runs import PLAIN, WITHOUT, Answer, Batch, Config, Turns
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.runner.protocol import CACHE_NAME
@@ -49,32 +51,76 @@ def bench(folder, questions, tmp_path):  # noqa: F811
 
 def test_bench_compares_drafters_and_schedules(bench, tmp_path):
     markdown = tmp_path / "out.md"
-    results = bench(
+    found = bench(
         "--limit 1 --max-new-tokens 6 --drafter prompt_lookup --drafter layers:1 --drafter "
         f"prompt_lookup+ngram {SCHEDULE} constant {SCHEDULE} heuristic {SCHEDULE} optimal --dtype "
         f"float32 --dtype bfloat16 --runs 2 --markdown {markdown}"
     )
-    assert [entry["dtype"] for entry in results] == ["float32", "bfloat16"]
-    assert [entry["runs"] for entry in results] == [2, 2]
-    names = [row["name"] for row in results[0]["rows"]]
+    assert [entry["dtype"] for entry in found] == ["float32", "bfloat16"]
+    assert [entry["runs"] for entry in found] == [2, 2]
+    names = [row["name"] for row in found[0]["rows"]]
     assert names == [
-        "plain, Transformers", "prompt lookup, Transformers", "plain, specdec", "prompt_lookup",
-        "prompt_lookup, heuristic", "prompt_lookup, optimal", "layers:1", "layers:1, heuristic",
+        PLAIN, "prompt lookup, Transformers", WITHOUT, "prompt_lookup", "prompt_lookup, heuristic",
+        "prompt_lookup, optimal", "layers:1", "layers:1, heuristic",
         "layers:1, optimal", "prompt_lookup+ngram, tree", "prompt_lookup+ngram, tree, optimal",
     ]  # fmt: skip
-    for row in results[0]["rows"]:
+    for row in found[0]["rows"]:
         assert row["identical"] == row["texts"] == 2
         assert [answer["prompts"] for answer in row["answers"]] == [["0"], ["2"]]
         seconds = sum(answer["seconds"] for answer in row["answers"])
         assert all(a["seconds"] == np.median(a["seconds_of_runs"]) for a in row["answers"])
         tokens = sum(len(answer["texts"][0]) for answer in row["answers"])
         assert row["tokens_per_second"] == pytest.approx(tokens / seconds)
-    assert results[0]["rows"][2]["tokens_per_round"] == 1
-    assert results[0]["rows"][0]["ratio"] == pytest.approx(1)
+    assert found[0]["rows"][2]["tokens_per_round"] == 1
+    assert found[0]["rows"][0]["ratio"] == pytest.approx(1)
+    for row in found[0]["rows"]:
+        check_ratios(row)
     text = markdown.read_text()
-    assert text.count("| prompt_lookup, heuristic |") == 4  # a line and a column for each dtype
+    assert text.count("| prompt_lookup, heuristic |") == 6  # two lines and a column for each dtype
     assert "| b | " in text
     assert "2 of 2" in text
+
+
+def check_ratios(row):
+    """Every ratio of a row is that of the seconds that the file has of its answers."""
+    drafts = row["name"] not in (PLAIN, "prompt lookup, Transformers", WITHOUT)
+    roles = {"m": "with_drafts", "p": "model.generate"}
+    if drafts:
+        roles["w"] = "without_drafts"
+    sums = {role: [0, 0.0] for role in roles}
+    for answer in row["answers"] if row["name"] != PLAIN else ():
+        runs = 2 if row["name"] != WITHOUT else 2 * 8  # the turns of all that draft
+        assert [sorted(order) for order in answer["orders"]] == [sorted(roles)] * runs
+        mine = {"tokens": len(answer["texts"][0]), "seconds_of_runs": answer["seconds_of_runs"]}
+        for role, of in {"m": mine, **answer}.items():
+            if role in roles:
+                assert len(of["seconds_of_runs"]) == runs
+                sums[role][0] += of["tokens"]
+                sums[role][1] += np.median(of["seconds_of_runs"])
+    if row["name"] == PLAIN:
+        return
+    speed = {role: tokens / seconds for role, (tokens, seconds) in sums.items()}
+    assert row["ratio"] == pytest.approx(speed["m"] / speed["p"])
+    if not drafts:
+        assert (row["speeds"], row["speculation_interval"]) == (None, None)
+        return
+    speeds = {name: speed[role] for role, name in roles.items()}
+    accepted = any(answer["accepted"] for answer in row["answers"])
+    gain = pytest.approx(speed["m"] / speed["w"]) if accepted else None
+    ratios = {"together": row["ratio"], "library": pytest.approx(speed["w"] / speed["p"])}
+    assert row["speeds"] == {**ratios, "speculation": gain} | {
+        name: pytest.approx(value) for name, value in speeds.items()
+    }
+    assert (row["speculation_interval"] is None) == (not accepted)
+
+
+def test_drafts_are_measured_without_any_other_config(bench):
+    """The default drafter costs three answers a turn, and a peer only where one is asked for."""
+    (content,) = bench("--limit 1 --max-new-tokens 4 --drafter auto --peer none --runs 1")
+    assert [row["name"] for row in content["rows"]] == [PLAIN, WITHOUT, "auto, optimal"]
+    (content,) = bench("--limit 1 --max-new-tokens 4 --drafter none --peer none --runs 1")
+    assert [row["name"] for row in content["rows"]] == [PLAIN, WITHOUT]
+    assert [order for a in content["rows"][1]["answers"] for order in a["orders"]] == ["pm", "mp"]
 
 
 def test_bench_says_which_configs_are_lossy(bench, folder, questions):  # noqa: F811
@@ -109,7 +155,7 @@ def test_ragged_batches_are_compared_greedily_and_sampled(bench):
     assert (greedy["batch_size"], sampled["temperature"], sampled["top_p"]) == (2, 0.7, 0.9)
     assert set(greedy["left_out"]) == {"llama.cpp", "assisted, Transformers"}
     names = [row["name"] for row in greedy["rows"]]
-    assert names == ["plain, Transformers", "plain, specdec", "layers:1"]
+    assert names == [PLAIN, WITHOUT, "layers:1"]
     for row, other in zip(greedy["rows"], sampled["rows"], strict=True):
         # Five prompts make two batches, each of categories in turns.
         assert [answer["prompts"] for answer in row["answers"]] == [["0", "2"], ["1", "3"]]
@@ -126,13 +172,13 @@ def test_the_baselines_of_speculative_sampling_take_part(bench):
     rows = {row["name"]: row for row in greedy["rows"]}
     assert all(rows[name]["identical"] == rows[name]["texts"] for name in names)
     assert rows[names[1]]["tokens_per_round"] >= rows[names[0]]["tokens_per_round"] >= 1
-    assert rows["plain, Transformers"]["tokens_per_round"] is None
+    assert rows[PLAIN]["tokens_per_round"] is None
     assert names[0] in [row["name"] for row in sampled["rows"]]
     assert "the longest of sampled chains is biased" in sampled["left_out"][names[1]]
 
 
-def paired(monkeypatch, answer, configs, batches, runs):
-    """The pairs of configs whose answers are faked."""
+def in_turns(monkeypatch, answer, configs, batches, runs):
+    """The turns of configs whose answers are faked."""
     monkeypatch.setattr(bench_runs, "_answer", answer)
     monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
     ids = {"input_ids": torch.ones(1, 2)}
@@ -140,56 +186,114 @@ def paired(monkeypatch, answer, configs, batches, runs):
     loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
     taken, left_out = bench_runs.warm_up(loaded, configs, prompts, arguments, str)
     assert not left_out
-    return bench_runs.run_pairs(loaded, taken, prompts, arguments, runs, str)
+    return bench_runs.run_turns(loaded, taken, prompts, arguments, runs, str)
 
 
 def test_texts_must_equal_those_of_the_reference(monkeypatch):
     """Those of other ways to generate must equal those of plain Transformers all the same."""
-    texts = {PLAIN: [[1]], "peer": [[1]], "ours": [[2]], "equal": [[2]], "other": [[1]]}
+    texts = {PLAIN: [[1]], "peer": [[1]], WITHOUT: [[2]], "equal": [[2]], "other": [[1]]}
 
     def answer(model, config, batch, arguments):
         return Answer(batch.prompts, "", texts[config.name], 1.0, [1.0])
 
     decoder = SpeculativeDecoder()
-    every = [Config(PLAIN), Config("peer"), Config("ours", decoder, reference=True)]
-    every += [Config("equal", decoder), Config("other", decoder)]
-    pairs = paired(monkeypatch, answer, every, 1, 1)
-    same = {name: each[0].mine.identical for name, each in pairs.items()}
-    assert same == {"peer": True, "ours": True, "equal": True, "other": False}
-    assert all(each[0].plain.identical for each in pairs.values())
+    without = Config(WITHOUT, decoder, without_drafts=True, reference=True)
+    drafting = [Config("equal", decoder), Config("other", decoder)]
+    turns = in_turns(monkeypatch, answer, [Config(PLAIN), Config("peer"), without, *drafting], 1, 1)
+    same = {name: each[0].mine.identical for name, each in turns.items()}
+    assert same == {"peer": True, "equal": True, "other": False}
+    assert all(each[0].plain.identical for each in turns.values())
+    assert turns["equal"][0].without.identical
+    alone = in_turns(monkeypatch, answer, [Config(PLAIN), without], 1, 1)
+    assert alone[WITHOUT][0].mine.identical
 
 
-def measured(monkeypatch, seconds):
-    """The rows of faked answers and their calls; ``seconds`` takes config and number of a call."""
+def measured(monkeypatch, seconds, drafts=None):
+    """The rows of faked answers and their calls; ``seconds`` takes config and number of a call.
+
+    With ``drafts``, how many of an answer are accepted, the config drafts in turns of three.
+    """
     calls = []
 
     def answer(model, config, batch, arguments):
         calls.append(config.name)
         took = seconds(config.name, calls.count(config.name))
-        return Answer(batch.prompts, batch.category, [[1, 2]], took, [took])
+        accepted = drafts if config.name == "fast" else 0
+        text = [[1, 2]]
+        return Answer(
+            batch.prompts, batch.category, text, took, [took], drafted=2, accepted=accepted
+        )
 
-    every = [Config(PLAIN), Config("fast")]
-    pairs = paired(monkeypatch, answer, every, 4, 3)
-    return summary.rows_of(every, pairs, None, sampled=False), calls
+    every = [Config(PLAIN), Config("peer")]
+    if drafts is not None:
+        without = Config(WITHOUT, SpeculativeDecoder(None), without_drafts=True)
+        every = [Config(PLAIN), without, Config("fast", SpeculativeDecoder())]
+    turns = in_turns(monkeypatch, answer, every, 6, 3)
+    return summary.rows_of(every, turns, None, sampled=False), calls
 
 
 def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):
-    rows, calls = measured(monkeypatch, lambda name, call: 2.0 if name == PLAIN else 1.0)
+    took = {PLAIN: 2.0, "peer": 1.0}
+    rows, calls = measured(monkeypatch, lambda name, call: took[name])
     pairs = list(zip(calls[::2], calls[1::2], strict=True))
-    assert set(pairs) == {(PLAIN, "fast"), ("fast", PLAIN)}
-    assert sum(first == PLAIN for first, _ in pairs) == 6
+    assert set(pairs) == {(PLAIN, "peer"), ("peer", PLAIN)}
+    assert sum(first == PLAIN for first, _ in pairs) == 9
     assert (rows[1].ratio, rows[1].interval, rows[1].notes) == (2.0, (2.0, 2.0), [])
-    assert rows[1].categories == {"a": 2.0, "b": 2.0}
-    assert (rows[0].ratio, rows[0].texts) == (1.0, 4)
+    assert {name: one.together for name, one in rows[1].categories.items()} == {"a": 2.0, "b": 2.0}
+    assert (rows[0].ratio, rows[0].texts) == (1.0, 6)
 
 
-@pytest.mark.parametrize(("side", "word"), [("fast", "it"), (PLAIN, "plain generation")])
+@pytest.mark.parametrize("accepted", [1, 0], ids=["accepted", "none accepted"])
+def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatch, accepted):
+    """Forwards of this library are 2 times as fast as the others, and drafts of it 1.25 times."""
+    took = {PLAIN: 5.0, WITHOUT: 2.5, "fast": 2.0}
+    rows, calls = measured(monkeypatch, lambda name, call: took[name], accepted)
+    names = [row.name for row in rows]
+    turns = Counter(zip(calls[::3], calls[1::3], calls[2::3], strict=True))
+    assert names == [*took]
+    assert turns == Counter(dict.fromkeys(itertools.permutations(took), 3)), "each order as often"
+    _, without, fast = rows
+    gain = (1.25, (1.25, 1.25)) if accepted else (None, None)
+    assert (fast.ratio, fast.interval, fast.speeds.library) == (2.5, (2.5, 2.5), 2)
+    assert (fast.speeds.speculation, fast.speculation_interval) == gain
+    assert {one.speculation for one in fast.categories.values()} == {gain[0]}
+    assert (without.ratio, without.interval, without.speeds.speculation) == (2, (2, 2), None)
+    assert [row.notes for row in rows] == [[], [], []]
+    line = [
+        cell.strip() for cell in results.markdown_text("", rows, []).split("| fast |")[1].split("|")
+    ]
+    assert line[:6] == (
+        ["1.0", "2.50", "2.50-2.50", "2.00", "1.25", "1.25-1.25"] if accepted
+        else ["1.0", "2.50", "2.50-2.50", "2.00", "", ""]
+    )  # fmt: skip
+    shown = "| a | 2.00 | 2.50 (1.25) |" if accepted else "| a | 2.00 | 2.50 |"
+    assert shown in results.markdown_text("", rows, [])
+
+
+@pytest.mark.parametrize(
+    ("side", "word"),
+    [("fast", "it"), (PLAIN, PLAIN), (WITHOUT, "this library without drafts")],
+)
 def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch, side, word):
-    rows, _ = measured(monkeypatch, lambda name, call: 9.0 if (name, call) == (side, 1) else 1.0)
-    assert rows[1].notes == [
+    rows, _ = measured(monkeypatch, lambda name, call: 9.0 if (name, call) == (side, 1) else 1.0, 1)
+    assert rows[2].notes == [
         f"unfair: the first answer of {word} took 9.0 times the seconds of the same later"
     ]
-    assert rows[1].ratio == 1  # by the median
+    assert rows[2].ratio == 1  # by the median
+
+
+def test_an_effect_of_the_order_is_flagged_with_the_side_that_has_it(monkeypatch):
+    """What answers after this library without drafts takes twice as long."""
+    made = []
+
+    def seconds(name, call):
+        made.append(name)
+        turn = made[(len(made) - 1) // 3 * 3 :]
+        return 2.0 if name == "fast" and WITHOUT in turn else 1.0
+
+    rows, _ = measured(monkeypatch, seconds, 1)
+    (note,) = rows[2].notes
+    assert "unfair: the ratio over this library without drafts depends on which" in note
 
 
 def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(questions, tmp_path, monkeypatch):
@@ -264,8 +368,8 @@ def row(costs):
     text = [list(range(51))]
     mine = Answer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11, stats=stats)
     plain = Answer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP)
-    pairs = {"drafter": [Pair(mine, plain, [True])]}
-    return summary.rows_of([Config(PLAIN), Config("drafter")], pairs, costs, sampled=False)[1]
+    turns = {"drafter": [Turns(mine, plain, ["pm"])]}
+    return summary.rows_of([Config(PLAIN), Config("drafter")], turns, costs, sampled=False)[1]
 
 
 def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it():

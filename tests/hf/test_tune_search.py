@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from specdec_hf.cli.checks import Settings
-from specdec_hf.lab.bench.runs import Answer, Pair
+from specdec_hf.lab.bench.runs import Answer, Turns
 from specdec_hf.lab.tune import measure
 from specdec_hf.lab.tune.candidates import (
     DRAFTERS_TRIED,
@@ -67,7 +67,7 @@ class Synthetic:
             same = not name.startswith(self.other or "-")
             rounds = TOKENS if name.startswith(self.idle or "-") else TOKENS // 2
             mine = Answer([""], "", text, seconds, [seconds], identical=same, rounds=rounds)
-            trial.add(number, Pair(mine, Answer([""], "", text, 1.0, [1.0]), [True]))
+            trial.add(number, Turns(mine, Answer([""], "", text, 1.0, [1.0]), ["pm"]))
             self.now += 1.0 + seconds
 
 
@@ -259,7 +259,7 @@ def test_candidates_do_not_share_what_calls_remember(monkeypatch):
         return {configs[1].name: [None]}
 
     monkeypatch.setattr(measure, "warm_up", warm)
-    monkeypatch.setattr(measure, "run_pairs", pairs)
+    monkeypatch.setattr(measure, "run_turns", pairs)
     settings = Settings(sampling={"temperature": 0.0}, max_new_tokens=4)
     loaded, drafters = SimpleNamespace(model=model), {"prompt_lookup": "prompt_lookup"}
     answers = measure.Answers(loaded, drafters, [None, None], settings, str)

@@ -1,1 +1,1 @@
-"""Drafters, schedules and peers in turns with plain generation; see docs/benchmarks.md."""
+"""Drafters, schedules and peers in turns with ``model.generate``; see docs/benchmarks.md."""

@@ -1,4 +1,4 @@
-"""The command ``bench``: drafters, schedules and peers against plain generation on prompts."""
+"""The command ``bench``: drafters, schedules and peers against ``model.generate`` on prompts."""
 
 # torch loads at first use; see cli/app.py
 from __future__ import annotations
@@ -92,7 +92,10 @@ def bench(
         ),
     ] = (),  # type: ignore[assignment]
     peer: Annotated[
-        list[str], repeated("--peer NAME", f"{', '.join(PEERS)}.", "prompt_lookup", one_of(*PEERS))
+        list[str],
+        repeated(
+            "--peer NAME", f"{', '.join(PEERS)}, or none.", "prompt_lookup", one_of(*PEERS, "none")
+        ),
     ] = (),  # type: ignore[assignment]
     dtype: Dtypes = (),  # type: ignore[assignment]
     batch_size: BatchSizes = (),  # type: ignore[assignment]
@@ -107,16 +110,20 @@ def bench(
     json_file: options.JsonFile = None,
     markdown: Markdown = None,
 ) -> None:
-    """Measure drafters and schedules against plain generation and other ways to generate.
+    """Measure drafters and schedules against model.generate, and against other ways to generate.
 
-    Every answer is made in turns with one of plain Transformers, and speeds are compared within
-    these pairs only.
+    Each answer with drafts is made in turns with one of model.generate and one of this library
+    without drafts, so that a ratio tells which of the two made it. Other answers are made in turns
+    with model.generate.
     """
     check_outputs([Path(questions)], json_file, markdown)
     number = settings.num_assistant_tokens
     if number is not None:
         at_least(1)("--num-assistant-tokens", number)
     dtypes, peers = once(dtype, "auto"), once(peer, "prompt_lookup")
+    if "none" in peers and len(peers) > 1:
+        fail(f"--peer none must be the only one, got {', '.join(peers)}")
+    peers = [name for name in peers if name != "none"]
     # Plain generation, which is compared with, takes none of what is measured.
     measured = {name: getattr(settings, name) for name in MEASURED}
     unmeasured: dict[str, Any] = {

@@ -91,7 +91,7 @@ def make_configs(
     *,
     named: bool = True,
 ) -> tuple[list[Config], dict[str, str]]:
-    """The plain config, the peers, and those of the drafters; and why a peer is left out.
+    """Those that are compared with, the peers and the drafters; and why a peer is left out.
 
     Args:
         chosen: the settings of each drafter.
@@ -103,7 +103,7 @@ def make_configs(
     """
     from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.lab.bench.peers import LeftOutError, make_peer
-    from specdec_hf.lab.bench.runs import PLAIN, Config
+    from specdec_hf.lab.bench.runs import PLAIN, WITHOUT, Config
     from specdec_hf.runner.encoded import is_encoder_decoder
 
     configs, left_out = [Config(PLAIN)], {}
@@ -116,8 +116,9 @@ def make_configs(
     last = [] if compiled is None else ["compiled" if compiled else "own forwards"]
     configs.append(
         Config(
-            ", ".join(["plain, specdec", *last]),
+            ", ".join([WITHOUT, *last]),
             SpeculativeDecoder(None, compile=compiled),
+            without_drafts=True,
             # In 16 bits Transformers rounds otherwise, and drafts change no text of this library.
             reference=loaded.dtype != "float32",
         )
@@ -125,6 +126,8 @@ def make_configs(
     left = list(loaded.drafters)
     for settings in chosen:
         mine = [left.pop(0) for _ in settings.drafter]
+        if settings.drafter == ["none"]:  # it is the one above
+            continue
         decoder = make_decoder(settings, mine if len(mine) > 1 else mine[0])
         schedule = settings.num_assistant_tokens_schedule or "constant"
         words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]

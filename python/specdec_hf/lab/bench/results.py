@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from specdec_hf.schedules.costs import MonotoneCost
 
 MOST_WIDTHS = 8  # of the cost curve
+SLOWEST_CATEGORY = 0.97  # a ratio below it is flagged
 WIDTH, GAP = 80, "  "
-COLUMNS = (
-    "config", "tokens/s", "ratio", "90 %", "median", "tau", "alpha", "bound", "eff.", "loop", "same"
-)  # fmt: skip
+SPEEDS = ("config", "tokens/s", "ratio", "90 %", "library", "speculation", "90 %", "same")
+ROUNDS = ("config", "median", "tau", "alpha", "bound", "eff.", "loop")
+WORDS = (
+    "ratio: over model.generate; library: without drafts over model.generate, in the same turns; "
+    "speculation: with drafts over without"
+)
 Lines = list[tuple[str, ...]]
 
 
@@ -91,7 +95,7 @@ def _measure(
     loaded: Loaded, configs: list[Config], batches: list[Batch], settings: Settings, runs: int
 ) -> tuple[str, dict[str, Any], list[Row]]:
     """Title, report for JSON, and rows of one dtype, batch size and temperature."""
-    from specdec_hf.lab.bench.runs import run_pairs, warm_up
+    from specdec_hf.lab.bench.runs import run_turns, turns_of, warm_up
     from specdec_hf.lab.bench.summary import rows_of
 
     sampling = {name: settings.sampling[name] for name in ("temperature", "top_p", "top_k")}
@@ -108,18 +112,21 @@ def _measure(
     if settings.do_sample:
         arguments |= sampling
     with progress() as bar:
-        steps = len(configs) + (len(configs) - 1) * len(batches) * runs
+        steps = len(configs) + sum(map(len, turns_of(configs))) * len(batches) * runs
         task = bar.add_task("", total=steps)
 
         def advance(text: str) -> None:
             bar.update(task, advance=1, description=f"{loaded.dtype} {text}")
 
         taken, left_out = warm_up(loaded, configs, batches, arguments, advance)
-        pairs = run_pairs(loaded, taken, batches, arguments, runs, advance)
-    calls = [pair.mine.stats for each in pairs.values() for pair in each if pair.mine.stats]
+        turns = run_turns(loaded, taken, batches, arguments, runs, advance)
+    answers = [
+        answer for each in turns.values() for one in each for answer in (one.mine, one.without)
+    ]
+    calls = [answer.stats for answer in answers if answer is not None and answer.stats]
     in_rounds = any(stats.forwards != "own" for stats in calls)
     forward = _forward_costs(loaded, batches, calls, left_out, in_rounds=in_rounds)
-    rows = rows_of(configs, pairs, forward, sampled=settings.do_sample)
+    rows = rows_of(configs, turns, forward, sampled=settings.do_sample)
     if loaded.model.device.type != "cpu":  # the host only queues forwards
         rows = [replace(row, loop_share=None) for row in rows]
     report = {
@@ -175,20 +182,21 @@ def print_report(title: str, rows: list[Row], remarks: list[str]) -> None:
     A config has a line of its own and its figures are below it, so that names and numbers are whole
     where the output is `WIDTH` columns wide.
     """
-    (heading, header, configs), *by_category = _tables(title, rows)
-    console.print(visible(heading), style="italic")
-    figures = [[cell.replace(" of ", "/") for cell in cells] for _, *cells in configs]
-    widths = [max(map(len, column)) for column in zip(header[1:], *figures, strict=True)]
-    _print_cells(header[1:], widths)
-    for row, numbers in zip(rows, figures, strict=True):
-        console.print(visible(row.name), style="bold", soft_wrap=True)
-        _print_cells(numbers, widths)
+    speeds, rounds, *by_category = _tables(title, rows)
+    for heading, (_, *header), lines in (speeds, rounds):
+        console.print(visible(heading), style="italic")
+        figures = [[cell.replace(" of ", "/") for cell in cells] for _, *cells in lines]
+        widths = [max(map(len, column)) for column in zip(header, *figures, strict=True)]
+        _print_cells(header, widths)
+        for (name, *_), numbers in zip(lines, figures, strict=True):
+            console.print(visible(name), style="bold", soft_wrap=True)
+            _print_cells(numbers, widths)
     for heading, (_, *names), lines in by_category:
         console.print(visible(heading), style="italic")
         longest = max(len(category) for category, *_ in lines)
         for number, name in enumerate(names, start=1):
             console.print(visible(name), style="bold", soft_wrap=True)
-            ratios = [f"{cells[0]:<{longest}}  {cells[number]:<6}" for cells in lines]
+            ratios = [f"{cells[0]:<{longest}}  {cells[number]:<11}" for cells in lines]
             console.print(Columns(map(visible, ratios), padding=(0, 2)), width=WIDTH)
     for remark in _remarks(rows, remarks):
         console.print(visible(remark), style="dim")
@@ -211,40 +219,56 @@ def markdown_text(title: str, rows: list[Row], remarks: list[str]) -> str:
 
 def _tables(title: str, rows: list[Row]) -> list[tuple[str, tuple[str, ...], Lines]]:
     """Heading, header and lines of each table."""
-    tables: list[tuple[str, tuple[str, ...], Lines]] = [(title, COLUMNS, list(map(_cells, rows)))]
+    tables = [
+        (title, SPEEDS, list(map(_cells_of_speeds, rows))),
+        ("Rounds", ROUNDS, list(map(_cells_of_rounds, rows))),
+    ]
     several = [row for row in rows if len(row.categories) > 1]
     if several:
         header = ("category", *(row.name for row in several))
         names = several[0].categories
-        lines = [(name, *(_flagged(row, name) for row in several)) for name in names]
-        tables.append(("Ratio by category, ! below 0.97", header, lines))
+        lines = [(name, *(_by_category(row, name) for row in several)) for name in names]
+        tables.append(("Ratio by category, in brackets speculation; ! below 0.97", header, lines))
     return tables
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    low_high = "" if row.interval is None else "{:.2f}-{:.2f}".format(*row.interval)
+def _cells_of_speeds(row: Row) -> tuple[str, ...]:
     return (
         row.name,
-        f"{row.tokens_per_second:.1f}",
+        f"{row.speeds.with_drafts:.1f}",
         f"{row.ratio:.2f}",
-        low_high,
-        f"{row.median_ratio:.2f}",
-        _number(row.tokens_per_round),
-        _number(row.alpha),
-        _number(row.theorem),
-        _number(row.efficiency),
-        "" if row.loop_share is None else f"{row.loop_share:.1%}",
+        _interval(row.interval),
+        _number(row.speeds.library),
+        _number(row.speeds.speculation),
+        _interval(row.speculation_interval),
         "" if row.identical is None else f"{row.identical} of {row.texts}",
     )
+
+
+def _cells_of_rounds(row: Row) -> tuple[str, ...]:
+    numbers = (row.median_ratio, row.tokens_per_round, row.alpha, row.theorem, row.efficiency)
+    loop = "" if row.loop_share is None else f"{row.loop_share:.1%}"
+    return (row.name, *map(_number, numbers), loop)
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _flagged(row: Row, category: str) -> str:
-    return f"{row.categories[category]:.2f}{' !' if category in row.slow_categories else ''}"
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else "{:.2f}-{:.2f}".format(*ends)
+
+
+def _by_category(row: Row, category: str) -> str:
+    speeds = row.categories[category]
+    text = _flagged(speeds.together or 0.0)
+    return text if speeds.speculation is None else f"{text} ({_flagged(speeds.speculation)})"
+
+
+def _flagged(ratio: float) -> str:
+    return f"{ratio:.2f}{' !' if ratio < SLOWEST_CATEGORY else ''}"
 
 
 def _remarks(rows: list[Row], remarks: list[str]) -> list[str]:
-    return [*remarks, *(f"{row.name}: {in_options(note)}" for row in rows for note in row.notes)]
+    notes = [f"{row.name}: {in_options(note)}" for row in rows for note in row.notes]
+    return [WORDS, *remarks, *notes]

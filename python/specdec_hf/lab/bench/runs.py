@@ -1,4 +1,4 @@
-"""Measured answers: each config in turns with plain generation, so that both meet the same noise.
+"""Measured answers: each config in turns with what it is compared with, so that all meet one noise.
 
 Importing this module imports torch and transformers.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -22,7 +22,8 @@ from specdec_hf.lab.bench.baselines import Baseline
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import run_stream
 
-PLAIN = "plain, Transformers"
+PLAIN = "model.generate"
+WITHOUT = "without drafts, specdec"
 WARM_UP_TOKENS = 8
 
 
@@ -39,8 +40,10 @@ class Config:
         single: whether it takes one sequence only.
         drafts_on_host: whether its drafter computes nothing of a model.
         peer: whether it is left out, with a remark, where it fails.
-        reference: whether other answers of this library must equal its, in place of those of plain
-            Transformers, whose forwards have other widths.
+        without_drafts: whether it is this library without drafts, which takes part in the turns of
+            each config that drafts.
+        reference: whether other answers of this library must equal those of this config, in place
+            of those of plain Transformers, whose forwards have other widths.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Config:
     single: bool = False
     drafts_on_host: bool = True
     peer: bool = False
+    without_drafts: bool = False
     reference: bool = False
 
 
@@ -110,18 +114,43 @@ class Answer:
 
 
 @dataclass
-class Pair:
-    """A config's answer to a batch, and the plain ones that were made in turns with it.
+class Turns:
+    """A config's answer to a batch, and those that were made in turns with it.
 
-    ``plain_first`` tells for each run which of the two was made first.
+    Attributes:
+        mine: of the config.
+        plain: of the config that all are compared with, mostly ``model.generate``.
+        orders: who answered first, second and third in each run: "m" is the config, "p" the plain
+            one, "w" this library without drafts.
+        without: of this library without drafts, where the config drafts.
     """
 
     mine: Answer
     plain: Answer
-    plain_first: list[bool]
+    orders: list[str]
+    without: Answer | None = None
 
 
-def run_pairs(
+def turns_of(configs: Sequence[Config]) -> list[dict[str, Config]]:
+    """Who answers in turns, by the letters of `Turns.orders`; the first config is the plain one.
+
+    A config of this library that drafts takes turns with the plain one and with this library
+    without drafts, all others with the plain one. Where a config drafts, this library without
+    drafts has no turns of its own.
+    """
+    plain, *others = configs
+    without = next((one for one in others if one.without_drafts), None)
+    drafting = [one for one in others if one.decoder is not None and one is not without]
+    turns = []
+    for one in others:
+        if without is not None and one in drafting:
+            turns.append({"p": plain, "w": without, "m": one})
+        elif one is not without or not drafting:
+            turns.append({"p": plain, "m": one})
+    return turns
+
+
+def run_turns(
     loaded: Loaded,
     configs: list[Config],
     batches: list[Batch],
@@ -129,11 +158,12 @@ def run_pairs(
     runs: int,
     advance: Callable[[str], None],
     first: int = 0,
-) -> dict[str, list[Pair]]:
+) -> dict[str, list[Turns]]:
     """Answer every batch with every config; the first config is the plain one.
 
-    Each answer is made right before or after a plain one, in turns. In run 0, 1, ... all configs of
-    a batch draw the same seed, so that a run can be repeated.
+    An answer is made right before or after those that it is compared with, in an order that
+    changes. In run 0, 1, ... all configs of a batch draw the same seed, so that a run can be
+    repeated.
 
     Args:
         loaded: the target.
@@ -141,33 +171,45 @@ def run_pairs(
         batches: all of the same number of sequences.
         arguments: of generation.
         runs: how often each config answers each batch.
-        advance: called with a config's name before each pair.
+        advance: called with a config's name before each answer of its turns.
         first: number of the first batch, on which order and seeds depend.
 
     Returns:
-        The pairs of each config but the plain one, by its name.
+        The turns of each config that has some, by its name.
     """
-    plain_config, *others = configs
-    pairs: dict[str, list[Pair]] = {config.name: [] for config in others}
+    every = turns_of(configs)
+    found: dict[str, list[Turns]] = {turn["m"].name: [] for turn in every}
     for number, batch in enumerate(batches, start=first):
-        made: list[tuple[list[Answer], list[Answer], list[bool]]] = [([], [], []) for _ in pairs]
+        made = [{role: list[Answer]() for role in turn} for turn in every]
+        orders: list[list[str]] = [[] for _ in every]
         for run in range(runs):
-            for k, config in enumerate(others):
-                advance(config.name)
-                mine, plain, plain_first = made[k]
-                both = [(plain_config, plain), (config, mine)]
-                plain_first.append((number + run + k) % 2 == 0)
-                for one, answers in both if plain_first[-1] else reversed(both):
+            for k, turn in enumerate(every):
+                orders[k].append(_order("".join(turn), number + k, run))
+                for role in orders[k][-1]:
+                    advance(turn["m"].name)
                     torch.manual_seed(number * runs + run)
-                    answers.append(_answer(loaded.model, one, batch, arguments))
-        texts = own = made[0][1][0].texts
-        for config, (mine, _, _) in zip(others, made, strict=True):
-            own = mine[0].texts if config.reference else own
-        for config, (mine, plain, plain_first) in zip(others, made, strict=True):
-            wanted = texts if config.decoder is None else own
-            pair = Pair(_of_runs(mine, wanted), _of_runs(plain, texts), plain_first)
-            pairs[config.name].append(pair)
-    return pairs
+                    made[k][role].append(_answer(loaded.model, turn[role], batch, arguments))
+        texts = own = made[0]["p"][0].texts
+        for turn, answers in zip(every, made, strict=True):
+            reference = [role for role, one in turn.items() if one.reference]
+            if reference:
+                own = answers[reference[0]][0].texts
+                break
+        for turn, answers, order in zip(every, made, orders, strict=True):
+            wanted = {
+                role: texts if one.decoder is None or role == "p" else own
+                for role, one in turn.items()
+            }
+            of = {role: _of_runs(each, wanted[role]) for role, each in answers.items()}
+            found[turn["m"].name].append(Turns(of["m"], of["p"], order, of.get("w")))
+    return found
+
+
+def _order(roles: str, turn: int, run: int) -> str:
+    """The roles from another one on in each run, and of three backwards in every second turn."""
+    start = (turn + run) % len(roles)
+    order = roles[start:] + roles[:start]
+    return order[::-1] if len(roles) > 2 and turn % 2 else order
 
 
 def warm_up(
@@ -181,7 +223,7 @@ def warm_up(
     """The configs that can take part, after an answer each to the longest batch and the first.
 
     Args:
-        loaded, configs, batches, arguments, advance: as in `run_pairs`.
+        loaded, configs, batches, arguments, advance: as in `run_turns`.
         first_tokens: most new tokens of the answer to the first batch.
 
     Returns:

@@ -1,25 +1,27 @@
-"""The figures of the command ``bench``, from its pairs of answers; see docs/benchmarks.md."""
+"""The figures of the command ``bench``, from answers made in turns; see docs/benchmarks.md."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.cli.speeds import Speeds
 from specdec_hf.lab.bench.efficiency import predict
-from specdec_hf.lab.bench.runs import PLAIN, Answer, Config, Pair
+from specdec_hf.lab.bench.runs import PLAIN, Answer, Config, Turns
 from specdec_hf.schedules.costs import MonotoneCost
 
-SLOWEST_CATEGORY = 0.97  # a ratio below it is flagged
 DRAWS, LEVEL = 2000, 0.9  # of the bootstrap
 ORDER_EFFECT = 1.1
 SLOW_START = 2.0
 MOST_EFFICIENT = 1.05
+NAMES = {"plain": PLAIN, "without": "this library without drafts"}  # what answers in turns
+Side = Literal["plain", "without"]
 
 
 @dataclass
@@ -27,11 +29,13 @@ class Row:
     """The figures of a config over all batches.
 
     Attributes:
-        tokens_per_second: all tokens over all seconds.
-        ratio: of it to that of the plain answers that were made in turns with it.
-        interval: 90 % bootstrap interval of ``ratio`` over the batches, None for one batch.
-        median_ratio: median of the ratios of single batches.
-        categories: ratio of each category; empty where batches mix them.
+        speeds: all tokens over all seconds, of the answers that were made in turns.
+        interval: 90 % bootstrap interval over the batches of the speed over that of
+            ``model.generate``, None for one batch.
+        speculation_interval: the same of the speed with drafts over that without; None where
+            no draft was accepted.
+        median_ratio: median over single batches of the speed over that of ``model.generate``.
+        categories: speeds of each category; empty where batches mix them.
         tokens_per_round: tokens per forward of the target and sequence, None where other loops
             made these forwards.
         alpha, theorem: accepted over visited drafts, None for trees; and the speed-up that Theorem
@@ -48,11 +52,11 @@ class Row:
 
     name: str
     schedule: str
-    tokens_per_second: float
-    ratio: float
+    speeds: Speeds
     interval: tuple[float, float] | None
+    speculation_interval: tuple[float, float] | None
     median_ratio: float
-    categories: dict[str, float]
+    categories: dict[str, Speeds]
     tokens_per_round: float | None
     alpha: float | None
     theorem: float | None
@@ -61,67 +65,120 @@ class Row:
     identical: int | None
     texts: int
     notes: list[str]
-    answers: list[Answer] = field(default_factory=list)
+    turns: list[Turns] = field(default_factory=list)
 
     @property
-    def slow_categories(self) -> list[str]:
-        """The categories in which it is more than 3 % slower than plain generation."""
-        return [name for name, ratio in self.categories.items() if ratio < SLOWEST_CATEGORY]
+    def ratio(self) -> float:
+        """Tokens a second over those of ``model.generate`` in the same turns."""
+        return self.speeds.together or 0.0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it took turns with this library without drafts, too."""
+        return any(one.without is not None for one in self.turns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        content = asdict(self)
-        for answer in content["answers"]:
-            del answer["stats"]
+        """Plain values for JSON, with the seconds of every answer.
+
+        Each of ``answers`` has the ``orders`` of its runs, and the tokens and seconds of what
+        it took turns with, so that all ratios can be computed from the file.
+        """
+        content = {name: value for name, value in vars(self).items() if name != "turns"}
+        speeds = self.speeds.to_dict()
+        content |= {"tokens_per_second": self.speeds.with_drafts, "ratio": self.ratio}
+        content["speeds"] = speeds["tokens_per_second"] | speeds["ratios"] if self.drafts else None
+        content["categories"] = {
+            name: of_category.to_dict()["ratios"] for name, of_category in self.categories.items()
+        }
+        content["answers"] = [_answers(one) for one in self.turns]
         return content
+
+
+def _answers(turns: Turns) -> dict[str, Any]:
+    content = asdict(replace(turns.mine, stats=None))
+    del content["stats"]
+    if turns.orders:  # the plain one has taken turns with all others
+        content["orders"] = turns.orders
+        for role, other in (("p", turns.plain), ("w", turns.without)):
+            if other is not None:
+                content[role] = {"tokens": other.tokens, "seconds_of_runs": other.seconds_of_runs}
+    return content
 
 
 def rows_of(
     configs: list[Config],
-    pairs: dict[str, list[Pair]],
+    turns: dict[str, list[Turns]],
     forward: MonotoneCost | None,
     *,
     sampled: bool,
 ) -> list[Row]:
-    """A row for plain generation, from the plain answers of all pairs, and one for each config.
+    """A row for each config that answered; those that took turns with others have all answers.
 
     Args:
         configs: those that were run, and others.
-        pairs: of each config but the plain one, by its name.
+        turns: of each config that had some, by its name.
         forward: what forwards of the target cost; None leaves the efficiency out.
         sampled: whether texts cannot be compared.
     """
-    plain = []
-    for same in zip(*pairs.values(), strict=True):
-        runs = [seconds for pair in same for seconds in pair.plain.seconds_of_runs]
-        answer = replace(same[0].plain, seconds=median(runs), seconds_of_runs=runs)
-        plain.append(Pair(answer, answer, []))
-    named = {config.name: config for config in configs}
-    together = {PLAIN: plain, **pairs}
-    return [_row(named[name], each, forward, sampled=sampled) for name, each in together.items()]
+    together = {PLAIN: [Turns(one, one, []) for one in _of_all(turns.values(), "plain")], **turns}
+    drafting = [each for each in turns.values() if each[0].without is not None]
+    without = next((one.name for one in configs if one.without_drafts), "")
+    if drafting:
+        mine, plain = _of_all(drafting, "without"), _of_all(drafting, "plain")
+        every = zip(mine, plain, *drafting, strict=True)
+        together[without] = [
+            Turns(one, other, [order.replace("m", "").replace("w", "m")
+                               for each in same for order in each.orders])
+            for one, other, *same in every
+        ]  # fmt: skip
+    return [
+        _row(one, together[one.name], forward, sampled=sampled)
+        for one in configs
+        if one.name in together
+    ]
 
 
-def _row(config: Config, pairs: list[Pair], forward: MonotoneCost | None, *, sampled: bool) -> Row:
-    answers = [pair.mine for pair in pairs]
+def _of_all(several: Iterable[list[Turns]], side: Side) -> list[Answer]:
+    """The answers of one side to each batch, in the turns of several configs."""
+    found = []
+    for same in zip(*several, strict=True):
+        answers: list[Answer] = [getattr(turns, side) for turns in same]
+        runs = [seconds for answer in answers for seconds in answer.seconds_of_runs]
+        found.append(
+            replace(
+                answers[0],
+                seconds=median(runs),
+                seconds_of_runs=runs,
+                identical=all(answer.identical for answer in answers),
+                notes=sorted({note for answer in answers for note in answer.notes}),
+            )
+        )
+    return found
+
+
+def _row(config: Config, turns: list[Turns], forward: MonotoneCost | None, *, sampled: bool) -> Row:
+    answers = [one.mine for one in turns]
     rounds = sum(answer.rounds for answer in answers)
     notes = {note for answer in answers for note in answer.notes}
     by_category = defaultdict(list)
-    for pair in pairs:
-        by_category[pair.mine.category].append(pair)
-    categories = {name: ratio_of(sums_of(each)) for name, each in by_category.items() if name}
-    alpha, theorem, efficiency, loop_share = _efficiency(config, pairs, forward)
+    for one in turns:
+        by_category[one.mine.category].append(one)
+    categories = {name: speeds_of(each) for name, each in by_category.items() if name}
+    alpha, theorem, efficiency, loop_share = _efficiency(config, turns, forward)
     if efficiency is not None and efficiency > MOST_EFFICIENT:
         notes.add(
             f"wrong: an efficiency of {efficiency:.2f} tells that costs or acceptance are not "
             "those of these answers"
         )
+    speeds = speeds_of(turns)
+    gains = speeds.speculation is not None
     return Row(
         name=config.name,
         schedule=config.schedule,
-        tokens_per_second=sum(a.tokens for a in answers) / sum(a.seconds for a in answers),
-        ratio=ratio_of(sums_of(pairs)),
-        interval=interval_of(sums_of(pairs)),
-        median_ratio=median(ratio_of(sums_of([pair])) for pair in pairs),
+        speeds=speeds,
+        interval=interval_of(sums_of(turns)),
+        speculation_interval=interval_of(sums_of(turns, "without")) if gains else None,
+        median_ratio=median(ratio_of(sums_of([one])) for one in turns),
         categories=categories if config.name != PLAIN else {},
         tokens_per_round=sum(a.tokens for a in answers) / rounds if rounds else None,
         alpha=alpha,
@@ -130,37 +187,53 @@ def _row(config: Config, pairs: list[Pair], forward: MonotoneCost | None, *, sam
         loop_share=loop_share,
         identical=None if sampled else sum(answer.identical for answer in answers),
         texts=len(answers),
-        notes=[*sorted(notes), *(faults(pairs) if config.name != PLAIN else ())],
-        answers=answers,
+        notes=[*sorted(notes), *(faults(turns) if config.name != PLAIN else ())],
+        turns=turns,
     )
 
 
 def _efficiency(
-    config: Config, pairs: list[Pair], forward: MonotoneCost | None
+    config: Config, turns: list[Turns], forward: MonotoneCost | None
 ) -> tuple[float | None, float | None, float | None, float | None]:
     """Acceptance rate, speed-up by the theorem, efficiency and loop share."""
-    calls = [pair.mine.stats for pair in pairs if pair.mine.stats is not None]
-    seconds = sum(pair.mine.later_seconds for pair in pairs)
-    plain_tokens = sum(pair.plain.later_tokens for pair in pairs)
+    calls = [one.mine.stats for one in turns if one.mine.stats is not None]
+    seconds = sum(one.mine.later_seconds for one in turns)
+    plain_tokens = sum(one.plain.later_tokens for one in turns)
     if forward is None or not any(stats.drafted for stats in calls) or not plain_tokens:
         return None, None, None, None
     found = predict(calls, forward, drafts_on_host=config.drafts_on_host)
     if found is None:
         return None, None, None, None
-    steps = sum(max(map(len, pair.plain.texts)) - 1 for pair in pairs)
+    steps = sum(max(map(len, one.plain.texts)) - 1 for one in turns)
     theorem = found.tokens * forward.at(1) * steps / plain_tokens
-    reached = sum(pair.mine.later_tokens for pair in pairs) / seconds
+    reached = sum(one.mine.later_tokens for one in turns) / seconds
     return found.alpha, theorem, reached / found.tokens, found.loop_share
 
 
-def sums_of(pairs: Sequence[Pair]) -> NDArray[np.float64]:
-    """[n, 4]: tokens and seconds of the config, and of plain generation."""
-    both = [(pair.mine, pair.plain) for pair in pairs]
+def speeds_of(turns: Sequence[Turns]) -> Speeds:
+    """The speeds of a config and of those that it took turns with."""
+    tokens, seconds, plain_tokens, plain_seconds = sums_of(turns).sum(0).tolist()
+    without = None
+    if all(one.without is not None for one in turns):
+        _, _, without_tokens, without_seconds = sums_of(turns, "without").sum(0).tolist()
+        without = without_tokens / without_seconds
+    return Speeds(
+        generate=plain_tokens / plain_seconds,
+        without_drafts=without,
+        with_drafts=tokens / seconds,
+        drafted=sum(one.mine.drafted for one in turns),
+        accepted=sum(one.mine.accepted for one in turns),
+    )
+
+
+def sums_of(turns: Sequence[Turns], side: Side = "plain") -> NDArray[np.float64]:
+    """[n, 4]: tokens and seconds of the config, and of a side that it is compared with."""
+    both = [(one.mine, getattr(one, side)) for one in turns]
     return np.array([(a.tokens, a.seconds, b.tokens, b.seconds) for a, b in both], dtype=np.float64)
 
 
 def ratio_of(sums: NDArray[np.float64]) -> float:
-    """Tokens a second of the config, over those of plain generation."""
+    """Tokens a second of the config, over those of the other side."""
     tokens, seconds, plain_tokens, plain_seconds = sums.sum(0)
     return float(tokens / seconds * plain_seconds / plain_tokens)
 
@@ -176,37 +249,41 @@ def interval_of(sums: NDArray[np.float64]) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def faults(pairs: list[Pair]) -> list[str]:
-    """What shows that a config and plain generation were not measured alike.
+def faults(turns: list[Turns]) -> list[str]:
+    """What shows that a config and those it is compared with were not measured alike.
 
-    - An answer that comes second in its pair is slower or faster than one that comes first.
-    - The first answer of either side, in the first batch, takes far longer than the same later: it
-      paid for a warm-up.
+    - Answers are slower or faster where they come after the others.
+    - The first answer of a side, in the first batch, takes far longer than the same later: it paid
+      for a warm-up.
     """
-    found = []
-    effect = _order_effect(pairs)
-    if effect is not None and abs(np.log(effect)) > np.log(ORDER_EFFECT):
-        found.append(
-            f"unfair: the ratio depends on which of a pair comes first, {effect:.2f} times"
-        )
-    for side, answer in (("it", pairs[0].mine), ("plain generation", pairs[0].plain)):
+    found, sides = [], [side for side in NAMES if getattr(turns[0], side) is not None]
+    for side in sides:
+        effect = _order_effect(turns, side)
+        if effect is not None and abs(np.log(effect)) > np.log(ORDER_EFFECT):
+            found.append(
+                f"unfair: the ratio over {NAMES[side]} depends on which of the two comes first, "
+                f"{effect:.2f} times"
+            )
+    answers = {"it": turns[0].mine} | {NAMES[side]: getattr(turns[0], side) for side in sides}
+    for name, answer in answers.items():
         first, *later = answer.seconds_of_runs
         if len(later) > 1 and first > SLOW_START * max(later):
-            found.append(f"unfair: the first answer of {side} took {first / max(later):.1f} times "
+            found.append(f"unfair: the first answer of {name} took {first / max(later):.1f} times "
                          "the seconds of the same later")  # fmt: skip
     return found
 
 
-def _order_effect(pairs: list[Pair]) -> float | None:
-    """Ratio where plain generation came first, over that where it came second.
+def _order_effect(turns: list[Turns], side: str) -> float | None:
+    """Ratio where the other side came before the config, over that where it came after it.
 
     None where 99 % of bootstrap draws do not agree on which is larger.
     """
     logs: dict[bool, list[float]] = {True: [], False: []}
-    for pair in pairs:
-        runs = (pair.plain.seconds_of_runs, pair.mine.seconds_of_runs, pair.plain_first)
-        for plain, mine, plain_first in zip(*runs, strict=False):
-            logs[plain_first].append(float(np.log(plain / mine)))
+    for one in turns:
+        runs = (getattr(one, side).seconds_of_runs, one.mine.seconds_of_runs, one.orders)
+        for other, mine, order in zip(*runs, strict=True):
+            came_first = order.index(side[0]) < order.index("m")
+            logs[came_first].append(float(np.log(other / mine)))
     if min(map(len, logs.values())) < 4:
         return None
     draw = np.random.default_rng(0)

@@ -7,7 +7,7 @@ rate at the sizes of a real model, where no weights are at hand.
 # ruff: noqa: PLC0415  # torch loads at first use; see cli/app.py
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from specdec_hf.cli import options
 from specdec_hf.cli.checks import Settings, check
@@ -145,20 +145,19 @@ def load_synthetic(shape: str, settings: Settings) -> Loaded:
 def synthetic_configs(
     loaded: Loaded, rates: list[float], gamma: int, *, compiled: bool | None
 ) -> list[Config]:
-    """Plain generation, and a drafter for each acceptance rate."""
+    """``model.generate``, this library without drafts, and a drafter for each acceptance rate."""
     from specdec_hf.api import SpeculativeDecoder
-    from specdec_hf.lab.bench.runs import PLAIN, Config
+    from specdec_hf.lab.bench.runs import PLAIN, WITHOUT, Config
     from specdec_hf.lab.bench.synthetic_drafter import SyntheticDrafter
 
     vocabulary = loaded.model.config.vocab_size
     drafters = {f"{LABEL}, alpha {rate:g}": SyntheticDrafter(rate, vocabulary) for rate in rates}
-    decoders = {"plain, specdec": SpeculativeDecoder(None, compile=compiled)}
-    for name, drafter in drafters.items():
-        decoders[name] = SpeculativeDecoder(
-            drafter, num_assistant_tokens=gamma, guard=False, compile=compiled
-        )
-    made = [Config(name, decoder) for name, decoder in decoders.items()]
-    return [Config(PLAIN), *made]
+    without = Config(WITHOUT, SpeculativeDecoder(None, compile=compiled), without_drafts=True)
+    options: dict[str, Any] = {"num_assistant_tokens": gamma, "guard": False, "compile": compiled}
+    drafting = [
+        Config(name, SpeculativeDecoder(drafter, **options)) for name, drafter in drafters.items()
+    ]
+    return [Config(PLAIN), without, *drafting]
 
 
 def _batches(loaded: Loaded, size: int, count: int, longest: int) -> list[Batch]:

@@ -14,7 +14,7 @@ from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.run import generation_arguments, make_decoder
-from specdec_hf.lab.bench.runs import Batch, Config, run_pairs, warm_up
+from specdec_hf.lab.bench.runs import Batch, Config, run_turns, warm_up
 from specdec_hf.lab.tune.candidates import Candidate
 from specdec_hf.lab.tune.search import Trial
 from specdec_hf.runner.fit import record_of
@@ -74,7 +74,7 @@ class Answers:
             name = trial.candidate.name
             configs = [self._plain, self._configs[name]]
             with self._memory_of(name):
-                pairs = run_pairs(
+                pairs = run_turns(
                     self._loaded, configs, [self._batches[number]], self._arguments, 1,
                     self._advance, first=self._answered,
                 )  # fmt: skip

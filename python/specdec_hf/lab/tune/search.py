@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.lab.bench.runs import Pair
+from specdec_hf.lab.bench.runs import Turns
 from specdec_hf.lab.bench.summary import interval_of, ratio_of, sums_of
 from specdec_hf.lab.tune.candidates import MIN_BATCHES, Candidate, schedules_of, shapes_of
 
@@ -40,9 +40,9 @@ class Trial:
     """
 
     candidate: Candidate
-    pairs: dict[int, list[Pair]] = field(default_factory=dict)
+    pairs: dict[int, list[Turns]] = field(default_factory=dict)
 
-    def add(self, number: int, pair: Pair) -> None:
+    def add(self, number: int, pair: Turns) -> None:
         """Add an answer to batch ``number``."""
         self.pairs.setdefault(number, []).append(pair)
 
@@ -78,7 +78,7 @@ class Trial:
         return float(tokens / seconds)
 
     @property
-    def every(self) -> list[Pair]:
+    def every(self) -> list[Turns]:
         """The pairs of all batches."""
         return [pair for pairs in self.pairs.values() for pair in pairs]
 
