@@ -1,5 +1,6 @@
 """What calls and the command line take from a profile, and the errors where it does not fit."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -13,7 +14,14 @@ from specdec_hf.lab.tune.candidates import DRAFTERS_TRIED
 from specdec_hf.options import Options, read_profile
 from specdec_hf.trees import TrieTree
 from support import hf_models
-from support.cli_models import answered, folder, one_line_error, says, succeed  # noqa: F401  # noqa: F401
+from support.cli_models import (  # noqa: F401
+    answered,
+    folder,
+    invoke,
+    one_line_error,
+    says,
+    succeed,
+)
 from support.hf_models import (
     profile_of,
 )
@@ -277,7 +285,7 @@ WRONG = [
     (["--output", "PROMPTS"], "--output would overwrite the input file"),
     (["--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
     (["--drafter", "suffix_automaton:keep=1MiB"], "must not keep texts of earlier calls, got suf"),
-    (["--drafter", "none"], "--drafter must not be none: plain decoding is what each drafter is c"),
+    (["--drafter", "none"], "--drafter must not be none: each drafter is compared with no drafts"),
     (["--drafter", "prompt_lookup+"], "or names with + between them, got 'prompt_lookup+'"),
     (["--drafter", ""], "--drafter must be a name, or names with + between them, got ''"),
     (["--drafter", "ngram+none"], "--drafter none must be the only one, got ngram, none"),
@@ -293,7 +301,14 @@ def test_wrong_options_get_one_line_before_a_model_is_loaded(prompts, monkeypatc
     assert message in one_line_error("tune", "--prompts", prompts, *output, *given)
 
 
+@pytest.fixture
+def ticks(monkeypatch):
+    """The clock of the search counts how often it is read, so that no machine is too slow."""
+    monkeypatch.setattr("specdec_hf.lab.tune.command.clock", itertools.count().__next__)
+
+
 @pytest.mark.build
+@pytest.mark.usefixtures("ticks")
 @pytest.mark.parametrize("pays", [True, False], ids=["the fastest", "nothing pays"])
 def test_the_command_writes_what_calls_read(folder, prompts, monkeypatch, pays):  # noqa: F811
     """Whatever is chosen; which that is, a clock decides."""
@@ -302,7 +317,7 @@ def test_the_command_writes_what_calls_read(folder, prompts, monkeypatch, pays):
     )
     output = prompts.with_name("profile.json")
     result = succeed(
-        "tune", "--model", folder, "--prompts", prompts, "--output", output, "--minutes", 0.001,
+        "tune", "--model", folder, "--prompts", prompts, "--output", output, "--minutes", 2.5,
         "--max-new-tokens", 6, "--drafter", "layers:1", "--no-compile",
     )  # fmt: skip
     profile, (model, tokenizer) = read_profile(output), load_folder(folder)
@@ -311,17 +326,22 @@ def test_the_command_writes_what_calls_read(folder, prompts, monkeypatch, pays):
     assert len(measured["stages"]["drafters"]) == len(DRAFTERS_TRIED) + 1
     assert all(one["identical"] == one["answers"] >= 5 for one in measured["stages"]["finalists"])
     assert (measured["prompts"], measured["left_out"]) == (5, {})
+    assert measured["ended"] == "after all stages"
+    library = measured["library"]
+    assert library["prompts"] >= 1
+    ratio = f"without drafts this library is {library['ratio']:.2f} times as fast as model.generate"
+    assert says(result, ratio)
     assert profile.options["compile"] is False
     assert profile.model["name"] == str(folder)
     assert profile.conditions["threads"] == 1
     if pays:
         best = measured["stages"]["finalists"][0]
         assert measured["chosen"] == best
-        assert says(result, f"chosen: {best['name']}, {best['ratio']:.2f} times as fast as plain")
+        assert says(result, f"chosen: {best['name']}; model.generate ")
         drafter = profile.options["drafter"]
         assert best["name"].startswith(drafter if isinstance(drafter, str) else "+".join(drafter))
     else:
-        assert says(result, "chosen: plain decoding")
+        assert says(result, "chosen: no drafts, since none are sure to be faster")
         assert profile.options["drafter"] is measured["chosen"] is None
     inputs = {"input_ids": tokenizer("Say one", return_tensors="pt")["input_ids"]}
     how = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
@@ -331,6 +351,46 @@ def test_the_command_writes_what_calls_read(folder, prompts, monkeypatch, pays):
     assert not any("profile" in note for note in out.stats.notes)
     succeed("generate", "--model", folder, "--prompt", "a", "--profile", output,
                    "--max-new-tokens", 4)  # fmt: skip
+
+
+@pytest.mark.build
+@pytest.mark.parametrize("when", ["too early", "late enough"])
+def test_ctrl_c_keeps_what_tune_has_found(folder, prompts, monkeypatch, when):  # noqa: F811
+    """A profile is written where enough prompts were answered, and says that it ended early."""
+    read, late = itertools.count(), when == "late enough"
+
+    def clock():
+        now = next(read)
+        if now == (230 if late else 60):
+            raise KeyboardInterrupt
+        return now
+
+    monkeypatch.setattr("specdec_hf.lab.tune.command.clock", clock)
+    output = prompts.with_name("profile.json")
+    result = invoke(
+        "tune", "--model", folder, "--prompts", prompts, "--output", output, "--minutes", 4,
+        "--max-new-tokens", 4, "--no-compile",
+    )  # fmt: skip
+    assert result.exit_code == 130
+    assert says(result, "ended early, interrupted: chance may have favoured")
+    if late:
+        assert read_profile(output).measured["ended"] == "interrupted"
+        assert says(result, "chosen: ")
+    else:
+        assert not output.exists()
+        assert says(result, "best so far: ")
+        assert says(result, "of the 5 prompts that a profile needs")
+
+
+@pytest.mark.build
+@pytest.mark.usefixtures("ticks")
+def test_minutes_that_are_too_few_get_one_line(folder, prompts):  # noqa: F811
+    output = prompts.with_name("profile.json")
+    asked = ("tune", "--model", folder, "--prompts", prompts, "--output", output)
+    result = invoke(*asked, "--minutes", 1, "--max-new-tokens", 4, "--no-compile")
+    assert result.exit_code == 1
+    assert says(result, "error: --minutes must be longer, got 1: no drafts have answered 5 prompts")
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from specdec_hf.lab.tune.candidates import (
     shapes_of,
     with_absolute_path,
 )
-from specdec_hf.lab.tune.search import Trial, choose, halve, ranked, search
+from specdec_hf.lab.tune.search import OutOfTimeError, Trial, choose, halve, ranked, search
 from specdec_hf.runner.fit import record_of
 from support import hf_models
 
@@ -33,7 +33,9 @@ def no_embedded_model(monkeypatch):
 
 
 class Synthetic:
-    """Answers whose seconds are drawn; plain decoding takes a second for each.
+    """Answers whose seconds are drawn; decoding without drafts takes a second for each.
+
+    ``model.generate`` takes two, and no answer begins after ``limit``.
 
     Args:
         speeds: by the beginning of a candidate's name, the mean of its ratio and the standard
@@ -47,10 +49,24 @@ class Synthetic:
         self.speeds, self.refused, self.other = speeds, tuple(refused), tuple(other)
         self.idle = tuple(idle)
         self.random = np.random.default_rng(seed)
-        self.now, self.asked = 0.0, []
+        self.now, self.asked, self.limit, self.interrupted = 0.0, [], float("inf"), float("inf")
 
     def clock(self):
         return self.now
+
+    def take(self, seconds):
+        if self.now >= self.interrupted:
+            raise KeyboardInterrupt
+        if self.now >= self.limit:
+            raise OutOfTimeError
+        self.now += seconds
+
+    def compare(self, number):
+        text = [list(range(TOKENS))]
+        self.take(2.0)
+        self.take(1.0)
+        answers = (Answer([""], "", text, seconds, [seconds]) for seconds in (1.0, 2.0))
+        return Turns(*answers, ["pm"])
 
     def ready(self, candidates):
         return [one for one in candidates if not one.name.startswith(self.refused or "-")]
@@ -66,9 +82,13 @@ class Synthetic:
             text = [list(range(TOKENS))]
             same = not name.startswith(self.other or "-")
             rounds = TOKENS if name.startswith(self.idle or "-") else TOKENS // 2
-            mine = Answer([""], "", text, seconds, [seconds], identical=same, rounds=rounds)
+            self.take(1.0)
+            self.take(seconds)
+            mine = Answer(
+                [""], "", text, seconds, [seconds], identical=same, rounds=rounds, drafted=5,
+                accepted=0 if rounds == TOKENS else 5,
+            )  # fmt: skip
             trial.add(number, Turns(mine, Answer([""], "", text, 1.0, [1.0]), ["pm"]))
-            self.now += 1.0 + seconds
 
 
 STEADY, NOISY = "prompt_lookup, 7", ("suffix_automaton, 7", "nasd", "ngram", "token_recycling")
@@ -80,8 +100,9 @@ def first(**given):
     return first_candidates(Settings(model="embedded", **given), ())
 
 
-def searched(speeds, seconds=600.0, seed=0, exact=True, **given):
+def searched(speeds, seconds=600.0, seed=0, exact=True, interrupted=float("inf"), **given):
     synthetic = Synthetic(speeds, seed, **given)
+    synthetic.limit, synthetic.interrupted = seconds, interrupted
     return search(first(), synthetic, seconds, synthetic.clock, exact=exact), synthetic
 
 
@@ -133,15 +154,52 @@ def test_the_stages_refine_the_best_drafter():
     assert {len(trial.every) for trial in found.stages["finalists"]} == {passes}
 
 
-@pytest.mark.parametrize("seconds", [0.0, 150.0, 300.0, 1200.0])
+@pytest.mark.parametrize("seconds", [75.0, 150.0, 300.0, 1200.0])
 def test_the_search_keeps_to_its_time(seconds):
     """However little it is, drafters are compared, and the finalists answer enough prompts."""
     found, synthetic = searched({STEADY: (1.3, 0.0)}, seconds)
     assert min(len(trial.pairs) for trial in found.stages["finalists"]) >= 5
     assert (len(found.stages) == 4) == (seconds >= 300)
-    if seconds:
-        assert 0.8 * seconds < synthetic.now <= seconds
-    assert synthetic.now <= max(seconds, 75)
+    assert 0.8 * seconds < synthetic.now <= seconds
+    assert (found.ended, found.library) == ("", 2)
+    assert found.chosen.candidate.name.startswith(STEADY)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5.0, 25.0, 35.0])
+def test_a_search_without_time_ends_within_an_answer(seconds):
+    """And chooses from nothing that has not answered enough prompts."""
+    found, synthetic = searched({STEADY: (1.3, 0.0)}, seconds)
+    assert seconds <= synthetic.now <= seconds + 2
+    assert (found.ended, found.measured, found.chosen) == ("out of time", [], None)
+    assert (found.best is not None) == (seconds > 1)
+    assert all(trial.pairs for trials in found.stages.values() for trial in trials)
+
+
+def test_a_search_that_is_interrupted_has_the_best_so_far():
+    """From the last stage in which enough prompts were answered, and all three speeds of it."""
+    speeds = {STEADY: (1.3, 0.0), "prompt_lookup, 3 tokens": (1.5, 0.0)}
+    whole, synthetic = searched(speeds)
+    ends = {}
+    for at in (60.0, synthetic.now - 20):
+        found, _ = searched(speeds, interrupted=at)
+        assert found.ended == "interrupted"
+        ends[at] = found
+    first, last = ends.values()
+    assert (first.measured, first.chosen) == ([], None)
+    assert first.best.candidate.name.startswith(STEADY)
+    assert list(last.stages) == list(whole.stages)
+    assert last.chosen.candidate.name.startswith("prompt_lookup, 3 tokens")
+    said = str(last.chosen.speeds(last.library))
+    words = ("model.generate 10.0 tokens/s", "without drafts 20.0 (2.00 times)",
+             "with drafts 30.0 (3.00 times)", "1.50 times as fast as without drafts")  # fmt: skip
+    assert all(one in said for one in words)
+
+
+def test_an_error_of_a_measurement_is_not_taken_for_an_end():
+    synthetic = Synthetic({})
+    synthetic.take = lambda seconds: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        search(first(), synthetic, 60.0, synthetic.clock, exact=True)
 
 
 def test_what_drafts_nothing_is_not_faster_whatever_the_clock_says():

@@ -20,6 +20,7 @@ from specdec_hf.cli.options import LIMIT, POSITIVE, option
 from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress, progress_bar
+from specdec_hf.cli.terminal import INTERRUPTED as EXIT
 from specdec_hf.cli.terminal import console, fail, visible
 from specdec_hf.lab.bench.configs import categories_in_turns, in_batches
 from specdec_hf.lab.tune.candidates import (
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
     from specdec_hf.lab.tune.search import Found, Trial
 
-COLUMNS = ("tokens/s", "ratio", "90 %", "tau", "same")
+COLUMNS = ("tokens/s", "speculation", "90 %", "tau", "same")
+clock = time.perf_counter
 # Of the options of the loop, a candidate or the profile's calls decide all but this one.
 KEPT = ("compile",)
 
@@ -75,13 +77,14 @@ def tune(
     ] = None,
     batch_size: Annotated[int, option("--batch-size N", "Prompts answered together.")] = 1,
     minutes: Annotated[
-        float, option("--minutes X", "About how long to measure, once all is loaded.", POSITIVE)
+        float, option("--minutes X", "How long to measure at most, once all is loaded.", POSITIVE)
     ] = 10.0,
 ) -> None:
     """Find the drafts that pay on your prompts and machine, and write them as a profile.
 
     Drafters are measured first, then lengths, trees and schedules of the best, each in turns with
-    plain decoding. generate, chat and the function generate take the profile.
+    this library without drafts. generate, chat and the function generate take the profile. Ctrl-C
+    ends the search and keeps what it has found.
     """
     check_output("--output", output, [Path(prompts)])
     plain = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
@@ -89,7 +92,7 @@ def tune(
     candidates = first_candidates(settings, drafter)
     for name in drafter:
         if name == "none":
-            fail("--drafter must not be none: plain decoding is what each drafter is compared with")
+            fail("--drafter must not be none: each drafter is compared with no drafts already")
         if "keep" in split_options(name, ("keep",))[1]:
             fail(
                 f"--drafter must not keep texts of earlier calls, got {name}: the same prompts are "
@@ -105,12 +108,22 @@ def tune(
         )
     loaded, drafters, taken, left_out = _load(plain, target, candidates, chosen)
     batches = in_batches(loaded, chosen, batch_size)
-    began = time.perf_counter()
+    began = clock()
     found = _search(loaded, drafters, taken, batches, plain, 60 * minutes, left_out)
-    spent = time.perf_counter() - began
-    profile = make_profile(loaded, plain, found, left_out, batch_size, len(chosen), spent)
-    profile.save(output)
-    _conclude(found, output)
+    spent = clock() - began
+    writes = bool(found.measured) or not found.ended
+    _conclude(found)
+    if writes:
+        profile = make_profile(loaded, plain, found, left_out, batch_size, len(chosen), spent)
+        profile.save(output)
+        console.print(visible(f"wrote {output}, for --profile and generate(profile=)"), style="dim")
+    if found.ended == "interrupted":
+        fail("interrupted", EXIT)
+    if not writes:
+        fail(
+            f"--minutes must be longer, got {minutes:g}: no drafts have answered {MIN_BATCHES} "
+            "prompts, so no profile was written", 1,
+        )  # fmt: skip
 
 
 def _load(
@@ -157,19 +170,21 @@ def _search(
 ) -> Found:
     """Measure all stages; the table of each is printed when it is done."""
     from specdec_hf.lab.tune.measure import Answers
-    from specdec_hf.lab.tune.search import search
+    from specdec_hf.lab.tune.search import OutOfTimeError, search
 
-    began = time.perf_counter()
+    began = clock()
     with progress() as bar:
         task = bar.add_task("", total=seconds)
 
         def advance(text: str) -> None:
-            elapsed = time.perf_counter() - began
-            bar.update(task, completed=min(elapsed, seconds), description=text)
+            elapsed = clock() - began
+            if elapsed >= seconds:
+                raise OutOfTimeError
+            bar.update(task, completed=elapsed, description=text)
 
         answers = Answers(loaded, drafters, batches, plain, advance)
         found = search(
-            candidates, answers, seconds - (time.perf_counter() - began), time.perf_counter,
+            candidates, answers, seconds - (clock() - began), clock,
             # In 16 bits rounding may tell answers from those of plain decoding.
             exact=not plain.do_sample and loaded.dtype == "float32",
             on_stage=functools.partial(_print_stage, plain),
@@ -199,6 +214,8 @@ def make_profile(
         describe_versions(),
         {
             "compared_with": "drafter=None",
+            "library": {"ratio": found.library, "prompts": found.prompts_generated},
+            "ended": found.ended or "after all stages",
             "prompts": prompts,
             "max_new_tokens": plain.max_new_tokens,
             "sampling": plain.sampling,
@@ -211,11 +228,13 @@ def make_profile(
 
 
 def _report(trial: Trial) -> dict[str, Any]:
+    speeds = trial.speeds()
     return {
         "name": trial.candidate.name,
-        "tokens_per_second": trial.tokens_per_second,
-        "ratio": trial.ratio,
-        "interval": trial.interval,
+        "without_drafts": speeds.without_drafts,
+        "with_drafts": speeds.with_drafts,
+        "speculation": speeds.speculation,
+        "interval": trial.interval if speeds.speculation else None,
         "tokens_per_round": trial.tokens_per_round,
         "answers": len(trial.every),
         "identical": None if trial.candidate.settings.do_sample else trial.identical,
@@ -228,32 +247,47 @@ def _print_stage(plain: Settings, stage: str, trials: list[Trial]) -> None:
     columns = [Column(name, justify="right", no_wrap=True) for name in names]
     table = Table(
         Column("", overflow="fold"), *columns, box=None, padding=(0, 2, 0, 0), title_justify="left",
-        title=Text(f"{stage}, compared with plain decoding"),
+        title=Text(f"{stage}, compared with this library without drafts"),
     )  # fmt: skip
     for trial in trials:
-        low_high = "" if trial.interval is None else "{:.2f}-{:.2f}".format(*trial.interval)
+        speeds = trial.speeds()
+        gain, ends = speeds.speculation, trial.interval
         table.add_row(
             Text(visible(trial.candidate.name)),
-            f"{trial.tokens_per_second:.1f}",
-            f"{trial.ratio:.2f}",
-            low_high,
+            f"{speeds.with_drafts:.1f}",
+            "" if gain is None else f"{gain:.2f}",
+            "" if gain is None or ends is None else "{:.2f}-{:.2f}".format(*ends),
             f"{trial.tokens_per_round:.2f}",
             str(len(trial.every)) if plain.do_sample else f"{trial.identical}/{len(trial.every)}",
         )
     console.print(table)
 
 
-def _conclude(found: Found, output: Path) -> None:
-    chosen = found.chosen
-    if chosen is None:
-        console.print("chosen: plain decoding, since no drafts are sure to be faster")
-    else:
-        low, high = chosen.interval or (0.0, 0.0)
-        console.print(
-            visible(
-                f"chosen: {chosen.candidate.name}, {chosen.ratio:.2f} times as fast as plain "
-                f"decoding (90 %: {low:.2f} to {high:.2f})"
-            ),
-            soft_wrap=True,
+def _conclude(found: Found) -> None:
+    """The choice, and the three speeds that it has."""
+    lines = []
+    if found.ended:
+        lines.append(
+            f"ended early, {found.ended}: chance may have favoured what is the best so far"
         )
-    console.print(visible(f"wrote {output}, for --profile and generate(profile=)"), style="dim")
+    chosen = found.chosen
+    if chosen is not None:
+        ends = "{:.2f} to {:.2f}".format(*chosen.interval) if chosen.interval else "unknown"
+        lines.append(
+            f"chosen: {chosen.candidate.name}; {chosen.speeds(found.library)} (90 %: {ends})"
+        )
+    elif found.measured or not found.ended:
+        lines.append("chosen: no drafts, since none are sure to be faster than decoding without")
+    elif found.best is not None:
+        best = found.best
+        lines.append(
+            f"best so far: {best.candidate.name}; {best.speeds(found.library)}, on "
+            f"{len(best.pairs)} of the {MIN_BATCHES} prompts that a profile needs"
+        )
+    if found.library is not None:
+        lines.append(
+            f"without drafts this library is {found.library:.2f} times as fast as model.generate, "
+            f"on the {found.prompts_generated} prompts that both answered"
+        )
+    for line in lines:
+        console.print(visible(line), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Answers of candidates, each in turns with plain decoding of this library.
+"""Answers of candidates, each in turns with this library without drafts.
 
 Importing this module imports torch and transformers.
 """
@@ -14,13 +14,11 @@ from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.run import generation_arguments, make_decoder
-from specdec_hf.lab.bench.runs import Batch, Config, run_turns, warm_up
+from specdec_hf.lab.bench.runs import PLAIN, WITHOUT, Batch, Config, Turns, run_turns, warm_up
 from specdec_hf.lab.tune.candidates import Candidate
 from specdec_hf.lab.tune.search import Trial
 from specdec_hf.runner.fit import record_of
 from specdec_hf.schedules.measurements import Measured
-
-PLAIN = "plain decoding"
 
 
 class Answers:
@@ -33,8 +31,8 @@ class Answers:
         loaded: the target.
         drafters: by their names on the command line.
         batches: prompts, which are answered in their order, and from the first one on again.
-        settings: of plain decoding, checked.
-        advance: called with a config's name before each pair.
+        settings: of decoding without drafts, checked.
+        advance: called with a config's name before each answer; it may raise `OutOfTimeError`.
 
     Attributes:
         left_out: why a candidate took no part, by its name.
@@ -51,11 +49,21 @@ class Answers:
         self.left_out: dict[str, str] = {}
         self._loaded, self._drafters, self._batches = loaded, drafters, batches
         self._arguments, self._advance = generation_arguments(settings), advance
-        self._plain = Config(PLAIN, SpeculativeDecoder(None, compile=settings.compile))
+        self._without = Config(WITHOUT, SpeculativeDecoder(None, compile=settings.compile))
         self._configs: dict[str, Config] = {}
         self._memories: dict[str, Measured] = {}
         self._answered = 0
-        warm_up(loaded, [self._plain], batches, self._arguments, advance)
+
+    def compare(self, number: int) -> Turns:
+        """Answers without drafts and of ``model.generate``, which warm up before the first."""
+        configs, number = [Config(PLAIN), self._without], number % len(self._batches)
+        if not number:
+            warm_up(self._loaded, configs, self._batches, self._arguments, self._advance)
+        turns = run_turns(
+            self._loaded, configs, [self._batches[number]], self._arguments, 1, self._advance,
+            first=number,
+        )  # fmt: skip
+        return turns[WITHOUT][0]
 
     def ready(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that the model takes; each answers a prompt when it is here for the first time.
@@ -72,7 +80,7 @@ class Answers:
         number = self._answered % len(self._batches)
         for trial in trials:
             name = trial.candidate.name
-            configs = [self._plain, self._configs[name]]
+            configs = [self._without, self._configs[name]]
             with self._memory_of(name):
                 pairs = run_turns(
                     self._loaded, configs, [self._batches[number]], self._arguments, 1,

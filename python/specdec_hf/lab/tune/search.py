@@ -5,8 +5,11 @@ few prompts, the better half about twice as many, and so on. The largest of many
 most often one that noise made large. Therefore no candidate counts as faster than its tokens a
 round, which no clock measures: a round costs at least a forward of one token. The finalists are
 measured anew, with answers that chose none of them, and the one whose speed is least in doubt is
-taken: that with the largest lower end of its interval. Where no such end is above 1, plain decoding
-is.
+taken: that with the largest lower end of its interval. Where no such end is above 1, none is.
+
+All are compared with this library without drafts, so that a ratio is what speculation adds. A
+search that ends early, by its time or by Ctrl-C, takes its choice from the last stage in which
+enough prompts were answered.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.cli import interrupt
+from specdec_hf.cli.speeds import Speeds
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.lab.bench.runs import Turns
-from specdec_hf.lab.bench.summary import interval_of, ratio_of, sums_of
+from specdec_hf.lab.bench.summary import interval_of, ratio_of, speeds_of, sums_of
 from specdec_hf.lab.tune.candidates import MIN_BATCHES, Candidate, schedules_of, shapes_of
 
 # Each stage with the share of the time that is left when it begins.
@@ -29,6 +34,13 @@ STAGES = {"drafters": 0.4, "lengths and trees": 0.33, "schedules": 0.33, "finali
 KEPT = {"drafters": 2, "lengths and trees": 2, "schedules": 3}
 MAX_FINALISTS = 4
 MIN_RATIO = 1.0  # the lower end of an interval that pays
+# Prompts that model.generate answers, and the share of the time after which none follows.
+GENERATED, GENERATED_SHARE = 3, 0.05
+OUT_OF_TIME, INTERRUPTED = "out of time", "interrupted"
+
+
+class OutOfTimeError(Exception):
+    """No answer is begun any more, because the time of the search is over."""
 
 
 @dataclass
@@ -36,7 +48,8 @@ class Trial:
     """What was measured of a candidate in one stage.
 
     Attributes:
-        pairs: by the number of the batch, its answers and the plain ones made in turns with them.
+        pairs: by the number of the batch, its answers and those without drafts made in turns with
+            them.
     """
 
     candidate: Candidate
@@ -53,7 +66,7 @@ class Trial:
 
     @property
     def ratio(self) -> float:
-        """Tokens a second over those of plain decoding."""
+        """Tokens a second over those without drafts."""
         return ratio_of(self.sums)
 
     @property
@@ -71,11 +84,17 @@ class Trial:
         """The lower end of the interval, with the same bound; 0 without an interval."""
         return 0.0 if self.interval is None else min(self.interval[0], self.tokens_per_round)
 
-    @property
-    def tokens_per_second(self) -> float:
-        """All tokens over all seconds."""
-        tokens, seconds, _, _ = self.sums.sum(axis=0)
-        return float(tokens / seconds)
+    def speeds(self, library: float | None = None) -> Speeds:
+        """The speeds of its answers; ``library`` is the ratio without drafts that was measured."""
+        tokens, seconds, other_tokens, other_seconds = self.sums.sum(axis=0).tolist()
+        without = other_tokens / other_seconds
+        return Speeds(
+            generate=without / library if library else None,
+            without_drafts=without,
+            with_drafts=tokens / seconds,
+            drafted=sum(pair.mine.drafted for pair in self.every),
+            accepted=sum(pair.mine.accepted for pair in self.every),
+        )
 
     @property
     def every(self) -> list[Turns]:
@@ -90,12 +109,18 @@ class Trial:
 
     @property
     def identical(self) -> int:
-        """How many answers have the text of plain decoding."""
+        """How many answers have the text that the library gives without drafts."""
         return sum(pair.mine.identical for pair in self.every)
 
 
 class Measurement(Protocol):
-    """Who answers prompts with candidates."""
+    """Who answers prompts with candidates.
+
+    Each method raises `OutOfTimeError` before an answer for which it is too late.
+    """
+
+    def compare(self, number: int) -> Turns:
+        """Answers of this library without drafts and of ``model.generate`` to batch ``number``."""
 
     def ready(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that can take part, each warm."""
@@ -110,11 +135,39 @@ class Found:
 
     Attributes:
         stages: the trials of each stage that measured something, the best first.
-        chosen: the trial of the finalist to take; None is plain decoding.
+        chosen: the trial of the finalist to take; None is no drafts.
+        generated: answers without drafts and those of ``model.generate`` in turns with them.
+        ended: why it ended before the finalists had answered enough prompts; "" if it did not.
     """
 
-    stages: dict[str, list[Trial]]
-    chosen: Trial | None
+    stages: dict[str, list[Trial]] = field(default_factory=dict)
+    chosen: Trial | None = None
+    generated: list[Turns] = field(default_factory=list)
+    ended: str = ""
+
+    @property
+    def library(self) -> float | None:
+        """Speed without drafts over that of ``model.generate``, on the prompts it answered."""
+        return speeds_of(self.generated).together if self.generated else None
+
+    @property
+    def prompts_generated(self) -> int:
+        """How many prompts ``model.generate`` answered."""
+        return sum(len(turns.mine.prompts) for turns in self.generated)
+
+    @property
+    def measured(self) -> list[Trial]:
+        """The trials of the last stage in which some answered `MIN_BATCHES`, those that did."""
+        for trials in reversed(self.stages.values()):
+            enough = [trial for trial in trials if len(trial.pairs) >= MIN_BATCHES]
+            if enough:
+                return enough
+        return []
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest of the last stage in which anything was measured, sure or not."""
+        return next((trials[0] for trials in reversed(self.stages.values()) if trials), None)
 
 
 def search(
@@ -130,19 +183,56 @@ def search(
 
     Args:
         first: the candidates of the first stage.
-        measurement: answers prompts.
-        seconds: all that it may take. Stages for which there is no time are left out, but for the
-            first and the last, which may take more.
+        measurement: answers prompts, and ends the search with `OutOfTimeError`.
+        seconds: all that it may take. Stages for which there is no time are left out, and so are
+            finalists.
         clock: gives seconds.
         exact: whether answers must have the text of plain decoding to be taken.
         on_stage: called after each stage.
     """
+    found = Found()
+    try:
+        _stages(found, first, measurement, seconds, clock, on_stage)
+    except OutOfTimeError:
+        found.ended = OUT_OF_TIME
+    except BaseException as error:
+        if not interrupt.is_interruption(error):
+            raise
+        interrupt.forget()
+        found.ended = INTERRUPTED
+    if found.ended:
+        name, begun = found.stages.popitem() if found.stages else ("", [])
+        trials = ranked([trial for trial in begun if trial.pairs])
+        if trials:
+            found.stages[name] = trials
+            on_stage(name, trials)
+        # Time mostly ends in the last pass, once all finalists have answered enough prompts.
+        enough = begun and all(len(trial.pairs) >= MIN_BATCHES for trial in begun)
+        if found.ended == OUT_OF_TIME and name == "finalists" and enough:
+            found.ended = ""
+    found.chosen = choose(found.measured, exact=exact)
+    return found
+
+
+def _stages(
+    found: Found,
+    first: Sequence[Candidate],
+    measurement: Measurement,
+    seconds: float,
+    clock: Callable[[], float],
+    on_stage: Callable[[str, list[Trial]], None],
+) -> None:
+    """Add all stages to ``found``."""
     start = clock()
     end = start + seconds
-    stages: dict[str, list[Trial]] = {}
+    for number in range(GENERATED):
+        found.generated.append(measurement.compare(number))
+        if clock() - start > GENERATED_SHARE * seconds:
+            break
+    began = clock()
     first = measurement.ready(first)
     auto = [one for one in first if one.settings.drafter == [AUTO]]
-    pace = (clock() - start) / max(1, len(first))  # seconds of an answer and the plain one
+    pace = (clock() - began) / max(1, len(first))  # seconds of an answer and that without drafts
 
     def stage(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
         nonlocal pace
@@ -150,9 +240,10 @@ def search(
         if len(taken) <= kept:  # nothing is to be left out
             return taken
         began, share = clock(), STAGES[name] * (end - clock())
-        trials = halve(list(map(Trial, taken)), measurement.answer, share, kept, clock)
+        found.stages[name] = trials = list(map(Trial, taken))
+        trials = halve(trials, measurement.answer, share, kept, clock)
         pace = (clock() - began) / sum(len(trial.every) for trial in trials)
-        stages[name] = trials
+        found.stages[name] = trials
         on_stage(name, trials)
         return [trial.candidate for trial in trials[:kept]]
 
@@ -166,16 +257,16 @@ def search(
         wider = [variant for one in best for variant in variants(one)]
         if is_time_for(wider):
             best = stage(name, wider)
-    # The default call is always among them, so that all learn what they have without a profile.
+    # The default call comes next, so that all learn what they have without a profile.
     names = {one.name for one in best}
-    best += [one for one in auto if one.name not in names]
+    best[1:1] = [one for one in auto if one.name not in names]
     if not best:
-        return Found(stages, None)
-    finalists = list(map(Trial, best))
+        return
+    number = int((end - clock()) / max(pace * MIN_BATCHES, 1e-9))  # for which there is time
+    found.stages["finalists"] = finalists = list(map(Trial, best[: max(1, number)]))
     repeat(finalists, measurement.answer, end - clock(), MIN_BATCHES, clock)
-    stages["finalists"] = ranked(finalists)
-    on_stage("finalists", stages["finalists"])
-    return Found(stages, choose(finalists, exact=exact))
+    found.stages["finalists"] = ranked(finalists)
+    on_stage("finalists", found.stages["finalists"])
 
 
 def halve(
