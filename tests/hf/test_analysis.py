@@ -279,8 +279,19 @@ def test_figure_5_is_a_timeline_of_the_rounds():
     assert edges[figures.PROMPT] == pytest.approx([0.2, 0.7, 0.0, 0.4])
     assert edges[figures.VERIFY] == pytest.approx([1.3, 1.6, 0.5, 0.9, 1.0, 1.4, 1.5, 1.9])
     assert [t.get_text() for t in panel.texts] == ["+5", "+2", "+1", "+1", "+1", "+1"]
-    cut = figures.draw_timeline(rows[1:], seconds=0.6)
-    assert len(cut.axes[0].texts) == 1  # the second round goes on after the edge
+    assert panel.get_title(loc="left") == "first answer, whole"
+
+
+def test_figure_5_says_where_it_is_cut_and_of_which_model():
+    plain = [RoundRecord(i * 0.5, 0.0, 0.4, 0.05, 0.0, 0.0, [0], [0], [1]) for i in range(4)]
+    short = figures.Timeline("short", plain[:1])
+    figure = figures.draw_timeline([short, figures.Timeline("plain", plain)], 0.6, "llama, float32")
+    panel = figure.axes[0]
+    assert panel.get_title(loc="left") == "llama, float32, first answer, cut at 0.60 s of 1.95 s"
+    # The second round goes on after the edge.
+    assert [text.get_text() for text in panel.texts] == ["+1", "+1", " … 1.95 s"]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[-1] == "gap: outside of rounds"
 
 
 def test_encoders_come_before_the_rounds_and_a_tree_is_one_block():
@@ -300,7 +311,7 @@ def test_encoders_come_before_the_rounds_and_a_tree_is_one_block():
     assert edges[figures.PROMPT] == pytest.approx([1.25, 1.75] * 2)
     assert edges[figures.DRAFT][:2] == pytest.approx([2.0, 2.5])
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[-2:] == ["encoder of the target", "encoder of the drafter"]
+    assert names[-3:-1] == ["encoder of the target", "encoder of the drafter"]
     late = figures.Timeline("late", [RoundRecord(0.1, *[0.0] * 5, [0], [0], [1])],
                             EncoderSeconds(0.5, 0.25))  # fmt: skip
     assert late.offset == pytest.approx(0.65)

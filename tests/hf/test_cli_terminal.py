@@ -9,7 +9,9 @@ import time
 
 import pytest
 from rich.text import Text
+from specdec_hf.cli import report
 from specdec_hf.cli.terminal import WordWrap
+from specdec_hf.drafting.registry import DRAFTERS, usage
 from support.cli_models import environment, folder  # noqa: F401
 
 pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
@@ -248,3 +250,14 @@ def test_help_and_a_wrong_input_are_quick_and_load_no_torch():
     assert "generate" in done.stdout
     assert done.stdout.splitlines()[-3:] == ["exit 0", "exit 2", ""]
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("width", [44, 100])
+def test_names_and_summaries_of_drafters_are_whole_in_any_terminal(monkeypatch, width):
+    monkeypatch.setattr(report.console, "_width", width)
+    with report.console.capture() as shown:
+        report.console.print(report.drafter_table())
+    words = shown.get().split()
+    wanted = [word for entry in DRAFTERS.values() for word in entry.summary.split()]
+    assert not [word for word in wanted if word not in words]
+    assert {usage(name).split()[0] for name in DRAFTERS} <= {*words}

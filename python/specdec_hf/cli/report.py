@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Notes name arguments of `generate`; the command line has options in their place.
 OPTIONS = {"guard=False": "--guard off", "guard=True": "--guard on"}
+NARROWEST = 26  # cells beside the longest name of a table, in which words are not broken yet
 SLOWER = 0.97  # a ratio below which another drafter is advised
 CUT = {"length": "--max-new-tokens {}", "context": "the model's context"}  # by stop reason
 
@@ -71,7 +73,15 @@ def _schedules() -> dict[str, str]:
 
 
 def _table_of_names(summaries: dict[str, str]) -> Table:
-    table = Table(Column(no_wrap=True), Column(), show_header=False, box=None, padding=(0, 2, 0, 0))
+    """Names beside their summaries, or above them where that leaves too little for words."""
+    options: dict[str, Any] = {"show_header": False, "box": None, "padding": (0, 2, 0, 0)}
+    if console.width - max(map(len, summaries)) < NARROWEST:
+        table = Table(**options)
+        for name, summary in summaries.items():
+            table.add_row(Text(name, overflow="fold"))
+            table.add_row(Padding(summary, (0, 0, 0, 2)))
+        return table
+    table = Table(Column(no_wrap=True), Column(), **options)
     for name, summary in summaries.items():
         table.add_row(Text(name), summary)
     return table

@@ -105,7 +105,7 @@ def write_pictures(
         "figure-2.svg": draw_expected_tokens(marks),
         "figure-3.svg": draw_optimal_gamma(marks),
         "figure-4.svg": draw_speed_and_operations(marks),
-        "figure-5.svg": draw_timeline(rows),
+        "figure-5.svg": draw_timeline(rows, model=f"{loaded.title}, {loaded.dtype}"),
     }
     output.mkdir(exist_ok=True)
     for name, figure in drawn.items():
@@ -198,17 +198,26 @@ class Timeline:
         """
         return self.encoders.target + max(0.0, self.encoders.drafter - self.records[0].began)
 
+    @property
+    def end(self) -> float:
+        """Seconds until the last round has ended."""
+        return self.offset + self.records[-1].began + self.records[-1].seconds
 
-def draw_timeline(rows: Sequence[Timeline], seconds: float | None = None) -> Figure:
+
+def draw_timeline(
+    rows: Sequence[Timeline], seconds: float | None = None, model: str = ""
+) -> Figure:
     """Figure 5: a timeline of recorded rounds, one row for each way of decoding.
 
     The time of drafting is divided evenly among the drafts of a round, because only its whole is
     recorded. The number above a round is that of the tokens it emitted. Encoders come first, that
-    of the target before that of the draft model.
+    of the target before that of the draft model. The title says where the figure is cut, and each
+    row that goes on says until when.
 
     Args:
         rows: the last is that of plain decoding.
         seconds: how much is shown; None shows the first rounds of the last row.
+        model: for the title.
     """
     shown = seconds
     if shown is None:
@@ -222,10 +231,15 @@ def draw_timeline(rows: Sequence[Timeline], seconds: float | None = None) -> Fig
             if row.offset + record.began >= shown:
                 break
             _draw_round(panel, y, row, record, reads_prompt=number == 0, shown=shown)
+        if row.end > shown:
+            panel.text(shown, y, f" … {row.end:.2f} s", va="center", fontsize=8)
     panel.set_yticks(range(len(rows)), [row.title for row in rows])
     panel.set(xlim=(0, shown), ylim=(len(rows) - 0.45, -0.6), xlabel="seconds")
     panel.tick_params(left=False)
     panel.spines[["top", "right", "left"]].set_visible(False)
+    longest = max(row.end for row in rows)
+    cut = f"cut at {shown:.2f} s of {longest:.2f} s" if longest > shown else "whole"
+    panel.set_title(", ".join(filter(None, [model, "first answer", cut])), loc="left", fontsize=10)
     names = {
         "draft step": DRAFT,
         "target verifies": VERIFY,
@@ -234,9 +248,11 @@ def draw_timeline(rows: Sequence[Timeline], seconds: float | None = None) -> Fig
     }
     if any(row.encoders.target for row in rows):
         names |= {"encoder of the target": ENCODER, "encoder of the drafter": DRAFT_ENCODER}
+    handles = [Patch(color=colour, label=name) for name, colour in names.items()]
+    handles.append(Patch(facecolor="white", edgecolor=ACCEPT, label="gap: outside of rounds"))
     figure.legend(
-        handles=[Patch(color=colour, label=name) for name, colour in names.items()],
-        loc="outside upper right", ncols=len(names), frameon=False, fontsize="small",
+        handles=handles, loc="outside lower right", ncols=len(handles), frameon=False,
+        fontsize="small",
     )  # fmt: skip
     return figure
 

@@ -183,14 +183,8 @@ def print_report(title: str, rows: list[Row], remarks: list[str]) -> None:
     where the output is `WIDTH` columns wide.
     """
     speeds, rounds, *by_category = _tables(title, rows)
-    for heading, (_, *header), lines in (speeds, rounds):
-        console.print(visible(heading), style="italic")
-        figures = [[cell.replace(" of ", "/") for cell in cells] for _, *cells in lines]
-        widths = [max(map(len, column)) for column in zip(header, *figures, strict=True)]
-        _print_cells(header, widths)
-        for (name, *_), numbers in zip(lines, figures, strict=True):
-            console.print(visible(name), style="bold", soft_wrap=True)
-            _print_cells(numbers, widths)
+    for table in (speeds, rounds):
+        print_figures(*table)
     for heading, (_, *names), lines in by_category:
         console.print(visible(heading), style="italic")
         longest = max(len(category) for category, *_ in lines)
@@ -200,6 +194,17 @@ def print_report(title: str, rows: list[Row], remarks: list[str]) -> None:
             console.print(Columns(map(visible, ratios), padding=(0, 2)), width=WIDTH)
     for remark in _remarks(rows, remarks):
         console.print(visible(remark), style="dim")
+
+
+def print_figures(heading: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table, each of whose lines begins with a name, with the figures below the name."""
+    console.print(visible(heading), style="italic")
+    figures = [[cell.replace(" of ", "/") for cell in cells] for _, *cells in lines]
+    widths = [max(map(len, column)) for column in zip(header[1:], *figures, strict=True)]
+    _print_cells(header[1:], widths)
+    for (name, *_), numbers in zip(lines, figures, strict=True):
+        console.print(visible(name), style="bold", soft_wrap=True)
+        _print_cells(numbers, widths)
 
 
 def _print_cells(cells: Sequence[str], widths: Sequence[int]) -> None:

@@ -10,9 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Column, Table
-from rich.text import Text
-
 from specdec_hf.arguments import split_options
 from specdec_hf.cli import options
 from specdec_hf.cli.checks import Settings, Sources, check, takes_settings
@@ -23,6 +20,7 @@ from specdec_hf.cli.run import check_prompts, load_models, progress, progress_ba
 from specdec_hf.cli.terminal import INTERRUPTED as EXIT
 from specdec_hf.cli.terminal import console, fail, visible
 from specdec_hf.lab.bench.configs import categories_in_turns, in_batches
+from specdec_hf.lab.bench.results import print_figures
 from specdec_hf.lab.tune.candidates import (
     DRAFTERS_TRIED,
     MIN_BATCHES,
@@ -244,23 +242,19 @@ def _report(trial: Trial) -> dict[str, Any]:
 def _print_stage(plain: Settings, stage: str, trials: list[Trial]) -> None:
     *names, last = COLUMNS
     names.append("answers" if plain.do_sample else last)  # only texts without sampling are compared
-    columns = [Column(name, justify="right", no_wrap=True) for name in names]
-    table = Table(
-        Column("", overflow="fold"), *columns, box=None, padding=(0, 2, 0, 0), title_justify="left",
-        title=Text(f"{stage}, compared with this library without drafts"),
-    )  # fmt: skip
+    lines = []
     for trial in trials:
         speeds = trial.speeds()
-        gain, ends = speeds.speculation, trial.interval
-        table.add_row(
-            Text(visible(trial.candidate.name)),
+        gain, ends, count = speeds.speculation, trial.interval, len(trial.every)
+        lines.append((
+            trial.candidate.name,
             f"{speeds.with_drafts:.1f}",
             "" if gain is None else f"{gain:.2f}",
             "" if gain is None or ends is None else "{:.2f}-{:.2f}".format(*ends),
             f"{trial.tokens_per_round:.2f}",
-            str(len(trial.every)) if plain.do_sample else f"{trial.identical}/{len(trial.every)}",
-        )
-    console.print(table)
+            str(count) if plain.do_sample else f"{trial.identical} of {count}",
+        ))  # fmt: skip
+    print_figures(f"{stage}, compared with this library without drafts", ("", *names), lines)
 
 
 def _conclude(found: Found) -> None:
