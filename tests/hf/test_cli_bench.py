@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.cli import report
 from specdec_hf.cli.checks import Settings
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.lab.bench import configs as bench_configs
@@ -414,3 +415,11 @@ def test_forwards_are_timed_behind_a_prompt_that_stays_as_long():
     found = forward_costs(model, inputs, [5, 3])
     assert sorted(found.medians()) == [1, 3, 5]
     assert set(widths) == {(7, 0), (1, 7), (3, 7), (5, 7)}
+
+
+def test_numbers_of_a_report_share_a_line_and_stay_the_same(tmp_path):
+    content = {"a": [1, -2.5e-9, 3], "text": "[\n1,\n2]", "b": [[4], ["5"]], "c": []}
+    report.write_json(tmp_path / "out.json", content, quiet=True)
+    text = (tmp_path / "out.json").read_text()
+    assert json.loads(text) == content
+    assert '"a": [1, -2.5e-09, 3],\n' in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # Notes name arguments of `generate`; the command line has options in their place.
 OPTIONS = {"guard=False": "--guard off", "guard=True": "--guard on"}
 NARROWEST = 26  # cells beside the longest name of a table, in which words are not broken yet
+NUMBERS = re.compile(r"\[\n[\s\d.,eE+-]+\]")  # no text holds a line break
 SLOWER = 0.97  # a ratio below which another drafter is advised
 CUT = {"length": "--max-new-tokens {}", "context": "the model's context"}  # by stop reason
 
@@ -247,8 +249,13 @@ def verdict(turns: Sequence[Turn]) -> str:
 
 
 def write_json(path: Path | None, content: dict[str, Any], *, quiet: bool = False) -> None:
-    """Write a report where a path was given, and say so unless ``quiet``."""
+    """Write a report where a path was given, with numbers in a line; say so unless ``quiet``."""
     if path is not None:
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        path.write_text(NUMBERS.sub(_in_a_line, text) + "\n", encoding="utf-8")
         if not quiet:
             console.print(visible(f"wrote {path}"), style="dim")
+
+
+def _in_a_line(numbers: re.Match[str]) -> str:
+    return " ".join(numbers[0].split()).replace("[ ", "[").replace(" ]", "]")
