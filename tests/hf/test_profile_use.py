@@ -378,8 +378,8 @@ def test_ctrl_c_keeps_what_tune_has_found(folder, prompts, monkeypatch, when):  
         assert says(result, "chosen: ")
     else:
         assert not output.exists()
-        assert says(result, "best so far: ")
-        assert says(result, "of the 5 prompts that a profile needs")
+        assert says(result, "best so far, on ")
+        assert says(result, "of the 5 prompts that a profile needs: ")
 
 
 @pytest.mark.build

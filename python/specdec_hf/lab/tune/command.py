@@ -259,12 +259,11 @@ def _print_stage(plain: Settings, stage: str, trials: list[Trial]) -> None:
 
 def _conclude(found: Found) -> None:
     """The choice, and the three speeds that it has."""
-    lines = []
-    if found.ended:
+    lines, chosen, best = [], found.chosen, found.best
+    if found.ended and best is not None:
         lines.append(
             f"ended early, {found.ended}: chance may have favoured what is the best so far"
         )
-    chosen = found.chosen
     if chosen is not None:
         ends = "{:.2f} to {:.2f}".format(*chosen.interval) if chosen.interval else "unknown"
         lines.append(
@@ -272,16 +271,19 @@ def _conclude(found: Found) -> None:
         )
     elif found.measured or not found.ended:
         lines.append("chosen: no drafts, since none are sure to be faster than decoding without")
-    elif found.best is not None:
-        best = found.best
+    elif best is not None:
+        name = best.candidate.name if best.speed > 1 else "no drafts"
         lines.append(
-            f"best so far: {best.candidate.name}; {best.speeds(found.library)}, on "
-            f"{len(best.pairs)} of the {MIN_BATCHES} prompts that a profile needs"
+            f"best so far, on {len(best.pairs)} of the {MIN_BATCHES} prompts that a profile needs: "
+            f"{name}; {best.speeds(found.library)}"
         )
+    else:
+        lines.append(f"{found.ended} before any drafts were measured")
     if found.library is not None:
+        count = found.prompts_generated
         lines.append(
             f"without drafts this library is {found.library:.2f} times as fast as model.generate, "
-            f"on the {found.prompts_generated} prompts that both answered"
+            f"on {count} prompt{'s' * (count > 1)} that both answered"
         )
     for line in lines:
         console.print(visible(line), soft_wrap=True)

@@ -285,6 +285,8 @@ def halve(
     rungs = max(1, math.ceil(math.log2(len(alive) / kept)))
     began = clock()
     for rung in range(rungs):
+        if rung and clock() >= began + seconds:  # what is left belongs to later stages
+            break
         repeat(alive, answer, began + seconds * (rung + 1) / rungs - clock(), 1, clock)
         alive = ranked(alive)
         remain = kept if rung == rungs - 1 else max(kept, math.ceil(len(alive) / 2))
