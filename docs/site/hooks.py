@@ -8,12 +8,13 @@ from pathlib import Path
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
 sys.path.append(str(Path(__file__).parent))  # for the extension of griffe, too
-from sources import BESIDE, ROOT, names_of_the_loop, ops, with_links_of_the_site
+from sources import BESIDE, ROOT, commands_left, names_of_the_loop, ops, with_links_of_the_site
 
 # Files beside docs/ that pages show or link to.
 SHOWN = ("bench/results/**/*.svg", "examples/*.py")
@@ -64,4 +65,8 @@ def on_page_content(html: str, page: Page, **_: object) -> str:
             return found[0]
         return f'<a href="{up}{found[1]}.html{found[2] or ""}">{found[0]}</a>'
 
-    return NAMED.sub(linked, FORMULA.sub(formula, html))
+    html = FORMULA.sub(formula, html)
+    if left := commands_left(html):
+        names = ", ".join(left)
+        raise PluginError(f"{page.file.src_uri} shows {names}, which latex2mathml lacks")
+    return NAMED.sub(linked, html)

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 BESIDE = {
     "README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"
 }  # fmt: skip
+# Tags, and programs with all that is inside.
+UNREAD = re.compile(r"<(pre|code|script|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
 
 # A doctest at the end of a docstring, where it stands under no heading.
@@ -62,6 +64,11 @@ def google_style(docstring: str) -> str:
     )
     text = DOCTEST.sub(lambda a: "Examples:\n" + textwrap.indent(a[0], "    "), text)
     return text.rstrip("\n")
+
+
+def commands_left(html: str) -> list[str]:
+    """The commands of TeX that readers of a page would see outside of programs."""
+    return sorted({*re.findall(r"\\[A-Za-z]+", UNREAD.sub(" ", html))})
 
 
 def with_links_of_the_site(markdown: str, page: str) -> str:

@@ -4,9 +4,11 @@ import json
 import re
 import subprocess
 import sys
+import time
 from itertools import chain
 
 import pytest
+from support.chromium import Chromium, find_chromium
 from support.sources import ROOT, anchors
 
 import specdec_kernels
@@ -93,6 +95,51 @@ def test_links_lead_to_pages_of_the_site(page, link, want):
     for end in ("", "#a-heading"):
         text = sources.with_links_of_the_site(f"[a]({link}{end}) [b](https://x.org/y.md)", page)
         assert text == f"[a]({want}{end}) [b](https://x.org/y.md)"
+
+
+def test_a_command_of_tex_that_is_left_on_a_page_is_found():
+    """docs/site/hooks.py then ends the build, `--strict` or not."""
+    page = r"<p>$x$ <code>a\code</code><math><mi>log</mi></math></p><pre><code>b\pre</code></pre>"
+    assert sources.commands_left(page) == []
+    assert sources.commands_left(rf"{page}<math><mi>\arg</mi><mo>max</mo></math> \x") == [
+        r"\arg", r"\x"
+    ]  # fmt: skip
+    assert "if left := commands_left(html):\n" in (SITE / "hooks.py").read_text()
+
+
+# The search of a site that is opened as files.
+
+ECHO = "addEventListener('message', (sent) => postMessage(sent.data + 1));"
+ASK = """window.answers = [];
+var worker = new Worker('echo.js');
+worker.addEventListener('message', (answer) => answers.push(answer.data));
+worker.postMessage(1);
+worker.postMessage(2);"""
+
+
+@pytest.mark.build
+def test_the_search_has_its_worker_where_pages_are_opened_as_files(tmp_path):
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "\n  - offline" in settings
+    assert "polyfills: [site/iframe-worker.js]" in settings
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip("there is no Chromium: `make test-build` installs it with apt-get")
+    shim = (SITE / "iframe-worker.js").read_text()
+    (tmp_path / "echo.js").write_text(ECHO)
+    (tmp_path / "with.html").write_text(f"<body><script>{shim}</script><script>{ASK}</script>")
+    (tmp_path / "without.html").write_text(f"<body><script>{ASK}</script>")
+    browser = Chromium(executable, tmp_path / "profile")
+    try:
+        browser.open(tmp_path / "with.html")
+        until = time.monotonic() + 10
+        while (answers := browser.evaluate("answers")) != [2, 3] and time.monotonic() < until:
+            time.sleep(0.02)
+        assert answers == [2, 3]
+        browser.open(tmp_path / "without.html")
+        assert browser.evaluate("worker === undefined"), "the control"
+    finally:
+        browser.close()
 
 
 # The picture of a round.
