@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from griffe import Extension, Object
-from sources import google_style
+from griffe import Docstring, DocstringSection, Extension, Object
+from sources import google_style, merge_groups
 
 
 class Conventions(Extension):
@@ -15,3 +15,16 @@ class Conventions(Extension):
         """Called by griffe for each function, class and module."""
         if obj.docstring:
             obj.docstring.value = google_style(obj.docstring.value)
+            obj.docstring.__class__ = Grouped
+
+
+class Grouped(Docstring):
+    """Shows what has one description in the source as one entry."""
+
+    def parse(self, *args: Any, **options: Any) -> list[DocstringSection]:
+        """The sections, whose entries are lists except in texts."""
+        sections = super().parse(*args, **options)
+        for section in sections:
+            if isinstance(section.value, list):
+                section.value = merge_groups(section.value)
+        return sections

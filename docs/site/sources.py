@@ -7,6 +7,7 @@ import posixpath
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 # Documents beside docs/ -> their pages.
@@ -64,6 +65,28 @@ def google_style(docstring: str) -> str:
     )
     text = DOCTEST.sub(lambda a: "Examples:\n" + textwrap.indent(a[0], "    "), text)
     return text.rstrip("\n")
+
+
+def merge_groups(entries: list[Any]) -> list[Any]:
+    """The entries of a section, with those that share a description made into one.
+
+    `google_style` repeats the description of a group for each of its names, because the parser
+    takes one name an entry. A type or a default that the group does not share is left out.
+    """
+    merged: list[Any] = []
+    for entry in entries:
+        last = merged[-1] if merged else None
+        if last is None or getattr(entry, "description", "") != getattr(last, "description", None):
+            merged.append(entry)
+        elif hasattr(entry, "name"):
+            last.name += f", {entry.name}"
+            if str(entry.annotation) != str(last.annotation):
+                last.annotation = None
+            if str(entry.value) != str(last.value):
+                last.value = None
+        else:  # an error
+            last.annotation = f"{last.annotation}, {entry.annotation}"
+    return merged
 
 
 def commands_left(html: str) -> list[str]:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+import types
 from itertools import chain
 
 import pytest
@@ -76,6 +77,24 @@ def test_docstrings_are_put_into_the_style_that_the_site_reads():
     assert text.endswith("\n\nExamples:\n    >>> 1\n    1")
     assert sources.REST in text
     assert "OPTIONS" not in text
+
+
+def test_arguments_with_one_description_are_one_entry():
+    def entry(name, description, annotation="int", value="1"):
+        return types.SimpleNamespace(**locals())
+
+    first = entry("first", "the first.")
+    group = [entry(name, "most levels, and most nodes.") for name in ("depth", "size")]
+    other = [entry("p", "p and q.", value="2"), entry("q", "p and q.", "float", "3")]
+    errors = [types.SimpleNamespace(annotation=a, description="no.") for a in ("A", "B")]
+    merged = sources.merge_groups([first, *group, *other])
+    assert [(e.name, e.description, e.annotation, e.value) for e in merged] == [
+        ("first", "the first.", "int", "1"),
+        ("depth, size", "most levels, and most nodes.", "int", "1"),
+        ("p, q", "p and q.", None, None),
+    ]
+    assert [e.annotation for e in sources.merge_groups(errors)] == ["A, B"]
+    assert sources.merge_groups(["text", "text"]) == ["text", "text"]
 
 
 @pytest.mark.parametrize(
