@@ -1,7 +1,7 @@
 """The loop's own options, each declared once: name, type, default, text and check.
 
 `generate` and `SpeculativeDecoder` take `Options`. The command line takes `CommonOptions`, reads
-their texts and makes their checks. The list that docs/loop.md begins with is made of the texts.
+their texts and makes their checks. The list that docs/loop.md ends with is made of the texts.
 
 This module does without torch, because the command line reads it before it loads torch.
 """
@@ -244,20 +244,23 @@ class CommonOptions:
     )
     compile: bool | None = own(
         _or_none(check_flag),
-        """how forwards run. None: on a CPU on packed weights, of which a second copy is kept as
-        long as the model, where the model and the memory allow it; a note says where they do not.
-        False: as the model's own. True: on a CUDA device compiled and replayed as CUDA graphs,
-        which `warm_up` makes before the first call; on a CPU as None. Where that is not possible,
-        the model's own forwards run, with a warning that says why. See docs/forwards.md.""",
+        """how forwards run. None: on a CPU on packed weights, where the model and the memory allow
+        it; a note says where they do not. Packed weights are a second copy, which is kept as long
+        as the model. False: by the model itself. True: on a CUDA device compiled and replayed as
+        CUDA graphs, which `warm_up` makes before the first call; on a CPU as None. Where that is
+        not possible, the model's own forwards run, with a warning that says why. See
+        docs/forwards.md.""",
         with_beams=(None, False),
     )
     profile: str | os.PathLike[str] | Profile | None = own(
         _must_be("None or the path of a file", NoneType, str, os.PathLike, Profile),
         """file of a profile, which says what drafts and how much. ``python -m specdec_hf tune``
-        writes it. Options that are given win over it, drafter "auto" among them. A drafter that is
-        given has none of its lengths, trees and schedules, except where the profile drafts with a
-        model, which must be given. A profile of another model is refused, and a note names
-        conditions, such as machine and dtype, that were others when it was measured; see
+        writes it. An option of the call wins over the profile, also drafter "auto". Where the call
+        has a drafter, the lengths, trees and schedules of the profile are not used: they were
+        measured with another one. A profile that drafts with a model is the exception: it needs
+        that model as the call's drafter, and its lengths, trees and schedules are used. A profile
+        of another model is refused. A note names conditions, such as machine and dtype, that have
+        changed since it was measured; see
         docs/choosing.md#a-profile-of-your-own.""",
     )
 
