@@ -94,6 +94,8 @@ RUN_BY = {
     "docs/hub-kernels.md": "tests/support/loaded_kernel.py",
     "docs/loop.md": "tests/hf/test_pages.py",
     "docs/numpy.md": "tests/host/test_numpy_page.py",
+    "docs/ops.md": "tests/project/test_documents.py",
+    "docs/rules.md": "tests/project/test_documents.py",
     "docs/server.md": "tests/hf/test_openai_routes.py",
     "docs/sglang.md": "tests/sglang_plugin/test_engine.py",
     "docs/transformers.md": "tests/hf/test_pages.py",
@@ -195,6 +197,16 @@ def test_the_printed_program_takes_the_first_half_of_each_category(tmp_path, mon
         ("a", "0"), ("a", "3"), ("b", "1"), ("b", "2"), ("b", "4"), ("b", "5")
     ]  # fmt: skip
     assert half[0].turns == ["é 0\u2028"]
+
+
+@pytest.mark.parametrize("page", ["ops.md", "rules.md"])
+def test_the_programs_of_the_ops_print_what_stands_below_them(page, capsys):
+    text = (ROOT / "docs" / page).read_text()
+    programs = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)
+    assert len(programs) >= {"ops.md": languages(text).count("python"), "rules.md": 1}[page]
+    for program, printed in programs:
+        exec(program, {})
+        assert capsys.readouterr().out == printed
 
 
 def test_the_derivation_of_block_verification_adds_up(capsys):
