@@ -6,10 +6,12 @@ import contextlib
 import importlib.util
 import os
 import re
+import select
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import setuptools
@@ -19,6 +21,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
 SAID = "-- specdec-kernels: "  # begins a message of CMakeLists.txt
+SILENCE = 10  # seconds
 SETUPTOOLS = 77  # the first that can read the form of the license in pyproject.toml
 
 # pip asks for what pyproject.toml requires of a build only where it isolates the build, and
@@ -60,17 +63,30 @@ def check_tools(path: str) -> None:
         raise SystemExit(f"specdec-kernels cannot be built, install first: {' and '.join(hints)}")
 
 
-def configure(command: list[str], env: dict[str, str]) -> None:
-    """Run CMake, and show on the terminal too what it says of this project.
+def run(command: list[str], env: dict[str, str]) -> None:
+    """Run CMake and hand on what it prints, which `pip install -v` shows.
 
-    Of a build that succeeds, pip shows nothing else.
+    Of a build that succeeds pip shows nothing else, so what CMake says of this project goes to the
+    terminal, too. While a compiler is silent, a line every SILENCE seconds says that it runs.
     """
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout or ():
-            print(line, end="", flush=True)
-            if line.startswith(SAID) and not sys.stdout.isatty():
-                with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
-                    terminal.write("\n" + line.removeprefix("-- "))
+    began, progress, begun = time.monotonic(), "--", ""
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+        output = process.stdout
+        while output:
+            if not select.select([output], [], [], SILENCE)[0]:
+                print(f"{progress} {time.monotonic() - began:.0f} s, still running", flush=True)
+                continue
+            text = os.read(output.fileno(), 65536).decode(errors="replace")
+            print(text, end="", flush=True)
+            *lines, begun = (begun + text).split("\n")
+            for line in lines:
+                counted = re.match(r"\[\d+/\d+\]", line)  # ninja's count of files
+                progress = counted[0] if counted else progress
+                if line.startswith(SAID) and not sys.stdout.isatty():
+                    with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+                        terminal.write("\n" + line.removeprefix("-- ") + "\n")
+            if not text:
+                break
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
 
@@ -94,14 +110,13 @@ class CMakeBuild(build_ext):
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
         cmake, env = str(shutil.which("cmake", path=path)), {**os.environ, "PATH": path}
-        configure([cmake, *arguments], env)
-        commands = [["--build", str(build)]]
+        commands = [arguments, ["--build", str(build)]]
         for ext in self.extensions:
             out = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
             install = ["--install", str(build), "--prefix", str(out)]
             commands.append([*install, "--component", ext.name.rpartition(".")[2]])
         for command in commands:
-            subprocess.run([cmake, *command], check=True, env=env)
+            run([cmake, *command], env)
 
     def get_ext_filename(self, name: str) -> str:
         if name.endswith("_host"):  # it serves one version of CPython

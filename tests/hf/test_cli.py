@@ -21,6 +21,8 @@ from specdec_hf.runner.fit import Fit
 from support import cli_models, hf_models, toy_tokenizers
 from support.cli_models import answered, folder, invoke, one_line_error, reported, says, succeed  # noqa: F401
 
+import specdec_kernels
+
 SCHEDULE = "--num-assistant-tokens-schedule"
 LINE = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
 
@@ -220,6 +222,10 @@ def test_info_lists_versions_and_providers(tmp_path):
     for word in words:
         assert word in result.output
     assert report["providers"]["sample"]["cpu"]
+    built = specdec_kernels.has_cuda_kernels()
+    assert report["cuda_kernels"] is built
+    row = "CUDA kernels +" + ("built" if built else "not built; SPECDEC_CUDA=all builds them")
+    assert re.search(row, result.output)
 
 
 @pytest.mark.parametrize(

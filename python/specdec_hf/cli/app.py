@@ -278,6 +278,8 @@ def info_command(
     table.add_row("cpu instructions", info["cpu_capability"])
     table.add_row("threads", str(info["threads"]))
     table.add_row("gpu", info["gpu"])
+    none = "not built; SPECDEC_CUDA=all builds them where there is nvcc"
+    table.add_row("CUDA kernels", "built" if info["cuda_kernels"] else none)
     table.add_row("heads shipped for", ", ".join(info["shipped_heads"]) or "no model")
     console.print(table)
     console.print("\ndrafters, for --drafter:")

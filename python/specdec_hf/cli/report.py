@@ -48,6 +48,7 @@ def collect_info() -> dict[str, Any]:
         "versions": versions,
         "providers": specdec_kernels.providers(),
         "cpu_capability": specdec_kernels.cpu_capability(),
+        "cuda_kernels": specdec_kernels.has_cuda_kernels(),
         "threads": torch.get_num_threads(),
         "drafters": _drafters(),
         "schedules": _schedules(),
