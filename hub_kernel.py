@@ -1,7 +1,8 @@
 """Writes the ops as a kernel for the package `kernels`, in sources for its builder and built.
 
-Usage: `python hub_kernel.py FOLDER`, or `make hub-kernel`. CMake says which sources are compiled
-with which options, so nothing is listed a second time. docs/hub-kernels.md describes the folder.
+Usage: `python hub_kernel.py FOLDER`, or `make more TASK=hub-kernel`. CMake says which
+sources are compiled with which options, so nothing is listed a second time. docs/hub-kernels.md
+describes the folder.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     python -m bench.vllm_throughput --model FOLDER [--batch B] [--tokens N] [--passes P]
                                      [--json FILE]
 
-It needs the environment of `make test-vllm`, and `make bench-vllm` runs it there. Each engine has a
-process of its own, and the engines take turns pass by pass. The texts are sampled at temperature
-.8. Those of vLLM by itself are no model's text on the CPU, so that drafts from the prompt seldom
-fit them: its line says what its users have, not what a right sampler would reach.
+It needs the environment of `make more TASK=setup-vllm`, and `make more TASK=bench-vllm` runs it
+there. Each engine has a process of its own, and the engines take turns pass by pass. The texts are
+sampled at temperature .8. Those of vLLM by itself are no model's text on the CPU, so that drafts
+from the prompt seldom fit them: its line says what its users have, not what a right sampler would
+reach.
 
 The plug-in verifies by rule match: so all its engines write the same texts. It accepts drafts that
 have no distribution, as all of these, as often as rule token does.

@@ -68,7 +68,7 @@ class Difference(NamedTuple):
 DIFFERENCES = (
     Difference("python", "3.10", "setup.py", "Python has no module tomllib; setuptools brings it."),
     Difference("python", "3.10", "Makefile", "Python has no module tomllib."),
-    Difference("triton", "3.6", "Makefile", "The interpreter does not run under NumPy 2.4."),
+    Difference("triton", "3.6", "more.mk", "The interpreter does not run under NumPy 2.4."),
     Difference("python", "3.10", "tests/mutants/ledger.py", "Python has no module tomllib."),
     Difference("python", "3.10", "tests/support/sources.py", "Python has no module tomllib."),
     Difference(

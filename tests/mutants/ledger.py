@@ -112,7 +112,7 @@ def exists(test: str) -> bool:
 
 
 def outside_of_lanes(mutants: Sequence[Mutant]) -> list[str]:
-    """The named tests that neither `make test` nor `make test-build` runs.
+    """The named tests that neither `make test` nor `make more TASK=test-build` runs.
 
     A test that runs alone has no other combinations of its parameters beside it.
     """
@@ -249,7 +249,7 @@ class Tree:
                 if not python:
                     raise RuntimeError(f"{folder} needs {variable}, which make mutants sets")
         if python not in self._servers:
-            metadata = self._source / ".venv-vllm/metadata"  # the entry point, as in make test-vllm
+            metadata = self._source / ".venv-vllm/metadata"  # the entry point of the plug-in
             places = [self.root, self.root / "python", metadata]
             env["PYTHONPATH"] = os.pathsep.join(map(str, places))
             env.setdefault("OMP_NUM_THREADS", "1")

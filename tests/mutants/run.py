@@ -46,7 +46,7 @@ def main() -> int:
         parser.error(f"the ledger has no {', '.join(sorted(unknown))}")
     outside = [] if args.by else outside_of_lanes(chosen)
     for test in outside:
-        print(f"{BROKEN}: neither make test nor make test-build runs {test}", flush=True)
+        print(f"{BROKEN}: neither make test nor make more TASK=test-build runs {test}", flush=True)
     # What needs a build begins first, because it takes longest, and file by file: a build compiles
     # again what the fault before had changed.
     chosen.sort(key=lambda mutant: (not COMPILED.match(mutant.file), mutant.file))

@@ -1,6 +1,6 @@
 """Installs a wheel in clean environments, one for each pair of a Python and a torch, and runs it.
 
-    make test-wheels
+    make more TASK=test-wheels
     python tests/packages/environments.py dist/specdec_kernels-*.whl
     python tests/packages/environments.py dist/specdec_kernels-*.whl --pair 3.11 2.13 --extra hf
 

@@ -156,14 +156,15 @@ READS = {
     ".sh": r"\$\{(\w+):-",
     ".txt": r"ENV\{(\w+)\}",
     "": r"^(\w+) *\?=",  # the Makefile
+    ".mk": r"^(\w+) *\?=",
 } | dict.fromkeys((".h", ".cpp", ".cu", ".cuh"), r'getenv\("(\w+)"')
 
 
 def environment_variables():
     """Those that the sources read."""
     found = set(_NAMES)  # put together from parts
-    named = [ROOT / name for name in ("setup.py", "CMakeLists.txt", "Makefile", "bench/gpu.sh")]
-    for path in (*PYTHON, *NATIVE, *named):
+    named = ("setup.py", "CMakeLists.txt", "Makefile", "more.mk", "bench/gpu.sh")
+    for path in (*PYTHON, *NATIVE, *map(ROOT.joinpath, named)):
         if ROOT / "tests" not in path.parents:
             for match in re.finditer(READS[path.suffix], path.read_text(), re.MULTILINE):
                 found.add(match[match.lastindex])

@@ -1,11 +1,12 @@
 """Workflows, templates of issues, the citation and the changelog name what exists."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml  # Transformers requires it
-from support.sources import ROOT, anchors, pyproject
+from support.sources import PYTHON, ROOT, anchors, pyproject, relative
 
 import specdec_kernels
 from specdec_kernels.versions import SUPPORTED, release
@@ -14,6 +15,8 @@ GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 TEMPLATES = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
 MAKEFILE = ROOT / "Makefile"
+MORE = ROOT / "more.mk"  # what few people need, each as TASK of `make more`
+NEEDED = 14  # the most targets that a person has to know
 
 pytestmark = pytest.mark.skipif(not WORKFLOWS, reason="the workflows are not beside the tests")
 
@@ -31,6 +34,30 @@ def targets(makefile):
     return re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE)
 
 
+def commands():
+    """What `make` can be asked for: its targets, and `more` with each of the others."""
+    others = [f"more TASK={name}" for name in targets(MORE.read_text())]
+    return {*targets(MAKEFILE.read_text()), *others}
+
+
+def asked(arguments):
+    """The commands among what follows `make` on a line."""
+    words = re.sub(r"""\s#.*|[|&;].*|(["']).*?\1""", "", arguments).split()
+    task = next((word for word in words if word.startswith("TASK=")), "")
+    for word in words:
+        if re.fullmatch(r"[a-z][\w-]*", word):
+            yield f"more {task}" if word == "more" and task else word
+
+
+def asked_in(text):
+    """The commands that a text names: between backticks, in a block, in lines of an example."""
+    code = re.findall(r"`make ([^`]*)`", text) + re.findall(r"^    make (.*)$", text, re.MULTILINE)
+    for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        code += re.findall(r"^(?:\w+=\S* )*make (.*)$", block, re.MULTILINE)
+    for line in code:
+        yield from asked(line)
+
+
 def steps(workflow):
     return [step for job in workflow["jobs"].values() for step in job["steps"]]
 
@@ -40,8 +67,7 @@ def missing_commands(workflow, known):
     for step in steps(workflow):
         for line in str(step.get("run", "")).splitlines():
             for arguments in re.findall(r"\bmake ([^|&;]*)", line):
-                words = [word for word in arguments.split() if "=" not in word]
-                yield from (f"make {word}" for word in words if word not in known)
+                yield from (f"make {one}" for one in asked(arguments) if one not in known)
             scripts = re.findall(r"(?:^|\s)(\.?[\w-]+(?:/[\w.-]+)+)", line)
             yield from (path for path in scripts if not (ROOT / path).exists())
         caches = step.get("with", {}).get("cache-dependency-path", "")
@@ -57,18 +83,61 @@ def pythons(workflow):
         yield name, listed or given
 
 
-def test_the_targets_of_the_makefile_have_one_rule_each():
-    found = targets(MAKEFILE.read_text())
+@pytest.mark.parametrize("makefile", [MAKEFILE, MORE], ids=name_of)
+def test_the_targets_of_a_makefile_have_one_rule_each(makefile):
+    found = targets(makefile.read_text())
     assert len(found) == len({*found})
-    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE.read_text(), re.MULTILINE)
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile.read_text(), re.MULTILINE)
     assert {*phony.split()} == {*found}
+
+
+def test_a_person_needs_few_targets_and_make_lists_them():
+    few, others = (targets(makefile.read_text()) for makefile in (MAKEFILE, MORE))
+    assert len(few) <= NEEDED
+    assert not {*few} & {*others}
+    for command, names in (("", few), ("more", others)):
+        line = ["make", *command.split(), "--no-print-directory"]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+        listed = re.findall(r"^  make (?:more TASK=)?([\w-]+) +\w", done.stdout, re.MULTILINE)
+        assert listed == [name for name in names if name != "list"]
+
+
+TEXTS = [
+    path
+    for pattern in ("*.md", "*.py", "*.toml", "docs/**/*.md", ".github/**/*.md")
+    for path in ROOT.glob(pattern)
+    if path.name != "README.md"
+]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=relative)
+def test_a_document_names_only_targets_that_exist(path):
+    assert {*asked_in(path.read_text())} <= commands()
+
+
+def test_sources_and_continuous_integration_name_only_targets_that_exist():
+    plain = {*asked_in("\n".join(path.read_text() for path in PYTHON if path != Path(__file__)))}
+    plain |= {*asked_in("".join(f"    {line}" for line in (ROOT / ".ci/run").open()))}
+    assert len(plain) > 10
+    assert plain <= commands()
+
+
+def test_the_search_finds_targets_that_do_not_exist():
+    text = """`make lnt ARGS="a b"` and `make more TASK=dcos` make nothing.
+```
+VLLM=1 make tst X=/y | tail  # make other
+make
+```
+    make clan
+"""
+    assert [*asked_in(text)] == ["lnt", "more TASK=dcos", "clan", "tst"]
 
 
 def test_there_is_a_workflow_for_each_duty():
     assert {path.stem for path in WORKFLOWS} == {"docs", "lint", "nightly", "test", "wheels"}
     ran = " ".join(str(step.get("run")) for path in WORKFLOWS for step in steps(load(path)))
-    for command in ("make lint", "make test ", "make test-oldest", "make docs", "make mutants",
-                    "make sdist", ".ci/run"):  # fmt: skip
+    for command in ("make lint", "make test ", "make more TASK=test-oldest", "make docs",
+                    "make mutants", "make more TASK=sdist", ".ci/run"):  # fmt: skip
         assert command in ran
 
 
@@ -90,7 +159,7 @@ def test_a_workflow_is_whole(path):
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=name_of)
 def test_a_workflow_names_only_what_exists(path):
-    assert not list(missing_commands(load(path), targets(MAKEFILE.read_text())))
+    assert not list(missing_commands(load(path), commands()))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=name_of)
@@ -142,11 +211,12 @@ def test_the_configuration_of_wheels_names_what_exists():
 def test_the_search_finds_what_does_not_exist():
     workflow = {"jobs": {"one": {"steps": [
         {"run": "make test lnt PYTHON=python"},
+        {"run": "make more TASK=tset"},
         {"run": "bash .ci/rnu && make docs\nmake dcos | tail", "with": {}},
         {"run": "python tests/mutants/run.py", "with": {"cache-dependency-path": "poetry.lock"}},
     ]}}}  # fmt: skip
     known = ["docs", "test"]
-    missing = ["make lnt", "make dcos", ".ci/rnu", "poetry.lock"]
+    missing = ["make lnt", "make more TASK=tset", "make dcos", ".ci/rnu", "poetry.lock"]
     assert sorted(missing_commands(workflow, known)) == sorted(missing)
 
 
@@ -232,10 +302,8 @@ def test_what_a_page_of_the_project_links_to_exists(page):
         assert not anchor or anchor[1:] in anchors(there), match[0]
 
 
-def test_the_steps_of_a_release_name_targets_and_files_that_exist():
+def test_the_steps_of_a_release_name_files_that_exist():
     text = (ROOT / "docs/releasing.md").read_text()
-    known = targets(MAKEFILE.read_text())
-    assert {*re.findall(r"`make ([\w-]+)`", text)} <= {*known}
     named = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.\w+|[A-Z]+\.(?:md|cff))`", text)
     assert len(named) >= 6
     assert not [name for name in named if not (ROOT / name).exists()]

@@ -80,7 +80,7 @@ def minimums(text):
 
 
 def test_every_document_and_script_names_the_same_minimums():
-    names = ("CMakeLists.txt", "Makefile", "README.md", "bench/gpu.sh", "pyproject.toml")
+    names = ("CMakeLists.txt", "Makefile", "more.mk", "README.md", "bench/gpu.sh", "pyproject.toml")
     pages = [ROOT / name for name in names] + [*(ROOT / "docs").rglob("*.md")]
     pages += (ROOT / "examples").rglob("*.txt")
     found = {relative(path): minimums(path.read_text()) for path in pages}
@@ -244,7 +244,7 @@ OTHERS = {STATED, "tests/project/test_versions.py"}  # the table itself, and the
 
 
 def test_every_dependence_on_a_version_is_listed():
-    places = [*PYTHON, ROOT / "setup.py", ROOT / "Makefile"]
+    places = [*PYTHON, *(ROOT / name for name in ("setup.py", "Makefile", "more.mk"))]
     found = {relative(path) for path in places if depends_on_a_version(path.read_text())}
     assert found - OTHERS == {one.file for one in DIFFERENCES} - OTHERS
 

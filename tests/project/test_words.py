@@ -10,7 +10,7 @@ from support.sources import ROOT, anchors
 
 # Documents of the project's planning, which readers of the repository do not have.
 OUTSIDE = re.compile(r"\b(ALGORITHMS|PEERS|GLOSSARY|DESIGN)(\.md\b|,? section|[^\w]+section)")
-SUFFIXES = {".py", ".md", ".h", ".cpp", ".cu", ".cuh", ".sh", ".toml", ".txt", ".yml", ".cfg"}
+SUFFIXES = {".py", ".md", ".h", ".cpp", ".cu", ".cuh", ".sh", ".toml", ".txt", ".yml", ".mk"}
 
 
 def tracked():

@@ -16,7 +16,7 @@ from support.providers import SIGNIFICANCE, chi_square
 from support.sglang_steps import expected
 from support.sources import ROOT
 
-pytest.importorskip("sglang", reason="`make test-sglang` installs SGLang in its own environment")
+pytest.importorskip("sglang", reason="`make more TASK=test-sglang` installs SGLang")
 
 PAGE = ROOT / "docs" / "sglang.md"
 MODEL = os.environ.get("SPECDEC_TEST_MODEL")

@@ -14,7 +14,7 @@ from support.sources import ROOT
 
 from specdec_kernels.compat.sglang import chain_speculative_sampling_triton
 
-pytest.importorskip("sglang", reason="`make test-sglang` installs SGLang in its own environment")
+pytest.importorskip("sglang", reason="`make more TASK=test-sglang` installs SGLang")
 
 B, N, V = 4000, 3, 6
 

@@ -18,7 +18,7 @@ from specdec_hf.drafters.fingerprint import fingerprint_of
 from specdec_host import Corpus
 from support import vllm_engine
 
-pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 MODEL = os.environ.get("SPECDEC_TEST_MODEL")
 pytestmark = [
     pytest.mark.skipif(not MODEL, reason="SPECDEC_TEST_MODEL names no model folder"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 
 from specdec_vllm import vllm_interface
 from specdec_vllm.step_v1 import Step

@@ -44,7 +44,7 @@ def test_the_page_has_the_table_of_versions():
 @pytest.mark.timeout(580)
 @pytest.mark.skipif(not MODEL, reason="SPECDEC_TEST_MODEL names no model folder")
 def test_the_printed_program_runs(tmp_path):
-    pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+    pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     program = tmp_path / "program.py"
     name = '"HuggingFaceTB/SmolLM2-135M-Instruct"'

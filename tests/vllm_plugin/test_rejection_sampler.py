@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-vllm = pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+vllm = pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 
 from specdec_vllm import RULES, vllm_interface  # noqa: E402
 from specdec_vllm.step_v1 import Step  # noqa: E402

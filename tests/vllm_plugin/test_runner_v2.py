@@ -142,7 +142,7 @@ def test_first_tokens_follow_the_target_for_drafts_at_the_temperature_of_the_req
 
 def test_steps_without_drafts_use_the_noise_of_the_others():
     """Sampling of the plain path: the same token as a verified row without drafts."""
-    pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+    pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
     batch = Batch([1])  # has no drafts
     tokens, _ = batch.rejection_sample(None, Settings())
     function = runner_v2.REPLACEMENTS[runner_v2.SAMPLER_V2, "Sampler._sample_random"]

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from support import vllm_suite
 
-pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 pytestmark = [
     pytest.mark.skipif(
         vllm_suite.source() is None,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import vllm_ranks
 
-pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM in its own environment")
+pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 pytestmark = pytest.mark.timeout(580)
 
 V = 101  # no multiple of the ranks
