@@ -35,6 +35,15 @@ def test_the_navigation_lists_each_page_once():
     assert sorted(listed) == sorted(written_pages() | made)
 
 
+def test_the_page_on_installing_is_the_second_and_what_a_search_finds_first():
+    """The search ranks a page whose title is the word above all others; it knows no word stems."""
+    _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    assert re.findall(r"[\w/-]+\.md", navigation)[:2] == ["index.md", "install.md"]
+    page = (ROOT / "docs/install.md").read_text()
+    assert page.startswith("# Install\n")
+    assert "installation" in page
+
+
 def test_each_op_and_each_class_has_one_place():
     """Ops and their classes have pages; what several ops share is at the end of docs/ops.md."""
     ops = sources.ops()
