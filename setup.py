@@ -97,7 +97,7 @@ class CMakeBuild(build_ext):
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         check_tools(path)
         # Found, never imported: importing torch costs seconds and a build needs only its files.
-        torch = Path(importlib.util.find_spec("torch").origin).parent
+        torch = Path(importlib.util.find_spec("torch").origin).resolve().parent
         build = Path(self.build_temp).resolve()
         arguments = [
             *("-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
