@@ -149,9 +149,10 @@ class CommonOptions:
         """what drafts. "auto" is a tree of copied text and, where the model has one, the drafts of
         a head; see docs/loop.md#the-default-drafter. None is plain decoding. Else the name of a
         drafter such as "prompt_lookup" or "ngram:2" (see docs/drafters.md), a causal LM of the same
-        vocabulary, or a `Drafter`, which may draft trees of its own. With ``tree`` also a list of
-        them; without it, a list of draft models from large to small, the last of which may be any
-        drafter that rolls back; see docs/drafters.md#drafters-made-from-models.""",
+        vocabulary, the folder of such a model or of a head, or a `Drafter`, which may draft trees
+        of its own. With ``tree`` also a list of them; without it, a list of draft models from large
+        to small, the last of which may be any drafter that rolls back; see
+        docs/drafters.md#drafters-made-from-models.""",
         default=DEFAULT_DRAFTER,
     )
     _: KW_ONLY

@@ -72,7 +72,7 @@ WRONG = {
     **dict.fromkeys(("rule", "cache"), ("a string", [None])),
     **dict.fromkeys(("parents", "accuracies", "acceptance"), ("a sequence", [3, 0.5, "ab"])),
     "num_assistant_tokens": ("an integer in [0, 1024]", [2.0, "5", [5], np.bool_(True)]),
-    "drafter": (f"None, the name of a drafter, a Drafter or {MODEL}", [3]),
+    "drafter": (f"None, the name of a drafter, a folder, a Drafter or {MODEL}", [3]),
     "num_assistant_tokens_schedule": ("a string or a Schedule", [3]),
     "ablate": ("None or a string", [True]),
     "tree": ("a TreeSpec, EagleTree, TrieTree or a tuple of branchings", ["x"]),

@@ -49,7 +49,8 @@ def test_a_command_without_the_extra_is_one_line(tmp_path, arguments):
 
 def test_a_package_that_is_imported_within_a_command_is_named_too(folder, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "platformdirs", None)
-    monkeypatch.delitem(sys.modules, "specdec_hf.cli.weights", raising=False)
+    for name in ("load", "weights"):
+        monkeypatch.delitem(sys.modules, f"specdec_hf.cli.{name}", raising=False)
     arguments = ("train", "--model", folder, "--output", tmp_path / "head")
     assert one_line_error(*arguments, code=1) == f"error: {LINE}platformdirs"
 

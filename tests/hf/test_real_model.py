@@ -3,8 +3,8 @@
 import pytest
 import torch
 from specdec_hf import EagleTree, generate
-from specdec_hf.cli.sources import MissingModelError
 from specdec_hf.cli.weights import load_embedded, load_folder
+from specdec_hf.model_paths import MissingModelError
 from support import hf_models
 from support.cli_models import reported, says
 from support.recorded_ops import compile_on_cpu

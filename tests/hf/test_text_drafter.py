@@ -295,6 +295,12 @@ def test_a_draft_model_may_be_given_with_two_tokenizers():
     assert out.stats.drafter == "text"
     with pytest.raises(TypeError, match="tokenizer must be a tokenizer of Transformers, got None"):
         generate(model, **inputs, drafter=small, assistant_tokenizer=characters())
+    # The error without them names this way, and for trees, which it does not serve, does not.
+    way = "give tokenizer=, the model's, and assistant_tokenizer=, the drafter's"
+    for tree, named in ((None, True), ((2, 1), False)):
+        with pytest.raises(ValueError, match="drafter and model must share one voc") as caught:
+            generate(model, **inputs, drafter=small, tree=tree)
+        assert (way in str(caught.value)) == named
 
 
 # Ids of another tokenizer are told apart, where they are stored and where they are drafted.

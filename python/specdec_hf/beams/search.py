@@ -79,7 +79,7 @@ def draft_model_of(model: Any, call: Call, options: Options) -> ModelDrafter | N
         ValueError: another drafter than a model, which has no beams.
     """
     assert call.beams is not None
-    drafter = resolve_drafter(options.drafter, None, model)
+    drafter = resolve_drafter(options.drafter, None, model, call.assistant.target_tokenizer)
     if drafter is None or isinstance(drafter, ModelDrafter):
         return drafter
     raise ValueError(

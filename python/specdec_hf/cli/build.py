@@ -123,7 +123,8 @@ def progress_bar() -> Progress:
 
 
 def _tokenizer(source: Source) -> tuple[Any, int]:
-    from specdec_hf.cli.weights import embedded_folder, load_config, load_tokenizer
+    from specdec_hf.cli.weights import embedded_folder
+    from specdec_hf.model_files import load_config, load_tokenizer
     from specdec_hf.runner.protocol import vocab_size_of
 
     path = embedded_folder() if source.kind == "embedded" else source.path

@@ -19,17 +19,11 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from specdec_hf.cli.checks import Settings, Sources, parse_cascade
-from specdec_hf.cli.sources import MissingModelError, Source
+from specdec_hf.cli.sources import Source
 from specdec_hf.cli.terminal import fail
-from specdec_hf.cli.weights import (
-    embedded_folder,
-    holds_tokenizer,
-    load_config,
-    load_model,
-    load_tokenizer,
-)
+from specdec_hf.cli.weights import embedded_folder
 from specdec_hf.drafters.cascade import HorizontalCascade, VerticalCascade
-from specdec_hf.drafters.fingerprint import same_vocabulary
+from specdec_hf.drafters.folders import as_drafter, other_tokenizer
 from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafters.ngram import NgramDrafter
@@ -43,6 +37,8 @@ from specdec_hf.drafting.registry import (
     parse_drafter,
     sampling_of,
 )
+from specdec_hf.model_files import load_config, load_model, load_tokenizer
+from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
@@ -194,15 +190,11 @@ def _load(
         if source is not None:
             say(f"loading {source.title}")
             path, own_tokenizer = drafts.pop(0)
-            if sampling and own_tokenizer is not None:
-                fail(
-                    f"--drafter: {', '.join(sampling)} of {source.title} cannot be given: a draft "
-                    "model of another vocabulary drafts its most likely tokens"
-                )
             drafter = load_model(path, device=device, dtype=model.dtype, progress=say)
-            if own_tokenizer is not None:
-                drafter = TextDrafter(drafter, own_tokenizer, tokenizer)
-            drafters.append(ModelDrafter(drafter, **sampling) if sampling else drafter)
+            try:
+                drafters.append(as_drafter(drafter, own_tokenizer, tokenizer, sampling))
+            except ValueError as error:
+                fail(f"--drafter {source.title}: {error}")
         else:
             drafters.append(made)
     if settings.compile is not False:
@@ -329,22 +321,12 @@ def _own_tokenizer(
     tree = settings.tree is not None and len(settings.drafter) == 1
     needs = "--tree" if tree else "--cascade" if settings.cascade else None
     rule = f"{needs} needs a drafter of the model's vocabulary of {wanted} tokens"
-    if wanted != got:
-        if needs:
-            fail(f"{rule}, got {got}")
-        return _draft_tokenizer(draft_path)
-    if not holds_tokenizer(draft_path):  # weights alone are of the model's vocabulary
-        return None
-    own = _draft_tokenizer(draft_path)
-    if same_vocabulary(tokenizer, own):
-        return None
-    if needs:
-        fail(f"{rule}, got as many other tokens")
-    return own
-
-
-def _draft_tokenizer(path: Path) -> Any:
+    if needs and wanted != got:
+        fail(f"{rule}, got {got}")
     try:
-        return load_tokenizer(path)
+        own = other_tokenizer(draft_path, draft_config, config, tokenizer)
     except MissingModelError as error:
         fail(f"--drafter: {error}")
+    if needs and own is not None:
+        fail(f"{rule}, got as many other tokens")
+    return own

@@ -14,7 +14,7 @@ import typer
 from specdec_hf.arguments import did_you_mean
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console, fail
-from specdec_hf.drafting.registry import AUTO
+from specdec_hf.drafting.registry import AUTO, with_name_of_head
 from specdec_hf.options import COMMON, LOSSY_RULES
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
 
@@ -107,11 +107,11 @@ def check_device(option: str, device: str) -> None:
 
 
 def list_drafters(drafters: list[str]) -> list[str]:
-    """Answers ``--drafter help``."""
+    """Answers ``--drafter help``, and names the heads whose folders are given alone."""
     if "help" in drafters:
         console.print(drafter_table())
         raise typer.Exit
-    return drafters
+    return [with_name_of_head(one) for one in drafters]
 
 
 def drafter_option(text: str) -> Any:

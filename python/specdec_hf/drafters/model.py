@@ -244,9 +244,13 @@ class DraftModel(Stepper):
         ours = vocab_size_of(model)
         theirs = vocab_size_of(context.model)
         if ours != theirs and not own_vocabulary:
+            way = (
+                "; give tokenizer=, the model's, and assistant_tokenizer=, the drafter's, and it "
+                "drafts by the text"
+            )
             raise ValueError(
                 "drafter and model must share one vocabulary: "
-                f"drafter has {ours} tokens, model has {theirs}"
+                f"drafter has {ours} tokens, model has {theirs}{'' if tree else way}"
             )
         self.model = model
         self.device: torch.device = model.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from specdec_hf.arguments import did_you_mean, shown
 from specdec_hf.drafters.cascade import Cascade, VerticalCascade
+from specdec_hf.drafters.folders import read_folders
 from specdec_hf.drafters.growing_tree import EagleDrafter
 from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.merge import TrieDrafter
@@ -25,7 +27,7 @@ from specdec_hf.request.inputs import (
 from specdec_hf.trees import EagleTree, Layout, TrieTree
 
 _COMPOSED = (TrieDrafter, Cascade, TreeModelDrafter)
-_RULE = f"drafter must be None, the name of a drafter, a Drafter or {RULE}"
+_RULE = f"drafter must be None, the name of a drafter, a folder, a Drafter or {RULE}"
 
 
 def _named(drafter: Any) -> str:
@@ -40,18 +42,21 @@ def _named(drafter: Any) -> str:
 def check_drafter_types(drafter: Any) -> None:
     """Raises TypeError for an argument ``drafter`` that neither is a drafter nor lists some."""
     for one in drafter if isinstance(drafter, list | tuple) else [drafter]:
-        fits = one is None or isinstance(one, str | Drafter) or is_language_model(one)
+        fits = one is None or isinstance(one, str | os.PathLike | Drafter) or is_language_model(one)
         if not fits:
             raise TypeError(f"{_RULE}, got {_named(one)}")
 
 
-def resolve_drafter(drafter: Any, layout: Layout | None, model: Any) -> Drafter | None:
+def resolve_drafter(
+    drafter: Any, layout: Layout | None, model: Any, tokenizer: Any = None
+) -> Drafter | None:
     """The drafter of a call; None for plain decoding.
 
     Args:
         drafter: the argument of `generate`.
-        model: the target, of which ``layers:N`` makes a draft model.
         layout: of the trees to draft; None for chains, and for drafters with trees of their own.
+        model: the target, of which ``layers:N`` makes a draft model.
+        tokenizer: as in `read_folders`.
 
     Raises:
         TypeError: not a drafter.
@@ -59,6 +64,7 @@ def resolve_drafter(drafter: Any, layout: Layout | None, model: Any) -> Drafter 
             draft the layout.
         OSError: a file of a named drafter that cannot be read.
     """
+    drafter = read_folders(drafter, model, tokenizer)
     if layout is not None:
         return _tree_drafter(drafter, layout, model)
     if isinstance(drafter, list | tuple):

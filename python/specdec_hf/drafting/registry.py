@@ -5,11 +5,13 @@ This module does without torch, because the command line checks ``--drafter`` be
 
 from __future__ import annotations
 
+import json
 import os
 import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec_hf.arguments import PARAMETERS, naming_errors, read_number, split_options
@@ -38,6 +40,8 @@ class Entry:
         options: names of what may follow it, as in ``layers:4,temperature=0.5``.
         own_tree: whether it drafts trees of its own.
         is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
+        marks: by which config.json shows that a folder holds such a head: an architecture, a kind
+            of the library speculators, or a field.
         serves_all: whether it drafts for any target, so that `bench` measures it without being
             asked to.
         leads_cascade: whether another drafter can draft for it in a `VerticalCascade`, as for a
@@ -53,6 +57,7 @@ class Entry:
     options: tuple[str, ...] = ()
     own_tree: bool = False
     is_model: bool = False
+    marks: tuple[str, ...] = ()
     serves_all: bool = True
     leads_cascade: bool = False
     makes_forward: bool = False
@@ -163,6 +168,7 @@ DRAFTERS: dict[str, Entry] = {
         "eagle3.drafter:Eagle3Drafter",
         "trees of an EAGLE-3 head in a folder, which reads the model's hidden states",
         own_tree=True,
+        marks=("eagle3", "LlamaForCausalLMEagle3"),
     ),
     "eagle3_chain": _head("eagle3.drafter:Eagle3ChainDrafter", "chains of such a head", draws=True),
     "eagle": _head(
@@ -175,11 +181,13 @@ DRAFTERS: dict[str, Entry] = {
         "peagle:PEagleDrafter",
         "chains of a P-EAGLE head in a folder, which drafts at mask tokens in one pass",
         draws=True,
+        marks=("peagle",),
     ),
     "dflash": _head(
         "dflash:DFlashDrafter",
         "chains of a DFlash head in a folder, a block of mask tokens in one pass",
         draws=True,
+        marks=("dflash",),
     ),
     "mtp": Entry(
         "heads.mtp.drafter:MtpDrafter",
@@ -196,22 +204,30 @@ DRAFTERS: dict[str, Entry] = {
         own_tree=True,
         serves_all=False,
     ),
-    "medusa": _head("medusa:MedusaDrafter", "trees of Medusa heads in a folder", own_tree=True),
+    "medusa": _head(
+        "medusa:MedusaDrafter",
+        "trees of Medusa heads in a folder",
+        own_tree=True,
+        marks=("medusa_num_heads",),
+    ),
     "blockwise": _head(
         "blockwise:BlockwiseDrafter",
         "chains of the heads of blockwise parallel decoding in a folder",
+        marks=("BlockwiseHeads",),
     ),
     "exit_head": _head(
         "exit_head:ExitHeadDrafter",
         "the model's first layers and a trained exit in a folder",
         makes_forward=True,
         draws=True,
+        marks=("ExitHead",),
     ),
     "pass_head": _head(
         "pass_head:PassHeadDrafter",
         "the model itself at look-ahead embeddings in a folder, which follow the text",
         makes_forward=True,
         draws=True,
+        marks=("PassHead",),
     ),
     "token_recycling": Entry(
         "drafters.token_recycling:TokenRecyclingDrafter",
@@ -317,6 +333,20 @@ def parse_drafter(text: str) -> ParsedDrafter:
     value, options = split_options(rest, entry.options)
     reads = FOLDER if FOLDER in entry.value.split("|") else FILE if names_file(name, value) else ""
     return ParsedDrafter(entry, value, options, reads if value else "")
+
+
+def with_name_of_head(text: str) -> str:
+    """A drafter's text; the folder of a head gets its drafter's name, as in ``eagle3:FOLDER``."""
+    if entry_named(text) is not None:
+        return text
+    try:
+        given = json.loads(Path(text, "config.json").expanduser().read_text(encoding="utf-8"))
+        names = [given.get("speculators_model_type"), *(given.get("architectures") or ()), *given]
+    except (OSError, RuntimeError, ValueError, TypeError, AttributeError):  # no folder, no object
+        return text
+    marked = (name for name, entry in DRAFTERS.items() if any(x in names for x in entry.marks))
+    name = next(marked, None)
+    return text if name is None else f"{name}:{text}"
 
 
 def value_of(text: str) -> str:

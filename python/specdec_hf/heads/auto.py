@@ -16,6 +16,7 @@ from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.placed import PlacedHead
 from specdec_hf.heads.shipped import FoundHead, find_head, is_shipped
+from specdec_hf.model_paths import state_of_files
 from specdec_hf.runner.fit import record_of
 from specdec_hf.trees import EagleTree, TrieTree
 
@@ -119,8 +120,7 @@ def _read(model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
     folder = answer.folder
     if folder is None:
         return None, answer
-    files = sorted((file.name, file.stat()) for file in folder.iterdir())
-    key = folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
+    key = folder, state_of_files(folder)
     # All calls draft with the same copy, so that only the first one makes it, packs it and compiles
     # it.
     record = record_of(model)

@@ -225,7 +225,9 @@ class _Planner:
             ValueError, ImportError: the call or the model refuses it.
         """
         model, call, lengths = self.model, self.call, self.lengths
-        drafter = resolve_drafter(options.drafter, options.tree, model)
+        drafter = resolve_drafter(
+            options.drafter, options.tree, model, call.assistant.target_tokenizer
+        )
         trees = drafts_trees(drafter)
         if trees and options.ablate is not None:
             raise ValueError(

@@ -122,6 +122,8 @@ class ModelRecord:
         agreement: (key of a shipped head and of the weights, the share of tokens they agree on).
         head: (key of the files, `PlacedHead`) of the model's own head.
         mtp: (key of the files and of its place, `MtpHead`) of its layers of multi-token prediction.
+        drafters: by folder and place, the draft model that was read there: (key of the files and of
+            the tokenizer, the model with tokenizers).
         measured: times of its rounds, by what drafts.
     """
 
@@ -131,6 +133,7 @@ class ModelRecord:
     agreement: tuple[Any, float | None] | None = None
     head: tuple[Any, Any] | None = None
     mtp: tuple[Any, Any] | None = None
+    drafters: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     measured: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
 

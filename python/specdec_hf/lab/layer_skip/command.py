@@ -88,8 +88,8 @@ def _search(
     import torch
 
     from specdec_hf.cli.load import check_length, find_device, read_config
-    from specdec_hf.cli.weights import load_model
     from specdec_hf.lab.layer_skip.calibration import search_layers
+    from specdec_hf.model_files import load_model
 
     source, placed = find_model("--model", name), find_device(device)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())

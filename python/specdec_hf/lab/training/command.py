@@ -317,10 +317,10 @@ def _run(
     import torch
 
     from specdec_hf.cli.load import check_length, find_device, read_config
-    from specdec_hf.cli.weights import load_model, load_tokenizer
     from specdec_hf.lab.training.model_card import collect_report, write_report
     from specdec_hf.lab.training.pipeline import Pipeline, check_begun, check_source
     from specdec_hf.lab.training.texts import check_prompts
+    from specdec_hf.model_files import load_model, load_tokenizer
     from specdec_hf.runner.protocol import vocab_size_of
 
     if threads is not None:

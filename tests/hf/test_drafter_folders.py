@@ -1,0 +1,162 @@
+"""A head or a draft model that is named by its folder, in Python and on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from specdec_hf import EagleTree, ModelDrafter, generate
+from specdec_hf.drafters import folders
+from specdec_hf.drafting.registry import with_name_of_head
+from support import cli_models, hf_models
+from support.cli_models import END, answered, folder, one_line_error, write_folder  # noqa: F401
+from support.heads import (
+    blockwise_folder,
+    eagle_folder,
+    exit_folder,
+    head_folder,
+    medusa_folder,
+    pass_folder,
+)
+from support.letters import letters
+from transformers.utils import logging
+
+HEADS = {
+    "eagle3": head_folder,
+    "medusa": medusa_folder,
+    "blockwise": blockwise_folder,
+    "exit_head": exit_folder,
+    "pass_head": pass_folder,
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return hf_models.build("llama", vocab_size=END + 1, layers=4)
+
+
+@pytest.fixture(scope="module")
+def drafter(target, tmp_path_factory):
+    path = tmp_path_factory.mktemp("drafter")
+    hf_models.with_noise(target, 0.05).save_pretrained(path)
+    return path
+
+
+def counts(out):
+    return out.stats.gammas, out.stats.accepted
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"tree": (2, 1)}, {"tree": EagleTree(2, 3, 5)}], ids=["chain", "tree", "eagle"]
+)
+def test_a_folder_drafts_as_its_model_does(target, drafter, settings):
+    loaded = ModelDrafter(type(target).from_pretrained(drafter).eval())
+    wanted = hf_models.decode_as_generate(target, drafter=loaded, **settings)
+    assert wanted.stats.accepted > 0
+    for named in (str(drafter), Path(drafter)):
+        out = hf_models.decode_as_generate(target, drafter=named, **settings)
+        assert counts(out) == counts(wanted)
+
+
+def test_a_folder_may_lead_a_cascade_and_have_parameters(target, drafter):
+    out = hf_models.decode_as_generate(target, drafter=[drafter, "prompt_lookup"])
+    assert out.stats.drafter == "vertical_cascade"
+    sampled = {"do_sample": True, "seed": 0, "rule": "match"}
+    warm = hf_models.decode(target, drafter=drafter, **sampled)
+    cold = hf_models.decode(target, drafter=f"{drafter}:temperature=0,top_k=1", **sampled)
+    assert torch.equal(cold.sequences, warm.sequences)
+    assert counts(cold) != counts(warm)
+
+
+def test_a_model_is_read_once_and_again_where_its_files_changed(target, tmp_path, monkeypatch):
+    reads, load = [], folders.load_model
+
+    def counted(path, **more):
+        reads.append(path)
+        return load(path, **more)
+
+    monkeypatch.setattr(folders, "load_model", counted)
+    target.save_pretrained(tmp_path)
+    for _ in range(2):
+        hf_models.decode(target, drafter=tmp_path)
+    assert len(reads) == 1
+    hf_models.with_noise(target, 0.5).save_pretrained(tmp_path)
+    hf_models.decode(target, drafter=str(tmp_path))
+    assert len(reads) == 2
+    assert logging.is_progress_bar_enabled()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_folder_of_a_head_names_its_drafter(target, tmp_path, kind):
+    path = HEADS[kind](target, tmp_path)
+    assert with_name_of_head(str(path)) == f"{kind}:{path}"
+    for named in (str(path), path):
+        assert hf_models.decode_as_generate(target, drafter=named).stats.drafter == kind
+
+
+def test_kinds_of_heads_without_a_class_here_are_known_by_their_config(tmp_path):
+    for kind in ("eagle3", "peagle", "dflash"):
+        (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": kind}))
+        assert with_name_of_head(str(tmp_path)) == f"{kind}:{tmp_path}"
+    for other in ("[]", "{", '{"architectures": null}', '{"architectures": ["LlamaForCausalLM"]}'):
+        (tmp_path / "config.json").write_text(other)
+        assert with_name_of_head(str(tmp_path)) == str(tmp_path)
+
+
+def test_a_folder_of_another_vocabulary_drafts_by_the_text(tmp_path):
+    model = hf_models.build("llama", vocab_size=4)
+    write_folder(tmp_path)
+    given = {"drafter": tmp_path, "max_new_tokens": 6, "do_sample": False, "guard": False}
+    ids = torch.tensor([[1, 2, 3, 1, 2]])
+    with pytest.raises(ValueError, match="has 258 tokens and the model's 4: give tokenizer="):
+        generate(model, ids, **given)
+    out = generate(model, ids, **given, tokenizer=letters("abc"), return_dict_in_generate=True)
+    assert out.stats.drafter == "text"
+    assert torch.equal(out.sequences, model.generate(ids, max_new_tokens=6, do_sample=False))
+    with pytest.raises(ValueError, match="top_k cannot be given: a draft model of another vocab"):
+        generate(
+            model, ids, **{**given, "drafter": f"{tmp_path}:top_k=2"}, tokenizer=letters("abc")
+        )
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_the_tokenizer_may_be_that_of_the_folder_of_the_target(folder, tmp_path, loaded):  # noqa: F811
+    """By it another vocabulary of the same size is known."""
+    model = hf_models.build("llama", vocab_size=END + 1)
+    model.config._name_or_path = str(folder) if loaded else ""
+    model.save_pretrained(tmp_path)
+    other = cli_models.tokenizer(None)
+    other.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    content["model"]["vocab"] = dict(zip(words, reversed(words.values()), strict=True))
+    file.write_text(json.dumps(content))
+    out = hf_models.decode_as_generate(model, drafter=tmp_path)
+    assert out.stats.drafter == ("text" if loaded else "model")
+
+
+def test_a_path_that_is_no_drafter_says_what_it_lacks(target, drafter, tmp_path):
+    for given, message in (
+        ("/nothing", "drafter '/nothing': folder /nothing does not exist"),
+        (Path("nothing"), "drafter 'nothing': folder nothing does not exist"),
+        (tmp_path, "holds no model: config.json is missing"),
+        ("README.md", "drafter 'README.md': README.md is no GGUF file"),
+        ("magic", "drafter must be None, the name of a drafter, a folder, a Drafter or a causal"),
+        (eagle_folder(target, tmp_path), "it lacks 4 weights of LlamaForCausalLM, such as lm_head"),
+        ([drafter, Path("nothing")], "folder nothing does not exist"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hf_models.decode(target, drafter=given)
+
+
+def test_the_command_line_names_the_head_in_a_folder(tmp_path):
+    model = write_folder(tmp_path / "model", layers=4)
+    target = hf_models.build("llama", vocab_size=END + 1, layers=4)
+    head = head_folder(target, tmp_path)
+    asked = ("--model", model, "--prompt", "Hi", "--max-new-tokens", 4, "--drafter")
+    assert answered(tmp_path, *asked, head)["stats"]["drafter"] == "eagle3"
+    line = one_line_error("generate", *asked, head, "--num-assistant-tokens", 3)
+    assert f"must not be given with --drafter eagle3:{head}, which drafts its own" in line
+    line = one_line_error("generate", *asked, eagle_folder(target, tmp_path))
+    assert "it lacks" in line
