@@ -389,20 +389,34 @@ def test_models_run_in_the_dtype_of_their_file(bfloat16, tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "line"),
+    ("options", "reason"),
     [
-        ([], 0, "note: greedy texts may differ from model.generate in bfloat16"),
-        (["--dtype", "float32"], 1,
-         "error: greedy output with speculation differs from model.generate"),
+        ([], "packed weights add products up in another order"),
+        (["--no-compile", "--guard", "off"], None),
     ],
-)  # fmt: skip
-def test_a_difference_is_an_error_unless_bits_may_round(bfloat16, monkeypatch, options, code, line):
+    ids=["packed", "own"],
+)
+def test_a_note_in_sixteen_bits_is_where_the_text_differs_and_only_there(
+    bfloat16, tmp_path, options, reason
+):
+    report, result = reported(
+        tmp_path, "generate", "--model", bfloat16, "--prompt", "Hi there, hi there",
+        "--max-new-tokens", 40, "--drafter", "prompt_lookup", *options,
+    )  # fmt: skip
+    turn = report["prompts"][0]["turns"][0]
+    assert (turn["identical"], turn["difference"]) == (reason is None, reason)
+    differs = "note: 1 of 1 texts differ from model.generate in bfloat16, where " + (reason or "")
+    assert says(result, differs) == (reason is not None)
+    said = [*turn["stats"]["notes"], *report["summary"]["notes"]]
+    assert not any("rounds" in note for note in said)
+
+
+def test_a_difference_in_float32_is_an_error(bfloat16, monkeypatch):
     monkeypatch.setattr(compare.Turn, "identical", False)
-    result = invoke(
-        "generate", "--model", bfloat16, "--prompt", "Hi", "--max-new-tokens", 2, *options
-    )
-    assert result.exit_code == code, result.output
-    assert says(result, line)
+    asked = ("--model", bfloat16, "--prompt", "Hi", "--max-new-tokens", 2)
+    result = invoke("generate", *asked, "--dtype", "float32")
+    assert result.exit_code == 1, result.output
+    assert says(result, "error: 1 of 1 texts differ from model.generate")
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,7 @@ def test_no_clock_decides_what_beams_draft_in_sixteen_bits():
     beams = {**GREEDY, "drafter": "layers:1", "num_beams": 3, "num_assistant_tokens": 2}
     (gammas,) = drafted(model, torch.bfloat16, **beams)
     assert any(gammas)
-    (note,) = run(model, torch.bfloat16, **beams).stats.notes
-    assert note.endswith("near ties may fall otherwise than in plain decoding")
+    assert not run(model, torch.bfloat16, **beams).stats.notes
     assert timing_in(run(model, torch.bfloat16, **beams, guard=True))
     assert not run(model, torch.float32, **beams, guard=False).stats.notes
 

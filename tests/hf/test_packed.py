@@ -54,7 +54,6 @@ def test_the_text_is_that_without_drafts_bit_for_bit(model, lengths, more):
         fast = decode(model, lengths, **{"drafter": drafter, **more, **settings})
         assert torch.equal(fast.sequences, plain.sequences)
         assert fast.stats.forwards == "packed"
-        assert not any("rounds unlike" in note for note in fast.stats.notes)
     for b, length in enumerate(lengths if not more else ()):
         mask = plain.attention_mask[b].bool()
         inputs = prompts(lengths, vocab_size=997)["input_ids"][b : b + 1, -length:]
@@ -251,9 +250,10 @@ def test_matrices_of_other_classes_are_named():
 
 def test_attention_of_its_own_makes_no_promise_of_equal_bits():
     model = build_any("GPTNeoXJapaneseForCausalLM").to(torch.bfloat16)
-    output = decode(model, (9,), drafter="prompt_lookup")
+    assert not packed_twin(model).invariant
+    output = decode(model, (9,), drafter="prompt_lookup", guard=True)
     assert output.stats.forwards == "packed"
-    assert any("rounds unlike" in note for note in output.stats.notes)
+    assert any("timing decides" in note for note in output.stats.notes)
 
 
 def test_too_little_memory_is_said_and_packs_nothing(monkeypatch):

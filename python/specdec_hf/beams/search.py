@@ -32,7 +32,7 @@ from specdec_hf.loop.plan import (
     costs_of,
     has_exact_text,
     plain_beams,
-    rounding_notes,
+    timing_notes,
     token_budgets,
 )
 from specdec_hf.loop.round_record import Phases, RoundRecord
@@ -237,7 +237,7 @@ class BeamSearch:
         exact, vocab_size = has_exact_text(model, chosen, twin), vocab_size_of(model)
         costs = costs_of(model, options, "greedy", lengths, exact=exact)
         if drafter is not None and not exact:
-            self.stats.notes += rounding_notes(model, "greedy", costs)
+            self.stats.notes += timing_notes(model, "greedy", costs)
         others = self.beams.width - 1  # a plain round reads all beams
         costs.padded = lambda nodes: nodes + others
         schedule = begin_schedule(

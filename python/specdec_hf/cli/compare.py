@@ -72,6 +72,21 @@ class Turn:
             return None
         return self.tokens == self.baseline_tokens
 
+    @property
+    def difference(self) -> str | None:
+        """Why this text is not that of the baseline, where both were compared and differ.
+
+        Products of 16 bits round otherwise in other forwards. In float32 that has changed no text
+        of ours, and a difference is a fault.
+        """
+        if self.identical is not False:
+            return None
+        if self.stats.forwards == "packed" and self.baseline == "model.generate":
+            return "packed weights add products up in another order"
+        if self.stats.drafted:
+            return "a forward of several tokens rounds unlike one of one token"
+        return "forwards over another cache round otherwise"
+
     def text(self, tokenizer: Any) -> str:
         """The generated text."""
         return decode_behind(tokenizer, self.prompt, self.tokens)
@@ -90,6 +105,7 @@ class Turn:
             "baseline_tokens_per_second": self.baseline_tokens_per_second or None,
             "ratio": self.ratio or None,
             "identical": self.identical,
+            "difference": self.difference,
             "stats": self.stats.to_dict(),
         }
 

@@ -264,7 +264,7 @@ class _Planner:
                 num_return_sequences=call.num_return_sequences,
             )
         if drafter is not None and not exact:
-            remarks += rounding_notes(model, rule, costs)
+            remarks += timing_notes(model, rule, costs)
         return Plan(
             model, call, options, drafter, rule, parameters, lossless, self.started, lengths,
             self.budgets, self.seeds, schedule, costs, draft_size, chosen, self.packing,
@@ -386,15 +386,18 @@ def costs_of(model: Any, options: Options, rule: str, lengths: Lengths, *, exact
     return ExpectedCosts(len(lengths), share, int(lengths.max()))
 
 
-def rounding_notes(model: Any, rule: str, costs: Costs) -> list[str]:
-    """A note where drafts may change the text, because wider forwards round otherwise."""
+def timing_notes(model: Any, rule: str, costs: Costs) -> list[str]:
+    """A note where a clock decides how wide forwards are, and wider ones round otherwise.
+
+    That texts of other forwards may differ says nothing of this text: who compares two texts says
+    whether they differ, and why, and a call compares none.
+    """
     dtype = coarse_arithmetic(model)
-    if dtype is None or text_depends_on_drafts(rule):
+    if dtype is None or text_depends_on_drafts(rule) or not costs.measured:
         return []
-    timing = ", and depend on timing" if costs.measured else ""
     return [
-        f"in {dtype} a forward of several tokens rounds unlike one of one token, so near ties may "
-        f"fall otherwise than in plain decoding{timing}"
+        f"in {dtype} a forward of several tokens rounds unlike one of one token, and timing "
+        "decides how many are drafted: at near ties the same call may give another text"
     ]
 
 
