@@ -242,6 +242,46 @@ def test_linear_layers_of_other_classes_stay_and_are_named():
     assert twin.is_other_linear(adapted)
 
 
+class Adapted(torch.nn.Module):
+    """In the place of PEFT's, whose classes are called as those of PyTorch that they adapt."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer, self.scale = base_layer, 0.5
+
+    def forward(self, x):
+        return self.scale * self.base_layer(x)
+
+
+class Wrapper(torch.nn.Module):
+    """In the place of a PeftModel."""
+
+    def merge_and_unload(self):
+        pass
+
+
+def test_adapters_are_named_in_full_with_the_way_to_pack_them():
+    model, kind = build("llama"), type("Linear", (Adapted,), {"__module__": "peft.lora"})
+    model.lm_head = kind(model.lm_head)
+    (note,) = decode(model, (9,)).stats.notes
+    way = "merge its adapters to pack them, with merge_and_unload() of PEFT"
+    assert note.endswith(f"torch.nn.Linear are not packed: 1 peft.lora.Linear; {way}")
+    assert twin.twin_reason(Wrapper()) == f"it is a wrapper; {way}"
+    assert twin.twin_reason(torch.nn.Linear(1, 1)) == "it is a wrapper"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_that_quantise_by_the_whole_forward_are_the_cause_that_is_named():
+    quantised = torch.ao.quantization.quantize_dynamic(
+        build("llama"), {torch.nn.Linear}, dtype=torch.qint8
+    )
+    kind = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
+    with pytest.raises(ValueError, match=f"Its 15 modules {kind} quantise what they read by the"):
+        decode(quantised, (9,), drafter="prompt_lookup")
+    plain = decode(quantised, (9,))
+    assert plain.stats.packed.reason == f"it has no plain linear layers, but 15 {kind}"
+
+
 def test_matrices_of_other_classes_are_named():
     output = decode(build("gpt2"), (9,), drafter=None)
     assert output.stats.packed.unpacked == {"Conv1D": 8}
@@ -376,6 +416,7 @@ def test_the_model_is_as_before_and_its_packed_weights_go_with_it():
 
 
 def test_a_model_that_moves_leaves_no_packed_weights_behind():
+    gc.collect()  # what other tests left
     model, before = build("llama", layers=1), set(packed_linear._copies)
     decode(model, (9,), max_new_tokens=2)
     assert set(packed_linear._copies) != before

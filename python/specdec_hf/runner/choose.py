@@ -141,10 +141,23 @@ def choose_kind(
             unlike = f"cache={candidate!r} was not compared on packed weights"
         return ChosenKind(candidate, fit, refused, runs, unlike)
     doing = "with a tree of drafts" if tree else "with drafts" if drafts else "here"
+    cause = _cause_in_modules(model)
     if len(refused) > 1 and len(set(refused.values())) == 1:
-        raise ValueError(f"{type(model).__name__} cannot be used {doing}: {reason}")
+        raise ValueError(f"{type(model).__name__} cannot be used {doing}: {reason}{cause}")
     raise ValueError(
-        f"{type(model).__name__} cannot be used {doing}; {'; '.join(_reasons(refused))}"
+        f"{type(model).__name__} cannot be used {doing}; {'; '.join(_reasons(refused))}{cause}"
+    )
+
+
+def _cause_in_modules(model: Any) -> str:
+    """The end of a refusal: the modules whose outputs depend on what else a forward holds."""
+    kinds = [type(m) for m in model.modules() if "quantized.dynamic" in type(m).__module__]
+    if not kinds:
+        return ""
+    return (
+        f". Its {len(kinds)} modules {kinds[0].__module__}.{kinds[0].__name__} quantise what they "
+        "read by the range of a whole forward, so that the logits of a token depend on the tokens "
+        "beside it: quantise the weights alone, or give drafter=None"
     )
 
 

@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 
 from specdec_hf.runner.protocol import rope_types
 
+# What to do with the adapters of PEFT.
+MERGE = "merge its adapters to pack them, with merge_and_unload() of PEFT"
 # What is compared by its value.
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -38,7 +40,7 @@ _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 def twin_reason(model: Any) -> str | None:
     """Why no twin of a model can be made, or None."""
     if not isinstance(model, PreTrainedModel):
-        return "it is a wrapper"
+        return f"it is a wrapper{f'; {MERGE}' if hasattr(model, 'merge_and_unload') else ''}"
     if "dynamic" in rope_types(model):
         return "its rotary embedding 'dynamic' goes by the lengths of earlier texts"
     for name, module in model.named_modules():

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from specdec_hf.runner.packed.linear import (
     bytes_to_pack,
     unpacked_reason,
 )
-from specdec_hf.runner.twin import copied, structure_of, twin_reason
+from specdec_hf.runner.twin import MERGE, copied, structure_of, twin_reason
 
 # Of the memory that is available: the rest is for the cache, and for other processes.
 LARGEST_SHARE = 0.5
@@ -108,7 +108,7 @@ class PackedTwin:
         self.fused = sum(fuse(module) for module in list(self.model.modules()) if all(attends))
         inside = {id(m) for other in self._others for m in other.modules()}
         rest = [m for m in self.model.modules() if id(m) not in inside and _multiplies(m)]
-        self.unpacked = Counter(type(module).__name__ for module in (*self._others, *rest))
+        self.unpacked = Counter(class_name(module) for module in (*self._others, *rest))
         # Attention without that mark is not Transformers' common one, and cannot be replaced.
         self.invariant = bool(attends) and all(attends) and not self.unpacked
         self.model.is_packed_twin = True
@@ -142,15 +142,25 @@ def _multiplies(module: nn.Module) -> bool:
     return any(p is not None and p.ndim > 1 for p in module._parameters.values())
 
 
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class, in full where it is that of PyTorch's linear layer."""
+    kind = type(module)
+    return kind.__name__ if kind.__name__ != "Linear" else f"{kind.__module__}.Linear"
+
+
+def _is_adapted(module: Any) -> bool:
+    """Whether a module of another library, such as PEFT, adds to the one that it holds."""
+    return isinstance(getattr(module, "base_layer", None), nn.Module)
+
+
 def is_other_linear(module: Any) -> bool:
     """Whether a module is a linear layer of another library, such as a quantized or adapted one."""
     if type(module) is nn.Linear:
         return type(module.weight) is not nn.Parameter
     if isinstance(module, OnlyPacked):
         return False
-    adapts = isinstance(getattr(module, "base_layer", None), nn.Module)
     sized = {"in_features", "out_features"} <= vars(module).keys()
-    return adapts or sized or isinstance(module, nn.Linear)
+    return _is_adapted(module) or sized or isinstance(module, nn.Linear)
 
 
 def packed_twin(model: Any) -> PackedTwin:
@@ -183,7 +193,9 @@ def check_packable(model: nn.Module) -> None:
     layers = [m for m in model.modules() if unpacked_reason(m) is None]
     if not layers and not any(isinstance(m, OnlyPacked) for m in model.modules()):
         plain = (unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear)
-        raise ValueError(next(plain, None) or "it has no plain linear layers")
+        others = Counter(class_name(m) for m in model.modules() if is_other_linear(m))
+        listed = f", but {_listed(others)}" if others else ""
+        raise ValueError(next(plain, None) or f"it has no plain linear layers{listed}")
     size, available = bytes_to_pack(layers), psutil.virtual_memory().available  # type: ignore[arg-type]
     if size > LARGEST_SHARE * available:
         raise ValueError(
@@ -235,8 +247,13 @@ def report_packed(
         if asked:
             warnings.warn(f"{name} runs its own forwards: {stats.reason}", stacklevel=2)
     elif stats.unpacked:
-        listed = ", ".join(f"{count} {kind}" for kind, count in stats.unpacked.items())
+        merge = f"; {MERGE}" if any(map(_is_adapted, model.modules())) else ""
+        listed = _listed(stats.unpacked) + merge
         note(f"{name}: matrices of other classes than torch.nn.Linear are not packed: {listed}")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
 
 
 def is_packed_twin(model: Any) -> bool:
