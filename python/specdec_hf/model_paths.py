@@ -5,12 +5,16 @@ This module does without torch, because the command line finds models before it 
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
 WEIGHTS = ("*.safetensors", "*.bin")
 GGUF_MAGIC = b"GGUF"
+_GGUF_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # for struct, by type
+_GGUF_STRING = 8
 
 
 class MissingModelError(RuntimeError):
@@ -54,6 +58,41 @@ def _check_gguf(path: Path) -> None:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
     if begin != GGUF_MAGIC:
         raise ValueError(f"{path} is no GGUF file: it begins with {begin!r}, not {GGUF_MAGIC!r}")
+
+
+def num_layers(path: Path) -> int | None:
+    """How many layers a model has, from its config.json or the head of its GGUF file, or None."""
+    try:
+        if path.is_file():
+            return _block_count(path)
+        given = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        found = given.get("num_hidden_layers", given.get("n_layer"))
+    except (OSError, ValueError, AttributeError, struct.error):  # what loads the model will say it
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _block_count(path: Path) -> int | None:
+    """The number of layers in the metadata of a GGUF file, whose entries are read up to it."""
+    with path.open("rb") as file:
+
+        def read(form: str) -> Any:
+            return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))[0]
+
+        def value(kind: int) -> Any:
+            if kind in _GGUF_NUMBERS:
+                return read(_GGUF_NUMBERS[kind])
+            if kind == _GGUF_STRING:
+                return file.read(read("Q"))
+            inner, count = read("I"), read("Q")  # an array
+            return [value(inner) for _ in range(count)]
+
+        _, version, _, count = file.read(4), read("I"), read("Q"), read("Q")
+        for _ in range(count if version in (2, 3) else 0):
+            name, found = file.read(read("Q")), value(read("I"))
+            if name.endswith(b".block_count") and isinstance(found, int):
+                return found
+    return None
 
 
 def state_of_files(path: Path) -> tuple[Any, ...]:

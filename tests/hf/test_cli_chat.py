@@ -127,6 +127,7 @@ def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
         ("/quit it", "error: /quit takes no value, got 'it'"),
         ("/gamma 2 3", "error: /gamma takes one integer, got '2 3'"),
         ("/gamma -1", "error: /gamma must be an integer in [0, 1024], got -1"),
+        ("/gamma 0", "error: /gamma must be at least 1, got 0; /speculative turns drafts off"),
         ("/length 0", "error: /length must be an integer in [1, 2147483647], got 0"),
         ("/processor top", "error: /processor must be one of greedy, multinomial, topk, nucleus, "
          "topknucleus, minp, got 'top'; did you mean 'topk'?"),

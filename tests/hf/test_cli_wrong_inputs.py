@@ -3,11 +3,14 @@
 The first table is refused before torch does anything, the second before a weight is read.
 """
 
+import fnmatch
+import sys
+
 import numpy as np
 import pytest
 import torch
 from specdec_hf import NgramDrafter, TrieTree
-from specdec_hf.cli import options
+from specdec_hf.cli import devices, options
 from specdec_hf.drafters import tree_model
 from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.merge import TrieDrafter
@@ -16,7 +19,7 @@ from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
 from specdec_hf.options import LOSSY_RULES
 from support import hf_models
-from support.cli_models import END, folder, one_line_error, succeed, write_folder  # noqa: F401
+from support.cli_models import END, folder, one_line_error, succeed, write_folder, write_gguf  # noqa: F401
 from transformers import Gemma3Config
 
 SCHEDULE = "--num-assistant-tokens-schedule"
@@ -205,6 +208,74 @@ def test_what_does_not_fit_gets_one_line(folder, tmp_path, monkeypatch, argument
     monkeypatch.chdir(tmp_path)
     NgramTable.build([np.array([1, 2])], END, 2).save("TABLE")
     assert message in one_line_error("generate", "--model", folder, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("layers:99", "--drafter layers:99: drafter layers:N must have N in [1, 2], got 99"),
+        ("layers:3,top_k=2", "layers:N must have N in [1, 2], got 3"),
+        ("early_exit:2", "layers must be below the target's 2 with drafter early_exit, got 2"),
+        ("layer_skip:1-2", "last must be below the target's 2 layers with drafter layer_skip, got"),
+        ("eagle3:.", "--drafter eagle3:.: cannot read a head's config.json: No such file"),
+        ("eagle3:/nothing", "--drafter eagle3: folder /nothing does not exist"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_what_files_tell_is_refused_before_transformers_is_imported(
+    folder, tmp_path, monkeypatch, kind, arguments, message  # noqa: F811
+):  # fmt: skip
+    monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
+    monkeypatch.chdir(tmp_path)
+    model = folder if kind == "folder" else write_gguf(tmp_path / "model.gguf")
+    asked = ("generate", "--model", model, "--prompt", "a", "--drafter", arguments)
+    assert message in one_line_error(*asked)
+
+
+def test_analyze_measures_nothing_where_files_refuse_all_drafters(folder, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
+    asked = ("--drafter", "layers:3", "--drafter", "layers:4")
+    line = one_line_error("analyze", "--model", folder, *asked)
+    assert (
+        "--drafter layers:3: drafter layers:N must have N in [1, 2], got 3; --drafter lay" in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "files", "driver", "reason"),
+    [
+        ("2.13.0+cpu", ["/dev/nvidia0"], True, "this torch has no CUDA (torch 2.13.0+cpu)"),
+        ("2.13.0", [], False, "no CUDA device is visible: there is no driver (libcuda.so.1)"),
+        ("2.13.0", ["/dev/nvidia0"], False, None),
+        ("2.13.0+rocm7", ["/dev/kfd"], False, None),
+        ("2.13.0+cu130", [], True, None),
+    ],
+)
+def test_a_gpu_is_refused_before_torch_is_imported_only_where_there_is_surely_none(
+    monkeypatch, torch_version, files, driver, reason
+):
+    def load(name):
+        if not driver:
+            raise OSError(name)
+
+    monkeypatch.setattr(devices.sys, "platform", "linux")
+    monkeypatch.setattr(devices, "version", lambda name: torch_version)
+    monkeypatch.setattr(devices.glob, "glob", lambda one: fnmatch.filter(files, one))
+    monkeypatch.setattr(devices.ctypes, "CDLL", load)
+    found = devices.why_no_gpu()
+    assert (found is None) == (reason is None)
+    assert (reason or "") in (found or "")
+    if reason is not None:
+        monkeypatch.delattr("specdec_hf.cli.run.load_models")
+        line = one_line_error("generate", "--prompt", "a", "--device", "cuda:1")
+        assert f"--device cuda:1 is not available: {reason}" in line
+
+
+def test_no_drafts_at_all_are_asked_for_by_another_option():
+    line = one_line_error("generate", "--prompt", "a", "--num-assistant-tokens", 0)
+    assert line.endswith(
+        "--num-assistant-tokens must be at least 1, got 0; --drafter none drafts nothing"
+    )
 
 
 def test_build_without_a_command_names_those_that_there_are():

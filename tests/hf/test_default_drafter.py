@@ -96,6 +96,19 @@ def test_calls_that_refuse_trees_get_chains(model, case):
     assert out.sequences.tolist() == run(model, lengths, **options, drafter=None).sequences.tolist()
 
 
+def test_no_drafts_at_all_are_plain_decoding_as_in_transformers_with_a_note(model):
+    plain = run(model, **GREEDY, drafter=None).sequences.tolist()
+    reason = "num_assistant_tokens is 0"
+    for drafter, note in (
+        (AUTO, f"drafter 'auto' drafts nothing: {reason}"),
+        ("ngram", f"nothing is drafted: {reason}; drafter=None does without a drafter"),
+    ):
+        out = run(model, **GREEDY, drafter=drafter, num_assistant_tokens=0)
+        assert (out.sequences.tolist(), out.stats.drafted) == (plain, 0)
+        assert out.stats.notes == [note]
+    assert run(model, **GREEDY, drafter=None, num_assistant_tokens=0).stats.notes == []
+
+
 def test_a_threshold_is_for_drafters_that_were_named(model):
     plain, low = run(model, **GREEDY, drafter=None), {"assistant_confidence_threshold": 0.3}
     for options, refused in (

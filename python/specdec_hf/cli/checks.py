@@ -27,6 +27,7 @@ from specdec_hf.cli.options import (
 from specdec_hf.cli.paths import check_is_folder, check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail, rewording
+from specdec_hf.drafting.layer_numbers import check_layers_of
 from specdec_hf.drafting.registry import (
     AUTO,
     DRAFTERS,
@@ -37,6 +38,7 @@ from specdec_hf.drafting.registry import (
     has_own_tree,
     parse_drafter,
 )
+from specdec_hf.model_paths import num_layers
 from specdec_hf.options import (
     ABLATIONS,
     COMMON,
@@ -268,6 +270,8 @@ def _check_drafting(settings: Settings) -> None:
     settings.tree = parse_branching(settings.tree)
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
+    if drafts == 0:
+        fail("--num-assistant-tokens must be at least 1, got 0; --drafter none drafts nothing")
     own_tree = has_own_tree(settings.drafter)
     for option, given in (
         ("--num-assistant-tokens", drafts is not None),
@@ -300,8 +304,6 @@ def _check_drafting(settings: Settings) -> None:
     if several:
         if settings.tree is not None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
-        if drafts == 0:
-            fail("--num-assistant-tokens must be at least 1 with several --drafter, got 0")
         depth = drafts or CLI_NUM_ASSISTANT_TOKENS
         settings.tree = TrieTree(TREE_CHAINS, depth, max(TREE_NODES, depth))
         settings.num_assistant_tokens = None
@@ -359,9 +361,8 @@ def _check_abilities(settings: Settings) -> None:
         entry = entry_named(name)
         if entry is None or entry.own_tree:
             continue
-        stats = entry.has_stats or settings.num_assistant_tokens == 0
         with _refusing():
-            check_takes(f"--drafter {name}", schedule, trees=False, has_stats=stats)
+            check_takes(f"--drafter {name}", schedule, trees=False, has_stats=entry.has_stats)
         if isinstance(settings.tree, tuple) and not (entry.several or entry.is_model):
             fail(
                 "--tree needs a draft model or a drafter that drafts several chains, got "
@@ -463,6 +464,21 @@ def _find_drafter(name: str) -> Source | None:
     if parts.reads == FOLDER:
         check_is_folder(f"--drafter {name.partition(':')[0]}", Path(parts.path))
     return None
+
+
+def check_fit_by_files(name: str, source: Source) -> None:
+    """Raise ValueError for a drafter that does not fit its model, as far as small files tell."""
+    parts, total = parse_drafter(name), num_layers(source.path)
+    config = Path(parts.path) / "config.json"
+    if parts.reads == FOLDER and not config.is_file():
+        raise ValueError(f"cannot read a head's {config}: No such file or directory")
+    if total is not None:
+        check_layers_of(name, total)
+
+
+def refuse_drafter(name: str, message: str) -> None:
+    """End the command, whose drafter ``name`` does not fit its model."""
+    fail(f"--drafter {name}: {message}")
 
 
 def parse_branching(tree: Any) -> Any:

@@ -106,6 +106,8 @@ def _switch(name: str, text: str) -> Command:
 
 def _set_gamma(conversation: Conversation, values: Sequence[str]) -> None:
     number = COMMON["num_assistant_tokens"].metadata["check"]("/gamma", _integer("/gamma", values))
+    if number == 0:
+        raise ValueError("/gamma must be at least 1, got 0; /speculative turns drafts off")
     conversation.change(num_assistant_tokens=number)
 
 

@@ -18,7 +18,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from specdec_hf.cli.checks import Settings, Sources, parse_cascade
+from specdec_hf.cli.checks import Settings, Sources, parse_cascade, refuse_drafter
+from specdec_hf.cli.devices import find_device
 from specdec_hf.cli.sources import Source
 from specdec_hf.cli.terminal import fail
 from specdec_hf.cli.weights import embedded_folder
@@ -105,11 +106,6 @@ class Loaded:
         return str(self.model.dtype).removeprefix("torch.")
 
 
-def refuse_drafter(name: str, message: str) -> None:
-    """End the command, whose drafter ``name`` does not fit its model."""
-    fail(f"--drafter {name}: {message}")
-
-
 def load(
     settings: Settings,
     sources: Sources,
@@ -140,21 +136,6 @@ def load(
         return _load(settings, sources, say, check_tokenizer, refuse, device, dtype)
     except MissingModelError as error:
         fail(str(error))
-
-
-def find_device(name: str | None) -> str:
-    """The device of ``--device``, which must be there, or the best one for None."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name is None:
-        return "cuda" if gpus else "cpu"
-    if name.startswith("cuda") and not gpus:
-        why = "no CUDA device is visible" if torch.version.cuda else "this torch has no CUDA"
-        fail(f"--device {name} is not available: {why} (torch {torch.__version__})")
-    if name.startswith("cuda:") and int(name[5:]) >= gpus:
-        fail(f"--device {name} is not available: CUDA devices are 0 to {gpus - 1}")
-    if name == "mps" and not torch.backends.mps.is_available():
-        fail(f"--device mps is not available: no Apple GPU is visible (torch {torch.__version__})")
-    return name
 
 
 def _load(

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_hf.arguments import did_you_mean
+from specdec_hf.cli.devices import why_no_gpu
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console, fail
 from specdec_hf.drafting.registry import AUTO, with_name_of_head
@@ -101,9 +102,12 @@ SEED = must_be("in [0, 2**31)", lambda value: 0 <= value < 2**31)
 
 
 def check_device(option: str, device: str) -> None:
-    """Refuse a device that torch has no name for."""
+    """Refuse a device that torch has no name for, and one that is surely not there."""
     if not DEVICE.fullmatch(device):
         fail(f"{option} must be cpu, cuda, cuda:N or mps, got {device!r}")
+    reason = why_no_gpu() if device.startswith("cuda") else None
+    if reason is not None:
+        fail(f"{option} {device} is not available: {reason}")
 
 
 def list_drafters(drafters: list[str]) -> list[str]:

@@ -14,7 +14,16 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specdec_hf.cli import interrupt
-from specdec_hf.cli.checks import GUARDS, NEUTRAL, Settings, Sources, explaining
+from specdec_hf.cli.checks import (
+    GUARDS,
+    NEUTRAL,
+    Settings,
+    Sources,
+    check_fit_by_files,
+    explaining,
+    refuse_drafter,
+)
+from specdec_hf.cli.devices import find_device
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.report import (
     collect_info,
@@ -119,9 +128,19 @@ def load_models(
     check_tokenizer: Callable[[Any, Any], None] = lambda tokenizer, config: None,
     refuse: Callable[[str, str], None] | None = None,
 ) -> Loaded:
-    """Import what loads models, and load them; see load.py."""
+    """Import what loads models, and load them; see load.py.
+
+    What a file says of the model is compared with the drafters before that, which takes long.
+    """
     say("importing")
-    from specdec_hf.cli.load import load, refuse_drafter
+    with explaining(settings):
+        for name in settings.drafter:
+            try:
+                check_fit_by_files(name, sources.model)
+            except ValueError as error:
+                (refuse or refuse_drafter)(name, str(error))
+        find_device(settings.device)  # torch alone is there much sooner
+    from specdec_hf.cli.load import load
 
     with explaining(settings):
         return load(settings, sources, say, check_tokenizer, refuse or refuse_drafter)

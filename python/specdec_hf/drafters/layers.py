@@ -11,6 +11,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from specdec_hf.arguments import check_integer, split_options
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafting.context import DraftContext
+from specdec_hf.drafting.layer_numbers import check_first_layers
 from specdec_hf.drafting.registry import SAMPLING, sampling_of
 from specdec_hf.runner.self_check import one_line
 from specdec_hf.runner.split_model import unknown_forward, with_layers
@@ -102,9 +103,7 @@ def with_fewer_layers(model: Any, num_layers: int) -> Any:
 def _check_layers(config: Any, layers: int) -> None:
     if config.get_text_config(decoder=True) is not config:
         raise ValueError(f"drafter layers needs a model of text alone, got {config.model_type!r}")
-    total = config.num_hidden_layers
-    if not 1 <= layers <= total:
-        raise ValueError(f"drafter layers:N must have N in [1, {total}], got {layers}")
+    check_first_layers(layers, config.num_hidden_layers)
 
 
 def _path_of_layers(model: Any) -> str:

@@ -17,6 +17,7 @@ from specdec_hf.drafters.model import DrawingDrafter, Stepper, room_in
 from specdec_hf.drafters.skipped_sublayers import SkippedSublayers
 from specdec_hf.drafting.context import DraftContext, History
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
+from specdec_hf.drafting.layer_numbers import check_exit, check_last_skipped
 from specdec_hf.drafting.registry import names_file
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.runner.protocol import Lengths, context_length, to_device
@@ -205,11 +206,7 @@ class EarlyExitDrafter(OwnLayersDrafter, entry="early_exit"):
         return cls(int(text))
 
     def parts(self, total: int) -> tuple[int, int]:
-        if self.layers >= total:
-            raise ValueError(
-                f"layers must be below the target's {total} with drafter early_exit, "
-                f"got {self.layers}"
-            )
+        check_exit(self.layers, total)
         return self.layers, total
 
 
@@ -271,11 +268,7 @@ class LayerSkipDrafter(OwnLayersDrafter, entry="layer_skip"):
         super().check_config(config)
 
     def parts(self, total: int) -> tuple[int, int]:
-        if self.last >= total:
-            raise ValueError(
-                f"last must be below the target's {total} layers with drafter layer_skip, "
-                f"got {self.last}"
-            )
+        check_last_skipped(self.last, total)
         return self.first, self.first if self.skipped else self.last + 1
 
     def start(self, context: DraftContext) -> None:

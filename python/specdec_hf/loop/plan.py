@@ -117,7 +117,7 @@ def make_plan(model: Any, call: Call, options: Options, packing: Packing | None 
     planner = _Planner(model, call, options, packing)
     if options.drafter != AUTO or options.tree is not None:  # only drafters serve ``tree``
         return planner.plan(options)
-    reason = _why_nothing_is_drafted(call)
+    reason = _why_nothing_is_drafted(call, options)
     if reason is None:
         try:
             return planner.plan(
@@ -167,7 +167,9 @@ def _without_drafts(options: Options, reason: str) -> tuple[Options, list[str]]:
     return replace(options, drafter=None), [f"drafter {AUTO!r} drafts nothing: {reason}"]
 
 
-def _why_nothing_is_drafted(call: Call) -> str | None:
+def _why_nothing_is_drafted(call: Call, options: Options) -> str | None:
+    if options.num_assistant_tokens == 0:
+        return "num_assistant_tokens is 0"
     if call.prefill is None:
         return None
     names = ", ".join(call.prefill.names)
@@ -252,6 +254,10 @@ class _Planner:
                 prompt=Prompt(call.prompt_ids, call.mask),
                 encoded=call.encoded,
                 twin=None if self.twin is None else self.twin.model,
+            )
+        if drafter is not None and options.num_assistant_tokens == 0:
+            remarks.append(
+                "nothing is drafted: num_assistant_tokens is 0; drafter=None does without a drafter"
             )
         exact = has_exact_text(model, chosen, self.twin)
         costs = costs_of(model, self.given, rule, lengths, exact=exact)

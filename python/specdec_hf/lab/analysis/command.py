@@ -213,10 +213,10 @@ class Analysis:
             for name in self.settings.drafter:
                 if part in merged(name):
                     self.failed[name] = message
-
-        def check_fit(tokenizer: Any, config: Any) -> None:
             if self.failed.keys() >= set(self.settings.drafter):
                 fail(_message(self.failed))
+
+        def check_fit(tokenizer: Any, config: Any) -> None:
             check_prompts(self.prompts, self.settings, tokenizer, config)
 
         names = [name for settings, _ in self.checked for name in settings.drafter]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from specdec_hf.cli import options
 from specdec_hf.cli.checks import Settings, check
+from specdec_hf.cli.devices import find_device
 from specdec_hf.cli.options import DTYPES, SHARE, at_least, check_choice, one_of, option
 from specdec_hf.cli.run import progress_bar
 from specdec_hf.cli.terminal import fail
@@ -117,7 +118,7 @@ def load_synthetic(shape: str, settings: Settings) -> Loaded:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from specdec_hf.cli.load import Loaded, find_device
+    from specdec_hf.cli.load import Loaded
 
     hidden, intermediate, layers, heads, key_value_heads = SHAPES[shape]
     config = LlamaConfig(

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from specdec_hf.cli import options
 from specdec_hf.cli.build import Files, Output, read_texts
 from specdec_hf.cli.checks import check_sampling_value
+from specdec_hf.cli.devices import find_device
 from specdec_hf.cli.options import SEED, at_least, must_be, option
 from specdec_hf.cli.sources import find_model
 from specdec_hf.cli.terminal import bar, console, fail
@@ -87,7 +88,7 @@ def _search(
 ) -> Found:
     import torch
 
-    from specdec_hf.cli.load import check_length, find_device, read_config
+    from specdec_hf.cli.load import check_length, read_config
     from specdec_hf.lab.layer_skip.calibration import search_layers
     from specdec_hf.model_files import load_model
 

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from specdec_hf.cli import options
+from specdec_hf.cli.devices import find_device
 from specdec_hf.cli.options import DTYPES, POSITIVE, SEED, SHARE, at_least, must_be, one_of, option
 from specdec_hf.cli.paths import check_folder, check_readable
 from specdec_hf.cli.prompts import read_prompts
@@ -316,7 +317,7 @@ def _run(
     """Train a drafter in each folder; the later ones learn what those before them miss."""
     import torch
 
-    from specdec_hf.cli.load import check_length, find_device, read_config
+    from specdec_hf.cli.load import check_length, read_config
     from specdec_hf.lab.training.model_card import collect_report, write_report
     from specdec_hf.lab.training.pipeline import Pipeline, check_begun, check_source
     from specdec_hf.lab.training.texts import check_prompts
