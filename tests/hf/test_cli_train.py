@@ -157,9 +157,12 @@ def test_the_target_and_other_models_are_not_overwritten(drafters, folder, tmp_p
     line = one_line_error("train", "--model", copied, "--output", tmp_path / "link")
     assert "--output must not be the folder of --model, got" in line
     other.mkdir()
-    (other / "config.json").write_text("{}")
+    (other / "notes.txt").write_text("mine")
+    rule = "--output must be a new folder, an empty one or that of an earlier run, and"
     line = one_line_error("train", "--model", copied, "--output", other)
-    assert f"{other} holds a config.json and no work/run.json" in line
+    assert f"{rule} {other} holds notes.txt and no work/run.json" in line
+    line = one_line_error(*given, "--model", folder, "--output", output)
+    assert f"{rule} {copied} holds chat_template.jinja and no work/run.json" in line
     assert sorted(path.name for path in copied.iterdir()) == sorted(
         path.name for path in folder.iterdir()
     )

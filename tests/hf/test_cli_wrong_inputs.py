@@ -87,6 +87,7 @@ BEFORE_TORCH = [
     (["--prompt", "a", "--system", "b", "--no-chat-template"], "but --no-chat-template is given"),
     (["--prompt", "a", "--alone", "--no-compare"], "--alone shows what --compare runs, got --no-c"),
     (["--prompt", "a", "--model", "no/where/at all"], "--model must be embedded, a model folder,"),
+    (["--prompt", "a", "--drafter", "/no/where"], "'/no/where'; there is no such file or folder"),
     (["--prompt", "a", "--model", "README.md"], "README.md is no GGUF file: it begins with b'# sp"),
     (["--prompt", "a", "--model", "some/one"], "`hf download some/one` gets a hub id"),
     (["--prompt", "a", "--drafter", "magic wand"], "none, embedded, a model folder, a GGUF"),
@@ -133,6 +134,8 @@ OTHER_COMMANDS = {
         ("--temperature -1", "--temperature must be finite and >= 0, got -1"),
         ("--output nowhere/folder", "--output: folder nowhere does not exist"),
         ("--output pyproject.toml", "--output must name a folder, pyproject.toml is a file"),
+        ("--output /proc/self/folder", "--output: cannot write /proc/self/folder: "),
+        ("--output /proc/self", "--output: cannot write /proc/self: "),
     ],
     "train --output QUESTIONS.head": [
         ("--head hydra", "must be one of eagle3, medusa, blockwise, exit_head, pass_head, got 'h"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,9 +63,10 @@ def check_folder(option: str, path: Path) -> None:
     with naming(option, "write", path):
         if path.exists() and not path.is_dir():
             fail(f"{option} must name a folder, {path} is a file")
-        folder = path if path.is_dir() else path.absolute().parent
-        if not folder.is_dir():
-            fail(f"{option}: folder {path.parent} does not exist")
-        writable = os.access(folder, os.W_OK | os.X_OK)
-    if not writable:
-        fail(f"{option}: cannot write {path}: Permission denied")
+        if not path.exists():
+            if not path.absolute().parent.is_dir():
+                fail(f"{option}: folder {path.parent} does not exist")
+            path.mkdir()
+            path.rmdir()
+        else:
+            tempfile.TemporaryFile(dir=path).close()

@@ -84,7 +84,7 @@ def find_model(option: str, name: str, other: str = "", hint: str = "") -> Sourc
     if not HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         fail(
             f"{option} must be {other}embedded, a model folder, a GGUF file or a hub id such as "
-            f"org/name, got {name!r}{hint}"
+            f"org/name, got {name!r}{hint or '; there is no such file or folder'}"
         )
     return Source(option, name, "folder", _cached(option, name, other, hint))
 

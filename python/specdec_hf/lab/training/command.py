@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -264,7 +264,7 @@ def train_command(
     if num_drafters is not None and num_drafters > 1:
         folders = [output / str(number) for number in range(1, num_drafters + 1)]
     for folder in (output, *folders):
-        _check_keeps_models(folder, source)
+        _check_is_own(folder, source, folders)
     turns = [one.turns[0] for one in read_prompts(prompts)] if prompts is not None else []
     read = [_read_text(file) for file in texts or ()]
     settings = TrainingSettings(
@@ -282,14 +282,24 @@ def train_command(
     )  # fmt: skip
 
 
-def _check_keeps_models(output: Path, source: Source) -> None:
-    """Refuse a folder whose model a run would overwrite: the target, or one that no run wrote."""
+def _check_is_own(output: Path, source: Source, folders: Sequence[Path]) -> None:
+    """Refuse the folder of the target, and one with files that no run has written.
+
+    Args:
+        output: the folder of a drafter, or that of all of them.
+        source: the target.
+        folders: of each drafter.
+    """
     if output.exists() and source.path.exists() and output.samefile(source.path):
         fail(f"--output must not be the folder of {source.option}, got {output}")
-    if (output / "config.json").exists() and not (output / WORK / RUN).exists():
+    inside = [one for one in folders if one.parent == output]
+    if not output.exists() or any((one / WORK / RUN).exists() for one in (output, *inside)):
+        return
+    foreign = {one.name for one in output.iterdir()} - {WORK, *(one.name for one in inside)}
+    if foreign:
         fail(
-            f"--output must hold no model but an earlier run's, and {output} holds a config.json "
-            f"and no {WORK}/{RUN}"
+            f"--output must be a new folder, an empty one or that of an earlier run, and {output} "
+            f"holds {min(foreign)} and no {WORK}/{RUN}"
         )
 
 
