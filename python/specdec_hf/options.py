@@ -57,6 +57,8 @@ LOSSY_RULES: dict[str, dict[str, float | None]] = {
     "lenient": {"lenience": None},
     "top_beta": {"top_beta_rank": None, "top_beta_distance": math.inf},
 }
+# The name of a rule that is the caller's own function.
+CUSTOM_RULE = "custom"
 # What verification can leave out. It is lossy, too, and shows what the part is for.
 ABLATIONS = ("residual",)
 
@@ -169,15 +171,16 @@ class CommonOptions:
         "optimal" for the tree of drafter "auto", else "constant".""",
         with_beams=(None, "constant"),
     )
-    rule: str = own(
-        _must_be("a string", str),
+    rule: Any = own(
+        _must_be("a string or a function", str, Callable),
         """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
         plain decoding with the same seed; with ``tree`` one of the lossless rules of
-        `specdec_kernels.verify_tree`; see docs/rules.md. "typical" and, for chains, "lenient" and
-        "top_beta" are lossy; see docs/loop.md#lossy-rules. "auto" is never one of these. It is
-        greedy without sampling. With sampling it is the first rule of the drafter: for chains block
-        where the drafts of a named drafter come with their distribution, and token otherwise; for
-        trees what docs/loop.md#trees lists first.""",
+        `specdec_kernels.verify_tree`; see docs/rules.md. A function is a rule of your own, which is
+        never counted lossless; see docs/rules.md#a-rule-of-your-own. "typical" and, for chains,
+        "lenient" and "top_beta" are lossy; see docs/loop.md#lossy-rules. "auto" is never one of
+        these. It is greedy without sampling. With sampling it is the first rule of the drafter: for
+        chains block where the drafts of a named drafter come with their distribution, and token
+        otherwise; for trees what docs/loop.md#trees lists first.""",
         default="auto",
         with_beams=("auto", "greedy"),
     )
@@ -383,25 +386,36 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
     return Profile.load(path, {name: COMMON[name].metadata["check"] for name in PROFILED})
 
 
+def rule_name(options: CommonOptions) -> str:
+    """The name of the rule that the caller asks for."""
+    return options.rule if isinstance(options.rule, str) else CUSTOM_RULE
+
+
+def is_lossy(rule: str) -> bool:
+    """Whether a rule is not sure to keep the target's distribution."""
+    return rule in LOSSY_RULES or rule == CUSTOM_RULE
+
+
 def rule_parameters(options: CommonOptions) -> dict[str, Any]:
     """The arguments of the ops that belong to the rule, by name; empty for lossless rules.
 
     Raises:
         ValueError: one is missing, or belongs to another rule.
     """
+    named = rule_name(options)
     for rule, parameters in LOSSY_RULES.items():
         for name in parameters:
             value = getattr(options, name)
-            if value is not None and rule != options.rule:
+            if value is not None and rule != named:
                 raise ValueError(
-                    f"{name} is for rule {rule!r} alone, got {value} with rule {options.rule!r}"
+                    f"{name} is for rule {rule!r} alone, got {value} with rule {named!r}"
                 )
     found = {}
-    for name, default in LOSSY_RULES.get(options.rule, {}).items():
+    for name, default in LOSSY_RULES.get(named, {}).items():
         value = getattr(options, name)
         value = default if value is None else value
         if value is None:
-            raise ValueError(f"rule {options.rule!r} needs {name}, which has no default")
+            raise ValueError(f"rule {named!r} needs {name}, which has no default")
         found[name] = value
     return found
 

@@ -184,7 +184,7 @@ def _start_drafter(
         return None
     context = DraftContext(
         plan.model,
-        plan.rule,
+        plan.rule_of_drafts,
         **copy.deepcopy(call.sampling.to_dict()),
         seeds=plan.seed_tensor(),
         batch_size=len(plan.lengths),

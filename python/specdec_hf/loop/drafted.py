@@ -17,14 +17,18 @@ from numpy.typing import NDArray
 from specdec_hf.drafting.checks import ask, cut_chains
 from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_hf.loop.commit import DraftCounts, Taken
+from specdec_hf.loop.own_rule import Verifier
 from specdec_hf.loop.session import Session
+from specdec_hf.options import CUSTOM_RULE
 from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree
 
 # These rules try siblings that hold the same token one after the other; multi_draft_wor does where
 # they were drawn apart. For the other rules such siblings are one child.
-RULES_TRYING_EQUAL_SIBLINGS = ("multi_draft", "multi_draft_wor", "k_seq", "traversal")
+RULES_TRYING_EQUAL_SIBLINGS = (
+    "multi_draft", "multi_draft_wor", "k_seq", "traversal", CUSTOM_RULE,
+)  # fmt: skip
 
 
 class Drafted:
@@ -118,6 +122,8 @@ class Drafted:
             verify: Callable[..., Verdict] = verify_chain
             if session.ablate == "residual":
                 verify = verify_without_residual
+            elif session.rule == CUSTOM_RULE:
+                verify = self._own_rule().verify_chain
             verdict: Verdict | TreeVerdict = verify(
                 logits,
                 self.tokens,
@@ -134,7 +140,9 @@ class Drafted:
             tree = self.layout
             # Rules that draw from a distribution all draw from the target's where there is no tree.
             plain = draft is None and session.rule not in ("greedy", "match")
-            verdict = verify_tree(
+            own = session.rule == CUSTOM_RULE and not plain
+            verify_nodes = self._own_rule().verify_tree if own else verify_tree
+            verdict = verify_nodes(
                 logits,
                 tree,
                 distribution,
@@ -153,6 +161,10 @@ class Drafted:
                 session.runner.compact(positions, verdict.path)
         carried = None if draft is None else draft.carried
         return verdict, extra if carried is None else [*extra, carried.to(session.model.device)]
+
+    def _own_rule(self) -> Verifier:
+        session = self.session
+        return Verifier(session.options.rule, session.history.active, session.numbers)
 
     def count(self, taken: Taken) -> DraftCounts:
         """How much was drafted for each sequence, up to the end of its text."""
@@ -195,8 +207,9 @@ class Drafted:
         tries_equal = rule in RULES_TRYING_EQUAL_SIBLINGS
         members = [-1]  # siblings with the token that was accepted last; the rule sees one node
         for above, node in zip([-1, *path], [*path, None], strict=True):
-            if rule == "traversal":
-                # Traversal keeps the subtrees of equal siblings apart, except where it is greedy.
+            if rule in ("traversal", CUSTOM_RULE):
+                # They keep the subtrees of equal siblings apart, traversal except where it is
+                # greedy.
                 members = [above if node is None else parents[node]]
             siblings = sorted(n for m in members for n in children.get(m, ()))
             listed = [tokens[n] for n in siblings]

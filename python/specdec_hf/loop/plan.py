@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import did_you_mean
+from specdec_hf.arguments import did_you_mean, shown
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import describe
@@ -25,10 +25,14 @@ from specdec_hf.drafting.drafter import Drafter, drafts_trees, lossy_rules_of, r
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.loop.draft_length import begin_schedule, check_schedule
+from specdec_hf.loop.own_rule import check_takes, name_of, rule_of_drafts
 from specdec_hf.options import (
+    CUSTOM_RULE,
     DEFAULT_NUM_ASSISTANT_TOKENS,
     LOSSY_RULES,
     Options,
+    is_lossy,
+    rule_name,
     rule_parameters,
 )
 from specdec_hf.request.call import Call
@@ -52,6 +56,7 @@ class Plan:
 
     Attributes:
         options: those of the call with the drafter chosen; rule and cache may be "auto".
+        rule: its name, that of `CUSTOM_RULE` for a function of the caller.
         rule_parameters: those of the ops that belong to the rule.
         lossless: whether the text is sure to be as the target alone would write it.
         started: when the call began, by the clock of the options.
@@ -88,6 +93,13 @@ class Plan:
     def drafts_trees(self) -> bool:
         """Whether drafts are verified as trees."""
         return drafts_trees(self.drafter)
+
+    @property
+    def rule_of_drafts(self) -> str:
+        """The rule that the drafter drafts for."""
+        if self.rule != CUSTOM_RULE:
+            return self.rule
+        return rule_of_drafts(rules_of(self.drafter), trees=self.drafts_trees)
 
     @property
     def max_length(self) -> int:
@@ -128,7 +140,7 @@ def make_plan(model: Any, call: Call, options: Options, packing: Packing | None 
         try:
             chains = _with_chains(call, options)
             drafts = f"drafts chains with {chains.drafter.name}"
-            if chains.rule != options.rule:
+            if chains.rule is not options.rule:
                 drafts += f" and rule {chains.rule!r}"
             return planner.plan(chains, [f"drafter {AUTO!r} {drafts}: {reason}"])
         except (ValueError, ImportError) as error:
@@ -150,7 +162,8 @@ def _with_rule_of_ablation(call: Call, options: Options) -> Options:
         )
     if options.rule not in ("auto", "token"):
         raise ValueError(
-            f"rule must be 'auto' or 'token' with ablate={options.ablate!r}, got {options.rule!r}"
+            f"rule must be 'auto' or 'token' with ablate={options.ablate!r}, "
+            f"got {shown(options.rule)}"
         )
     return replace(options, rule="token")
 
@@ -178,7 +191,7 @@ def _why_nothing_is_drafted(call: Call, options: Options) -> str | None:
 
 def _with_tree(call: Call, options: Options) -> Options:
     # Optimal goes by the clock, on which the text of a lossy rule would depend.
-    lossy = options.rule in LOSSY_RULES and call.do_sample
+    lossy = is_lossy(rule_name(options)) and call.do_sample
     schedule = options.num_assistant_tokens_schedule or ("constant" if lossy else "optimal")
     return replace(options, drafter=AutoDrafter(), num_assistant_tokens_schedule=schedule)
 
@@ -198,7 +211,7 @@ def _with_chains(call: Call, options: Options) -> Options:
 
     Copied tokens are accepted as often under it as under token.
     """
-    sampled = options.rule == "auto" and call.do_sample
+    sampled = rule_name(options) == "auto" and call.do_sample
     return replace(
         options, drafter=SuffixAutomatonDrafter(), rule="match" if sampled else options.rule
     )
@@ -236,11 +249,11 @@ class _Planner:
                 f"ablate={options.ablate!r} is for chains, got trees of {describe(drafter)}"
             )
         rule = resolve_rule(
-            options.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter)
+            options.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter), trees=trees
         )
         parameters = rule_parameters(options)
-        remarks = [] if drafter is None else _lossy_notes(rule, parameters, options.ablate)
-        lossless = not remarks
+        remarks = [] if drafter is None else _lossy_notes(options, rule, parameters)
+        lossless = not remarks and rule != CUSTOM_RULE
         _check_options(model, call, options, drafter)
         chosen = None
         if call.prefill is None:
@@ -278,7 +291,7 @@ class _Planner:
         )  # fmt: skip
 
 
-def _lossy_notes(rule: str, parameters: dict[str, Any], ablate: str | None) -> list[str]:
+def _lossy_notes(options: Options, rule: str, parameters: dict[str, Any]) -> list[str]:
     """What may make the text of drafts another than the target's own; empty where nothing does."""
     notes = []
     if rule in LOSSY_RULES:
@@ -286,28 +299,40 @@ def _lossy_notes(rule: str, parameters: dict[str, Any], ablate: str | None) -> l
         notes.append(
             f"rule {rule!r} with {values} is lossy: the text need not be as the target's own"
         )
-    if ablate is not None:
+    if rule == CUSTOM_RULE:
         notes.append(
-            f"ablate={ablate!r} is lossy: recovered tokens are drawn from P, so that the text is "
-            "biased towards the drafter's"
+            f"{name_of(options.rule)} is a function of the caller's and counts as lossy; "
+            "check_rule tells whether it is lossless"
+        )
+    if options.ablate is not None:
+        notes.append(
+            f"ablate={options.ablate!r} is lossy: recovered tokens are drawn from P, so that the "
+            "text is biased towards the drafter's"
         )
     return notes
 
 
-def resolve_rule(rule: str, do_sample: bool, supported: Sequence[str], lossy: Sequence[str]) -> str:
+def resolve_rule(
+    rule: Any, do_sample: bool, supported: Sequence[str], lossy: Sequence[str], *, trees: bool
+) -> str:
     """The acceptance rule of a call.
 
     Args:
         rule: what the caller asked for. "auto" is greedy without sampling, else the first rule
             that the drafter supports. Without sampling "typical" decides as greedy does, and is
-            called so.
+            called so. A function is called `CUSTOM_RULE`.
         do_sample: whether the call samples.
         supported: the lossless rules that the drafter's drafts can be verified with, best first.
         lossy: the others that they can be, which must be asked for.
+        trees: whether the drafts are trees.
 
     Raises:
         ValueError: another rule, or greedy verification of sampled text, which is not lossless.
     """
+    if not isinstance(rule, str):
+        check_takes(rule, trees=trees)
+        rule_of_drafts(supported, trees=trees)
+        return CUSTOM_RULE
     if rule == "auto":
         return supported[0] if do_sample else "greedy"
     choices = (*supported, *lossy)

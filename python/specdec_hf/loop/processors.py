@@ -18,7 +18,7 @@ from transformers import StoppingCriteriaList
 
 from specdec_hf.arguments import shown
 from specdec_hf.loop.session import Answer, Session
-from specdec_hf.options import LOSSY_RULES
+from specdec_hf.options import is_lossy
 from specdec_hf.request.call import Call
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
@@ -111,7 +111,7 @@ def _greedy(session: Session) -> list[bool]:
         torch.as_tensor(value, device="cpu").expand(len(session.numbers)).tolist()
         for value in (session.sampling.temperature, session.sampling.top_k)
     )
-    lossless = session.rule not in LOSSY_RULES
+    lossless = not is_lossy(session.rule)
     return [lossless and (t == 0 or k == 1) for t, k in zip(temperature, top_k, strict=True)]
 
 
