@@ -1,0 +1,506 @@
+"""Rules of the caller's own in the loop: what they are asked, and what becomes of their answers."""
+
+import itertools
+import re
+
+import numpy as np
+import proofs
+import pytest
+import torch
+from specdec_hf import EagleTree, SpeculativeDecoder
+from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.loop.streaming import run_stream
+from specdec_hf.rule_check import cells_of
+from support import hf_models, own_rules
+from support.own_rules import block_rule, greedy_rule, multi_draft_rule, one_hot, token_rule
+
+from specdec_kernels import SampledDraft
+from specdec_kernels.analysis.uniforms import acceptance_uniforms, draw_uniforms
+
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": 5}
+TREE = {"tree": (2, 2), "num_assistant_tokens": None}
+
+
+def run(lengths=(9, 6), drafter="model", **settings):
+    drafter = hf_models.perturbed("llama", 0.3) if drafter == "model" else drafter
+    settings = {"num_assistant_tokens": 4, "max_new_tokens": 20, "drafter": drafter, **settings}
+    return hf_models.decode(hf_models.tiny("llama"), lengths, **settings)
+
+
+# The text of a rule of ours that reads the same uniforms.
+
+
+class Likely(Drafter):
+    """Drafts the likeliest token, without a distribution."""
+
+    def start(self, context):
+        self.model = context.model
+
+    def propose(self, history, limits):
+        rows = zip(history.tokens, history.lengths, strict=True)
+        texts = [torch.from_numpy(row[:length].copy())[None] for row, length in rows]
+        return [[int(self.model(ids).logits[0, -1].argmax())] for ids in texts]
+
+
+@pytest.mark.parametrize("drafter", ["model", "deterministic"])
+def test_block_by_hand_gives_the_text_of_block(drafter):
+    """P is filtered, Q is that of each draft, and the noise is that of the other rules."""
+    drafter = Likely() if drafter == "deterministic" else drafter
+    settings = {**SAMPLED, "temperature": [0.8, 1.3], "drafter": drafter}
+    mine, ours = run(rule=block_rule, **settings), run(rule="block", **settings)
+    assert mine.sequences.tolist() == ours.sequences.tolist()
+    assert 0 < mine.stats.accepted == ours.stats.accepted < mine.stats.drafted
+    for one, other in zip(mine.logprobs, ours.logprobs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    other = run(rule=own_rules.always, **settings)
+    assert other.sequences.tolist() != ours.sequences.tolist(), "the control"
+
+
+@pytest.mark.parametrize(("rule", "more"), [(block_rule, {}), (multi_draft_rule, TREE)])
+def test_the_distributions_are_the_processed_ones_and_the_uniforms_those_of_the_round(rule, more):
+    filters = {"temperature": 0.8, "top_k": 20}
+    asked, rounds = [], []
+
+    def recording(*arguments):
+        asked.append(arguments)
+        return rule(*arguments)
+
+    run((9,), rule=recording, trace=rounds.append, **SAMPLED, **more)
+    drafted = [one for one in rounds if (one.draft_token_ids >= 0).any()]
+    assert len(asked) == len(drafted) > 5
+    for arguments, traced in zip(asked, drafted, strict=True):
+        tokens, uniforms = arguments[2:4]
+        assert tokens.tolist() == traced.draft_token_ids[0].tolist()
+        of_round = (traced.seeds, torch.from_numpy(traced.lengths), len(tokens) + 1, "block")
+        assert uniforms.tolist() == acceptance_uniforms(*of_round)[0].tolist()
+        rows = [*range(len(tokens))]
+        if more:
+            assert arguments[4].tolist() == traced.parents[0].tolist()
+            rows = traced.draft_rows[0].tolist()
+            assert max(rows) < len(rows) - 1
+        wanted = (traced.logits[0], traced.distribution.logits[0, rows])
+        for probs, logits in zip(arguments, wanted, strict=False):
+            want = torch.stack([proofs.filtered_distribution(row, **filters) for row in logits])
+            torch.testing.assert_close(probs, want, atol=1e-7, rtol=0)
+
+
+def test_the_last_token_is_drawn_from_next_by_the_noise_of_its_position():
+    rounds, given = [], []
+
+    def recording(P, Q, tokens, uniforms):
+        accepted, following = token_rule(P, Q, tokens, uniforms)
+        given.append((accepted, following))
+        return accepted, following
+
+    run((9,), rule=recording, trace=rounds.append, **SAMPLED)
+    drafted = [one for one in rounds if (one.draft_token_ids >= 0).any()]
+    for traced, (accepted, following) in zip(drafted, given, strict=True):
+        (step,) = traced.steps
+        position = torch.from_numpy(traced.lengths) + accepted
+        uniform = draw_uniforms(traced.seeds, position)
+        drawn = int((following.cumsum(0) <= uniform * following.sum()).sum())
+        assert step.tokens[accepted : accepted + 1] in ([drawn], [])
+        assert (
+            step.tokens[:accepted]
+            == traced.draft_token_ids[0, : len(step.tokens)].tolist()[:accepted]
+        )
+
+
+# The distribution of texts, enumerated.
+
+V = 4
+FILTERS = {"temperature": 0.7, "top_k": 3}
+
+
+class Enumerated(Drafter):
+    """Sequence b gets the b-th draft, with the distribution that the path before it has."""
+
+    noise = "independent"
+
+    def __init__(self, parents, trees):
+        self.parents, self.depth = parents, 0
+        self.rules = ("multi_draft",) if trees else ("token",)
+        self.drafts = list(itertools.product(range(V), repeat=len(parents)))
+        if trees:
+            self.size, self.depth = len(parents), 2
+        generator = torch.Generator().manual_seed(2)
+        paths = [p for n in range(3) for p in itertools.product(range(V), repeat=n)]
+        self.logits = {p: torch.randn(V, generator=generator) for p in paths}
+
+    def path(self, b, node):
+        return () if node < 0 else (*self.path(b, self.parents[node]), self.drafts[b][node])
+
+    def weight(self, b):
+        above = [self.logits[self.path(b, n)].double().softmax(0) for n in self.parents]
+        return float(np.prod([q[t] for q, t in zip(above, self.drafts[b], strict=True)]))
+
+    def propose(self, history, limits):
+        if limits.max() < 2:
+            return None  # of a later round
+        tokens = torch.tensor(self.drafts)
+        rows = [[self.logits[self.path(b, n)] for n in self.parents] for b in range(len(tokens))]
+        logits = torch.stack([torch.stack(row) for row in rows])
+        lowest = torch.full(logits.shape[:2], -torch.inf)
+        sampled = SampledDraft(logits, logits.double().logsumexp(-1), lowest, 1.0)
+        if not self.size:
+            return Draft(tokens, distribution=sampled)
+        parents = torch.tensor(self.parents).expand_as(tokens)
+        return Draft(tokens, parents=parents, distribution=sampled)
+
+
+def distance(rule, parents, trees):
+    """From the distribution of the texts of a round to that of the target."""
+    model = hf_models.build("llama", vocab_size=V)
+    drafter = Enumerated(parents, trees)
+    answers, tokens_of_round = [], len(set(parents)) + 1
+
+    def enumerating(P, Q, *drafts):
+        uniforms = drafts[1]
+
+        def answer(u):
+            path, following = rule(P, Q, drafts[0], torch.from_numpy(u), *drafts[2:])
+            path = list(range(path)) if isinstance(path, int) else path
+            return tuple(path), following.numpy()
+
+        generator = np.random.default_rng(0)
+        answers.append(cells_of(answer, len(uniforms), 16, generator))
+        return rule(P, Q, drafts[0], uniforms, *drafts[2:])
+
+    count = len(drafter.drafts)
+    first = hf_models.prompts((5,), vocab_size=V)["input_ids"]
+    out = SpeculativeDecoder(
+        drafter, rule=enumerating, seed=[3] * count, guard=False,
+        num_assistant_tokens=None if trees else 2,
+    )  # fmt: skip
+    text = model.generate(
+        first.expand(count, -1), attention_mask=torch.ones(count, 5, dtype=torch.int64),
+        custom_generate=out, max_new_tokens=1 + tokens_of_round, do_sample=True, **FILTERS,
+    )  # fmt: skip
+    assert len(text[:, 5].unique()) == 1, "the round begins with one text"
+    prefixes = torch.cartesian_prod(*[torch.arange(V)] * 2)
+    begun = text[0, :6].expand(len(prefixes), -1)
+    logits = model(torch.cat([begun, prefixes], dim=1)).logits[:, 5:].detach()
+    target = {}
+    for prefix, rows in zip(prefixes.tolist(), logits, strict=True):
+        for n in range(tokens_of_round):
+            target[tuple(prefix[:n])] = proofs.filtered_distribution(rows[n], **FILTERS).numpy()
+
+    def tail(prefix):
+        if len(prefix) == tokens_of_round:
+            return np.ones(())
+        return np.stack([p * tail((*prefix, v)) for v, p in enumerate(target[prefix])])
+
+    emitted = np.zeros((V,) * tokens_of_round)
+    for b, cells in enumerate(answers[:count]):
+        for volume, (nodes, following) in cells:
+            prefix = tuple(drafter.drafts[b][n] for n in nodes)
+            for token, share in enumerate(following):
+                weight = drafter.weight(b) * volume * share
+                emitted[(*prefix, token)] += weight * tail((*prefix, token))
+    return abs(emitted - tail(())).sum() / 2
+
+
+CHAIN, FORKED = ((-1, 0), False), ((-1, -1, 0), True)
+ENUMERATED = {
+    "chains": (token_rule, own_rules.WRONG["accepted 1 % too often"], CHAIN),
+    "trees": (multi_draft_rule, own_rules.no_tree_residual, FORKED),
+}
+
+
+@pytest.mark.parametrize("drafts", ENUMERATED)
+def test_texts_have_the_distribution_of_the_target_under_a_lossless_rule_alone(drafts):
+    right, wrong, (parents, trees) = ENUMERATED[drafts]
+    assert distance(right, parents, trees) < 1e-6
+    assert distance(wrong, parents, trees) > 1e-3
+
+
+# What calls with such a rule say and repeat.
+
+
+@pytest.mark.parametrize(("rule", "more"), [(token_rule, {}), (multi_draft_rule, TREE)])
+def test_a_batch_has_the_texts_of_single_calls_and_a_seed_repeats_them(rule, more):
+    lengths = (9, 4, 12)
+    inputs = hf_models.prompts(lengths)["input_ids"]
+    together = run(lengths, rule=rule, **SAMPLED, **more)
+    again = run(lengths, rule=rule, **{**SAMPLED, "seed": together.stats.seeds}, **more)
+    assert again.sequences.tolist() == together.sequences.tolist()
+    decoder = SpeculativeDecoder(
+        hf_models.perturbed("llama", 0.3), rule=rule, guard=False,
+        **{"num_assistant_tokens": 4, **more},
+    )  # fmt: skip
+    sampling = {name: SAMPLED[name] for name in ("do_sample", "temperature", "top_k")}
+    for b, length in enumerate(lengths):
+        alone = decoder.stream(
+            hf_models.tiny("llama"), inputs[b : b + 1, -length:], max_new_tokens=20,
+            seed=[together.stats.seeds[b]], **sampling,
+        )  # fmt: skip
+        text = [token for step in alone for token in step.tokens]
+        assert text == together.sequences[b, inputs.shape[1] :].tolist()
+
+
+def test_the_output_says_that_the_rule_is_the_callers_and_not_lossless():
+    rounds = []
+    stats = run(rule=token_rule, trace=rounds.append, **SAMPLED).stats
+    assert (stats.rule, stats.lossless) == ("custom", False)
+    assert {"rule": "custom", "lossless": False}.items() <= stats.to_dict().items()
+    assert {traced.rule for traced in rounds} == {"custom"}
+    assert all(traced.accept_probs.isnan().all() for traced in rounds)
+    (note,) = [note for note in stats.notes if "token_rule" in note]
+    assert "counts as lossy; check_rule tells" in note
+    nothing_drafted = run(rule=token_rule, drafter=None, **SAMPLED).stats
+    assert (nothing_drafted.rule, nothing_drafted.lossless) == ("custom", False)
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.0, "do_sample": True, "seed": 1}])
+def test_a_greedy_call_asks_with_one_hot_rows_and_a_lossless_rule_keeps_its_text(more):
+    asked = []
+
+    def recording(P, Q, tokens, uniforms):
+        asked.append((P.unique().tolist(), Q))
+        return greedy_rule(P, Q, tokens, uniforms)
+
+    plain = run(drafter=None, do_sample=False)
+    for rule in (recording, token_rule, block_rule):
+        out = run(rule=rule, **more)
+        assert out.sequences.tolist() == plain.sequences.tolist()
+        assert out.stats.accepted > 0
+    assert asked
+    assert all(one == ([0.0, 1.0], None) for one in asked)
+
+
+def test_a_greedy_call_takes_the_likeliest_token_of_next():
+    def doubts(P, Q, tokens, uniforms):
+        return 0, 0.4 * one_hot(P[0], torch.tensor(3)) + 0.6 * one_hot(P[0], torch.tensor(5))
+
+    text = run((9,), rule=doubts, max_new_tokens=12).sequences[0, 10:]
+    assert text[:-1].tolist() == [5] * 10  # nothing is drafted where one token is left
+
+
+def test_a_rule_is_not_asked_where_nothing_is_drafted():
+    def never(P, Q, tokens, uniforms):
+        raise AssertionError
+
+    texts = [
+        run(drafter=drafter, rule=rule, **SAMPLED, **more).sequences.tolist()
+        for drafter, rule, more in (
+            (None, never, {}), (None, "token", {}), ("model", never, {"num_assistant_tokens": 0}),
+        )
+    ]  # fmt: skip
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_the_default_drafter_drafts_what_the_rule_takes():
+    more = {"drafter": "auto", "num_assistant_tokens": None}
+    chains, trees = (run(rule=r, **SAMPLED, **more).stats for r in (token_rule, multi_draft_rule))
+    assert (chains.drafter, trees.drafter) == ("suffix_automaton", "auto")
+    assert any("where trees are drafted, got token_rule(P, Q, tok" in n for n in chains.notes)
+    assert chains.drafted > 0 < trees.drafted
+
+
+def test_deterministic_trees_come_without_a_distribution():
+    asked = []
+
+    def recording(P, Q, tokens, uniforms, parents):
+        asked.append(Q)
+        return multi_draft_rule(P, Q, tokens, uniforms, parents)
+
+    tree = EagleTree(width=2, depth=2, size=4)
+    run(rule=recording, tree=tree, num_assistant_tokens=None, **SAMPLED)
+    assert asked
+    assert all(Q is None for Q in asked)
+
+
+def test_a_rule_may_write_to_what_it_is_given():
+    def writes(P, Q, *drafts):
+        accepted, following = token_rule(P, Q, *drafts)
+        following = following.clone()
+        for one in (P, Q, *drafts):
+            one.zero_()
+        return accepted, following
+
+    first, second = run(rule=token_rule, **SAMPLED), run(rule=writes, **SAMPLED)
+    assert first.sequences.tolist() == second.sequences.tolist()
+    assert all(map(torch.equal, first.logprobs, second.logprobs))
+
+
+def test_logits_processors_reach_the_rule_also_behind_drafts_that_greedy_text_leaves():
+    def wants_seven(input_ids, scores):
+        return scores.index_add(1, torch.tensor([7]), torch.full((1, 1), 100.0))
+
+    def accepts(P, Q, tokens, uniforms):
+        assert (P[:, 7] > 0.99).all()
+        return len(tokens), P[-1]
+
+    for call in ({"do_sample": False}, SAMPLED):
+        assert run(rule=accepts, logits_processor=[wants_seven], **call).stats.accepted > 0
+
+
+# Refusals.
+
+ANSWERS = {
+    "no pair": (lambda P, n: n, TypeError, "must return (accepted, next), got 4 for sequence 0"),
+    "a fraction": (lambda P, n: (0.5, P[0]), TypeError, "must be an integer in [0, 4], got 0.5"),
+    "too many": (lambda P, n: (n + 1, P[0]), ValueError, "must be an integer in [0, 4], got 5"),
+    "negative": (lambda P, n: (-1, P[0]), ValueError, "must be an integer in [0, 4], got -1"),
+    "of a tensor": (
+        lambda P, n: (torch.tensor(9), P[0]), ValueError, "accepted of rule answers for sequence 0",
+    ),
+    "a path": (lambda P, n: ([0, 1], P[0]), TypeError, "must be an integer in [0, 4], got [0, 1]"),
+    "all rows": (lambda P, n: (0, P), ValueError, "float64 [67] on cpu, got [5, 67] on cpu"),
+    "short": (lambda P, n: (0, P[0, 1:]), ValueError, "float32 or float64 [67] on cpu, got [66]"),
+    "a list": (lambda P, n: (0, P[0].tolist()), TypeError, "[67] on cpu, got list of length 67"),
+    "half": (lambda P, n: (0, P[0].half()), TypeError, "on cpu, got torch.float16 for sequence 0"),
+    "ids": (lambda P, n: (0, P[0].long()), TypeError, "on cpu, got torch.int64"),
+    "sum": (lambda P, n: (0, P[0] / 2), ValueError, "got entries from 0 with the sum 0.5"),
+    "below 0": (
+        lambda P, n: (0, P[0] + one_hot(P[0], torch.tensor(0)) - one_hot(P[0], torch.tensor(1))),
+        ValueError, "without negative entries and NaN, with the sum 1, got entries from -",
+    ),
+    "nan": (lambda P, n: (0, P[0] * torch.nan), ValueError, "entries from nan with the sum nan"),
+    "raises": (lambda P, n: {}["x"], RuntimeError, "rule answers raised KeyError for sequence 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_wrong_answers_end_the_call_by_name(case):
+    answer, error, message = ANSWERS[case]
+
+    def answers(P, Q, tokens, uniforms):
+        return answer(P, len(tokens))
+
+    with pytest.raises(error) as raised:
+        run(rule=answers, **SAMPLED)
+    text = str(raised.value)
+    assert message in text
+    assert "rule answers" in text
+    assert "for sequence 0 at position 10" in text
+
+
+PATHS = {
+    "a number": (1, TypeError, "path of rule answers for sequence 0 at position 10 must be"),
+    "outside": ([0, 6], ValueError, "path of rule answers for sequence 0 at position 10[1] must"),
+    "below the root": ([2], ValueError, "got [2]: the parent of node 2 is 0"),
+    "siblings": ([0, 1], ValueError, "got [0, 1]: the parent of node 1 is -1"),
+    "twice": ([0, 0], ValueError, "got [0, 0]: the parent of node 0 is -1"),
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_what_is_no_path_from_the_root_ends_the_call_by_name(case):
+    path, error, message = PATHS[case]
+
+    def answers(P, Q, tokens, uniforms, parents):
+        assert parents.tolist() == [-1, -1, 0, 0, 1, 1]
+        return path, P[0]
+
+    with pytest.raises(error, match=re.escape(message)):
+        run(rule=answers, **SAMPLED, **TREE)
+
+
+class Matching(Drafter):
+    rules = ("match",)
+
+    def propose(self, history, limits):
+        return None
+
+
+class Wide(Drafter):
+    """Its Q is over more tokens than the target has."""
+
+    noise = "independent"
+
+    def propose(self, history, limits):
+        logits = torch.zeros(len(limits), 1, 68)
+        rows = logits[..., 0]
+        sampled = SampledDraft(logits, logits.double().logsumexp(-1), rows - torch.inf, 0.8)
+        return Draft(torch.ones(len(limits), 1, dtype=torch.int64), distribution=sampled)
+
+
+REFUSED = {
+    "beams": ({"num_beams": 2}, "rule must be 'auto' or 'greedy' with num_beams=2, got <function"),
+    "ablate": ({"ablate": "residual", **SAMPLED}, "rule must be 'auto' or 'token' with ablate='re"),
+    "parameter": ({"lenience": 0.5}, "for rule 'lenient' alone, got 0.5 with rule 'custom'"),
+    "name": ({"rule": "custom"}, "'lenient', 'top_beta' with this drafter, got 'custom'"),
+    "chain rule of trees": (
+        TREE, "must take (P, Q, tokens, uniforms, parents) where trees are drafted, got token_rule"
+    ),
+    "tree rule of chains": (
+        {"rule": multi_draft_rule}, "must take (P, Q, tokens, uniforms) where chains are drafted"
+    ),
+    "drafter": (
+        {"drafter": Matching()}, "'match' with this drafter, got a rule of your own, which needs"
+    ),
+    "vocabulary": ({"drafter": Wide(), **SAMPLED}, "of at most 67 tokens, as many as the model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_rule_of_ones_own_serves_is_refused_by_name(case):
+    changed, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(**{"rule": token_rule, **changed})
+
+
+def test_a_rule_is_a_string_or_a_function():
+    with pytest.raises(TypeError, match="rule must be a string or a function, got 5"):
+        run(rule=5)
+
+
+def test_logits_that_are_not_finite_are_named():
+    def breaks(after):
+        def processor(input_ids, scores):
+            return scores * torch.nan if input_ids.shape[1] > after else scores
+
+        return [processor]
+
+    with pytest.raises(RuntimeError, match="logits of sequence 0 at position 9 are not finite"):
+        run((9,), rule=token_rule, logits_processor=breaks(0), **SAMPLED)
+    message = "logits after draft 0 of a round are not finite for sequence 0 at position 10"
+    with pytest.raises(RuntimeError, match=message):
+        run((9,), rule=token_rule, logits_processor=breaks(10), **SAMPLED)
+
+
+class Faulty(Drafter):
+    """Its drafts hold an id outside of the vocabulary, or its second row holds no distribution."""
+
+    noise = "independent"
+    rules = ("multi_draft",)
+    size = depth = 2
+
+    def __init__(self, token, row):
+        self.token, self.row = token, row
+
+    def propose(self, history, limits):
+        tokens = torch.tensor([[1, self.token]]).expand(len(limits), -1)
+        logits = torch.zeros(len(limits), 2, 67)
+        logits[:, 1] = self.row
+        lowest = torch.full((len(limits), 2), -torch.inf)
+        sampled = SampledDraft(logits, logits.double().logsumexp(-1), lowest, 0.8)
+        return Draft(tokens, torch.tensor([[-1, 0]]).expand_as(tokens), sampled)
+
+
+@pytest.mark.parametrize(
+    ("token", "row", "note"),
+    [(67, 0.0, "drafted ids outside the vocabulary"), (2, torch.nan, "that is not finite")],
+)
+def test_faulty_nodes_are_left_out_with_a_note(token, row, note):
+    sizes = []
+
+    def recording(P, Q, tokens, uniforms, parents):
+        sizes.append((len(tokens), len(P), len(Q), len(uniforms), parents.tolist()))
+        return multi_draft_rule(P, Q, tokens, uniforms, parents)
+
+    out = run(rule=recording, drafter=Faulty(token, row), num_assistant_tokens=None, **SAMPLED)
+    assert set(map(str, sizes)) == {"(1, 2, 1, 2, [-1])"}
+    assert any(note in one for one in out.stats.notes)
+
+
+def test_no_sequence_joins_a_batch_of_such_a_rule():
+    decoder = SpeculativeDecoder("random", rule=token_rule, guard=False)
+    stream = decoder.stream(
+        hf_models.tiny("llama"), hf_models.prompts((9,))["input_ids"], seed=1, do_sample=True,
+        max_new_tokens=6, source=lambda running: None,
+    )  # fmt: skip
+    steps, out = run_stream(stream, lambda step: None)
+    assert sum(len(step.tokens) for step in steps) == 6
+    assert any("under rule 'custom' a text may depend on" in note for note in out.stats.notes)
