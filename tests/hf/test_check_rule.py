@@ -1,10 +1,13 @@
 """`check_rule` passes lossless rules written by hand, and fails rules that are wrong on purpose."""
 
+import re
+
 import pytest
 import torch
 from specdec_hf import check_rule
-from support import own_rules
+from support import hf_models, own_rules
 from support.own_rules import WRONG, one_hot, token_rule
+from support.sources import ROOT
 
 FEW = {"places": 24}
 
@@ -123,3 +126,25 @@ def test_the_report_says_what_was_tried_and_the_cases_are_those_of_the_seed():
     other = [finding.mean_accepted for finding in check_rule(token_rule, places=9).findings]
     assert accepted == pytest.approx(other, abs=1e-9)
     assert check_rule(token_rule, places=9, seed=1).findings[0].mean_accepted != other[0]
+
+
+def columns(report):
+    """A report without its distances."""
+    return re.sub(r"distance \S+ +", "", report).strip()
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documents are not beside the tests")
+def test_the_printed_rules_run_and_print_what_the_page_says(capsys):
+    page = (ROOT / "docs/rules.md").read_text().partition("\n## A rule of your own\n")[2]
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {
+        "model": hf_models.tiny("llama"), "small": hf_models.perturbed("llama"),
+        "inputs": {**hf_models.prompts((9,)), "max_new_tokens": 8},
+    }  # fmt: skip
+    for program in programs:
+        exec(program, names)
+    printed = capsys.readouterr().out
+    report = re.search(r"```\n(rule .*?)```", page, re.DOTALL)[1]
+    assert columns(printed).startswith(columns(report))
+    assert "custom False\nrule tree_rule\n" in printed
+    assert "FAILED" not in printed

@@ -140,7 +140,7 @@ def make_plan(model: Any, call: Call, options: Options, packing: Packing | None 
         try:
             chains = _with_chains(call, options)
             drafts = f"drafts chains with {chains.drafter.name}"
-            if chains.rule is not options.rule:
+            if chains.rule != options.rule:
                 drafts += f" and rule {chains.rule!r}"
             return planner.plan(chains, [f"drafter {AUTO!r} {drafts}: {reason}"])
         except (ValueError, ImportError) as error:
