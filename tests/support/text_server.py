@@ -66,16 +66,15 @@ class WatchedQueue(BatchQueue):
 @contextmanager
 def serving(
     batch_size=4, drafter=DRAFTER, tokenizer=TOKENIZER, name=NAME, access=None, *, model=MODEL,
-    options=None, **limits,
+    options=None, log_level="critical", **limits,
 ):  # fmt: skip
     """A client, and the queue of the server that it is connected to; nothing may be left open."""
     decoder = Watched(drafter, rule="match", **(options or {}))
     queue = WatchedQueue(model, decoder, batch_size)
     made = make_app(queue, tokenizer, name=name, limits=Limits(**limits), **(access or {}))
     started = threading.Event()
-    server = queue.server = Server(made, started.set)
-    server.config.port, server.config.log_level = 0, "critical"
-    server.config.configure_logging()
+    server = queue.server = Server(made, started.set, log_level)
+    server.config.port = 0
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from specdec_hf.cli.checks import Settings, check, takes_settings
 from specdec_hf.cli.interrupt import is_interruption
-from specdec_hf.cli.options import LIMIT, at_least, must_be, option
+from specdec_hf.cli.options import LIMIT, at_least, must_be, one_of, option
 from specdec_hf.cli.run import load_models, make_decoder, progress_bar
 from specdec_hf.cli.terminal import FAILED, console, fail, visible
 from specdec_hf.options import LOSSY_RULES
@@ -27,6 +27,7 @@ OF_REQUESTS = (
     "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names),
 )  # fmt: skip
 
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")  # of Uvicorn, but for trace
 FREE_PORTS = 9  # that are tried for one that all addresses have free
 ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # an address that the machine does not have
 
@@ -79,6 +80,15 @@ def serve(
             envvar="SPECDEC_API_KEY",
         ),
     ] = None,
+    log_level: Annotated[
+        str,
+        option(
+            "--log-level LEVEL",
+            "info: a line for each request on standard error. warning, error, critical: none. "
+            "debug: also how the server starts and ends.",
+            one_of(*LOG_LEVELS),
+        ),
+    ] = "info",
 ) -> None:  # fmt: skip
     """Serve a model over HTTP, in the manner of OpenAI and of text-generation-inference.
 
@@ -113,7 +123,7 @@ def serve(
         shown = host if len(addresses) > 1 else addresses[0][0]
         shown = f"[{shown}]" if ":" in shown else shown
         line = f"{name}, {loaded.dtype}, {loaded.model.device}: http://{shown}:{addresses[0][1]}/v1"
-        server = Server(app, lambda: console.print(visible(line), soft_wrap=True))
+        server = Server(app, lambda: console.print(visible(line), soft_wrap=True), log_level)
         server.run(sockets=listeners)
         if is_interruption(None):
             raise KeyboardInterrupt  # ends every command with the same exit code

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from specdec_hf.arguments import shown
 from specdec_hf.batch_queue import BatchQueue
 from specdec_hf.server.access import LOCAL_HOSTS, Access
+from specdec_hf.server.access_log import AccessLog, log_config
 from specdec_hf.server.choices import ChatForm, CompletionForm, Form, GenerateForm
 from specdec_hf.server.encoder import Prompt
 from specdec_hf.server.faults import BodyLimit, Fault, answer_faults
@@ -95,6 +96,7 @@ def make_app(
     app.state.service = service
     app.add_middleware(BodyLimit, max_bytes=limits.max_body)
     app.add_middleware(Access, allowed_hosts=allowed_hosts, api_key=api_key)
+    app.add_middleware(AccessLog)  # the outermost, so that it sees what others refuse
     answer_faults(app)
     model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "specdec_hf"}
 
@@ -134,7 +136,7 @@ def make_app(
                     request, fields, prompts, length, asked, form.num_top_logprobs, asked.stop
                 )
             )
-            pieces = service.pieces(sequences, asked.stop)
+            pieces = service.pieces(request, sequences, asked.stop)
             head = {"id": form.prefix + uuid.uuid4().hex, "created": int(time.time())}
             head |= {"model": name, "object": form.kind}
             read, new = sum(len(one.input_ids) for one in sequences[:: asked.n]), 0
@@ -192,7 +194,7 @@ def make_app(
             seed = sequence.sampling["seed"] if given.samples else None
             special = set(tokenizer.all_special_ids)
             form = GenerateForm(asked, seed, len(sequence.input_ids), special)
-            pieces = service.pieces([sequence])
+            pieces = service.pieces(request, [sequence])
 
             async def events() -> AsyncIterator[str]:
                 async for _, piece in pieces:
@@ -225,11 +227,26 @@ def _event(content: dict[str, Any]) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves an application of `make_app`, and calls ``ready`` once it answers."""
+    """Serves an application of `make_app`, and calls ``ready`` once it answers.
 
-    def __init__(self, app: FastAPI, ready: Callable[[], None] = lambda: None) -> None:
+    Args:
+        app: the application.
+        ready: called without arguments.
+        log_level: "info" logs requests, "debug" also how Uvicorn starts and ends, and those above
+            log no requests.
+    """
+
+    def __init__(
+        self, app: FastAPI, ready: Callable[[], None] = lambda: None, log_level: str = "info"
+    ) -> None:
         super().__init__(
-            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2 * SECONDS_TO_END)
+            uvicorn.Config(
+                app,
+                log_config=log_config(log_level),
+                log_level="warning" if log_level == "info" else log_level,
+                access_log=False,
+                timeout_graceful_shutdown=2 * SECONDS_TO_END,
+            )
         )
         self.service: Service = app.state.service
         self.ready = ready

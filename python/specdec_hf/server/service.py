@@ -162,19 +162,23 @@ class Service:
         return sequence
 
     async def pieces(
-        self, sequences: Sequence[QueuedSequence], stop: Sequence[str] = ()
+        self, request: Request, sequences: Sequence[QueuedSequence], stop: Sequence[str] = ()
     ) -> AsyncIterator[tuple[int, Piece]]:
         """What each round appends to each text, by its index, until all texts have ended.
 
         Args:
+            request: whose state counts the tokens.
             sequences: submitted with ``stop``, too.
             stop: strings before which a text is cut that ends with one of them.
         """
         texts = [GrowingText(self.tokenizer, one.input_ids, stop) for one in sequences]
+        request.state.num_tokens = 0
         try:
             async with aclosing(_merged(sequences)) as steps:
                 async for index, step in steps:
-                    yield index, texts[index].add(step)
+                    piece = texts[index].add(step)
+                    request.state.num_tokens += len(piece.step.tokens)
+                    yield index, piece
         except Exception as error:  # whatever a batch raises
             line = f"the text could not be decoded: {type(error).__name__}: {error}"
             raise Fault(500, line) from error
