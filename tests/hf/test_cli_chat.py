@@ -1,5 +1,6 @@
 """The command ``chat``: several turns, whose cache is kept where that is exact, and commands."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,23 @@ def test_answers_are_those_of_the_whole_conversation(conversation, monkeypatch):
     assert [past is not None for past in given] == [False, True, False]
 
 
+def test_a_spinner_says_how_much_is_read_until_the_first_token(conversation, monkeypatch, capsys):
+    said = []
+
+    @contextmanager
+    def spinner(text):
+        yield lambda: said.append((text, capsys.readouterr().out))
+
+    monkeypatch.setattr("specdec_hf.cli.conversation.spinner", spinner)
+    cached = 0
+    for text in ("Say it", "Again, please"):
+        said.clear()
+        turn = conversation.answer(text)
+        assert said[0] == (f"reading {turn.prompt_tokens - cached} tokens", "")
+        cached = turn.prompt_tokens + len(turn.tokens) - 1
+        capsys.readouterr()
+
+
 def test_the_first_word_of_an_answer_keeps_its_blank(conversation, capsys):
     """What is said is what the next prompt repeats. Root: it was decoded without its prompt."""
     tokenizer = toy_tokenizers.small_pieces(cli_models.END + 1)
@@ -82,8 +100,8 @@ def test_chat_answers_every_line_of_standard_input(folder):  # noqa: F811
     result = succeed("chat", "--model", folder, "--max-new-tokens", 4, input=text)
     lines = [line for line in result.output.splitlines() if line.startswith("> ")]
     assert lines == [f"> {line}" for line in given]
-    assert result.output.count("4 tokens, ") == 3
-    assert "; cut at --max-new-tokens 4" in result.output
+    assert result.output.count("4 tokens; ") == 3
+    assert says(result, "; cut at --max-new-tokens 4")
     for name in COMMANDS:
         assert f"\n{name} " in result.output
 
@@ -119,10 +137,14 @@ def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatc
 
 def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
     start = ("chat", "--model", folder, "--max-new-tokens", 2)
-    must = f"error: a command must be one of {', '.join(COMMANDS)}, got"
+    no = "error: there is no command"
     for text, line in (
-        ("/foo", f"{must} '/foo'"),
-        ("/gama 3", f"{must} '/gama'; did you mean '/gamma'?"),
+        ("/foo", f"{no} '/foo'; /help lists all"),
+        ("/", f"{no} '/'; /help lists all"),
+        ("/?", f"{no} '/?'; /help lists all"),
+        ("/gama 3", f"{no} '/gama'; did you mean '/gamma'? /help lists all"),
+        ("/Spec", f"{no} '/Spec'; did you mean '/speculative'? /help lists all"),
+        ("/show-drafts", f"{no} '/show-drafts'; did you mean '/drafts'? /help lists all"),
         ("/reset it", "error: /reset takes no value, got 'it'"),
         ("/quit it", "error: /quit takes no value, got 'it'"),
         ("/gamma 2 3", "error: /gamma takes one integer, got '2 3'"),
@@ -144,13 +166,13 @@ def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
         assert says(result, f"error: the command {text} was refused")
         assert result.exit_code == 1  # although the message was answered
     result = succeed(*start, input="/etc/hosts is a file\n")
-    assert "2 tokens, " in result.output
+    assert "2 tokens; " in result.output
 
 
 def test_chat_goes_on_after_a_message_that_is_too_long(folder):  # noqa: F811
     for texts, code in ((f"{'word ' * 90}\nHi\n", 0), (f"Hi\n{'word ' * 90}\n", 1)):
         result = invoke("chat", "--model", folder, "--max-new-tokens", 2, input=texts)
-        assert (result.exit_code, result.output.count("\n2 tokens, ")) == (code, 1)
+        assert (result.exit_code, result.output.count("\n2 tokens; ")) == (code, 1)
         assert "error: prompt of sequence 0 has" in result.output
         assert says(result, "error: the last message was not answered") is bool(code)
 
@@ -161,12 +183,12 @@ def test_chat_goes_on_after_a_line_that_is_no_text(folder):  # noqa: F811
     for wrong, where in ((b"\xff\xfe", 0), (b"a\xffb", 1), (cut, 2), (b"/help \xff", None)):
         start = ("chat", "--model", folder, "--max-new-tokens", 2)
         result = invoke(*start, input=b"Say it\n" + wrong + b"\nAgain\n")
-        assert (result.exit_code, result.output.count("2 tokens, ")) == (0, 2), result.output
+        assert (result.exit_code, result.output.count("2 tokens; ")) == (0, 2), result.output
         if where is not None:
             assert says(result, f"error: the message is not valid UTF-8 at character {where}")
         last = invoke(*start, input=b"Say it\n" + wrong + b"\n")
-        assert (last.exit_code, last.output.count("2 tokens, ")) == (1, 1)
-    assert succeed(*start, input=b"\xef\xbb\xbfSay it\n").output.count("2 tokens, ") == 1
+        assert (last.exit_code, last.output.count("2 tokens; ")) == (1, 1)
+    assert succeed(*start, input=b"\xef\xbb\xbfSay it\n").output.count("2 tokens; ") == 1
 
 
 def test_a_line_that_is_no_text_leaves_the_conversation_as_it_was(conversation, monkeypatch):
@@ -268,12 +290,22 @@ def test_rejected_drafts_are_shown_and_are_no_part_of_the_conversation(folder): 
         "chat", "--model", folder, "--max-new-tokens", 16, "--drafter", "layers:1", "--guard",
         "off",
     )  # fmt: skip
-    texts = {}
-    for option in ("--rejected", "--no-rejected"):
-        texts[option] = invoke(*start, option, input="Say: the cat sat\n").output
-        assert ("×drafted and rejected×" in texts[option]) is (option == "--rejected")
-    assert texts["--rejected"].count("×") > 2
-    assert "×" not in texts["--no-rejected"]
+    message = "Say: the cat sat\n"
+    shown = succeed(*start, "--show-drafts", input=message).output
+    assert "×drafted and rejected×" in shown
+    assert shown.count("×") > 2
+    clean = succeed(*start, input=message).output
+    assert not set("×«‹") & set(clean)
+    switched = succeed(*start, input=f"{message}/drafts\n/reset\n{message}/drafts\n").output
+    before, _, after = switched.partition("> /drafts\n")
+    text = before.partition("sat\n")[2].splitlines()[0]
+    assert text == clean.partition("sat\n")[2].splitlines()[0]
+    assert not set("×«‹") & set(before)
+    assert after.startswith("«drafted and accepted»  ×drafted and rejected×")
+    assert "/drafts: on\n" in after
+    marked = after.partition("sat\n")[2].splitlines()[0]
+    assert marked in shown
+    assert after.endswith("/drafts: off\n")
 
 
 def test_without_a_template_a_message_is_continued_as_text(tmp_path):

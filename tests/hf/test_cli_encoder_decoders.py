@@ -59,7 +59,7 @@ def test_chat_continues_each_message_by_itself(t5):
         input=f"{TEXT}\nsomething else\n{TEXT}\n",
     )  # fmt: skip
     answers = [part.partition("\n")[2] for part in result.output.split("\n> ")[1:]]
-    shown = [answer.partition("\n6 tokens, ")[0] for answer in answers]
+    shown = [answer.partition("\n6 tokens; ")[0] for answer in answers]
     texts = [plain_text(t5, text, 6) for text in (TEXT, "something else", TEXT)]
     assert shown == [visible(cli_models.tokenizer(None).decode(text)) for text in texts]
     assert shown[0] != shown[1]

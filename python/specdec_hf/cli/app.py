@@ -141,19 +141,21 @@ def generate_command(
     limit: options.Limit = None,
     compare: options.Compare = True,
     alone: options.Alone = False,
-    rejected: options.Rejected = True,
+    show_drafts: options.ShowDrafts = False,
     trace: options.Traced = False,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Answer prompts with and without speculation.
+    """Answer prompts, and compare speeds with drafts, without, and of model.generate.
 
-    Drafted tokens are coloured, or marked where there is no colour.
+    Where standard output is no terminal it gets the texts of the answers alone, with an empty line
+    between two, and standard error the rest. With --show-drafts, --trace or --alone it gets all.
     """
     if prompt is None and prompts is None:
         fail("give either --prompt TEXT or --prompts FILE")
     if alone and not compare:
         fail("--alone shows what --compare runs, got --no-compare")
-    view = View(compare=compare, alone=alone, rejected=rejected, trace=trace)
+    piped = not (console.is_terminal or show_drafts or trace or alone)
+    view = View(compare=compare, alone=alone, drafts=show_drafts, trace=trace, piped=piped)
     _answer(prompt, prompts, settings, limit, json_file, view)
 
 
@@ -163,15 +165,14 @@ def generate_command(
 def chat_command(
     settings: Settings,
     alone: options.Alone = False,
-    rejected: options.Rejected = True,
+    show_drafts: options.ShowDrafts = False,
     trace: options.Traced = False,
 ) -> None:
     """Talk to a model; answers are printed as they come.
 
-    Drafted tokens are coloured, or marked where there is no colour. /help lists the commands of a
-    conversation, which change it as it goes on. Ctrl-D ends.
+    /help lists the commands of a conversation, which change it as it goes on. Ctrl-D ends.
     """
-    chat(settings, View(alone=alone, rejected=rejected, trace=trace))
+    chat(settings, View(alone=alone, drafts=show_drafts, trace=trace))
 
 
 @app.command("demo")
@@ -184,11 +185,11 @@ def demo_command(
     compile: options.Compile = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Answer the shipped prompts greedily."""
+    """Answer the shipped prompts greedily, and show the drafts of one answer."""
     if prompt is None and prompts is None:
         prompts = str(SHIPPED_PROMPTS)
     settings = Settings(max_new_tokens=max_new_tokens, compile=compile)
-    _answer(prompt, prompts, settings, limit, json_file, View())
+    _answer(prompt, prompts, settings, limit, json_file, View(example=True))
     console.print("the same for a text of your own: generate --prompt TEXT")
 
 

@@ -71,7 +71,7 @@ def _talk(conversation: Conversation, interactive: bool) -> str:
 
 def _respond(conversation: Conversation, text: str, interactive: bool) -> bool:
     """Answer a message; False where it was no text, or too long."""
-    from specdec_hf.cli.report import figures, print_notes
+    from specdec_hf.cli.report import print_figures
 
     try:
         check_text("the message", text)
@@ -79,8 +79,7 @@ def _respond(conversation: Conversation, text: str, interactive: bool) -> bool:
         return False
     try:
         turn = conversation.answer(text)
-        console.print(figures(turn), style="dim")
-        print_notes(turn)
+        print_figures(turn, console)
         conversation.show_more(turn)
     except BaseException as error:
         if interactive and interrupt.is_interruption(error):
@@ -95,11 +94,12 @@ def _respond(conversation: Conversation, text: str, interactive: bool) -> bool:
 
 
 def _greet(loaded: Loaded, view: View, interactive: bool) -> None:
-    from specdec_hf.cli.trace import legend, marks_of
+    from specdec_hf.cli.report import print_legend
 
     title = f"{loaded.title}, {loaded.dtype}, {loaded.model.device}"
     console.print(visible(f"{title}. {HELP}" if interactive else title), style="dim")
-    console.print(legend(marks_of(console), rejected=view.rejected))
+    if view.drafts:
+        print_legend()
 
 
 def read_messages(interactive: bool) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,6 +18,7 @@ from rich.table import Table
 from specdec_hf.arguments import check_integer
 from specdec_hf.cli.checks import NEUTRAL
 from specdec_hf.cli.options import check_choice
+from specdec_hf.cli.report import print_legend
 from specdec_hf.cli.terminal import console, errors, visible
 from specdec_hf.options import COMMON
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 EXITS = ("/exit", "/quit")
 # A path such as /etc/hosts at the beginning of a message is none.
-_COMMAND = re.compile(r"/\w*(?!\S)")
+_COMMAND = re.compile(r"/[\w?-]*(?!\S)")
+ALIKE = 0.6  # of two names, as difflib counts it
 # The sampling parameters that each processor takes, in the order of the values.
 PROCESSORS: dict[str, tuple[str, ...]] = {
     "greedy": (),
@@ -63,8 +66,7 @@ def run_command(conversation: Conversation, text: str) -> bool:
     """Obey a message that is a command; one that is refused gets one line, and is False."""
     name, *values = text.split()
     try:
-        check_choice("a command", name, tuple(COMMANDS))
-        command = COMMANDS[name]
+        command = _find(name)
         if values and not command.values:
             raise ValueError(f"{name} takes no value, got {' '.join(values)!r}")
         command.action(conversation, values)
@@ -77,6 +79,15 @@ def run_command(conversation: Conversation, text: str) -> bool:
     if state:
         console.print(f"{name}: {state}", style="dim")
     return True
+
+
+def _find(name: str) -> Command:
+    if name in COMMANDS:
+        return COMMANDS[name]
+    begun = [one for one in COMMANDS if one.startswith(name.lower()) and name != "/"]
+    close = [*begun, *get_close_matches(name.lower(), COMMANDS, 1, ALIKE)]
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    raise ValueError(f"there is no command {name!r}{hint} /help lists all")
 
 
 def _print_help(conversation: Conversation, values: Sequence[str]) -> None:
@@ -102,6 +113,12 @@ def _switch(name: str, text: str) -> Command:
         return "on" if getattr(conversation.switches, name) else "off"
 
     return Command(text, turn, state=state)
+
+
+def _show_drafts(conversation: Conversation, values: Sequence[str]) -> None:
+    conversation.switches.drafts = not conversation.switches.drafts
+    if conversation.switches.drafts:
+        print_legend()
 
 
 def _set_gamma(conversation: Conversation, values: Sequence[str]) -> None:
@@ -159,6 +176,10 @@ COMMANDS: dict[str, Command] = {
     "/drafter": _switch("drafter", "lets the draft models answer alone, too"),
     "/ngram": _switch("ngram", "answers once more, drafted by counted n-grams (nasd)"),
     "/cache": _switch("cache", "lets the cache of an answer serve the next one"),
+    "/drafts": Command(
+        "marks accepted drafts and recovered tokens, and shows rejected drafts", _show_drafts,
+        state=lambda conversation: "on" if conversation.switches.drafts else "off",
+    ),
     "/debug": _switch("debug", "shows every draft with Q, P, uniform and verdict, and trees"),
     "/gamma": Command("tokens to draft in each round", _set_gamma, "N", _gamma),
     "/length": Command(

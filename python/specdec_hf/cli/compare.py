@@ -1,15 +1,16 @@
-"""One prompt with and without speculation, and by a model alone: texts, times, and agreement."""
+"""One prompt with drafts, without, and by `model.generate`: texts, times, and agreement."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from specdec_hf.api import SpeculativeDecoder
+from specdec_hf.cli.speeds import GENERATE, WITHOUT, Speeds
 from specdec_hf.detokenizer import decode_behind
 from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.statistics import SpecStats
@@ -17,23 +18,34 @@ from specdec_hf.loop.streaming import Step, run_stream
 from specdec_hf.runner.encoded import is_encoder_decoder
 from specdec_hf.runner.protocol import context_length
 
+NO_DRAFTER = "none"  # in statistics
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Run:
+    """An answer made in one way: its token ids, and seconds of wall time, prefill included."""
+
+    tokens: list[int]
+    seconds: float
+
 
 @dataclass
 class Turn:
-    """One generated answer.
+    """One generated answer, and the same made in other ways.
 
-    ``prompt`` has the token ids that its text follows; see `prompt_ids`. ``baseline_tokens`` is
-    what plain decoding generated, empty when it was not run. Seconds are wall time of the whole
-    call, prefill included. ``seed`` repeats a sampled answer; greedy ones have none.
+    ``prompt`` has the token ids that its text follows; see `prompt_ids`. ``without_drafts`` is the
+    run of this library's plain decoding, and ``generate`` that of ``model.generate``; None where
+    they were not run. ``seed`` repeats a sampled answer; greedy ones have none.
     """
 
     prompt_tokens: int
     steps: list[Step]
     stats: SpecStats
     seconds: float
-    baseline: str = ""
-    baseline_tokens: list[int] = field(default_factory=list)
-    baseline_seconds: float = 0.0
+    without_drafts: Run | None = None
+    generate: Run | None = None
     seed: int | None = None
     prompt: list[int] = field(default_factory=list)
 
@@ -43,45 +55,48 @@ class Turn:
         return [token for step in self.steps for token in step.tokens]
 
     @property
-    def tokens_per_second(self) -> float:
-        """New tokens per second of wall time."""
-        return len(self.tokens) / self.seconds if self.seconds else 0.0
+    def plain(self) -> Run | None:
+        """The run without drafts, which is the answer itself where there was no drafter."""
+        if self.stats.drafter == NO_DRAFTER:
+            return Run(self.tokens, self.seconds)
+        return self.without_drafts
 
     @property
-    def baseline_tokens_per_second(self) -> float:
-        """The same without speculation; 0 when it was not run."""
-        return len(self.baseline_tokens) / self.baseline_seconds if self.baseline_seconds else 0.0
-
-    @property
-    def ratio(self) -> float:
-        """Speed with speculation over speed without; 0 where either is missing."""
-        plain = self.baseline_tokens_per_second
-        return self.tokens_per_second / plain if plain and self.stats.drafted else 0.0
+    def speeds(self) -> Speeds:
+        """Tokens a second of the three ways."""
+        return speeds_of([self])
 
     @property
     def identical(self) -> bool | None:
-        """Whether both generated the same tokens; None when there is nothing to compare.
+        """Whether the text is that of plain generation; None when there is nothing to compare.
 
-        Sampled texts are the same only under rules whose text does not depend on the drafts, and
-        no texts need be under a lossy rule.
+        A greedy text is compared with that of ``model.generate``, a sampled one with that of this
+        library without drafts. Sampled texts are the same only under rules whose text does not
+        depend on the drafts, and no texts need be under a lossy rule.
         """
         sampled = self.seed is not None
-        if not self.baseline or not self.stats.lossless:
+        other = self.without_drafts if sampled else self.generate
+        if other is None or not self.stats.lossless:
             return None
         if sampled and text_depends_on_drafts(self.stats.rule):
             return None
-        return self.tokens == self.baseline_tokens
+        return self.tokens == other.tokens
+
+    @property
+    def compared_with(self) -> str:
+        """Whose text this one is compared with."""
+        return GENERATE if self.seed is None else WITHOUT
 
     @property
     def difference(self) -> str | None:
-        """Why this text is not that of the baseline, where both were compared and differ.
+        """Why this text is not the one that it was compared with; None where it is, or was not.
 
         Products of 16 bits round otherwise in other forwards. In float32 that has changed no text
         of ours, and a difference is a fault.
         """
         if self.identical is not False:
             return None
-        if self.stats.forwards == "packed" and self.baseline == "model.generate":
+        if self.stats.forwards == "packed" and self.compared_with == GENERATE:
             return "packed weights add products up in another order"
         if self.stats.drafted:
             return "a forward of several tokens rounds unlike one of one token"
@@ -93,21 +108,38 @@ class Turn:
 
     def to_dict(self, tokenizer: Any) -> dict[str, Any]:
         """Plain values for JSON."""
+        ways = {GENERATE: self.generate, "without_drafts": self.plain}
+        seconds = {name: None if run is None else run.seconds for name, run in ways.items()}
         return {
             "text": self.text(tokenizer),
             "tokens": self.tokens,
             "seed": self.seed,
             "kinds": [kind for step in self.steps for kind in step.kinds],
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "baseline": self.baseline or None,
-            "baseline_seconds": self.baseline_seconds or None,
-            "baseline_tokens_per_second": self.baseline_tokens_per_second or None,
-            "ratio": self.ratio or None,
+            "seconds": {**seconds, "with_drafts": self.seconds},
+            **self.speeds.to_dict(),
             "identical": self.identical,
             "difference": self.difference,
             "stats": self.stats.to_dict(),
         }
+
+
+def speeds_of(turns: Sequence[Turn]) -> Speeds:
+    """Tokens a second of all answers together."""
+
+    def speed(runs: Sequence[Run | None]) -> float | None:
+        made = [run for run in runs if run is not None]
+        seconds = sum(run.seconds for run in made)
+        if len(made) < len(runs) or not seconds:
+            return None
+        return sum(len(run.tokens) for run in made) / seconds
+
+    return Speeds(
+        speed([turn.generate for turn in turns]),
+        speed([turn.plain for turn in turns]),
+        speed([Run(turn.tokens, turn.seconds) for turn in turns]) or 0.0,
+        sum(turn.stats.drafted for turn in turns),
+        sum(turn.stats.accepted for turn in turns),
+    )
 
 
 def run_turn(
@@ -119,11 +151,11 @@ def run_turn(
     compare: bool,
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> Turn:
-    """Generate one answer, and once more without speculation where ``compare`` asks for it.
+    """Generate one answer; with ``compare`` again without drafts and with ``model.generate``.
 
-    Greedy text is compared with ``model.generate``, sampled text and that of forwards of one width
-    with this library's own plain decoding. Sampled texts are the same token for token under the
-    rules "match" and "target_only"; under other rules only the speeds can be compared.
+    Without a drafter the answer itself is that without drafts. ``model.generate`` draws a sampled
+    text of its own, of which only the speed counts, from random numbers that it leaves as they
+    were.
 
     Args:
         model: target.
@@ -131,37 +163,44 @@ def run_turn(
             its encoder.
         decoder: the speculative decoder.
         settings: generation arguments.
-        compare: run the baseline too.
+        compare: measure the other two ways, too.
         on_tokens: called with the number of new tokens as they come.
     """
-    synchronize(model)
-    began = time.perf_counter()
+
+    def count(step: Step) -> None:
+        on_tokens(len(step.tokens))
+
     stream = decoder.stream(model, **inputs, **settings)
-    steps, output = run_stream(stream, lambda step: on_tokens(len(step.tokens)))
-    synchronize(model)
-    seconds = time.perf_counter() - began
+    (steps, output), seconds = timed(model, lambda: run_stream(stream, count))
     turn = Turn(inputs["input_ids"].shape[1], steps, output.stats, seconds)
     turn.prompt = prompt_ids(model, inputs)
     if settings["do_sample"]:
         turn.seed = output.stats.seeds[0]
     if not compare:
         return turn
-    began = time.perf_counter()
-    if settings["do_sample"]:
+    if output.stats.drafter != NO_DRAFTER:
         plain = plain_decoder(decoder, output.stats.rule, turn.seed)
-        for step in plain.stream(model, **inputs, **settings):
-            turn.baseline_tokens += step.tokens
-            on_tokens(len(step.tokens))
-        turn.baseline = "plain decoding in this library"
-    else:
-        width = prompt_width(model, inputs)
-        limited = {**settings, "max_new_tokens": _room(model, width, settings)}
-        sequences = model.generate(**inputs, **limited, streamer=_Counter(on_tokens))
-        turn.baseline_tokens = sequences[0, width:].tolist()
-        turn.baseline = "model.generate"
-    synchronize(model)
-    turn.baseline_seconds = time.perf_counter() - began
+        own = plain.stream(model, **inputs, **settings)
+        (again, _), seconds = timed(model, lambda: run_stream(own, count))
+        turn.without_drafts = Run([token for step in again for token in step.tokens], seconds)
+    width = prompt_width(model, inputs)
+    limited = {**settings, "max_new_tokens": _room(model, width, settings)}
+    cuda = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(cuda):
+        sequences, seconds = timed(
+            model, lambda: model.generate(**inputs, **limited, streamer=_Counter(on_tokens))
+        )
+    turn.generate = Run(sequences[0, width:].tolist(), seconds)
     return turn
+
+
+def timed(model: Any, action: Callable[[], Result]) -> tuple[Result, float]:
+    """What an action returns, and its seconds, for which a CUDA device of the model is waited."""
+    synchronize(model)
+    began = time.perf_counter()
+    result = action()
+    synchronize(model)
+    return result, time.perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -197,11 +236,8 @@ def answer_alone(
         settings: generation arguments.
         seed: of the sampling.
     """
-    plain = plain_decoder(decoder, decoder.rule, seed)
-    began = time.perf_counter()
-    tokens = [x for step in plain.stream(model, **inputs, **settings) for x in step.tokens]
-    synchronize(model)
-    seconds = time.perf_counter() - began
+    stream = plain_decoder(decoder, decoder.rule, seed).stream(model, **inputs, **settings)
+    tokens, seconds = timed(model, lambda: [x for step in stream for x in step.tokens])
     text = decode_behind(tokenizer, prompt_ids(model, inputs), tokens)
     return Alone(name, text, len(tokens), seconds)
 

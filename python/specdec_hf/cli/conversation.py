@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from specdec_hf.cli import interrupt
 from specdec_hf.cli.checks import Settings, check
 from specdec_hf.cli.run import (
@@ -22,8 +24,9 @@ from specdec_hf.cli.run import (
     generation_arguments,
     make_decoder,
     make_explainer,
+    spinner,
 )
-from specdec_hf.cli.terminal import WordWrap, console
+from specdec_hf.cli.terminal import WordWrap, console, visible
 from specdec_hf.options import LOSSY_RULES
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from specdec_hf.cli.compare import Turn
     from specdec_hf.cli.explain import Explainer
     from specdec_hf.cli.load import Loaded
+    from specdec_hf.cli.trace import Shown
     from specdec_hf.loop.streaming import Step
 
 NGRAM = "nasd"  # the drafter of /ngram
@@ -45,6 +49,7 @@ class Switches:
         target, drafter: whether the target and the draft models answer alone too.
         ngram: whether the target's answer is also drafted by counted n-grams.
         cache: whether the keys and values of an answer serve the next one.
+        drafts: whether tokens of the answers are marked, and rejected drafts shown.
         debug: whether every decision is shown.
     """
 
@@ -53,6 +58,7 @@ class Switches:
     drafter: bool = False
     ngram: bool = False
     cache: bool = True
+    drafts: bool = False
     debug: bool = False
 
 
@@ -79,10 +85,11 @@ class Conversation:
         self.decoder = decoder
         self.settings = settings
         self.given = settings if given is None else given
-        self.rejected = view.rejected
         writes = view.alone and any(loaded.draft_models())
         self.explainer: Explainer | None = None
-        self.switches = Switches(target=view.alone, drafter=writes, debug=view.trace)
+        self.switches = Switches(
+            target=view.alone, drafter=writes, drafts=view.drafts, debug=view.trace
+        )
         self.reset()
 
     def change(self, **values: Any) -> None:
@@ -137,17 +144,24 @@ class Conversation:
             past_key_values=past,
             return_dict_in_generate=True,
         )
-        marks = marks_of(console)
+        marks, drafts = marks_of(console), self.switches.drafts
         prompt = prompt_ids(self.loaded.model, inputs)
-        pieces = PieceStream(self.loaded.tokenizer, prompt, rejected=self.rejected)
+        pieces = PieceStream(self.loaded.tokenizer, prompt, rejected=drafts)
         wrap = WordWrap(console.width if console.is_terminal else None)
 
-        def show(step: Step) -> None:
-            for piece, kind in pieces.feed(step):
-                console.print(wrap.feed(styled(piece, kind, marks)), end="", soft_wrap=True)
+        def shown(piece: str, kind: Shown) -> Text:
+            return wrap.feed(styled(piece, kind, marks) if drafts else Text(visible(piece)))
 
+        unread = len(ids) - (0 if past is None else len(self.cached))
         try:
-            steps, output = run_stream(stream, show)
+            with spinner(f"reading {unread:,} tokens") as is_read:
+
+                def show(step: Step) -> None:
+                    is_read()
+                    for piece, kind in pieces.feed(step):
+                        console.print(shown(piece, kind), end="", soft_wrap=True)
+
+                steps, output = run_stream(stream, show)
         except BaseException as error:
             if interrupt.is_interruption(error):
                 stream.close()
@@ -155,7 +169,7 @@ class Conversation:
                 self.past, self.cached = None, []  # the stream has changed the cache
                 self.messages = [*messages, _said(pieces.text)]
             raise
-        console.print(wrap.feed(styled(*pieces.rest(), marks)), end="", soft_wrap=True)
+        console.print(shown(*pieces.rest()), end="", soft_wrap=True)
         console.print(wrap.rest(), soft_wrap=True)
         turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began, prompt=prompt)
         if self.settings.do_sample:
@@ -174,8 +188,7 @@ class Conversation:
             turn: the last answer, with which the conversation goes on.
         """
         from specdec_hf.cli.compare import answer_alone, run_turn
-        from specdec_hf.cli.report import figures, print_alone
-        from specdec_hf.cli.trace import marks_of, render
+        from specdec_hf.cli.report import figures, print_alone, print_answer
 
         if self.explainer is not None:
             from specdec_hf.cli.decisions import print_decisions
@@ -192,13 +205,7 @@ class Conversation:
             decoder = replace(self._ngram_decoder(), seed=turn.seed)
             counted = run_turn(loaded.model, inputs, decoder, arguments, compare=False)
             console.print(f"drafted by {NGRAM}", style="bold")
-            marks = marks_of(console)
-            console.print(
-                render(
-                    loaded.tokenizer, counted.steps, prompt=counted.prompt, marks=marks,
-                    rejected=self.rejected,
-                )
-            )  # fmt: skip
+            print_answer(loaded.tokenizer, counted, drafts=self.switches.drafts)
             console.print(figures(counted), style="dim")
 
     def _ngram_decoder(self) -> SpeculativeDecoder:

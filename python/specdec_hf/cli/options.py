@@ -250,10 +250,20 @@ TopK = Annotated[int | None, option("--top-k N", "Sample among the N most likely
 TopP = Annotated[float | None, option("--top-p X", "Sample among the most likely that sum to X.")]
 MinP = Annotated[float | None, option("--min-p X", "Drop tokens below X times the most likely.")]
 Limit = Annotated[int | None, option("--limit N", "Only the first N prompts.", LIMIT)]
-Compare = Annotated[bool, option("--compare/--no-compare", "Also run without speculation.")]
-Rejected = Annotated[
+Compare = Annotated[
     bool,
-    option("--rejected/--no-rejected", "Show the rejected drafts too, which are no text."),
+    option(
+        "--compare/--no-compare",
+        "Also answer without drafts and with model.generate, and compare speeds and texts.",
+    ),
+]
+ShowDrafts = Annotated[
+    bool,
+    option(
+        "--show-drafts",
+        "Colour accepted drafts and recovered tokens, or mark them where there is no colour, and "
+        "show rejected drafts, which are no part of the text.",
+    ),
 ]
 Traced = Annotated[
     bool,

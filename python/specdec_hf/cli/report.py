@@ -16,18 +16,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from specdec_hf.cli.prompts import Prompt
-from specdec_hf.cli.terminal import console, visible
+from specdec_hf.cli.terminal import Terminal, console, visible
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from specdec_hf.cli.compare import Alone, Turn
+    from specdec_hf.cli.speeds import Speeds
 
 # Notes name arguments of `generate`; the command line has options in their place.
 OPTIONS = {"guard=False": "--guard off", "guard=True": "--guard on"}
 NARROWEST = 26  # cells beside the longest name of a table, in which words are not broken yet
 NUMBERS = re.compile(r"\[\n[\s\d.,eE+-]+\]")  # no text holds a line break
-SLOWER = 0.97  # a ratio below which another drafter is advised
+SLOWER = 0.97  # speed with drafts over that without, below which another drafter is advised
 CUT = {"length": "--max-new-tokens {}", "context": "the model's context"}  # by stop reason
 
 
@@ -92,8 +93,9 @@ def _table_of_names(summaries: dict[str, str]) -> Table:
 
 def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
     """Figures over all answers together."""
+    from specdec_hf.cli.compare import speeds_of
+
     tokens = sum(len(turn.tokens) for turn in turns)
-    seconds = sum(turn.seconds for turn in turns)
     drafted = sum(turn.stats.drafted for turn in turns)
     accepted = sum(turn.stats.accepted for turn in turns)
     rounds = sum(turn.stats.rounds for turn in turns)
@@ -102,7 +104,7 @@ def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
         "drafter": "; ".join(sorted({turn.stats.drafter for turn in turns})),
         "lossless": all(turn.stats.lossless for turn in turns),
         "tokens": tokens,
-        "tokens_per_second": tokens / seconds,
+        **speeds_of(turns).to_dict(),
         "mean_acceptance_length": tokens / rounds,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
         "drafted": drafted,
@@ -110,34 +112,78 @@ def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
         "rounds": rounds,
         "notes": sorted({note for turn in turns for note in turn.stats.remarks}),
     }
-    if turns[0].baseline:
-        plain_seconds = sum(turn.baseline_seconds for turn in turns)
-        plain_tokens = sum(len(turn.baseline_tokens) for turn in turns)
-        summary["baseline"] = turns[0].baseline
-        summary["baseline_tokens_per_second"] = plain_tokens / plain_seconds
-        if drafted:
-            summary["ratio"] = summary["tokens_per_second"] / summary["baseline_tokens_per_second"]
-        if all(turn.identical is not None for turn in turns):
-            name = "greedy_outputs_identical" if greedy else "sampled_outputs_identical"
-            summary[name] = all(turn.identical for turn in turns)
+    if all(turn.identical is not None for turn in turns):
+        name = "greedy_outputs_identical" if greedy else "sampled_outputs_identical"
+        summary[name] = all(turn.identical for turn in turns)
     return summary
 
 
 def print_turn(
-    tokenizer: Any, prompt: Prompt, text: str, turn: Turn, *, rejected: bool = True
+    tokenizer: Any, prompt: Prompt, text: str, turn: Turn, *, drafts: bool = False
 ) -> None:
-    """Print the user's text, the answer in colours, and its figures."""
+    """Print the user's text, the answer and its figures.
+
+    Args:
+        tokenizer: of the answer.
+        prompt: which has the text.
+        text: the user's.
+        turn: the answer.
+        drafts: whether its tokens are marked, and rejected drafts shown.
+    """
+    print_title(prompt, text, console)
+    print_answer(tokenizer, turn, drafts=drafts)
+    print_figures(turn, console)
+
+
+def print_title(prompt: Prompt, text: str, terminal: Terminal) -> None:
+    """Print one line of the user's text, below a rule with the name of its prompt."""
+    title = visible(" ".join(text.split()))
+    longest = max(20, terminal.width - 1)
+    title = title if len(title) <= longest else title[: longest - 1] + "…"
+    terminal.rule(Text(visible(prompt.category or str(prompt))), align="left", style="dim")
+    terminal.print(title, style="bold")
+
+
+def print_answer(tokenizer: Any, turn: Turn, *, drafts: bool) -> None:
+    """Print the text of an answer, or with ``drafts`` what became of them."""
     from specdec_hf.cli.trace import marks_of, render
 
-    title = visible(" ".join(text.split()))
-    longest = max(20, console.width - 1)
-    title = title if len(title) <= longest else title[: longest - 1] + "…"
-    console.rule(Text(visible(prompt.category or str(prompt))), align="left", style="dim")
-    console.print(title, style="bold")
-    marks = marks_of(console)
-    console.print(render(tokenizer, turn.steps, prompt=turn.prompt, marks=marks, rejected=rejected))
-    console.print(figures(turn), style="dim")
-    print_notes(turn)
+    if drafts:
+        marks = marks_of(console)
+        console.print(render(tokenizer, turn.steps, prompt=turn.prompt, marks=marks))
+    else:
+        console.print(visible(turn.text(tokenizer)))
+
+
+def print_text(text: str, *, first: bool) -> None:
+    """Print a text by itself, as it was generated: an empty line parts it from the one before."""
+    if not first:
+        console.print()
+    console.print(visible(text).strip("\n"), soft_wrap=True)
+
+
+def print_figures(turn: Turn, terminal: Terminal) -> None:
+    """Print the figures of an answer, and the remarks of the loop."""
+    terminal.print(figures(turn), style="dim")
+    for note in turn.stats.notes:
+        terminal.print(f"note: {in_options(note)}", style="dim")
+
+
+def print_example(tokenizer: Any, turns: Sequence[Turn]) -> None:
+    """Print with its drafts the answer for which most of them were accepted."""
+    turn = max(turns, key=lambda turn: turn.stats.accepted)
+    if turn.stats.drafted:
+        title = f"how answer {turns.index(turn) + 1} of {len(turns)} came about"
+        console.rule(title, align="left", style="dim")
+        print_answer(tokenizer, turn, drafts=True)
+        print_legend()
+
+
+def print_legend() -> None:
+    """Print what the colours or marks of tokens mean."""
+    from specdec_hf.cli.trace import legend, marks_of
+
+    console.print(legend(marks_of(console)))
 
 
 def print_alone(answers: Sequence[Alone]) -> None:
@@ -149,26 +195,11 @@ def print_alone(answers: Sequence[Alone]) -> None:
         console.print(f"{one.tokens} tokens, {speed:.1f} tokens/s", style="dim")
 
 
-def print_notes(turn: Turn) -> None:
-    """Print the remarks of the loop on an answer."""
-    for note in turn.stats.notes:
-        console.print(f"note: {in_options(note)}", style="dim")
-
-
 def figures(turn: Turn) -> str:
-    """One line of figures; those of drafts only where something was drafted."""
-    drafted = turn.stats.drafted > 0
-    line = f"{len(turn.tokens)} tokens, {turn.tokens_per_second:.1f} tokens/s"
-    if turn.baseline:
-        ratio = f" ({turn.ratio:.2f}x)" if drafted else ""
-        line += f" with speculation, {turn.baseline_tokens_per_second:.1f} without{ratio}"
-    if drafted:
-        line += (
-            f"; {turn.stats.mean_acceptance_length:.2f} tokens a round, "
-            f"{turn.stats.draft_acceptance_rate:.0%} of drafts accepted"
-        )
-    else:
-        line += "; nothing was drafted"
+    """One line of figures; those of drafts only where one was accepted."""
+    line = f"{len(turn.tokens)} tokens; {turn.speeds}"
+    if turn.stats.accepted:
+        line += f"; {_of_drafts(turn)}"
     ended = turn.stats.sequences[0]
     if ended.stop_reason in CUT:
         line += f"; cut at {CUT[ended.stop_reason].format(ended.new_tokens)}"
@@ -177,27 +208,26 @@ def figures(turn: Turn) -> str:
     return line
 
 
-def print_summary(summary: dict[str, Any], *, rejected: bool = True) -> None:
-    """Print the figures of all answers and the legend of the colours or marks."""
-    from specdec_hf.cli.trace import legend, marks_of
+def _of_drafts(turn: Turn) -> str:
+    length, rate = turn.stats.mean_acceptance_length, turn.stats.draft_acceptance_rate
+    return f"{length:.2f} tokens a round, {rate:.0%} of drafts accepted"
 
-    console.rule("summary", align="left", style="dim")
+
+def print_summary(summary: dict[str, Any], speeds: Speeds, terminal: Terminal) -> None:
+    """Print the figures of all answers."""
+    terminal.rule("summary", align="left", style="dim")
     table = Table("", Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", f"{summary['model']}, {summary['dtype']}, {summary['device']}")
     table.add_row("drafter", summary["drafter"])
     if not summary["lossless"]:
         without = f" without the {summary['ablate']}" if summary["ablate"] else ""
         table.add_row("rule", f"{summary['rule']}{without}, lossy")
-    table.add_row("tokens/s with speculation", f"{summary['tokens_per_second']:.1f}")
-    if "baseline" in summary:
-        table.add_row(
-            "tokens/s without",
-            f"{summary['baseline_tokens_per_second']:.1f} ({summary['baseline']})",
-        )
-    if summary.get("ratio") is not None:
-        table.add_row("ratio", f"{summary['ratio']:.2f}x")
+    for name, speed, ratio in speeds.rows:
+        times = "" if ratio is None else f", {ratio:.2f} times model.generate"
+        table.add_row(f"tokens/s {name}", f"{speed:.1f}{times}")
+    if speeds.speculation is not None:
+        table.add_row("speculation", f"{speeds.speculation:.2f} times without drafts")
     if summary["drafted"]:
-        console.print(legend(marks_of(console), rejected=rejected))
         table.add_row("tokens per round", f"{summary['mean_acceptance_length']:.2f}")
         accepted = f"{summary['accepted']} of {summary['drafted']}"
         table.add_row("drafts accepted", f"{summary['draft_acceptance_rate']:.0%} ({accepted})")
@@ -207,7 +237,7 @@ def print_summary(summary: dict[str, Any], *, rejected: bool = True) -> None:
         identical = summary.get(f"{name}_outputs_identical")
         if identical is not None:
             table.add_row(f"{name} outputs identical", "yes" if identical else "NO")
-    console.print(table)
+    terminal.print(table)
 
 
 def in_options(note: str) -> str:
@@ -218,44 +248,43 @@ def in_options(note: str) -> str:
 
 
 def verdict(turns: Sequence[Turn]) -> str:
-    """One line on the speed of all answers together; empty where there was no drafter."""
-    stats = [turn.stats for turn in turns]
-    if all(one.drafter == "none" for one in stats):
-        return ""
-    drafted, accepted, rounds = (
-        sum(getattr(one, name) for one in stats) for name in ("drafted", "accepted", "rounds")
-    )
+    """One line on the speed of all answers together; empty where there is nothing to say."""
+    from specdec_hf.cli.compare import NO_DRAFTER, speeds_of
+
+    stats, speeds = [turn.stats for turn in turns], speeds_of(turns)
+    parts = [speeds.conclusion()]
     tokens = sum(len(turn.tokens) for turn in turns)
-    waited = any("guard=False" in note for one in stats for note in one.notes)
-    if not drafted and waited:
-        return (
-            f"speculation: nothing was drafted in {tokens} tokens, because the guard waited; "
-            "--guard off drafts from the second round"
-        )
-    if not drafted:
-        return (
-            f"speculation: nothing was drafted in {tokens} tokens, because no draft was found; "
-            "--drafter help lists others"
-        )
-    length = f"{tokens / rounds:.2f} tokens a round"
-    if not turns[0].baseline:
-        return f"speculation: {length}"
-    plain = sum(len(turn.baseline_tokens) for turn in turns)
-    plain_seconds = sum(turn.baseline_seconds for turn in turns)
-    ratio = tokens / sum(turn.seconds for turn in turns) / (plain / plain_seconds)
-    line = f"speculation: {ratio:.2f} times as fast as {turns[0].baseline}, {length}"
-    if ratio < SLOWER:
-        line += f"; {accepted / drafted:.0%} of drafts accepted, another --drafter may gain"
-    return line
+    if speeds.accepted:
+        rounds = sum(one.rounds for one in stats)
+        line = f"{tokens / rounds:.2f} tokens a round"
+        if speeds.speculation is not None and speeds.speculation < SLOWER:
+            rate = speeds.accepted / speeds.drafted
+            line += f", {rate:.0%} of drafts accepted; another --drafter may gain"
+        parts.append(line)
+    elif speeds.drafted:
+        parts.append("another --drafter may gain")
+    elif any(one.drafter != NO_DRAFTER for one in stats):
+        waited = any("guard=False" in note for one in stats for note in one.notes)
+        why, advice = "no draft was found", "--drafter help lists others"
+        if waited:
+            why, advice = "the guard waited", "--guard off drafts from the second round"
+        parts += [f"nothing was drafted in {tokens} tokens, because {why}", advice]
+    return "; ".join(filter(None, parts))
 
 
-def write_json(path: Path | None, content: dict[str, Any], *, quiet: bool = False) -> None:
+def write_json(
+    path: Path | None,
+    content: dict[str, Any],
+    *,
+    quiet: bool = False,
+    terminal: Terminal = console,
+) -> None:
     """Write a report where a path was given, with numbers in a line; say so unless ``quiet``."""
     if path is not None:
         text = json.dumps(content, indent=1, ensure_ascii=False)
         path.write_text(NUMBERS.sub(_in_a_line, text) + "\n", encoding="utf-8")
         if not quiet:
-            console.print(visible(f"wrote {path}"), style="dim")
+            terminal.print(visible(f"wrote {path}"), style="dim")
 
 
 def _in_a_line(numbers: re.Match[str]) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -28,13 +29,18 @@ from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.report import (
     collect_info,
     print_alone,
+    print_example,
+    print_figures,
+    print_legend,
     print_summary,
+    print_text,
+    print_title,
     print_turn,
     summarize,
     verdict,
     write_json,
 )
-from specdec_hf.cli.terminal import FAILED, INTERRUPTED, bar, console, errors, fail
+from specdec_hf.cli.terminal import FAILED, INTERRUPTED, Terminal, bar, console, errors, fail
 from specdec_hf.options import COMMON
 
 if TYPE_CHECKING:
@@ -44,21 +50,30 @@ if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
 
 
+TRACED = "note: --trace slows the answers with drafts; without it their speeds can be compared"
+LONG = 0.5  # seconds after which a wait has a spinner
+
+
 @dataclass(frozen=True)
 class View:
     """What ``generate`` and ``chat`` show of an answer beside its text.
 
     Attributes:
-        compare: whether it is also made without speculation, where the command compares at all.
+        compare: whether it is also made without drafts and with `model.generate`, where the command
+            compares at all.
         alone: whether the texts of target and drafter alone are shown.
-        rejected: whether rejected drafts are.
+        drafts: whether accepted drafts and recovered tokens are marked, and rejected drafts shown.
         trace: whether every decision is.
+        example: whether one answer is shown once more, with its drafts.
+        piped: whether standard output gets texts alone, and standard error all the rest.
     """
 
     compare: bool = True
     alone: bool = False
-    rejected: bool = True
+    drafts: bool = False
     trace: bool = False
+    example: bool = False
+    piped: bool = False
 
 
 def run(
@@ -69,6 +84,8 @@ def run(
     json_file: Path | None,
 ) -> None:
     """Answer all prompts, print every answer and a summary, and write the report."""
+    from specdec_hf.cli.compare import speeds_of
+
     with progress_bar() as say:
         loaded = load_models(
             settings, sources, say, functools.partial(check_prompts, prompts, settings)
@@ -77,6 +94,7 @@ def run(
         say("warming up")
         _warm_up(loaded, decoder, settings, compare=view.compare)
 
+    beside = errors if view.piped else console
     report: list[dict[str, Any]] = []
     turns: list[Turn] = []
     failure: BaseException | None = None
@@ -97,9 +115,15 @@ def run(
             "rule": rule, "ablate": settings.ablate,
         }  # fmt: skip
         if not interrupted and not isinstance(failure, BrokenPipeError):
-            print_summary(summary, rejected=view.rejected)
+            if view.example:
+                print_example(loaded.tokenizer, turns)
+            elif view.drafts and summary["drafted"]:
+                print_legend()
+            print_summary(summary, speeds_of(turns), beside)
+            if view.trace and view.compare and summary["drafted"]:
+                beside.print(TRACED, style="dim")
             if line := verdict(turns):
-                console.print(line, soft_wrap=True)
+                beside.print(line, soft_wrap=True)
         content = {
             "info": collect_info(),
             **asdict(settings),
@@ -111,14 +135,14 @@ def run(
             "prompts": report,
             "error": None if failure is None else "interrupted" if interrupted else message,
         }
-        write_json(json_file, content, quiet=failure is not None)
+        write_json(json_file, content, quiet=failure is not None, terminal=beside)
     if interrupted:
         fail("", INTERRUPTED)
     if isinstance(failure, BrokenPipeError):
         raise failure
     if failure is not None:
         fail(message, FAILED)
-    _report_differences(turns, loaded.dtype)
+    _report_differences(turns, loaded.dtype, beside)
 
 
 def load_models(
@@ -208,7 +232,8 @@ def _answer(
         if view.trace:
             explainer = make_explainer(loaded, inputs, settings)
         with progress() as bar:
-            total = settings.max_new_tokens * (2 if view.compare else 1)
+            ways = 1 if not view.compare else 2 if decoder.drafter is None else 3
+            total = ways * settings.max_new_tokens
             turn = run_turn(
                 loaded.model,
                 inputs,
@@ -222,15 +247,21 @@ def _answer(
         answers.append({"prompt": text, **said})
         if len(answers) == 1:
             report.append(entry)
-        print_turn(tokenizer, prompt, text, turn, rejected=view.rejected)
+        if view.piped:  # a reader that has gone is noticed before more is said
+            print_text(said["text"], first=len(turns) == 1)
+            print_title(prompt, text, errors)
+            print_figures(turn, errors)
+        else:
+            print_turn(tokenizer, prompt, text, turn, drafts=view.drafts)
         if explainer is not None:
             from specdec_hf.cli.decisions import print_decisions
 
             print_decisions(explainer)
             answers[-1] |= explainer.to_dict()
         if view.alone:
-            own = decode_behind(tokenizer, turn.prompt, turn.baseline_tokens)
-            alone = [Alone("target", own, len(turn.baseline_tokens), turn.baseline_seconds)]
+            assert turn.plain is not None
+            own = decode_behind(tokenizer, turn.prompt, turn.plain.tokens)
+            alone = [Alone("target", own, len(turn.plain.tokens), turn.plain.seconds)]
             alone += drafters_alone(loaded, chat, decoder, settings, turn.seed)
             print_alone(alone)
             answers[-1]["alone"] = [one.to_dict() for one in alone]
@@ -313,17 +344,17 @@ def check_prompts(
             fail(f"{prompt} has {tokens} tokens, but the model's context is {limit}")
 
 
-def _report_differences(turns: Sequence[Turn], dtype: str) -> None:
+def _report_differences(turns: Sequence[Turn], dtype: str, beside: Terminal) -> None:
     """Texts that were compared and differ: a fault in float32, to be expected in 16 bits."""
     reasons = [turn.difference for turn in turns if turn.difference is not None]
     if not reasons:
         return
-    texts = f"{len(reasons)} of {len(turns)} texts differ from {turns[0].baseline}"
+    texts = f"{len(reasons)} of {len(turns)} texts differ from {turns[0].compared_with}"
     if dtype == "float32":
         errors.print(f"error: {texts}")
         raise typer.Exit(FAILED)
     why = "; ".join(dict.fromkeys(reasons))
-    console.print(f"note: {texts} in {dtype}, where {why}; in float32 they do not", style="dim")
+    beside.print(f"note: {texts} in {dtype}, where {why}; in float32 they do not", style="dim")
 
 
 def progress() -> Progress:
@@ -338,3 +369,29 @@ def progress_bar() -> Iterator[Callable[[str], None]]:
     with progress() as bar:
         task = bar.add_task("", total=None)
         yield lambda text: bar.update(task, description=text)
+
+
+@contextmanager
+def spinner(text: str, after: float = LONG) -> Iterator[Callable[[], None]]:
+    """A bar without an end, where there is a terminal and the block takes so many seconds.
+
+    Yields what takes it away, for a block that prints.
+    """
+    waiting = progress()
+    waiting.add_task(text, total=None)
+    timer = threading.Timer(after, waiting.start)
+    timer.daemon = True
+
+    def end() -> None:
+        timer.cancel()
+        timer.join()  # else it could begin after its end
+        waiting.stop()
+
+    if not errors.is_interactive:
+        yield lambda: None
+        return
+    timer.start()
+    try:
+        yield end
+    finally:
+        end()

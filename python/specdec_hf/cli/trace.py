@@ -49,9 +49,10 @@ def render(
     marks: Marks | None = None,
     *,
     prompt: Sequence[int] = (),
-    rejected: bool = True,
 ) -> Text:
-    """The text of one sequence: accepted drafts green, recovered tokens blue, others plain.
+    """The text of one sequence and its rejected drafts.
+
+    Accepted drafts are green, rejected ones red, recovered tokens blue, and others plain.
 
     Args:
         tokenizer: of the tokens.
@@ -59,9 +60,8 @@ def render(
         sequence: which of its sequences.
         marks: in place of colours; see `marks_of`.
         prompt: token ids; the text is what follows theirs.
-        rejected: whether rejected drafts are shown too, in red.
     """
-    stream, runs = PieceStream(tokenizer, prompt, rejected=rejected), list[tuple[str, Shown]]()
+    stream, runs = PieceStream(tokenizer, prompt, rejected=True), list[tuple[str, Shown]]()
     pieces = [piece for step in steps if step.sequence == sequence for piece in stream.feed(step)]
     for piece, kind in [*pieces, stream.rest()]:
         if runs and runs[-1][1] == kind != "rejected":  # rejected siblings are apart
@@ -120,11 +120,11 @@ class PieceStream:
         return self._detokenizer.rest(), self.kind
 
 
-def legend(marks: Marks | None = None, *, rejected: bool = False) -> Text:
-    """One line that explains the colours, or the marks; with ``rejected`` also of such drafts."""
-    marks = marks or {}
-    parts = [styled("drafted and accepted", "accepted", marks)]
-    if rejected:
-        parts.append(styled("drafted and rejected", "rejected", marks))
-    parts.append(styled("recovered after a rejection", "recovered", marks))
+def legend(marks: Marks) -> Text:
+    """One line that explains the colours, or the marks."""
+    parts = [
+        styled("drafted and accepted", "accepted", marks),
+        styled("drafted and rejected", "rejected", marks),
+        styled("recovered after a rejection", "recovered", marks),
+    ]
     return Text("  ").join([*parts, Text("bonus or plain")])

@@ -42,7 +42,7 @@ def _print_rounds(one: DrafterAnalysis, temperature: float) -> None:
     if len(rounds) > SHOWN_ROUNDS:
         more = len(rounds) - SHOWN_ROUNDS
         console.print(f"... {more} more rounds; --output writes all of them", style="dim")
-    console.print(legend(marks, rejected=True))
+    console.print(legend(marks))
 
 
 def _print_table(shown: ShownTable) -> None:
