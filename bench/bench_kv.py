@@ -10,7 +10,7 @@ import torch
 from bench import kv_configs
 from bench.kv_configs import KvConfig
 from bench.peers import kv_copy
-from specdec_kernels import kv_append_, kv_compact_, kv_truncate_
+from specdec_kernels import kv_append_, kv_compact_, kv_truncate_, paged_append_
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,38 @@ def test_kv_append(compare, shape, dtype):
     compare(
         lambda: kv_append_(caches, entries, positions),
         {"eager": lambda: eager_append(caches, entries, positions)},
+        floor=2 * shape.heads_of_all_caches() * shape.new * shape.head_dim * dtype.itemsize,
+    )
+
+
+def eager_paged_append(caches, entries, block_tables, positions):
+    """Write the entries through the block tables, layer by layer."""
+    n, size = entries[0].shape[1], caches[0].shape[1]
+    slots = positions[:, None] + torch.arange(n, device=positions.device)
+    blocks = block_tables.gather(1, slots // size)
+    for cache, new in zip(caches, entries, strict=True):
+        cache.index_put_((blocks, slots % size), new)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [*ROUND, *PREFILL], ids=lambda s: s.id)
+def test_paged_append(compare, shape, dtype):
+    """Blocks of 16 slots, in random order, as after some time of serving."""
+    size, per_sequence = 16, shape.slots // 16
+    blocks = shape.batch * per_sequence
+    pool = (blocks, size, shape.heads, shape.head_dim)
+    caches = [torch.zeros(pool, dtype=dtype) for _ in range(2 * shape.layers)]
+    entries = [new.transpose(1, 2) for new in shape.entries(dtype)]
+    order = torch.randperm(blocks, generator=torch.Generator().manual_seed(1))
+    tables = order.view(shape.batch, per_sequence)
+    positions = torch.arange(shape.batch) * 7 + 100
+    want = [c.clone() for c in caches]
+    paged_append_(caches, entries, tables, positions)
+    eager_paged_append(want, entries, tables, positions)
+    assert all(map(torch.equal, caches, want))
+    compare(
+        lambda: paged_append_(caches, entries, tables, positions),
+        {"eager": lambda: eager_paged_append(caches, entries, tables, positions)},
         floor=2 * shape.heads_of_all_caches() * shape.new * shape.head_dim * dtype.itemsize,
     )
 

@@ -42,6 +42,7 @@ from .ops.linear import PackedLinear, pack_linear, packed_linear
 from .ops.ngram_propose import NgramDraft, ngram_propose
 from .ops.paged import (
     FreedBlocks,
+    paged_append_,
     paged_compact_,
     paged_truncate_,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "output_norm_mlp",
     "pack_linear",
     "packed_linear",
+    "paged_append_",
     "paged_compact_",
     "paged_truncate_",
     "providers",

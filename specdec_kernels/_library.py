@@ -26,6 +26,7 @@ OPS = {
     "kv_append_": "kv.append",
     "kv_truncate_": "kv.truncate",
     "kv_compact_": "kv.compact",
+    "paged_append_": "kv.paged_append",
     "paged_compact_": "kv.compact",
     "paged_truncate_": "kv.paged_truncate",
     "kv_realign_": "kv.realign",

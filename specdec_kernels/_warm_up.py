@@ -20,7 +20,7 @@ from .ops.kv import (
     ring_truncate_,
 )
 from .ops.ngram_propose import ngram_propose
-from .ops.paged import paged_compact_, paged_truncate_
+from .ops.paged import paged_append_, paged_compact_, paged_truncate_
 from .ops.sample import sample
 from .ops.tree_layout import build_trie, rerank_tree, tree_attention
 from .ops.verify_chain import verify_chain
@@ -102,6 +102,7 @@ def _calls(where: torch.device, number: int) -> dict[str, Callable[[], object]]:
         "kv_compact_": lambda: kv_compact_(caches(), counts, ids),
         "kv_realign_": lambda: kv_realign_(caches(), counts, counts, counts),
         "ring_truncate_": lambda: ring_truncate_(caches(), counts, counts, 4, zero_fill=True),
+        "paged_append_": lambda: paged_append_(caches(), caches(), tables, counts),
         "paged_compact_": lambda: paged_compact_(caches(), tables, counts, ids),
         "paged_truncate_": lambda: paged_truncate_(tables, counts, counts, 4),
         "tree_attention": lambda: tree_attention(ids - 1, counts, slots=8),

@@ -25,6 +25,13 @@ void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype
   check_same_device(name, t, of_tensor, of);
 }
 
+void check_integers(const char* name, const Tensor& t, int64_t n, const Tensor& of_tensor,
+                    const char* of) {
+  SPECDEC_CHECK(t.dim() == 1 && t.size(0) == n, name, " must be [", n, "], got ", shape_of(t));
+  check_ids(name, t);
+  check_same_device(name, t, of_tensor, of);
+}
+
 void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t rows,
                   int64_t columns, ScalarType dtype, const Tensor& of_tensor, const char* of) {
   SPECDEC_CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns, name, " must be ", shape,
@@ -92,6 +99,10 @@ DType row_dtype(const Tensor& t) {
 }
 
 Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : contiguous(t); }
+
+Tensor dense_int64(const Tensor& t) {
+  return t.scalar_type() == ScalarType::Long ? dense(t) : to_int64(t);
+}
 
 void SamplingArguments::check(int64_t n, const Tensor& of_tensor, const char* of) const {
   // Checked as float32, which the kernels compute with.

@@ -36,6 +36,9 @@ void check_vector(const char* name, const Tensor& t, int64_t n, ScalarType dtype
                   const Tensor& of_tensor, const char* of);
 void check_matrix(const char* name, const Tensor& t, const char* shape, int64_t rows,
                   int64_t columns, ScalarType dtype, const Tensor& of_tensor, const char* of);
+// The same for integers, which may be int32 or int64.
+void check_integers(const char* name, const Tensor& t, int64_t n, const Tensor& of_tensor,
+                    const char* of);
 // The enumerator with this number; throws if there is none. Schemas hold numbers and no strings,
 // because the stable ABI leaks each string argument. The names are in arguments/rules.py.
 template <class E>
@@ -52,12 +55,14 @@ void check_floats(const char* name, const Tensor& t);  // float32, bfloat16 or f
 // The last dimension must be a vocabulary that kernels can read: dtype, size and stride.
 void check_rows(const char* name, const Tensor& t);
 
-void check_ids(const char* name, const Tensor& t);  // token ids or node numbers
+void check_ids(const char* name, const Tensor& t);  // int32 or int64
 Ids ids_of(const Tensor& t);                        // [B, N] or [B, K, L]
 IdsOut ids_out(const Tensor& t);
 
 DType row_dtype(const Tensor& t);
 Tensor dense(const Tensor& t);  // itself if it is contiguous, else a contiguous copy
+// The same of a small tensor of integers, which kernels read as int64.
+Tensor dense_int64(const Tensor& t);
 
 // A pointer to the values of a tensor, which becomes contiguous; null where there is no tensor.
 template <class T>
@@ -65,6 +70,18 @@ const T* pointer(std::optional<Tensor>& t) {
   if (!t) return nullptr;
   *t = dense(*t);
   return t->const_data_ptr<T>();
+}
+
+inline const int64_t* int64s(std::optional<Tensor>& t) {
+  if (!t) return nullptr;
+  *t = dense_int64(*t);
+  return t->const_data_ptr<int64_t>();
+}
+// The same for kernels that read either width.
+inline Integers integers(std::optional<Tensor>& t) {
+  if (!t) return {nullptr, false};
+  *t = dense(*t);
+  return {t->const_data_ptr(), t->scalar_type() == ScalarType::Long};
 }
 
 // The eight sampling arguments of the ops. They own the memory that `params` points into.

@@ -24,8 +24,8 @@ void SampleArguments::check() const {
   check_entries("logits", "the outputs", "[R]", {logits.size(0)});
   const int64_t n = logits.size(0);
   sampling.check(n, logits, "logits");
-  check_vector("seeds", seeds, n, ScalarType::Long, logits, "logits");
-  check_vector("positions", positions, n, ScalarType::Long, logits, "logits");
+  check_integers("seeds", seeds, n, logits, "logits");
+  check_integers("positions", positions, n, logits, "logits");
   const bool shared = checked_noise() == Noise::kShared;
   SPECDEC_CHECK(checked_method() == Method::kGumbel || !shared,
                 "method must be gumbel when noise is shared, got cdf");
@@ -39,8 +39,8 @@ SampleOutputs SampleArguments::new_outputs() const {
 
 SampleParams SampleArguments::params(const SampleOutputs& out) {
   const auto& [tokens, logprobs, logsumexp, threshold, status] = out;
-  seeds = dense(seeds);
-  positions = dense(positions);
+  seeds = dense_int64(seeds);
+  positions = dense_int64(positions);
   SampleParams p{};
   p.logits = {logits.const_data_ptr(), row_dtype(logits), logits.stride(0), 0};
   p.sampling = sampling.params();

@@ -30,7 +30,10 @@ void TreeArguments::check_parents() const {
 void TreeArguments::check_draft() const {
   const int64_t b = batch(), n = size();
   if (draft_rows) {
-    check_matrix("draft_rows", *draft_rows, "[B, N]", b, n, ScalarType::Int, target, "target");
+    SPECDEC_CHECK(draft_rows->dim() == 2 && draft_rows->size(0) == b && draft_rows->size(1) == n,
+                  "draft_rows must be [B, N] = [", b, ", ", n, "], got ", shape_of(*draft_rows));
+    check_ids("draft_rows", *draft_rows);
+    check_same_device("draft_rows", *draft_rows, target, "target");
   }
   SPECDEC_CHECK(draft_rows || !flat_draft(),
                 "draft must be [B, N, D] unless draft_rows is given, got two dimensions");
@@ -65,7 +68,7 @@ TreeParams TreeArguments::params(const TreeOutputs& out) {
   p.rule = checked_rule();
   p.nodes = size();
   p.max_depth = max_depth;
-  p.draft_rows = pointer<int32_t>(draft_rows);
+  p.draft_rows = integers(draft_rows);
   p.parents = parents.const_data_ptr();
   p.stride_parent_sequence = parents.stride(0);
   p.stride_parent = parents.stride(1);

@@ -17,7 +17,7 @@ void VerifyArguments::check_target(const Names& names) const {
   if (target_indptr) {
     SPECDEC_CHECK(target.dim() == 2, "target must be [", names.rows,
                   ", V] when target_indptr is given, got ", shape_of(target));
-    check_vector("target_indptr", *target_indptr, b + 1, ScalarType::Int, target, "target");
+    check_integers("target_indptr", *target_indptr, b + 1, target, "target");
   } else {
     SPECDEC_CHECK(target.dim() == 3 && target.size(0) == b && target.size(1) == rows,
                   "target must be [B, ", names.size, "+1, V] = [", b, ", ", rows, ", V], got ",
@@ -31,8 +31,8 @@ void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns,
                                   bool rule_is_match) const {
   const int64_t b = batch();
   sampling.check(b, target, "target");
-  check_vector("seeds", seeds, b, ScalarType::Long, target, "target");
-  check_vector("positions", positions, b, ScalarType::Long, target, "target");
+  check_integers("seeds", seeds, b, target, "target");
+  check_integers("positions", positions, b, target, "target");
   if (!uniforms) return;
   check_matrix("uniforms", *uniforms, uniforms_shape, b, columns, ScalarType::Double, target,
                "target");
@@ -53,11 +53,10 @@ void VerifyArguments::check_limits() const {
   if (eos_token_ids) {
     SPECDEC_CHECK(eos_token_ids->dim() == 1, "eos_token_ids must be [E], got ",
                   shape_of(*eos_token_ids));
-    check_vector("eos_token_ids", *eos_token_ids, eos_token_ids->size(0), ScalarType::Long, target,
-                 "target");
+    check_integers("eos_token_ids", *eos_token_ids, eos_token_ids->size(0), target, "target");
   }
   if (max_new_tokens) {
-    check_vector("max_new_tokens", *max_new_tokens, batch(), ScalarType::Long, target, "target");
+    check_integers("max_new_tokens", *max_new_tokens, batch(), target, "target");
   }
 }
 
@@ -79,7 +78,7 @@ void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {
   p.batch = batch();
   p.vocab = target.size(target.dim() - 1);
   p.num_rows = target.size(0);
-  p.target_indptr = pointer<int32_t>(target_indptr);
+  p.target_indptr = integers(target_indptr);
   p.target = {target.const_data_ptr(), row_dtype(target), target_indptr ? 0 : target.stride(0),
               target.stride(target_indptr ? 0 : 1)};
   p.draft = draft_arguments.params(p.kind, flat_draft);
@@ -87,14 +86,14 @@ void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {
   p.stride_token_sequence = drafted.stride(0);
   p.stride_token = drafted.stride(1);
   p.ids_are_int64 = drafted.scalar_type() == ScalarType::Long;
-  seeds = dense(seeds);
-  positions = dense(positions);
+  seeds = dense_int64(seeds);
+  positions = dense_int64(positions);
   p.seeds = seeds.const_data_ptr<int64_t>();
   p.positions = positions.const_data_ptr<int64_t>();
   p.uniforms = pointer<double>(uniforms);
-  p.eos_token_ids = pointer<int64_t>(eos_token_ids);
+  p.eos_token_ids = int64s(eos_token_ids);
   p.num_eos = eos_token_ids ? eos_token_ids->size(0) : 0;
-  p.max_new_tokens = pointer<int64_t>(max_new_tokens);
+  p.max_new_tokens = int64s(max_new_tokens);
   p.typical_epsilon = static_cast<float>(typical_epsilon);
   p.typical_delta = static_cast<float>(typical_delta);
   p.sampling = sampling.params();

@@ -128,6 +128,11 @@ Tensor contiguous(const Tensor& t) {
   return tensor_of(py::array::ensure(array, py::array::c_style));
 }
 
+Tensor to_int64(const Tensor& t) {
+  const auto array = py::reinterpret_borrow<py::array>(static_cast<PyObject*>(t.array()));
+  return tensor_of(py::array(array.attr("astype")(py::dtype("int64"), "C")));
+}
+
 py::object bfloat16_from_dlpack(const py::capsule& capsule, const py::dtype& dtype) {
   if (std::string(capsule.name()) != "dltensor") return py::none();
   const DLTensor& t = *capsule.get_pointer<DLTensor>();

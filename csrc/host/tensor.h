@@ -56,5 +56,6 @@ inline bool on_one_device(const Tensor&, const Tensor&) { return true; }
 // Uninitialised.
 Tensor new_empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype);
 Tensor contiguous(const Tensor& t);
+Tensor to_int64(const Tensor& t);  // a contiguous copy
 
 }  // namespace specdec

@@ -20,6 +20,11 @@ inline std::string device_name(const Tensor& t) {
   if (t.is_cuda()) return "cuda:" + std::to_string(t.get_device_index());
   return t.device().type() == torch::headeronly::DeviceType::Meta ? "meta" : "other";
 }
+// A contiguous copy in int64.
+inline Tensor to_int64(const Tensor& t) {
+  Tensor out = torch::stable::new_empty(t, t.sizes(), ScalarType::Long);
+  return torch::stable::copy_(out, t);
+}
 inline bool on_one_device(const Tensor& a, const Tensor& b) { return a.device() == b.device(); }
 
 }  // namespace specdec

@@ -104,13 +104,17 @@ def vector_and_count(value: int | Tensor, name: str, default: int) -> tuple[Tens
     if isinstance(value, Tensor):
         if value.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be int32 or int64, got {value.dtype}")
-        value = _vector(value, name)
-        if value.dtype == torch.int64:
-            value = value.clamp(-_INT32 - 1, _INT32).to(torch.int32)
-        return value, default
+        return to_int32(_vector(value, name)), default
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer or a tensor, got {shown(value)}")
     return None, min(int(value), _INT32)
+
+
+def to_int32(value: Tensor) -> Tensor:
+    """Integers in int32, those beyond it as its nearest one."""
+    if value.dtype == torch.int32:
+        return value
+    return value.clamp(-_INT32 - 1, _INT32).to(torch.int32)
 
 
 def _vector(value: Tensor, name: str) -> Tensor:

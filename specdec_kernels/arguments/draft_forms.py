@@ -55,7 +55,8 @@ class DraftMap(NamedTuple):
     draft row is token v: with D columns, tokens v >= D have Q = 0, and drafts v >= V are rejected.
 
     Attributes:
-        columns: [V] int32, the draft's column of each target id, -1 where it has none.
+        columns: [V] int32 or int64, the draft's column of each target id, -1 where it has none.
+            Kernels read int32; each call converts int64.
     """
 
     columns: Tensor
@@ -153,5 +154,6 @@ def map_columns(draft_map: DraftMap | None) -> Tensor | None:
         return None
     if not isinstance(draft_map, DraftMap):
         raise TypeError(f"draft_map must be a DraftMap or None, got {type(draft_map).__name__}")
-    conversion.require_tensor(draft_map.columns, "draft_map columns")
-    return draft_map.columns
+    columns = draft_map.columns
+    conversion.require_tensor(columns, "draft_map columns")
+    return conversion.to_int32(columns) if columns.dtype == torch.int64 else columns

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import conversion
-from .checks import check_typed, require, shape
+from .checks import check_ids, require, shape
 from .rules import ALL_RULES
 
 
@@ -14,8 +14,8 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
     """The ``positions`` of `sample` for the drafts of one round.
 
     Args:
-        positions: [B] int64, absolute index of the first drafted token; the ``positions`` of
-            `verify_chain` or `verify_tree` in this round.
+        positions: [B] int32 or int64, absolute index of the first drafted token; the ``positions``
+            of `verify_chain` or `verify_tree` in this round.
         number: of drafts, gamma for a chain and N for a tree.
         rule: the rule that verifies them.
 
@@ -27,7 +27,7 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
 
     Raises:
         ValueError: unknown rule, or a negative number.
-        RuntimeError: positions are not [B] int64.
+        RuntimeError: positions are not [B] int32 or int64.
         TypeError: positions are no tensor, number is no integer, or rule no string.
 
     Source: docs/rules.md#noise.
@@ -41,7 +41,7 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
     conversion.require_tensor(positions, "positions")
     conversion.require_integer(number, "number")
     require(positions.dim() == 1, f"positions must be [B], got {shape(positions)}")
-    check_typed("positions", positions, torch.int64, positions.device, "positions")
+    check_ids("positions", positions)
     if not isinstance(rule, str):
         raise TypeError(f"rule must be a string, got {conversion.shown(rule)}")
     if rule not in ALL_RULES:
@@ -52,4 +52,4 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
     drafts = torch.arange(number, device=positions.device)
     if rule != "match":
         drafts = (drafts + 1) << 32
-    return positions[:, None] + drafts
+    return positions.to(torch.int64)[:, None] + drafts

@@ -256,7 +256,7 @@ def decoder_layer_(
         cos, sin: [B, n, D], or [1, n, D] for all sequences; D is even.
         caches: keys and values [B, H_kv, T, D] of the same dtype, changed in place as by
             `kv_append_`.
-        positions: [B] int64, the slot of the first token of each sequence.
+        positions: [B] int32 or int64, the slot of the first token of each sequence.
         mask: [B, 1, n, S] bool with S <= T, True where a token sees one of the first S slots, its
             own included.
 

@@ -34,7 +34,7 @@ def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: T
             whose H, S and D may differ. The last dimension must be contiguous.
         entries: one tensor [B, H, n, D] for each cache, of the same dtype. Entries that lie in a
             cache are read before anything is written.
-        positions: [B] int64, the slot of the first entry.
+        positions: [B] int32 or int64, the slot of the first entry.
 
     Raises:
         RuntimeError: a shape, dtype or device does not fit; the message names it.
@@ -68,8 +68,8 @@ def kv_truncate_(
 
     Args:
         caches: tensors [B, H, S, D]; changed only with zero_fill.
-        lengths: [B] int64, changed in place.
-        new_lengths: [B] int64.
+        lengths: [B] int32 or int64, changed in place.
+        new_lengths: [B] int32 or int64.
         zero_fill: whether to zero the slots from the new to the old length.
 
     Raises:
@@ -106,8 +106,8 @@ def kv_compact_(caches: Sequence[Tensor], base: Tensor, path: Tensor) -> None:
     Args:
         caches: tensors [B, H, S, D] of any dtype, changed in place: keys, values and scales of any
             layers, whose H, S, D and dtype may differ. The last dimension must be contiguous.
-        base: [B] int64, the slot of node 0. In a tree of `verify_tree` the root, the pending token,
-            comes before it, so that this is the root's slot + 1.
+        base: [B] int32 or int64, the slot of node 0. In a tree of `verify_tree` the root, the
+            pending token, comes before it, so that this is the root's slot + 1.
         path: [B, P] int32 or int64, node ids from the root downwards, then -1, as `verify_tree`
             returns them.
 
@@ -148,9 +148,9 @@ def kv_realign_(
     Args:
         caches: tensors [B, H, S, D] of any dtype, changed in place; H, S, D and the dtype may
             differ. The last dimension must be contiguous.
-        starts: [B] int64, the slot of the first token.
-        lengths: [B] int64, how many tokens; none if negative.
-        shifts: [B] int64, to the right if positive.
+        starts: [B] int32 or int64, the slot of the first token.
+        lengths: [B] int32 or int64, how many tokens; none if negative.
+        shifts: [B] int32 or int64, to the right if positive.
         zero_fill: whether to zero the slots of the old range to which no token moved. Otherwise
             they keep their content.
 
@@ -196,8 +196,8 @@ def ring_truncate_(
     Args:
         caches: tensors [B, H, S, D] of any dtype; H, S, D and the dtype may differ. The last
             dimension must be contiguous. Changed only with zero_fill.
-        lengths: [B] int64, tokens written so far, changed in place.
-        new_lengths: [B] int64.
+        lengths: [B] int32 or int64, tokens written so far, changed in place.
+        new_lengths: [B] int32 or int64.
         window: how many of the last kept tokens will be attended to, in [1, S].
         zero_fill: whether to zero the slots of the dropped tokens.
 

@@ -42,7 +42,7 @@ def ngram_propose(
         history: [B, L] int32 or int64, any strides; L < 2**31. Sequence b has the tokens
             `history[b, :lengths[b]]`. Their values are compared and copied, and are never an
             index; they must be at least 0, because a copied -1 would read as no draft.
-        lengths: [B] int64. A length outside [0, L] leaves its sequence without a draft.
+        lengths: [B] int32 or int64. A length outside [0, L] leaves its sequence without a draft.
         gamma: tokens of a draft; 0 drafts nothing.
         max_ngram: longest ending to look for.
         min_ngram: shortest ending that gives a draft, at least 1.

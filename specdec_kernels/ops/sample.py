@@ -64,8 +64,8 @@ def sample(
         top_p: scalar or [R] in (0, 1]; of the tokens that top_k kept, keeps the smallest set of
             largest probabilities whose sum reaches top_p, with ties.
         min_p: scalar or [R] in [0, 1]; keeps `p >= min_p * max(p)`.
-        seeds: [R] int64.
-        positions: [R] int64, the absolute index of the token that is sampled. Drafts need
+        seeds: [R] int32 or int64.
+        positions: [R] int32 or int64, the absolute index of the token that is sampled. Drafts need
             other positions, which `draft_positions` gives; see docs/rules.md#noise. Apart from
             `noise` and `method`, the token depends on the row, its sampling parameters, seed and
             position, and on nothing else.

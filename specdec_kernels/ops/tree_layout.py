@@ -24,7 +24,7 @@ class TreeAttention(NamedTuple):
 
     Attributes:
         mask: [B, N+1, S] bool, True where the row (root, then nodes) attends to the slot.
-        positions: [B, N+1] int64, `lengths[b]` + depth; the root has depth 0.
+        positions: [B, N+1] int32 or int64, `lengths[b]` + depth; the root has depth 0.
     """
 
     mask: Tensor
@@ -71,7 +71,7 @@ def tree_attention(
 
     Args:
         parents: [B, N] int32 or int64.
-        lengths: [B] int64, committed tokens in the cache; a negative one counts as 0.
+        lengths: [B] int32 or int64, committed tokens in the cache; a negative one counts as 0.
         slots: S, the cache slots that the mask covers. At least `lengths[b] + N + 1`; a node whose
             slot lies beyond is attended to by no row.
         window: for sliding-window attention: a row attends only to keys whose position is greater

@@ -123,12 +123,12 @@ def verify_chain(
             whatever the rows hold: for benchmarks of servers).
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
-        seeds: [B] int64.
-        positions: [B] int64, the absolute index of the first drafted token. Row i takes its
-            randomness from (seed, position + i), except the acceptance uniforms of rule block,
-            which all come from (seed, position). So the result does not depend on the batch.
-            Drafts are drawn at the positions of `draft_positions`; see docs/rules.md#noise.
-        target_indptr: [B+1] int32; row target_indptr[b]+i verifies draft i of sequence b.
+        seeds: [B] int32 or int64.
+        positions: [B] int32 or int64, the absolute index of the first drafted token. Row i takes
+            its randomness from (seed, position + i), except the acceptance uniforms of rule block,
+            which all come from (seed, position). So the result does not depend on the batch. Drafts
+            are drawn at the positions of `draft_positions`; see docs/rules.md#noise.
+        target_indptr: [B+1] int32 or int64; row target_indptr[b]+i verifies draft i of sequence b.
         uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests. Column
             i < gamma is the acceptance uniform of draft i, the last column draws the recovered or
             bonus token. If any value of a row is out of range, even one that no decision would
@@ -146,8 +146,8 @@ def verify_chain(
             is that of temperature 1 without filters.
         synthetic_rates: [gamma] float32, for rule synthetic: the probability that draft i is
             accepted if it is reached.
-        eos_token_ids: [E] int64; nothing is emitted after one of them.
-        max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
+        eos_token_ids: [E] int32 or int64; nothing is emitted after one of them.
+        max_new_tokens: [B] int32 or int64, how many tokens may be emitted; 0 or less emits nothing.
         with_logprobs: whether to compute `logprobs`.
         with_accept_probs: whether to compute `accept_probs`.
 

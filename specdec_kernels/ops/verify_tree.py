@@ -128,26 +128,26 @@ def verify_tree(
             "traversal": for siblings as in multi_draft, decided from the leaves to the root. On a
                 chain it equals rule block. Siblings with the same token keep their own children.
             Lossy is "typical": accepts the likeliest of the children that are likely enough.
-        draft_rows: [B, N] int32, the row of `draft` that node n was sampled from; None means row n.
-            Siblings with the same row share one Q.
+        draft_rows: [B, N] int32 or int64, the row of `draft` that node n was sampled from; None
+            means row n. Siblings with the same row share one Q.
         kind: "logits" or "probs", as in `verify_chain`.
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
-        seeds: [B] int64.
-        positions: [B] int64, the absolute index of the root's children. A token at depth d takes
-            its randomness from (seed, position + d), except the acceptance uniforms of rule
+        seeds: [B] int32 or int64.
+        positions: [B] int32 or int64, the absolute index of the root's children. A token at depth d
+            takes its randomness from (seed, position + d), except the acceptance uniforms of rule
             traversal, which belong to the round. Drafts are drawn at the positions of
             `draft_positions`; see docs/rules.md#noise.
-        target_indptr: [B+1] int32; row target_indptr[b] is the root's, row target_indptr[b]+n+1
-            that of node n. Nodes without a row are absent.
+        target_indptr: [B+1] int32 or int64; row target_indptr[b] is the root's, row
+            target_indptr[b]+n+1 that of node n. Nodes without a row are absent.
         uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests. Column n is
             the acceptance uniform of node n, column N+d draws the token at depth d. Values out of
             range are a fault, as in `verify_chain`.
         draft_map: as in `verify_chain`.
         typical_epsilon, typical_delta: rule typical accepts x if
             `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
-        eos_token_ids: [E] int64; nothing is emitted after one of them.
-        max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
+        eos_token_ids: [E] int32 or int64; nothing is emitted after one of them.
+        max_new_tokens: [B] int32 or int64, how many tokens may be emitted; 0 or less emits nothing.
         max_depth: the width of the outputs. Deeper nodes are never accepted; the children of the
             root have depth 1. None means N.
         with_logprobs: whether to compute `logprobs`.

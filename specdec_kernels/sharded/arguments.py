@@ -56,6 +56,14 @@ def arguments_of(
             top_beta_distance=0.0, synthetic_rates=None, **sampling._asdict(), **others,
         )  # fmt: skip
         validate("verify_chain", a)
+    # Here they are combined with other numbers; the ops read either width.
+    a = a._replace(
+        seeds=a.seeds.to(torch.int64),
+        positions=a.positions.to(torch.int64),
+        target_indptr=_int64(a.target_indptr),
+        eos_token_ids=_int64(a.eos_token_ids),
+        max_new_tokens=_int64(a.max_new_tokens),
+    )
     if rows is not None and ids is None:
         width = target.shape[-1]
         require(
@@ -69,6 +77,10 @@ def _with_a_column(rows: Tensor) -> Tensor:
     if rows.dim() == 0 or rows.shape[-1] > 0 or rows.dtype not in FLOATS:
         return rows
     return rows.new_full((*rows.shape[:-1], 1), -torch.inf)
+
+
+def _int64(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.to(torch.int64)
 
 
 @contextmanager

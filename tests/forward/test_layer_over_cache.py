@@ -155,7 +155,7 @@ FAULTS = [
     (CACHES, lambda x: [x[0].mT.contiguous().mT, x[1]],
      r"caches\[0\] must have a contiguous last dimension"),
     (CACHES, lambda x: [x[0].half(), x[1]], r"caches\[0\] must be float32, got float16"),
-    (POSITIONS, lambda x: x.int(), "positions must be int64, got int32"),
+    (POSITIONS, lambda x: x.short(), "positions must be int32 or int64, got int16"),
     (POSITIONS, lambda x: x[:1], r"positions must be \[2\], got \[1\]"),
     *(
         (MASK, change, r"mask must be \[B, 1, n, S\] = \[2, 1, 3, S\] with S at most 12, the "

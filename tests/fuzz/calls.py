@@ -57,7 +57,8 @@ def sampling(r, n, v):
 
 
 def noise(r, n):
-    return {"seeds": laid_out(r, any_int64(r, n)), "positions": laid_out(r, any_int64(r, n))}
+    made = {name: any_int64(r, n) for name in ("seeds", "positions")}
+    return {n: laid_out(r, x.to(torch.int32) if r.happens(0.2) else x) for n, x in made.items()}
 
 
 def sample(r):
@@ -108,7 +109,7 @@ def uniforms(r, shape):
 def limits(r, b, v):
     more = {}
     if r.happens(0.2):
-        more["eos_token_ids"] = ids(r, 0, v, (r.randrange(4),), torch.int64)
+        more["eos_token_ids"] = ids(r, 0, v, (r.randrange(4),), r.choice(IDS))
     if r.happens(0.2):
         more["max_new_tokens"] = any_int64(r, b) % r.choice((3, 6, 2**40)) - 1
     if r.happens(0.3):
@@ -120,9 +121,9 @@ def limits(r, b, v):
 def offsets(r, b, most):
     """target_indptr [B+1] and the number of rows; sometimes the offsets are not ascending."""
     counts = [r.randint(1, most) for _ in range(b)]
-    at = torch.tensor([0, *counts]).cumsum(0).int()
+    at = torch.tensor([0, *counts]).cumsum(0).to(r.choice(IDS))
     n = int(at[-1])
-    return (ids(r, -1, n + 2, (b + 1,), torch.int32) if r.happens(0.1) else at), n
+    return (ids(r, -1, n + 2, (b + 1,), at.dtype) if r.happens(0.1) else at), n
 
 
 def verify_chain(r):
@@ -175,7 +176,7 @@ def verify_tree(r):
     if r.happens(0.5):
         m = r.choice((1, 2, n + 1))
         lead = (b, m) if r.happens(0.5) else (m,)
-        more["draft_rows"] = laid_out(r, ids(r, 0, m, (b, n), torch.int32))
+        more["draft_rows"] = laid_out(r, ids(r, 0, m, (b, n), r.choice(IDS)))
     q, mapped, limit = draft(r, kind, lead, b, v)
     if q is None:
         more.pop("draft_rows", None)
@@ -212,10 +213,15 @@ def not_expanded(x):
 
 
 def places(r, b, low, high):
-    """[B] int64 in [low, high), some far outside."""
+    """[B] in [low, high), some far outside."""
     x = integers(r, low, high, (b,))
+    if r.happens(0.3) and high < 2**31:
+        x = x.to(torch.int32)
     if b and r.happens(0.15):
-        x[r.randrange(b)] = r.choice((-(2**63), -1, 2**31, 2**62, 2**63 - 1))
+        far = (-(2**31), -1, 2**31 - 1)
+        if x.dtype == torch.int64:
+            far = (-(2**63), -1, 2**31, 2**62, 2**63 - 1)
+        x[r.randrange(b)] = r.choice(far)
     return laid_out(r, x)
 
 
@@ -255,17 +261,35 @@ def kv_compact_(r):
                  "path": path(r, b, s)})  # fmt: skip
 
 
-def paged_compact_(r):
-    b, m, block = size(r, 4), size(r, 4), r.choice((1, 2, 4, 5))
+def paged_caches(r, b, m, block):
+    """Up to three caches of `block` slots a block, and block tables [b, m], some with a fault."""
     blocks = b * m + r.randrange(2)
     given = [c.transpose(1, 2).contiguous() if r.happens(0.5) else c.transpose(1, 2)
              for c in caches(r, blocks, block) if c.shape[2] == block]  # fmt: skip
-    order = r.sample(range(b * m), b * m)
-    tables = torch.tensor(order, dtype=torch.int32).view(b, m)
+    tables = torch.tensor(r.sample(range(b * m), b * m), dtype=r.choice(IDS)).view(b, m)
     if tables.numel() and r.happens(0.2):
-        tables.view(-1)[r.randrange(tables.numel())] = r.choice((-1, blocks, 2**31 - 1, -(2**31)))
+        faults = [-1, blocks, 2**31 - 1, -(2**31)]
+        faults += [2**32, 2**63 - 1, -(2**63)] if tables.dtype == torch.int64 else []
+        tables.view(-1)[r.randrange(tables.numel())] = r.choice(faults)
+    return given, laid_out(r, tables)
+
+
+def paged_append_(r):
+    b, m, n, block = size(r, 4), size(r, 4), size(r, 5), r.choice((1, 2, 4, 5))
+    given, tables = paged_caches(r, b, m, block)
+    new = [laid_out(r, integers(r, -9, 9, (b, n, *c.shape[2:]), c.dtype)) for c in given]
+    return Call(sk.paged_append_, {
+        "caches": given, "entries": new, "block_tables": tables,
+        "positions": places(r, b, -n, m * block + 1),
+        "counts": places(r, b, -1, n + 2) if r.happens(0.5) else None,
+    })  # fmt: skip
+
+
+def paged_compact_(r):
+    b, m, block = size(r, 4), size(r, 4), r.choice((1, 2, 4, 5))
+    given, tables = paged_caches(r, b, m, block)
     return Call(sk.paged_compact_, {
-        "caches": given, "block_tables": laid_out(r, tables), "base": places(r, b, 0, m * block),
+        "caches": given, "block_tables": tables, "base": places(r, b, 0, m * block),
         "path": path(r, b, m * block),
     })  # fmt: skip
 
@@ -451,6 +475,7 @@ MAKERS = {
     "kv_append_": kv_append_,
     "kv_truncate_": kv_truncate_,
     "kv_compact_": kv_compact_,
+    "paged_append_": paged_append_,
     "paged_compact_": paged_compact_,
     "paged_truncate_": paged_truncate_,
     "kv_realign_": kv_realign_,

@@ -29,7 +29,8 @@ GOOD = kv_error_table.GOOD
 # What each op writes, and what it writes only with zero_fill.
 WRITES = {
     "kv_append_": ["caches"], "kv_compact_": ["caches"], "kv_realign_": ["caches"],
-    "paged_compact_": ["caches"], "paged_truncate_": ["block_tables", "lengths"],
+    "paged_append_": ["caches"], "paged_compact_": ["caches"],
+    "paged_truncate_": ["block_tables", "lengths"],
     "kv_truncate_": ["lengths"], "ring_truncate_": ["lengths"], "state_select_": ["states"],
 }  # fmt: skip
 WITH_ZEROS = ("kv_truncate_", "ring_truncate_")

@@ -411,7 +411,7 @@ def test_the_output_projection_of_a_wrong_type_is_named():
 PARAMETERS = {"temperature", "top_k", "top_p", "min_p"}  # scalars or tensors, tested above
 NO_SCALARS = {
     "draft", "draft_map", "draft_rows", "target_indptr", "uniforms", "synthetic_rates",
-    "eos_token_ids", "max_new_tokens", "bias", "mask", "output_bias",
+    "eos_token_ids", "max_new_tokens", "bias", "mask", "output_bias", "counts",
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_positions_of_drafts_are_validated():
     for positions, number, error, message in (
         ([1], 2, TypeError, r"positions must be a tensor, got \[1\]"),
         (torch.tensor(1), 2, RuntimeError, r"positions must be \[B\], got \[\]"),
-        (x.float(), 2, RuntimeError, "positions must be int64, got float32"),
+        (x.float(), 2, RuntimeError, "positions must be int32 or int64, got float32"),
         (x, 2.5, TypeError, "number must be an integer, got 2.5"),
         (x, True, TypeError, "number must be an integer, got True"),
     ):

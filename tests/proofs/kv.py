@@ -93,6 +93,47 @@ def _blocks(b: int, m: int, g: Generator) -> Tensor:
     return tables
 
 
+def _pools(
+    blocks: int, size: int, heads: tuple[int, ...], dtype: torch.dtype, layout: str, g: Generator
+) -> list[Tensor]:
+    """A paged cache for each number of heads; in layout HND, heads come before slots in memory."""
+    caches = []
+    for h in heads:
+        shape = (blocks, h, size, 12) if layout == "HND" else (blocks, size, h, 12)
+        cache = torch.randint(-100, 100, shape, generator=g).to(dtype)
+        cache = sliced(cache) if layout == "sliced" else cache
+        caches.append(cache.transpose(1, 2) if layout == "HND" else cache)
+    return caches
+
+
+def paged_append_case(
+    b: int,
+    m: int,
+    size: int,
+    n: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    layout: str = "NHD",
+    ragged: bool = True,
+    table_dtype: torch.dtype = torch.int32,
+) -> Case:
+    """A case of `paged_append_` with three caches; some sequences reach beyond their tables."""
+
+    def build(g: Generator) -> Args:
+        caches = _pools(b * m, size, (2, 3, 1), dtype, layout, g)
+        new = [torch.randint(-100, 100, (b, n, *c.shape[2:]), generator=g) for c in caches]
+        entries = [e.to(dtype) for e in new]
+        positions = torch.randint(-n, m * size + 1, (b,), generator=g)
+        counts = torch.randint(-1, n + 2, (b,), generator=g)
+        if layout == "sliced":
+            entries, positions, counts = [*map(sliced, entries)], spaced(positions), spaced(counts)
+        tables = _blocks(b, m, g).to(table_dtype)
+        return caches, entries, tables, positions, counts if ragged else None
+
+    name = f"B{b}-M{m}-{size}-n{n}-{dtype_name(dtype)}-{dtype_name(table_dtype)}-{layout}"
+    return Case("paged_append_", name + ("-ragged" if ragged else ""), build)
+
+
 def paged_compact_case(
     b: int,
     m: int,
@@ -106,12 +147,7 @@ def paged_compact_case(
     """A case of `paged_compact_` with three caches and `size` tokens a block."""
 
     def build(g: Generator) -> Args:
-        caches = []
-        for h in (2, 3, 1):
-            shape = (b * m, h, size, 12) if layout == "HND" else (b * m, size, h, 12)
-            cache = torch.randint(-100, 100, shape, generator=g).to(dtype)
-            cache = sliced(cache) if layout == "sliced" else cache
-            caches.append(cache.transpose(1, 2) if layout == "HND" else cache)
+        caches = _pools(b * m, size, (2, 3, 1), dtype, layout, g)
         base = torch.randint(0, max(m * size // 2, 1), (b,), generator=g)
         path = _paths(b, p, m * size, g).to(id_dtype)
         return caches, _blocks(b, m, g), base, path
@@ -186,6 +222,13 @@ CASES: tuple[Case, ...] = (
     compact_case(2, 5, 3, torch.float64),
     compact_case(0, 5, 3),
     compact_case(3, 5, 0),
+    paged_append_case(3, 4, 4, 5),
+    paged_append_case(4, 3, 3, 6, bf16, layout="HND", ragged=False),
+    paged_append_case(3, 5, 1, 4, f16, layout="sliced", table_dtype=torch.int64),
+    paged_append_case(3, 2, 5, 7, torch.int8),
+    paged_append_case(0, 2, 4, 3),
+    paged_append_case(2, 0, 4, 3),
+    paged_append_case(2, 2, 4, 0, ragged=False),
     paged_compact_case(3, 4, 4, 5),
     paged_compact_case(4, 3, 3, 6, bf16, layout="HND", id_dtype=torch.int32),
     paged_compact_case(2, 5, 1, 4, f16, layout="sliced"),

@@ -7,6 +7,7 @@
 #include "../../csrc/arguments/checks.cpp"
 #include "../../csrc/cuda/kv/append.cu"
 #include "../../csrc/cuda/kv/compact.cu"
+#include "../../csrc/cuda/kv/paged_append.cu"
 #include "../../csrc/cuda/kv/paged_truncate.cu"
 #include "../../csrc/cuda/kv/realign.cu"
 #include "../../csrc/cuda/kv/ring_truncate.cu"
@@ -16,6 +17,7 @@
 #include "../../csrc/torch/ops/kv_compact.cpp"
 #include "../../csrc/torch/ops/kv_realign.cpp"
 #include "../../csrc/torch/ops/kv_truncate.cpp"
+#include "../../csrc/torch/ops/paged_append.cpp"
 #include "../../csrc/torch/ops/paged_truncate.cpp"
 #include "../../csrc/torch/ops/ring_truncate.cpp"
 #include "../../csrc/torch/tensor.cpp"
@@ -35,6 +37,7 @@ namespace cpu {
 SPECDEC_IN_SHIM(kv_append, KvAppendParams)
 SPECDEC_IN_SHIM(kv_truncate, KvTruncateParams)
 SPECDEC_IN_SHIM(kv_compact, KvCompactParams)
+SPECDEC_IN_SHIM(paged_append, PagedAppendParams)
 SPECDEC_IN_SHIM(paged_compact, PagedCompactParams)
 SPECDEC_IN_SHIM(paged_truncate, PagedTruncateParams)
 SPECDEC_IN_SHIM(kv_realign, KvRealignParams)

@@ -14,6 +14,7 @@
 
 #include "cuda/kv/append.cu"
 #include "cuda/kv/compact.cu"
+#include "cuda/kv/paged_append.cu"
 #include "cuda/kv/paged_truncate.cu"
 #include "cuda/kv/realign.cu"
 #include "cuda/kv/ring_truncate.cu"
@@ -290,16 +291,16 @@ void run_caches() {
   t.slots = kSlots;
   t.count = kCount;
   t.entry_bytes = kBytes;
-  const auto each = [&](int64_t value) { return KvVector<int64_t>{m.filled(kBatch, value), 1}; };
+  const auto each = [&](int64_t value) { return KvVector<void>{m.filled(kBatch, value), true, 1}; };
   const auto given = [&](int64_t value) {
-    return KvVector<const int64_t>{m.filled(kBatch, value), 1};
+    return KvVector<const void>{m.filled(kBatch, value), true, 1};
   };
   require(cuda::kv_append({&t, 1, kBatch, given(kSlots - 3)}, nullptr) == 0, "append");
   require(cuda::kv_truncate({&t, 1, kBatch, each(kSlots), given(9), true}, nullptr) == 0,
           "truncate");
   auto* const path = m.array<int32_t>(kBatch * 3);
   for (int64_t i = 0; i < kBatch * 3; ++i) path[i] = static_cast<int32_t>(i % 3 * 4 + 1);
-  const KvPath nodes = {path, false, 3, 1, 3};
+  const KvTable<const void> nodes = {path, false, 3, 1, 3};
   require(cuda::kv_compact({&t, 1, kBatch, given(20), nodes}, nullptr) == 0, "compact");
   for (const int64_t shift : {7, -4}) {
     require(
@@ -320,15 +321,19 @@ void run_caches() {
   paged.slots = kBlock;
   auto* const table = m.array<int32_t>(kBlocks);
   for (int64_t i = 0; i < kBlocks; ++i) table[i] = static_cast<int32_t>(kBlocks - 1 - i);
-  const PagedSlots slots = {{table, 3, 1, 3}, kBlocks};
+  const PagedSlots slots = {{table, false, 3, 1, 3}, kBlocks};
+  KvTensor paged_new = paged;
+  paged_new.entry_stride = {kHeads * kCount * kBytes, kBytes, kHeads * kBytes};
+  require(cuda::paged_append({&paged_new, 1, kBatch, given(21), given(4), slots}, nullptr) == 0,
+          "paged append");
   require(cuda::paged_compact({{&paged, 1, kBatch, given(10), nodes}, slots}, nullptr) == 0,
           "paged compact");
-  require(cuda::paged_truncate({{table, 3, 1, 3},
+  require(cuda::paged_truncate({{table, false, 3, 1, 3},
                                 kBatch,
                                 kBlock,
                                 each(20),
                                 given(6),
-                                m.array<int32_t>(kBlocks),
+                                {m.array<int32_t>(kBlocks), false},
                                 m.array<int32_t>(kBatch)},
                                nullptr) == 0,
           "paged truncate");

@@ -95,6 +95,9 @@ def test_one_launch_serves_up_to_256_caches(library, count, launches):
     assert launched("kv_truncate_", *nothing, nothing[1], True) == 0
     assert launched("kv_compact_", caches, lengths, path) == launches
     assert launched("kv_compact_", caches, lengths, path[:, :0]) == 0
+    paged = [e.transpose(1, 2) for e in entries]
+    pool = [c.transpose(1, 2) for c in caches]
+    assert launched("paged_append_", pool, paged, tables, lengths, None) == launches
     assert launched("paged_compact_", caches, tables, lengths, path) == launches
     assert launched("kv_realign_", caches, lengths, lengths, lengths, True) == launches
     assert launched("paged_truncate_", tables, lengths, lengths, 4) == 1

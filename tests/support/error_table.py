@@ -52,9 +52,9 @@ FILTERS = [  # rows of every op here
     (dict(min_p=1.0001), r"min_p must be in \[0, 1\], got 1.0001"),
     (dict(min_p=torch.zeros(1)), r"min_p must be \[3\], got \[1\]"),
     (dict(seeds=i64(2)), r"seeds must be \[3\], got \[2\]"),
-    (dict(seeds=i64(3).int()), "seeds must be int64, got int32"),
+    (dict(seeds=i64(3).short()), "seeds must be int32 or int64, got int16"),
     (dict(positions=i64(3, 1)), r"positions must be \[3\], got \[3, 1\]"),
-    (dict(positions=torch.zeros(3)), "positions must be int64, got float32"),
+    (dict(positions=torch.zeros(3)), "positions must be int32 or int64, got float32"),
 ]
 SAMPLE = [
     *FILTERS,
@@ -95,8 +95,8 @@ CHAIN = [
      r"target must be \[R, V\] when target_indptr is given, got \[3, 5, 7\]"),
     (dict(target=torch.zeros(9, 7), target_indptr=i64(3).int()),
      r"target_indptr must be \[4\], got \[3\]"),
-    (dict(target=torch.zeros(9, 7), target_indptr=i64(4)),
-     "target_indptr must be int32, got int64"),
+    (dict(target=torch.zeros(9, 7), target_indptr=i64(4).short()),
+     "target_indptr must be int32 or int64, got int16"),
     (dict(target=f64(3, 5, 7)), "target must be float32, bfloat16 or float16, got float64"),
     (dict(target=torch.zeros(3, 5, 0)),
      r"target must have a vocabulary of 1 to 2147483647 entries, got \[3, 5, 0\]"),
@@ -191,9 +191,9 @@ CHAIN = [
     (dict(rule="synthetic", rates=f64(4)), "synthetic_rates must be float32, got float64"),
     (dict(eos_token_ids=i64(1, 1)), r"eos_token_ids must be \[E\], got \[1, 1\]"),
     (dict(eos_token_ids=torch.tensor(3)), r"eos_token_ids must be \[E\], got \[\]"),
-    (dict(eos_token_ids=i64(2).int()), "eos_token_ids must be int64, got int32"),
+    (dict(eos_token_ids=i64(2).short()), "eos_token_ids must be int32 or int64, got int16"),
     (dict(max_new_tokens=i64(4)), r"max_new_tokens must be \[3\], got \[4\]"),
-    (dict(max_new_tokens=i64(3).int()), "max_new_tokens must be int64, got int32"),
+    (dict(max_new_tokens=i64(3).short()), "max_new_tokens must be int32 or int64, got int16"),
 ]  # fmt: skip
 # Rows whose messages are the same in verify_tree.
 SAME = (
@@ -222,7 +222,7 @@ TREE = [
      r"target must be \[B, N\+1, V\] = \[3, 5, V\], got \[15, 7\]"),
     (dict(draft=Q, draft_rows=i64(3, 5).int()),
      r"draft_rows must be \[B, N\] = \[3, 4\], got \[3, 5\]"),
-    (dict(draft=Q, draft_rows=i64(3, 4)), "draft_rows must be int32, got int64"),
+    (dict(draft=Q, draft_rows=f64(3, 4)), "draft_rows must be int32 or int64, got float64"),
     (dict(draft=torch.zeros(12, 7)),
      r"draft must be \[B, N, D\] unless draft_rows is given, got two dimensions"),
     (dict(rule="k_seq"), "draft must be given when rule is k_seq, got None"),

@@ -29,6 +29,17 @@ def append_args(caches=None, entries=None, positions=None):
     )
 
 
+def paged_append_args(caches=None, entries=None, tables=None, positions=None, counts=None):
+    caches = [cache(7, 4, 2, 8)] if caches is None else caches
+    return (
+        caches,
+        [c.new_empty(3, 1, *c.shape[-2:]) for c in caches] if entries is None else entries,
+        i64(3, 2).int() if tables is None else tables,
+        i64(3) if positions is None else positions,
+        i64(3) if counts is None else counts,
+    )
+
+
 CACHES = [  # rows of every op on [B, H, S, D]
     (dict(caches=[cache(3, 5, 4)]),
      r"caches\[0\] must be \[B, H, S, D\] with B = 3, got \[3, 5, 4\]"),
@@ -47,7 +58,7 @@ WRITTEN = [  # rows of every op that moves tokens
 ]  # fmt: skip
 ENTRIES = [
     (dict(positions=i64(3, 1)), r"positions must be \[B\], got \[3, 1\]"),
-    (dict(positions=i64(3).int()), "positions must be int64, got int32"),
+    (dict(positions=i64(3).short()), "positions must be int32 or int64, got int16"),
     (dict(caches=[cache(3, 2, 5, 4)] * 2, entries=[cache(3, 2, 1, 4)]),
      "entries must have one tensor for each of the 2 caches, got 1"),
     (dict(entries=[cache(1, 2, 1, 4)]),
@@ -62,13 +73,25 @@ ENTRIES = [
           entries=[cache(3, 2, 1, 4, dtype=torch.bfloat16)]),
      r"entries\[0\] must be float8_e4m3fn like its cache, got bfloat16"),
 ]  # fmt: skip
+PAGED_ENTRIES = [
+    *ENTRIES[:3],
+    (dict(entries=[cache(1, 1, 2, 8)]),
+     r"entries\[0\] must be \[B, n, H, D\] = \[3, n, 2, 8\], got \[1, 1, 2, 8\]"),
+    (dict(entries=[cache(3, 1, 2, 7)]),
+     r"entries\[0\] must be \[B, n, H, D\] = \[3, n, 2, 8\], got \[3, 1, 2, 7\]"),
+    (dict(entries=[cache(3, 1, 8, 2).mT]),
+     r"entries\[0\] must have a contiguous last dimension, got stride 2"),
+    (dict(entries=[f64(3, 1, 2, 8)]), r"entries\[0\] must be float32 like its cache, got float64"),
+    (dict(counts=i64(2)), r"counts must be \[3\], got \[2\]"),
+    (dict(counts=f64(3)), "counts must be int32 or int64, got float64"),
+]  # fmt: skip
 EXPANDED = (
     dict(lengths=i64(1).expand(3)),
     "lengths must not be expanded, because it is written in place, got stride 0 in dimension 0",
 )
 PATHS = [
     (dict(base=i64(3, 1)), r"base must be \[B\], got \[3, 1\]"),
-    (dict(base=i64(3).int()), "base must be int64, got int32"),
+    (dict(base=i64(3).short()), "base must be int32 or int64, got int16"),
     (dict(path=i64(3)), r"path must be \[B, P\] with B = 3, got \[3\]"),
     (dict(path=i64(2, 2)), r"path must be \[B, P\] with B = 3, got \[2, 2\]"),
     (dict(path=f64(3, 2)), "path must be int32 or int64, got float64"),
@@ -76,7 +99,7 @@ PATHS = [
 TABLES = [
     (dict(tables=i64(3).int()), r"block_tables must be \[B, M\] with B = 3, got \[3\]"),
     (dict(tables=i64(4, 2).int()), r"block_tables must be \[B, M\] with B = 3, got \[4, 2\]"),
-    (dict(tables=i64(3, 2)), "block_tables must be int32, got int64"),
+    (dict(tables=f64(3, 2)), "block_tables must be int32 or int64, got float64"),
 ]
 PAGED = [
     (dict(caches=[cache(7, 4, 8)]),
@@ -89,18 +112,18 @@ PAGED = [
 ]  # fmt: skip
 CUTS = [
     (dict(lengths=i64(3, 1)), r"lengths must be \[B\], got \[3, 1\]"),
-    (dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
+    (dict(lengths=i64(3).short()), "lengths must be int32 or int64, got int16"),
     (dict(new_lengths=i64(2)), r"new_lengths must be \[3\], got \[2\]"),
-    (dict(new_lengths=f64(3)), "new_lengths must be int64, got float64"),
+    (dict(new_lengths=f64(3)), "new_lengths must be int32 or int64, got float64"),
     EXPANDED,
 ]
 MOVES = [
     (dict(starts=i64(3, 1)), r"starts must be \[B\], got \[3, 1\]"),
-    (dict(starts=f64(3)), "starts must be int64, got float64"),
+    (dict(starts=f64(3)), "starts must be int32 or int64, got float64"),
     (dict(lengths=i64(2)), r"lengths must be \[3\], got \[2\]"),
-    (dict(lengths=i64(3).int()), "lengths must be int64, got int32"),
+    (dict(lengths=i64(3).short()), "lengths must be int32 or int64, got int16"),
     (dict(shifts=i64(4)), r"shifts must be \[3\], got \[4\]"),
-    (dict(shifts=i64(3).int()), "shifts must be int64, got int32"),
+    (dict(shifts=i64(3).short()), "shifts must be int32 or int64, got int16"),
 ]
 WINDOWS = [
     (dict(window=0), "window must be at least 1, got 0"),
@@ -122,6 +145,7 @@ BUILD = {
     "kv_append_": append_args,
     "kv_truncate_": changing(**OF_CACHES, **OF_CUTS, zero_fill=True),
     "kv_compact_": changing(**OF_CACHES, **OF_PATHS),
+    "paged_append_": paged_append_args,
     "paged_compact_": changing(caches=[cache(7, 4, 2, 8)], **OF_TABLES, **OF_PATHS),
     "paged_truncate_": changing(**OF_TABLES, **OF_CUTS, block_size=4),
     "kv_realign_": changing(
@@ -133,6 +157,7 @@ ROWS = {
     "kv_append_": [*ENTRIES, *CACHES, *WRITTEN],
     "kv_truncate_": [*CUTS, *CACHES],
     "kv_compact_": [*PATHS, *CACHES, *WRITTEN],
+    "paged_append_": [*PAGED_ENTRIES, *TABLES, *PAGED, *WRITTEN],
     "paged_compact_": [*PATHS, *TABLES, *PAGED, *WRITTEN],
     "paged_truncate_": [*CUTS, *TABLES, *SIZES],
     "kv_realign_": [*MOVES, *CACHES, *WRITTEN],
@@ -143,6 +168,8 @@ ROWS = {
 DEVICES = [
     ("kv_compact_", "path", {}, "path must be on the device of base"),
     ("kv_compact_", "caches", {}, "caches[0] must be on the device of base"),
+    ("paged_append_", "counts", {}, "counts must be on the device of positions"),
+    ("paged_append_", "entries", {}, "entries[0] must be on the device of positions"),
     ("paged_compact_", "block_tables", {}, "block_tables must be on the device of base"),
     ("paged_compact_", "caches", {}, "caches[0] must be on the device of base"),
     ("paged_truncate_", "block_tables", {}, "block_tables must be on the device of lengths"),
@@ -159,6 +186,7 @@ GOOD = {
     "kv_realign_": dict(caches=[CACHE], starts=ONE, lengths=ONE, shifts=ONE),
     "ring_truncate_": dict(caches=[CACHE], lengths=ONE, new_lengths=ONE, window=1),
     "state_select_": dict(states=[CACHE], index=ONE),
+    "paged_append_": dict(caches=[CACHE], entries=[CACHE], block_tables=TABLE, positions=ONE),
     "paged_compact_": dict(caches=[CACHE], block_tables=TABLE, base=ONE, path=i64(1, 1)),
     "paged_truncate_": dict(block_tables=TABLE, lengths=ONE, new_lengths=ONE, block_size=1),
 }

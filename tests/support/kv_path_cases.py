@@ -96,12 +96,78 @@ def every_path(slots=4, length=3):
     return compact("every-path", [(1, slots, 3)], base, path, torch.int8)
 
 
+# paged_append_
+
+
+def block_tables(tables, width, step=1, dtype=torch.int32):
+    """[B, M]; width: M if there is no sequence."""
+    return integers(tables, (len(tables), len(tables[0]) if tables else width), dtype, step)
+
+
+def paged_append(name, blocks, size, heads, n, tables, positions, counts=None,
+                 dtype=torch.float32, layout="contiguous", entry_layout=None, ids=torch.int32,
+                 step=1):  # fmt: skip
+    """A case of paged_append_; the arguments are those of `paged_compact`, ids the dtype of tables.
+
+    n: entries of each sequence.
+    """
+
+    def build(g):
+        b = len(tables)
+        caches = [embedded((blocks, size, h, d), dtype, layout, g) for h, d in heads]
+        entries = [embedded((b, n, h, d), dtype, entry_layout or layout, g) for h, d in heads]
+        where = vectors([positions, positions if counts is None else counts], b, step)
+        ragged = None if counts is None else where[1]
+        return caches, entries, block_tables(tables, 2, step, ids), where[0], ragged
+
+    return Case("paged_append_", name, build)
+
+
+@functools.cache
+def paged_append_cases():
+    r = seeded("paged append")
+    positions = [0, 5, 8, 7, 11, 12, 13, -1, -3, -4, HUGE, -HUGE - 1, HUGE - 3, 2, 4, 0, 3]
+    counts = [4, 3, 2, 1, 4, 4, 4, 4, 2, 4, 4, 4, 4, 0, -1, HUGE, -HUGE - 1]
+    tables = distinct_blocks(r, len(positions), 3, 60)
+    for row, bad in ((1, -1), (2, 60), (3, -7), (15, INT32_MAX)):
+        tables[row][1] = bad
+
+    def edges(name, heads, *args, size=4, counts=counts, **kwargs):
+        return paged_append(name, 60, size, heads, 4, tables, positions, counts, *args, **kwargs)
+
+    huge = [[t if 0 <= t < 60 else r.choice((HUGE, -HUGE - 1, 2**32 + 3)) for t in row]
+            for row in tables]  # fmt: skip
+    cases = [
+        edges(f"{dtype_name(dtype)}-{layout}", [(2, 16), (3, 3)], dtype, layout)
+        for dtype, layout in DTYPES_AND_LAYOUTS
+    ]
+    for odd in ODD_LAYOUTS:
+        for pair in ((odd, "padded"), ("padded", odd)):
+            cases.append(edges(f"{pair[0]}-cache-{pair[1]}-entries", [(3, 16)], HALF, *pair))
+    one = [(2, 8)]
+    uneven = [(1 + i % 3, 4) for i in range(65)]
+    return [
+        *cases,
+        edges("padded-cache-contiguous-entries", [(3, 24)], HALF, "padded", "contiguous"),
+        edges("contiguous-cache-odd-head-entries", [(3, 16)], HALF, "contiguous", "odd-slot"),
+        edges("uncounted", one, counts=None),
+        edges("strided", [(2, 8), (2, 1)], HALF, step=3),
+        edges("blocks-of-1", one, size=1),
+        edges("blocks-of-64", one, size=64),
+        paged_append("huge-blocks", 60, 4, one, 4, huge, positions, counts, ids=torch.int64),
+        paged_append("B0", 5, 4, one, 3, [], []),
+        paged_append("n0", 5, 4, one, 0, [[0, 1]], [2]),
+        paged_append("M0", 5, 4, one, 3, [[]], [0]),
+        paged_append("no-caches", 5, 4, [], 3, [[0, 1]], [0]),
+        paged_append("no-blocks", 0, 4, one, 3, [[0, 1]], [0]),
+        paged_append("blocks-of-0", 3, 0, one, 3, [[0, 1]], [0]),
+        paged_append("one-block", 1, 16, one, 3, [[0], [-1]], [3, 0], None, HALF, "padded",
+                     "odd-sequence"),
+        paged_append("65-caches", 5, 4, uneven, 3, [[4, 0]], [2], [3]),
+    ]  # fmt: skip
+
+
 # paged_compact_
-
-
-def block_tables(tables, width, step=1):
-    """[B, M] int32; width: M if there is no sequence."""
-    return integers(tables, (len(tables), len(tables[0]) if tables else width), torch.int32, step)
 
 
 def paged_compact(name, blocks, size, heads, tables, base, path, dtype=torch.float32,
@@ -195,6 +261,7 @@ def paged_truncate_cases():
 def move_cases():
     """The edge cases of all cache ops but kv_append_ and kv_truncate_."""
     return [
-        *(*compact_cases(), every_path(), *paged_compact_cases(), *paged_truncate_cases()),
+        *(*compact_cases(), every_path(), *paged_append_cases(), *paged_compact_cases()),
+        *paged_truncate_cases(),
         *(*realign_cases(), *ring_cases()),
     ]

@@ -43,7 +43,7 @@ from specdec_kernels.triton.chain import verify_chain as chain
 from specdec_kernels.triton.history import ngram_propose
 from specdec_kernels.triton.kv import append as kv_append
 from specdec_kernels.triton.kv import compact as kv_compact
-from specdec_kernels.triton.kv import paged_truncate, ring_truncate
+from specdec_kernels.triton.kv import paged_append, paged_truncate, ring_truncate
 from specdec_kernels.triton.kv import realign as kv_realign
 from specdec_kernels.triton.kv import table as kv_table
 from specdec_kernels.triton.kv import truncate as kv_truncate
@@ -86,6 +86,7 @@ ENTRIES = (
     kv_truncate.zero_words,
     kv_truncate.shorten,
     kv_compact.compact_words,
+    paged_append.paged_append_words,
     kv_realign.realign_words,
     ring_truncate.shorten_rings,
     paged_truncate.truncate_tables,
@@ -239,6 +240,7 @@ def cache_variants() -> list[tuple[str, object, dict[str, object]]]:
             (f"kv-append-{width}", kv_append.append_words, own),
             (f"kv-zero-{width}", kv_truncate.zero_words, own | {"RING": False}),
             (f"kv-compact-{width}", kv_compact.compact_words, own | dense),
+            (f"paged-append-{width}", paged_append.paged_append_words, own),
             (f"paged-compact-{width}", kv_compact.compact_words, own | paged),
             (f"kv-realign-{width}", kv_realign.realign_words, own | {"ZERO": True}),
         ]

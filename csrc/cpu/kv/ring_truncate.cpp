@@ -10,7 +10,7 @@ void ring_truncate(const RingTruncateParams& p, const Parallel& parallel) {
   for (int64_t b = 0; b < p.batch; ++b) {
     const int64_t length = p.lengths[b], new_length = p.new_lengths[b];
     p.status[b] = window_is_lost(length, new_length, p.slots, p.window);
-    p.lengths[b] = truncated_length(length, new_length);
+    p.lengths.set(b, truncated_length(length, new_length));
   }
 }
 

@@ -39,7 +39,7 @@ struct DraftDistribution {
   const void* ids = nullptr;  // sparse: ids of this row
   bool ids_are_int64 = false;
 
-  int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
+  int64_t id(int64_t k) const { return Integers{ids, ids_are_int64}[k]; }
   // Probability of a token in the sparse form, where equal ids add up.
   double mass(int64_t token) const;
   // Calls f(token) for each listed token, again for each repetition.

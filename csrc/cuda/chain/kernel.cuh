@@ -37,7 +37,7 @@ __forceinline__ __device__ int own_split(const BlockGroup& group, const ChainJob
 __forceinline__ __device__ void prefetch_own_row(const BlockGroup& group, const ChainJob& job,
                                                  int64_t b) {
   const ChainParams& p = job.p;
-  if (!job.plan.parallel || p.target_indptr != nullptr) return;
+  if (!job.plan.parallel || p.target_indptr.given()) return;
   const int64_t row = own_row(group, job);
   const bool both = p.reads_draft() && p.draft.form == DraftForm::kRows && row < p.gamma;
   const RowView view = both && warp_id() % 2 == 1 ? row_of(p.draft, b, row, Read::kLogits)

@@ -5,7 +5,7 @@ namespace {
 
 template <int Capacity>
 __global__ void __launch_bounds__(kThreads)
-    append_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const int64_t> positions,
+    append_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const void> positions,
                   int64_t batch) {
   const Job& job = table.jobs[blockIdx.y];
   const KvTensor& t = job.tensor;

@@ -28,7 +28,7 @@ __device__ void move_along(PathMoves<Slots> moves, char* word) {
 template <int Capacity, class Slots>
 __global__ void __launch_bounds__(kThreads, 2)
     compact_kernel(const __grid_constant__ Table<Capacity> table, const Slots slots,
-                   const KvVector<const int64_t> base, const KvPath path, int64_t batch) {
+                   const KvVector<const void> base, const KvTable<const void> path, int64_t batch) {
   const Job& job = table.jobs[blockIdx.y];
   const KvTensor& t = job.tensor;
   for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <class Slots>
 int compact(const KvCompactParams& p, const Slots& slots, int64_t sequences, void* stream) {
-  if (p.batch == 0 || p.path.length == 0) return cudaSuccess;
+  if (p.batch == 0 || p.path.columns == 0) return cudaSuccess;
   const auto one_slot = [](const KvTensor&) { return int64_t{1}; };
   const auto kernel = [](auto capacity) {
     return compact_kernel<decltype(capacity)::value, Slots>;

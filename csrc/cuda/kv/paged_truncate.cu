@@ -16,22 +16,22 @@ __global__ void __launch_bounds__(kThreads) paged_truncate_kernel(const PagedTru
        b += warps) {
     const int64_t length = p.lengths[b], new_length = p.new_lengths[b];
     const KvRange freed = freed_columns(length, new_length, p.block_size, p.tables.columns);
-    int32_t* const out = p.blocks + b * p.tables.columns;
+    const int64_t out = b * p.tables.columns;
     int64_t count = 0;
     for (int64_t first = 0; first < freed.size; first += kLanes) {
       const int64_t column = freed.begin + first + lane;
       const bool inside = first + lane < freed.size;
-      const int32_t block = inside ? p.tables.at(b, column) : -1;
+      const int64_t block = inside ? p.tables.at(b, column) : -1;
       const unsigned kept = __ballot_sync(kAllLanes, block >= 0);
-      if (block >= 0) out[count + __popc(kept & ((1u << lane) - 1))] = block;
-      if (inside) p.tables.at(b, column) = -1;
+      if (block >= 0) p.blocks.set(out + count + __popc(kept & ((1u << lane) - 1)), block);
+      if (inside) p.tables.set(b, column, -1);
       count += __popc(kept);
     }
-    for (int64_t i = count + lane; i < p.tables.columns; i += kLanes) out[i] = -1;
+    for (int64_t i = count + lane; i < p.tables.columns; i += kLanes) p.blocks.set(out + i, -1);
     __syncwarp();  // every lane has read the length
     if (lane == 0) {
       p.num_freed[b] = static_cast<int32_t>(count);
-      p.lengths[b] = truncated_length(length, new_length);
+      p.lengths.set(b, truncated_length(length, new_length));
     }
   }
 }

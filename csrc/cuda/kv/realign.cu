@@ -29,9 +29,9 @@ __device__ void move_chain(const KvShift& shift, int64_t chain, int64_t slot_str
 // There are as many chains as slots that the shift vacates.
 template <int Capacity>
 __global__ void __launch_bounds__(kThreads)
-    realign_kernel(const __grid_constant__ Table<Capacity> table,
-                   const KvVector<const int64_t> starts, const KvVector<const int64_t> lengths,
-                   const KvVector<const int64_t> shifts, bool zero_fill, int64_t batch) {
+    realign_kernel(const __grid_constant__ Table<Capacity> table, const KvVector<const void> starts,
+                   const KvVector<const void> lengths, const KvVector<const void> shifts,
+                   bool zero_fill, int64_t batch) {
   const Job& job = table.jobs[blockIdx.y];
   const KvTensor& t = job.tensor;
   for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {

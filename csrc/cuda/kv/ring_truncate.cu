@@ -9,7 +9,7 @@ __global__ void __launch_bounds__(kThreads) ring_lengths_kernel(const RingTrunca
   if (b >= p.batch) return;
   const int64_t length = p.lengths[b], new_length = p.new_lengths[b];
   p.status[b] = window_is_lost(length, new_length, p.slots, p.window);
-  p.lengths[b] = truncated_length(length, new_length);
+  p.lengths.set(b, truncated_length(length, new_length));
 }
 
 }  // namespace

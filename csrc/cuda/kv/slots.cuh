@@ -140,8 +140,8 @@ inline int64_t typical_slots(const KvTensor& t) { return std::min(t.slots, kTypi
 // may wrap around from the last slot to the first.
 template <int Capacity, KvRange (*dropped)(int64_t, int64_t, int64_t)>
 __global__ void __launch_bounds__(kThreads)
-    zero_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const int64_t> lengths,
-                KvVector<const int64_t> new_lengths, int64_t batch) {
+    zero_kernel(const __grid_constant__ Table<Capacity> table, KvVector<const void> lengths,
+                KvVector<const void> new_lengths, int64_t batch) {
   const Job& job = table.jobs[blockIdx.y];
   const KvTensor& t = job.tensor;
   for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
@@ -162,7 +162,7 @@ template <KvRange (*dropped)(int64_t, int64_t, int64_t), class OpParams>
 cudaError_t launch_zero(const OpParams& p, void* stream) {
   if (!p.zero_fill) return cudaSuccess;
   const auto kernel = [](auto capacity) { return zero_kernel<decltype(capacity)::value, dropped>; };
-  const KvVector<const int64_t> lengths = {p.lengths.data, p.lengths.stride};
+  const KvVector<const void> lengths = {p.lengths.data, p.lengths.are_int64, p.lengths.stride};
   return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, typical_slots, kernel,
                     lengths, p.new_lengths);
 }

@@ -4,9 +4,9 @@ namespace specdec::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kThreads)
-    lengths_kernel(KvVector<int64_t> lengths, KvVector<const int64_t> new_lengths, int64_t batch) {
+    lengths_kernel(KvVector<void> lengths, KvVector<const void> new_lengths, int64_t batch) {
   const int64_t b = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (b < batch) lengths[b] = truncated_length(lengths[b], new_lengths[b]);
+  if (b < batch) lengths.set(b, truncated_length(lengths[b], new_lengths[b]));
 }
 
 }  // namespace

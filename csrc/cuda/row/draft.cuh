@@ -38,7 +38,7 @@ struct DraftDistribution {
   __device__ bool pairs(bool wide) const {
     return !lists_tokens() && columns == nullptr && row.wide() == wide;
   }
-  __device__ int64_t id(int64_t k) const { return id_at(ids, ids_are_int64, k); }
+  __device__ int64_t id(int64_t k) const { return Integers{ids, ids_are_int64}[k]; }
   // A number proportional to Q, and what it must be multiplied by.
   __device__ float weight(float value) const { return probs ? value : weight_params.weight(value); }
   __device__ float weight_scale() const { return probs ? 1.0f : scale; }

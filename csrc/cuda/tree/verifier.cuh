@@ -120,7 +120,7 @@ class TreeVerifier {
   // The last subtracted draft that is the distribution node n was drawn from, or kNone.
   __forceinline__ __device__ int32_t same_draft_as(int64_t n) const {
     int32_t found = kNone;
-    if (p_.draft_rows == nullptr || t_.draft.form == DraftForm::kOneHot) return found;
+    if (!p_.draft_rows.given() || t_.draft.form == DraftForm::kOneHot) return found;
     for (int32_t e = t_.first_draft; e >= 0; e = t_.records[e].next_draft) {
       if (same_draft_row(p_, t_.b, e, n)) found = e;
     }
@@ -192,7 +192,7 @@ class TreeVerifier {
 
  private:
   __forceinline__ __device__ void join_last_draft() {
-    if (t_.first_draft == t_.last_draft || p_.draft_rows == nullptr) return;
+    if (t_.first_draft == t_.last_draft || !p_.draft_rows.given()) return;
     NodeRecord& last = t_.records[t_.last_draft];
     if (last.draft.form == DraftForm::kOneHot) return;
     for (int32_t e = t_.first_draft; e != t_.last_draft; e = t_.records[e].next_draft) {

@@ -1,6 +1,7 @@
 #pragma once
 // The forms in which a draft gives Q, the distribution that each token was drafted from.
 #include "specdec/host_device.h"
+#include "specdec/ids.h"
 #include "specdec/sequence_params.h"
 
 namespace specdec {
@@ -12,10 +13,6 @@ enum class DraftForm : int32_t {
   kSampled,  // logits, with the logsumexp and threshold that `sample` returned
   kSparse,   // a few ids with their probabilities
 };
-
-SPECDEC_HD inline int64_t id_at(const void* ids, bool are_int64, int64_t at) {
-  return are_int64 ? static_cast<const int64_t*>(ids)[at] : static_cast<const int32_t*>(ids)[at];
-}
 
 SPECDEC_HD inline void put_id(void* ids, bool are_int64, int64_t at, int64_t id) {
   if (are_int64) {

@@ -1,5 +1,5 @@
 #pragma once
-// Token ids and node numbers as ops read and write them: int32 or int64.
+// Integers as ops read and write them: int32 or int64, whichever the caller has.
 #include <cstdint>
 
 #include "specdec/host_device.h"
@@ -17,6 +17,17 @@ struct Ids {
     return are_int64 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
   }
   SPECDEC_HD int64_t at(int64_t b, int64_t n) const { return at(b, 0, n); }
+};
+
+// A list of contiguous numbers, or none.
+struct Integers {
+  const void* data;
+  bool are_int64;
+
+  SPECDEC_HD bool given() const { return data != nullptr; }
+  SPECDEC_HD int64_t operator[](int64_t i) const {
+    return are_int64 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
 };
 
 // Contiguous numbers that an op writes.

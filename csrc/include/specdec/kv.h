@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "specdec/host_device.h"
+#include "specdec/ids.h"
 #include "specdec/parallel.h"
 
 namespace specdec {
@@ -25,24 +26,32 @@ struct KvTensor {
   int64_t entry_bytes;
 };
 
-// One value for each sequence.
-template <class T>
+// One integer for each sequence; Data is const where a kernel only reads them.
+template <class Data>
 struct KvVector {
-  T* data;         // [B], on the device of the caches
+  Data* data;  // [B] int32 or int64, on the device of the caches
+  bool are_int64;
   int64_t stride;  // elements
 
-  SPECDEC_HD T& operator[](int64_t b) const { return data[b * stride]; }
+  SPECDEC_HD int64_t operator[](int64_t b) const { return Integers{data, are_int64}[b * stride]; }
+  SPECDEC_HD void set(int64_t b, int64_t value) const {
+    IdsOut{data, are_int64}.set(b * stride, value);
+  }
 };
 
-// One list of `columns` values for each sequence.
-template <class T>
+// One list of `columns` integers for each sequence.
+template <class Data>
 struct KvTable {
-  T* data;                                 // [B, columns], on the device of the caches
+  Data* data;  // [B, columns] int32 or int64, on the device of the caches
+  bool are_int64;
   int64_t sequence_stride, column_stride;  // elements
   int64_t columns;
 
-  SPECDEC_HD T& at(int64_t b, int64_t i) const {
-    return data[b * sequence_stride + i * column_stride];
+  SPECDEC_HD int64_t at(int64_t b, int64_t i) const {
+    return Integers{data, are_int64}[b * sequence_stride + i * column_stride];
+  }
+  SPECDEC_HD void set(int64_t b, int64_t i, int64_t value) const {
+    IdsOut{data, are_int64}.set(b * sequence_stride + i * column_stride, value);
   }
 };
 
@@ -50,15 +59,15 @@ struct KvAppendParams {
   const KvTensor* tensors;  // [num_tensors], on the host
   int64_t num_tensors;
   int64_t batch;
-  KvVector<const int64_t> positions;
+  KvVector<const void> positions;
 };
 
 struct KvTruncateParams {
   const KvTensor* tensors;  // [num_tensors], on the host
   int64_t num_tensors;
   int64_t batch;
-  KvVector<int64_t> lengths;
-  KvVector<const int64_t> new_lengths;
+  KvVector<void> lengths;
+  KvVector<const void> new_lengths;
   bool zero_fill;
 };
 

@@ -9,7 +9,7 @@ struct KvRealignParams {
   const KvTensor* tensors;  // [num_tensors], on the host
   int64_t num_tensors;
   int64_t batch;
-  KvVector<const int64_t> starts, lengths, shifts;
+  KvVector<const void> starts, lengths, shifts;
   bool zero_fill;
 };
 

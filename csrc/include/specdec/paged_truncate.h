@@ -6,12 +6,12 @@
 namespace specdec {
 
 struct PagedTruncateParams {
-  KvTable<int32_t> tables;  // [B, M]
+  KvTable<void> tables;  // [B, M]
   int64_t batch;
   int64_t block_size;
-  KvVector<int64_t> lengths;
-  KvVector<const int64_t> new_lengths;
-  int32_t* blocks;     // [B, M], contiguous
+  KvVector<void> lengths;
+  KvVector<const void> new_lengths;
+  IdsOut blocks;       // [B, M]
   int32_t* num_freed;  // [B]
 };
 

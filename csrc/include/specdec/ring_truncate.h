@@ -11,8 +11,8 @@ struct RingTruncateParams {
   int64_t batch;
   int64_t slots;   // of the cache with the fewest; 0 without caches
   int64_t window;  // how many tokens before the new length must be present, at most `slots`
-  KvVector<int64_t> lengths;
-  KvVector<const int64_t> new_lengths;
+  KvVector<void> lengths;
+  KvVector<const void> new_lengths;
   int32_t* status;  // [B]
   bool zero_fill;
 };

@@ -39,9 +39,9 @@ SPECDEC_HD inline bool uniforms_in_range(const OpParams& p, int64_t b) {
 template <class OpParams>
 SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t b, int64_t most,
                                         SequenceState& s) {
-  const bool ragged = p.target_indptr != nullptr;
+  const bool ragged = p.target_indptr.given();
   // Loaded first, because a GPU loads what follows at the same time.
-  const int32_t begin = ragged ? p.target_indptr[b] : 0, end = ragged ? p.target_indptr[b + 1] : 0;
+  const int64_t begin = ragged ? p.target_indptr[b] : 0, end = ragged ? p.target_indptr[b + 1] : 0;
   s.b = b;
   s.begin = 0;
   s.rows = most;
@@ -78,7 +78,7 @@ struct RowIndex {
 
 SPECDEC_HD inline RowIndex target_row_index(const VerifyParams& p, const SequenceState& s,
                                             int64_t i) {
-  return p.target_indptr != nullptr ? RowIndex{0, s.begin + i} : RowIndex{s.b, i};
+  return p.target_indptr.given() ? RowIndex{0, s.begin + i} : RowIndex{s.b, i};
 }
 
 // How many tokens the sequence may emit.

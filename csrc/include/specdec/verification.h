@@ -17,7 +17,7 @@ namespace specdec {
 struct VerifyParams {
   Rows target;  // [B, rows, V], or ragged [R, V], where stride_sequence is unused
   DraftParams draft;
-  const int32_t* target_indptr;   // [B+1] first row of each sequence in a ragged target, else null
+  Integers target_indptr;         // [B+1] first row of each sequence in a ragged target, else none
   const void* draft_token_ids;    // [B, drafts], strides below
   const int64_t* seeds;           // [B]
   const int64_t* positions;       // [B]
@@ -41,7 +41,8 @@ struct VerifyParams {
   Kind kind;
 
   SPECDEC_HD int64_t drafted(int64_t b, int64_t i) const {
-    return id_at(draft_token_ids, ids_are_int64, b * stride_token_sequence + i * stride_token);
+    const int64_t at = b * stride_token_sequence + i * stride_token;
+    return Integers{draft_token_ids, ids_are_int64}[at];
   }
 };
 

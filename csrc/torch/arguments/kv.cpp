@@ -13,7 +13,8 @@ KvStrides strides_in_bytes(const Tensor& t, int slot_dim = 2) {
 
 // Treats all heads of a token as one, where they are adjacent in memory.
 void merge_heads(KvTensor* t) {
-  if (t->heads > 1 && t->cache_stride.head == t->entry_bytes) {
+  const bool entries = t->entries == nullptr || t->entry_stride.head == t->entry_bytes;
+  if (t->heads > 1 && t->cache_stride.head == t->entry_bytes && entries) {
     t->entry_bytes *= t->heads;
     t->heads = 1;
   }
@@ -34,7 +35,7 @@ KvTensor kv_tensor(const Tensor& cache, int slot_dim) {
 int64_t check_batch(const char* name, const Tensor& t) {
   SPECDEC_CHECK(t.dim() == 1, name, " must be [B], got ", shape_of(t));
   const int64_t batch = t.size(0);
-  check_vector(name, t, batch, ScalarType::Long, t, name);
+  check_ids(name, t);
   return batch;
 }
 
@@ -53,25 +54,41 @@ void check_caches(const char* name, const std::vector<Tensor>& tensors, const Te
   }
 }
 
+void check_paged_caches(const std::vector<Tensor>& caches, const Tensor& of, const char* of_name) {
+  for (size_t i = 0; i < caches.size(); ++i) {
+    const Tensor& t = caches[i];
+    SPECDEC_CHECK(t.dim() == 4, "caches[", i, "] must be [num_blocks, block_size, H, D], got ",
+                  shape_of(t));
+    const Tensor& first = caches[0];
+    SPECDEC_CHECK(t.size(0) == first.size(0) && t.size(1) == first.size(1), "caches[", i,
+                  "] must be [num_blocks, block_size, H, D] = [", first.size(0), ", ",
+                  first.size(1), ", H, D], got ", shape_of(t));
+    SPECDEC_CHECK(t.stride(3) == 1 || t.size(3) <= 1, "caches[", i,
+                  "] must have a contiguous last dimension, got stride ", t.stride(3));
+    SPECDEC_CHECK(t.device() == of.device(), "caches[", i, "] must be on the device of ", of_name,
+                  ", ", device_name(of), ", got ", device_name(t));
+  }
+}
+
 void check_block_tables(const Tensor& t, int64_t batch, const Tensor& of, const char* of_name) {
   SPECDEC_CHECK(t.dim() == 2 && t.size(0) == batch, "block_tables must be [B, M] with B = ", batch,
                 ", got ", shape_of(t));
-  SPECDEC_CHECK(t.scalar_type() == ScalarType::Int, "block_tables must be int32, got ",
-                dtype_name(t.scalar_type()));
+  check_ids("block_tables", t);
   check_same_device("block_tables", t, of, of_name);
 }
 
 std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches,
-                                 const std::vector<Tensor>& entries) {
+                                 const std::vector<Tensor>& entries, int slot_dim) {
   std::vector<KvTensor> out;
   out.reserve(caches.size());
   for (size_t i = 0; i < caches.size(); ++i) {
     const Tensor& entry = entries[i];
     if (caches[i].numel() == 0 || entry.numel() == 0) continue;
-    KvTensor t = kv_tensor(caches[i]);
+    KvTensor t = kv_tensor(caches[i], slot_dim);
     t.entries = static_cast<const char*>(entry.const_data_ptr());
-    t.entry_stride = strides_in_bytes(entry);
-    t.count = entry.size(2);
+    t.entry_stride = strides_in_bytes(entry, slot_dim);
+    t.count = entry.size(slot_dim);
+    merge_heads(&t);
     out.push_back(t);
   }
   return out;

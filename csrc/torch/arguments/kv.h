@@ -9,12 +9,15 @@
 
 namespace specdec {
 
-// The tensor must be [B] int64; B is returned, for the other arguments to be checked against.
+// The tensor must be [B] integers; B is returned, for the other arguments to be checked against.
 int64_t check_batch(const char* name, const Tensor& t);
 // Every tensor must be [B, H, S, D] and on the device of `of`, which is [B].
 void check_caches(const char* name, const std::vector<Tensor>& tensors, const Tensor& of,
                   const char* of_name);
-// The tensor must be [B, M] int32.
+// Every tensor must be [num_blocks, block_size, H, D], with the same blocks, and on the device of
+// `of`.
+void check_paged_caches(const std::vector<Tensor>& caches, const Tensor& of, const char* of_name);
+// The tensor must be [B, M] integers.
 void check_block_tables(const Tensor& t, int64_t batch, const Tensor& of, const char* of_name);
 
 // A cache that is not empty, as kernels take it. Of the dimensions 1 and 2, `slot_dim` is the slots
@@ -24,7 +27,7 @@ KvTensor kv_tensor(const Tensor& cache, int slot_dim = 2);
 std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches, int slot_dim = 2);
 // The same with the entries to append to each cache.
 std::vector<KvTensor> kv_tensors(const std::vector<Tensor>& caches,
-                                 const std::vector<Tensor>& entries);
+                                 const std::vector<Tensor>& entries, int slot_dim = 2);
 
 template <class T>
 T* kv_data(const Tensor& t) {
@@ -36,12 +39,12 @@ T* kv_data(const Tensor& t) {
 
 template <class T>
 KvVector<T> kv_vector(const Tensor& t) {
-  return {kv_data<T>(t), t.stride(0)};
+  return {kv_data<T>(t), t.scalar_type() == ScalarType::Long, t.stride(0)};
 }
 
 template <class T>
 KvTable<T> kv_table(const Tensor& t) {
-  return {kv_data<T>(t), t.stride(0), t.stride(1), t.size(1)};
+  return {kv_data<T>(t), t.scalar_type() == ScalarType::Long, t.stride(0), t.stride(1), t.size(1)};
 }
 
 }  // namespace specdec

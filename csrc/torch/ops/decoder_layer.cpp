@@ -291,7 +291,7 @@ Extents check_decoder_layer(
     check_mlp(x, heads * size, norms[1], weights[3], slice(weights, 4, 7), slice(in_features, 3, 7),
               slice(out_features, 3, 7), output_bias, mlp_biases, epsilon);
   });
-  check_vector("positions", positions, batch, ScalarType::Long, x, "x");
+  check_integers("positions", positions, batch, x, "x");
   check_caches("caches", caches, positions, "x");
   const int64_t slots = caches[0].size(2);
   for (size_t i = 0; i < 2; ++i) {
@@ -353,7 +353,7 @@ Tensor decoder_layer_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> w
   if (rows > 0 && caches[0].size(2) > 0) {
     const KvTensor entries[] = {appended(caches[0], key, tokens),
                                 appended(caches[1], value, tokens)};
-    cpu::kv_append({entries, 2, batch, kv_vector<const int64_t>(read_later[3])}, torch_parallel());
+    cpu::kv_append({entries, 2, batch, kv_vector<const void>(read_later[3])}, torch_parallel());
   }
 
   Tensor visible = read_later[1];

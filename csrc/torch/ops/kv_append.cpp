@@ -29,7 +29,7 @@ void kv_append_(std::vector<Tensor> caches, std::vector<Tensor> entries, Tensor 
   entries = read_first(entries, check_append(caches, entries, positions));
   const std::vector<KvTensor> tensors = kv_tensors(caches, entries);
   const KvAppendParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), positions.size(0),
-                            kv_vector<const int64_t>(positions)};
+                            kv_vector<const void>(positions)};
   launch(positions, p, SPECDEC_PLAIN_LAUNCHERS(KvAppendParams, kv_append));
 }
 

@@ -14,27 +14,6 @@ void check_path(const Tensor& path, int64_t batch, const Tensor& base) {
   check_same_device("path", path, base, "base");
 }
 
-KvPath kv_path(const Tensor& path) {
-  return {path.const_data_ptr(), path.scalar_type() == ScalarType::Long, path.stride(0),
-          path.stride(1), path.size(1)};
-}
-
-void check_paged(const std::vector<Tensor>& caches, const Tensor& base) {
-  for (size_t i = 0; i < caches.size(); ++i) {
-    const Tensor& t = caches[i];
-    SPECDEC_CHECK(t.dim() == 4, "caches[", i, "] must be [num_blocks, block_size, H, D], got ",
-                  shape_of(t));
-    const Tensor& first = caches[0];
-    SPECDEC_CHECK(t.size(0) == first.size(0) && t.size(1) == first.size(1), "caches[", i,
-                  "] must be [num_blocks, block_size, H, D] = [", first.size(0), ", ",
-                  first.size(1), ", H, D], got ", shape_of(t));
-    SPECDEC_CHECK(t.stride(3) == 1 || t.size(3) <= 1, "caches[", i,
-                  "] must have a contiguous last dimension, got stride ", t.stride(3));
-    SPECDEC_CHECK(t.device() == base.device(), "caches[", i, "] must be on the device of base, ",
-                  device_name(base), ", got ", device_name(t));
-  }
-}
-
 void check_compact(const std::vector<Tensor>& caches, const Tensor& base, const Tensor& path) {
   const int64_t batch = check_batch("base", base);
   check_path(path, batch, base);
@@ -46,7 +25,7 @@ void kv_compact_(std::vector<Tensor> caches, Tensor base, Tensor path) {
   check_compact(caches, base, path);
   const std::vector<KvTensor> tensors = kv_tensors(caches);
   const KvCompactParams p = {tensors.data(), static_cast<int64_t>(tensors.size()), base.size(0),
-                             kv_vector<const int64_t>(base), kv_path(path)};
+                             kv_vector<const void>(base), kv_table<const void>(path)};
   launch(base, p, SPECDEC_PLAIN_LAUNCHERS(KvCompactParams, kv_compact));
 }
 
@@ -55,7 +34,7 @@ void check_paged_compact(const std::vector<Tensor>& caches, const Tensor& block_
   const int64_t batch = check_batch("base", base);
   check_path(path, batch, base);
   check_block_tables(block_tables, batch, base, "base");
-  check_paged(caches, base);
+  check_paged_caches(caches, base, "base");
   check_written("caches", caches);
 }
 
@@ -64,8 +43,8 @@ void paged_compact_(std::vector<Tensor> caches, Tensor block_tables, Tensor base
   const std::vector<KvTensor> tensors = kv_tensors(caches, 1);
   const PagedCompactParams p = {
       {tensors.data(), static_cast<int64_t>(tensors.size()), base.size(0),
-       kv_vector<const int64_t>(base), kv_path(path)},
-      {kv_table<const int32_t>(block_tables), caches.empty() ? 0 : caches[0].size(0)}};
+       kv_vector<const void>(base), kv_table<const void>(path)},
+      {kv_table<const void>(block_tables), caches.empty() ? 0 : caches[0].size(0)}};
   launch(base, p, SPECDEC_PLAIN_LAUNCHERS(PagedCompactParams, paged_compact));
 }
 

@@ -10,8 +10,8 @@ namespace {
 void check_realign(const std::vector<Tensor>& caches, const Tensor& starts, const Tensor& lengths,
                    const Tensor& shifts, bool /*zero_fill*/) {
   const int64_t batch = check_batch("starts", starts);
-  check_vector("lengths", lengths, batch, ScalarType::Long, starts, "starts");
-  check_vector("shifts", shifts, batch, ScalarType::Long, starts, "starts");
+  check_integers("lengths", lengths, batch, starts, "starts");
+  check_integers("shifts", shifts, batch, starts, "starts");
   check_caches("caches", caches, starts, "starts");
   check_written("caches", caches);
 }
@@ -23,9 +23,9 @@ void kv_realign_(std::vector<Tensor> caches, Tensor starts, Tensor lengths, Tens
   const KvRealignParams p = {tensors.data(),
                              static_cast<int64_t>(tensors.size()),
                              starts.size(0),
-                             kv_vector<const int64_t>(starts),
-                             kv_vector<const int64_t>(lengths),
-                             kv_vector<const int64_t>(shifts),
+                             kv_vector<const void>(starts),
+                             kv_vector<const void>(lengths),
+                             kv_vector<const void>(shifts),
                              zero_fill};
   launch(starts, p, SPECDEC_PLAIN_LAUNCHERS(KvRealignParams, kv_realign));
 }

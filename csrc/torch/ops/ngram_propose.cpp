@@ -12,7 +12,7 @@ void check_ngram_propose(const Tensor& history, const Tensor& lengths, int64_t g
   check_ids("history", history);
   SPECDEC_CHECK(history.size(1) < int64_t{1} << 31,
                 "history must have at most 2147483647 columns, got ", shape_of(history));
-  check_vector("lengths", lengths, history.size(0), ScalarType::Long, history, "history");
+  check_integers("lengths", lengths, history.size(0), history, "history");
   SPECDEC_CHECK(gamma >= 0 && gamma < int64_t{1} << 31, "gamma must be in [0, 2147483647], got ",
                 gamma);
   check_entries("gamma", "the tokens", "[B, gamma]", {history.size(0), gamma});
@@ -27,7 +27,7 @@ std::tuple<Tensor, Tensor> ngram_propose(Tensor history, Tensor lengths, int64_t
   const int64_t batch = history.size(0);
   Tensor tokens = torch::stable::new_empty(history, {batch, gamma}),
          counts = torch::stable::new_empty(history, {batch}, ScalarType::Int);
-  lengths = dense(lengths);
+  lengths = dense_int64(lengths);
   const NgramProposeParams p = {ids_of(history), lengths.const_data_ptr<int64_t>(),
                                 ids_out(tokens), counts.mutable_data_ptr<int32_t>(),
                                 batch,           history.size(1),

@@ -10,7 +10,7 @@ namespace {
 void check_paged_truncate(const Tensor& block_tables, const Tensor& lengths,
                           const Tensor& new_lengths, int64_t block_size) {
   const int64_t batch = check_batch("lengths", lengths);
-  check_vector("new_lengths", new_lengths, batch, ScalarType::Long, lengths, "lengths");
+  check_integers("new_lengths", new_lengths, batch, lengths, "lengths");
   check_block_tables(block_tables, batch, lengths, "lengths");
   check_not_expanded("block_tables", block_tables);
   check_not_expanded("lengths", lengths);
@@ -22,15 +22,15 @@ std::tuple<Tensor, Tensor> paged_truncate_(Tensor block_tables, Tensor lengths, 
   check_paged_truncate(block_tables, lengths, new_lengths, block_size);
   new_lengths = read_first(new_lengths, lengths);
   const int64_t batch = lengths.size(0);
-  const KvTable<int32_t> tables = kv_table<int32_t>(block_tables);
+  const KvTable<void> tables = kv_table<void>(block_tables);
   Tensor blocks = torch::stable::new_empty(block_tables, {batch, tables.columns}),
-         num_freed = torch::stable::new_empty(block_tables, {batch});
+         num_freed = torch::stable::new_empty(block_tables, {batch}, ScalarType::Int);
   const PagedTruncateParams p = {tables,
                                  batch,
                                  block_size,
-                                 kv_vector<int64_t>(lengths),
-                                 kv_vector<const int64_t>(new_lengths),
-                                 blocks.mutable_data_ptr<int32_t>(),
+                                 kv_vector<void>(lengths),
+                                 kv_vector<const void>(new_lengths),
+                                 ids_out(blocks),
                                  num_freed.mutable_data_ptr<int32_t>()};
   launch(lengths, p, SPECDEC_PLAIN_LAUNCHERS(PagedTruncateParams, paged_truncate));
   return {blocks, num_freed};

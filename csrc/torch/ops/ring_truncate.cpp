@@ -12,7 +12,7 @@ namespace {
 void check_ring_truncate(const std::vector<Tensor>& caches, const Tensor& lengths,
                          const Tensor& new_lengths, int64_t window, bool /*zero_fill*/) {
   const int64_t batch = check_batch("lengths", lengths);
-  check_vector("new_lengths", new_lengths, batch, ScalarType::Long, lengths, "lengths");
+  check_integers("new_lengths", new_lengths, batch, lengths, "lengths");
   check_caches("caches", caches, lengths, "lengths");
   check_not_expanded("lengths", lengths);
   SPECDEC_CHECK(window >= 1, "window must be at least 1, got ", window);
@@ -37,8 +37,8 @@ Tensor ring_truncate_(std::vector<Tensor> caches, Tensor lengths, Tensor new_len
                                 batch,
                                 slots,
                                 window,
-                                kv_vector<int64_t>(lengths),
-                                kv_vector<const int64_t>(new_lengths),
+                                kv_vector<void>(lengths),
+                                kv_vector<const void>(new_lengths),
                                 status.mutable_data_ptr<int32_t>(),
                                 zero_fill};
   launch(lengths, p, SPECDEC_PLAIN_LAUNCHERS(RingTruncateParams, ring_truncate));

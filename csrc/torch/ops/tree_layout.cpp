@@ -29,7 +29,7 @@ void check_tree_attention(const Tensor& parents, const Tensor& lengths, int64_t 
   check_ids("parents", parents);
   const int64_t batch = parents.size(0), nodes = parents.size(1);
   check_entries("parents", "the positions", "[B, N]", {batch, nodes});
-  check_vector("lengths", lengths, batch, ScalarType::Long, parents, "parents");
+  check_integers("lengths", lengths, batch, parents, "parents");
   SPECDEC_CHECK(slots >= 0, "slots must be at least 0, got ", slots);
   SPECDEC_CHECK(window >= 0, "window must be at least 0 (0 sees every key), got ", window);
   check_entries("slots", "the mask", "[B, N+1, S]", {batch, nodes + 1, slots});
@@ -41,7 +41,7 @@ std::tuple<Tensor, Tensor> tree_attention(Tensor parents, Tensor lengths, int64_
   const int64_t batch = parents.size(0), nodes = parents.size(1);
   Tensor mask = torch::stable::new_empty(parents, {batch, nodes + 1, slots}, ScalarType::Bool);
   Tensor positions = torch::stable::new_empty(parents, {batch, nodes + 1}, ScalarType::Long);
-  lengths = dense(lengths);
+  lengths = dense_int64(lengths);
   const TreeAttentionParams p = {ids_of(parents),
                                  lengths.const_data_ptr<int64_t>(),
                                  mask.mutable_data_ptr<bool>(),

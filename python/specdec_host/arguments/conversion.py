@@ -67,7 +67,12 @@ def vector_and_count(value: int | Array, name: str, default: int) -> tuple[Vecto
     vector = _vector(value, name, "integer")
     if vector.dtype not in (np.int32, np.int64):
         raise ValueError(f"{name} must be int32 or int64, got {vector.dtype}")
-    return vector.clip(-_INT32 - 1, _INT32).astype(np.int32, copy=False), default
+    return to_int32(vector), default
+
+
+def to_int32(integers: NDArray[Any]) -> NDArray[np.int32]:
+    """Those beyond int32 as its nearest one."""
+    return integers.clip(-_INT32 - 1, _INT32).astype(np.int32, copy=False)
 
 
 def _vector(value: object, name: str, scalar: str) -> NDArray[Any]:

@@ -49,7 +49,8 @@ class DraftMap(NamedTuple):
 
     Drafted ids are ids of the target's vocabulary, with a map too.
 
-    columns: [V] int32, the draft's column of each target id, -1 where it has none.
+    columns: [V] int32 or int64, the draft's column of each target id, -1 where it has none. Kernels
+        read int32; each call converts int64.
     """
 
     columns: Array
@@ -145,4 +146,5 @@ def map_columns(draft_map: DraftMap | None) -> _Vector:
         return None
     if not isinstance(draft_map, DraftMap):
         raise TypeError(f"draft_map must be a DraftMap or None, got {type(draft_map).__name__}")
-    return require_array(draft_map.columns, "draft_map columns")
+    columns = require_array(draft_map.columns, "draft_map columns")
+    return conversion.to_int32(columns) if columns.dtype == np.int64 else columns

@@ -14,8 +14,8 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
     """The ``positions`` of `sample` for the drafts of one round.
 
     Args:
-        positions: [B] int64, absolute index of the first drafted token; the ``positions`` of
-            `verify_chain` or `verify_tree` in this round.
+        positions: [B] int32 or int64, absolute index of the first drafted token; the ``positions``
+            of `verify_chain` or `verify_tree` in this round.
         number: of drafts, gamma for a chain and N for a tree.
         rule: the rule that verifies them.
 
@@ -26,7 +26,7 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
 
     Raises:
         ValueError: unknown rule, or a negative number.
-        RuntimeError: positions are not [B] int64.
+        RuntimeError: positions are not [B] int32 or int64.
         TypeError: positions are no array, number is no integer, or rule no string.
 
     Source: docs/rules.md#noise.
@@ -40,8 +40,8 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
     number = conversion.require_integer(number, "number")
     if first.ndim != 1:
         raise RuntimeError(f"positions must be [B], got {shape(first)}")
-    if first.dtype != np.int64:
-        raise RuntimeError(f"positions must be int64, got {first.dtype}")
+    if first.dtype not in (np.int32, np.int64):
+        raise RuntimeError(f"positions must be int32 or int64, got {first.dtype}")
     if not isinstance(rule, str):
         raise TypeError(f"rule must be a string, got {shown(rule)}")
     if rule not in ALL_RULES:
@@ -51,4 +51,4 @@ def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.i
     drafts = np.arange(number, dtype=np.int64)
     if rule != "match":
         drafts = (drafts + 1) << 32
-    return first[:, None] + drafts
+    return first.astype(np.int64, copy=False)[:, None] + drafts

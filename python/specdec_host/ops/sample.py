@@ -55,9 +55,9 @@ def sample(
         top_p: scalar or [R] in (0, 1]; of the tokens that top_k kept, keeps the smallest set of
             largest probabilities whose sum reaches top_p, with ties.
         min_p: scalar or [R] in [0, 1]; keeps `p >= min_p * max(p)`.
-        seeds: [R] int64.
-        positions: [R] int64, the absolute index of the token that is sampled; `draft_positions`
-            gives those of drafts.
+        seeds: [R] int32 or int64.
+        positions: [R] int32 or int64, the absolute index of the token that is sampled;
+            `draft_positions` gives those of drafts.
         noise: the noise stream: "draft" is for drafters, "residual" is that of recovered and bonus
             tokens, and "shared" is for drafts that rule `match` verifies.
         method: "cdf" (inverse CDF of one uniform) or "gumbel" (Gumbel-max sampling). None means

@@ -83,10 +83,10 @@ def verify_chain(
             "synthetic".
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
-        seeds: [B] int64.
-        positions: [B] int64, the absolute index of the first drafted token. Drafts are drawn at
-            the positions of `draft_positions`; see docs/rules.md#noise.
-        target_indptr: [B+1] int32; row target_indptr[b]+i verifies draft i of sequence b.
+        seeds: [B] int32 or int64.
+        positions: [B] int32 or int64, the absolute index of the first drafted token. Drafts are
+            drawn at the positions of `draft_positions`; see docs/rules.md#noise.
+        target_indptr: [B+1] int32 or int64; row target_indptr[b]+i verifies draft i of sequence b.
         uniforms: [B, gamma+1] float64 in [0, 1), in place of random numbers, for tests.
         draft_map: for draft rows over a smaller vocabulary of the draft model.
         lenience: in (0, 1], for rule lenient, which with 1 equals token.
@@ -97,8 +97,8 @@ def verify_chain(
             likeliest token.
         synthetic_rates: [gamma] float32, for rule synthetic: the probability that draft i is
             accepted if it is reached.
-        eos_token_ids: [E] int64; nothing is emitted after one of them.
-        max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
+        eos_token_ids: [E] int32 or int64; nothing is emitted after one of them.
+        max_new_tokens: [B] int32 or int64, how many tokens may be emitted; 0 or less emits nothing.
         with_logprobs, with_accept_probs: whether to compute these outputs.
 
     Raises:

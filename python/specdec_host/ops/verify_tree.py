@@ -89,21 +89,21 @@ def verify_tree(
             what `kind` says, a `SampledDraft` or a `SparseDraft`.
         rule: one of `TREE_RULES`; docs/rules.md gives their formulas and says how the nodes of each
             are drawn. All are lossless but "typical".
-        draft_rows: [B, N] int32, the row of `draft` that node n was sampled from; None means row n.
-            Siblings with the same row share one Q.
+        draft_rows: [B, N] int32 or int64, the row of `draft` that node n was sampled from; None
+            means row n. Siblings with the same row share one Q.
         kind: "logits" or "probs", as in `verify_chain`.
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
-        seeds: [B] int64.
-        positions: [B] int64, the absolute index of the root's children.
-        target_indptr: [B+1] int32; row target_indptr[b] is the root's, row target_indptr[b]+n+1
-            that of node n. Nodes without a row are absent.
+        seeds: [B] int32 or int64.
+        positions: [B] int32 or int64, the absolute index of the root's children.
+        target_indptr: [B+1] int32 or int64; row target_indptr[b] is the root's, row
+            target_indptr[b]+n+1 that of node n. Nodes without a row are absent.
         uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests.
         draft_map: as in `verify_chain`.
         typical_epsilon, typical_delta: rule typical accepts x if
             `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
-        eos_token_ids: [E] int64; nothing is emitted after one of them.
-        max_new_tokens: [B] int64, how many tokens may be emitted; 0 or less emits nothing.
+        eos_token_ids: [E] int32 or int64; nothing is emitted after one of them.
+        max_new_tokens: [B] int32 or int64, how many tokens may be emitted; 0 or less emits nothing.
         max_depth: the width of the outputs; deeper nodes are never accepted. None means N.
         with_logprobs, with_accept_probs: whether to compute these outputs.
 

@@ -13,10 +13,10 @@ def paged_truncate_(
 ) -> tuple[Tensor, Tensor]:
     """Takes blocks that hold no token any more out of the tables and returns them.
 
-    Returns the freed blocks of each sequence [B, M] int32, filled up with -1, and their number.
+    Returns the freed blocks of each sequence [B, M], filled up with -1, and their number.
     """
     (new_lengths,) = read_first([new_lengths], [lengths])
-    blocks = torch.full(block_tables.shape, -1, dtype=torch.int32)
+    blocks = torch.full_like(block_tables, -1)
     num_freed = torch.zeros(lengths.shape, dtype=torch.int32)
     for b in range(lengths.shape[0]):
         old = max(int(lengths[b]), 0)
@@ -25,6 +25,6 @@ def paged_truncate_(
         begin, end = (-(-n // block_size) for n in (new, old))
         freed = [block for block in block_tables[b, begin:end].tolist() if block >= 0]
         block_tables[b, begin:end] = -1
-        blocks[b, : len(freed)] = torch.tensor(freed, dtype=torch.int32)
+        blocks[b, : len(freed)] = torch.tensor(freed, dtype=blocks.dtype)
         num_freed[b] = len(freed)
     return blocks, num_freed

@@ -23,7 +23,7 @@ def tree_attention(
 ) -> tuple[Tensor, Tensor]:
     """The mask [B, N+1, slots] that lets a node see the prefix and its path, and positions."""
     b, n = parents.shape
-    parents, lengths = valid_parents(parents), lengths.clamp(0, MAX_LENGTH)
+    parents, lengths = valid_parents(parents), lengths.to(torch.int64).clamp(0, MAX_LENGTH)
     sees = torch.zeros(b, n + 1, n + 1, dtype=torch.bool)  # [B, row, row that it sees]
     sees[:, 0, 0] = True
     for row in range(1, n + 1):

@@ -65,7 +65,7 @@ def find_drafts(draft_token_ids, rows, id_limit, eos_token_ids, num_eos, max_new
     count = tl.where(no_bonus, last + 1, stop).to(tl.int64)
     out_of_range = (wrong == stop) & (no_bonus == 0)
     if max_new_tokens is not None:
-        most = tl.maximum(tl.load(max_new_tokens + b), 0)
+        most = tl.maximum(tl.load(max_new_tokens + b).to(tl.int64), 0)
         out_of_range = out_of_range & (stop < most)
         no_bonus = no_bonus | (most <= count)
         count = tl.minimum(count, most)
@@ -87,8 +87,8 @@ def chain_tiles(
     b = tl.program_id(2).to(tl.int64)
     begin, rows = sequence_rows(target_indptr, b, gamma, n_rows)
     inv_t = inverse(parameter(temperatures, temperature, b))
-    seed = tl.load(seeds + b)
-    position = tl.load(positions + b) + i
+    seed = tl.load(seeds + b).to(tl.int64)
+    position = tl.load(positions + b).to(tl.int64) + i
     index = b * (gamma + 1) + i
     if (i < rows) & (tile < tiles):
         offset = index * stats_size
@@ -163,7 +163,8 @@ def chain_sequences(
             draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, d, draft_logsumexp,
             draft_threshold, draft_temperature, b, begin, gamma, n_draft,
         )  # fmt: skip
-        noise = Noise(tl.load(seeds + b), tl.load(positions + b), uniforms)
+        seed, position = tl.load(seeds + b).to(tl.int64), tl.load(positions + b).to(tl.int64)
+        noise = Noise(seed, position, uniforms)
         scratch = ChainScratch(
             tile_maxima, tile_sums, stats_size, tiles, d_tiles,
             (b * (gamma + 1)) if ROW_PARALLEL else b, draft_stats, residual_stats + b,

@@ -37,7 +37,7 @@ def copy_matches(
     """Grid (B,): each program finds the match of one sequence and copies what followed it."""
     b = tl.program_id(0).to(tl.int64)
     history += b * stride_b
-    length = tl.load(lengths + b)
+    length = tl.load(lengths + b).to(tl.int64)
     length = tl.where((length >= 0) & (length <= columns), length, 0)
     # The longer of two matches has the larger key; of equally long ones, the later.
     best = tl.zeros([BLOCK], tl.int64)

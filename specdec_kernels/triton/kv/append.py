@@ -35,7 +35,7 @@ def append_words(
     cache, head_stride, slot_stride = cache_at(fields, b, BYTES)
     entries, entry_head, entry_slot = cache_at(fields + ENTRIES, b, BYTES)
     heads, slots, words = sizes_of(fields)
-    position = tl.load(positions + b * position_stride)
+    position = tl.load(positions + b * position_stride).to(tl.int64)
     begin, size = kept_entries(position, tl.load(fields + COUNT), slots)
     total = heads * size * words
     step = tl.num_programs(1).to(tl.int64) * BLOCK

@@ -47,7 +47,7 @@ def compact_words(
     cache, head_stride, slot_stride = cache_at(fields, 0, BYTES)
     block_stride = tl.load(fields + SEQUENCE_STRIDE)
     heads, slots, words = sizes_of(fields)
-    first = tl.load(base + b * base_stride)
+    first = tl.load(base + b * base_stride).to(tl.int64)
     reach = slots * columns if PAGED else slots
     room = tl.where(first < 0, 0, reach - first)  # nodes below it have slots
     path += b * path_stride_b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,8 +29,9 @@ def truncate_tables(
 ):  # fmt: skip
     """Grid (B,): each program drops the blocks of one sequence that it no longer needs."""
     b = tl.program_id(0).to(tl.int64)
-    length = tl.load(lengths + b * length_stride)
-    kept = truncated_length(length, tl.load(new_lengths + b * new_length_stride))
+    length = tl.load(lengths + b * length_stride).to(tl.int64)
+    new_length = tl.load(new_lengths + b * new_length_stride).to(tl.int64)
+    kept = truncated_length(length, new_length)
     begin = needed_blocks(kept, block_size, columns)
     end = needed_blocks(tl.maximum(length, 0), block_size, columns)
     out = blocks + b * columns
@@ -59,7 +61,7 @@ def paged_truncate_(
     (new_lengths,) = read_first([new_lengths], [lengths])
     batch, columns = block_tables.shape
     blocks = block_tables.new_empty((batch, columns))
-    num_freed = block_tables.new_empty((batch,))
+    num_freed = block_tables.new_empty((batch,), dtype=torch.int32)
     if batch:
         with launch.on_device_of(lengths):
             truncate_tables[(batch,)](

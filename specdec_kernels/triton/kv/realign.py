@@ -53,8 +53,9 @@ def realign_words(
     cache, head_stride, slot_stride = cache_at(fields, b, BYTES)
     heads, slots, words = sizes_of(fields)
     origin, direction, step, size, vacated = realigned(
-        tl.load(starts + b * start_stride), tl.load(lengths + b * length_stride),
-        tl.load(shifts + b * shift_stride), slots,
+        tl.load(starts + b * start_stride).to(tl.int64),
+        tl.load(lengths + b * length_stride).to(tl.int64),
+        tl.load(shifts + b * shift_stride).to(tl.int64), slots,
     )  # fmt: skip
     total = heads * vacated * words
     cache += origin * slot_stride

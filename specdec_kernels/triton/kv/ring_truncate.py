@@ -26,8 +26,8 @@ def shorten_rings(
     """
     b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = b < batch
-    length = tl.load(lengths + b * length_stride, mask=inside, other=0)
-    new_length = tl.load(new_lengths + b * new_length_stride, mask=inside, other=0)
+    length = tl.load(lengths + b * length_stride, mask=inside, other=0).to(tl.int64)
+    new_length = tl.load(new_lengths + b * new_length_stride, mask=inside, other=0).to(tl.int64)
     kept = truncated_length(length, new_length)
     # Where kept > 0, the length is positive too, so nothing overflows.
     lost = (slots > 0) & (kept > 0) & (tl.maximum(kept - window, 0) < length - slots)

@@ -156,8 +156,10 @@ def _row(cache: Layout, entry: Layout | None, slot: int) -> tuple[int, list[int]
     to, source = _strides(cache, slot), _strides(entry, slot) if entry else Strides()
     shape = cache.shape
     heads, row_bytes = shape[3 - slot], shape[3] * cache.entry_bytes
-    if entry is None and to.head == row_bytes:  # adjacent heads of a token are copied as one row
-        to, row_bytes, heads = to._replace(head=0), row_bytes * heads, 1
+    if to.head == row_bytes and (entry is None or source.head == row_bytes):
+        # Adjacent heads of a token are copied as one row.
+        to, source = to._replace(head=0), source._replace(head=0)
+        row_bytes, heads = row_bytes * heads, 1
     bits = functools.reduce(lambda x, y: x | y, (*to, *source, row_bytes), WIDEST)
     word = bits & -bits
     steps, entry_steps = ([n // word for n in strides[1:]] for strides in (to, source))

@@ -48,8 +48,8 @@ def zero_words(
     fields = table + tl.program_id(0) % num_caches * FIELDS
     cache, head_stride, slot_stride = cache_at(fields, b, BYTES)
     heads, slots, words = sizes_of(fields)
-    length = tl.load(lengths + b * length_stride)
-    new_length = tl.load(new_lengths + b * new_length_stride)
+    length = tl.load(lengths + b * length_stride).to(tl.int64)
+    new_length = tl.load(new_lengths + b * new_length_stride).to(tl.int64)
     begin, size = dropped_slots(length, new_length, slots, RING)
     total = heads * size * words
     step = tl.num_programs(1).to(tl.int64) * BLOCK
@@ -68,8 +68,8 @@ def shorten(
     lengths, length_stride, new_lengths, new_length_stride, batch, BLOCK: tl.constexpr
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    length = tl.load(lengths + b * length_stride, mask=b < batch)
-    new_length = tl.load(new_lengths + b * new_length_stride, mask=b < batch)
+    length = tl.load(lengths + b * length_stride, mask=b < batch).to(tl.int64)
+    new_length = tl.load(new_lengths + b * new_length_stride, mask=b < batch).to(tl.int64)
     tl.store(lengths + b * length_stride, truncated_length(length, new_length), mask=b < batch)
 
 

@@ -47,7 +47,8 @@ def sample_tiles(
     store_tile(
         logits + r * row_stride, tile, v, inv_t, float("-inf"),
         TileStats(tile_maxima + offset, tile_sums + offset, tiles),
-        tl.load(seeds + r), tl.load(positions + r), STREAM, STATS, False, TILE,
+        tl.load(seeds + r).to(tl.int64), tl.load(positions + r).to(tl.int64), STREAM, STATS, False,
+        TILE,
     )  # fmt: skip
 
 
@@ -72,8 +73,8 @@ def sample_rows(
     threshold = tl.full([], 0.0, tl.float32)
     fault = flag(BAD_PARAMETER)
     if good:
-        seed = tl.load(seeds + r)
-        position = tl.load(positions + r)
+        seed = tl.load(seeds + r).to(tl.int64)
+        position = tl.load(positions + r).to(tl.int64)
         offset = r * tiles * STATS
         tile_stats = TileStats(tile_maxima + offset, tile_sums + offset, tiles)
         stats = row_stats(

@@ -33,7 +33,7 @@ def attention_rows(
     b = r // num_rows
     node = r % num_rows - 1
     parents += b * parent_stride_b
-    length = tl.minimum(tl.maximum(tl.load(lengths + b), 0), LONGEST)
+    length = tl.minimum(tl.maximum(tl.load(lengths + b).to(tl.int64), 0), LONGEST)
     position = length
     n = node
     while n >= 0:

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...arguments.checks import float32
+from ...arguments.conversion import to_int32
 from ...arguments.tree import TreeArguments
 from .. import launch
 from ..chain.sequence import (
@@ -95,7 +96,7 @@ def tree_sequences(
         )
         most = rows
         if max_new_tokens is not None:
-            most = tl.maximum(tl.load(max_new_tokens + b), 0)
+            most = tl.maximum(tl.load(max_new_tokens + b).to(tl.int64), 0)
         if most > 0:
             target_rows = TargetRows(
                 target + b * target_stride_b + begin * target_stride_i, target_stride_i
@@ -106,7 +107,8 @@ def tree_sequences(
                 draft, draft_stride_b, draft_stride_i, draft_ids, draft_columns, d,
                 draft_logsumexp, draft_threshold, draft_temperature, b * 0, b * 0, n_draft, n_draft,
             )  # fmt: skip
-            noise = Noise(tl.load(seeds + b), tl.load(positions + b), uniforms)
+            seed, position = tl.load(seeds + b).to(tl.int64), tl.load(positions + b).to(tl.int64)
+            noise = Noise(seed, position, uniforms)
             offset = 3 * b * stats_size
             states = workspace + b * ((num_nodes + 1) * STATE + num_nodes * ENTRY)
             scratch = TreeScratch(
@@ -146,6 +148,7 @@ def verify_tree(*args: Any) -> tuple[Tensor, ...]:
         return out
     target, p = a.target, plan(a)
     own = p.form != ONE_HOT.value
+    draft_rows = to_int32(a.draft_rows) if own and a.draft_rows is not None else None
     # Tile statistics of a target row, a draft row and a residual for each sequence.
     maxima, sums = launch.scratch(target, 3 * batch * p.stats_size)
     numbers = (nodes + 1) * STATE.value + nodes * ENTRY.value
@@ -155,7 +158,7 @@ def verify_tree(*args: Any) -> tuple[Tensor, ...]:
     with launch.on_device_of(target):
         tree_sequences[(batch,)](
             *p.target, *launch.packed(a.tree_tokens, a.parents), *p.draft, *p.draft_arguments,
-            *launch.packed(a.draft_rows if own else None, a.target_indptr, a.temperatures),
+            *launch.packed(draft_rows, a.target_indptr, a.temperatures),
             float32(a.temperature), *p.filters,
             *launch.packed(a.seeds, a.positions, a.uniforms), float32(a.typical_epsilon),
             float32(a.typical_delta), *launch.packed(a.eos_token_ids, a.max_new_tokens),
