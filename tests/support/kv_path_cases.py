@@ -161,7 +161,7 @@ def paged_append_cases():
         paged_append("no-caches", 5, 4, [], 3, [[0, 1]], [0]),
         paged_append("no-blocks", 0, 4, one, 3, [[0, 1]], [0]),
         paged_append("blocks-of-0", 3, 0, one, 3, [[0, 1]], [0]),
-        paged_append("one-block", 1, 16, one, 3, [[0], [-1]], [3, 0], None, HALF, "padded",
+        paged_append("one-block", 1, 16, one, 3, [[0], [0]], [3, 0], None, HALF, "padded",
                      "odd-sequence"),
         paged_append("65-caches", 5, 4, uneven, 3, [[4, 0]], [2], [3]),
     ]  # fmt: skip

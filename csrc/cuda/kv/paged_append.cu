@@ -5,7 +5,7 @@ namespace specdec::cuda {
 namespace {
 
 template <int Capacity>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 6)
     paged_append_kernel(const __grid_constant__ Table<Capacity> table, const PagedAppendParams p,
                         int64_t batch) {
   const Job& job = table.jobs[blockIdx.y];
