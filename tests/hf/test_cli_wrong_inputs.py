@@ -245,9 +245,9 @@ def test_analyze_measures_nothing_where_files_refuse_all_drafters(folder, monkey
 
 
 @pytest.mark.parametrize(
-    ("torch_version", "files", "driver", "reason"),
+    ("build", "files", "driver", "reason"),
     [
-        ("2.13.0+cpu", ["/dev/nvidia0"], True, "this torch has no CUDA (torch 2.13.0+cpu)"),
+        ("2.13.0+cpu", ["/dev/nvidia0"], True, "this torch has no CUDA"),
         ("2.13.0", [], False, "no CUDA device is visible: there is no driver (libcuda.so.1)"),
         ("2.13.0", ["/dev/nvidia0"], False, None),
         ("2.13.0+rocm7", ["/dev/kfd"], False, None),
@@ -255,14 +255,14 @@ def test_analyze_measures_nothing_where_files_refuse_all_drafters(folder, monkey
     ],
 )
 def test_a_gpu_is_refused_before_torch_is_imported_only_where_there_is_surely_none(
-    monkeypatch, torch_version, files, driver, reason
+    monkeypatch, build, files, driver, reason
 ):
     def load(name):
         if not driver:
             raise OSError(name)
 
     monkeypatch.setattr(devices.sys, "platform", "linux")
-    monkeypatch.setattr(devices, "version", lambda name: torch_version)
+    monkeypatch.setattr(devices, "version", lambda name: build)
     monkeypatch.setattr(devices.glob, "glob", lambda one: fnmatch.filter(files, one))
     monkeypatch.setattr(devices.ctypes, "CDLL", load)
     found = devices.why_no_gpu()

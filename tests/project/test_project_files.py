@@ -106,7 +106,6 @@ TEXTS = [
     path
     for pattern in ("*.md", "*.py", "*.toml", "docs/**/*.md", ".github/**/*.md")
     for path in ROOT.glob(pattern)
-    if path.name != "README.md"
 ]
 
 

@@ -152,7 +152,7 @@ def test_the_search_has_its_worker_where_pages_are_opened_as_files(tmp_path):
     assert "polyfills: [site/iframe-worker.js]" in settings
     executable = find_chromium()
     if executable is None:
-        pytest.skip("there is no Chromium: `make test-build` installs it with apt-get")
+        pytest.skip("there is no Chromium: `make more TASK=test-build` installs it with apt-get")
     shim = (SITE / "iframe-worker.js").read_text()
     (tmp_path / "echo.js").write_text(ECHO)
     (tmp_path / "with.html").write_text(f"<body><script>{shim}</script><script>{ASK}</script>")
