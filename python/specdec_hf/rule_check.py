@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer, check_number, shown
-from specdec_hf.loop.own_rule import OwnRule, ask, check_takes, name_of
+from specdec_hf.loop.own_rule import OwnRule, ask_rule, check_takes, name_of
 
 Floats = NDArray[np.float64]
 Answer = tuple[tuple[int, ...], Floats]  # the accepted nodes, and `next`
@@ -123,7 +123,8 @@ def check_rule(
     they do so in less than 2 / places of the box, and answers which hang on several with a
     probability that grows with their volume. What is missed may be wrong by as much as its volume.
     Not tested are larger vocabularies and longer drafts, which may round otherwise, and rules that
-    keep a state: one that answers otherwise when it is asked again fails.
+    keep a state. One that answers otherwise when it is asked again fails, where it does so at the
+    first place of a cell.
 
     Args:
         rule: as in `generate`; see docs/rules.md#a-rule-of-your-own.
@@ -251,7 +252,7 @@ def _asker(
 ) -> Callable[[Floats], Answer]:
     """The answer of a rule about a draft, as a function of the uniforms.
 
-    It raises as `ask` does, and ValueError where the rule answers otherwise when it is asked again.
+    It raises as `ask_rule` does.
     """
     paths = _paths(case, tokens)
     target = torch.from_numpy(np.stack([case.target[path] for path in paths]))
@@ -261,22 +262,12 @@ def _asker(
     ids = torch.tensor(tokens)
     parents = torch.tensor(case.parents) if trees else None
 
-    def once(uniforms: Floats) -> Answer:
-        decision = ask(
+    def answer(uniforms: Floats) -> Answer:
+        decision = ask_rule(
             rule, target.clone(), None if draft is None else draft.clone(), ids.clone(),
             torch.from_numpy(uniforms.copy()), None if parents is None else parents.clone(),
         )  # fmt: skip
         return tuple(decision.path), decision.following.double().numpy().copy()
-
-    asked = False
-
-    def answer(uniforms: Floats) -> Answer:
-        nonlocal asked
-        found = once(uniforms)
-        if not asked and not _same(found, once(uniforms)):
-            raise ValueError(f"{name_of(rule)} answers otherwise when it is asked again")
-        asked = True
-        return found
 
     return answer
 
@@ -291,7 +282,7 @@ def cells_of(
     """The volume and the answer of each cell of ``size`` uniforms.
 
     Raises:
-        ValueError: there are too many.
+        ValueError: there are too many, or the answer to the same uniforms is another one.
     """
     boxes = [(np.zeros(size), np.ones(size))]
     cells: list[tuple[float, Answer]] = []
@@ -299,6 +290,8 @@ def cells_of(
         low, high = boxes.pop()
         points = low + (high - low) * _places(size, places, generator)
         first = answer(points[0])
+        if not _same(answer(points[0]), first):
+            raise ValueError("it answers otherwise when it is asked again")
         unlike = next((point for point in points[1:] if not _same(answer(point), first)), None)
         if unlike is None:
             cells.append((float((high - low).prod()), first))

@@ -24,7 +24,7 @@ class TreeAttention(NamedTuple):
 
     Attributes:
         mask: [B, N+1, S] bool, True where the row (root, then nodes) attends to the slot.
-        positions: [B, N+1] int32 or int64, `lengths[b]` + depth; the root has depth 0.
+        positions: [B, N+1] int64, `lengths[b]` + depth; the root has depth 0.
     """
 
     mask: Tensor

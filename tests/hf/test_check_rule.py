@@ -100,7 +100,7 @@ def halves(P, Q, tokens, uniforms):
 
 FAULTS = {
     "too many cells": (changes_with_a_uniform, "more than 64 cells of the uniforms of one draft"),
-    "no function": (answers_at_random, "rule answers_at_random answers otherwise when it is asked"),
+    "no function": (answers_at_random, "it answers otherwise when it is asked"),
     "raises": (raises, "rule raises raised TypeError: \"'NoneType' object is not subscriptable\""),
     "no distribution": (halves, "with the sum 1, got entries from"),
 }

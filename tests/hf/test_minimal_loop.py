@@ -54,7 +54,7 @@ def test_a_text_ends_at_the_end_of_sequence(example, model):
     assert example.generate(model, PROMPTS, 24)[0] == want
 
 
-def test_sampled_texts_have_the_targets_distribution(example, model):
+def test_sampled_texts_have_the_targets_distribution(example, model, monkeypatch):
     """Two tokens of 3000 sequences, which are drafted in one round, and their probabilities."""
     draft_model = hf_models.with_noise(model, 0.3)
     prompt, count = PROMPTS[0], 3000
@@ -73,5 +73,14 @@ def test_sampled_texts_have_the_targets_distribution(example, model):
 
     assert distance(draft_model=draft_model) < 185  # a chance of 0.0001 with 120 degrees of freedom
     assert distance() < 185
+
+    def of_other_rows(*given):
+        drafts, q = right(*given)
+        return drafts, q._replace(logits=q.logits.roll(1, -1))
+
+    right = example.draft
+    with monkeypatch.context() as patched:
+        patched.setitem(example.generate.__globals__, "draft", of_other_rows)
+        assert distance(draft_model=draft_model) > 185, "the control"
     alone = example.generate(model, PROMPTS[1:2], 24, temperature=1.0, seed=8)[0]
     assert alone[0] == example.generate(model, PROMPTS, 24, temperature=1.0, seed=7)[0][1]

@@ -280,13 +280,17 @@ def test_a_rule_is_not_asked_where_nothing_is_drafted():
     def never(P, Q, tokens, uniforms):
         raise AssertionError
 
+    def never_of_trees(P, Q, tokens, uniforms, parents):
+        raise AssertionError
+
     texts = [
         run(drafter=drafter, rule=rule, **SAMPLED, **more).sequences.tolist()
         for drafter, rule, more in (
             (None, never, {}), (None, "token", {}), ("model", never, {"num_assistant_tokens": 0}),
+            (None, never_of_trees, {}), ("auto", never_of_trees, {"num_assistant_tokens": 0}),
         )
     ]  # fmt: skip
-    assert texts[0] == texts[1] == texts[2]
+    assert all(text == texts[0] for text in texts)
 
 
 def test_the_default_drafter_drafts_what_the_rule_takes():

@@ -14,10 +14,10 @@ struct KvStrides {
   int64_t sequence, head, slot;  // bytes
 };
 
-// One cache of a call, and for kv_append_ the entries that are written to it.
+// One cache of a call, and for kv_append_ and paged_append_ the entries that are written to it.
 struct KvTensor {
   char* cache;          // [B, heads, slots, entry_bytes]; if paged, the first dimension is blocks
-  const char* entries;  // [B, heads, count, entry_bytes]; null except for kv_append_
+  const char* entries;  // [B, heads, count, entry_bytes]; null where nothing is appended
   KvStrides cache_stride;
   KvStrides entry_stride;
   int64_t heads;

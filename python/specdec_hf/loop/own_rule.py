@@ -82,7 +82,7 @@ class Decision(NamedTuple):
     following: torch.Tensor
 
 
-def ask(
+def ask_rule(
     rule: OwnRule,
     target_probs: torch.Tensor,
     draft_probs: torch.Tensor | None,
@@ -208,7 +208,7 @@ class Verifier:
             if not nodes:
                 following[b] = target_probs[0]
                 continue
-            decision = ask(
+            decision = ask_rule(
                 self.rule, target_probs, None if draft_probs is None else draft_probs[nodes],
                 tree.tokens[b, nodes], uniforms[b, : len(nodes) + 1],
                 torch.tensor(parents, device=device) if trees else None, where,

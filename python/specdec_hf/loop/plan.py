@@ -249,8 +249,9 @@ class _Planner:
                 f"ablate={options.ablate!r} is for chains, got trees of {describe(drafter)}"
             )
         rule = resolve_rule(
-            options.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter), trees=trees
-        )
+            options.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter),
+            trees=None if drafter is None else trees,
+        )  # fmt: skip
         parameters = rule_parameters(options)
         remarks = [] if drafter is None else _lossy_notes(options, rule, parameters)
         lossless = not remarks and rule != CUSTOM_RULE
@@ -313,7 +314,12 @@ def _lossy_notes(options: Options, rule: str, parameters: dict[str, Any]) -> lis
 
 
 def resolve_rule(
-    rule: Any, do_sample: bool, supported: Sequence[str], lossy: Sequence[str], *, trees: bool
+    rule: Any,
+    do_sample: bool,
+    supported: Sequence[str],
+    lossy: Sequence[str],
+    *,
+    trees: bool | None,
 ) -> str:
     """The acceptance rule of a call.
 
@@ -324,14 +330,15 @@ def resolve_rule(
         do_sample: whether the call samples.
         supported: the lossless rules that the drafter's drafts can be verified with, best first.
         lossy: the others that they can be, which must be asked for.
-        trees: whether the drafts are trees.
+        trees: whether the drafts are trees; None where nothing is drafted.
 
     Raises:
         ValueError: another rule, or greedy verification of sampled text, which is not lossless.
     """
     if not isinstance(rule, str):
-        check_takes(rule, trees=trees)
-        rule_of_drafts(supported, trees=trees)
+        if trees is not None:
+            check_takes(rule, trees=trees)
+            rule_of_drafts(supported, trees=trees)
         return CUSTOM_RULE
     if rule == "auto":
         return supported[0] if do_sample else "greedy"
