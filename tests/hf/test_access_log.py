@@ -1,8 +1,10 @@
 """The access log of the server: a line for each request, and nothing that is a secret."""
 
+import asyncio
 import re
 
 import pytest
+from specdec_hf.server import access_log
 from support.cli_models import one_line_error
 from support.text_server import NAME, serving
 
@@ -52,6 +54,25 @@ def test_each_request_has_a_line_without_keys_and_prompts(capsys):
     assert request == "POST /generate_stream 200"
     assert re.fullmatch(r" \d+ tokens, the client left", rest)
     assert not any(secret in logged for secret in (KEY, SECRET, "Mine-2~", "planted"))
+
+
+@pytest.mark.parametrize(("begun", "said"), [(True, "200 0 ms, failed"), (False, "500 0 ms")])
+def test_a_stream_that_breaks_off_keeps_the_status_that_was_sent(monkeypatch, begun, said):
+    async def app(scope, receive, send):
+        if begun:
+            await send({"type": "http.response.start", "status": 200})
+        raise RuntimeError("planted")
+
+    async def send(message):
+        pass
+
+    lines = []
+    monkeypatch.setattr(access_log.time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(access_log.LOGGER, "info", lambda form, *more: lines.append(form % more))
+    scope = {"type": "http", "method": "POST", "path": "/generate_stream"}
+    with pytest.raises(RuntimeError, match="planted"):
+        asyncio.run(access_log.AccessLog(app)(scope, None, send))
+    assert lines == [f"-:0 POST /generate_stream {said}"]
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])

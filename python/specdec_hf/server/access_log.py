@@ -31,7 +31,7 @@ class AccessLog:
             return
         began = time.perf_counter()
         status: int | str = "-"
-        whole = left = False
+        whole = left = failed = False
 
         async def watched(message: Message) -> None:
             nonlocal status, whole
@@ -51,7 +51,8 @@ class AccessLog:
         try:
             await self.app(scope, heard, watched)
         except Exception:
-            status = 500  # which is sent from outside
+            failed = status != "-"
+            status = status if failed else 500  # which is sent from outside
             raise
         finally:
             host, port = scope.get("client") or ("-", 0)
@@ -60,7 +61,7 @@ class AccessLog:
             line = f"{host}:{port} {scope['method']} {path} {status} {spent:.0f} ms"
             if "num_tokens" in state:
                 line += f" {state['num_tokens']} tokens"
-            LOGGER.info("%s%s", line, ", the client left" if left else "")
+            LOGGER.info("%s%s", line, ", failed" if failed else ", the client left" if left else "")
 
 
 def log_config(level: str) -> dict[str, Any]:
