@@ -1,5 +1,6 @@
 """The command ``chat``: several turns, whose cache is kept where that is exact, and commands."""
 
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from specdec_hf.cli.run import View, encode, make_decoder
 from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import PieceStream
 from support import cli_models, hf_models, toy_tokenizers
-from support.cli_models import folder, invoke, one_line_error, says, succeed  # noqa: F401
+from support.cli_models import answered, folder, invoke, one_line_error, says, succeed  # noqa: F401
 
 
 @pytest.fixture
@@ -104,6 +105,30 @@ def test_chat_answers_every_line_of_standard_input(folder):  # noqa: F811
     assert says(result, "; cut at --max-new-tokens 4")
     for name in COMMANDS:
         assert f"\n{name} " in result.output
+
+
+def test_a_pipe_gets_the_answers_alone(folder, tmp_path):  # noqa: F811
+    """As they were generated; titles, figures and commands are on standard error, unbroken."""
+    given = ("--model", folder, "--max-new-tokens", 90, "--drafter", "none")
+    texts = ("Say it", "Again")
+    answers = [answered(tmp_path, *given, "--no-compare", "--prompt", x)["text"] for x in texts]
+    assert set(answers[0]) & {chr(n) for n in range(32)}
+    result = succeed("chat", *given, input="Say it\n/help\n/reset\nAgain\n/length 5\n")
+    assert result.stdout_bytes.decode() == f"{answers[0]}\n\n{answers[1]}\n"
+    for line in ("> Say it", "> /reset", "/length: 5"):
+        assert line in result.stderr.splitlines()
+    assert "\n/help " in result.stderr
+    for option, prompt in ((), "/target\nSay it\n"), (("--show-drafts",), "Say it\n"):
+        more = succeed("chat", *given, *option, input=prompt)
+        assert "> Say it\n" in more.stdout
+        for shown in (result.stderr, more.stdout):
+            assert re.search(r"^90 tokens; .*; cut at --max-new-tokens 90$", shown, re.MULTILINE)
+
+
+def test_the_prompt_of_a_chat_is_no_part_of_a_pipe(monkeypatch, capsys):
+    monkeypatch.setattr("builtins.input", lambda prompt="": prompt + "typed")
+    assert chat._typed(bracketed=True) == "typed"
+    assert capsys.readouterr() == ("", chat.PROMPT)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -314,8 +339,8 @@ def test_without_a_template_a_message_is_continued_as_text(tmp_path):
     line = one_line_error(*start)
     assert line.endswith("; with --no-chat-template the model continues each message as text")
     result = succeed(*start, "--no-chat-template", input="Say it\nSay it\n")
-    first, second = result.output.split("> Say it\n")[1:]
-    assert first.splitlines()[0] == second.splitlines()[0]  # no memory
+    first, second = result.stdout.removesuffix("\n").split("\n\n")
+    assert first == second  # no memory
 
 
 def test_the_drafters_of_a_cascade_answer_alone_one_by_one(folder):  # noqa: F811

@@ -4,6 +4,7 @@ The first table is refused before torch does anything, the second before a weigh
 """
 
 import fnmatch
+import json
 import sys
 
 import numpy as np
@@ -17,6 +18,7 @@ from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
+from specdec_hf.model_paths import num_layers
 from specdec_hf.options import LOSSY_RULES
 from support import hf_models
 from support.cli_models import END, folder, one_line_error, succeed, write_folder, write_gguf  # noqa: F401
@@ -99,6 +101,11 @@ BEFORE_TORCH = [
     (["--prompt", "a", *SEVERAL, "--tree", "2"], "--tree must not be given with several --drafter"),
     (["--prompt", "a", *SEVERAL, "--drafter", "none"], "--drafter none must be the only one, got"),
     (["--prompt", "a", "--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
+    (["--prompt", "a", "--drafter", "prompt_lookup+layers:99"],
+     "--drafter must name one drafter, got 'prompt_lookup+layers:99'; several are given as "
+     "--drafter prompt_lookup --drafter layers:99"),
+    (["--prompt", "a", "--drafter", "layers:4+embedded"], "as --drafter layers:4 --drafter embed"),
+    (["--prompt", "a", "--drafter", "ngram:a+b"], "--drafter: cannot read a+b: No such file"),
     (["--prompt", "a", "--drafter", "layers:1,top_k=1,top_k=2"],
      "--drafter layers:1,top_k=1,top_k=2: top_k must be given once, got '1,top_k=1,top_k=2'"),
     (["--prompt", "a", "--drafter", "layers"],
@@ -228,11 +235,29 @@ def test_what_does_not_fit_gets_one_line(folder, tmp_path, monkeypatch, argument
 def test_what_files_tell_is_refused_before_transformers_is_imported(
     folder, tmp_path, monkeypatch, kind, arguments, message  # noqa: F811
 ):  # fmt: skip
-    monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
+    for module in ("load", "compare"):  # which import Transformers
+        monkeypatch.setitem(sys.modules, f"specdec_hf.cli.{module}", None)
+    monkeypatch.setitem(sys.modules, "specdec_hf.api", None)
     monkeypatch.chdir(tmp_path)
     model = folder if kind == "folder" else write_gguf(tmp_path / "model.gguf")
     asked = ("generate", "--model", model, "--prompt", "a", "--drafter", arguments)
     assert message in one_line_error(*asked)
+
+
+def test_the_number_of_layers_is_an_integer_of_the_model_or_of_its_text(tmp_path):
+    for config, layers in (
+        ({"num_hidden_layers": 3}, 3),
+        ({"n_layer": 4}, 4),
+        ({"text_config": {"num_hidden_layers": 5}}, 5),
+        ({"num_hidden_layers": True, "text_config": {"n_layer": 6}}, 6),
+        ({"num_hidden_layers": True}, None),
+        ({"text_config": None}, None),
+        ({"text_config": [1]}, None),
+        ([], None),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found = num_layers(tmp_path)
+        assert (found, type(found)) == (layers, type(layers)), config
 
 
 def test_analyze_measures_nothing_where_files_refuse_all_drafters(folder, monkeypatch):  # noqa: F811

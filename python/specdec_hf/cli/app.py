@@ -30,7 +30,7 @@ from specdec_hf.cli.prompts import (
     read_standard_input,
 )
 from specdec_hf.cli.report import collect_info, drafter_table, schedule_table, write_json
-from specdec_hf.cli.run import View, load_models, progress_bar, run
+from specdec_hf.cli.run import View, load_models, progress_bar, run, view_of
 from specdec_hf.cli.serve import serve
 from specdec_hf.cli.terminal import (
     FAILED,
@@ -154,8 +154,7 @@ def generate_command(
         fail("give either --prompt TEXT or --prompts FILE")
     if alone and not compare:
         fail("--alone shows what --compare runs, got --no-compare")
-    piped = not (console.is_terminal or show_drafts or trace or alone)
-    view = View(compare=compare, alone=alone, drafts=show_drafts, trace=trace, piped=piped)
+    view = view_of(compare=compare, alone=alone, drafts=show_drafts, trace=trace)
     _answer(prompt, prompts, settings, limit, json_file, view)
 
 
@@ -170,9 +169,10 @@ def chat_command(
 ) -> None:
     """Talk to a model; answers are printed as they come.
 
-    /help lists the commands of a conversation, which change it as it goes on. Ctrl-D ends.
+    /help lists the commands of a conversation, which change it as it goes on. Ctrl-D ends. Where
+    standard output is no terminal it gets the answers alone, as with generate.
     """
-    chat(settings, View(alone=alone, drafts=show_drafts, trace=trace))
+    chat(settings, view_of(alone=alone, drafts=show_drafts, trace=trace))
 
 
 @app.command("demo")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -20,9 +20,6 @@ from specdec_hf.cli.commands import EXITS, is_command, run_command
 from specdec_hf.cli.conversation import Conversation
 from specdec_hf.cli.run import View, load_models, make_decoder, progress_bar
 from specdec_hf.cli.terminal import FAILED, console, errors, fail, visible
-
-if TYPE_CHECKING:
-    from specdec_hf.cli.load import Loaded
 
 HELP = "/help lists commands, Ctrl-C stops an answer, and /exit or Ctrl-D ends the chat."
 PROMPT = "> "
@@ -39,11 +36,11 @@ def chat(given: Settings, view: View) -> None:
         loaded = load_models(settings, sources, say, check_template)
     decoder = make_decoder(settings, loaded.drafter)
     conversation = Conversation(loaded, decoder, settings, view, given)
-    _greet(loaded, view, interactive)
+    _greet(conversation, view, interactive)
     try:
         failure = _talk(conversation, interactive)
     except KeyboardInterrupt:
-        console.print()  # ends the line that the prompt or the answer began
+        conversation.beside.print()  # ends the line that the prompt or the answer began
         raise
     if failure:
         fail(failure, FAILED)
@@ -61,6 +58,9 @@ def _talk(conversation: Conversation, interactive: bool) -> str:
     """Answer all messages; what became of the last one, or of a command after it, if it failed."""
     failure = ""
     for text in read_messages(interactive):
+        if not interactive:
+            said = visible(f"{PROMPT}{text}")
+            conversation.beside.print(said, style="bold", soft_wrap=True)
         if not is_command(text):
             answered = _respond(conversation, text, interactive)
             failure = "" if answered else "the last message was not answered"
@@ -79,11 +79,11 @@ def _respond(conversation: Conversation, text: str, interactive: bool) -> bool:
         return False
     try:
         turn = conversation.answer(text)
-        print_figures(turn, console)
+        print_figures(turn, conversation.beside)
         conversation.show_more(turn)
     except BaseException as error:
         if interactive and interrupt.is_interruption(error):
-            console.print("the answer was stopped; Ctrl-C again leaves", style="dim")
+            conversation.beside.print("the answer was stopped; Ctrl-C again leaves", style="dim")
             interrupt.forget()
             return True
         if not isinstance(error, ValueError):
@@ -93,11 +93,13 @@ def _respond(conversation: Conversation, text: str, interactive: bool) -> bool:
     return True
 
 
-def _greet(loaded: Loaded, view: View, interactive: bool) -> None:
+def _greet(conversation: Conversation, view: View, interactive: bool) -> None:
     from specdec_hf.cli.report import print_legend
 
+    loaded = conversation.loaded
     title = f"{loaded.title}, {loaded.dtype}, {loaded.model.device}"
-    console.print(visible(f"{title}. {HELP}" if interactive else title), style="dim")
+    greeting = visible(f"{title}. {HELP}" if interactive else title)
+    conversation.beside.print(greeting, style="dim")
     if view.drafts:
         print_legend()
 
@@ -115,14 +117,12 @@ def read_messages(interactive: bool) -> Iterator[str]:
             line = _typed(bracketed) if interactive else _next_line()
         except EOFError:
             if interactive:
-                console.print()
+                (console if sys.stdout.isatty() else errors).print()
             return
         text = line.strip()
         if text in EXITS:
             return
         if text:
-            if not interactive:
-                console.print(visible(f"{PROMPT}{text}"), style="bold", soft_wrap=True)
             yield text
 
 
@@ -146,7 +146,9 @@ def _brackets(readline: ModuleType) -> bool:
 
 
 def _typed(bracketed: bool) -> str:
-    text = input(PROMPT)
+    if not sys.stdout.isatty():  # where `input` would print the prompt
+        errors.print(PROMPT, end="")
+    text = input(PROMPT if sys.stdout.isatty() else "")
     while not bracketed and sys.platform != "win32":
         if not select.select([sys.stdin], [], [], PASTE_SECONDS)[0]:
             break

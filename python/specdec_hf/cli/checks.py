@@ -37,6 +37,7 @@ from specdec_hf.drafting.registry import (
     entry_of,
     has_own_tree,
     parse_drafter,
+    value_of,
 )
 from specdec_hf.model_paths import num_layers
 from specdec_hf.options import (
@@ -444,6 +445,7 @@ def _find_drafter(name: str) -> Source | None:
     """The model that one ``--drafter`` names; None for other drafters, which are checked."""
     if name == "none":
         return None
+    _refuse_merged(name)
     try:
         entry = entry_of(name)
     except ValueError as error:
@@ -464,6 +466,17 @@ def _find_drafter(name: str) -> Source | None:
     if parts.reads == FOLDER:
         check_is_folder(f"--drafter {name.partition(':')[0]}", Path(parts.path))
     return None
+
+
+def _refuse_merged(name: str) -> None:
+    """Refuse ``a+b``, which commands that compare drafters take and have split before."""
+    parts = name.split("+")
+    if len(parts) < 2 or not all(part == "embedded" or entry_named(part) for part in parts):
+        return
+    if Path(value_of(name)).exists():  # a path with a + in it
+        return
+    several = " ".join(f"--drafter {part}" for part in parts)
+    fail(f"--drafter must name one drafter, got {name!r}; several are given as {several}")
 
 
 def check_fit_by_files(name: str, source: Source) -> None:

@@ -77,7 +77,7 @@ def run_command(conversation: Conversation, text: str) -> bool:
         return False
     state = command.state(conversation)
     if state:
-        console.print(f"{name}: {state}", style="dim")
+        conversation.beside.print(f"{name}: {state}", style="dim")
     return True
 
 
@@ -95,8 +95,9 @@ def _print_help(conversation: Conversation, values: Sequence[str]) -> None:
     for name, command in COMMANDS.items():
         state = command.state(conversation)
         table.add_row(f"{name} {command.values}".rstrip(), command.text, state)
-    console.print(table, style="dim")
-    console.print("Ctrl-C stops an answer, and Ctrl-D ends the conversation.", style="dim")
+    terminal = conversation.beside
+    terminal.print(table, style="dim", soft_wrap=False)
+    terminal.print("Ctrl-C stops an answer, and Ctrl-D ends the conversation.", style="dim")
 
 
 def _switch(name: str, text: str) -> Command:

@@ -26,7 +26,7 @@ from specdec_hf.cli.run import (
     make_explainer,
     spinner,
 )
-from specdec_hf.cli.terminal import WordWrap, console, visible
+from specdec_hf.cli.terminal import Terminal, WordWrap, console, errors, visible
 from specdec_hf.options import LOSSY_RULES
 
 if TYPE_CHECKING:
@@ -87,10 +87,22 @@ class Conversation:
         self.given = settings if given is None else given
         writes = view.alone and any(loaded.draft_models())
         self.explainer: Explainer | None = None
+        self._piped, self._gap = view.piped, False
         self.switches = Switches(
             target=view.alone, drafter=writes, drafts=view.drafts, debug=view.trace
         )
         self.reset()
+
+    @property
+    def piped(self) -> bool:
+        """Whether standard output gets answers alone: a pipe, unless a switch asks for more."""
+        on = self.switches
+        return self._piped and not (on.target or on.drafter or on.ngram or on.drafts or on.debug)
+
+    @property
+    def beside(self) -> Terminal:
+        """Where all but the answers is printed."""
+        return errors if self.piped else console
 
     def change(self, **values: Any) -> None:
         """Take other settings from the next answer on, or leave them where they are refused.
@@ -149,8 +161,19 @@ class Conversation:
         pieces = PieceStream(self.loaded.tokenizer, prompt, rejected=drafts)
         wrap = WordWrap(console.width if console.is_terminal else None)
 
-        def shown(piece: str, kind: Shown) -> Text:
-            return wrap.feed(styled(piece, kind, marks) if drafts else Text(visible(piece)))
+        piped = self.piped
+
+        def write(piece: str, kind: Shown) -> None:
+            if piped:
+                console.write(f"\n{piece}" if self._gap else piece)
+                self._gap = False
+                return
+            text = wrap.feed(styled(piece, kind, marks) if drafts else Text(visible(piece)))
+            console.print(text, end="", soft_wrap=True)
+
+        def end() -> None:
+            console.print(wrap.rest(), soft_wrap=True)
+            self._gap = piped
 
         unread = len(ids) - (0 if past is None else len(self.cached))
         try:
@@ -159,18 +182,18 @@ class Conversation:
                 def show(step: Step) -> None:
                     is_read()
                     for piece, kind in pieces.feed(step):
-                        console.print(shown(piece, kind), end="", soft_wrap=True)
+                        write(piece, kind)
 
                 steps, output = run_stream(stream, show)
         except BaseException as error:
             if interrupt.is_interruption(error):
                 stream.close()
-                console.print(wrap.rest(), soft_wrap=True)
+                end()
                 self.past, self.cached = None, []  # the stream has changed the cache
                 self.messages = [*messages, _said(pieces.text)]
             raise
-        console.print(shown(*pieces.rest()), end="", soft_wrap=True)
-        console.print(wrap.rest(), soft_wrap=True)
+        write(*pieces.rest())
+        end()
         turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began, prompt=prompt)
         if self.settings.do_sample:
             turn.seed = output.stats.seeds[0]

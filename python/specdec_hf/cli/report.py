@@ -156,17 +156,16 @@ def print_answer(tokenizer: Any, turn: Turn, *, drafts: bool) -> None:
 
 
 def print_text(text: str, *, first: bool) -> None:
-    """Print a text by itself, as it was generated: an empty line parts it from the one before."""
-    if not first:
-        console.print()
-    console.print(visible(text).strip("\n"), soft_wrap=True)
+    """Write a text to a pipe, unchanged, and a line feed; an empty line parts it from the last."""
+    console.write(f"{text}\n" if first else f"\n{text}\n")
 
 
 def print_figures(turn: Turn, terminal: Terminal) -> None:
     """Print the figures of an answer, and the remarks of the loop."""
-    terminal.print(figures(turn), style="dim")
+    whole = None if terminal.is_terminal else True  # lines of a pipe are not broken
+    terminal.print(figures(turn), style="dim", soft_wrap=whole)
     for note in turn.stats.notes:
-        terminal.print(f"note: {in_options(note)}", style="dim")
+        terminal.print(f"note: {in_options(note)}", style="dim", soft_wrap=whole)
 
 
 def print_example(tokenizer: Any, turns: Sequence[Turn]) -> None:

@@ -65,7 +65,8 @@ class View:
         drafts: whether accepted drafts and recovered tokens are marked, and rejected drafts shown.
         trace: whether every decision is.
         example: whether one answer is shown once more, with its drafts.
-        piped: whether standard output gets texts alone, and standard error all the rest.
+        piped: whether standard output gets texts alone, and standard error all the rest; see
+            `view_of`.
     """
 
     compare: bool = True
@@ -76,6 +77,13 @@ class View:
     piped: bool = False
 
 
+def view_of(**shown: bool) -> View:
+    """What is shown, where a pipe gets the texts alone unless more than those is asked for."""
+    view = View(**shown)
+    more = view.alone or view.drafts or view.trace
+    return replace(view, piped=not (console.is_terminal or more))
+
+
 def run(
     prompts: list[Prompt],
     settings: Settings,
@@ -84,8 +92,6 @@ def run(
     json_file: Path | None,
 ) -> None:
     """Answer all prompts, print every answer and a summary, and write the report."""
-    from specdec_hf.cli.compare import speeds_of
-
     with progress_bar() as say:
         loaded = load_models(
             settings, sources, say, functools.partial(check_prompts, prompts, settings)
@@ -108,6 +114,8 @@ def run(
     message = f"{prompt}: {str(failure) or type(failure).__name__}"
     summary: dict[str, Any] = {}
     if turns:
+        from specdec_hf.cli.compare import speeds_of  # it imports Transformers
+
         rule = turns[0].stats.rule
         summary = summarize(turns, greedy=not settings.do_sample)
         summary |= {

@@ -1,6 +1,7 @@
 """The consoles of the command line, its exit codes, and its one line for each error.
 
-Both consoles print text as it is: no markup, no emoji codes, no control characters.
+Both consoles print text as it is: no markup and no emoji codes. `visible` replaces the control
+characters of what they print; `Terminal.write` keeps them, for pipes.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Terminal(Console):
         """Whether colours can be seen: not in a pipe, with NO_COLOR or on a dumb terminal."""
         shown = self.is_terminal and not self.is_dumb_terminal
         return shown and not self.no_color and self.color_system is not None
+
+    def write(self, text: str) -> None:
+        """Write a text unchanged, with its tabs and control characters: for a pipe or a file."""
+        self.file.write(text)
+        self.file.flush()
 
     def on_broken_pipe(self) -> None:
         """The reader has gone (``| head -1``): an error like others, told by the exit code."""
