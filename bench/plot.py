@@ -13,7 +13,7 @@ import json
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import matplotlib as mpl
 import typer
@@ -33,7 +33,15 @@ mpl.rcParams |= {
 
 AXES = {"batch": "B", "vocabulary": "V", "nodes": "N"}
 MOST = 6  # series in one figure: the first ones of the grid
-LIBRARY, SPECULATION, LOSS, OTHER = "#5c6bc0", "#ef9a3c", "#d62728", "#9e9e9e"
+LIBRARY, OTHER = "#5c6bc0", "#9e9e9e"
+GAIN = {"color": "#ef9a3c"}
+LOSS = {"fill": False, "edgecolor": "#d62728", "hatch": "///"}
+IDLE = {"fill": False, "edgecolor": OTHER, "hatch": "///"}  # drafts that were all rejected
+LEGEND = {
+    "gain": (GAIN, "speculation: with drafts over without"),
+    "loss": (LOSS, "speculation that costs more than it gives"),
+    "idle": (IDLE, "drafts of which none was accepted"),
+}
 PLAIN_NUMBERS = FuncFormatter(lambda value, _: f"{value:g}")  # powers have a font of their own
 
 
@@ -123,10 +131,19 @@ class Bar:
     interval: tuple[float, float] | None = None
 
     @classmethod
-    def of_row(cls, row: dict[str, Any], name: str | None = None) -> Self:
+    def of_row(cls, row: dict[str, Any], name: str | None = None) -> Bar:
         speeds = row["speeds"] or {"library": None, "speculation": None}
         ratios = {key: speeds[key] for key in ("library", "speculation")}
         return cls(name or row["name"], row["ratio"], interval=row["interval"], **ratios)
+
+    @property
+    def drafts(self) -> str | None:
+        """What drafts did, a name of `LEGEND`; None where it is not known."""
+        if self.library is None:
+            return None
+        if self.speculation is None:
+            return "idle"
+        return "gain" if self.speculation >= 1 else "loss"
 
     @property
     def label(self) -> str:
@@ -142,15 +159,10 @@ def _draw_bars(panel: Any, bars: list[Bar], title: str, places: int) -> None:
         end = bar.together
         if bar.library is None:
             panel.barh(y, end - 1, left=1, color=OTHER)
-        elif bar.speculation is None:  # no draft was accepted: what differs is noise
-            panel.barh(y, end - 1, left=1, color=LIBRARY)
         else:
             panel.barh(y, bar.library - 1, left=1, color=LIBRARY)
-            gains = bar.speculation >= 1
-            style = {"color": SPECULATION} if gains else {"fill": False, "edgecolor": LOSS}
-            panel.barh(
-                y, end - bar.library, left=bar.library, hatch="" if gains else "///", **style
-            )
+            style, _ = LEGEND[bar.drafts]
+            panel.barh(y, end - bar.library, left=bar.library, **style)
             end = max(end, bar.library)
         if bar.interval is not None:
             panel.plot(bar.interval, (y, y), color="black", linewidth=1.5)
@@ -189,12 +201,12 @@ def draw_speeds(table: dict[str, Any], path: Path) -> None:
     figure.set_layout_engine("constrained")
     for panel, (bars, title) in zip(axes[0], shown, strict=True):
         _draw_bars(panel, bars, title, places)
-    names = {
-        "this library without drafts over model.generate": LIBRARY,
-        "speculation: with drafts over without": SPECULATION,
-    }
-    handles = [Patch(color=color, label=name) for name, color in names.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(names), frameon=False)
+    handles = [Patch(color=LIBRARY, label="this library without drafts over model.generate")]
+    drafts = {bar.drafts for bars, _ in shown for bar in bars}
+    handles += [
+        Patch(label=name, **style) for key, (style, name) in LEGEND.items() if key in drafts
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.suptitle(textwrap.fill(table["title"], 90 * len(shown)))
     _save(figure, path)
 

@@ -54,7 +54,7 @@ def row_of(name, generate, without, mine, categories=()):
 
 
 def test_a_bar_is_made_of_the_library_and_of_speculation(tmp_path):
-    """On an axis where their factors add up; speculation has no share where nothing is accepted."""
+    """On an axis where their factors add up; the legend names what the bars have."""
     peer, ours = row_of("peer", 10, None, 12.5), row_of("auto", 10, 20, 26, ["qa"])
     idle = row_of("idle", 10, 20, 21)
     idle["speeds"]["speculation"] = None
@@ -68,21 +68,32 @@ def test_a_bar_is_made_of_the_library_and_of_speculation(tmp_path):
     assert {"2.60 = 2.00 × 1.30", "9.87 = 2.00 × 1.30", "all prompts", "qa", "auto"} <= {*first}
     assert {"1.25", "2.10", "peer", "idle", "9.87 = 2.00 × 1.30"} <= {*second}
     assert not {"model.generate", "without drafts, specdec", "peer"} & {*first}
+    rejected = "drafts of which none was accepted"
+    assert (rejected in first, rejected in second) == (False, True)
+    assert not any("costs more than it gives" in word for word in (*first, *second))
 
 
-def test_segments_end_at_the_factors(tmp_path):
+def test_segments_end_at_the_factors():
+    """Rejected drafts cost time, which is no speed of this library without drafts."""
     panel = plot.plt.subplots()[1]
     bars = [
         plot.Bar("gain", 3.0, 2.0, 1.5),
         plot.Bar("loss", 1.8, 2.0, 0.9),
-        plot.Bar("idle", 2.1, 2.0),
+        plot.Bar("idle", 1.6, 2.0),
+        plot.Bar("peer", 1.2),
     ]
-    plot._draw_bars(panel, bars, "", 3)
+    plot._draw_bars(panel, bars, "", len(bars))
     found = [(box.get_x(), pytest.approx(box.get_x() + box.get_width())) for box in panel.patches]
-    assert found == [(1, 2.0), (2.0, 3.0), (1, 2.0), (2.0, 1.8), (1, 2.1)]
-    assert [box.get_facecolor()[:3] for box in panel.patches].count(
-        plot.mpl.colors.to_rgb(plot.SPECULATION)
-    ) == 1
+    library = (1, 2.0)
+    assert found == [library, (2.0, 3.0), library, (2.0, 1.8), library, (2.0, 1.6), (1, 1.2)]
+    solid = [plot.mpl.colors.to_hex(box.get_facecolor()) for box in panel.patches if box.get_fill()]
+    speculation = plot.GAIN["color"]
+    assert solid == [plot.LIBRARY, speculation, *[plot.LIBRARY] * 2, plot.OTHER]
+    hatched = [
+        plot.mpl.colors.to_hex(box.get_edgecolor()) for box in panel.patches if box.get_hatch()
+    ]
+    assert hatched == [plot.LOSS["edgecolor"], plot.OTHER]
+    assert [bar.drafts for bar in bars] == ["gain", "loss", "idle", None]
 
 
 def test_answers_without_turns_of_three_are_refused_by_file(tmp_path):

@@ -289,6 +289,20 @@ def test_the_search_passes_by_what_depends_on_none(text):
     assert not depends_on_a_version(text)
 
 
+def test_typing_has_what_is_imported_of_it_in_the_oldest_python():
+    """In later ones, too, so that no import fails there alone; Python 3.10 is the oldest."""
+    later = {"Self", "Never", "LiteralString", "Required", "NotRequired", "Unpack", "TypeVarTuple",
+             "assert_never", "assert_type", "override", "reveal_type", "TypeAliasType"}  # fmt: skip
+    found = re.compile(r"^\s*from typing import (\([^)]*\)|.*)", re.MULTILINE)
+    names = {
+        (relative(path), name)
+        for path in PYTHON
+        for words in found.findall(path.read_text())
+        for name in re.findall(r"\w+", words)
+    }
+    assert not {(path, name) for path, name in names if name in later}
+
+
 def test_the_version_of_the_package_is_written_once():
     project = pyproject()
     assert project["project"]["dynamic"] == ["version"]
