@@ -354,10 +354,15 @@ def test_the_command_writes_what_calls_read(folder, prompts, monkeypatch, pays):
 
 
 @pytest.mark.build
-@pytest.mark.parametrize("when", ["too early", "late enough"])
-def test_ctrl_c_keeps_what_tune_has_found(folder, prompts, monkeypatch, when):  # noqa: F811
-    """A profile is written where enough prompts were answered, and says that it ended early."""
-    read, late = itertools.count(), when == "late enough"
+@pytest.mark.parametrize("what", ["nothing", "sure", "faster", "slower"])
+def test_ctrl_c_keeps_what_tune_has_found(folder, prompts, monkeypatch, what):  # noqa: F811
+    """A profile is written where enough prompts were answered, and says that it ended early.
+
+    What looks faster and is not sure to be is printed, and no profile says that drafts do not pay.
+    """
+    read, late, sure = itertools.count(), what != "nothing", what == "sure"
+    monkeypatch.setattr(search.Trial, "speed", 0.9 if what == "slower" else 1.2)
+    monkeypatch.setattr(search, "choose", lambda each, exact: each[0] if sure else None)
 
     def clock():
         now = next(read)
@@ -367,19 +372,26 @@ def test_ctrl_c_keeps_what_tune_has_found(folder, prompts, monkeypatch, when):  
 
     monkeypatch.setattr("specdec_hf.lab.tune.command.clock", clock)
     output = prompts.with_name("profile.json")
+    output.write_text("an earlier one")
     result = invoke(
         "tune", "--model", folder, "--prompts", prompts, "--output", output, "--minutes", 4,
         "--max-new-tokens", 4, "--no-compile",
     )  # fmt: skip
     assert result.exit_code == 130
     assert says(result, "ended early, interrupted: chance may have favoured")
-    if late:
-        assert read_profile(output).measured["ended"] == "interrupted"
-        assert says(result, "chosen: ")
+    if what in ("sure", "slower"):
+        profile = read_profile(output)
+        assert profile.measured["ended"] == "interrupted"
+        assert (profile.options["drafter"] is not None) == sure
+        assert says(result, "chosen: no drafts, since none are sure to be faster") != sure
+        assert says(result, "best so far, on ") is False
     else:
-        assert not output.exists()
-        assert says(result, "best so far, on ")
-        assert says(result, "of the 5 prompts that a profile needs: ")
+        assert output.read_text() == "an earlier one"
+        assert says(result, "best so far, on 5 prompts: ") == late
+        assert says(result, "of the 5 prompts that a profile needs: ") != late
+        lacks = "are sure to be faster" if late else "have answered 5 prompts"
+        assert says(result, f"wrote no profile, since no drafts {lacks}")
+        assert not says(result, "chosen: ")
 
 
 @pytest.mark.build

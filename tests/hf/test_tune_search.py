@@ -15,7 +15,15 @@ from specdec_hf.lab.tune.candidates import (
     shapes_of,
     with_absolute_path,
 )
-from specdec_hf.lab.tune.search import OutOfTimeError, Trial, choose, halve, ranked, search
+from specdec_hf.lab.tune.search import (
+    Found,
+    OutOfTimeError,
+    Trial,
+    choose,
+    halve,
+    ranked,
+    search,
+)
 from specdec_hf.runner.fit import record_of
 from support import hf_models
 
@@ -193,6 +201,44 @@ def test_a_search_that_is_interrupted_has_the_best_so_far():
     words = ("model.generate 10.0 tokens/s", "without drafts 20.0 (2.00 times)",
              "with drafts 30.0 (3.00 times)", "1.50 times as fast as without drafts")  # fmt: skip
     assert all(one in said for one in words)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OutOfTimeError])
+def test_a_stage_that_is_done_is_told_once(error):
+    """Where the search ends before the next stage, the ranks that halving gave stay."""
+    told, ready = [], iter((None, None, error))
+    synthetic = Synthetic({STEADY: (1.3, 0.0), "auto": (1.1, 0.5)})
+
+    def until(candidates):
+        end = next(ready)
+        if end is not None:
+            raise end
+        return list(candidates)
+
+    synthetic.ready = until
+    found = search(
+        first(), synthetic, 600.0, synthetic.clock, exact=True,
+        on_stage=lambda name, trials: told.append((name, trials)),
+    )  # fmt: skip
+    assert found.ended
+    assert [name for name, _ in told] == ["drafters"]
+    assert found.stages == dict(told)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sure", "ended", "tells"),
+    [(1.3, False, "interrupted", False), (1.3, False, "out of time", False),
+     (1.3, False, "", True), (1.3, True, "interrupted", True), (0.9, False, "interrupted", True)],
+)  # fmt: skip
+def test_an_early_end_tells_nothing_of_what_looks_faster(ratio, sure, ended, tells):
+    """That drafts do not pay is no result where more answers may show that they do."""
+    trial, synthetic = Trial(candidate()), Synthetic({"prompt_lookup": (ratio, 0.0)})
+    for _ in range(5):
+        synthetic.answer([trial])
+    found = Found({"finalists": [trial]}, trial if sure else None, ended=ended)
+    assert found.tells == tells
+    del trial.pairs[4]
+    assert found.tells == (sure or not ended)
 
 
 def test_an_error_of_a_measurement_is_not_taken_for_an_end():

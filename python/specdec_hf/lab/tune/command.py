@@ -109,18 +109,20 @@ def tune(
     began = clock()
     found = _search(loaded, drafters, taken, batches, plain, 60 * minutes, left_out)
     spent = clock() - began
-    writes = bool(found.measured) or not found.ended
     _conclude(found)
-    if writes:
+    if found.tells:
         profile = make_profile(loaded, plain, found, left_out, batch_size, len(chosen), spent)
         profile.save(output)
         console.print(visible(f"wrote {output}, for --profile and generate(profile=)"), style="dim")
+    lacks = "are sure to be faster" if found.measured else f"have answered {MIN_BATCHES} prompts"
     if found.ended == "interrupted":
+        if not found.tells:
+            console.print(f"wrote no profile, since no drafts {lacks}", style="dim")
         fail("interrupted", EXIT)
-    if not writes:
+    if not found.tells:
         fail(
-            f"--minutes must be longer, got {minutes:g}: no drafts have answered {MIN_BATCHES} "
-            "prompts, so no profile was written", 1,
+            f"--minutes must be longer, got {minutes:g}: no drafts {lacks}, so no profile was "
+            "written", 1,
         )  # fmt: skip
 
 
@@ -269,13 +271,13 @@ def _conclude(found: Found) -> None:
         lines.append(
             f"chosen: {chosen.candidate.name}; {chosen.speeds(found.library)} (90 %: {ends})"
         )
-    elif found.measured or not found.ended:
+    elif found.tells:
         lines.append("chosen: no drafts, since none are sure to be faster than decoding without")
     elif best is not None:
-        name = best.candidate.name if best.speed > 1 else "no drafts"
+        name, count = best.candidate.name if best.speed > 1 else "no drafts", len(best.pairs)
+        needs = "" if found.measured else f" of the {MIN_BATCHES} prompts that a profile needs"
         lines.append(
-            f"best so far, on {len(best.pairs)} of the {MIN_BATCHES} prompts that a profile needs: "
-            f"{name}; {best.speeds(found.library)}"
+            f"best so far, on {count}{needs or ' prompts'}: {name}; {best.speeds(found.library)}"
         )
     else:
         lines.append(f"{found.ended} before any drafts were measured")

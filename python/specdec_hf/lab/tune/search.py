@@ -166,8 +166,16 @@ class Found:
 
     @property
     def best(self) -> Trial | None:
-        """The fastest of the last stage in which anything was measured, sure or not."""
-        return next((trials[0] for trials in reversed(self.stages.values()) if trials), None)
+        """The fastest of `measured`, or else of the last stage that measured any; sure or not."""
+        stages = (self.measured, *reversed(self.stages.values()))
+        return next((trials[0] for trials in stages if trials), None)
+
+    @property
+    def tells(self) -> bool:
+        """Whether it can be a profile; not where it ended before what looks faster was sure to."""
+        if not self.ended or self.chosen is not None:
+            return True
+        return bool(self.measured) and self.best is not None and self.best.speed <= 1
 
 
 def search(
@@ -190,9 +198,14 @@ def search(
         exact: whether answers must have the text of plain decoding to be taken.
         on_stage: called after each stage.
     """
-    found = Found()
+    found, told = Found(), set[str]()
+
+    def tell(stage: str, trials: list[Trial]) -> None:
+        on_stage(stage, trials)
+        told.add(stage)
+
     try:
-        _stages(found, first, measurement, seconds, clock, on_stage)
+        _stages(found, first, measurement, seconds, clock, tell)
     except OutOfTimeError:
         found.ended = OUT_OF_TIME
     except BaseException as error:
@@ -200,14 +213,14 @@ def search(
             raise
         interrupt.forget()
         found.ended = INTERRUPTED
-    if found.ended:
-        name, begun = found.stages.popitem() if found.stages else ("", [])
+    for name in found.stages.keys() - told:  # the one in which it ended early
+        begun = found.stages.pop(name)
         trials = ranked([trial for trial in begun if trial.pairs])
         if trials:
             found.stages[name] = trials
             on_stage(name, trials)
         # Time mostly ends in the last pass, once all finalists have answered enough prompts.
-        enough = begun and all(len(trial.pairs) >= MIN_BATCHES for trial in begun)
+        enough = all(len(trial.pairs) >= MIN_BATCHES for trial in begun)
         if found.ended == OUT_OF_TIME and name == "finalists" and enough:
             found.ended = ""
     found.chosen = choose(found.measured, exact=exact)
