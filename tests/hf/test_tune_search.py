@@ -166,7 +166,7 @@ def test_the_stages_refine_the_best_drafter():
 def test_the_search_keeps_to_its_time(seconds):
     """However little it is, drafters are compared, and the finalists answer enough prompts."""
     found, synthetic = searched({STEADY: (1.3, 0.0)}, seconds)
-    assert min(len(trial.pairs) for trial in found.stages["finalists"]) >= 5
+    assert min(len(trial.turns) for trial in found.stages["finalists"]) >= 5
     assert (len(found.stages) == 4) == (seconds >= 300)
     assert 0.8 * seconds < synthetic.now <= seconds
     assert (found.ended, found.library) == ("", 2)
@@ -180,7 +180,7 @@ def test_a_search_without_time_ends_within_an_answer(seconds):
     assert seconds <= synthetic.now <= seconds + 2
     assert (found.ended, found.measured, found.chosen) == ("out of time", [], None)
     assert (found.best is not None) == (seconds > 1)
-    assert all(trial.pairs for trials in found.stages.values() for trial in trials)
+    assert all(trial.turns for trials in found.stages.values() for trial in trials)
 
 
 def test_a_search_that_is_interrupted_has_the_best_so_far():
@@ -237,7 +237,7 @@ def test_an_early_end_tells_nothing_of_what_looks_faster(ratio, sure, ended, tel
         synthetic.answer([trial])
     found = Found({"finalists": [trial]}, trial if sure else None, ended=ended)
     assert found.tells == tells
-    del trial.pairs[4]
+    del trial.turns[4]
     assert found.tells == (sure or not ended)
 
 
@@ -288,12 +288,12 @@ def test_an_interval_is_one_over_prompts_and_not_over_answers():
     """Ten answers to one prompt say nothing of another prompt."""
     trial, synthetic = Trial(candidate()), Synthetic({STEADY: (1.3, 0.1)})
     synthetic.answer([trial])
-    trial.pairs[0] *= 10
+    trial.turns[0] *= 10
     assert (trial.interval, trial.low, len(trial.every)) == (None, 0.0, 10)
     assert choose([trial], exact=True) is None
     synthetic.answer([trial])
     low, high = trial.interval
-    ratios = sorted(20 / pairs[0].mine.seconds / 20 for pairs in trial.pairs.values())
+    ratios = sorted(20 / turns[0].mine.seconds / 20 for turns in trial.turns.values())
     assert (low, high) == pytest.approx(tuple(ratios))
     assert low < trial.ratio < high
 
@@ -358,12 +358,12 @@ def test_candidates_do_not_share_what_calls_remember(monkeypatch):
             used(config)
         return configs, {}
 
-    def pairs(loaded, configs, *_, **__):
+    def answered(loaded, configs, *_, **__):
         used(configs[1])
         return {configs[1].name: [None]}
 
     monkeypatch.setattr(measure, "warm_up", warm)
-    monkeypatch.setattr(measure, "run_turns", pairs)
+    monkeypatch.setattr(measure, "run_turns", answered)
     settings = Settings(sampling={"temperature": 0.0}, max_new_tokens=4)
     loaded, drafters = SimpleNamespace(model=model), {"prompt_lookup": "prompt_lookup"}
     answers = measure.Answers(loaded, drafters, [None, None], settings, str)
@@ -371,7 +371,7 @@ def test_candidates_do_not_share_what_calls_remember(monkeypatch):
     trials = list(map(Trial, ready))
     answers.answer(trials)
     answers.answer(trials)
-    assert [list(trial.pairs) for trial in trials] == [[0, 1], [0, 1]]
+    assert [list(trial.turns) for trial in trials] == [[0, 1], [0, 1]]
     assert record_of(model).measured is before
     memories = [seen[one.name] for one in ready]
     assert [len(each) for each in memories] == [3, 3]

@@ -184,7 +184,7 @@ def run_turn(
         (again, _), seconds = timed(model, lambda: run_stream(own, count))
         turn.without_drafts = Run([token for step in again for token in step.tokens], seconds)
     width = prompt_width(model, inputs)
-    limited = {**settings, "max_new_tokens": _room(model, width, settings)}
+    limited = {**settings, "max_new_tokens": _most_new_tokens(model, width, settings)}
     cuda = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(cuda):
         sequences, seconds = timed(
@@ -267,7 +267,7 @@ def prompt_ids(model: Any, inputs: dict[str, torch.Tensor]) -> list[int]:
     return [] if is_encoder_decoder(model) else inputs["input_ids"][0].tolist()
 
 
-def _room(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:
+def _most_new_tokens(model: Any, prompt_tokens: int, settings: dict[str, Any]) -> int:
     """New tokens that fit the context; ``model.generate`` itself would go on past it."""
     wanted: int = settings["max_new_tokens"]
     context = context_length(model)

@@ -274,7 +274,7 @@ def _conclude(found: Found) -> None:
     elif found.tells:
         lines.append("chosen: no drafts, since none are sure to be faster than decoding without")
     elif best is not None:
-        name, count = best.candidate.name if best.speed > 1 else "no drafts", len(best.pairs)
+        name, count = best.candidate.name if best.speed > 1 else "no drafts", len(best.turns)
         needs = "" if found.measured else f" of the {MIN_BATCHES} prompts that a profile needs"
         lines.append(
             f"best so far, on {count}{needs or ' prompts'}: {name}; {best.speeds(found.library)}"

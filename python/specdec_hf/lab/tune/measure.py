@@ -82,11 +82,11 @@ class Answers:
             name = trial.candidate.name
             configs = [self._without, self._configs[name]]
             with self._memory_of(name):
-                pairs = run_turns(
+                turns = run_turns(
                     self._loaded, configs, [self._batches[number]], self._arguments, 1,
                     self._advance, first=self._answered,
                 )  # fmt: skip
-            trial.add(number, pairs[name][0])
+            trial.add(number, turns[name][0])
         self._answered += 1
 
     def _make_ready(self, candidate: Candidate) -> None:

@@ -48,21 +48,21 @@ class Trial:
     """What was measured of a candidate in one stage.
 
     Attributes:
-        pairs: by the number of the batch, its answers and those without drafts made in turns with
+        turns: by the number of the batch, its answers and those without drafts made in turns with
             them.
     """
 
     candidate: Candidate
-    pairs: dict[int, list[Turns]] = field(default_factory=dict)
+    turns: dict[int, list[Turns]] = field(default_factory=dict)
 
-    def add(self, number: int, pair: Turns) -> None:
+    def add(self, number: int, turns: Turns) -> None:
         """Add an answer to batch ``number``."""
-        self.pairs.setdefault(number, []).append(pair)
+        self.turns.setdefault(number, []).append(turns)
 
     @property
     def sums(self) -> NDArray[np.float64]:
         """[n, 4], as in `sums_of`, for each of n batches the mean of its answers."""
-        return np.array([sums_of(pairs).mean(axis=0) for pairs in self.pairs.values()])
+        return np.array([sums_of(turns).mean(axis=0) for turns in self.turns.values()])
 
     @property
     def ratio(self) -> float:
@@ -92,25 +92,25 @@ class Trial:
             generate=without / library if library else None,
             without_drafts=without,
             with_drafts=tokens / seconds,
-            drafted=sum(pair.mine.drafted for pair in self.every),
-            accepted=sum(pair.mine.accepted for pair in self.every),
+            drafted=sum(one.mine.drafted for one in self.every),
+            accepted=sum(one.mine.accepted for one in self.every),
         )
 
     @property
     def every(self) -> list[Turns]:
-        """The pairs of all batches."""
-        return [pair for pairs in self.pairs.values() for pair in pairs]
+        """The turns of all batches."""
+        return [one for turns in self.turns.values() for one in turns]
 
     @property
     def tokens_per_round(self) -> float:
         """Tokens per forward of the target and sequence; 0 where no round was counted."""
-        rounds = sum(pair.mine.rounds for pair in self.every)
-        return sum(pair.mine.tokens for pair in self.every) / rounds if rounds else 0.0
+        rounds = sum(one.mine.rounds for one in self.every)
+        return sum(one.mine.tokens for one in self.every) / rounds if rounds else 0.0
 
     @property
     def identical(self) -> int:
         """How many answers have the text that the library gives without drafts."""
-        return sum(pair.mine.identical for pair in self.every)
+        return sum(one.mine.identical for one in self.every)
 
 
 class Measurement(Protocol):
@@ -126,7 +126,7 @@ class Measurement(Protocol):
         """Those that can take part, each warm."""
 
     def answer(self, trials: Sequence[Trial]) -> None:
-        """Answer the next batch with all of them, in turns, and add the pairs."""
+        """Answer the next batch with all of them, and add the turns."""
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Found:
     def measured(self) -> list[Trial]:
         """The trials of the last stage in which some answered `MIN_BATCHES`, those that did."""
         for trials in reversed(self.stages.values()):
-            enough = [trial for trial in trials if len(trial.pairs) >= MIN_BATCHES]
+            enough = [trial for trial in trials if len(trial.turns) >= MIN_BATCHES]
             if enough:
                 return enough
         return []
@@ -215,12 +215,12 @@ def search(
         found.ended = INTERRUPTED
     for name in found.stages.keys() - told:  # the one in which it ended early
         begun = found.stages.pop(name)
-        trials = ranked([trial for trial in begun if trial.pairs])
+        trials = ranked([trial for trial in begun if trial.turns])
         if trials:
             found.stages[name] = trials
             on_stage(name, trials)
         # Time mostly ends in the last pass, once all finalists have answered enough prompts.
-        enough = all(len(trial.pairs) >= MIN_BATCHES for trial in begun)
+        enough = all(len(trial.turns) >= MIN_BATCHES for trial in begun)
         if found.ended == OUT_OF_TIME and name == "finalists" and enough:
             found.ended = ""
     found.chosen = choose(found.measured, exact=exact)
