@@ -12,12 +12,13 @@ import torch
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli import report
 from specdec_hf.cli.checks import Settings
+from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.lab.bench import configs as bench_configs
 from specdec_hf.lab.bench import results, summary
 from specdec_hf.lab.bench import runs as bench_runs
 from specdec_hf.lab.bench.efficiency import forward_costs, predict, round_costs
-from specdec_hf.lab.bench.runs import PLAIN, WITHOUT, Answer, Batch, Config, Turns
+from specdec_hf.lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.runner.protocol import CACHE_NAME
@@ -61,8 +62,8 @@ def test_bench_compares_drafters_and_schedules(bench, tmp_path):
     assert [entry["runs"] for entry in found] == [2, 2]
     names = [row["name"] for row in found[0]["rows"]]
     assert names == [
-        PLAIN, "prompt lookup, Transformers", WITHOUT, "prompt_lookup", "prompt_lookup, heuristic",
-        "prompt_lookup, optimal", "layers:1", "layers:1, heuristic",
+        GENERATE, "prompt lookup, Transformers", WITHOUT, "prompt_lookup",
+        "prompt_lookup, heuristic", "prompt_lookup, optimal", "layers:1", "layers:1, heuristic",
         "layers:1, optimal", "prompt_lookup+ngram, tree", "prompt_lookup+ngram, tree, optimal",
     ]  # fmt: skip
     for row in found[0]["rows"]:
@@ -84,12 +85,12 @@ def test_bench_compares_drafters_and_schedules(bench, tmp_path):
 
 def check_ratios(row):
     """Every ratio of a row is that of the seconds that the file has of its answers."""
-    drafts = row["name"] not in (PLAIN, "prompt lookup, Transformers", WITHOUT)
+    drafts = row["name"] not in (GENERATE, "prompt lookup, Transformers", WITHOUT)
     roles = {"m": "with_drafts", "p": "model.generate"}
     if drafts:
         roles["w"] = "without_drafts"
     sums = {role: [0, 0.0] for role in roles}
-    for answer in row["answers"] if row["name"] != PLAIN else ():
+    for answer in row["answers"] if row["name"] != GENERATE else ():
         runs = 2 if row["name"] != WITHOUT else 2 * 8  # the turns of all that draft
         assert [sorted(order) for order in answer["orders"]] == [sorted(roles)] * runs
         mine = {"tokens": len(answer["texts"][0]), "seconds_of_runs": answer["seconds_of_runs"]}
@@ -98,7 +99,7 @@ def check_ratios(row):
                 assert len(of["seconds_of_runs"]) == runs
                 sums[role][0] += of["tokens"]
                 sums[role][1] += np.median(of["seconds_of_runs"])
-    if row["name"] == PLAIN:
+    if row["name"] == GENERATE:
         return
     speed = {role: tokens / seconds for role, (tokens, seconds) in sums.items()}
     assert row["ratio"] == pytest.approx(speed["m"] / speed["p"])
@@ -118,9 +119,9 @@ def check_ratios(row):
 def test_drafts_are_measured_without_any_other_config(bench):
     """The default drafter costs three answers a turn, and a peer only where one is asked for."""
     (content,) = bench("--limit 1 --max-new-tokens 4 --drafter auto --peer none --runs 1")
-    assert [row["name"] for row in content["rows"]] == [PLAIN, WITHOUT, "auto, optimal"]
+    assert [row["name"] for row in content["rows"]] == [GENERATE, WITHOUT, "auto, optimal"]
     (content,) = bench("--limit 1 --max-new-tokens 4 --drafter none --peer none --runs 1")
-    assert [row["name"] for row in content["rows"]] == [PLAIN, WITHOUT]
+    assert [row["name"] for row in content["rows"]] == [GENERATE, WITHOUT]
     assert [order for a in content["rows"][1]["answers"] for order in a["orders"]] == ["pm", "mp"]
 
 
@@ -156,7 +157,7 @@ def test_ragged_batches_are_compared_greedily_and_sampled(bench):
     assert (greedy["batch_size"], sampled["temperature"], sampled["top_p"]) == (2, 0.7, 0.9)
     assert set(greedy["left_out"]) == {"llama.cpp", "assisted, Transformers"}
     names = [row["name"] for row in greedy["rows"]]
-    assert names == [PLAIN, WITHOUT, "layers:1"]
+    assert names == [GENERATE, WITHOUT, "layers:1"]
     for row, other in zip(greedy["rows"], sampled["rows"], strict=True):
         # Five prompts make two batches, each of categories in turns.
         assert [answer["prompts"] for answer in row["answers"]] == [["0", "2"], ["1", "3"]]
@@ -173,7 +174,7 @@ def test_the_baselines_of_speculative_sampling_take_part(bench):
     rows = {row["name"]: row for row in greedy["rows"]}
     assert all(rows[name]["identical"] == rows[name]["texts"] for name in names)
     assert rows[names[1]]["tokens_per_round"] >= rows[names[0]]["tokens_per_round"] >= 1
-    assert rows[PLAIN]["tokens_per_round"] is None
+    assert rows[GENERATE]["tokens_per_round"] is None
     assert names[0] in [row["name"] for row in sampled["rows"]]
     assert "the longest of sampled chains is biased" in sampled["left_out"][names[1]]
 
@@ -192,7 +193,7 @@ def in_turns(monkeypatch, answer, configs, batches, runs):
 
 def test_texts_must_equal_those_of_the_reference(monkeypatch):
     """Those of other ways to generate must equal those of plain Transformers all the same."""
-    texts = {PLAIN: [[1]], "peer": [[1]], WITHOUT: [[2]], "equal": [[2]], "other": [[1]]}
+    texts = {GENERATE: [[1]], "peer": [[1]], WITHOUT: [[2]], "equal": [[2]], "other": [[1]]}
 
     def answer(model, config, batch, arguments):
         return Answer(batch.prompts, "", texts[config.name], 1.0, [1.0])
@@ -200,12 +201,14 @@ def test_texts_must_equal_those_of_the_reference(monkeypatch):
     decoder = SpeculativeDecoder()
     without = Config(WITHOUT, decoder, without_drafts=True, reference=True)
     drafting = [Config("equal", decoder), Config("other", decoder)]
-    turns = in_turns(monkeypatch, answer, [Config(PLAIN), Config("peer"), without, *drafting], 1, 1)
+    turns = in_turns(
+        monkeypatch, answer, [Config(GENERATE), Config("peer"), without, *drafting], 1, 1
+    )
     same = {name: each[0].mine.identical for name, each in turns.items()}
     assert same == {"peer": True, "equal": True, "other": False}
-    assert all(each[0].plain.identical for each in turns.values())
-    assert turns["equal"][0].without.identical
-    alone = in_turns(monkeypatch, answer, [Config(PLAIN), without], 1, 1)
+    assert all(each[0].generate.identical for each in turns.values())
+    assert turns["equal"][0].without_drafts.identical
+    alone = in_turns(monkeypatch, answer, [Config(GENERATE), without], 1, 1)
     assert alone[WITHOUT][0].mine.identical
 
 
@@ -225,20 +228,20 @@ def measured(monkeypatch, seconds, drafts=None):
             batch.prompts, batch.category, text, took, [took], drafted=2, accepted=accepted
         )
 
-    every = [Config(PLAIN), Config("peer")]
+    every = [Config(GENERATE), Config("peer")]
     if drafts is not None:
         without = Config(WITHOUT, SpeculativeDecoder(None), without_drafts=True)
-        every = [Config(PLAIN), without, Config("fast", SpeculativeDecoder())]
+        every = [Config(GENERATE), without, Config("fast", SpeculativeDecoder())]
     turns = in_turns(monkeypatch, answer, every, 6, 3)
     return summary.rows_of(every, turns, None, sampled=False), calls
 
 
 def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):
-    took = {PLAIN: 2.0, "peer": 1.0}
+    took = {GENERATE: 2.0, "peer": 1.0}
     rows, calls = measured(monkeypatch, lambda name, call: took[name])
     pairs = list(zip(calls[::2], calls[1::2], strict=True))
-    assert set(pairs) == {(PLAIN, "peer"), ("peer", PLAIN)}
-    assert sum(first == PLAIN for first, _ in pairs) == 9
+    assert set(pairs) == {(GENERATE, "peer"), ("peer", GENERATE)}
+    assert sum(first == GENERATE for first, _ in pairs) == 9
     assert (rows[1].ratio, rows[1].interval, rows[1].notes) == (2.0, (2.0, 2.0), [])
     assert {name: one.together for name, one in rows[1].categories.items()} == {"a": 2.0, "b": 2.0}
     assert (rows[0].ratio, rows[0].texts) == (1.0, 6)
@@ -247,7 +250,7 @@ def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):
 @pytest.mark.parametrize("accepted", [1, 0], ids=["accepted", "none accepted"])
 def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatch, accepted):
     """Forwards of this library are 2 times as fast as the others, and drafts of it 1.25 times."""
-    took = {PLAIN: 5.0, WITHOUT: 2.5, "fast": 2.0}
+    took = {GENERATE: 5.0, WITHOUT: 2.5, "fast": 2.0}
     rows, calls = measured(monkeypatch, lambda name, call: took[name], accepted)
     names = [row.name for row in rows]
     turns = Counter(zip(calls[::3], calls[1::3], calls[2::3], strict=True))
@@ -273,7 +276,7 @@ def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatc
 
 @pytest.mark.parametrize(
     ("side", "word"),
-    [("fast", "it"), (PLAIN, PLAIN), (WITHOUT, "this library without drafts")],
+    [("fast", "it"), (GENERATE, GENERATE), (WITHOUT, "this library without drafts")],
 )
 def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch, side, word):
     rows, _ = measured(monkeypatch, lambda name, call: 9.0 if (name, call) == (side, 1) else 1.0, 1)
@@ -370,7 +373,7 @@ def row(costs):
     mine = Answer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11, stats=stats)
     plain = Answer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP)
     turns = {"drafter": [Turns(mine, plain, ["pm"])]}
-    return summary.rows_of([Config(PLAIN), Config("drafter")], turns, costs, sampled=False)[1]
+    return summary.rows_of([Config(GENERATE), Config("drafter")], turns, costs, sampled=False)[1]
 
 
 def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it():

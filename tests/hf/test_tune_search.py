@@ -96,7 +96,7 @@ class Synthetic:
                 [""], "", text, seconds, [seconds], identical=same, rounds=rounds, drafted=5,
                 accepted=0 if rounds == TOKENS else 5,
             )  # fmt: skip
-            trial.add(number, Turns(mine, Answer([""], "", text, 1.0, [1.0]), ["pm"]))
+            trial.add(number, Turns(mine, None, ["wm"], Answer([""], "", text, 1.0, [1.0])))
 
 
 STEADY, NOISY = "prompt_lookup, 7", ("suffix_automaton, 7", "nasd", "ngram", "token_recycling")

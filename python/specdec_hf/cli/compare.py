@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.cli.speeds import GENERATE, WITHOUT, Speeds
+from specdec_hf.cli.speeds import GENERATE, WITHOUT, Speeds, Sums
 from specdec_hf.detokenizer import decode_behind
 from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.statistics import SpecStats
@@ -126,19 +126,15 @@ class Turn:
 def speeds_of(turns: Sequence[Turn]) -> Speeds:
     """Tokens a second of all answers together."""
 
-    def speed(runs: Sequence[Run | None]) -> float | None:
-        made = [run for run in runs if run is not None]
-        seconds = sum(run.seconds for run in made)
-        if len(made) < len(runs) or not seconds:
-            return None
-        return sum(len(run.tokens) for run in made) / seconds
+    def sums(run: Run | None) -> Sums | None:
+        return None if run is None else (len(run.tokens), run.seconds)
 
-    return Speeds(
-        speed([turn.generate for turn in turns]),
-        speed([turn.plain for turn in turns]),
-        speed([Run(turn.tokens, turn.seconds) for turn in turns]) or 0.0,
-        sum(turn.stats.drafted for turn in turns),
-        sum(turn.stats.accepted for turn in turns),
+    return Speeds.of_sums(
+        [sums(turn.generate) for turn in turns],
+        [sums(turn.plain) for turn in turns],
+        [(len(turn.tokens), turn.seconds) for turn in turns],
+        drafted=sum(turn.stats.drafted for turn in turns),
+        accepted=sum(turn.stats.accepted for turn in turns),
     )
 
 

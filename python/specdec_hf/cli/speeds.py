@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 GENERATE, WITHOUT, WITH = "model.generate", "without drafts", "with drafts"
+Sums = tuple[float, float]  # tokens and seconds of one answer or several
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,21 @@ speculation: 1.25 times as fast as without drafts
     with_drafts: float
     drafted: int
     accepted: int
+
+    @classmethod
+    def of_sums(
+        cls,
+        generate: Sequence[Sums | None],
+        without_drafts: Sequence[Sums | None],
+        with_drafts: Sequence[Sums | None],
+        *,
+        drafted: int,
+        accepted: int,
+    ) -> Speeds:
+        """The speeds of all answers together; one that was not made, None, leaves its way out."""
+        return cls(
+            _speed(generate), _speed(without_drafts), _speed(with_drafts) or 0.0, drafted, accepted
+        )
 
     @property
     def library(self) -> float | None:
@@ -110,6 +127,12 @@ which none was accepted'
                 "together": self.together,
             },
         }
+
+
+def _speed(answers: Sequence[Sums | None]) -> float | None:
+    made = [one for one in answers if one is not None]
+    seconds = sum(one[1] for one in made)
+    return sum(one[0] for one in made) / seconds if seconds and len(made) == len(answers) else None
 
 
 def _ratio(speed: float | None, of: float | None) -> float | None:

@@ -139,10 +139,10 @@ def bench(
     default = [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
     drafters = list(drafter) or default
     for sampling in samplings:  # each is completed
-        plain = replace(common, sampling=sampling)
-        drafting = replace(plain, **measured)
+        without_drafts = replace(common, sampling=sampling)
+        drafting = replace(without_drafts, **measured)
         chosen = settings_of(drafting, drafters, schedule, number)
-        sources = [check(one) for one in (plain, *chosen)]
+        sources = [check(one) for one in (without_drafts, *chosen)]
     prompts = first_of_each_category(read_prompts(questions), limit)
     sizes = once(batch_size, 1)
     for size in sizes:
@@ -150,14 +150,16 @@ def bench(
             fail(f"--batch-size must be in [1, {len(prompts)}], the prompts, got {size}")
     results = Results()
     for one in dtypes:
-        plain_settings = [replace(common, dtype=one, sampling=sampling) for sampling in samplings]
+        settings_without_drafts = [
+            replace(common, dtype=one, sampling=sampling) for sampling in samplings
+        ]
         loaded, configs, left_out = _load(
-            plain_settings[0], chosen, sources, peers, prompts, named=bool(drafter)
+            settings_without_drafts[0], chosen, sources, peers, prompts, named=bool(drafter)
         )
         for size in sizes:
             batches = in_batches(loaded, prompts, size)
-            for plain in plain_settings:
-                results.measure(loaded, configs, batches, plain, runs, left_out)
+            for without_drafts in settings_without_drafts:
+                results.measure(loaded, configs, batches, without_drafts, runs, left_out)
     results.write(json_file, markdown)
 
 

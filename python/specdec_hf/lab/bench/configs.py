@@ -13,6 +13,7 @@ from specdec_hf.cli.checks import Settings, chains_of_auto
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
+from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import AUTO, DRAFTERS, entry_named, has_own_tree
 from specdec_hf.options import LOSSY_RULES, rule_parameters
@@ -103,10 +104,10 @@ def make_configs(
     """
     from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.lab.bench.peers import LeftOutError, make_peer
-    from specdec_hf.lab.bench.runs import PLAIN, WITHOUT, Config
+    from specdec_hf.lab.bench.runs import WITHOUT, Config
     from specdec_hf.runner.encoded import is_encoder_decoder
 
-    configs, left_out = [Config(PLAIN)], {}
+    configs, left_out = [Config(GENERATE)], {}
     for name in peers:
         try:
             configs.append(make_peer(name, loaded, source))

@@ -121,7 +121,10 @@ def _measure(
         taken, left_out = warm_up(loaded, configs, batches, arguments, advance)
         turns = run_turns(loaded, taken, batches, arguments, runs, advance)
     answers = [
-        answer for each in turns.values() for one in each for answer in (one.mine, one.without)
+        answer
+        for each in turns.values()
+        for one in each
+        for answer in (one.mine, one.without_drafts)
     ]
     calls = [answer.stats for answer in answers if answer is not None and answer.stats]
     in_rounds = any(stats.forwards != "own" for stats in calls)

@@ -18,11 +18,11 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.compare import prompt_width, synchronize
 from specdec_hf.cli.load import Loaded
+from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.lab.bench.baselines import Baseline
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import run_stream
 
-PLAIN = "model.generate"
 WITHOUT = "without drafts, specdec"
 WARM_UP_TOKENS = 8
 
@@ -43,7 +43,7 @@ class Config:
         without_drafts: whether it is this library without drafts, which takes part in the turns of
             each config that drafts.
         reference: whether other answers of this library must equal those of this config, in place
-            of those of plain Transformers, whose forwards have other widths.
+            of those of ``model.generate``, whose forwards have other widths.
     """
 
     name: str
@@ -119,34 +119,39 @@ class Turns:
 
     Attributes:
         mine: of the config.
-        plain: of the config that all are compared with, mostly ``model.generate``.
-        orders: who answered first, second and third in each run: "m" is the config, "p" the plain
-            one, "w" this library without drafts.
-        without: of this library without drafts, where the config drafts.
+        generate: of ``model.generate``; None where it took no part.
+        orders: who answered first, second and third in each run: "m" is the config, "p"
+            ``model.generate``, "w" this library without drafts.
+        without_drafts: of this library without drafts, where the config drafts.
     """
 
     mine: Answer
-    plain: Answer
+    generate: Answer | None
     orders: list[str]
-    without: Answer | None = None
+    without_drafts: Answer | None = None
 
 
 def turns_of(configs: Sequence[Config]) -> list[dict[str, Config]]:
-    """Who answers in turns, by the letters of `Turns.orders`; the first config is the plain one.
+    """Who answers in turns, by the letters of `Turns.orders`.
 
-    A config of this library that drafts takes turns with the plain one and with this library
-    without drafts, all others with the plain one. Where a config drafts, this library without
-    drafts has no turns of its own.
+    A config of this library that drafts takes turns with ``model.generate`` and with this library
+    without drafts, all others with ``model.generate``, each if it is there. Where a config drafts,
+    this library without drafts has no turns of its own.
     """
-    plain, *others = configs
+    generate, others = dict[str, Config](), list[Config]()
+    for one in configs:
+        if one.name == GENERATE:
+            generate["p"] = one
+        else:
+            others.append(one)
     without = next((one for one in others if one.without_drafts), None)
     drafting = [one for one in others if one.decoder is not None and one is not without]
     turns = []
     for one in others:
         if without is not None and one in drafting:
-            turns.append({"p": plain, "w": without, "m": one})
+            turns.append({**generate, "w": without, "m": one})
         elif one is not without or not drafting:
-            turns.append({"p": plain, "m": one})
+            turns.append({**generate, "m": one})
     return turns
 
 
@@ -159,7 +164,7 @@ def run_turns(
     advance: Callable[[str], None],
     first: int = 0,
 ) -> dict[str, list[Turns]]:
-    """Answer every batch with every config; the first config is the plain one.
+    """Answer every batch with every config.
 
     An answer is made right before or after those that it is compared with, in an order that
     changes. In run 0, 1, ... all configs of a batch draw the same seed, so that a run can be
@@ -167,7 +172,7 @@ def run_turns(
 
     Args:
         loaded: the target.
-        configs: those that `warm_up` took, the plain one first.
+        configs: those that `warm_up` took.
         batches: all of the same number of sequences.
         arguments: of generation.
         runs: how often each config answers each batch.
@@ -189,19 +194,16 @@ def run_turns(
                     advance(turn["m"].name)
                     torch.manual_seed(number * runs + run)
                     made[k][role].append(_answer(loaded.model, turn[role], batch, arguments))
-        texts = own = made[0]["p"][0].texts
+        texts = own = next(iter(made[0].values()))[0].texts
         for turn, answers in zip(every, made, strict=True):
             reference = [role for role, one in turn.items() if one.reference]
             if reference:
                 own = answers[reference[0]][0].texts
                 break
         for turn, answers, order in zip(every, made, orders, strict=True):
-            wanted = {
-                role: texts if one.decoder is None or role == "p" else own
-                for role, one in turn.items()
-            }
+            wanted = {role: texts if one.decoder is None else own for role, one in turn.items()}
             of = {role: _of_runs(each, wanted[role]) for role, each in answers.items()}
-            found[turn["m"].name].append(Turns(of["m"], of["p"], order, of.get("w")))
+            found[turn["m"].name].append(Turns(of["m"], of.get("p"), order, of.get("w")))
     return found
 
 
@@ -252,22 +254,22 @@ def warm_up(
     return taken, left_out
 
 
-def _of_runs(each: list[Answer], plain: list[list[int]]) -> Answer:
-    """One answer of those of all runs; ``plain`` are the texts that they must equal."""
+def _of_runs(each: list[Answer], wanted: list[list[int]]) -> Answer:
+    """One answer of those of all runs; ``wanted`` are the texts that they must equal."""
     seconds = [answer.seconds for answer in each]
     middle = sorted(each, key=lambda answer: answer.seconds)[(len(each) - 1) // 2]
     return replace(
         middle,
         seconds=median(seconds),
         seconds_of_runs=seconds,
-        identical=all(answer.texts == plain for answer in each),
+        identical=all(answer.texts == wanted for answer in each),
         notes=sorted({note for answer in each for note in answer.notes}),
     )
 
 
 def _answer(model: Any, config: Config, batch: Batch, arguments: dict[str, Any]) -> Answer:
     stamps = _Stamps()
-    if config.name == PLAIN:
+    if config.name == GENERATE:
         arguments = {**arguments, "stopping_criteria": StoppingCriteriaList([stamps])}
     graphs = _graphs()
     began = time.perf_counter()

@@ -11,17 +11,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hf.cli.speeds import Speeds
+from specdec_hf.cli.speeds import GENERATE, Speeds, Sums
 from specdec_hf.lab.bench.efficiency import predict
-from specdec_hf.lab.bench.runs import PLAIN, Answer, Config, Turns
+from specdec_hf.lab.bench.runs import Answer, Config, Turns
 from specdec_hf.schedules.costs import MonotoneCost
 
 DRAWS, LEVEL = 2000, 0.9  # of the bootstrap
 ORDER_EFFECT = 1.1
 SLOW_START = 2.0
 MOST_EFFICIENT = 1.05
-NAMES = {"plain": PLAIN, "without": "this library without drafts"}  # what answers in turns
-Side = Literal["plain", "without"]
+Side = Literal["generate", "without_drafts"]  # what answers in turns with a config
+NAMES: dict[Side, str] = {"generate": GENERATE, "without_drafts": "this library without drafts"}
+LETTERS: dict[Side, str] = {"generate": "p", "without_drafts": "w"}  # in `Turns.orders`
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Row:
     @property
     def drafts(self) -> bool:
         """Whether it took turns with this library without drafts, too."""
-        return any(one.without is not None for one in self.turns)
+        return any(one.without_drafts is not None for one in self.turns)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the seconds of every answer.
@@ -97,11 +98,12 @@ class Row:
 def _answers(turns: Turns) -> dict[str, Any]:
     content = asdict(replace(turns.mine, stats=None))
     del content["stats"]
-    if turns.orders:  # the plain one has taken turns with all others
+    if turns.orders:  # model.generate has taken turns with all others
         content["orders"] = turns.orders
-        for role, other in (("p", turns.plain), ("w", turns.without)):
+        for side, letter in LETTERS.items():
+            other = getattr(turns, side)
             if other is not None:
-                content[role] = {"tokens": other.tokens, "seconds_of_runs": other.seconds_of_runs}
+                content[letter] = {"tokens": other.tokens, "seconds_of_runs": other.seconds_of_runs}
     return content
 
 
@@ -120,12 +122,14 @@ def rows_of(
         forward: what forwards of the target cost; None leaves the efficiency out.
         sampled: whether texts cannot be compared.
     """
-    together = {PLAIN: [Turns(one, one, []) for one in _of_all(turns.values(), "plain")], **turns}
-    drafting = [each for each in turns.values() if each[0].without is not None]
+    together = {
+        GENERATE: [Turns(one, one, []) for one in _of_all(turns.values(), "generate")], **turns
+    }  # fmt: skip
+    drafting = [each for each in turns.values() if each[0].without_drafts is not None]
     without = next((one.name for one in configs if one.without_drafts), "")
     if drafting:
-        mine, plain = _of_all(drafting, "without"), _of_all(drafting, "plain")
-        every = zip(mine, plain, *drafting, strict=True)
+        mine, generate = (_of_all(drafting, side) for side in ("without_drafts", "generate"))
+        every = zip(mine, generate, *drafting, strict=True)
         together[without] = [
             Turns(one, other, [order.replace("m", "").replace("w", "m")
                                for each in same for order in each.orders])
@@ -177,9 +181,9 @@ def _row(config: Config, turns: list[Turns], forward: MonotoneCost | None, *, sa
         schedule=config.schedule,
         speeds=speeds,
         interval=interval_of(sums_of(turns)),
-        speculation_interval=interval_of(sums_of(turns, "without")) if gains else None,
+        speculation_interval=interval_of(sums_of(turns, "without_drafts")) if gains else None,
         median_ratio=median(ratio_of(sums_of([one])) for one in turns),
-        categories=categories if config.name != PLAIN else {},
+        categories=categories if config.name != GENERATE else {},
         tokens_per_round=sum(a.tokens for a in answers) / rounds if rounds else None,
         alpha=alpha,
         theorem=theorem,
@@ -187,7 +191,7 @@ def _row(config: Config, turns: list[Turns], forward: MonotoneCost | None, *, sa
         loop_share=loop_share,
         identical=None if sampled else sum(answer.identical for answer in answers),
         texts=len(answers),
-        notes=[*sorted(notes), *(faults(turns) if config.name != PLAIN else ())],
+        notes=[*sorted(notes), *(faults(turns) if config.name != GENERATE else ())],
         turns=turns,
     )
 
@@ -198,35 +202,35 @@ def _efficiency(
     """Acceptance rate, speed-up by the theorem, efficiency and loop share."""
     calls = [one.mine.stats for one in turns if one.mine.stats is not None]
     seconds = sum(one.mine.later_seconds for one in turns)
-    plain_tokens = sum(one.plain.later_tokens for one in turns)
-    if forward is None or not any(stats.drafted for stats in calls) or not plain_tokens:
+    generated = [one.generate for one in turns if one.generate is not None]
+    later_tokens = sum(answer.later_tokens for answer in generated)
+    if forward is None or not any(stats.drafted for stats in calls) or not later_tokens:
         return None, None, None, None
     found = predict(calls, forward, drafts_on_host=config.drafts_on_host)
     if found is None:
         return None, None, None, None
-    steps = sum(max(map(len, one.plain.texts)) - 1 for one in turns)
-    theorem = found.tokens * forward.at(1) * steps / plain_tokens
+    steps = sum(max(map(len, answer.texts)) - 1 for answer in generated)
+    theorem = found.tokens * forward.at(1) * steps / later_tokens
     reached = sum(one.mine.later_tokens for one in turns) / seconds
     return found.alpha, theorem, reached / found.tokens, found.loop_share
 
 
 def speeds_of(turns: Sequence[Turns]) -> Speeds:
     """The speeds of a config and of those that it took turns with."""
-    tokens, seconds, plain_tokens, plain_seconds = sums_of(turns).sum(0).tolist()
-    without = None
-    if all(one.without is not None for one in turns):
-        _, _, without_tokens, without_seconds = sums_of(turns, "without").sum(0).tolist()
-        without = without_tokens / without_seconds
-    return Speeds(
-        generate=plain_tokens / plain_seconds,
-        without_drafts=without,
-        with_drafts=tokens / seconds,
+
+    def sums(answer: Answer | None) -> Sums | None:
+        return None if answer is None else (answer.tokens, answer.seconds)
+
+    return Speeds.of_sums(
+        [sums(one.generate) for one in turns],
+        [sums(one.without_drafts) for one in turns],
+        [sums(one.mine) for one in turns],
         drafted=sum(one.mine.drafted for one in turns),
         accepted=sum(one.mine.accepted for one in turns),
     )
 
 
-def sums_of(turns: Sequence[Turns], side: Side = "plain") -> NDArray[np.float64]:
+def sums_of(turns: Sequence[Turns], side: Side = "generate") -> NDArray[np.float64]:
     """[n, 4]: tokens and seconds of the config, and of a side that it is compared with."""
     both = [(one.mine, getattr(one, side)) for one in turns]
     return np.array([(a.tokens, a.seconds, b.tokens, b.seconds) for a, b in both], dtype=np.float64)
@@ -234,8 +238,8 @@ def sums_of(turns: Sequence[Turns], side: Side = "plain") -> NDArray[np.float64]
 
 def ratio_of(sums: NDArray[np.float64]) -> float:
     """Tokens a second of the config, over those of the other side."""
-    tokens, seconds, plain_tokens, plain_seconds = sums.sum(0)
-    return float(tokens / seconds * plain_seconds / plain_tokens)
+    tokens, seconds, other_tokens, other_seconds = sums.sum(0)
+    return float(tokens / seconds * other_seconds / other_tokens)
 
 
 def interval_of(sums: NDArray[np.float64]) -> tuple[float, float] | None:
@@ -243,8 +247,8 @@ def interval_of(sums: NDArray[np.float64]) -> tuple[float, float] | None:
     if len(sums) < 2:
         return None
     drawn = np.random.default_rng(0).integers(len(sums), size=(DRAWS, len(sums)))
-    tokens, seconds, plain_tokens, plain_seconds = sums[drawn].sum(1).T
-    ratios = tokens / seconds * plain_seconds / plain_tokens
+    tokens, seconds, other_tokens, other_seconds = sums[drawn].sum(1).T
+    ratios = tokens / seconds * other_seconds / other_tokens
     low, high = np.quantile(ratios, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return float(low), float(high)
 
@@ -273,7 +277,7 @@ def faults(turns: list[Turns]) -> list[str]:
     return found
 
 
-def _order_effect(turns: list[Turns], side: str) -> float | None:
+def _order_effect(turns: list[Turns], side: Side) -> float | None:
     """Ratio where the other side came before the config, over that where it came after it.
 
     None where 99 % of bootstrap draws do not agree on which is larger.
@@ -282,7 +286,7 @@ def _order_effect(turns: list[Turns], side: str) -> float | None:
     for one in turns:
         runs = (getattr(one, side).seconds_of_runs, one.mine.seconds_of_runs, one.orders)
         for other, mine, order in zip(*runs, strict=True):
-            came_first = order.index(side[0]) < order.index("m")
+            came_first = order.index(LETTERS[side]) < order.index("m")
             logs[came_first].append(float(np.log(other / mine)))
     if min(map(len, logs.values())) < 4:
         return None

@@ -14,6 +14,7 @@ from specdec_hf.cli.checks import Settings, check
 from specdec_hf.cli.devices import find_device
 from specdec_hf.cli.options import DTYPES, SHARE, at_least, check_choice, one_of, option
 from specdec_hf.cli.run import progress_bar
+from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.cli.terminal import fail
 from specdec_hf.lab.bench.command import (
     BatchSizes,
@@ -148,7 +149,7 @@ def synthetic_configs(
 ) -> list[Config]:
     """``model.generate``, this library without drafts, and a drafter for each acceptance rate."""
     from specdec_hf.api import SpeculativeDecoder
-    from specdec_hf.lab.bench.runs import PLAIN, WITHOUT, Config
+    from specdec_hf.lab.bench.runs import WITHOUT, Config
     from specdec_hf.lab.bench.synthetic_drafter import SyntheticDrafter
 
     vocabulary = loaded.model.config.vocab_size
@@ -158,7 +159,7 @@ def synthetic_configs(
     drafting = [
         Config(name, SpeculativeDecoder(drafter, **options)) for name, drafter in drafters.items()
     ]
-    return [Config(PLAIN), without, *drafting]
+    return [Config(GENERATE), without, *drafting]
 
 
 def _batches(loaded: Loaded, size: int, count: int, longest: int) -> list[Batch]:

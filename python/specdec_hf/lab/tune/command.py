@@ -85,8 +85,8 @@ def tune(
     ends the search and keeps what it has found.
     """
     check_output("--output", output, [Path(prompts)])
-    plain = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
-    target = check(plain).model
+    without_drafts = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
+    target = check(without_drafts).model
     candidates = first_candidates(settings, drafter)
     for name in drafter:
         if name == "none":
@@ -104,14 +104,16 @@ def tune(
             f"--batch-size must be in [1, {len(chosen) // MIN_BATCHES}] with {len(chosen)} "
             f"prompts, so that {MIN_BATCHES} batches can be compared, got {batch_size}"
         )
-    loaded, drafters, taken, left_out = _load(plain, target, candidates, chosen)
+    loaded, drafters, taken, left_out = _load(without_drafts, target, candidates, chosen)
     batches = in_batches(loaded, chosen, batch_size)
     began = clock()
-    found = _search(loaded, drafters, taken, batches, plain, 60 * minutes, left_out)
+    found = _search(loaded, drafters, taken, batches, without_drafts, 60 * minutes, left_out)
     spent = clock() - began
     _conclude(found)
     if found.tells:
-        profile = make_profile(loaded, plain, found, left_out, batch_size, len(chosen), spent)
+        profile = make_profile(
+            loaded, without_drafts, found, left_out, batch_size, len(chosen), spent
+        )
         profile.save(output)
         console.print(visible(f"wrote {output}, for --profile and generate(profile=)"), style="dim")
     lacks = "are sure to be faster" if found.measured else f"have answered {MIN_BATCHES} prompts"
@@ -127,7 +129,7 @@ def tune(
 
 
 def _load(
-    plain: Settings, target: Any, candidates: Sequence[Candidate], prompts: list[Prompt]
+    without_drafts: Settings, target: Any, candidates: Sequence[Candidate], prompts: list[Prompt]
 ) -> tuple[Loaded, dict[str, Any], list[Candidate], dict[str, str]]:
     """The target, the drafters by their names, the candidates, and why others are left out."""
     sources = {
@@ -145,8 +147,9 @@ def _load(
 
     with progress_bar() as say:
         loaded = load_models(
-            replace(plain, drafter=list(sources)), Sources(target, list(sources.values())), say,
-            functools.partial(check_prompts, prompts, plain), refuse,
+            replace(without_drafts, drafter=list(sources)),
+            Sources(target, list(sources.values())), say,
+            functools.partial(check_prompts, prompts, without_drafts), refuse,
         )  # fmt: skip
     drafters = dict(zip(sources, loaded.drafters, strict=True))
     taken, left_out = [], {}
@@ -164,7 +167,7 @@ def _search(
     drafters: dict[str, Any],
     candidates: list[Candidate],
     batches: list[Any],
-    plain: Settings,
+    without_drafts: Settings,
     seconds: float,
     left_out: dict[str, str],
 ) -> Found:
@@ -182,12 +185,12 @@ def _search(
                 raise OutOfTimeError
             bar.update(task, completed=elapsed, description=text)
 
-        answers = Answers(loaded, drafters, batches, plain, advance)
+        answers = Answers(loaded, drafters, batches, without_drafts, advance)
         found = search(
             candidates, answers, seconds - (clock() - began), clock,
             # In 16 bits rounding may tell answers from those of plain decoding.
-            exact=not plain.do_sample and loaded.dtype == "float32",
-            on_stage=functools.partial(_print_stage, plain),
+            exact=not without_drafts.do_sample and loaded.dtype == "float32",
+            on_stage=functools.partial(_print_stage, without_drafts),
         )  # fmt: skip
     left_out |= answers.left_out
     for name, reason in left_out.items():
@@ -197,7 +200,7 @@ def _search(
 
 def make_profile(
     loaded: Loaded,
-    plain: Settings,
+    without_drafts: Settings,
     found: Found,
     left_out: dict[str, str],
     batch_size: int,
@@ -206,19 +209,19 @@ def make_profile(
 ) -> Profile:
     """The profile of what was found: the options of `generate`, and all that was measured."""
     chosen = found.chosen
-    options_of_all = {} if plain.compile is None else {"compile": plain.compile}
+    options_of_all = {} if without_drafts.compile is None else {"compile": without_drafts.compile}
     return Profile(
         {"drafter": None, **options_of_all} if chosen is None else chosen.candidate.options,
         describe_model(loaded.model, loaded.title),
-        describe_conditions(loaded.model, batch_size, sampled=plain.do_sample),
+        describe_conditions(loaded.model, batch_size, sampled=without_drafts.do_sample),
         describe_versions(),
         {
             "compared_with": "drafter=None",
             "library": {"ratio": found.library, "prompts": found.prompts_generated},
             "ended": found.ended or "after all stages",
             "prompts": prompts,
-            "max_new_tokens": plain.max_new_tokens,
-            "sampling": plain.sampling,
+            "max_new_tokens": without_drafts.max_new_tokens,
+            "sampling": without_drafts.sampling,
             "seconds": round(seconds, 1),
             "chosen": None if chosen is None else _report(chosen),
             "stages": {name: list(map(_report, each)) for name, each in found.stages.items()},
@@ -241,9 +244,10 @@ def _report(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _print_stage(plain: Settings, stage: str, trials: list[Trial]) -> None:
+def _print_stage(without_drafts: Settings, stage: str, trials: list[Trial]) -> None:
     *names, last = COLUMNS
-    names.append("answers" if plain.do_sample else last)  # only texts without sampling are compared
+    # Only texts without sampling are compared.
+    names.append("answers" if without_drafts.do_sample else last)
     lines = []
     for trial in trials:
         speeds = trial.speeds()
@@ -254,7 +258,7 @@ def _print_stage(plain: Settings, stage: str, trials: list[Trial]) -> None:
             "" if gain is None else f"{gain:.2f}",
             "" if gain is None or ends is None else "{:.2f}-{:.2f}".format(*ends),
             f"{trial.tokens_per_round:.2f}",
-            str(count) if plain.do_sample else f"{trial.identical} of {count}",
+            str(count) if without_drafts.do_sample else f"{trial.identical} of {count}",
         ))  # fmt: skip
     print_figures(f"{stage}, compared with this library without drafts", ("", *names), lines)
 

@@ -14,7 +14,8 @@ from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.run import generation_arguments, make_decoder
-from specdec_hf.lab.bench.runs import PLAIN, WITHOUT, Batch, Config, Turns, run_turns, warm_up
+from specdec_hf.cli.speeds import GENERATE
+from specdec_hf.lab.bench.runs import WITHOUT, Batch, Config, Turns, run_turns, warm_up
 from specdec_hf.lab.tune.candidates import Candidate
 from specdec_hf.lab.tune.search import Trial
 from specdec_hf.runner.fit import record_of
@@ -49,14 +50,16 @@ class Answers:
         self.left_out: dict[str, str] = {}
         self._loaded, self._drafters, self._batches = loaded, drafters, batches
         self._arguments, self._advance = generation_arguments(settings), advance
-        self._without = Config(WITHOUT, SpeculativeDecoder(None, compile=settings.compile))
+        self._without = Config(
+            WITHOUT, SpeculativeDecoder(None, compile=settings.compile), without_drafts=True
+        )
         self._configs: dict[str, Config] = {}
         self._memories: dict[str, Measured] = {}
         self._answered = 0
 
     def compare(self, number: int) -> Turns:
         """Answers without drafts and of ``model.generate``, which warm up before the first."""
-        configs, number = [Config(PLAIN), self._without], number % len(self._batches)
+        configs, number = [Config(GENERATE), self._without], number % len(self._batches)
         if not number:
             warm_up(self._loaded, configs, self._batches, self._arguments, self._advance)
         turns = run_turns(

@@ -62,7 +62,9 @@ class Trial:
     @property
     def sums(self) -> NDArray[np.float64]:
         """[n, 4], as in `sums_of`, for each of n batches the mean of its answers."""
-        return np.array([sums_of(turns).mean(axis=0) for turns in self.turns.values()])
+        return np.array(
+            [sums_of(turns, "without_drafts").mean(axis=0) for turns in self.turns.values()]
+        )
 
     @property
     def ratio(self) -> float:
@@ -87,11 +89,10 @@ class Trial:
     def speeds(self, library: float | None = None) -> Speeds:
         """The speeds of its answers; ``library`` is the ratio without drafts that was measured."""
         tokens, seconds, other_tokens, other_seconds = self.sums.sum(axis=0).tolist()
-        without = other_tokens / other_seconds
-        return Speeds(
-            generate=without / library if library else None,
-            without_drafts=without,
-            with_drafts=tokens / seconds,
+        return Speeds.of_sums(
+            [(other_tokens, other_seconds * library) if library else None],
+            [(other_tokens, other_seconds)],
+            [(tokens, seconds)],
             drafted=sum(one.mine.drafted for one in self.every),
             accepted=sum(one.mine.accepted for one in self.every),
         )
