@@ -206,7 +206,8 @@ def draw_speeds(table: dict[str, Any], path: Path) -> None:
     handles += [
         Patch(label=name, **style) for key, (style, name) in LEGEND.items() if key in drafts
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    columns = min(len(handles), 2 * len(shown))  # more do not fit
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     figure.suptitle(textwrap.fill(table["title"], 90 * len(shown)))
     _save(figure, path)
 

@@ -96,6 +96,22 @@ def test_segments_end_at_the_factors():
     assert [bar.drafts for bar in bars] == ["gain", "loss", "idle", None]
 
 
+def test_the_legend_of_a_single_panel_is_not_cut(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plot, "_save", lambda figure, path: figures.append(figure))
+    loss = row_of("auto", 10, 20, 18, ["qa"])
+    loss["categories"]["qa"]["speculation"] = 1.1
+    plot.draw_speeds(
+        {"title": "", "rows": [row_of("model.generate", 10, None, 10), loss]}, tmp_path
+    )
+    (figure,) = figures
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 3
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
 def test_answers_without_turns_of_three_are_refused_by_file(tmp_path):
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"results": [{"title": "", "rows": [{"name": "auto"}]}]}))
