@@ -104,10 +104,7 @@ def state_of_files(path: Path) -> tuple[Any, ...]:
     """What is another one where a file, or one in a folder, was written again.
 
     Raises:
-        ValueError: a file that cannot be looked at, such as a link to nothing.
+        OSError: a file that cannot be looked at, such as a link to nothing.
     """
-    try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        return tuple((file.name, (s := file.stat()).st_mtime_ns, s.st_size) for file in files)
-    except OSError as error:
-        raise ValueError(f"cannot read {error.filename}: {error.strerror or error}") from error
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple((file.name, (s := file.stat()).st_mtime_ns, s.st_size) for file in files)

@@ -80,7 +80,7 @@ def test_sampled_texts_have_the_targets_distribution(example, model, monkeypatch
 
     right = example.draft
     with monkeypatch.context() as patched:
-        patched.setitem(example.generate.__globals__, "draft", of_other_rows)
+        patched.setitem(right.__globals__, "draft", of_other_rows)
         assert distance(draft_model=draft_model) > 185, "the control"
     alone = example.generate(model, PROMPTS[1:2], 24, temperature=1.0, seed=8)[0]
     assert alone[0] == example.generate(model, PROMPTS, 24, temperature=1.0, seed=7)[0][1]

@@ -55,7 +55,7 @@ def off_the_ends(uniforms: torch.Tensor) -> torch.Tensor:
     CUDA cuts the mass of four or eight neighbours to multiples of 2^-48, C++ rounds to float32.
     """
     legal = (uniforms >= 0) & (uniforms < 1)
-    return torch.where(legal, uniforms.clamp(2**-30, 1 - 2**-30), uniforms)
+    return torch.where(legal, uniforms.clamp(2**-22, 1 - 2**-22), uniforms)
 
 
 def off_one(top_p: float | torch.Tensor) -> float | torch.Tensor:

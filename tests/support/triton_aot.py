@@ -64,7 +64,7 @@ EVERYWHERE = {
     "attention", "rerank-score", "rerank-choose", "rerank-place", "trie-compare", "trie-number",
     "expand-tiles", "expand-rows", "expand-frontier", "tree-typical",
     "kv-row", "kv-append-8", "kv-zero-8", "kv-lengths", "kv-compact-8", "kv-realign-8",
-    "ring-lengths", "paged-truncate", "ngram",
+    "ring-lengths", "paged-append-8", "paged-truncate", "ngram",
 }  # fmt: skip
 ENTRIES = (
     sample.sample_tiles,
@@ -113,7 +113,8 @@ TYPES = {
         "score_stride_b", "score_stride_m", "score_stride_f", "stride_b", "stride_k", "stride_l",
         "logits_stride_b", "logits_stride_f", "position_stride", "length_stride",
         "new_length_stride", "start_stride", "shift_stride", "base_stride", "path_stride_b",
-        "path_stride_p", "table_stride_b", "table_stride_m", "max_ngram", "min_ngram",
+        "path_stride_p", "table_stride_b", "table_stride_m", "count_stride",
+        "max_ngram", "min_ngram",
         *(f"f{i}" for i in range(kv_table.FIELDS.value)),
     ],
     ("i64",) * kv_table.CACHES: ["addresses", "entry_addresses"],

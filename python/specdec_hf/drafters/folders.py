@@ -56,8 +56,11 @@ def read_folders(drafter: Any, target: Any, tokenizer: Any = None) -> Any:
             return drafter
         sampling = own_sampling(**sampling_of(parts.options))
         return _read(path, sampling, target, tokenizer)
-    except (MissingModelError, ValueError) as error:
-        raise ValueError(f"drafter {shown(os.fspath(drafter))}: {error}") from error
+    except (MissingModelError, ValueError, OSError) as error:
+        reason = str(error)
+        if isinstance(error, OSError):
+            reason = f"cannot read {error.filename or path}: {error.strerror or error}"
+        raise ValueError(f"drafter {shown(os.fspath(drafter))}: {reason}") from error
 
 
 def _read(path: Path, sampling: Mapping[str, float], target: Any, given: Any) -> Any:
