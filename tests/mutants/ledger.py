@@ -1,20 +1,24 @@
 """The planted faults of tests/mutants/*.toml, and the trees in which they are planted.
 
-A fault is a text of one file, another one in its place, and the tests that must fail then:
+A fault names a function, the change in it, and the tests that must fail then:
 
-    [[mutant]]
-    name = "residual-not-clamped"
+    [residual-not-clamped]
     fault = "The residual keeps the sign of P - Q."
-    file = "csrc/cpu/chain/residual.h"
-    before = "std::max(p - q, 0.f)"
-    after = "p - q"
-    killed_by = ["tests/chain/test_rules.py::test_emitted_tokens_have_the_targets_distribution"]
+    at = "csrc/cpu::residual"
+    swap = ["std::max(p - q, 0.f)", "p - q"]
+    by = "test_emitted_tokens_have_the_targets_distribution[cpp-token]"
 
-Long texts are whole lines between three quotation marks.
+`at` is a folder, and what is defined somewhere below it: a function, a class or struct, a constant
+of a module, in Python `Class.method` too. The text must occur once in all that have the name; it is
+compared token by token, so white space and comments do not matter. Where it belongs to nothing that
+has a name, `at` is a file. `drop` takes a text away in place of `swap`. `by` is a test or a list of
+tests, each of which must fail, wherever they lie: `test_x`, `test_x[cpp-3]` if the parameters
+matter, `tree::test_x` if another folder or file than `tree` or test_tree.py has its name too.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
@@ -27,69 +31,72 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mutants import places
 from setuptools.compat.py310 import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
 # What a build of the CPU kernels compiles. The tests compile csrc/cuda for themselves.
-COMPILED = re.compile(r"csrc/(arguments|cpu|host|include|torch)/|CMakeLists")
+COMPILED = re.compile(r"csrc/(arguments|cpu|host|include|torch)\b")
 LANES = "not full"
 # Tests of these folders run in another environment, whose Python this variable names.
 ENVIRONMENTS = {"tests/vllm_plugin/": "VLLM_PYTHON"}
 
 
 class Mutant(NamedTuple):
-    """A planted fault.
-
-    Attributes:
-        room: the file of the ledger, without its suffix.
-        name: unique in the ledger.
-        fault: what is wrong, in a sentence.
-        file: relative to the root.
-        before: occurs once in the file.
-        after: replaces it.
-        killed_by: ids of tests, each of which must fail; without parameters, any of them.
-    """
+    """An entry of the ledger, whose room is its file without the suffix."""
 
     room: str
     name: str
     fault: str
-    file: str
-    before: str
-    after: str
-    killed_by: Sequence[str]
+    at: str
+    by: Sequence[str]
+    swap: Sequence[str] = ()
+    drop: str = ""
 
-    def planted(self, text: str) -> str:
-        """The text of the file, with the fault.
-
-        Raises:
-            ValueError: `before` does not occur in it, or more than once.
-        """
-        if text.count(self.before) != 1:
+    def place(self, root: Path = ROOT) -> tuple[Path, places.Span]:
+        """The file and the text in it that the fault replaces, or a ValueError by name."""
+        folder, _, name = self.at.partition("::")
+        defined, found = 0, set()
+        for path in places.files(root / folder):
+            spans = places.definitions(path, name)
+            defined += len(spans)
+            for span in spans:
+                wanted = self.drop or self.swap[0]
+                found |= {(path, one) for one in places.occurrences(path, span, wanted)}
+        if not defined:
+            raise ValueError(f"{self.name}: nothing is defined as {self.at}")
+        if len(found) != 1:
             raise ValueError(
-                f"before of mutant {self.name} must occur once in {self.file}, "
-                f"occurs {text.count(self.before)} times"
+                f"{self.name}: {self.drop or self.swap[0]!r} occurs {len(found)} times in {self.at}"
+                + f", of which there are {defined}" * (defined > 1)
             )
-        return text.replace(self.before, self.after)
+        return found.pop()
 
-    def plant(self, root: Path) -> None:
-        """Write the fault into the file.
-
-        Raises:
-            ValueError: the text does not occur, or more than once.
-        """
-        path = root / self.file
-        path.write_text(self.planted(path.read_text() if path.is_file() else ""))
+    def planted(self, root: Path = ROOT) -> tuple[Path, str]:
+        """The file of the fault, and its text with the fault."""
+        path, (begin, end) = self.place(root)
+        text = places.read(path)
+        begins, ends, new = text[:begin], text[end:], self.swap[1] if self.swap else ""
+        if self.drop and path.suffix == ".py":
+            try:
+                ast.parse(begins + ends)
+            except SyntaxError:  # a block needs a statement
+                new = "pass"
+        return path, begins + new + ends
 
 
 def read(path: Path) -> list[Mutant]:
-    """The faults of one file.
-
-    Raises:
-        TypeError: a key that is missing or unknown.
-    """
-    given: list[dict[str, Any]] = tomllib.loads(path.read_text())["mutant"]
-    return [Mutant(path.stem, **one) for one in given]
+    """The faults of one file; a TypeError names a key that is missing or unknown."""
+    found = []
+    for name, one in tomllib.loads(path.read_text()).items():
+        by = one.pop("by", ())
+        mutant = Mutant(path.stem, name, by=[by] if isinstance(by, str) else by, **one)
+        old, new = mutant.swap or (mutant.drop, "")
+        if old == new or bool(mutant.swap) == bool(mutant.drop) or not mutant.by:
+            raise ValueError(f"{name} needs a test, and one of swap and drop, which changes a text")
+        found.append(mutant)
+    return found
 
 
 def read_all() -> list[Mutant]:
@@ -99,16 +106,26 @@ def read_all() -> list[Mutant]:
 
 
 @functools.cache
-def tests_in(path: Path) -> frozenset[str]:
-    """The names of the test functions in a file."""
-    return frozenset(re.findall(r"^(?: {4})?def (test_\w+)\(", path.read_text(), re.M))
+def tests_below(root: Path) -> dict[str, list[str]]:
+    """Name of a test function -> where the suite has it, relative to the root."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.M):
+            found.setdefault(name, []).append(path.relative_to(root).as_posix())
+    return found
 
 
-def exists(test: str) -> bool:
-    """Whether there is a test of this id, its parameters aside."""
-    file, _, name = test.partition("[")[0].partition("::")
-    path = ROOT / file
-    return path.is_file() and name in tests_in(path)
+def id_of(test: str, root: Path = ROOT) -> str:
+    """The id by which pytest knows a test that a fault names."""
+    room, _, name = test.partition("::") if "::" in test.partition("[")[0] else ("", "", test)
+    files = [
+        file
+        for file in tests_below(root).get(name.partition("[")[0], [])
+        if not room or room in (*Path(file).parts, Path(file).stem.removeprefix("test_"))
+    ]
+    if len(files) != 1:
+        raise ValueError(f"{test} is {f'in {len(files)} files' if files else 'no test'}")
+    return f"{files[0]}::{name}"
 
 
 def outside_of_lanes(mutants: Sequence[Mutant]) -> list[str]:
@@ -123,7 +140,7 @@ def outside_of_lanes(mutants: Sequence[Mutant]) -> list[str]:
     )
     ran = set(re.findall(r"^tests/\S+::.*$", done.stdout, re.M))
     ran |= {one.partition("[")[0] for one in ran}
-    named = {test for mutant in mutants for test in mutant.killed_by}
+    named = {id_of(test) for mutant in mutants for test in mutant.by}
     return sorted(t for t in named - ran if not t.startswith(tuple(ENVIRONMENTS)))
 
 
@@ -153,21 +170,17 @@ class Tree:
 
     @contextmanager
     def planted(self, mutant: Mutant) -> Iterator[None]:
-        """The tree with a fault, built where that is needed.
-
-        Raises:
-            ValueError: the fault cannot be planted.
-            RuntimeError: it does not compile.
-        """
-        path, compiled = self.root / mutant.file, COMPILED.match(mutant.file)
+        """The tree with a fault, built where that is needed, or a RuntimeError."""
+        path, text = mutant.planted(self.root)
+        file = path.relative_to(self.root)
+        compiled = COMPILED.match(file.as_posix())
         try:
-            mutant.plant(self.root)
+            path.write_text(text)
             if compiled:
                 self._compile()
             yield
         finally:
-            if (self._source / mutant.file).is_file():
-                shutil.copy(self._source / mutant.file, path)  # its time is new, for the next build
+            shutil.copy(self._source / file, path)  # its time is new, for the next build
             for library in self._libraries if compiled else ():
                 shutil.copy2(library, self.root / library.relative_to(self._source))
 
@@ -201,15 +214,13 @@ class Tree:
     ) -> tuple[str, str]:
         """What became of a mutant, and by which tests or why.
 
-        Args:
-            mutant: is planted and taken out again.
-            by: tests of which one must fail, in place of those that the mutant names.
-            seconds: longest time of a test.
+        Of the tests in `by` one must fail, in place of all that the mutant names.
         """
         killers = []
         try:
+            named = [by] if by else [[id_of(test, self.root)] for test in mutant.by]
             with self.planted(mutant):
-                for tests in [by] if by else [[one] for one in mutant.killed_by]:
+                for tests in named:
                     failed, which = self.fails(tests, seconds)
                     if not failed:
                         return SURVIVED, f"{' '.join(tests)} passed"
@@ -219,11 +230,7 @@ class Tree:
         return KILLED, "; ".join(killers)
 
     def fails(self, tests: Sequence[str], seconds: float) -> tuple[bool, str]:
-        """Whether one of some tests fails, and the one, or what was printed.
-
-        Raises:
-            RuntimeError: no test ran.
-        """
+        """Whether one of some tests fails, and the one; a RuntimeError if none ran."""
         quiet = ["-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line", "-rfE"]
         arguments = [*quiet, "-m", LANES, f"--timeout={seconds:.0f}", *tests]
         output = self.root.parent / "output"

@@ -16,7 +16,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from ledger import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from mutants.ledger import (  # as the tests import it
     BROKEN,
     COMPILED,
     KILLED,
@@ -44,12 +45,15 @@ def main() -> int:
     unknown = {*args.which} - {name for m in ledger for name in (m.room, m.name)}
     if unknown:
         parser.error(f"the ledger has no {', '.join(sorted(unknown))}")
-    outside = [] if args.by else outside_of_lanes(chosen)
+    try:
+        outside = [] if args.by else outside_of_lanes(chosen)
+    except ValueError as error:
+        parser.error(str(error))
     for test in outside:
         print(f"{BROKEN}: neither make test nor make more TASK=test-build runs {test}", flush=True)
-    # What needs a build begins first, because it takes longest, and file by file: a build compiles
+    # What needs a build begins first, because it takes longest, and room by room: a build compiles
     # again what the fault before had changed.
-    chosen.sort(key=lambda mutant: (not COMPILED.match(mutant.file), mutant.file))
+    chosen.sort(key=lambda mutant: (not COMPILED.match(mutant.at), mutant.at))
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in chosen:
         waiting.put(mutant)
