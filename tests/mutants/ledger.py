@@ -133,15 +133,17 @@ def outside_of_lanes(mutants: Sequence[Mutant]) -> list[str]:
 
     A test that runs alone has no other combinations of its parameters beside it.
     """
+    named = {id_of(test) for mutant in mutants for test in mutant.by}
+    named = {test for test in named if not test.startswith(tuple(ENVIRONMENTS))}
+    files = sorted({test.partition("::")[0] for test in named}) or ["tests/mutants"]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:randomly", "-m", LANES]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
     done = subprocess.run(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False
+        [*command, *files], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False
     )
     ran = set(re.findall(r"^tests/\S+::.*$", done.stdout, re.M))
     ran |= {one.partition("[")[0] for one in ran}
-    named = {id_of(test) for mutant in mutants for test in mutant.by}
-    return sorted(t for t in named - ran if not t.startswith(tuple(ENVIRONMENTS)))
+    return sorted(named - ran)
 
 
 class Tree:
