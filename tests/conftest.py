@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import lanes, shared_build
+from support import lanes, shared_build, unchanged
 
 # Threads of one process would wait for the processors that the tests of another use.
 torch.set_num_threads(
@@ -39,8 +39,12 @@ BUILDS = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.build\b", re.M)
 TOY_MODELS = {"gpt2", "qwen2", "qwen3", "gemma2", "bart", "whisper"}
 
 
+pytest_addoption = unchanged.pytest_addoption
+
+
 def pytest_configure(config):
     shared_build.provide_folder(config)
+    unchanged.configure(config)
 
 
 @pytest.fixture(autouse=True)

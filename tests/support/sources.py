@@ -63,7 +63,7 @@ def imports(path, *, top_level=False):
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom):
-            source = _absolute(node, path)
+            source = absolute("." * node.level + (node.module or ""), path)
             found |= {f"{source}.{a.name}" for a in node.names}
     return found
 
@@ -77,14 +77,15 @@ def _outside_functions(body):
             yield from _outside_functions(getattr(node, part, []))
 
 
-def _absolute(node, path):
-    """The module that a `from` statement names, with the leading dots resolved."""
-    if not node.level:
-        return node.module
+def absolute(module, path):
+    """The module that a `from` statement of a file names, with the leading dots resolved."""
+    name = module.lstrip(".")
+    level = len(module) - len(name)
+    if not level:
+        return name
     parents = module_name(path).split(".")
-    drop = node.level - (path.name == "__init__.py")
-    base = parents[: len(parents) - drop]
-    return ".".join([*base, node.module] if node.module else base)
+    base = parents[: len(parents) - level + (path.name == "__init__.py")]
+    return ".".join([*base, name] if name else base)
 
 
 def import_graph():
