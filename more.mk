@@ -1,7 +1,7 @@
 # `make more` lists these, and `make more TASK=test-oldest` runs one.
 include Makefile
 
-.PHONY: list setup setup-all setup-vllm test-build test-oldest test-vllm test-sglang test-wheels bench-trees bench-vllm sdist hub-kernel
+.PHONY: list setup setup-all setup-vllm test-build test-oldest test-vllm test-sglang test-wheels mutation bench-trees bench-vllm sdist hub-kernel
 
 list:
 	$(call LIST,more.mk,more TASK=,11)
@@ -92,6 +92,11 @@ bench-trees: $(SETUP) ## tokens a round of chains and of trees
 sdist: | $(BIN)/python ## the source archive, in dist
 	$(PIP) install --quiet $(BUILD_TOOLS)
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
+
+# cosmic-ray makes the mutants; tests/mutants/sample.py chooses them and the tests that they meet.
+mutation: $(SETUP) ## random mutants of specdec_hf against the tests that cover them; ARGS='--size 40 --under loop'
+	$(PIP) install --quiet "specdec-kernels[mutation]"
+	PYTHONPATH=tests $(BIN)/python -m mutants.sample --jobs $(JOBS) $(ARGS)
 
 # This takes a network, and up to 8 GB at a time.
 test-wheels: wheels ## the wheel in clean environments with several versions of Python and torch

@@ -1,0 +1,286 @@
+"""Mutants that cosmic-ray makes of specdec_hf: a sample, each against the tests that cover it.
+
+make more TASK=mutation                                    # 500 mutants, as every night
+make more TASK=mutation ARGS='--size 40 --under loop'      # of the files of a folder
+make more TASK=mutation ARGS='--again FILE'                # the survivors of a record alone
+
+First the tests run once, to learn which lines each of them covers and how long it takes. Then a
+mutant meets the tests that cover its line, the quickest first. The record has the score, and each
+survivor as a change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import json
+import platform
+import queue
+import random
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from mutants.ledger import ROOT, Tree
+
+T = TypeVar("T")
+PACKAGE = "python/specdec_hf"
+TESTS = ["tests/hf", "tests/analysis", "tests/compat"]
+LANE = "not build and not full and not simt and not triton"
+# Changes that somebody could make. cosmic-ray has more, most of which end in a TypeError.
+OPERATORS = [
+    "AddNot", "ExceptionReplacer", "NumberReplacer", "ZeroIterationForLoop",
+    "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue",
+    "ReplaceBreakWithContinue", "ReplaceContinueWithBreak",
+    "ReplaceUnaryOperator_Delete_Not", "ReplaceUnaryOperator_Delete_USub",
+    *(f"ReplaceBinaryOperator_{pair}" for pair in (
+        "Add_Sub", "Sub_Add", "Mul_FloorDiv", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul",
+        "BitAnd_BitOr", "BitOr_BitAnd", "LShift_RShift", "RShift_LShift",
+    )),
+    *(f"ReplaceComparisonOperator_{pair}" for pair in (
+        "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Lt_Gt", "Gt_Lt", "Eq_NotEq", "NotEq_Eq",
+        "Is_IsNot", "IsNot_Is",
+    )),
+]  # fmt: skip
+# Seconds of covering tests that a mutant meets at first, and where these pass.
+BUDGETS = (10.0, 90.0)
+LONGEST = 60.0  # seconds of a single test, after which the mutant counts as killed
+KILLED, SURVIVED, UNCOVERED = "killed", "survived", "uncovered"
+
+
+class Site(NamedTuple):
+    """A place where an operator of cosmic-ray applies.
+
+    Attributes:
+        file: below the root.
+        line, column: of the place.
+        operator: its name.
+        occurrence: which of the places of this operator in the file.
+    """
+
+    file: str
+    line: int
+    column: int
+    operator: str
+    occurrence: int
+
+
+def sites(file: str) -> Iterator[Site]:
+    """The places of a file whose change a call could show."""
+    from cosmic_ray.ast import ast_nodes, get_ast  # noqa: PLC0415  # only this task installs it
+    from cosmic_ray.plugins import get_operator  # noqa: PLC0415
+
+    text = (ROOT / file).read_text()
+    nodes, outside = list(ast_nodes(get_ast(text))), unread(text)
+    for name in OPERATORS:
+        operator = get_operator(f"core/{name}")()
+        places = (start for node in nodes for start, _ in operator.mutation_positions(node))
+        for occurrence, place in enumerate(places):
+            if not any(begin <= place < end for begin, end in outside):
+                yield Site(file, *place, name, occurrence)
+
+
+def mutated(site: Site, text: str) -> str:
+    """The text of a file with the fault."""
+    from cosmic_ray.mutating import mutate_code  # noqa: PLC0415
+    from cosmic_ray.plugins import get_operator  # noqa: PLC0415
+
+    changed = mutate_code(text, get_operator(f"core/{site.operator}")(), site.occurrence)
+    assert changed is not None, site
+    return str(changed)
+
+
+def unread(text: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where a change shows nothing: what only type checkers read, decorators, and `strict=`."""
+    found: list[ast.expr | ast.stmt | ast.keyword | None] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.AnnAssign | ast.arg):
+            found.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found += [*node.decorator_list, getattr(node, "returns", None)]
+        elif (isinstance(node, ast.keyword) and node.arg == "strict") or (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        ):
+            found.append(node)
+    return [
+        ((part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0))
+        for part in found
+        if part is not None
+    ]
+
+
+def statements(text: str) -> dict[int, int]:
+    """Line -> the first line of the innermost statement around it."""
+    lines: dict[int, int] = {}
+    for node in ast.walk(ast.parse(text)):  # from the outermost to the innermost
+        if isinstance(node, ast.stmt):
+            lines |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), node.lineno)
+    return lines
+
+
+class Coverage:
+    """Which tests run a line, and how long each takes."""
+
+    def __init__(self, folder: Path) -> None:
+        from coverage import CoverageData  # noqa: PLC0415
+
+        self._data = CoverageData(str(folder / "coverage"))
+        self._data.read()
+        cases = ET.parse(folder / "times.xml").iter("testcase")
+        self._seconds = {
+            f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}":
+            float(case.get("time", 0)) for case in cases
+        }  # fmt: skip
+
+    def of(self, site: Site) -> list[str]:
+        """The tests that run the line of a site, or if that runs on import, any line of the file.
+
+        The quickest come first; there are none where no test runs it.
+        """
+        by_line = self._data.contexts_by_lineno(str(ROOT / site.file))
+        first = statements((ROOT / site.file).read_text()).get(site.line, site.line)
+        contexts = {*by_line.get(site.line, ()), *by_line.get(first, ())}
+        if "" in contexts:
+            contexts = {context for several in by_line.values() for context in several}
+        tests = {context.rpartition("|")[0] for context in contexts - {""}}
+        return sorted(tests & self._seconds.keys(), key=lambda test: (self._seconds[test], test))
+
+    def within(self, tests: Sequence[str], seconds: float) -> list[str]:
+        """As many of the first tests as run in this time, and at least one."""
+        chosen, spent = [], 0.0
+        for test in tests:
+            spent += self._seconds[test]
+            if chosen and spent > seconds:
+                break
+            chosen.append(test)
+        return chosen
+
+
+def measure(folder: Path, jobs: int) -> None:
+    """Run the tests once, with the lines that each covers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "coveragerc"
+    settings.write_text(f"[run]\ndata_file = {folder / 'coverage'}\nsource = {ROOT / PACKAGE}\n")
+    subprocess.run(
+        [
+            sys.executable, "-m", "pytest", f"-n{jobs}", "-p", "no:randomly", "-m", LANE,
+            f"--junitxml={folder / 'times.xml'}", "--cov", f"--cov-config={settings}",
+            "--cov-context=test", "--cov-report=", *TESTS,
+        ],
+        cwd=ROOT, check=True,
+    )  # fmt: skip
+
+
+def outcome(tree: Tree, site: Site, coverage: Coverage) -> dict[str, Any]:
+    """What became of a mutant: its change, and the test that killed it or how many passed."""
+    path = tree.root / site.file
+    text = (ROOT / site.file).read_text()
+    fault = mutated(site, text)
+    lines = difflib.unified_diff(text.splitlines(), fault.splitlines(), n=0, lineterm="")
+    change = [line for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    found = {"place": f"{site.file}:{site.line}", "change": change, **site._asdict()}
+    tests = coverage.of(site)
+    if not tests:
+        return found | {"state": UNCOVERED}
+    try:
+        path.write_text(fault)
+        ran: list[str] = []
+        for budget in BUDGETS:
+            more = [test for test in coverage.within(tests, budget) if test not in ran]
+            failed, which = tree.fails(more, LONGEST) if more else (False, "")
+            if failed:
+                return found | {"state": KILLED, "by": which}
+            ran += more
+        return found | {"state": SURVIVED, "passed": len(ran)}
+    except RuntimeError:  # no test can be imported
+        return found | {"state": KILLED, "by": "import"}
+    finally:
+        path.write_text(text)
+
+
+def over_trees(work: Callable[[Tree, T], Any], items: Sequence[T], jobs: int) -> Iterator[Any]:
+    """What `work` returns for each item, in the order in which they are done."""
+    trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+
+    def one(item: T) -> Any:
+        tree = trees.get()
+        try:
+            return work(tree, item)
+        finally:
+            trees.put(tree)
+
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        for number in range(jobs):
+            place = Path(folder) / str(number)
+            place.mkdir()
+            trees.put(Tree(place))
+        with ThreadPoolExecutor(jobs) as pool:
+            for done in as_completed([pool.submit(one, item) for item in items]):
+                yield done.result()
+        while not trees.empty():
+            trees.get().close()
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The score, in all and by the folders of the package, and the survivors."""
+    rooms: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one in found:
+        rooms[one["file"].removeprefix(f"{PACKAGE}/").partition("/")[0]][one["state"]] += 1
+    total = sum(rooms.values(), Counter())
+    return {
+        "mutants": total.total(), **total, "score": round(total[KILLED] / max(1, total.total()), 4),
+        "rooms": {room: dict(counts) for room, counts in sorted(rooms.items())},
+        "survivors": sorted((o for o in found if o["state"] != KILLED), key=lambda o: o["place"]),
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Returns 1 if nothing was run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--size", type=int, default=500, help="how many mutants")
+    parser.add_argument("--seed", type=int, default=1, help="which")
+    parser.add_argument("--under", default="", help=f"a folder or file of {PACKAGE}")
+    parser.add_argument("--again", type=Path, help="a record: run its survivors")
+    parser.add_argument("--jobs", type=int, default=2, help="processes, each with its own tree")
+    parser.add_argument("--coverage", type=Path, help="folder of an earlier run, which is read")
+    parser.add_argument("--record", type=Path, help="file to write; by default in bench/results")
+    args = parser.parse_args()
+    folder = args.coverage or ROOT / "build/mutation"
+    if not args.coverage:
+        measure(folder, args.jobs)
+    if args.again:
+        old = json.loads(args.again.read_text())["survivors"]
+        chosen = [Site(*(one[name] for name in Site._fields)) for one in old]
+    else:
+        files = sorted((ROOT / PACKAGE).rglob("*.py"))
+        names = [path.relative_to(ROOT).as_posix() for path in files]
+        every = [s for n in names if n.startswith(f"{PACKAGE}/{args.under}") for s in sites(n)]
+        chosen = random.Random(args.seed).sample(every, min(args.size, len(every)))
+        print(f"{len(chosen)} of {len(every)} mutants", flush=True)
+    coverage, found = Coverage(folder), []
+    head = ["git", "describe", "--always", "--dirty", "--abbrev=8"]
+    commit = subprocess.run(head, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    record = args.record or ROOT / f"bench/results/mutation-{date.today():%Y%m%d}.json"
+    about = {
+        "commit": commit.stdout.strip(), "date": f"{date.today()}", "seed": args.seed,
+        "cpu": platform.processor() or platform.machine(), "under": args.under,
+    }  # fmt: skip
+    for one in over_trees(lambda tree, site: outcome(tree, site, coverage), chosen, args.jobs):
+        found.append(one)
+        print(one["state"], one["place"], one["operator"], one.get("by", ""), flush=True)
+        record.write_text(json.dumps({**about, **summary(found)}, indent=1) + "\n")
+    totals = summary(found)
+    print({name: value for name, value in totals.items() if name not in ("rooms", "survivors")})
+    return int(not found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
