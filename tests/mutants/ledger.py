@@ -22,18 +22,22 @@ import ast
 import functools
 import json
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mutants import places
 from setuptools.compat.py310 import tomllib
 
+T, R = TypeVar("T"), TypeVar("R")
 ROOT = Path(__file__).resolve().parents[2]
 KILLED, SURVIVED, BROKEN = "killed", "SURVIVED", "BROKEN"
 # What a build of the CPU kernels compiles. The tests compile csrc/cuda for themselves.
@@ -272,6 +276,29 @@ class Tree:
         """End the processes that run its tests."""
         for server in self._servers.values():
             server.communicate()
+
+
+def over_trees(work: Callable[[Tree, T], R], items: Sequence[T], jobs: int) -> Iterator[R]:
+    """What `work` returns for each item, as they are done; each process has a tree of its own."""
+    trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+
+    def one(item: T) -> R:
+        tree = trees.get()
+        try:
+            return work(tree, item)
+        finally:
+            trees.put(tree)
+
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        for number in range(max(1, min(jobs, len(items)))):
+            place = Path(folder) / str(number)
+            place.mkdir()
+            trees.put(Tree(place))
+        with ThreadPoolExecutor(trees.qsize()) as pool:
+            for done in as_completed([pool.submit(one, item) for item in items]):
+                yield done.result()
+        while not trees.empty():
+            trees.get().close()
 
 
 def _run(command: Sequence[Any], env: dict[str, str]) -> None:

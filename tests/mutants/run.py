@@ -8,10 +8,7 @@ make mutants ARGS='my-fault --by tests/hf/test_seeds.py'    # which test finds i
 from __future__ import annotations
 
 import argparse
-import queue
 import sys
-import tempfile
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,6 +23,7 @@ from mutants.ledger import (  # as the tests import it
     Mutant,
     Tree,
     outside_of_lanes,
+    over_trees,
     read,
     read_all,
 )
@@ -54,35 +52,15 @@ def main() -> int:
     # What needs a build begins first, because it takes longest, and room by room: a build compiles
     # again what the fault before had changed.
     chosen.sort(key=lambda mutant: (not COMPILED.match(mutant.at), mutant.at))
-    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
-    for mutant in chosen:
-        waiting.put(mutant)
-    found: list[tuple[Mutant, str]] = []
 
-    def work(folder: Path) -> None:
-        tree = Tree(folder)
-        while True:
-            try:
-                mutant = waiting.get_nowait()
-            except queue.Empty:
-                tree.close()
-                return
-            began = time.monotonic()
-            state, which = tree.outcome(mutant, args.by, args.seconds)
-            found.append((mutant, state))
-            took = time.monotonic() - began
-            print(f"{state} {mutant.room} {mutant.name} {took:.0f} s: {which}", flush=True)
+    def work(tree: Tree, mutant: Mutant) -> tuple[Mutant, str]:
+        began = time.monotonic()
+        state, which = tree.outcome(mutant, args.by, args.seconds)
+        took = time.monotonic() - began
+        print(f"{state} {mutant.room} {mutant.name} {took:.0f} s: {which}", flush=True)
+        return mutant, state
 
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        threads = []
-        for number in range(max(1, min(args.jobs, len(chosen)))):
-            place = Path(folder) / str(number)
-            place.mkdir()
-            threads.append(threading.Thread(target=work, args=(place,)))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    found = list(over_trees(work, chosen, args.jobs))
     rooms = Counter((mutant.room, state) for mutant, state in found)
     for room in sorted({mutant.room for mutant, _ in found}):
         counts = (f"{rooms[room, state]} {state}" for state in (KILLED, SURVIVED, BROKEN))

@@ -16,22 +16,18 @@ import ast
 import difflib
 import json
 import platform
-import queue
 import random
 import subprocess
 import sys
-import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from mutants.ledger import ROOT, Tree
+from mutants.ledger import ROOT, Tree, over_trees
 
-T = TypeVar("T")
 PACKAGE = "python/specdec_hf"
 TESTS = ["tests/hf", "tests/analysis", "tests/compat"]
 LANE = "not build and not full and not simt and not triton"
@@ -204,29 +200,6 @@ def outcome(tree: Tree, site: Site, coverage: Coverage) -> dict[str, Any]:
         return found | {"state": KILLED, "by": "import"}
     finally:
         path.write_text(text)
-
-
-def over_trees(work: Callable[[Tree, T], Any], items: Sequence[T], jobs: int) -> Iterator[Any]:
-    """What `work` returns for each item, in the order in which they are done."""
-    trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
-
-    def one(item: T) -> Any:
-        tree = trees.get()
-        try:
-            return work(tree, item)
-        finally:
-            trees.put(tree)
-
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        for number in range(jobs):
-            place = Path(folder) / str(number)
-            place.mkdir()
-            trees.put(Tree(place))
-        with ThreadPoolExecutor(jobs) as pool:
-            for done in as_completed([pool.submit(one, item) for item in items]):
-                yield done.result()
-        while not trees.empty():
-            trees.get().close()
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
