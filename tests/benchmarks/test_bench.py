@@ -1,4 +1,4 @@
-"""Tests the benchmarks themselves: the grid, the byte counts, the peers and the results files."""
+"""The benchmarks of ops: byte counts, peers, sweeps and their files, the run of the sanitizer."""
 
 from __future__ import annotations
 
@@ -9,51 +9,69 @@ from types import SimpleNamespace
 import proofs
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import specdec_kernels as sk
-from bench import measure, results, sanitize, sweep
-from bench.configs import (
-    FILTERS,
-    STARTS,
-    Config,
-    build,
-    floor_bytes,
-    visited_bytes,
-)
-from bench.peers import PEERS, Unsupported
+from bench import configs, kv_configs, measure, results, sanitize, sweep, tree_configs
+from bench.configs import FILTERS, STARTS, Config
+from bench.kv_configs import KvConfig
+from bench.peers import KV_PEERS, PEERS, TREE_PEERS, Unsupported
 from bench.peers.base import importable
+from bench.tree_configs import TreeConfig, Visits
 from bench.workloads import WORKLOADS
 
 pytestmark = pytest.mark.build
 
-SMALL = Config(batch=4, gamma=3, vocabulary=521)
-BY_NAME = {peer.name: peer for peer in PEERS}
+CHAIN = Config(batch=4, gamma=3, vocabulary=521)
+TREE = TreeConfig(batch=4, nodes=8, vocabulary=521)
+OF_CHAINS = {peer.name: peer for peer in PEERS}
+OF_TREES = {peer.name: peer for peer in TREE_PEERS}
 
 
-def test_floor_counts_each_visited_row_once():
+def test_the_floor_of_a_chain_counts_each_visited_row_once():
     config = Config(batch=2, gamma=3, vocabulary=1000, dtype="bfloat16")
     row = 2 * 1000
     accepted = torch.tensor([[0, 3]])  # one sequence rejects its first draft, one accepts all
-    assert floor_bytes(config, accepted) == row * ((1 + 1) + (4 + 3))
-    assert visited_bytes(config, accepted) == floor_bytes(config, accepted) + 2 * row
+    floor, visited = configs.floor_bytes, configs.visited_bytes
+    assert floor(config, accepted) == row * ((1 + 1) + (4 + 3))
+    assert visited(config, accepted) == floor(config, accepted) + 2 * row
     saved = dataclasses.replace(config, start="sampled")
-    assert floor_bytes(saved, accepted) == row * ((1 + 1) + 4)
-    assert visited_bytes(saved, accepted) == floor_bytes(saved, accepted) + row
+    assert floor(saved, accepted) == row * ((1 + 1) + 4)
+    assert visited(saved, accepted) == floor(saved, accepted) + row
     probs = dataclasses.replace(config, start="probs")
-    assert floor_bytes(probs, accepted) == 4 * 1000 * (2 + 1) + 4 * 2 * (1 + 3)
-    twice = torch.cat([accepted, accepted])
-    assert floor_bytes(config, twice) == floor_bytes(config, accepted)
+    assert floor(probs, accepted) == 4 * 1000 * (2 + 1) + 4 * 2 * (1 + 3)
+    assert floor(config, torch.cat([accepted, accepted])) == floor(config, accepted)
+
+
+def test_the_floor_of_a_tree_counts_each_visited_row_once():
+    config = TreeConfig(batch=2, nodes=8, vocabulary=1000, dtype="bfloat16")
+    seen = Visits(*(torch.tensor([n]) for n in ([2, 0], [3, 1], [3, 1], [4, 2], [2, 2])))
+    assert tree_configs.floor_bytes(config, seen) == 2000 * (4 + 4)
+    assert tree_configs.visited_bytes(config, seen) == 2000 * (4 + 4 + 2 * 4)
+    without = dataclasses.replace(config, rule="multi_draft_wor")
+    assert tree_configs.visited_bytes(without, seen) == 2000 * (4 + 4 + 3 * 4)
+    probs = dataclasses.replace(config, rule="target_only", start="probs")
+    assert tree_configs.floor_bytes(probs, seen) == 2 * 4000 + 4 * 6
+
+
+@pytest.mark.parametrize("rule", [*tree_configs.RULES, *tree_configs.OTHERS])
+def test_visits_of_a_tree_are_those_of_the_rule(rule):
+    seen = tree_configs.visits(tree_configs.build(dataclasses.replace(TREE, rule=rule)))
+    assert seen.accepted.shape == (tree_configs.TURNS, 4)
+    assert (seen.targets >= seen.accepted + 1).all()
+    assert rule == "traversal" or seen.targets.equal((seen.accepted + 1).long())
+    assert (seen.drafts <= seen.tested).all()
+    assert (seen.drafts > 0).all() == (rule in tree_configs.DRAWN)
+    if rule in tree_configs.DRAWN:
+        assert (seen.rejected <= seen.tested).all()
+        assert seen.rejected.any()
 
 
 @pytest.mark.parametrize("op", WORKLOADS)
 def test_every_peer_says_why_it_cannot_run(op):
     for peer in WORKLOADS[op].peers:
-        for device in ("cpu", "cuda"):
-            assert isinstance(peer.available(device), str)
+        assert all(isinstance(peer.available(device), str) for device in ("cpu", "cuda"))
         assert peer.available("cpu") == "" or peer.name not in ("cpp", "eager")
-    assert BY_NAME["flashinfer_headers"].available("cpu")
+    assert OF_CHAINS["flashinfer_headers"].available("cpu")
     assert importable("no_such_module") == "no_such_module is not installed"
 
 
@@ -61,13 +79,12 @@ def test_every_peer_says_why_it_cannot_run(op):
 @pytest.mark.parametrize("filters", FILTERS)
 def test_every_provider_accepts_as_many_drafts(filters, start):
     """If an adapter passes wrong arguments, its peer accepts fewer or more drafts than others."""
-    config = Config(batch=1, gamma=3, vocabulary=521, filters=filters, start=start)
-    inputs = build(config)
+    inputs = configs.build(Config(batch=1, gamma=3, vocabulary=521, filters=filters, start=start))
+    probs = start == "probs"
+    refusing = {"transformers": probs, "eager-topk": probs or not FILTERS[filters][1]}
     means = {}
-    refusing = {"transformers": start == "probs"}
-    refusing["eager-topk"] = start == "probs" or not FILTERS[filters][1]
     for name in ("cpp", "eager", "eager-topk", "transformers"):
-        peer = BY_NAME[name]
+        peer = OF_CHAINS[name]
         if refusing.get(name):
             with pytest.raises(Unsupported):
                 peer.build(inputs)
@@ -85,39 +102,67 @@ def test_every_provider_accepts_as_many_drafts(filters, start):
         assert abs(means[name] - means["eager"]) < 0.3
 
 
-def replaced(monkeypatch, **fields):
-    """Replace fields of the workload of verify_chain."""
-    work = dataclasses.replace(WORKLOADS["verify_chain"], **fields)
-    monkeypatch.setitem(WORKLOADS, "verify_chain", work)
-    return work
+@pytest.mark.parametrize("rule", ["greedy", "target_only", "multi_draft", "multi_draft_wor"])
+def test_eager_rules_of_trees_accept_as_many_nodes(rule):
+    inputs = tree_configs.build(dataclasses.replace(TREE, rule=rule, batch=8))
+    ours = torch.stack([tree_configs.call(inputs, t).num_accepted for t in inputs.turns]).double()
+    torch.manual_seed(0)
+    if rule == "greedy":
+        with pytest.raises(Unsupported):
+            OF_TREES["eager-path"].build(inputs)
+        call = OF_TREES["eager"].build(inputs)
+        for turn in inputs.turns[:4]:
+            verdict = tree_configs.call(inputs, turn)
+            path, accepted, y = call()
+            assert path.equal(verdict.path)
+            assert y.equal(verdict.tokens.gather(1, accepted[:, None])[:, 0])
+        return
+    for name in ("eager", "eager-path"):
+        call = OF_TREES[name].build(inputs)
+        calls = [OF_TREES[name].accepted(call()) for _ in range(len(inputs.turns) * 4)]
+        assert abs(float(torch.stack(calls).double().mean() - ours.mean())) < 0.35
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """A sweep of small configs, with a peer that fails and one that is not installed."""
-    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+def test_the_eager_compaction_and_ours_move_the_same_tokens():
+    config = KvConfig(batch=3, layers=2, heads=2, head_dim=16, slots=40)
+    moved = []
+    for peer in KV_PEERS:
+        inputs = kv_configs.build(config)
+        assert (inputs.path[:, : config.accepted] > torch.arange(config.accepted)).all()
+        for i, cache in enumerate(inputs.caches):
+            cache.copy_(torch.arange(cache.numel()).view_as(cache) % 199 + i)
+        if peer.name in ("cpp", "eager"):
+            assert peer.accepted(peer.build(inputs)()).tolist() == [4, 4, 4]
+            moved.append(inputs.caches)
+    assert all(a.equal(b) for a, b in zip(*moved, strict=True))
 
+
+def read_back(done, tmp_path, pictures):
+    """Write what a sweep found, read it and draw it."""
+    path = done.write(tmp_path)
+    assert results.read(path) == done
+    json.loads(path.read_text())
+    made = pytest.importorskip("bench.plot").plots(path, tmp_path / "plots")
+    assert [p.name.removeprefix(path.stem) for p in made] == pictures
+    return {(row.config["id"], row.provider): row for row in done.rows}
+
+
+def test_a_sweep_reports_rows_absences_and_failures(monkeypatch, tmp_path):
     def broken(inputs):
         raise RuntimeError("no such kernel\nand more lines")
 
     peers = (
-        *(peer for peer in PEERS if peer.name != "compiled"),
-        sweep.Peer("broken", lambda device: "", broken),
+        *(p for p in PEERS if p.name != "compiled"),
+        sweep.Peer("broken", lambda _: "", broken),
     )
-    replaced(monkeypatch, peers=peers)
-    configs = [
-        dataclasses.replace(SMALL, batch=b, vocabulary=v)
-        for b, v in ((1, 521), (2, 521), (4, 521), (4, 1031), (4, 4099))
-    ]
-    huge = dataclasses.replace(SMALL, batch=10**6, vocabulary=10**6)
-    done = sweep.sweep([*configs, huge], "cpu", budget=60)
-    return configs, huge, done
-
-
-def test_a_sweep_reports_rows_absences_and_failures(run, tmp_path):
-    configs, huge, done = run
-    rows = {(row.config["id"], row.provider): row for row in done.rows}
-    for config in configs:
+    work = dataclasses.replace(WORKLOADS["verify_chain"], peers=peers)
+    monkeypatch.setitem(WORKLOADS, "verify_chain", work)
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+    sizes = ((1, 521), (2, 521), (4, 521), (4, 1031), (4, 4099), (10**6, 10**6))
+    *given, huge = (dataclasses.replace(CHAIN, batch=b, vocabulary=v) for b, v in sizes)
+    done = sweep.sweep([*given, huge], "cpu", budget=60)
+    rows = read_back(done, tmp_path, ["-batch.svg", "-vocabulary.svg"])
+    for config in given:
         ours, peer = rows[config.id, "cpp"], rows[config.id, "eager"]
         assert ours.us_low <= ours.us <= ours.us_high
         assert ours.times_faster["eager"] > 0
@@ -125,44 +170,31 @@ def test_a_sweep_reports_rows_absences_and_failures(run, tmp_path):
         assert ours.ratio_to_floor == pytest.approx(ours.us / ours.floor_us)
         assert (ours.launches, ours.graph_us, ours.kernel_us) == (1, None, None)
         assert peer.launches > 10
-        assert peer.bytes_read > ours.bytes_read >= ours.floor_bytes
-        assert peer.floor_bytes == ours.floor_bytes
+        assert peer.bytes_read > ours.bytes_read >= ours.floor_bytes == peer.floor_bytes
         assert (config.id, "transformers") in rows or config.batch > 1
     assert {"cuda", "triton", "flashinfer_headers", "vllm-v2"} <= set(done.absent)
     assert all(done.absent.values())
     left_out = {(s["config"], s["provider"]): s["reason"] for s in done.skipped}
-    assert left_out[configs[0].id, "broken"] == "failed: RuntimeError: no such kernel"
-    assert left_out[configs[1].id, "transformers"] == "takes one sequence"
+    assert left_out[given[0].id, "broken"] == "failed: RuntimeError: no such kernel"
+    assert left_out[given[1].id, "transformers"] == "takes one sequence"
     assert left_out[huge.id, "all"].startswith("needs ")
     for key in ("device", "date", "commit", "torch", "triton", "python", "bandwidth", "providers"):
         assert key in done.machine
 
-    path = done.write(tmp_path)
-    assert results.read(path) == done
-    json.loads(path.read_text())
-    plot = pytest.importorskip("bench.plot")
-    made = plot.plots(path, tmp_path / "plots")
-    assert [p.name.removeprefix(path.stem) for p in made] == ["-batch.svg", "-vocabulary.svg"]
-    assert all("byte floor" in p.read_text() or p.stat().st_size > 10_000 for p in made)
 
-
-@pytest.fixture
-def command(monkeypatch, tmp_path):
-    """`python -m bench.sweep` on one small config."""
+def test_a_sweep_of_trees_writes_a_file_and_a_picture(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
-    replaced(monkeypatch, grid=lambda device, quick: [SMALL])
-    app = typer.Typer()
-    app.command()(sweep.main)
-    return lambda *words: CliRunner().invoke(app, ["--out", str(tmp_path), *words])
-
-
-def test_the_command_writes_a_file_and_names_absent_peers(command, tmp_path):
-    done = command("--only", "cpp", "--only", "eager", "--budget", "5")
-    assert done.exit_code == 0, done.output
-    (path,) = tmp_path.glob("cpu-*.json")
-    assert {row.provider for row in results.read(path).rows} == {"cpp", "eager"}
-    assert "absent: flashinfer_headers: not asked for" in done.output
-    assert SMALL.id in done.output
+    given = [dataclasses.replace(TREE, nodes=n) for n in (4, 8, 16)]
+    probs = dataclasses.replace(TREE, rule="target_only", start="probs")
+    done = sweep.sweep([*given, probs], "cpu", "verify_tree", budget=120)
+    rows = read_back(done, tmp_path, ["-nodes.svg"])
+    for config in given:
+        ours, peer = rows[config.id, "cpp"], rows[config.id, "eager"]
+        assert ours.times_faster.keys() == {"eager", "eager-path"}
+        assert ours.launches == 1
+        assert peer.bytes_read > ours.bytes_read >= ours.floor_bytes == peer.floor_bytes
+    assert (probs.id, "eager") in rows
+    assert {"cuda", "triton", "sglang"} <= set(done.absent)
 
 
 def test_the_program_for_the_sanitizer_calls_every_op():
@@ -171,9 +203,6 @@ def test_the_program_for_the_sanitizer_calls_every_op():
     for op in sk.providers():
         if cases := proofs.cases(op):
             assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
-    for turn in range(len(sanitize.FORCED)):
-        wide = [c.id for c in sanitize._chosen("verify_chain", turn) if c.vocabulary > 4096]
-        assert any(c.endswith("scalar") for c in wide), wide
 
 
 def test_the_sanitizer_ends_within_its_budget_and_counts_what_it_left_out(monkeypatch):
@@ -184,11 +213,3 @@ def test_the_sanitizer_ends_within_its_budget_and_counts_what_it_left_out(monkey
     assert sum(calls.values()) == 5
     assert set(calls.values()) == {0, 1}
     assert left_out > 100
-
-
-def test_the_sanitizer_leaves_to_triton_what_triton_serves(monkeypatch, capsys):
-    served = {"sample": {"cpu": "cpp"}, "build_trie": {"cpu": "triton"}}
-    monkeypatch.setattr(sanitize.sk, "providers", lambda: served)
-    calls, _ = sanitize.sanitize("cpu", budget=60)
-    assert list(calls) == ["sample"]
-    assert capsys.readouterr().out == "not called: build_trie\n"
