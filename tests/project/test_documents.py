@@ -1,113 +1,96 @@
-"""Documents are readable as they are, and name only options that their commands have."""
+"""What documents and code say is true of this tree: each rule once, over all texts that it is for.
 
+A rule finds faults in a text. `RULES` has with each a text that breaks it and the faults of that.
+"""
+
+import ast
 import functools
 import json
 import re
+import subprocess
 
 import pytest
 from specdec_hf.cli.app import app
 from specdec_hf.cli.prompts import read_prompts
 from specdec_vllm.settings import _NAMES
-from support.sources import NATIVE, PYTHON, ROOT
+from support.sources import NATIVE, PYTHON, ROOT, anchors, relative
 from typer.main import get_command
 
+from specdec_kernels.versions import SUPPORTED
+
 WIDTH = 120  # columns
-# Options of other programs: our files that read them, or the names of the programs.
-OTHERS = {
-    "--all": "tests/support/triton_aot.py",
-    "--batch": "bench/vllm_throughput.py",
-    "--budget": "bench/sweep.py",
-    "--context": "bench/sparse_cache.py",
-    "--draft-p-min": "llama.cpp",
-    "--every": "bench/online_distillation.py",
-    "--held-out": "bench/online_distillation.py",
-    "--hostile": "bench/server_load.py",
-    "--joins": "bench/server_load.py",
-    "--learning-rate": "bench/online_distillation.py",
-    "--no-build-isolation": "pip",
-    "--no-deps": "pip",
-    "--nproc-per-node": "torchrun",
-    "--only": "bench/sweep.py",
-    "--op": "bench/sweep.py",
-    "--part": "bench/forward.py",
-    "--passes": "bench/vllm_throughput.py",
-    "--prepare": "bench/peers/flashinfer_headers.py",
-    "--processor-time": "bench/sparse_cache.py",
-    "--quick": "bench/sweep.py",
-    "--ranks": "bench/sharded.py",
-    "--repo-id": "hub_kernel.py",
-    "--routes": "bench/sass/__main__.py",
-    "--speculative-config": "vLLM",
-    "--texts": "bench/sparse_cache.py",
-    "--tokens": "bench/vllm_throughput.py",
-    "--turns": "bench/sparse_cache.py",
-    "--vocab": "bench/sharded.py",
-}
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-COMMAND = re.compile(r"python -m specdec_hf ([^`#|&<>\n]*)")
+DOCUMENTS = [
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", ".github/**/*.md")
+    for path in ROOT.glob(pattern)
+]
+SUFFIXES = {".py", ".md", ".h", ".cpp", ".cu", ".cuh", ".sh", ".toml", ".txt", ".yml", ".mk"}
 
 pytestmark = pytest.mark.skipif(not DOCUMENTS, reason="the documents are not beside the tests")
 
 
 @functools.cache
-def known_options():
-    """The options of each command, by its words."""
-    return commands(get_command(app))
+def tracked():
+    listed = ["git", "ls-files"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:  # not a git checkout
+        return [*DOCUMENTS, *PYTHON, *NATIVE]
+    paths = [ROOT / line for line in done.stdout.splitlines()]
+    return [
+        p for p in paths if p.exists() and (p.suffix in SUFFIXES or p.name in ("Makefile", "run"))
+    ]
 
 
-def commands(command, name=()):
-    if hasattr(command, "commands"):
-        below = [commands(one, (*name, word)) for word, one in command.commands.items()]
-        return {words: options for each in below for words, options in each.items()}
-    given = (option for one in command.params for option in (*one.opts, *one.secondary_opts))
-    return {name: {"--help", *(option for option in given if option.startswith("--"))}}
-
-
-def wrong_options(text, known):
-    """Options in a text that no command has, or that the command of the same line lacks."""
-    every = {"--version", *OTHERS}.union(*known.values())
-    yield from (option for option in OPTION.findall(text) if option not in every)
-    for line in COMMAND.findall(text.replace("\\\n", " ")):
-        words = line.split()
-        if words and words[0].startswith("--"):
-            continue
-        name = next((tuple(words[:n]) for n in (1, 2) if tuple(words[:n]) in known), None)
-        if name is None:
-            yield line
-        else:
-            yield from (f"{name} {one}" for one in OPTION.findall(line) if one not in known[name])
-
-
-# The tests that run the programs of a document, and compare what they give.
-RUN_BY = {
-    "README.md": "tests/hf/test_pages.py",
-    "docs/analysis.md": "tests/hf/test_pages.py",
-    "docs/benchmarks.md": "tests/project/test_documents.py",
-    "docs/choosing.md": "tests/hf/test_pages.py",
-    "docs/compat.md": "tests/compat/test_page.py",
-    "docs/derivations.md": "tests/project/test_documents.py",
-    "docs/draft-models.md": "tests/hf/test_pages.py",
-    "docs/drafters.md": "tests/hf/test_pages.py",
-    "docs/forwards.md": "tests/hf/test_pages.py",
-    "docs/heads.md": "tests/hf/test_heads.py",
-    "docs/hub-kernels.md": "tests/support/loaded_kernel.py",
-    "docs/loop.md": "tests/hf/test_pages.py",
-    "docs/numpy.md": "tests/host/test_numpy_page.py",
-    "docs/ops.md": "tests/project/test_documents.py",
-    "docs/rules.md": "tests/project/test_documents.py",
-    "docs/server.md": "tests/hf/test_openai_routes.py",
-    "docs/sglang.md": "tests/sglang_plugin/test_engine.py",
-    "docs/transformers.md": "tests/hf/test_pages.py",
-    "docs/vllm.md": "tests/vllm_plugin/test_page.py",
-    "docs/vocabulary-parallel.md": "tests/sharded/test_page.py",
-    "examples/hub/README.md": "tests/hf/test_pages.py",
+# Options of other programs: our files that read them, or the names of the programs.
+OTHERS = {
+    "pip": "no-build-isolation no-deps",
+    "torchrun": "nproc-per-node",
+    "llama.cpp": "draft-p-min",
+    "vLLM": "speculative-config",
+    "hub_kernel.py": "repo-id",
+    "tests/support/triton_aot.py": "all",
+    "bench/forward.py": "part",
+    "bench/online_distillation.py": "every held-out learning-rate",
+    "bench/peers/flashinfer_headers.py": "prepare",
+    "bench/sass/__main__.py": "routes",
+    "bench/server_load.py": "hostile joins",
+    "bench/sharded.py": "ranks vocab",
+    "bench/sparse_cache.py": "context processor-time texts turns",
+    "bench/sweep.py": "budget only op quick",
+    "bench/vllm_throughput.py": "batch passes tokens",
 }
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
-def languages(text):
-    """The language of each block of a document, "" where it names none."""
-    return re.findall(r"^ *```([^\n]*)\n.*?^ *```$", text, re.MULTILINE | re.DOTALL)
+@functools.cache
+def options_of_commands():
+    """The options of each command, by its words."""
+
+    def of(command, name=()):
+        if hasattr(command, "commands"):
+            below = [of(one, (*name, word)) for word, one in command.commands.items()]
+            return {words: options for each in below for words, options in each.items()}
+        given = (option for one in command.params for option in (*one.opts, *one.secondary_opts))
+        return {name: {"--help", *(option for option in given if option.startswith("--"))}}
+
+    return of(get_command(app))
+
+
+def unknown_options(text):
+    """Options that no command has, or that the command of the same line lacks."""
+    known = options_of_commands()
+    others = {f"--{option}" for options in OTHERS.values() for option in options.split()}
+    every = {"--version", *others}.union(*known.values())
+    yield from (option for option in OPTION.findall(text) if option not in every)
+    lines = re.findall(r"python -m specdec_hf ([^`#|&<>\n]*)", text.replace("\\\n", " "))
+    for line in lines:
+        words = line.split()
+        if words and not words[0].startswith("--"):
+            names = (tuple(words[:n]) for n in (1, 2))
+            name = next((one for one in names if one in known), None)
+            found = OPTION.findall(line) if name else []
+            yield from (f"{name} {one}" for one in found if one not in known[name])
+            yield from [] if name else [line]
 
 
 def wide_lines(text):
@@ -119,35 +102,155 @@ def wide_lines(text):
             yield number
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_document_names_only_options_that_exist(path):
-    assert not list(wrong_options(path.read_text(), known_options()))
+def targets(makefile):
+    """The targets that a Makefile has rules for, in order, without files."""
+    return re.findall(r"^([a-z][\w-]*):(?!=)", (ROOT / makefile).read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_the_lines_of_a_document_are_not_too_wide(path):
-    assert not list(wide_lines(path.read_text()))
+def asked(arguments):
+    """The commands among what follows `make` on a line."""
+    words = re.sub(r"""\s#.*|[|&;].*|(["']).*?\1""", "", arguments).split()
+    task = next((word for word in words if word.startswith("TASK=")), "")
+    for word in words:
+        if re.fullmatch(r"[a-z][\w-]*", word):
+            yield f"more {task}" if word == "more" and task else word
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_the_programs_of_a_document_are_run(path):
-    """Blocks without a language are commands and what programs print."""
-    name = path.relative_to(ROOT).as_posix()
-    found = set(languages(path.read_text()))
-    assert found <= {"", "python"}
-    assert ("python" in found) == (name in RUN_BY)
-    if name in RUN_BY:
-        text = (ROOT / RUN_BY[name]).read_text()
-        assert path.name in text
-        assert re.search(r"```python|\bblocks\(", text)
+def unknown_targets(text):
+    """What `make` is asked for between backticks, in a block or in lines of an example."""
+    known = {*targets("Makefile"), *(f"more TASK={name}" for name in targets("more.mk"))}
+    code = re.findall(r"`make ([^`]*)`", text) + re.findall(r"^    make (.*)$", text, re.MULTILINE)
+    for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        code += re.findall(r"^(?:\w+=\S* )*make (.*)$", block, re.MULTILINE)
+    yield from (one for line in code for one in asked(line) if one not in known)
+
+
+AT_LEAST = re.compile(rf"\b({'|'.join(SUPPORTED)})\s*>=\s*(\d+\.\d+)", re.IGNORECASE)
+
+
+def other_minimums(text):
+    """Minimum versions that are not those of specdec_kernels/versions.py."""
+    for name, version in AT_LEAST.findall(text):
+        if version != SUPPORTED[name.lower()].oldest:
+            yield f"{name} {version}"
+
+
+# Documents of the project's planning, which readers of the repository do not have.
+OUTSIDE = re.compile(r"\b(?:ALGORITHMS|PEERS|GLOSSARY|DESIGN)(?:\.md\b|,? section|[^\w]+section)")
+CITED = re.compile(
+    r"`((?:docs|tests|csrc|bench|python|specdec_kernels)/[\w/.-]+\.(?:py|md|h|cpp|cu|cuh|sh))"
+)
+
+
+def citations_of_nothing(text):
+    """All but those of the op "example", which CONTRIBUTING.md adds, and of vLLM's own suite."""
+    yield from OUTSIDE.findall(text)
+    for file, _, anchor in re.findall(r"\b(docs/[\w/-]+\.md)(#([\w-]+))?", text):
+        document = ROOT / file
+        if not document.exists() or (anchor and anchor not in anchors(document)):
+            yield f"{file}{'#' * bool(anchor)}{anchor}"
+    for file in CITED.findall(text):
+        if not (ROOT / file).exists() and not re.search(r"example\.|^tests/v1/", file):
+            yield file
+
+
+NOT_THESE = "tests/project/test_documents.py"  # the texts that break the rules
+RULES = {
+    unknown_options: (
+        DOCUMENTS,
+        "`--prompty`\n  python -m specdec_hf train \\\n  --head X --limit 3  # --tree\n"
+        "python -m specdec_hf build x",
+        ["--prompty", "('train',) --limit", "build x"],
+    ),
+    wide_lines: (
+        DOCUMENTS,
+        "a\n{0}\n| {0}\n```\n{0}\n```\n{0}".format("x" * (WIDTH + 1)),
+        [2, 7],
+    ),
+    unknown_targets: (
+        [*DOCUMENTS, *PYTHON, *ROOT.glob("*.py"), *ROOT.glob("*.toml")],
+        '`make lnt ARGS="a b"` and `make more TASK=dcos`.\n```\nVLLM=1 make tst X=/y | tail\nmake\n'
+        "```\n    make clan\n",
+        ["lnt", "more TASK=dcos", "clan", "tst"],
+    ),
+    other_minimums: (
+        [p for p in tracked() if p.suffix != ".py"],
+        "python >= 3.9, torch>=2.10",
+        ["python 3.9"],
+    ),
+    citations_of_nothing: (
+        tracked(),
+        "PEERS.md and docs/loop.md, docs/lop.md, docs/loop.md#nowhere and `tests/no/test_x.py`",
+        ["PEERS.md", "docs/lop.md", "docs/loop.md#nowhere", "tests/no/test_x.py"],
+    ),
+}
+
+
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def dead_links(path, text):
+    for to, anchor in LINK.findall(re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.M | re.S)):
+        page = path.parent / to if to else path
+        if not page.exists() or (anchor and anchor not in anchors(page)):
+            yield f"{to}#{anchor}"
+
+
+def test_the_links_of_every_document_lead_to_a_file_and_a_heading():
+    broken = "[a](no.md) [b](README.md#nowhere) [c](https://x.org/y.md) [d](docs/loop.md)"
+    assert list(dead_links(ROOT / "README.md", broken)) == ["no.md#", "README.md#nowhere"]
+    texts = {path: path.read_text() for path in DOCUMENTS}
+    assert not {p: found for p, text in texts.items() if (found := [*dead_links(p, text)])}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_no_text_breaks_a_rule(rule):
+    texts, broken, faults = RULES[rule]
+    assert list(rule(broken)) == faults, "the control"
+    read = {p: p.read_text() for p in texts if relative(p) != NOT_THESE}
+    assert not {relative(p): found for p, text in read.items() if (found := [*rule(text)])}
 
 
 def test_options_of_our_other_programs_exist():
-    for option, program in OTHERS.items():
-        if program.endswith(".py"):
-            parameter = option.removeprefix("--")
-            found = re.search(rf'"{option}"|^    {parameter}: ', (ROOT / program).read_text(), re.M)
-            assert found, f"{program} has no {option}"
+    for program, options in OTHERS.items():
+        for name in options.split() if program.endswith(".py") else []:
+            found = rf'"--{name}"|^    --{name}: |^    {name}: '
+            assert re.search(found, (ROOT / program).read_text(), re.M), f"{program} --{name}"
+
+
+# The tests that run the programs of a document, and compare what they give.
+RUN_BY = {
+    "tests/hf/test_pages.py": "README.md docs/analysis.md docs/choosing.md docs/draft-models.md"
+    " docs/drafters.md docs/forwards.md docs/loop.md docs/transformers.md examples/hub/README.md",
+    "tests/project/test_documents.py": "docs/benchmarks.md docs/derivations.md docs/ops.md"
+    " docs/rules.md",
+    "tests/compat/test_page.py": "docs/compat.md",
+    "tests/hf/test_heads.py": "docs/heads.md",
+    "tests/hf/test_openai_routes.py": "docs/server.md",
+    "tests/host/test_numpy_page.py": "docs/numpy.md",
+    "tests/sglang_plugin/test_engine.py": "docs/sglang.md",
+    "tests/sharded/test_page.py": "docs/vocabulary-parallel.md",
+    "tests/support/loaded_kernel.py": "docs/hub-kernels.md",
+    "tests/vllm_plugin/test_page.py": "docs/vllm.md",
+}
+
+
+def languages(text):
+    """The language of each block of a document, "" where it names none."""
+    return re.findall(r"^ *```([^\n]*)\n.*?^ *```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_programs_of_every_document_are_run():
+    """Blocks without a language are commands and what programs print."""
+    assert languages("```\na\n```\n  ```python\nb\n  ```\n") == ["", "python"]
+    found = {relative(p): {*languages(p.read_text())} for p in DOCUMENTS}
+    assert set.union(*found.values()) == {"", "python"}
+    listed = {page: test for test, pages in RUN_BY.items() for page in pages.split()}
+    assert {page for page, names in found.items() if "python" in names} == {*listed}
+    for page, test in listed.items():
+        text = (ROOT / test).read_text()
+        assert page.rpartition("/")[2] in text
+        assert re.search(r"```python|\bblocks\(", text)
 
 
 # How sources read environment variables; those that only tests read are their own.
@@ -160,30 +263,22 @@ READS = {
 } | dict.fromkeys((".h", ".cpp", ".cu", ".cuh"), r'getenv\("(\w+)"')
 
 
-def environment_variables():
-    """Those that the sources read."""
+def test_the_table_of_environment_variables_is_complete():
+    page = (ROOT / "docs/command-line.md").read_text()
+    table = page.partition("## Environment variables")[2]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     found = set(_NAMES)  # put together from parts
     named = ("setup.py", "CMakeLists.txt", "Makefile", "more.mk", "bench/gpu.sh")
     for path in (*PYTHON, *NATIVE, *map(ROOT.joinpath, named)):
         if ROOT / "tests" not in path.parents:
             for match in re.finditer(READS[path.suffix], path.read_text(), re.MULTILINE):
                 found.add(match[match.lastindex])
-    return found
-
-
-def test_the_table_of_environment_variables_is_complete():
-    page = (ROOT / "docs/command-line.md").read_text()
-    table = page.partition("## Environment variables")[2]
-    listed = {
-        name
-        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", row)
-    }
-    assert listed == environment_variables()
+    assert listed == found
 
 
 def test_the_printed_program_takes_the_first_half_of_each_category(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    page = (ROOT / "docs/benchmarks.md").read_text()
     (program,) = re.findall(r"```python\n(.*?question\.jsonl.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     # Categories in turns, one of an odd number, and a character that ends a line for `splitlines`.
@@ -222,25 +317,44 @@ def test_the_derivation_of_block_verification_adds_up(capsys):
         re.search(r"^P, Q = (.*)$", program, re.MULTILINE)[1],
         "([Fraction(n, 20) for n in row] for row in ((10, 6, 4), (16, 3, 1)))",
     )
-    assert wider.count("20") == 1
     exec(wider, {})
-    without_the_first = wider.replace("c2 = min(1, c1 * r2)", "c2 = min(1, r2)")
-    without_factor = wider.replace("residual(c1)", "residual(1)")
-    for wrong in (without_the_first, without_factor):
-        assert wrong != wider
+    for right, wrong in (("c2 = min(1, c1 * r2)", "c2 = min(1, r2)"), ("idual(c1)", "idual(1)")):
+        assert right in wider
         with pytest.raises(AssertionError):
-            exec(wrong, {})
+            exec(wider.replace(right, wrong), {})
 
 
-def test_the_search_finds_wrong_options_and_wide_lines():
-    assert languages("```\na\n```\n  ```python\nb\n  ```\n") == ["", "python"]
-    known = known_options()
-    assert known["train",] > {"--head", "--texts"}
-    assert ("build", "ngram") in known
-    text = (
-        "`--prompt`, `--prompty`\n  python -m specdec_hf train \\\n  --head X --limit 3  # --tree"
+# The paths through the loop: numbered lists of functions, each "path:function".
+
+MOST_STEPS = {"The default call in fifteen steps": 15, "Where a rejected token goes": 40}
+
+
+def defines(path, function):
+    """Whether a file defines a function, given as `name`, `Class.name` or `Class::name`."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        body = ast.parse(text).body
+        for part in function.split("."):
+            found = [node for node in body if getattr(node, "name", None) == part]
+            body = getattr(found[0], "body", []) if found else []
+        return bool(found)
+    owner, _, name = function.rpartition("::")
+    # A type, then the name and its parameters: in the body of its class or after the class's name.
+    start = r"^(?![ \t]*(?:return|else|throw)\b)[\w:<>,&*() \t]*[\w>&*)][ \t]+[*&]?"
+    defined = re.search(rf"{start}({owner}::)?{name}\(", text, re.MULTILINE)
+    return bool(
+        defined and (not owner or defined[1] or re.search(rf"^class {owner}\b", text, re.M))
     )
-    assert list(wrong_options(text, known)) == ["--prompty", "('train',) --limit"]
-    assert list(wrong_options("python -m specdec_hf build x", known)) == ["build x"]
-    wide = "x" * (WIDTH + 1)
-    assert list(wide_lines(f"a\n{wide}\n| {wide}\n```\n{wide}\n```\n{wide}")) == [2, 7]
+
+
+@pytest.mark.parametrize("heading", MOST_STEPS)
+def test_each_step_on_a_path_through_the_loop_exists(heading):
+    page = (ROOT / "docs/design/loop.md").read_text()
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\d+\. `([^:`]+):([\w.:]+)`", section, re.MULTILINE)
+    numbered = re.findall(r"^\d+\. ", section, re.MULTILINE)
+    assert 8 <= len(steps) == len(numbered) <= MOST_STEPS[heading]
+    assert not [
+        f"{file}:{function}" for file, function in steps
+        if not (ROOT / file).exists() or not defines(ROOT / file, function)
+    ]  # fmt: skip

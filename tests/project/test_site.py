@@ -10,7 +10,7 @@ from itertools import chain
 
 import pytest
 from support.chromium import Chromium, find_chromium
-from support.sources import ROOT, anchors
+from support.sources import ROOT
 
 import specdec_kernels
 
@@ -23,25 +23,15 @@ if SITE.is_dir():
 pytestmark = pytest.mark.skipif(not SITE.is_dir(), reason="the documents are not beside the tests")
 
 
-def written_pages():
-    """The pages that are files below docs/, as the navigation names them."""
-    return {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-
-
-def test_the_navigation_lists_each_page_once():
-    _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
-    listed = re.findall(r"[\w/-]+\.md", navigation)
-    made = {*sources.BESIDE.values(), "reference.md", *(f"ops/{op}.md" for op in sources.ops())}
-    assert sorted(listed) == sorted(written_pages() | made)
-
-
-def test_the_page_on_installing_is_the_second_and_what_a_search_finds_first():
+def test_the_navigation_lists_each_page_once_and_the_page_on_installing_second():
     """The search ranks a page whose title is the word above all others; it knows no word stems."""
     _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
-    assert re.findall(r"[\w/-]+\.md", navigation)[:2] == ["index.md", "install.md"]
-    page = (ROOT / "docs/install.md").read_text()
-    assert page.startswith("# Install\n")
-    assert "installation" in page
+    listed = re.findall(r"[\w/-]+\.md", navigation)
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    made = {*sources.BESIDE.values(), "reference.md", *(f"ops/{op}.md" for op in sources.ops())}
+    assert sorted(listed) == sorted(written | made)
+    assert listed[:2] == ["index.md", "install.md"]
+    assert (ROOT / "docs/install.md").read_text().startswith("# Install\n")
 
 
 def test_each_op_and_each_class_has_one_place():
@@ -205,68 +195,41 @@ def test_a_round_of_a_trace_is_extracted_with_the_text_before_it():
 # The page of claims: rows of a claim with a link to its figures, a command, a machine, a commit.
 
 
-def claims():
-    """(claim, link, command, machine, commit) of each row; the last two are empty without them."""
-    page = (ROOT / "docs/claims.md").read_text()
-    rows = re.findall(r"^\| \[(.*?)\]\((\S+?)\) \| (.*?) \|(?: (.*?) \| (.*?) \|)?$", page, re.M)
-    assert len(rows) == len(re.findall(r"^\| \[", page, re.M)) > 30
-    return rows
-
-
 def section(link):
     """The text below the heading that a link of docs/claims.md leads to, or the whole page."""
     name, _, anchor = link.partition("#")
-    page = (ROOT / "docs" / name).resolve()
-    assert not anchor or anchor in anchors(page), link
-    text = page.read_text()
-    if not anchor:
-        return text
-    for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
-        heading = part.partition("\n")[0].lstrip("# ")
-        if re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") == anchor:
+    text = (ROOT / "docs" / name).read_text()
+    for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE) if anchor else [text]:
+        heading = re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lower()).strip()
+        if not anchor or heading.replace(" ", "-") == anchor:
             return part
     raise AssertionError(link)
 
 
-def test_the_commit_of_a_claim_stands_beside_its_figures():
-    for claim, link, _, machine, commit in claims():
-        text = section(link)
+def test_a_claim_has_a_command_that_exists_and_its_commit_beside_its_figures():
+    page = (ROOT / "docs/claims.md").read_text()
+    rows = re.findall(r"^\| \[(.*?)\]\((\S+?)\) \| (.*?) \|(?: (.*?) \| (.*?) \|)?$", page, re.M)
+    assert len(rows) == len(re.findall(r"^\| \[", page, re.M)) > 30
+    for claim, link, command, machine, commit in rows:
         assert bool(machine) == bool(commit), claim
-        if commit:
-            assert commit.split(",")[0] in text, f"{claim}: {commit} is not in {link}"
-
-
-def test_the_commits_of_the_readme_are_on_the_page_of_claims():
-    listed = {commit.split(",")[0] for *_, commit in claims()}
-    named = set(re.findall(r"commit ([0-9a-f]{7,})", (ROOT / "README.md").read_text()))
-    assert named
-    assert named <= listed
-
-
-def test_the_commits_of_claims_exist():
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    listed = sorted({commit.split(",")[0] for *_, commit in claims()} - {""})
-    done = subprocess.run(
-        ["git", "cat-file", "--batch-check=%(objecttype)"], cwd=ROOT, text=True,
-        input="".join(f"{commit}\n" for commit in [*listed, "0" * 40]), capture_output=True,
-        check=False,
-    )  # fmt: skip
-    *found, control = done.stdout.splitlines()
-    assert "missing" in control, "the control"
-    if "commit" not in found:
-        pytest.skip("a clone without its history")
-    assert found == ["commit"] * len(listed)
-
-
-def test_the_commands_of_claims_exist():
-    for claim, _, command, *_ in claims():
+        assert commit.split(",")[0] in section(link), claim
         programs = re.findall(r"`([^`]*)`", command)
         assert programs or command == "by hand", claim
         for program in programs:
             for module in re.findall(r"python -m (bench\.\w+)", program):
-                assert (ROOT / f"{module.replace('.', '/')}.py").exists() or (
-                    ROOT / module.replace(".", "/") / "__main__.py"
-                ).exists(), program
+                path = ROOT / module.replace(".", "/")
+                assert path.is_dir() or path.with_suffix(".py").exists(), program
             for path in re.findall(r"\b(?:tests|bench)/[\w/.]+", program):
                 assert (ROOT / path).exists(), program
+    commits = sorted({commit.split(",")[0] for *_, commit in rows} - {""})
+    named = {*re.findall(r"commit ([0-9a-f]{7,})", (ROOT / "README.md").read_text())}
+    assert set() < named <= {*commits}
+    done = subprocess.run(
+        ["git", "cat-file", "--batch-check=%(objecttype)"], cwd=ROOT, text=True,
+        input="".join(f"{commit}\n" for commit in [*commits, "0" * 40]), capture_output=True,
+        check=False,
+    )  # fmt: skip
+    *found, control = done.stdout.splitlines() or [""]
+    if "commit" in found:  # a clone with its history
+        assert "missing" in control, "the control"
+        assert found == ["commit"] * len(commits)

@@ -7,7 +7,6 @@ import runpy
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 from specdec_hf import requirements
@@ -46,20 +45,13 @@ def test_pyproject_states_the_same_ranges():
     oldest = SUPPORTED["python"].oldest
     assert f"python{project['project']['requires-python']}" == requirement("python")
     assert project["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    (_, first), (_, last) = release(oldest), release(SUPPORTED["python"].newest)
+    named = re.findall(r"Programming Language :: Python :: (3\.\d+)", str(project["project"]))
+    assert named == [f"3.{minor}" for minor in range(first, last + 1)]
     (of_vllm,) = extras["vllm"]
     (major, oldest), *_, (_, newest) = stated = [release(one) for one in (*VLLM, VLLM[-1])]
     assert stated[:-1] == [(major, minor) for minor in range(oldest, newest + 1)]
     assert of_vllm == f"vllm>={major}.{oldest},<{major}.{newest + 1}"
-
-
-def test_pyproject_names_every_python():
-    (_, first), (_, last) = release(SUPPORTED["python"].oldest), release(SUPPORTED["python"].newest)
-    named = [
-        one.rpartition(" ")[2]
-        for one in pyproject()["project"]["classifiers"]
-        if one.startswith("Programming Language :: Python :: ")
-    ]
-    assert named == [f"3.{minor}" for minor in range(first, last + 1)]
 
 
 @pytest.mark.parametrize("package", [name for name in SUPPORTED if name != "python"])
@@ -70,31 +62,6 @@ def test_the_tests_run_on_versions_within_the_range(package):
 
 
 # What people read, and what other languages say.
-
-AT_LEAST = re.compile(rf"\b({'|'.join(SUPPORTED)})\s*>=\s*(\d+\.\d+)", re.IGNORECASE)
-
-
-def minimums(text):
-    """The minimum versions that a text names, as pairs of package and version."""
-    return {(name.lower(), version) for name, version in AT_LEAST.findall(text)}
-
-
-def test_every_document_and_script_names_the_same_minimums():
-    names = ("CMakeLists.txt", "Makefile", "more.mk", "README.md", "bench/gpu.sh", "pyproject.toml")
-    pages = [ROOT / name for name in names] + [*(ROOT / "docs").rglob("*.md")]
-    pages += (ROOT / "examples").rglob("*.txt")
-    found = {relative(path): minimums(path.read_text()) for path in pages}
-    stated = {(name, one.oldest) for name, one in SUPPORTED.items()}
-    wrong = {path: pairs - stated for path, pairs in found.items() if pairs - stated}
-    assert not wrong
-    assert {path for path, pairs in found.items() if pairs} >= {
-        "CMakeLists.txt", "README.md", "bench/gpu.sh", "docs/numpy.md", "pyproject.toml",
-        "examples/hub/custom_generate/requirements.txt",
-    }  # fmt: skip
-
-
-def test_the_search_finds_another_minimum():
-    assert minimums("Python >= 3.9, torch>=2.10") == {("python", "3.9"), ("torch", "2.10")}
 
 
 def test_the_build_and_the_gpu_script_ask_for_the_oldest():
@@ -109,7 +76,7 @@ def test_the_build_and_the_gpu_script_ask_for_the_oldest():
     assert of_transformers.specifier == Requirement(requirement("transformers")).specifier
 
 
-def test_the_page_has_the_table():
+def test_the_page_of_versions_has_their_table():
     page = (ROOT / "docs/versions.md").read_text()
     rows = dict(re.findall(r"^\| (\w+) \| (\S+ \| \S+ \| .+?) \|", page, re.MULTILINE))
     for name, one in SUPPORTED.items():
@@ -147,31 +114,24 @@ def test_another_version_is_refused_by_name(package, version, command):
     message = f"specdec-kernels does not run with {package} {version}: pip install {command}"
     with pytest.raises(ImportError, match=f"^{re.escape(message)}$"):
         refuse_other(package, version)
+    for taken in ("torch 2.10.0", "torch 3.0.0a0+git1", "triton 3.6.0", "transformers 5.24.9"):
+        name, found = taken.split()
+        refuse_other(name, found)
+        assert Requirement(requirement(name)).specifier.contains(Version(found), prereleases=True)
 
 
+@pytest.mark.filterwarnings("ignore:'specdec_kernels")  # they are in sys.modules already
 @pytest.mark.parametrize(
-    ("package", "version"),
-    [("torch", "2.10.0"), ("torch", "3.0.0a0+git1"), ("triton", "3.6.0"), ("triton", "4.0.0"),
-     ("transformers", "5.20.0"), ("transformers", "5.24.9")],
-)  # fmt: skip
-def test_the_ends_of_a_range_are_taken(package, version):
-    refuse_other(package, version)
-    assert Requirement(requirement(package)).specifier.contains(Version(version), prereleases=True)
-
-
-@pytest.mark.filterwarnings("ignore:'specdec_kernels._ops' found in sys.modules")
-def test_an_older_torch_is_refused_before_the_library_is_loaded(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", "2.9.1")
-    with pytest.raises(ImportError, match=r"does not run with torch 2\.9\.1"):
-        runpy.run_module("specdec_kernels._ops")
-
-
-@pytest.mark.filterwarnings("ignore:'specdec_kernels.triton.launch' found in sys.modules")
-def test_an_older_triton_is_refused_where_its_kernels_are_first_called(monkeypatch):
-    triton = pytest.importorskip("triton")
-    monkeypatch.setattr(triton, "__version__", "3.5.1")
-    with pytest.raises(ImportError, match=r"does not run with triton 3\.5\.1"):
-        runpy.run_module("specdec_kernels.triton.launch")
+    ("package", "version", "module"),
+    [
+        ("torch", "2.9.1", "specdec_kernels._ops"),
+        ("triton", "3.5.1", "specdec_kernels.triton.launch"),
+    ],
+)
+def test_an_older_package_is_refused_before_it_is_used(monkeypatch, package, version, module):
+    monkeypatch.setattr(pytest.importorskip(package), "__version__", version)
+    with pytest.raises(ImportError, match=f"does not run with {package} {re.escape(version)}"):
+        runpy.run_module(module)
 
 
 def test_a_source_tree_refuses_another_transformers(monkeypatch):
@@ -258,35 +218,27 @@ def test_no_difference_is_kept_for_versions_that_are_not_stated(one):
     assert one.effect.endswith(".")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "# Triton 3.5 has none.",
-        "# some versions of Triton have none",
-        "import transformers\nfound = hasattr(transformers, 'GgufConfig')",
-        "from triton.runtime import interpreter\nfound = hasattr(interpreter, 'x')",
-        "from transformers.generation import utils\nfound = getattr(utils, 'x', None)",
-        "try:\n    from transformers.cache_utils import MtpCache\nexcept ImportError:\n    pass",
-        "try:\n    import triton\nexcept (ImportError, OSError):\n    pass",
-        "import torch\nnew = torch.__version__ >= '2.11'",
-        "import sys\nnew = sys.version_info >= (3, 11)",
-    ],
+DEPENDS = (
+    "# Triton 3.5 has none.",
+    "# some versions of Triton have none",
+    "import transformers\nfound = hasattr(transformers, 'GgufConfig')",
+    "from transformers.generation import utils\nfound = getattr(utils, 'x', None)",
+    "try:\n    from transformers.cache_utils import MtpCache\nexcept ImportError:\n    pass",
+    "try:\n    import triton\nexcept (ImportError, OSError):\n    pass",
+    "import torch\nnew = torch.__version__ >= '2.11'",
+    "import sys\nnew = sys.version_info >= (3, 11)",
 )
-def test_the_search_finds_a_dependence(text):
-    assert depends_on_a_version(text)
+DEPENDS_NOT = (
+    "import torch\nprint(torch.__version__)",
+    "import torch\nfound = getattr(torch, name)",
+    "try:\n    import pty\nexcept ImportError:\n    pass",
+    "found = hasattr(layer, 'keys')",
+)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import torch\nprint(torch.__version__)",
-        "import torch\nfound = getattr(torch, name)",
-        "try:\n    import pty\nexcept ImportError:\n    pass",
-        "found = hasattr(layer, 'keys')",
-    ],
-)
-def test_the_search_passes_by_what_depends_on_none(text):
-    assert not depends_on_a_version(text)
+def test_the_search_finds_a_dependence_and_nothing_else():
+    found = [text for text in (*DEPENDS, *DEPENDS_NOT) if depends_on_a_version(text)]
+    assert found == [*DEPENDS]
 
 
 def test_typing_has_what_is_imported_of_it_in_the_oldest_python():
