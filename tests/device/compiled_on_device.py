@@ -33,7 +33,7 @@ def decode(model, lengths=(9,), **settings):
 
 @pytest.mark.parametrize("lengths", [(9,), (12, 4, 7)], ids=["single", "ragged"])
 @pytest.mark.parametrize("tree", [None, (2, 1, 1)], ids=["chain", "tree"])
-def test_the_text_is_that_without_graphs(llama, lengths, tree):
+def test_the_text_on_the_device_is_that_without_graphs(llama, lengths, tree):
     settings = {"drafter": with_noise(llama, 0.05), "tree": tree}
     eager = decode(llama, lengths, **settings)
     for _ in range(2):

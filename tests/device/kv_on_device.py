@@ -11,9 +11,9 @@ import pytest
 from device.test_cuda import (
     test_a_call_runs_on_the_current_stream_and_does_not_wait,
     test_a_captured_round_replays_with_other_lengths,
-    test_addresses_beyond_2_to_the_31_elements,
-    test_leaves_the_bytes_of_the_reference,
     test_random_caches_and_paths,
+    test_the_device_addresses_more_than_2_to_the_31_elements,
+    test_the_device_leaves_the_bytes_of_the_reference,
 )
 
 from specdec_kernels._library import OPS
@@ -23,9 +23,9 @@ pytest.importorskip("triton")
 __all__ = [
     "test_a_call_runs_on_the_current_stream_and_does_not_wait",
     "test_a_captured_round_replays_with_other_lengths",
-    "test_addresses_beyond_2_to_the_31_elements",
-    "test_leaves_the_bytes_of_the_reference",
     "test_random_caches_and_paths",
+    "test_the_device_addresses_more_than_2_to_the_31_elements",
+    "test_the_device_leaves_the_bytes_of_the_reference",
 ]
 
 

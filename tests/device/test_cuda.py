@@ -49,7 +49,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}{case}")
-def test_leaves_the_bytes_of_the_reference(op, case):
+def test_the_device_leaves_the_bytes_of_the_reference(op, case):
     check(op(case.op), case, "cuda")
 
 
@@ -59,7 +59,7 @@ def test_random_caches_and_paths(op, seed):
         check(op(name), kv_cases.random_case(name, seed), "cuda")
 
 
-def test_addresses_beyond_2_to_the_31_elements(op):
+def test_the_device_addresses_more_than_2_to_the_31_elements(op):
     check_far_apart(op("kv_append_"), op("kv_truncate_"), "cuda")
 
 
@@ -192,7 +192,7 @@ def test_a_captured_compaction_replays_with_other_paths():
             same(f"caches[{i}]", got, cache)
 
 
-def test_opcheck():
+def test_opcheck_on_the_device():
     caches = [torch.zeros(2, 2, 6, 3, device="cuda"), torch.zeros(2, 1, 4, 5, device="cuda")]
     entries = [torch.ones(2, 2, 3, 3, device="cuda"), torch.ones(2, 1, 1, 5, device="cuda")]
     index = [torch.tensor(v, device="cuda") for v in ([4, -1], [4, 2], [1, 3])]

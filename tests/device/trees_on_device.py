@@ -45,7 +45,7 @@ def on_device(name, case):
 
 
 @pytest.mark.parametrize(("name", "case"), EACH)
-def test_agrees_with_the_cpu(name, case):
+def test_trees_agree_with_the_cpu(name, case):
     want = proofs.providers(case.op)["cpp"](*case.args())
     assert_outputs_close(case.op, on_device(name, case), want)
 

@@ -37,30 +37,26 @@ def test_importing_it_and_calling_its_ops_loads_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_misspelt_instruction_set_is_an_import_error():
-    done = run("import specdec_host", SPECDEC_CPU_CAPABILITY="avx")
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: SPECDEC_CPU_CAPABILITY must be one of avx512, avx2, plain, got avx"
-    )
-
-
-def test_missing_numpy_is_an_import_error_with_the_command_to_install_it():
-    hidden = "import sys; sys.modules['numpy'] = None; import specdec_host"
-    done = run(hidden)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: specdec_host needs NumPy: pip install numpy"
-    )
-
-
-def test_a_missing_module_is_an_import_error_with_the_reason(tmp_path):
-    package = tmp_path / "specdec_host"
+def test_what_is_missing_or_misspelt_is_an_import_error_with_the_reason(tmp_path):
+    package = Path(specdec_host.__file__).parent
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(Path(specdec_host.__file__).parent, package, ignore=ignored)
-    done = run("import specdec_host", tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        f"ImportError: _host{EXTENSION_SUFFIXES[0]} is missing beside specdec_host: it was not "
-        "built for this Python. Build it: pip install --no-binary specdec-kernels "
-        "specdec-kernels, or in the folder of the sources: pip install ."
-    )
+    shutil.copytree(package, tmp_path / "specdec_host", ignore=ignored)
+    load = "import specdec_host"
+    for done, message in (
+        (
+            run(load, SPECDEC_CPU_CAPABILITY="avx"),
+            "SPECDEC_CPU_CAPABILITY must be one of avx512, avx2, plain, got avx",
+        ),
+        (
+            run(f"import sys; sys.modules['numpy'] = None; {load}"),
+            "specdec_host needs NumPy: pip install numpy",
+        ),
+        (
+            run(load, tmp_path),
+            f"_host{EXTENSION_SUFFIXES[0]} is missing beside specdec_host: it was not built for "
+            "this Python. Build it: pip install --no-binary specdec-kernels specdec-kernels, or in "
+            "the folder of the sources: pip install .",
+        ),
+    ):
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == f"ImportError: {message}"

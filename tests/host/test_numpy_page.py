@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/numpy.md"
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
 
 
-def test_the_printed_code_runs():
+def test_the_printed_code_of_the_numpy_page_runs():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names = {}
     exec(code, names)

@@ -66,7 +66,7 @@ def test_faults_of_the_data_set_the_same_status(fault, rule):
         assert specdec_host.Status(int(np.bitwise_or.reduce(got.status))) & specdec_host.Status[bit]
 
 
-def test_the_number_of_threads_changes_no_bit():
+def test_the_number_of_threads_changes_no_bit_of_numpy_arrays():
     before = specdec_host.get_num_threads()
     try:
         specdec_host.set_num_threads(3)

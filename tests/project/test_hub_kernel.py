@@ -37,40 +37,23 @@ def variant(kernel):
     return folder
 
 
-def namespace(variant):
-    return json.loads((variant / "metadata.json").read_text())["id"]
-
-
-@pytest.fixture(scope="module")
-def loaded(kernel):
+def test_the_kernel_gives_the_bits_of_the_package_beside_it(kernel, variant):
     """What a process finds that has the package and, by the program of the page, the kernel."""
+    (requirement,) = pyproject()["project"]["optional-dependencies"]["kernels"]
+    assert f'pip install "{requirement}"' in (ROOT / "docs/hub-kernels.md").read_text()
     printed = output_of("-m", "support.loaded_kernel", kernel.parents[1])
-    return json.loads(printed.splitlines()[-1])
-
-
-def test_every_op_of_the_kernel_has_the_bits_of_the_package_beside_it(loaded):
-    assert loaded["equal"]
+    loaded = json.loads(printed.splitlines()[-1])
+    assert loaded["equal"], "ops"
     assert all(loaded["equal"].values()), loaded["equal"]
-
-
-def test_neither_calls_an_op_of_the_other(loaded, variant):
-    (ours, theirs), own = loaded["called"].values(), namespace(variant)
-    assert ours
+    # Neither calls an op of the other.
+    ours, theirs = loaded["called"].values()
+    own = json.loads((variant / "metadata.json").read_text())["id"]
     assert {name.split("::")[0] for name in ours} == {"specdec_kernels"}
     assert theirs == [name.replace("specdec_kernels", own) for name in ours]
-
-
-def test_a_round_has_the_same_bits_and_compiles_as_one_graph(loaded):
-    assert loaded["rounds"] == [True, True]
-
-
-def test_the_kernel_has_the_public_names_and_its_own_files(loaded, variant):
+    assert loaded["rounds"] == [True, True], "a round has the same bits, compiled as one graph too"
     assert loaded["names"]
     assert loaded["files"] == [specdec_kernels.__file__, str(variant / "__init__.py")]
-
-
-def test_a_second_load_has_the_functions_of_the_first(loaded):
-    assert loaded["again"]
+    assert loaded["again"], "a second load has the functions of the first"
     assert loaded["by another path"] == [False, True]
 
 
@@ -78,7 +61,6 @@ def test_kernels_reads_the_metadata_and_the_hash_of_every_file(variant):
     from kernels._rust import Digest, DigestAlgorithm, Metadata  # noqa: PLC0415
 
     metadata = Metadata.read_from_file(variant / "metadata.json")
-    assert metadata.id == namespace(variant)
     assert re.fullmatch(r"_specdec_kernels_cpu_[0-9a-f]{7}", metadata.id)
     metadata.digest.validate(Digest.hash_variant(DigestAlgorithm.SHA256, variant))
     assert set(metadata.digest.files) == {
@@ -138,11 +120,6 @@ def test_the_sources_pass_the_checks_of_the_builder(kernel):
                 if isinstance(call, ast.Call):
                     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
                     assert name not in registering, f"{path} registers {ast.unparse(call)}"
-
-
-def test_the_page_asks_for_the_version_that_is_tested():
-    (requirement,) = pyproject()["project"]["optional-dependencies"]["kernels"]
-    assert f'pip install "{requirement}"' in (ROOT / "docs/hub-kernels.md").read_text()
 
 
 def test_a_folder_that_exists_is_refused(tmp_path):

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,9 +22,6 @@ from support.sources import CSRC, ROOT
 import specdec_kernels
 
 pytestmark = pytest.mark.build
-
-HEADS = "specdec_hf/heads/shipped"  # in the folder of the packages
-PROMPTS = "specdec_hf/cli/prompts.jsonl"
 
 
 def run(*command: str, cwd: Path, **env: str) -> str:
@@ -152,23 +148,6 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel, tmp_path):
     assert run(python, "-I", "-c", code, cwd=tmp_path) == "4\n"
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        ("--python-version", f"3.{sys.version_info.minor + 1}"),
-        ("--platform", "manylinux_2_28_aarch64" if platform.machine() == "x86_64" else "any"),
-    ],
-)
-def test_pip_refuses_the_wheel_for_another_python_and_another_system(wheel, tmp_path, other):
-    command = [
-        *(sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index"),
-        *("--only-binary", ":all:", "--target", str(tmp_path), *other, str(wheel)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "is not a supported wheel on this platform" in done.stderr
-
-
 def test_the_source_archive_builds_the_same_wheel(tmp_path):
     """All that a build reads is there, and so are the files that a wheel holds."""
     run(
@@ -191,35 +170,3 @@ def test_the_source_archive_builds_the_same_wheel(tmp_path):
     for path in (ROOT / "CMakeLists.txt", ROOT / "LICENSE", *read):
         assert (source / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
     assert not [*source.rglob("*.so"), *source.glob("tests"), *source.glob("bench")]
-
-
-def test_wheel_and_source_archive_hold_the_shipped_prompts_and_heads(tmp_path):
-    """Without what the training of a head left behind."""
-    tree = tmp_path / "tree"
-    names = ("config.json", "model.safetensors", "README.md", "training.svg")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        (tree / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tree / name)
-    head = tree / "python" / HEADS / "A-model"
-    (head / "work").mkdir(parents=True)
-    for name in (*names, "work/run.json"):
-        (head / name).write_text("x")
-    hf = "python/specdec_hf"
-    for package in ("specdec_kernels", hf, f"{hf}/cli", f"{hf}/heads"):
-        (tree / package).mkdir(parents=True, exist_ok=True)
-        (tree / package / "__init__.py").write_text('__version__ = "0.1.0"\n')
-    shutil.copy(ROOT / "python" / PROMPTS, tree / "python" / PROMPTS)
-    run(
-        *(sys.executable, "setup.py", "--quiet", "build_py"),
-        *("--build-lib", str(tmp_path / "wheel")),
-        *("sdist", "--dist-dir", str(tmp_path)),
-        cwd=tree,
-    )
-    wanted = {f"{HEADS}/A-model/{name}" for name in names}
-    wheel = {str(p.relative_to(tmp_path / "wheel")) for p in (tmp_path / "wheel").rglob("*.*")}
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as files:
-        packed = {name.partition("/python/")[2] for name in files.getnames()}
-    for held in (wheel, packed):
-        assert PROMPTS in held
-        assert {name for name in held if name.startswith(HEADS) and "." in name} == wanted

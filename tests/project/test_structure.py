@@ -7,8 +7,11 @@ csrc/host are built on csrc/arguments, which knows the tensors of either by two 
 """
 
 import ast
+import functools
 import importlib.util
 import re
+import subprocess
+from collections import Counter
 
 import pytest
 import specdec_hf
@@ -275,6 +278,88 @@ def test_no_file_is_too_long_to_read():
     ledger = (ROOT / "tests/mutants").glob("*.toml")
     lines = {relative(p): len(p.read_text().splitlines()) for p in (*NATIVE, *PYTHON, *ledger)}
     assert not {name: n for name, n in lines.items() if n > LONGEST}
+
+
+# Budgets of the tests. They only go down: who needs more takes something else away.
+
+TEST_LINES = 79_300  # of all files below tests/
+SUPPORT_LINES = 7_912  # of tests/support
+HELPERS = 2  # modules of ours that a reader of one test file has to know
+FILES_WITH_MORE_HELPERS = 86
+DUPLICATES = 37  # names that several test functions have
+HELPING = ("support", "proofs", "packages", "simt", "fuzz", "device", "mutants")
+
+
+@functools.cache
+def texts_of_tests():
+    """Path -> text of every file of the tests."""
+    command = ["git", "ls-files", "tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    paths = map(ROOT.joinpath, done.stdout.splitlines())
+    if done.returncode != 0:  # not a git checkout
+        paths = (p for p in (ROOT / "tests").rglob("*.*") if "__pycache__" not in p.parts)
+    return {relative(p): p.read_text() for p in paths if p.is_file()}
+
+
+def lines_below(texts, folder):
+    return sum(len(text.splitlines()) for name, text in texts.items() if name.startswith(folder))
+
+
+def helpers_of(text):
+    """The modules of ours beside the tests that a file of tests imports."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            plain = node.module in HELPING and node.module != "proofs"
+            found |= {f"{node.module}.{a.name}" for a in node.names} if plain else {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+    return {name for name in found if name.split(".")[0] in HELPING}
+
+
+def duplicates(texts):
+    """The names that test functions of several places have."""
+    names = Counter(
+        node.name
+        for path, text in texts.items()
+        if path.endswith(".py")
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+def over_budget(texts, test_lines, support_lines, files, names):
+    """What a suite has more of than it may."""
+    many = [
+        path for path, text in texts.items()
+        if path.rpartition("/")[2].startswith("test_") and path.endswith(".py")
+        and len(helpers_of(text)) > HELPERS
+    ]  # fmt: skip
+    found = {
+        "lines of tests": (lines_below(texts, "tests/"), test_lines),
+        "lines of tests/support": (lines_below(texts, "tests/support/"), support_lines),
+        "files with more helpers than two": (len(many), files),
+        "names of several tests": (len(duplicates(texts)), names),
+    }
+    return {what: numbers for what, numbers in found.items() if numbers[0] > numbers[1]}
+
+
+def test_the_tests_keep_to_their_budgets():
+    given = (TEST_LINES, SUPPORT_LINES, FILES_WITH_MORE_HELPERS, DUPLICATES)
+    assert not over_budget(texts_of_tests(), *given)
+
+
+def test_a_suite_over_each_budget_is_found():
+    """The control: each number is one too small for this suite, and together they fit it."""
+    test = "from support import a, b\nimport proofs\ndef test_x(): pass\n"
+    texts = {"tests/a/test_a.py": test, "tests/support/b.py": "def test_x(): pass\n", "t.py": test}
+    fitting = (4, 1, 1, 1)
+    assert helpers_of(test) == {"support.a", "support.b", "proofs"}
+    assert not over_budget(texts, *fitting)
+    for i in range(len(fitting)):
+        tight = (n - (k == i) for k, n in enumerate(fitting))
+        assert len(over_budget(texts, *tight)) == 1
 
 
 # The table of ops says in which room and file an op is; see _library.OPS.

@@ -45,8 +45,10 @@ pytestmark = [
 ]
 
 
-def served(tmp_path, enabled):
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
     """What the page's program prints, and what it answers to `ASK`."""
+    folder = tmp_path_factory.mktemp("engine")
     block = next(b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
                  if "Engine" in b)  # fmt: skip
     for before, after in (
@@ -56,82 +58,46 @@ def served(tmp_path, enabled):
     ):
         assert before in block
         block = block.replace(before, after)
-    program = tmp_path / "program.py"
-    program.write_text(block)
+    (folder / "program.py").write_text(block)
     path = os.pathsep.join([*filter(None, sys.path), str(STANDIN)])
+    given = {"SPECDEC_SGLANG": "1", "PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1"}
     done = subprocess.run(
-        [sys.executable, str(program)],
-        env=os.environ
-        | {"SPECDEC_SGLANG": enabled, "PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1100,
-        cwd=tmp_path,
-    )
+        [sys.executable, str(folder / "program.py")], env=os.environ | given, cwd=folder,
+        capture_output=True, text=True, check=False, timeout=1100,
+    )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-4000:]
+    assert "specdec_sglang verifies the drafts of sampled requests" in said
     (asked,) = re.findall(r"^ASKED (.*)$", said, re.MULTILINE)
-    return json.loads(asked), said
+    return json.loads(asked)
 
 
 @pytest.fixture(scope="module")
-def with_plugin(tmp_path_factory):
-    return served(tmp_path_factory.mktemp("with"), "1")
-
-
-@pytest.fixture(scope="module")
-def without(tmp_path_factory):
-    return served(tmp_path_factory.mktemp("without"), "0")
-
-
-@pytest.fixture(scope="module")
-def pairs(with_plugin):
-    """P of the pairs of tokens that may follow the prompt, by Transformers."""
+def model():
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    given = dict(temperatures=1.3, top_ks=3)
-    ids = with_plugin[0]["ids"]
-    with torch.no_grad():
-        first = expected(model(torch.tensor([ids])).logits[0, -1], **given)
-        out = {}
-        for x in first.nonzero()[:, 0].tolist():
-            second = expected(model(torch.tensor([[*ids, x]])).logits[0, -1], **given)
-            out |= {(x, y): float(first[x] * second[y]) for y in second.nonzero()[:, 0].tolist()}
-    return out
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
 
 
-def p_value(found, pairs):
-    names = list(pairs)
-    assert {*map(tuple, found)} <= {*names}
-    return chi_square(
-        torch.tensor([names.index(tuple(pair)) for pair in found]),
-        torch.tensor(list(pairs.values()), dtype=torch.float64),
-    )
+def test_greedy_texts_are_those_of_the_model_and_sampled_ones_differ(served, model):
+    ids = torch.tensor([served["ids"]])
+    want = model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=None)
+    assert served["greedy"] == 2 * [want[0, ids.shape[1] :].tolist()]
+    assert len({*map(tuple, served["sampled"])}) == 6
 
 
-def test_the_plugin_says_that_it_verifies(with_plugin, without):
-    line = "specdec_sglang verifies the drafts of sampled requests"
-    assert line in with_plugin[1]
-    assert line not in without[1]
+def test_pairs_of_tokens_follow_the_model(served, model):
+    def p_value(temperature):
+        given, found = dict(temperatures=temperature, top_ks=3), {}
+        with torch.no_grad():
+            first = expected(model(torch.tensor([served["ids"]])).logits[0, -1], **given)
+            for x in first.nonzero()[:, 0].tolist():
+                logits = model(torch.tensor([[*served["ids"], x]])).logits[0, -1]
+                second = expected(logits, **given)
+                found |= {(x, y): first[x] * second[y] for y in second.nonzero()[:, 0].tolist()}
+        names = list(found)
+        seen = torch.tensor([names.index(tuple(pair)) for pair in served["pairs"]])
+        return chi_square(seen, torch.stack([*found.values()]).double())
 
-
-def test_greedy_text_is_that_of_sglang(with_plugin, without):
-    first, second = with_plugin[0]["greedy"]
-    assert first == second == without[0]["greedy"][0]
-
-
-def test_sampled_texts_differ_and_without_the_plugin_they_are_greedy(with_plugin, without):
-    """The first token comes from the prompt's step, which has no drafts."""
-    assert len({*map(tuple, with_plugin[0]["sampled"])}) == 6
-    texts = without[0]["sampled"]
-    by_first = {text[0]: text for text in texts}
-    assert all(text == by_first[text[0]] for text in texts)
-
-
-def test_pairs_of_tokens_follow_the_model_and_without_the_plugin_they_do_not(
-    with_plugin, without, pairs
-):
-    assert p_value(with_plugin[0]["pairs"], pairs) > SIGNIFICANCE
-    assert p_value(without[0]["pairs"], pairs) < SIGNIFICANCE
+    assert p_value(1.3) > SIGNIFICANCE
+    assert p_value(0.4) < SIGNIFICANCE, "the control"

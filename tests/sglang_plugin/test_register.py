@@ -6,7 +6,7 @@ import types
 import pytest
 from specdec_sglang import register, sglang_interface
 from specdec_sglang.plugin import VARIABLE
-from specdec_sglang.sglang_interface import CHOOSE, DESCEND, SAMPLE, SUPPORTED, USED
+from specdec_sglang.sglang_interface import DESCEND, SAMPLE, SUPPORTED, USED
 from support import sglang_source
 from support.sources import ROOT
 
@@ -48,31 +48,29 @@ def test_a_supported_version_is_hooked_at_two_functions(other):
     assert other.logged == []
 
 
-def test_another_version_is_left_as_it_is_with_a_warning(other):
+@pytest.mark.parametrize("place", USED, ids=lambda place: place[1])
+@pytest.mark.parametrize("more", [" more", None], ids=["another", "none"])
+def test_a_function_with_other_arguments_is_named(other, place, more):
+    module, function = place
+    del vars(other.modules[module])[function]
+    if more:
+        define(other.modules[module], function, USED[place] + more)
+    register()
+    assert other.hooked == []
+    got = f"{USED[place]}{more}" if more else "nothing"
+    assert other.logged == [
+        f"specdec_sglang leaves SGLang as it is: {module}.{function} must take {USED[place]}, got "
+        f"{got}"
+    ]
+
+
+def test_another_version_of_sglang_is_left_as_it_is_with_a_warning(other):
     other.modules["sglang.version"].__version__ = "0.5.24"
     register()
     assert other.hooked == []
     assert other.logged == [
         "specdec_sglang leaves SGLang as it is: version 0.5.24 is not one of 0.5.23"
     ]
-
-
-@pytest.mark.parametrize("place", USED, ids=lambda place: place[1])
-def test_a_function_with_other_arguments_is_named(other, place):
-    module, function = place
-    define(other.modules[module], function, USED[place] + " more")
-    register()
-    assert other.hooked == []
-    assert other.logged == [
-        f"specdec_sglang leaves SGLang as it is: {module}.{function} must take {USED[place]}, got "
-        f"{USED[place]} more"
-    ]
-
-
-def test_a_function_that_is_gone_is_named(other):
-    del vars(other.modules[CHOOSE[0]])[CHOOSE[1]]
-    register()
-    assert other.logged[0].endswith("use_rejection_sampling, got nothing")
 
 
 def test_on_another_platform_nothing_is_looked_at(other, monkeypatch):
@@ -82,18 +80,14 @@ def test_on_another_platform_nothing_is_looked_at(other, monkeypatch):
     assert other.hooked == other.logged == []
 
 
-def test_switched_off_it_does_not_even_look_at_sglang(monkeypatch):
-    monkeypatch.setenv("SPECDEC_SGLANG", "0")
+def test_switched_off_it_does_not_even_look_and_other_words_are_refused(monkeypatch):
     monkeypatch.setattr(sglang_interface, "other_platform", lambda: pytest.fail("it looked"))
+    monkeypatch.setenv("SPECDEC_SGLANG", "0")
     register()
-
-
-@pytest.mark.parametrize("text", ["", "yes"])
-def test_a_wrong_variable_is_refused_by_name(monkeypatch, text):
-    monkeypatch.setenv("SPECDEC_SGLANG", text)
-    with pytest.raises(ValueError) as caught:
-        register()
-    assert str(caught.value) == f"SPECDEC_SGLANG must be 0 or 1, got {text!r}"
+    for text in ("", "yes"):
+        monkeypatch.setenv("SPECDEC_SGLANG", text)
+        with pytest.raises(ValueError, match=f"SPECDEC_SGLANG must be 0 or 1, got {text!r}$"):
+            register()
 
 
 @pytest.mark.skipif(
@@ -105,7 +99,7 @@ def test_the_arguments_are_those_of_its_files(place):
     assert sglang_source.arguments(*place) == USED[place]
 
 
-def test_the_page_names_the_variable_the_versions_and_what_is_hooked():
+def test_the_page_of_sglang_names_the_variable_the_versions_and_what_is_hooked():
     text = (ROOT / "docs" / "sglang.md").read_text()
     for name in (VARIABLE, SAMPLE[1], DESCEND[1]):
         assert f"`{name}`" in text

@@ -4,6 +4,7 @@ An engine takes long to start, so each kind has one process, in which the plug-i
 see what vLLM does by itself.
 """
 
+import functools
 import json
 import os
 import random
@@ -25,22 +26,24 @@ pytestmark = [
     pytest.mark.timeout(580),
 ]
 
-NGRAM = {
-    "method": "ngram",
-    "num_speculative_tokens": 4,
-    "prompt_lookup_max": 3,
-    "prompt_lookup_min": 1,
-}
-DRAFT = {
-    "method": "draft_model",
-    "model": MODEL,
-    "num_speculative_tokens": 2,
-    "draft_sample_method": "probabilistic",
-}
-COPIED = {
-    "method": "custom_class",
-    "model": "specdec_vllm.Proposer",
-    "num_speculative_tokens": 4,
+SPECULATIONS = {
+    "ngram": {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    },
+    "drafted": {
+        "method": "draft_model",
+        "model": MODEL,
+        "num_speculative_tokens": 2,
+        "draft_sample_method": "probabilistic",
+    },
+    "copied": {
+        "method": "custom_class",
+        "model": "specdec_vllm.Proposer",
+        "num_speculative_tokens": 4,
+    },
 }
 TEXTS = (
     "One two three four one two three four one two three four one two",
@@ -103,7 +106,9 @@ FILTERS = {
     "filtered": {"top_k": TOP_K, "top_p": TOP_P},
     "min_p": {"min_p": 0.05},
 }
-SAMPLED = [*((name, "token") for name in FILTERS), ("filtered", "block"), ("filtered", "match")]
+# Names of filters and rules; drafts of the proposer are verified as those of the n-grams are.
+ALL = [*((name, "token") for name in FILTERS), ("filtered", "block"), ("filtered", "match")]
+SAMPLED = {"ngram": ALL, "drafted": ALL, "copied": ALL[:1]}
 
 
 def generated(speculation, calls, folder, drafters=None):
@@ -141,94 +146,81 @@ def plain(prompts, tmp_path_factory):
     return split(found["greedy", None], groups)
 
 
-def speculative(prompts, speculation, folder, drafters=None):
-    """Outputs by (name, rule), and those of greedy requests by their kind.
-
-    Greedy requests of all kinds and sampled ones are in the engine together.
-    """
-    groups = greedy(prompts) | {"seeds together": seeded(prompts)}
-    groups["choice"] = requests(prompts, temperature=1.0, choice=CHOICE, ignore_eos=False)
-    calls = {
-        ("together", "token"): [*chain.from_iterable(groups.values())],
-        ("seeds reversed", "token"): seeded(prompts)[::-1],
-        ("seeds alone", "token"): seeded(prompts)[1:2],
-        **{(name, rule): samples(prompts, **FILTERS[name]) for name, rule in SAMPLED},
-        ("samples", None): samples(prompts),
-    }
-    if speculation is NGRAM:
-        calls["samples", "typical"] = samples(prompts)
-    for name in drafters or {}:
-        calls |= {(name, rule): groups["plain"][:1] for rule in ("token", None)}
-    installed, found, steps = generated(speculation, calls, folder, drafters)
-    assert installed, "vLLM has not found the entry point"
-    return found | split(found["together", "token"], groups) | {"steps": steps}
-
-
-@pytest.fixture(scope="module")
-def ngram(prompts, tmp_path_factory):
-    return speculative(prompts, NGRAM, tmp_path_factory.mktemp("ngram"))
-
-
-@pytest.fixture(scope="module")
-def drafted(prompts, tmp_path_factory):
-    return speculative(prompts, DRAFT, tmp_path_factory.mktemp("drafted"))
-
-
 DRAFTERS = ["prompt_lookup", "suffix_automaton:FILE", "rest:FILE"]  # beside the default
 
 
 @pytest.fixture(scope="module")
-def copied(prompts, plain, tokenizer, tmp_path_factory):
-    """With a datastore of the greedy texts, which each text occurs in from its second token on."""
-    folder = tmp_path_factory.mktemp("copied")
-    texts = np.concatenate([output["tokens"] for output in plain["plain"]])
-    vocab_size = json.loads(Path(MODEL, "config.json").read_text())["vocab_size"]
-    Corpus(texts).save(
-        folder / "store", vocab_size=vocab_size, fingerprint=fingerprint_of(tokenizer)
-    )
-    drafters = {name: name.replace("FILE", str(folder / "store")) for name in DRAFTERS}
-    return speculative(prompts, COPIED, folder, drafters)
+def engine(prompts, plain, tokenizer, tmp_path_factory):
+    """Kind -> outputs by (name, rule), and those of greedy requests by their kind.
 
+    Greedy requests of all kinds and sampled ones are in the engine together. The datastore holds
+    the greedy texts, which each text occurs in from its second token on.
+    """
 
-@pytest.fixture(scope="module", params=["ngram", "drafted", "copied"])
-def engine(request):
-    return request.getfixturevalue(request.param)
+    @functools.cache
+    def of(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        groups = greedy(prompts) | {"seeds together": seeded(prompts)}
+        groups["choice"] = requests(prompts, temperature=1.0, choice=CHOICE, ignore_eos=False)
+        calls = {
+            ("together", "token"): [*chain.from_iterable(groups.values())],
+            ("seeds reversed", "token"): seeded(prompts)[::-1],
+            ("seeds alone", "token"): seeded(prompts)[1:2],
+        }
+        calls |= {(name, rule): samples(prompts, **FILTERS[name]) for name, rule in SAMPLED[kind]}
+        drafters = {}
+        if kind == "ngram":
+            calls |= {("samples", rule): samples(prompts) for rule in ("typical", None)}
+        if kind == "copied":
+            texts = np.concatenate([output["tokens"] for output in plain["plain"]])
+            vocab_size = json.loads(Path(MODEL, "config.json").read_text())["vocab_size"]
+            store, fingerprint = folder / "store", fingerprint_of(tokenizer)
+            Corpus(texts).save(store, vocab_size=vocab_size, fingerprint=fingerprint)
+            drafters = {name: name.replace("FILE", str(store)) for name in DRAFTERS}
+            for name in drafters:
+                calls |= {(name, rule): groups["plain"][:1] for rule in ("token", None)}
+        installed, found, steps = generated(SPECULATIONS[kind], calls, folder, drafters)
+        assert installed, "vLLM has not found the entry point"
+        return found | split(found["together", "token"], groups) | {"steps": steps}
+
+    return of
 
 
 def tokens(outputs):
     return [output["tokens"] for output in outputs]
 
 
-@pytest.mark.parametrize("kind", ["plain", "logprobs", "penalties", "bad words", "min tokens"])
-def test_greedy_text_is_that_without_drafts(engine, plain, kind):
-    assert tokens(engine[kind]) == tokens(plain[kind])
-
-
-@pytest.mark.parametrize("rule", ["token", None])
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_each_drafter_of_the_proposer_saves_steps(copied, plain, name, rule):
-    """With the plug-in and with vLLM's own verification; without drafts a token takes a step."""
-    assert tokens(copied[name, rule]) == tokens(plain["plain"][:1])
-    assert copied["steps"][name, rule] < 12
-
-
-def test_logprobs_are_those_without_drafts(engine, plain):
-    for ours, theirs in zip(engine["logprobs"], plain["logprobs"], strict=True):
+@pytest.mark.parametrize("kind", SPECULATIONS)
+def test_greedy_text_is_that_without_drafts_under_all_parameters(engine, plain, kind):
+    found = engine(kind)
+    assert {name: tokens(found[name]) for name in plain} == {
+        name: tokens(outputs) for name, outputs in plain.items()
+    }
+    for ours, theirs in zip(found["logprobs"], plain["logprobs"], strict=True):
         assert len(ours["logprobs"]) == len(ours["tokens"])
         torch.testing.assert_close(
             torch.tensor(ours["logprobs"]), torch.tensor(theirs["logprobs"]), atol=2e-3, rtol=0
         )
 
 
-def test_a_seed_gives_the_same_text_in_every_batch(engine):
-    together = tokens(engine["seeds together"])
-    assert tokens(engine["seeds reversed", "token"])[::-1] == together
-    assert tokens(engine["seeds alone", "token"]) == together[1:2]
+@pytest.mark.parametrize("kind", SPECULATIONS)
+def test_a_seed_gives_the_same_text_in_every_batch_of_an_engine(engine, kind):
+    found = engine(kind)
+    together = tokens(found["seeds together"])
+    assert tokens(found["seeds reversed", "token"])[::-1] == together
+    assert tokens(found["seeds alone", "token"]) == together[1:2]
     assert len({tuple(t) for t in together}) == len(together)
+    # Structured output allows nothing else.
+    assert {output["text"] for output in found["choice"]} <= {*CHOICE}
 
 
-def test_structured_output_allows_nothing_else(engine):
-    assert {output["text"] for output in engine["choice"]} <= {*CHOICE}
+@pytest.mark.parametrize("rule", ["token", None])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_each_drafter_of_the_proposer_saves_steps(engine, plain, name, rule):
+    """With the plug-in and with vLLM's own verification; without drafts a token takes a step."""
+    found = engine("copied")
+    assert tokens(found[name, rule]) == tokens(plain["plain"][:1])
+    assert found["steps"][name, rule] < 12
 
 
 @pytest.fixture(scope="module")
@@ -278,21 +270,23 @@ def p_value(outputs, prompt, second_logits, temperature=TEMPERATURE, **filters):
     return kstest(numbers, "uniform").pvalue
 
 
-@pytest.mark.parametrize(("name", "rule"), SAMPLED)
+@pytest.mark.parametrize(
+    ("kind", "name", "rule"), [(kind, *one) for kind, listed in SAMPLED.items() for one in listed]
+)
 def test_sampled_tokens_follow_the_distribution_of_the_model(
-    engine, prompts, second_logits, name, rule
+    engine, prompts, second_logits, kind, name, rule
 ):
-    given = engine[name, rule], prompts[0], second_logits
+    given = engine(kind)[name, rule], prompts[0], second_logits
     assert p_value(*given, **FILTERS[name]) > 1e-4
     if name == "samples":  # the negative control
         assert p_value(*given, temperature=1.4) < 1e-4
 
 
-def test_rule_typical_accepts_every_draft_above_its_threshold(ngram, prompts, second_logits):
+def test_rule_typical_accepts_every_draft_above_its_threshold(engine, prompts, second_logits):
     """Lossy: it takes such a draft every time, the lossless rules as often as the model would."""
     first, drafted = prompts[0][2:4]  # after the first, the drafter finds the second in the prompt
     seconds = {
-        rule: [b for a, b in tokens(ngram["samples", rule]) if a == first]
+        rule: [b for a, b in tokens(engine("ngram")["samples", rule]) if a == first]
         for rule in ("token", "typical")
     }
     assert len(seconds["typical"]) > SAMPLES / 5
@@ -303,6 +297,6 @@ def test_rule_typical_accepts_every_draft_above_its_threshold(ngram, prompts, se
     assert seconds["token"].count(drafted) < 0.7 * len(seconds["token"])
 
 
-def test_those_of_vllm_by_itself_do_not(engine, prompts, second_logits):
+def test_sampled_tokens_of_vllm_by_itself_do_not_follow_it(engine, prompts, second_logits):
     """On the CPU, where its temperature comes from unwritten memory."""
-    assert p_value(engine["samples", None], prompts[0], second_logits) < 1e-8
+    assert p_value(engine("ngram")["samples", None], prompts[0], second_logits) < 1e-8

@@ -118,15 +118,12 @@ def test_drafts_are_those_of_the_drafter_that_has_this_name_in_the_loop(make, da
     assert sum(map(bool, given)) > 2
 
 
-def test_without_a_name_it_drafts_from_a_suffix_automaton(make):
-    batch = Batch(*random_texts(8))
-    assert batch.drafts(make()) == batch.drafts(make("suffix_automaton"))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_draft_follows_from_the_text_of_its_row_alone(make, name):
     texts = random_texts(8)
     together = Batch(*texts).drafts(make(name))
+    if name == "suffix_automaton":
+        assert together == Batch(*texts).drafts(make()), "the default"
     alone = [Batch(text, seed=9).drafts(make(name))[0] for text in texts]
     assert together == alone
 
@@ -240,15 +237,12 @@ def test_a_datastore_of_another_model_is_refused(make, datastore, monkeypatch, t
     assert not logged
     monkeypatch.setattr(vllm_interface, "tokenizer_of", lambda _: None)
     make("rest:FILE")
-    (message,) = logged
-    assert message.startswith(f"{datastore}: the tokenizer that the corpus was built with was not")
-    with pytest.raises(
-        ValueError, match=r"^SPECDEC_VLLM_DRAFTER must .* got '/nowhere': No such f"
-    ):
-        make("rest:/nowhere")
+    assert logged[0].startswith(f"{datastore}: the tokenizer that the corpus was built with was no")
     (tmp_path / "text").write_text("no corpus")
-    with pytest.raises(ValueError, match="is no corpus"):
-        make(f"rest:{tmp_path / 'text'}")
+    missing = "^SPECDEC_VLLM_DRAFTER must .* got '/nowhere': No such f"
+    for path, message in (("/nowhere", missing), (tmp_path / "text", "is no corpus")):
+        with pytest.raises(ValueError, match=message):
+            make(f"rest:{path}")
 
 
 @pytest.fixture(
@@ -289,5 +283,4 @@ def test_a_drafter_of_vllm_that_reads_texts_of_other_requests_is_warned_of(start
     start("suffix", suffix_decoding_max_cached_requests=9, rule="match")
     assert not logged
     start("suffix", suffix_decoding_max_cached_requests=9, rule="block")
-    (message,) = logged
-    assert message.startswith("specdec_vllm: method suffix drafts from texts of earlier requests")
+    assert "method suffix drafts from texts of earlier requests" in logged[0]

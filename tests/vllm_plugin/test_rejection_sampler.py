@@ -76,14 +76,6 @@ def test_tokens_without_doubt_are_accepted_until_the_first_other(
             assert others == emitted
 
 
-def test_greedy_and_sampled_requests_share_a_batch(plugin):
-    plugin()
-    logits = certain([1, 5, 3, 1, 5, 3])
-    given = sampling(2, temperature=[0.0, 0.9])
-    out = verified([[1, 2], [1, 2]], logits, given).sampled_token_ids
-    assert out.tolist() == [[1, 5, -1], [1, 5, -1]]
-
-
 def target_of(logits, temperature, top_k=None, top_p=None):
     """The distribution of a row, by sorting."""
     probs, order = (logits.double() / temperature).softmax(-1).sort(descending=True)

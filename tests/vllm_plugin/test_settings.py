@@ -7,92 +7,64 @@ import pytest
 from specdec_vllm import DRAFTERS, RULES, Settings, plugin, register, vllm_interface
 
 
-def test_without_variables_it_is_on_and_follows_the_configuration_of_vllm():
+def test_the_variables_of_the_plugin_are_read():
     assert Settings.from_environment({"PATH": "/bin"}) == Settings(enabled=True, rule=None)
-
-
-def test_variables_are_read():
-    given = {
-        "SPECDEC_VLLM": "0",
-        "SPECDEC_VLLM_RULE": "typical",
-        "SPECDEC_VLLM_TYPICAL_EPSILON": "0.2",
-        "SPECDEC_VLLM_TYPICAL_DELTA": "3",
-    }
-    assert Settings.from_environment(given) == Settings(False, "typical", 0.2, 3.0)
+    given = {"": "0", "_RULE": "typical", "_TYPICAL_EPSILON": "0.2", "_TYPICAL_DELTA": "3"}
+    found = Settings.from_environment({f"SPECDEC_VLLM{name}": x for name, x in given.items()})
+    assert found == Settings(False, "typical", 0.2, 3.0)
     assert [Settings.from_environment({"SPECDEC_VLLM_RULE": r}).rule for r in RULES] == [*RULES]
-    drafters = [Settings.from_environment({"SPECDEC_VLLM_DRAFTER": d}).drafter for d in DRAFTERS]
-    assert [":".join(filter(None, drafter)) for drafter in drafters] == [*DRAFTERS]
-    file = Settings.from_environment({"SPECDEC_VLLM_DRAFTER": "rest:a:b"}).drafter.file
-    assert file == "a:b"
+    named = (*DRAFTERS, "rest:a:b")
+    drafters = [Settings.from_environment({"SPECDEC_VLLM_DRAFTER": d}).drafter for d in named]
+    assert [":".join(filter(None, drafter)) for drafter in drafters] == [*named]
 
 
-DRAFTER_RULE = "must be one of prompt_lookup, suffix_automaton, suffix_automaton:FILE, rest:FILE"
+ALL = (
+    "SPECDEC_VLLM, SPECDEC_VLLM_RULE, SPECDEC_VLLM_TYPICAL_EPSILON, SPECDEC_VLLM_TYPICAL_DELTA, "
+    "SPECDEC_VLLM_DRAFTER"
+)
+OF_DRAFTERS = "must be one of prompt_lookup, suffix_automaton, suffix_automaton:FILE, rest:FILE"
 WRONG_DRAFTERS = ("", "ngram", "rest", "rest:", "suffix_automaton:", "prompt_lookup:3")
-KEEP_RULE = (
-    "must not have keep=, because the drafts of a request must not depend on the texts of others"
-)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "text", "rule", "message"),
     [
-        ("", "yes", "must be 0 or 1, got 'yes'"),
-        ("", "", "must be 0 or 1, got ''"),
-        ("_RULE", "greedy", "must be one of token, block, match, typical, got 'greedy'"),
-        *(("_DRAFTER", wrong, f"{DRAFTER_RULE}, got '{wrong}'") for wrong in WRONG_DRAFTERS),
-        (
-            "_DRAFTER",
-            "suffix_automaton:keep=1MiB",
-            f"{KEEP_RULE}, got 'suffix_automaton:keep=1MiB'",
-        ),
-    ],
-)
-def test_a_wrong_variable_is_refused_by_name(name, text, message):
-    with pytest.raises(ValueError) as caught:
-        Settings.from_environment({f"SPECDEC_VLLM{name}": text})
-    assert str(caught.value) == f"SPECDEC_VLLM{name} {message}"
-
-
-@pytest.mark.parametrize(
-    ("name", "rule", "text", "message"),
-    [
-        ("EPSILON", "typical", "1.5", "must be a number in [0, 1], got '1.5'"),
-        ("DELTA", "typical", "inf", "must be a number in [0, 1e+09], got 'inf'"),
-        ("DELTA", "typical", "nan", "must be a number in [0, 1e+09], got 'nan'"),
-        ("EPSILON", "match", "0.09", "is for SPECDEC_VLLM_RULE=typical alone, got '0.09' with "
-         "SPECDEC_VLLM_RULE=match"),
+        ("", "yes", None, "must be 0 or 1, got 'yes'"),
+        ("", "", None, "must be 0 or 1, got ''"),
+        ("_RULE", "greedy", None, "must be one of token, block, match, typical, got 'greedy'"),
+        *(("_DRAFTER", d, None, f"{OF_DRAFTERS}, got '{d}'") for d in WRONG_DRAFTERS),
+        ("_DRAFTER", "suffix_automaton:keep=1MiB", None,
+         "must not have keep=, because the drafts of a request must not depend on the texts of "
+         "others, got 'suffix_automaton:keep=1MiB'"),
+        ("_TYPICAL_EPSILON", "1.5", "typical", "must be a number in [0, 1], got '1.5'"),
+        ("_TYPICAL_DELTA", "inf", "typical", "must be a number in [0, 1e+09], got 'inf'"),
+        ("_TYPICAL_DELTA", "nan", "typical", "must be a number in [0, 1e+09], got 'nan'"),
+        ("_TYPICAL_EPSILON", "0.09", "match",
+         "is for SPECDEC_VLLM_RULE=typical alone, got '0.09' with SPECDEC_VLLM_RULE=match"),
+        ("_RULES", "match", None, ALL),
     ],
 )  # fmt: skip
-def test_a_wrong_parameter_of_rule_typical_is_refused_by_name(name, rule, text, message):
-    name = f"SPECDEC_VLLM_TYPICAL_{name}"
+def test_a_wrong_variable_is_refused_by_name(name, text, rule, message):
+    given = {"SPECDEC_VLLM_RULE": rule} if rule else {}
     with pytest.raises(ValueError) as caught:
-        Settings.from_environment({"SPECDEC_VLLM_RULE": rule, name: text})
-    assert str(caught.value) == f"{name} {message}"
+        Settings.from_environment(given | {f"SPECDEC_VLLM{name}": text})
+    unknown = "environment variables of specdec_vllm must be of {}, got SPECDEC_VLLM_RULES"
+    expected = unknown.format(ALL) if message is ALL else f"SPECDEC_VLLM{name} {message}"
+    assert str(caught.value) == expected
 
 
-def test_an_unknown_variable_is_refused_with_the_names_of_all():
-    with pytest.raises(ValueError) as caught:
-        Settings.from_environment({"SPECDEC_VLLM_RULES": "match"})
-    assert str(caught.value) == (
-        "environment variables of specdec_vllm must be of SPECDEC_VLLM, SPECDEC_VLLM_RULE, "
-        "SPECDEC_VLLM_TYPICAL_EPSILON, SPECDEC_VLLM_TYPICAL_DELTA, SPECDEC_VLLM_DRAFTER, got "
-        "SPECDEC_VLLM_RULES"
-    )
-
-
-@pytest.fixture
-def other_vllm(monkeypatch):
-    """A vLLM of a version that nobody has looked at."""
+def test_an_unknown_version_is_left_as_it_is_and_switched_off_nothing_is_looked_at(
+    monkeypatch, logged
+):
     module = types.ModuleType("vllm")
     module.__version__ = "0.99.1"
     monkeypatch.setitem(sys.modules, "vllm", module)
-
-
-@pytest.mark.usefixtures("other_vllm")
-def test_an_unknown_version_is_left_as_it_is_with_a_warning(monkeypatch, logged):
     monkeypatch.setattr(vllm_interface, "replace", lambda *_: pytest.fail("it was replaced"))
     register()
     assert logged == ["specdec_vllm leaves vLLM as it is: version 0.99.1 is not one of 0.32, 0.33"]
+    monkeypatch.setenv("SPECDEC_VLLM", "0")
+    monkeypatch.setattr(vllm_interface, "unsupported", lambda: pytest.fail("it looked"))
+    register()
 
 
 @pytest.mark.parametrize(
@@ -144,9 +116,3 @@ def test_a_function_is_replaced_once_and_given_back(monkeypatch):
     assert module.sample() == "ours, not vLLM's"
     vllm_interface.restore()
     assert module.sample() == "vLLM's"
-
-
-def test_switched_off_it_does_not_even_look_at_vllm(monkeypatch):
-    monkeypatch.setenv("SPECDEC_VLLM", "0")
-    monkeypatch.setattr(vllm_interface, "unsupported", lambda: pytest.fail("it looked"))
-    register()

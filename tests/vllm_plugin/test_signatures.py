@@ -30,27 +30,24 @@ def package(version, **other):
     return {f"{module.replace('.', '/')}.py": text for module, text in files.items()}
 
 
-def as_tree(files, folder):
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def as_wheel(files, folder):
-    with zipfile.ZipFile(folder / "vllm.whl", "w") as archive:
+def packed(files, folder, kind="tree"):
+    """A source tree, a wheel or an sdist of these files."""
+    path = {"tree": folder, "wheel": folder / "vllm.whl", "sdist": folder / "vllm.tar.gz"}[kind]
+    if kind == "tree":
         for name, text in files.items():
-            archive.writestr(name, text)
-    return folder / "vllm.whl"
-
-
-def as_sdist(files, folder):
-    with tarfile.open(folder / "vllm.tar.gz", "w:gz") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"vllm-1/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return folder / "vllm.tar.gz"
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    elif kind == "wheel":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+    else:
+        with tarfile.open(path, "w:gz") as archive:
+            for name, text in files.items():
+                member = tarfile.TarInfo(f"vllm-1/{name}")
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+    return path
 
 
 def printed(capsys, *paths):
@@ -62,9 +59,9 @@ def printed(capsys, *paths):
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
-@pytest.mark.parametrize("pack", [as_tree, as_wheel, as_sdist])
-def test_what_the_plugin_was_written_for_is_the_same(tmp_path, capsys, pack, version):
-    status, rows, below = printed(capsys, pack(package(f"{version}.1"), tmp_path))
+@pytest.mark.parametrize("kind", ["tree", "wheel", "sdist"])
+def test_what_the_plugin_was_written_for_is_the_same(tmp_path, capsys, kind, version):
+    status, rows, below = printed(capsys, packed(package(f"{version}.1"), tmp_path, kind))
     assert (status, below) == (0, [])
     assert rows.pop("function") == [f"{version}.1"]
     del rows["---"]
@@ -73,7 +70,7 @@ def test_what_the_plugin_was_written_for_is_the_same(tmp_path, capsys, pack, ver
 
 def test_a_function_with_other_arguments_or_none_is_named(tmp_path, capsys):
     files = package("0.33.0", rejection_sample="draft_token_ids", _sample=None)
-    status, rows, below = printed(capsys, as_tree(files, tmp_path))
+    status, rows, below = printed(capsys, packed(files, tmp_path))
     assert status == 1
     named = {f"{REJECTION}.rejection_sample", f"{REJECTION_V2}.rejection_sample"}
     named |= {f"{RUNNER}.GPUModelRunner._sample"}
@@ -88,14 +85,14 @@ def test_a_function_with_other_arguments_or_none_is_named(tmp_path, capsys):
 def test_each_version_is_compared_with_what_was_written_for_it(tmp_path, capsys):
     trees = [tmp_path / name for name in ("0.32", "0.33", "0.34", "unstated")]
     for tree, version in zip(trees, ("0.32.0", "0.33.0", "0.34.0", "0.33.0"), strict=True):
-        as_tree(package(version), tree)
+        packed(package(version), tree)
     (trees[-1] / "vllm/_version.py").unlink()
     status, rows, _ = printed(capsys, *trees)
     assert status == 0
     assert rows["function"] == ["0.32.0", "0.33.0", "0.34.0", f"not stated, as {SUPPORTED[-1]}"]
     assert rows["vllm.v1.sample.sampler.mixed_sample_eligible"] == ["not replaced", *["same"] * 3]
     older = package("0.32.0") | {"vllm/_version.py": "version = '0.33.0'"}
-    status, rows, _ = printed(capsys, as_wheel(older, tmp_path))
+    status, rows, _ = printed(capsys, packed(older, tmp_path, "wheel"))
     assert status == 1
     assert rows[f"{REJECTION}.rejection_sample"] == ["other"]
 
@@ -106,23 +103,21 @@ def test_an_imported_function_is_found_where_it_is_defined(tmp_path, capsys):
     (line,) = (one for one in files[place].splitlines() if one.startswith("def rejection_sample("))
     files[place] = files[place].replace(line, f"from {UTILS} import verify as rejection_sample")
     files[utils] = line.replace("rejection_sample", "verify")
-    status, rows, _ = printed(capsys, as_tree(files, tmp_path))
+    status, rows, _ = printed(capsys, packed(files, tmp_path))
     assert status == 0
     files[utils] = "def rejection_sample(): pass\n"
-    status, rows, _ = printed(capsys, as_tree(files, tmp_path))
+    status, rows, _ = printed(capsys, packed(files, tmp_path))
     assert rows[f"{REJECTION_V2}.rejection_sample"] == ["other"]
 
 
-@pytest.mark.parametrize("name", ["absent.whl", "text.whl", "empty"])
-def test_another_path_is_refused_by_name(tmp_path, capsys, name):
+def test_another_path_is_refused_by_name(tmp_path, capsys):
     (tmp_path / "text.whl").write_text("no archive")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit) as caught:
-        signatures.main([str(tmp_path / name)])
-    assert caught.value.code == 2
-    message = capsys.readouterr().err.splitlines()[-1]
-    expected = f"PATH must be a wheel, an sdist or a source tree of vLLM, got {tmp_path / name}"
-    assert message.endswith(expected)
+    for path in map(tmp_path.joinpath, ("absent.whl", "text.whl", "empty")):
+        with pytest.raises(SystemExit, match="2"):
+            signatures.main([str(path)])
+        expected = f"PATH must be a wheel, an sdist or a source tree of vLLM, got {path}\n"
+        assert capsys.readouterr().err.endswith(expected)
 
 
 def test_files_of_another_version_are_laid_over_the_installed_libraries(tmp_path, monkeypatch):
