@@ -111,6 +111,10 @@ def test_wrong_tokens_are_named_and_nothing_is_appended(tokens, error, message):
     assert len(text) == 0
 
 
+def propose(max_match=16, gamma=1, **given):
+    SuffixAutomaton(max_match).propose(gamma, **given)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -118,28 +122,17 @@ def test_wrong_tokens_are_named_and_nothing_is_appended(tokens, error, message):
         (lambda: SuffixAutomaton(2**16 + 1), ValueError, "max_match must be at most 65536"),
         (lambda: SuffixAutomaton(True), TypeError, "max_match must be an integer, got True"),
         (lambda: SuffixAutomaton(4, [1]), TypeError, "corpus must be a Corpus or None, got list"),
-        (lambda: SuffixAutomaton().propose(0), ValueError, "gamma must be at least 1, got 0"),
-        (lambda: SuffixAutomaton().propose(1, count=0), ValueError, "count must be at least 1"),
-        (lambda: SuffixAutomaton().propose(2**20, count=99), ValueError, r"gamma \* count must be"),
-        (
-            lambda: SuffixAutomaton().propose(1, min_confidence=1.5),
-            ValueError,
-            r"min_confidence must be in \[0, 1\], got 1.5",
-        ),
-        (
-            lambda: SuffixAutomaton().propose(1, min_confidence="1"),
-            TypeError,
-            "min_confidence must be a number, got '1'",
-        ),
-        (lambda: SuffixAutomaton(3).propose(1, min_match=4), ValueError, "min_match must be at mo"),
+        (lambda: propose(gamma=0), ValueError, "gamma must be at least 1, got 0"),
+        (lambda: propose(count=0), ValueError, "count must be at least 1"),
+        (lambda: propose(gamma=2**20, count=99), ValueError, r"gamma \* count must be"),
+        (lambda: propose(min_confidence=1.5), ValueError, r"must be in \[0, 1\], got 1.5"),
+        (lambda: propose(min_confidence="1"), TypeError, "min_confidence must be a number, got"),
+        (lambda: propose(3, min_match=4), ValueError, "min_match must be at mo"),
         (lambda: SuffixAutomaton().reserve(-1), ValueError, "tokens must be at least 0, got -1"),
-        (
-            lambda: SuffixAutomaton(2).count(np.arange(4)),
-            ValueError,
-            r"ngram must hold at most max_match \+ 1 = 3 tokens, got 4",
-        ),
+        (lambda: SuffixAutomaton(2).count(np.arange(4)), ValueError,
+         r"ngram must hold at most max_match \+ 1 = 3 tokens, got 4"),
     ],
-)
+)  # fmt: skip
 def test_wrong_numbers_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()

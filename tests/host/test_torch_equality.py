@@ -1,14 +1,86 @@
-"""specdec_host gives the bits of the torch ops."""
+"""specdec_host gives the bits of the torch ops, raises what they raise, and has their names."""
+
+import inspect
+import re
 
 import numpy as np
 import proofs
 import pytest
-import specdec_host
+import specdec_host as host
 import torch
-from support.host_ops import arguments_of, call, check_equal_bits
+from specdec_host import DraftMap, SampledDraft, SparseDraft, Tree
+from support.error_table import BUILD, TABLE, i64, message_of
 from support.providers import provider
 
+import specdec_kernels as kernels
+from specdec_kernels.arguments import rules
+
 OPS = ("sample", "verify_chain", "verify_tree")
+PARAMETERS = {f"{name}s": name for name in ("temperature", "top_k", "top_p", "min_p")}
+RULES_OF = {"verify_chain": rules.RULES, "verify_tree": rules.TREE_RULES}
+NAMES = {"kind": rules.KINDS, "noise": rules.NOISES, "method": rules.METHODS}
+
+
+def arguments_of(op):
+    """The names of the arguments of an op, in the order of its schema."""
+    return [a.name for a in getattr(torch.ops.specdec_kernels, op).default._schema.arguments]
+
+
+def as_numpy(value):
+    """A tensor as a NumPy array over its memory; bfloat16 as host.bfloat16."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dtype == torch.bfloat16:
+        return value.view(torch.int16).numpy().view(host.bfloat16)
+    return value.numpy()
+
+
+def draft_of(given, read):
+    """The form of the draft that the arguments of a verifier hold."""
+    names = ("draft", "draft_ids", "draft_columns", "draft_logsumexp", "draft_threshold")
+    rows, ids, columns, logsumexp, threshold = (read(given.pop(n)) for n in names)
+    vector, scalar = read(given.pop("draft_temperatures")), given.pop("draft_temperature")
+    draft_map = None if columns is None else DraftMap(columns)
+    if ids is not None:
+        return SparseDraft(ids, rows), draft_map
+    if logsumexp is not None:
+        temperature = scalar if vector is None else vector
+        return SampledDraft(rows, logsumexp, threshold, temperature), draft_map
+    return rows, draft_map
+
+
+def call(op, args, read=as_numpy):
+    """A public function of specdec_host with the arguments of an op in the order of its schema.
+
+    read: makes an array of each tensor.
+    """
+    given = dict(zip(arguments_of(op), args, strict=True))
+    for vector, scalar in PARAMETERS.items():
+        given[scalar] = read(given[scalar] if given[vector] is None else given[vector])
+        del given[vector]
+    for name, names in NAMES.items():
+        if name in given:
+            given[name] = names[given[name]]
+    if op != "sample":
+        given["rule"] = RULES_OF[op][given["rule"]]
+        given["draft"], given["draft_map"] = draft_of(given, read)
+    if op == "verify_tree":
+        given["tree"] = Tree(read(given.pop("tree_tokens")), read(given.pop("parents")))
+    given = {n: read(v) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+    return getattr(host, op)(**given)
+
+
+def check_equal_bits(got, expected):
+    """Outputs of a call of specdec_host and of a torch op."""
+    assert len(got) == len(expected)
+    for name, a, t in zip(got._fields, got, expected, strict=True):
+        b = t.numpy()
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), name
+        assert a.tobytes() == b.tobytes(), f"{name}: {a} is not {b}"
+
+
+# Bits.
+
 CASES = [
     pytest.param(case, id=f"{op}-{case}", marks=[pytest.mark.full] if case.heavy else [])
     for op in OPS
@@ -63,16 +135,119 @@ def test_faults_of_the_data_set_the_same_status(fault, rule):
     check_equal_bits(got, torch_op("verify_chain")(*args))
     if name.startswith(("target", "temp", "top_p")):
         bit = "TARGET_INVALID" if name == "target" else "BAD_PARAMETER"
-        assert specdec_host.Status(int(np.bitwise_or.reduce(got.status))) & specdec_host.Status[bit]
+        assert host.Status(int(np.bitwise_or.reduce(got.status))) & host.Status[bit]
 
 
 def test_the_number_of_threads_changes_no_bit_of_numpy_arrays():
-    before = specdec_host.get_num_threads()
+    before = host.get_num_threads()
     try:
-        specdec_host.set_num_threads(3)
+        host.set_num_threads(3)
         for b in (1, 9):  # threads share one row, or each takes a sequence
             case = proofs.chain_case(b, 3, 20_000, filters="tensor", draft="sampled")
             args = case.args()
             check_equal_bits(call("verify_chain", args), torch_op("verify_chain")(*args))
     finally:
-        specdec_host.set_num_threads(before)
+        host.set_num_threads(before)
+
+
+# Errors, with "array" where specdec_kernels says "tensor".
+
+# NumPy itself refuses arrays of so many entries.
+ROWS = [row for row in TABLE if row[0] in OPS and r"2\*\*56" not in row[2]]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_native_functions_refuse_the_same_arguments(op):
+    native, wrong = getattr(host._library, op), []
+    native(*[as_numpy(a) for a in BUILD[op]()])
+    for bad, message in [row[1:] for row in ROWS if row[0] == op]:
+        text = message_of(native, [as_numpy(a) for a in BUILD[op](**bad)])
+        if not re.fullmatch(message, text):
+            wrong.append((text, message))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        dict(ids=torch.zeros(1, 2).long()), dict(ids=torch.zeros(2)), dict(ids=[0, 1]),
+        dict(ids=torch.tensor([0, 5])), dict(ids=torch.tensor([-1, 3])),
+        dict(ids=torch.tensor([2, 3, 2])), dict(ids=i64(0), vocab=0), dict(ids=i64(1), vocab=7.5),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("make", ["from_ids", "from_offsets"])
+def test_draft_maps_refuse_the_same(make, bad):
+    messages = []
+    for package, read in ((kernels, lambda t: t), (host, as_numpy)):
+        with pytest.raises((TypeError, ValueError)) as error:
+            getattr(package.DraftMap, make)(read(bad["ids"]), bad.get("vocab", 5))
+        messages.append((error.type, str(error.value)))
+    (kind, text), (ours, our_text) = messages
+    said = text.replace("torch.", "").replace("a tensor", "an array")
+    assert (ours, our_text) == (kind, said)
+
+
+def test_draft_maps_hold_the_same_columns():
+    for make in ("from_ids", "from_offsets"):
+        ids = torch.tensor([3, 0, 2], dtype=torch.int32) + (make == "from_ids")
+        theirs = getattr(kernels.DraftMap, make)(ids, 8).columns
+        ours = getattr(host.DraftMap, make)(ids.numpy(), 8).columns
+        assert np.array_equal(ours, theirs.numpy())
+
+
+@pytest.mark.parametrize("rule", [*kernels.RULES, *kernels.TREE_RULES])
+def test_positions_of_drafts_are_the_same(rule):
+    first = torch.tensor([5, 2**40])
+    theirs = kernels.draft_positions(first, 3, rule=rule)
+    assert np.array_equal(host.draft_positions(first.numpy(), 3, rule=rule), theirs.numpy())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(np.array(1), 2, "token"), (np.ones(2), 2, "token"), ([1], 2, "token"),
+     (np.array([1]), 2.5, "token"), (np.array([1]), -1, "token"), (np.array([1]), 2, "tokens"),
+     (np.array([1]), 2, None), (np.array([1]), 2, np.ones((50, 50)))],
+)  # fmt: skip
+def test_positions_of_drafts_are_refused_with_the_same_message(given):
+    positions, number, rule = given
+    messages = []
+    for package in (kernels, host):
+        x = positions
+        if package is kernels and isinstance(positions, np.ndarray):
+            x = torch.from_numpy(positions)
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
+            package.draft_positions(x, number, rule=rule)
+        messages.append((error.type, str(error.value)))
+    (kind, text), ours = messages
+    assert ours == (kind, text.replace("a tensor", "an array"))
+    assert len(text) < 200
+    if isinstance(rule, str) and rule == "tokens":
+        names = re.search("one of (.*), got 'tokens'$", text)[1].split(", ")
+        assert sorted(names) == sorted({*kernels.RULES, *kernels.TREE_RULES})
+
+
+# Names.
+
+
+def test_names_have_the_same_numbers():
+    for name in ("RULES", "TREE_RULES", "KINDS", "NOISES", "METHODS"):
+        assert getattr(host.arguments.rules, name) == getattr(rules, name)
+    assert {s.name: s.value for s in host.Status} == {s.name: s.value for s in kernels.Status}
+
+
+@pytest.mark.parametrize("name", ["sample", "verify_chain", "verify_tree", "draft_positions"])
+def test_functions_take_the_same_arguments(name):
+    ours, theirs = (
+        [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()]
+        for f in (getattr(host, name), getattr(kernels, name))
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Sampled", "Verdict", "TreeVerdict", "Tree", "SampledDraft", "SparseDraft", "DraftMap"],
+)
+def test_tuples_have_the_same_fields(name):
+    ours, theirs = getattr(host, name), getattr(kernels, name)
+    assert (ours._fields, ours._field_defaults) == (theirs._fields, theirs._field_defaults)

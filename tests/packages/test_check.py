@@ -40,10 +40,10 @@ def files():
     return found
 
 
-def write(folder, files, tags=None, version=VERSION):
+def write(folder, files, tags=None):
     """A wheel of these files with its record, named by its tags."""
     tags = tags or files[f"{INFO}/WHEEL"].decode().split()[1]
-    path = folder / f"specdec_kernels-{version}-{tags}.whl"
+    path = folder / f"specdec_kernels-{VERSION}-{tags}.whl"
     record = io.StringIO()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as wheel:
         for name, data in files.items():
@@ -54,8 +54,13 @@ def write(folder, files, tags=None, version=VERSION):
     return path
 
 
-def test_a_whole_wheel_has_no_fault(tmp_path, files):
-    assert not list(faults(write(tmp_path, files)))
+def test_a_whole_wheel_has_no_fault_and_what_was_changed_later_is_found(tmp_path, files):
+    path = write(tmp_path, files)
+    assert not list(faults(path))
+    with zipfile.ZipFile(path, "a") as wheel, pytest.warns(UserWarning, match="Duplicate"):
+        wheel.writestr("specdec_kernels/py.typed", "changed")
+    (found,) = faults(path)
+    assert found == "specdec_kernels/py.typed must have the hash and the size of RECORD"
 
 
 def test_what_is_too_much_or_missing_is_named(tmp_path, files):
@@ -85,27 +90,15 @@ def test_a_wheel_for_every_python_must_serve_those_that_are_asked_for(tmp_path, 
     assert any("is for ['3.99']" in fault for fault in faults(write(tmp_path, other)))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
+def test_the_name_of_the_file_must_say_what_the_wheel_says(tmp_path, files):
+    tags = files[f"{INFO}/WHEEL"].decode().split()[1]
+    for name, content, expected in (
         ("METADATA", f"Version: {VERSION}+cu130\n", "its versions must agree"),
         ("WHEEL", "Tag: py3-none-any\n", "its name must hold the tags of WHEEL"),
-    ],
-)
-def test_the_name_of_the_file_must_say_what_the_wheel_says(
-    tmp_path, files, name, content, expected
-):
-    tags = files[f"{INFO}/WHEEL"].decode().split()[1]
-    (found,) = faults(write(tmp_path, files | {f"{INFO}/{name}": content.encode()}, tags))
-    assert found.startswith(expected)
-
-
-def test_a_file_that_was_changed_later_is_found(tmp_path, files):
-    path = write(tmp_path, files)
-    with zipfile.ZipFile(path, "a") as wheel, pytest.warns(UserWarning, match="Duplicate"):
-        wheel.writestr("specdec_kernels/py.typed", "changed")
-    (found,) = faults(path)
-    assert found == "specdec_kernels/py.typed must have the hash and the size of RECORD"
+    ):
+        changed = files | {f"{INFO}/{name}": content.encode()}
+        (found,) = faults(write(tmp_path, changed, tags))
+        assert found.startswith(expected)
 
 
 def test_symbols_later_than_those_of_the_platform_are_found():
