@@ -50,53 +50,41 @@ def test_everything_that_is_replaced_is_compared_first():
     assert MAKE.keys() == replaced_in(SUPPORTED[-1]).keys()
 
 
+OF_V2 = (
+    "expanded_local_pos synthetic_conditional_rates contexts watermarking watermarking_skip_mask "
+    "watermark_key"
+)
+
+
 def v1_batch():
     """What V1's `rejection_sample` takes in 0.32, by name."""
-    generator = torch.Generator().manual_seed(0)
     number = [2, 3, 0, 1]
     sampling = SimpleNamespace(
         temperature=torch.full((4,), 0.7), top_k=None, top_p=None, all_greedy=False,
         generators={i: torch.Generator().manual_seed(i) for i in range(4)},
     )  # fmt: skip
     return dict(
-        draft_token_ids=torch.randint(V, (6,), generator=generator),
-        num_draft_tokens=number,
-        max_spec_len=GAMMA,
-        cu_num_draft_tokens=torch.tensor(number).cumsum(0),
-        draft_probs=None,
-        target_logits=torch.randn(6, V, generator=generator),
-        bonus_token_ids=torch.arange(4)[:, None],
-        sampling_metadata=sampling,
-        synthetic_mode=False,
-        synthetic_conditional_rates=None,
-        use_fp64_gumbel=False,
-    )
+        draft_token_ids=torch.arange(6) % V, num_draft_tokens=number, max_spec_len=GAMMA,
+        cu_num_draft_tokens=torch.tensor(number).cumsum(0), draft_probs=None,
+        target_logits=torch.linspace(-2, 3, 6 * V).view(6, V).sin(),
+        bonus_token_ids=torch.arange(4)[:, None], sampling_metadata=sampling, synthetic_mode=False,
+        synthetic_conditional_rates=None, use_fp64_gumbel=False,
+    )  # fmt: skip
 
 
 def v2_batch():
     """The same of V2's."""
-    generator = torch.Generator().manual_seed(0)
     indptr = torch.tensor([0, 3, 7, 8, 10])
-    return dict(
-        target_logits=torch.randn(10, V, generator=generator),
-        draft_logits=None,
-        draft_sampled=torch.randint(V, (10,), generator=generator),
-        cu_num_logits=indptr,
-        pos=torch.arange(10),
+    given = dict(
+        target_logits=torch.linspace(-2, 3, 10 * V).view(10, V).sin(), draft_logits=None,
+        draft_sampled=torch.arange(10) % V, cu_num_logits=indptr, pos=torch.arange(10),
         idx_mapping=torch.arange(4),
         expanded_idx_mapping=torch.arange(4).repeat_interleave(torch.diff(indptr)),
-        expanded_local_pos=None,
-        temperature=torch.ones(4),
-        seed=torch.arange(4),
-        num_speculative_steps=GAMMA,
-        synthetic_conditional_rates=None,
-        use_fp64=False,
-        use_block_verification=False,
-        contexts=None,
-        watermarking=None,
-        watermarking_skip_mask=None,
-        watermark_key=None,
-    )
+        temperature=torch.ones(4), seed=torch.arange(4), num_speculative_steps=GAMMA,
+        use_fp64=False, use_block_verification=False,
+    ) | dict.fromkeys(OF_V2.split())  # fmt: skip
+    names = replaced_in("0.32")[REJECTION_V2, "rejection_sample"].split()
+    return {name: given.pop(name) for name in names} | given
 
 
 FUNCTIONS = [(REJECTION, v1_batch, None), (REJECTION_V2, v2_batch, 0)]
@@ -166,14 +154,15 @@ LEFT = "specdec_vllm leaves the drafts to vLLM: rejection_sample_method is fly"
 def test_an_engine_with_fly_is_left_to_v1(logged, rule):
     rejection = SimpleNamespace(sampler=SimpleNamespace())
     init = replacement((REJECTION, "RejectionSampler.__init__"), lambda *_: None, rule=rule)
-    init(rejection, rejection.sampler, METHOD_FLY)
-    init(rejection, rejection.sampler, METHOD_FLY)
+    for _ in range(2):
+        init(rejection, rejection.sampler, METHOD_FLY)
     assert logged == [LEFT]
-    forward = replacement((REJECTION, "RejectionSampler.forward"), lambda *given: given)
-    assert forward(rejection, 1, 2, 3, 4) == (rejection, 1, 2, 3, 4)
     runner = SimpleNamespace(rejection_sampler=rejection, sampler=rejection.sampler)
-    sample = replacement((RUNNER, "GPUModelRunner._sample"), lambda *given: given)
-    assert sample(runner, torch.zeros(1), 5) == (runner, torch.zeros(1), 5)
+    for place, owner, given in (
+        ((REJECTION, "RejectionSampler.forward"), rejection, (1, 2, 3, 4)),
+        ((RUNNER, "GPUModelRunner._sample"), runner, (torch.zeros(1), 5)),
+    ):
+        assert replacement(place, lambda *got: got)(owner, *given) == (owner, *given)
     assert vars(rejection.sampler) == {}
 
 
