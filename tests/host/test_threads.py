@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +17,20 @@ LOGITS = np.random.default_rng(0).normal(size=(64, 20_000)).astype(np.float32)
 DRAWS = dict(seeds=np.arange(64), positions=np.arange(64))
 
 
-@pytest.fixture
-def _no_forced_switch():
-    """A thread keeps the GIL until it gives it away."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    yield
-    sys.setswitchinterval(interval)
+def draw():
+    return host.sample(LOGITS, noise="shared", **DRAWS)
 
 
 def counts_during(call, calls):
-    """Whether another thread counts during one of so many calls."""
-    count, stop = [0], threading.Event()
+    """Whether another thread counts during one of so many calls; who has the GIL keeps it."""
+    count, stop, interval = [0], threading.Event(), sys.getswitchinterval()
 
     def go():
         while not stop.is_set():
             count[0] += 1
             time.sleep(0)  # gives the GIL away
 
+    sys.setswitchinterval(1000)
     thread = threading.Thread(target=go)
     thread.start()
     try:
@@ -46,62 +43,43 @@ def counts_during(call, calls):
     finally:
         stop.set()
         thread.join()
+        sys.setswitchinterval(interval)
 
 
-def draw():
-    return host.sample(LOGITS, noise="shared", **DRAWS)
-
-
-@pytest.mark.usefixtures("_no_forced_switch")
-def test_another_thread_runs_during_a_call():
+def test_another_thread_runs_during_a_call_and_none_during_one_that_holds_the_gil():
     assert counts_during(draw, 1000)  # the other thread may have to wait for a processor
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="takes usleep from the C library")
-@pytest.mark.usefixtures("_no_forced_switch")
-def test_no_other_thread_runs_during_a_call_that_holds_the_gil():
-    sleep = ctypes.PyDLL(None).usleep
-    assert not counts_during(lambda: sleep(3000), 20)
+    if sys.platform == "linux":  # takes usleep from the C library
+        sleep = ctypes.PyDLL(None).usleep
+        assert not counts_during(lambda: sleep(3000), 20), "the control"
 
 
 def test_threads_call_at_once_and_get_the_same():
-    before, want, got = host.get_num_threads(), draw(), [None] * 4
+    before, want = host.get_num_threads(), draw().tokens.tolist()
     host.set_num_threads(2)
-
-    def go(i):
-        got[i] = [draw().tokens.tolist() for _ in range(3)]
-
-    threads = [threading.Thread(target=go, args=(i,)) for i in range(4)]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            got = list(pool.map(lambda _: draw().tokens.tolist(), range(12)))
     finally:
         host.set_num_threads(before)
-    assert got == [[want.tokens.tolist()] * 3] * 4
+    assert got == [want] * 12
 
 
-FORK = """
-import os, numpy as np, specdec_host as host
-host.set_num_threads(3)
-logits = np.random.default_rng(0).normal(size=(8, 20_000)).astype(np.float32)
-draw = lambda: host.sample(logits, seeds=np.arange(8), positions=np.arange(8)).tokens.tolist()
-want = draw()
-child = os.fork()
-if child == 0:
-    os._exit(0 if draw() == want else 1)
-print(os.waitpid(child, 0)[1], draw() == want)
-"""
-
-
-NO_THREAD = """
-import resource, threading, numpy as np, specdec_host as host
+START = """
+import os, resource, threading, numpy as np, specdec_host as host
 logits = np.random.default_rng(0).normal(size=(8, 20_000)).astype(np.float32)
 draw = lambda: host.sample(logits, seeds=np.arange(8), positions=np.arange(8)).tokens.tolist()
 host.set_num_threads(1)
 want = draw()
 host.set_num_threads(4)
+"""
+FORK = """
+draw()
+child = os.fork()
+if child == 0:
+    os._exit(0 if draw() == want else 1)
+print(os.waitpid(child, 0)[1], draw() == want)
+"""
+NO_THREAD = """
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + 2**22  # a thread's stack needs more
 resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
@@ -126,7 +104,7 @@ def run_alone(program, **variables):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_where_no_thread_can_be_created_the_caller_does_the_work():
-    assert run_alone(NO_THREAD) == "True\nTrue\n"
+    assert run_alone(START + NO_THREAD) == "True\nTrue\n"
 
 
 @pytest.mark.parametrize(("given", "number"), [("7", 7), ("5000", 1024)])
@@ -137,7 +115,7 @@ def test_at_first_the_environment_says_how_many_threads_there_are(given, number)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_the_child_of_a_fork_calls_ops():
-    assert run_alone(FORK) == "0 True\n"
+    assert run_alone(START + FORK) == "0 True\n"
 
 
 @pytest.mark.parametrize(
