@@ -76,24 +76,13 @@ def test_tokens_without_doubt_are_accepted_until_the_first_other(
             assert others == emitted
 
 
-def target_of(logits, temperature, top_k=None, top_p=None):
-    """The distribution of a row, by sorting."""
-    probs, order = (logits.double() / temperature).softmax(-1).sort(descending=True)
-    if top_k is not None:
-        probs[top_k:] = 0
-        probs /= probs.sum()
-    if top_p is not None:
-        probs[probs.cumsum(0) - probs >= top_p] = 0
-    return torch.zeros_like(probs).scatter(0, order, probs / probs.sum())
-
-
 # Temperature, top-k and top-p of four requests with different numbers of drafts.
 PARAMETERS = dict(temperature=[0.6, 1.0, 1.5, 0.9], top_k=[5, 40, 8, 3], top_p=[1.0, 0.8, 0.9, 0.7])
 COPIES = 3000
 
 
-def first_tokens(with_probs, names=("temperature", "top_k", "top_p")):
-    """Emitted first tokens of many equal batches in one, and the expected distributions."""
+def p_value(with_probs, names=("temperature", "top_k", "top_p")):
+    """Of the first tokens of many equal batches in one; a token outside of the support gives 0."""
     torch.manual_seed(0)  # the seeds of the requests come from it
     chosen = {name: PARAMETERS[name] for name in names}
     generator = torch.Generator().manual_seed(2)
@@ -107,30 +96,30 @@ def first_tokens(with_probs, names=("temperature", "top_k", "top_p")):
     given = sampling(4 * COPIES, **{name: values * COPIES for name, values in chosen.items()})
     draft_probs = torch.cat(q).repeat(COPIES, 1) if with_probs else None
     out = verified(drafts, torch.cat(rows).repeat(COPIES, 1), given, draft_probs)
-    first = out.sampled_token_ids[:, 0].view(COPIES, 4)
-    expected = [
-        target_of(row[0], **{name: values[b] for name, values in chosen.items()})
-        for b, row in enumerate(rows)
-    ]
-    return first, expected
-
-
-def p_values(first, expected):
-    """The smallest is the test statistic; a token outside of the support counts as 0."""
-    for column, probs in enumerate(expected):
-        seen = torch.bincount(first[:, column].clamp_min(0).long(), minlength=V)
+    found = []
+    for i, row in enumerate(rows):
+        temperature, top_k, top_p = (
+            chosen.get(name, [default] * 4)[i]
+            for name, default in (("temperature", 1), ("top_k", V), ("top_p", 1))
+        )
+        probs, order = (row[0].double() / temperature).softmax(-1).sort(descending=True)
+        probs[top_k:] = 0
+        probs /= probs.sum()
+        probs[probs.cumsum(0) - probs >= top_p] = 0
+        first = out.sampled_token_ids.view(COPIES, 4, -1)[:, i, 0].clamp_min(0).long()
+        seen = torch.bincount(first, minlength=V)[order]
         possible = probs > 0
-        if seen[~possible].any():
-            yield 0.0
-        else:
-            yield chisquare(seen[possible], probs[possible] * COPIES).pvalue
+        wanted = probs[possible] / probs.sum() * COPIES
+        outside = seen[~possible].any()
+        found.append(0.0 if outside else chisquare(seen[possible], wanted).pvalue)
+    return min(found)
 
 
 @pytest.mark.parametrize("with_probs", [True, False], ids=["probs", "no-probs"])
 @pytest.mark.parametrize("rule", ["token", "block", "match"])
 def test_every_request_follows_its_own_temperature_and_filters(plugin, rule, with_probs):
     plugin(rule=rule)
-    assert min(p_values(*first_tokens(with_probs))) > 1e-4
+    assert p_value(with_probs) > 1e-4
 
 
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="other platforms are not affected")
@@ -138,9 +127,9 @@ def test_without_the_plugin_the_same_test_fails_on_the_cpu():
     """vLLM takes temperature and filters from memory that nobody has written."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # writes NaN or 2^31 - 1 there
     torch.utils.deterministic.fill_uninitialized_memory = True
-    assert min(p_values(*first_tokens(False, ["temperature"]))) < 1e-12
+    assert p_value(False, ["temperature"]) < 1e-12
     with pytest.raises(RuntimeError, match="out of bounds"):
-        first_tokens(False)
+        p_value(False)
 
 
 def test_a_seed_gives_the_same_tokens_in_every_batch(plugin):
@@ -284,3 +273,83 @@ def test_a_function_with_other_arguments_is_not_replaced(monkeypatch):
     monkeypatch.setattr(stock.RejectionSampler, "forward", lambda self, batch: None)
     reason = vllm_interface.unsupported()
     assert "must take self metadata draft_probs logits sampling_metadata, got self batch" in reason
+
+
+# Around a sampler that is not vLLM's own class, and may do anything with its rows.
+
+
+class Own(Sampler):
+    """Draws without the plug-in."""
+
+    def sample(self, logits, sampling_metadata, logprobs_mode_override=None):
+        return logits.softmax(-1).multinomial(1)[:, 0], None
+
+
+def test_a_sampler_of_its_own_draws_the_bonus_tokens_with_their_noise(plugin):
+    seen = []
+
+    class Constant(Sampler):
+        def sample(self, logits, sampling_metadata, logprobs_mode_override=None):
+            seen.append(self.specdec_step.positions.tolist())
+            return torch.full((len(logits),), 31), None
+
+    plugin()
+    given = metadata([[1, 2], [9]]), None, certain([1, 2, 4, 5, 6]), sampling(2)
+    sampler = Constant()
+    sampler.specdec_step = Step("match", torch.arange(2), torch.tensor([10, 20]), None)
+    out = stock.RejectionSampler(sampler)(*given).sampled_token_ids
+    assert out.tolist() == [[1, 2, 31], [5, -1, -1]]
+    assert seen == [[12, 21]], "not the noise of a draft"
+    assert stock.RejectionSampler(Sampler())(*given).sampled_token_ids[0, 2] == 4
+
+
+@pytest.mark.parametrize("top_p", [None, 0.9])
+@pytest.mark.parametrize("min_p", [0.5, 0.0])
+def test_min_p_holds_for_a_sampler_of_its_own(plugin, min_p, top_p):
+    """For drafted positions, bonus tokens and steps without drafts; min-p 0 is the control."""
+    plugin()
+    number = 400
+    step = Step("token", torch.arange(number), torch.zeros(number).long(), torch.ones(number))
+    step = step._replace(min_p=min_p * step.min_p)
+    given = sampling(number, temperature=1.0, top_p=top_p)
+    logits = torch.zeros(2 * number, V)
+    logits[:, 3] = 3.0  # 20 times as probable as each of the others
+    logits[:, 4] = 2.5
+    for cls in (Own, type("Derived", (Sampler,), {})):
+        sampler = cls()
+        assert vllm_interface.serves_min_p(sampler)
+        sampler.specdec_step = step
+        drafted = [[3 + 4 * (i % 2)] for i in range(number)]  # 7 is below the threshold
+        rejection = stock.RejectionSampler(sampler)
+        out = rejection(metadata(drafted), None, logits, given).sampled_token_ids
+        sampler.specdec_step = step
+        plain = sampler(logits[:number], given).sampled_token_ids
+        assert (out[:, 1] >= 0).any()
+        for tokens in (out[:, 0], out[:, 1], plain):
+            low = [t for t in tokens.flatten().tolist() if t not in (-1, 3, 4)]
+            assert not low if min_p else low
+
+
+def test_min_p_of_another_sampler_comes_after_the_processors_of_vllm(plugin):
+    """A token that they forbid is not the largest any more, so others are above the threshold."""
+    plugin()
+    sampler, number = type("Derived", (Sampler,), {})(), 200
+    logits = torch.full((2 * number, V), -9.0)
+    logits[:, 3], logits[:, 4], logits[:, 5] = 9.0, 1.0, 0.8
+    forbidden = torch.zeros(number, V, dtype=torch.bool)
+    forbidden[:, 3] = True
+    half = torch.full((number,), 0.5)
+    sampler.specdec_step = Step("token", torch.arange(number), torch.zeros(number).long(), half)
+    given = sampling(number, temperature=1.0, allowed_token_ids_mask=forbidden)
+    rejection = stock.RejectionSampler(sampler)
+    out = rejection(metadata([[4]] * number), None, logits, given).sampled_token_ids
+    assert {*out[:, 0].tolist()} == {4, 5}
+    assert {*out[:, 1].tolist()} == {-1, 4, 5}
+
+
+@pytest.mark.parametrize("name", ["forward", "apply_logits_processors"])
+def test_a_sampler_that_avoids_the_place_of_min_p_is_known(plugin, name):
+    plugin()
+    other = type("Other", (Sampler,), {name: lambda *_: None})
+    assert vllm_interface.serves_min_p(Sampler())
+    assert not vllm_interface.serves_min_p(other())
