@@ -120,8 +120,3 @@ def test_the_sources_pass_the_checks_of_the_builder(kernel):
                 if isinstance(call, ast.Call):
                     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
                     assert name not in registering, f"{path} registers {ast.unparse(call)}"
-
-
-def test_a_folder_that_exists_is_refused(tmp_path):
-    with pytest.raises(AssertionError, match="folder must not exist"):
-        output_of(ROOT / "hub_kernel.py", tmp_path)

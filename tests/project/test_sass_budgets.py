@@ -6,7 +6,6 @@ is compared from both sides, so that a change of how bench.sass counts is seen t
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 
@@ -15,7 +14,6 @@ import triton
 
 import specdec_kernels
 from bench.sass import budgets, routes
-from bench.sass.code import parse_graph
 from bench.sass.kernels import (
     FLAGS,
     NVCC,
@@ -33,35 +31,6 @@ from bench.sass.loops import Work, find_loops
 pytestmark = pytest.mark.build
 
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="needs nvcc")
-
-# Basic blocks -> (instructions, successors). An iteration loads for two rounds at once.
-BLOCKS = {
-    "entry": (["MOV R1, 0x1"], ["head"]),
-    "head": (["LDG.E.128 R4, desc[UR4][R2.64]", "LDG.E.128 R12, desc[UR4][R2.64]"], ["round"]),
-    "round": (["@!P1 MUFU.EX2 R8, R4", "@P0 BRA `(slow)"], ["slow", "fast"]),
-    "slow": (["MUFU.LG2 R8, R8", "BRA `(fast)"], ["fast"]),
-    "fast": (
-        ["FADD R9, R8, R9", "STG.E desc[UR4][R2.64], R9", "@P3 BRA `(round)"],
-        ["round", "tail"],
-    ),
-    "tail": (["@P4 BRA `(head)"], ["head", "end"]),
-    "end": (["EXIT"], []),
-}
-WORK = Work("test", {r"MUFU\.EX2": 1, r"STG": 1}, {r"LDG\S*\.128": 1}, entries=32)
-
-
-def graph(blocks):
-    """What nvdisasm writes for basic blocks."""
-    lines, offset = ['subgraph "cluster_kernel" {'], 0
-    for name, (instructions, successors) in blocks.items():
-        label = "<entry>"
-        for text in instructions:
-            label += f"{offset:04x}:   {text} ;".replace(" ", r"\ ") + r"\l"
-            offset += 16
-        lines += [f'"{name}"', f'[label="{{{label}}}"]']
-        lines += [f'"{name}":exit0:e -> "{to}":entry:n [style=solid];' for to in successors]
-    return "\n".join([*lines, "}"])
-
 
 SUMS = """
 __global__ void kernel(const float4* in, float* out, int n) {
@@ -112,25 +81,6 @@ def test_a_kernel_keeps_to_its_ceilings(kernels, budget, shared):
         assert blocks_per_multiprocessor(kernel.registers, shared) >= budget.least_blocks
         assert kernel.code.size <= budget.code_kib * 1024
         assert kernel.stack == kernel.local_accesses == 0
-
-
-def test_the_cheapest_path_that_does_the_work_is_counted():
-    [kernel] = parse_graph(graph(BLOCKS))
-    assert kernel.size == 16 * 12
-    [loop] = find_loops(kernel, WORK)
-    assert (loop.rounds, loop.instructions) == (2, 2 + 2 * 5 + 1)
-    assert loop.per_512 == 13 * 512 / 64
-    assert loop.opcodes["STG"] == 2
-    # Nothing is loaded in a path round the inner loop alone.
-    [inner] = find_loops(kernel, dataclasses.replace(WORK, loads={}))
-    assert inner.instructions == 5
-    [slow] = find_loops(kernel, dataclasses.replace(WORK, at_least={r"MUFU\.LG2": 1}))
-    assert slow.instructions == 2 + 2 * 7 + 1
-    for change in (
-        {"exactly": {r"MUFU\.EX2": 1, "STG": 2}}, {"at_least": {"FADD": 2}}, {"rounds": (1,)},
-        {"loads": {r"LDG\S*\.128": 3}},
-    ):  # fmt: skip
-        assert not find_loops(kernel, dataclasses.replace(WORK, **change))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
@@ -66,31 +64,23 @@ def test_ops_without_a_provider_are_left_out(stand_in, monkeypatch):
         sk.warm_up()
 
 
-def test_an_op_that_does_not_run_is_named(stand_in, monkeypatch):
+def test_an_op_that_does_not_run_is_named_and_a_capture_refused(stand_in, monkeypatch):
     def fail(device):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    message = "sample does not run on cuda:0: CUDA error: an illegal memory access was encountered"
-    with pytest.raises(RuntimeError, match=re.escape(message)):
+    with pytest.raises(RuntimeError, match="sample does not run on cuda:0: CUDA error: an illegal"):
         sk.warm_up("cuda:0")
-
-
-def test_a_capture_under_way_is_refused(stand_in, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="must be called before the capture of a CUDA graph"):
         sk.warm_up()
 
 
-@pytest.mark.parametrize("device", ["x", "cpu", [1]])
-def test_what_is_no_cuda_device_is_refused_by_name(device):
-    got = device if device == "cpu" else repr(device)
-    with pytest.raises(ValueError) as caught:
-        sk.warm_up(device)
-    assert str(caught.value) == f"device must be a CUDA device, got {got}"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")
-def test_without_a_device_the_error_says_so():
-    with pytest.raises(RuntimeError, match="device is cuda, but torch sees no CUDA device"):
-        sk.warm_up()
+def test_what_is_no_cuda_device_is_refused_by_name():
+    for device, got in (("x", "'x'"), ("cpu", "cpu"), ([1], "[1]")):
+        with pytest.raises(ValueError) as caught:
+            sk.warm_up(device)
+        assert str(caught.value) == f"device must be a CUDA device, got {got}"
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="device is cuda, but torch sees no CUDA device"):
+            sk.warm_up()
