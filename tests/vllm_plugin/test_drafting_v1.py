@@ -78,11 +78,7 @@ def test_drafts_of_no_whole_number_a_request_remain_those_of_vllm_with_one_warni
 def test_greedy_requests_of_a_batch_draft_their_argmax():
     temperature = torch.zeros(40)
     temperature[::2] = 1.0
-    rows = torch.arange(40)
-    (tokens, probs), _ = draw("token", rows, temperature=temperature)
+    (tokens, probs), _ = draw("token", torch.arange(40), temperature=temperature)
     assert tokens[1::2].equal(probs[1::2].argmax(-1))
     assert not tokens[::2].equal(probs[::2].argmax(-1))
-
-
-def test_drafts_without_probabilities_remain_those_of_vllm():
     assert draw("token", range(40), probabilistic=False)[0] == "vLLM's"

@@ -19,22 +19,17 @@ SERVED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
 
 
-def test_the_page_names_every_variable_rule_and_version():
+def test_the_page_names_every_variable_rule_and_version_and_has_their_table():
     text = PAGE.read_text()
     with pytest.raises(ValueError) as caught:
         Settings.from_environment({"SPECDEC_VLLM_OTHER": ""})
     names = re.findall(r"SPECDEC_VLLM\w*", str(caught.value))[:-1]
     assert len(names) == 5
-    for name in (*names, *RULES, *DRAFTERS):
-        assert f"`{name}`" in text
+    assert not [one for one in (*names, *RULES, *DRAFTERS) if f"`{one}`" not in text]
     assert f"**Versions: {', '.join(vllm_interface.SUPPORTED)}.**" in text
-
-
-def test_the_page_has_the_table_of_versions():
-    table = re.search(r"^\| function \|.*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
+    table = re.search(r"^\| function \|.*?\n\n", text, re.MULTILINE | re.DOTALL)[0]
     lines = [line.strip("| ").split(" | ") for line in table.strip().splitlines()]
     versions = [version.rpartition(".")[0] for version in lines[0][1:]]
-    assert {*versions} >= {*vllm_interface.SUPPORTED}
     rows = {name.strip("`"): dict(zip(versions, cells, strict=True)) for name, *cells in lines[2:]}
     for version in vllm_interface.SUPPORTED:
         replaced = {".".join(place) for place in vllm_interface.replaced_in(version)}

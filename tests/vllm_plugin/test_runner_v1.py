@@ -57,10 +57,10 @@ def sample_step(owner, metadata, tokens):
 
 
 def test_positions_are_those_of_the_tokens_that_are_decided():
-    owner = runner(seeds={0: 5, 2: 6}, min_p=(0.0, 0.1, 0.0))
+    owner = runner(seeds={0: 5, 2: 2**64 - 3}, min_p=(0.0, 0.1, 0.0))
     step = sample_step(owner, DRAFTS, [[4, 0, 4], [0, -1, -1], [4, -1, -1]])
     assert step.positions.tolist() == [31, 5, 71]
-    assert step.seeds[[0, 2]].tolist() == [5, 6]
+    assert step.seeds[[0, 2]].tolist() == [5, -3], "a seed of the user may have 64 bits"
     assert step.min_p.tolist() == pytest.approx([0.0, 0.1, 0.0])
     assert owner.drafter.specdec_noise.positions.tolist() == [34, 6, 72]
 
@@ -76,11 +76,6 @@ def test_min_p_is_refused_for_a_sampler_that_would_ignore_it(monkeypatch):
     with pytest.raises(NotImplementedError, match=r"min_p with drafts.*SimpleNamespace"):
         sample_step(runner(min_p=(0.0, 0.1, 0.0)), DRAFTS, [])
     sample_step(runner(), None, [[4], [4], [4]])
-
-
-def test_a_seed_of_the_user_may_have_64_bits():
-    step = sample_step(runner(seeds={0: 7, 2: 2**64 - 3}), None, [[4], [4], [4]])
-    assert step.seeds[[0, 2]].tolist() == [7, -3]
 
 
 def test_unseeded_requests_keep_their_seeds_in_other_batches_until_they_end():
@@ -128,15 +123,11 @@ def test_rule_match_verifies_with_the_noise_of_the_drafts_of_the_step_before():
     assert accepted(step.seeds + 1) != [2, 2, 2]  # the negative control
 
 
-def test_a_failing_step_leaves_nothing_behind():
+def test_a_failing_step_leaves_nothing_behind_and_without_speculation_the_runner_is_left_alone():
     owner = runner()
     with pytest.raises(ZeroDivisionError):
         SAMPLE(lambda *_: 1 / 0, Settings())(owner, torch.zeros(1), None)
     assert owner.sampler.specdec_step is None
-
-
-def test_without_speculation_the_runner_is_left_alone():
-    owner = runner()
     del owner.rejection_sampler
     assert SAMPLE(lambda *_: "vLLM's", Settings())(owner, torch.zeros(1), None) == "vLLM's"
 

@@ -15,49 +15,24 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def v1(tmp_path_factory):
-    """Outcomes of all tests with the plug-in, of some without it, and what pytest printed."""
-    calls = [{"plugin": True, "only": ""}, {"plugin": False, "only": "test_top_k"}]
-    found, printed = vllm_suite.run(vllm_suite.V1, calls, tmp_path_factory.mktemp("v1"))
-    return *found, printed
+# For each runner a file of vLLM, the least number of its tests that pass, and those that must fail
+# without the plug-in (V1, on the CPU) or with a wrong verification (V2).
+SUITES = {"v1": (vllm_suite.V1, 50, "test_top_k"), "v2": (vllm_suite.V2, 42, "test_stochastic")}
 
 
-@pytest.fixture(scope="module")
-def v2(tmp_path_factory):
-    """The same, and without the plug-in a wrong verification."""
-    calls = [{"plugin": True, "only": ""}, {"plugin": False, "only": "test_stochastic"}]
-    found, printed = vllm_suite.run(vllm_suite.V2, calls, tmp_path_factory.mktemp("v2"))
-    return *found, printed
+@pytest.mark.parametrize("runner", SUITES)
+def test_those_of_vllm_pass_but_for_those_excepted_and_fail_without_the_plugin(runner, tmp_path):
+    from vllm.platforms import current_platform  # noqa: PLC0415
 
-
-@pytest.mark.parametrize(("runner", "least"), [("v1", 50), ("v2", 42)])
-def test_they_pass_but_for_those_excepted_by_name(request, runner, least):
-    with_plugin, *_, printed = request.getfixturevalue(runner)
+    file, least, only = SUITES[runner]
+    calls = [{"plugin": True, "only": ""}, {"plugin": False, "only": only}]
+    (with_plugin, without), printed = vllm_suite.run(file, calls, tmp_path)
     counts = Counter(with_plugin.values())
     assert counts.keys() == {"passed", "excepted"}, printed[-6000:]
     assert counts["passed"] >= least, counts
-
-
-@pytest.mark.parametrize(
-    ("runner", "file"), [("v1", vllm_suite.V1), ("v2", vllm_suite.V2)], ids=["v1", "v2"]
-)
-def test_every_exception_names_a_test_and_a_reason(request, runner, file):
     excepted = vllm_suite.excepted(file)
-    found = request.getfixturevalue(runner)[0]
-    assert {name.partition("[")[0] for name, how in found.items() if how == "excepted"} == {
-        *excepted
-    }
+    left_out = {name.partition("[")[0] for name, how in with_plugin.items() if how == "excepted"}
+    assert left_out == {*excepted}
     assert all(reason.count(" ") > 3 for reason in excepted.values())
-
-
-def test_without_the_plugin_some_of_them_fail_on_the_cpu(v1):
-    from vllm.platforms import current_platform  # noqa: PLC0415
-
-    if not current_platform.is_cpu():
-        pytest.skip("other platforms are not affected")
-    assert "failed" in v1[1].values()
-
-
-def test_a_verification_with_another_draft_fails_those_of_v2(v2):
-    assert {*v2[1].values()} >= {"failed", "excepted"}
+    if runner == "v2" or current_platform.is_cpu():  # other platforms are not affected
+        assert "failed" in without.values()
