@@ -36,24 +36,19 @@ def test_a_release_serves_what_has_headers_and_is_released(tmp_path, monkeypatch
 # Stands for a Python: it makes an environment of which the interpreter writes down each call.
 INTERPRETER = f"""#!{sys.executable}
 import json, os, sys
-with open({{log!r}}, "a") as log:
-    print(json.dumps([sys.argv[1:], dict(os.environ)]), file=log)
+print(json.dumps([sys.argv[1:], dict(os.environ)]), file=open({{log!r}}, "a"))
 print("said")
 sys.exit({{fails!r}} in " ".join(sys.argv))
 """
-PYTHON = f"""#!{sys.executable}
-import pathlib, sys
-made = pathlib.Path(sys.argv[3]) / "bin/python"
-made.parent.mkdir(parents=True)
-made.write_text({{text!r}})
-made.chmod(0o755)
+PYTHON = """#!/bin/sh
+mkdir -p $3/bin; cp {} $3/bin/python
 """
 
 
 def calls(folder, monkeypatch, fails="never", extra="host"):
     log = folder / "log"
-    text = INTERPRETER.format(log=str(log), fails=fails)
-    python = program(folder / "base/python", PYTHON.format(text=text))
+    made = program(folder / "made", INTERPRETER.format(log=str(log), fails=fails))
+    python = program(folder / "base/python", PYTHON.format(made))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     result = install_and_run(folder / "own", python, "2.11", folder / "a-1-py3-none-any.whl", extra)

@@ -85,12 +85,7 @@ def two_children():
 
 
 LOGITS = torch.randn(1, N, V, generator=torch.Generator().manual_seed(3)).mul(1.5)
-PARAMETERS = [
-    dict(temperatures=0.7),
-    dict(top_ks=3),
-    dict(top_ps=0.7),
-    dict(min_ps=0.3),
-]
+PARAMETERS = [dict(temperatures=0.7, top_ks=4), dict(top_ps=0.7, min_ps=0.3)]
 
 
 def test_all_workers_call_the_hooked_function(loaded):

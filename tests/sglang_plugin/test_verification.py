@@ -100,15 +100,9 @@ def test_with_a_seed_the_tokens_depend_neither_on_the_drafts_nor_on_the_batch():
     text = [
         [int(out["predicts"][i]) for i in path if i >= 0] for path in out["accept_index"].tolist()
     ]
-    want = torch.stack(
-        [
-            sample(
-                row.expand(b, v), seeds=seeds, positions=lengths + i, noise="residual"
-            ).tokens
-            for i in range(n)
-        ],
-        1,
-    ).tolist()  # fmt: skip
+    rows = row.expand(b, v)
+    steps = [sample(rows, seeds=seeds, positions=lengths + i, noise="residual") for i in range(n)]
+    want = torch.stack([step.tokens for step in steps], 1).tolist()
     assert text == [one[: len(got)] for one, got in zip(want, text, strict=True)]
     assert max(map(len, text)) > 2
     other, _ = verified(logits, tree, n, lengths, sampling_seed=seeds + 1)
