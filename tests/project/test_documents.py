@@ -227,7 +227,7 @@ RUN_BY = {
     "tests/compat/test_page.py": "docs/compat.md",
     "tests/hf/test_heads.py": "docs/heads.md",
     "tests/hf/test_openai_routes.py": "docs/server.md",
-    "tests/host/test_numpy_page.py": "docs/numpy.md",
+    "tests/host/test_examples.py": "docs/numpy.md",
     "tests/sglang_plugin/test_engine.py": "docs/sglang.md",
     "tests/sharded/test_page.py": "docs/vocabulary-parallel.md",
     "tests/support/loaded_kernel.py": "docs/hub-kernels.md",
