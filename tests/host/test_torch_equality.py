@@ -10,7 +10,6 @@ import specdec_host as host
 import torch
 from specdec_host import DraftMap, SampledDraft, SparseDraft, Tree
 from support.error_table import BUILD, TABLE, i64, message_of
-from support.providers import provider
 
 import specdec_kernels as kernels
 from specdec_kernels.arguments import rules
@@ -89,7 +88,7 @@ CASES = [
 
 
 def torch_op(op):
-    return provider(op, "cpp")
+    return getattr(torch.ops.specdec_kernels, op).default
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.providers import SIGNIFICANCE, chi_square
-from support.sglang_steps import expected
-from support.sources import ROOT
+from support.sglang_loops import expected
 
 pytest.importorskip("sglang", reason="`make more TASK=test-sglang` installs SGLang")
 
-PAGE = ROOT / "docs" / "sglang.md"
+PAGE = Path(__file__).parents[2] / "docs/sglang.md"
 MODEL = os.environ.get("SPECDEC_TEST_MODEL")
 STANDIN = Path(__file__).parent / "standin"
 PROMPT = "One two three four one two three four one two"

@@ -2,20 +2,20 @@
 
 import re
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from specdec_sglang import plugin
 from support.providers import SIGNIFICANCE, chi_square
-from support.sglang_loops import chain, outputs, random_tree
-from support.sglang_steps import expected, sampling_info
-from support.sources import ROOT
+from support.sglang_loops import chain, expected, outputs, random_tree, sampling_info
 
 from specdec_kernels.compat.sglang import chain_speculative_sampling_triton
 
 pytest.importorskip("sglang", reason="`make more TASK=test-sglang` installs SGLang")
 
+PAGE = Path(__file__).parents[2] / "docs/sglang.md"
 B, N, V = 4000, 3, 6
 
 
@@ -164,7 +164,7 @@ def test_ranks_of_tensor_parallelism_take_the_results_of_the_first(step):
 
 
 def test_the_program_of_the_page_replaces_the_verifier_of_chains(loaded):
-    page = (ROOT / "docs" / "sglang.md").read_text()
+    page = PAGE.read_text()
     block = next(b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CHAIN" in b)
     names: dict = {}
     exec(block, names)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from specdec_sglang.verification import Step, verify_step_
 from support.providers import SIGNIFICANCE, chi_square
-from support.sglang_loops import outputs, random_tree
-from support.sglang_steps import expected, sampling_info
+from support.sglang_loops import expected, outputs, random_tree, sampling_info
 
 from specdec_kernels import sample
 from specdec_kernels.compat.linked_tree import parents_of_links

@@ -1,10 +1,13 @@
-"""What SGLang's kernels compute, one sequence at a time, for the tests of the compat functions.
+"""What SGLang's kernels compute, one sequence at a time, and sampling parameters of its requests.
 
 Trees are random ones of EAGLE's kind, or the literal example of SGLang's tests.
 """
 
+from types import SimpleNamespace
+
 import torch
 
+TOP_K_ALL = 1 << 30  # how SGLang writes that there is no top-k
 LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 EXAMPLE = dict(
     candidates=torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]]),
@@ -156,3 +159,32 @@ def chain(b, n, v, generator):
         target_probs=target, draft_probs=draft[:, : n - 1].contiguous(),
         threshold_single=1.0, threshold_acc=1.0, deterministic=True,
     )  # fmt: skip
+
+
+def sampling_info(b, cls=SimpleNamespace, **given):
+    """What its steps read of a `SamplingBatchInfo`, or one itself."""
+    rows = dict(temperatures=1.0, top_ks=TOP_K_ALL, top_ps=1.0, min_ps=0.0)
+    others = {name: given.pop(name) for name in given.keys() - rows}
+    values = {name: torch.as_tensor(x).expand(b).clone() for name, x in (rows | given).items()}
+    values["temperatures"], values["top_ks"] = (
+        values["temperatures"][:, None],
+        values["top_ks"].int(),
+    )
+    greedy = values["top_ks"] <= 1
+    flags = dict(
+        is_all_greedy=bool(greedy.all()), is_any_greedy=bool(greedy.any()), vocab_size=0,
+        need_top_p_sampling=True, need_top_k_sampling=True, need_min_p_sampling=True, device="cpu",
+    )  # fmt: skip
+    return cls(**values, **flags, **dict(sampling_seed=None) | others)
+
+
+def expected(row, temperatures=1.0, top_ks=0, top_ps=1.0, min_ps=0.0):
+    """P of a row, in the order of SGLang's sampler."""
+    p = (row.double() / temperatures).softmax(-1)
+    if top_ks:
+        p = torch.where(p < p.sort().values[-top_ks], 0.0, p)
+        p = p / p.sum()
+    down = p.sort(descending=True)
+    p[down.indices[down.values.cumsum(-1) - down.values >= top_ps]] = 0.0
+    p[p < min_ps * p.max()] = 0.0
+    return p / p.sum()
