@@ -282,10 +282,10 @@ def test_no_file_is_too_long_to_read():
 
 # Budgets of the tests. They only go down: who needs more takes something else away.
 
-TEST_LINES = 79_300  # of all files below tests/
-SUPPORT_LINES = 7_912  # of tests/support
+TEST_LINES = 78_855  # of all files below tests/
+SUPPORT_LINES = 7_818  # of tests/support
 HELPERS = 2  # modules of ours that a reader of one test file has to know
-FILES_WITH_MORE_HELPERS = 86
+FILES_WITH_MORE_HELPERS = 81
 DUPLICATES = 37  # names that several test functions have
 HELPING = ("support", "proofs", "packages", "simt", "fuzz", "device", "mutants")
 

@@ -7,6 +7,10 @@ the plug-in is installed while they run, with `rule`. A call may have `drafter`,
 engine's `Proposer`. The requests of a call are in the engine together. The result of a call is a
 dict with `outputs`, one for each request: `tokens`, `text` and `logprobs` (of the tokens, empty if
 not asked for); `steps`, how often the model ran; and `seconds`.
+
+A job with `ranks` has calls with a `rule` and `apart`, whether each rank draws seeds of requests
+from another generator. Their results have `ranks` too, for each rank the steps: names of the
+requests, drafts and sampled tokens.
 """
 
 import json
@@ -27,16 +31,22 @@ ENVIRONMENT = {
 }
 
 
-def run(job, folder, program=(__file__,), **environment):
-    """The results of the calls, from a new process; its output goes to the error message.
+# vLLM takes the CPUs of a rank from a NUMA node of its own, unless it is told which they are.
+OF_RANKS = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
 
-    program: what Python runs; environment: variables beside `ENVIRONMENT`.
-    """
+
+def run(job, folder):
+    """The results of the calls, from a new process; its output goes to the error message."""
     source, target = Path(folder) / "job.json", Path(folder) / "results.json"
     source.write_text(json.dumps(job))
+    path = os.pathsep.join(filter(None, sys.path))
+    given = OF_RANKS if "ranks" in job else {}
     done = subprocess.run(
-        [sys.executable, *program, str(source), str(target)],
-        env={**os.environ, **ENVIRONMENT, **environment},
+        [sys.executable, "-m", "support.vllm_engine", str(source), str(target)],
+        env={**os.environ, **ENVIRONMENT, **given, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
@@ -46,12 +56,53 @@ def run(job, folder, program=(__file__,), **environment):
     return json.loads(target.read_text()) | {"log": done.stdout + done.stderr}
 
 
+class Recorder:
+    """Methods that vLLM adds to those of a worker."""
+
+    def specdec_begin(self, rule, apart):
+        """Record the steps from now on."""
+        runner = self.model_runner
+        runner.rejection_sampler.specdec_rule = rule
+        if apart:
+            runner.rejection_sampler.specdec_generator.manual_seed(self.rank)
+        self.specdec_steps, sample = [], type(runner)._sample
+
+        def recorded(logits, metadata):
+            output = sample(runner, logits, metadata)
+            drafts = [] if metadata is None else metadata.draft_token_ids.tolist()
+            names = runner.input_batch.req_ids[: runner.input_batch.num_reqs]
+            self.specdec_steps.append([names, drafts, output.sampled_token_ids.tolist()])
+            return output
+
+        runner._sample = recorded
+
+    def specdec_recorded(self):
+        return self.specdec_steps
+
+
+def of_ranks(job):
+    """The results of calls of an engine of several ranks."""
+    engine = start(
+        job,
+        tensor_parallel_size=job["ranks"],
+        worker_extension_cls="support.vllm_engine.Recorder",
+        skip_tokenizer_init=True,
+    )
+    for call in job["calls"]:
+        engine.collective_rpc("specdec_begin", args=(call["rule"], call["apart"]))
+        found = generate(engine, call["requests"])
+        yield found | {"ranks": engine.collective_rpc("specdec_recorded")}
+
+
 def main(source, target):
     from specdec_vllm import Proposer, Settings, vllm_interface  # noqa: PLC0415
     from specdec_vllm.plugin import install  # noqa: PLC0415
     from vllm.v1.sample.rejection_sampler import RejectionSampler  # noqa: PLC0415
 
     job = json.loads(Path(source).read_text())
+    if "ranks" in job:
+        Path(target).write_text(json.dumps({"calls": [*of_ranks(job)]}))
+        return
     started = time.perf_counter()
     engine = start(job)
     result = {

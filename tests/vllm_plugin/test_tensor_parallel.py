@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from support import vllm_ranks
+from support import vllm_engine
 
 pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 pytestmark = pytest.mark.timeout(580)
@@ -62,7 +62,7 @@ def engines(models, tmp_path_factory):
         job = {"model": models[0], "speculation": speculation, "ranks": ranks, "calls": calls}
         if ranks == 2:
             job["calls"] = [*calls, calls[0] | {"apart": True}]
-        found[ranks] = vllm_ranks.run(job, tmp_path_factory.mktemp("ranks"))["calls"]
+        found[ranks] = vllm_engine.run(job, tmp_path_factory.mktemp("ranks"))["calls"]
     return found
 
 
