@@ -1,82 +1,182 @@
-"""EAGLE-3 heads: what they draft in a call."""
+"""One table of heads: each drafts what a forward of the same weights over the whole text says."""
 
 import copy
+import functools
 import gc
+import json
 import re
 import weakref
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
-from specdec_hf import Eagle3ChainDrafter, Eagle3Drafter
-from specdec_hf.drafting.registry import class_of
+from safetensors.torch import load_file, save_file
+from specdec_hf import (
+    EagleTree,
+    MedusaDrafter,
+    PassHeadDrafter,
+    SpeculativeDecoder,
+    TreeSpec,
+    TrieTree,
+)
+from specdec_hf.drafting.registry import DRAFTERS, class_of
 from specdec_hf.heads.auto import AutoDrafter
+from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.eagle3.files import save_head
-from specdec_hf.heads.pairs import draft as head_draft
+from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.shipped import HEAD_FOLDER
+from specdec_hf.lab.training.unrolled import unroll
 from specdec_hf.runner.compiled.compiled_call import CompileStats
-from specdec_hf.trees import EagleTree
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import drafter_cases, hf_models
-from support.heads import differences, expected_logits, head_folder, head_for, rounds_of
+from support.drafter_proof import assert_greedy_identical
+from support.heads import (
+    MADE,
+    differences,
+    expected_logits,
+    folder_of,
+    head_folder,
+    head_for,
+    parallel_heads,
+    pass_head,
+    rounds_of,
+    text_batch,
+)
+from support.histories import context_of, history_of, propose
+from support.published_heads import AUX, DRAFTS, EAGLE_AUX, LAYOUTS, Reference, dflash, publish
 from support.recorded_ops import run_layers_as_they_are
 from support.sources import ROOT
 
-from specdec_kernels import tree_attention
-
 PAGE = ROOT / "docs" / "heads.md"
-DRAFTERS = [Eagle3Drafter, Eagle3ChainDrafter]
+NONE: dict[str, Any] = {}
 
 
-def largest_difference(target, head, kind=Eagle3ChainDrafter, lengths=(9, 4, 12), **settings):
-    """How far drafts are from those of one forward over the whole text."""
+class Case(NamedTuple):
+    """A head: the row of `LAYOUTS`, or a kind of `MADE`; its drafter, and arguments of a call."""
 
-    def logits_of(text, drafts):
-        row = torch.full((target.config.vocab_size,), -torch.inf)
-        row[head.tokens] = expected_logits(target, head, text, drafts)
-        return row
+    head: str
+    drafter: str = ""
+    settings: dict[str, Any] = NONE
+    target: str = "llama"
 
-    if kind is Eagle3Drafter:
-        drafter = kind(head, EagleTree(width=2, depth=3, size=6))
-    else:
-        drafter, settings = kind(head), {"do_sample": True, "rule": "token", **settings}
-    _, rounds = rounds_of(target, drafter, lengths, max_new_tokens=8, **settings)
-    found = differences(rounds[:: 1 + len(rounds) // 4], logits_of)
-    assert {depth for _, depth in found} >= {0, 1, 2}
-    return max(difference for difference, _ in found)
+    @property
+    def kind(self):
+        return self.head.partition(",")[0]
+
+
+CHAINS = {"eagle3": "eagle3_chain", "eagle": "eagle_chain"}
+CASES = {name: Case(name) for name in (*LAYOUTS, "blockwise", "exit_head", "pass_head")} | {
+    "eagle3, tree": Case("eagle3", "eagle3"),
+    "eagle, tree": Case("eagle", "eagle"),
+    "eagle3, shared cache": Case("eagle3", settings={"cache": "aligned"}),
+    "eagle3, dynamic cache": Case("eagle3", settings={"cache": "dynamic"}),
+    "pass_head, two drafts": Case("pass_head", settings={"gamma": 2, "temperature": 0.8}),
+    "pass_head, GPT-2": Case("pass_head", target="gpt2"),
+    "pass_head, Gemma 2": Case("pass_head", target="gemma2"),
+}
+SAMPLED = {"do_sample": True, "rule": "token", "seed": [5, 6, 7], "gamma": DRAFTS + 1}
+TREE = TreeSpec((-1, -1, 0, 0, 1, 3), (0, 2, 0, 1, 1, 0))  # of Medusa's
+
+
+@functools.cache
+def target_of(name):
+    """Of so many layers that those which EAGLE-3 reads without being told are 2, 4 and 5."""
+    return hf_models.build(name, layers=8 if name == "llama" else 2)
+
+
+@pytest.fixture
+def target():
+    return target_of("llama")
+
+
+def drafted(case, target, folder, reference=None):
+    """What a head of a folder drafted in some rounds, and what it must draft."""
+    reference = reference or Reference(case.kind, target, folder)
+    name = case.drafter or CHAINS.get(case.kind, case.kind)
+    more = {"eagle": (EagleTree(2, 3, 6),), "eagle3": (EagleTree(2, 3, 6),), "medusa": (TREE,)}
+    drafter = class_of(name)(folder, *more.get(name, ()))
+    settings = (SAMPLED if DRAFTERS[name].draws else NONE) | case.settings
+    _, rounds = rounds_of(target, drafter, (9, 4, 12), **settings)
+    return rounds[:: 1 + len(rounds) // 5], reference.logits
+
+
+def furthest(rounds, logits_of):
+    """The largest difference, and how many drafts are above the deepest one."""
+    ranks = [0] * DRAFTS if rounds[0][1].parents is None else TREE.ranks
+    found = differences(rounds, logits_of, ranks)
+    return tuple(map(max, zip(*found, strict=True)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_drafts_are_those_of_a_forward_over_the_whole_text(name, tmp_path):
+    """Of a ragged batch. Negative control: they are not those after another text."""
+    case = CASES[name]
+    target, made = target_of(case.target), publish if case.head in LAYOUTS else folder_of
+    rounds, logits_of = drafted(case, target, made(case.head, target, tmp_path))
+    worst, depth = furthest(rounds, logits_of)
+    assert worst < 1e-4
+    assert depth >= case.settings.get("gamma", 3) - 1
+    assert furthest(rounds, lambda text, path: logits_of(text[:-1], path))[0] > 1e-2
+
+
+def inside(name, value):
+    return {"transformer_layer_config": lambda inner: inner | {name: value}}
 
 
 @pytest.mark.parametrize(
-    ("kind", "lengths", "arguments"),
+    ("name", "fields"),
     [
-        (Eagle3ChainDrafter, (9,), {}),
-        (Eagle3Drafter, (9, 4, 12), {}),
-        (Eagle3ChainDrafter, (9, 4, 12), {"cache": "aligned"}),
-        (Eagle3ChainDrafter, (9, 4, 12), {"cache": "dynamic"}),
+        ("eagle3", {"eagle_config": {EAGLE_AUX: [2, 4, 5]}}),
+        ("eagle3", {"norm_before_residual": True}),
+        ("eagle3, speculators", {"norm_before_residual": False}),
+        ("dflash", {AUX: [0, 1]}),
+        ("dflash", {"mask_token_id": 5}),
+        ("dflash, windows", {"sliding_window_non_causal": True}),
+        ("dflash, windows", inside("sliding_window", 4)),
+        ("dflash, windows", inside("layer_types", ["full_attention", "sliding_attention"])),
+        ("dflash, from the anchor", {"sample_from_anchor": False}),
+        ("peagle", {EAGLE_AUX: [0, 1]}),
+        ("peagle", {"mask_token_id": 5}),
+        ("peagle", inside("rope_parameters", {"rope_type": "default", "rope_theta": 70.0})),
+        ("peagle, windows", {"norm_before_residual": False}),
+        ("peagle, windows", inside("sliding_window", 2)),
     ],
-    ids=["chain", "tree", "aligned", "dynamic"],
 )
-def test_drafting_equals_one_forward_over_the_whole_text(kind, lengths, arguments):
-    """Also below nodes of a tree, each of which sees its own ancestors only."""
-    target = hf_models.tiny("llama")
-    head = head_for(target, range(3, 40), noise=0.1)
-    assert largest_difference(target, head, kind, lengths, **arguments) < 1e-4
-
-
-def test_a_mask_without_the_tree_is_found(monkeypatch):
+def test_a_wrong_reading_of_a_field_is_found(name, fields, target, tmp_path):
     """Negative control of the test above."""
-
-    def causal(parents, lengths, **kwargs):
-        chain = torch.arange(-1, parents.shape[1] - 1).expand_as(parents)
-        return tree_attention(parents, lengths, **kwargs)._replace(
-            mask=tree_attention(chain, lengths, **kwargs).mask
-        )
-
-    monkeypatch.setattr(head_draft, "tree_attention", causal)
-    target = hf_models.tiny("llama")
-    head = head_for(target, range(3, 40), noise=0.1)
-    assert largest_difference(target, head, Eagle3Drafter) > 1e-2
+    folder, case = publish(name, target, tmp_path), CASES[name]
+    reference, path = Reference(case.kind, target, folder), folder / "config.json"
+    config = json.loads(path.read_text())
+    for field, value in fields.items():
+        config[field] = value(config[field]) if callable(value) else value
+    path.write_text(json.dumps(config))
+    rounds, logits_of = drafted(case, target, folder, reference)
+    assert furthest(rounds[:3], logits_of)[0] > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle"])
+TRAINED = {name: MADE[name] for name in ("eagle3", "medusa", "blockwise", "exit_head")}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_training_unrolls_what_is_drafted(kind, target, tmp_path):
+    """At the place before the pending token, whatever follows the drafts."""
+    make, save = TRAINED[kind]
+    head = make(target, **({"noise": 0.1} if kind == "eagle3" else {}))
+    head.borrow(target)
+    save(head, tmp_path, torch.float32)
+    reference, text, drafts = Reference(kind, target, tmp_path), [5, 9, 33, 2, 60, 14], [1, 2]
+    layers = () if kind in ("medusa", "blockwise") else head.config.layers
+    steps = list(unroll(head, text_batch(target, layers, [*text, *drafts, 3, 8]), 3))
+    rows = [x[0, len(text) - 2] for x in steps]
+    if kind == "exit_head":  # one step says all
+        rows = steps[0][0, len(text) - 2 : len(text) + 1]
+    for n, row in enumerate(rows):
+        want = reference.logits(text, drafts[:n])[reference.tokens].float()
+        torch.testing.assert_close(row, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "pass_head", "dflash", "peagle"])
 def test_a_cache_that_was_given_leaves_the_text_as_it_is(kind, tmp_path):
     """A head drafts once it has states, and knows those of later tokens only."""
     target = hf_models.build("llama", vocab_size=7)
@@ -86,6 +186,173 @@ def test_a_cache_that_was_given_leaves_the_text_as_it_is(kind, tmp_path):
         past = target(ids[:, :cached], use_cache=True).past_key_values
         given = {"past_key_values": past, "drafter": drafter, "max_new_tokens": 16}
         assert hf_models.decode_as_generate(target, **given).stats.drafted > 0
+
+
+HEADS = ("eagle3", "eagle", "medusa", "blockwise", "exit_head", "pass_head", "dflash", "peagle")
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_drafts_end_where_the_context_ends(kind, tmp_path):
+    """Places of a block may lie beyond it; the tokens that are drafted do not."""
+    target = hf_models.build("gpt2" if kind == "pass_head" else "llama", context=24)
+    drafter = drafter_cases.NAMED[kind](target, tmp_path)
+    settings = {"drafter": drafter, "max_new_tokens": 6}
+    stats = hf_models.decode_as_generate(target, (18, 3), **settings).stats
+    assert stats.drafted > 0
+    assert not [note for note in stats.notes if "not packed" not in note]
+
+
+@pytest.mark.parametrize("kind", [one for one in HEADS if one != "eagle"])
+def test_other_heads_and_targets_are_refused(kind, tmp_path):
+    with pytest.raises(TypeError, match=r"head must be .* or the folder of such a head, got int"):
+        class_of(kind)(3)
+    made = drafter_cases.NAMED[kind](hf_models.tiny("llama"), tmp_path)
+    with pytest.raises(ValueError, match="trained for a model with a vocabulary of 67, got 9"):
+        hf_models.decode(hf_models.build("llama", vocab_size=9), drafter=made)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "peagle", "eagle3"])
+def test_a_target_without_the_layers_of_a_head_is_refused(kind, tmp_path):
+    """Also where a layer is its last, whose state is kept after the norm alone."""
+    target, field = hf_models.tiny("llama"), AUX if kind == "dflash" else EAGLE_AUX
+    if kind == "eagle3":  # only training here writes heads of the state after the norm
+        folder = head_folder(target, tmp_path)
+        assert hf_models.decode_as_generate(target, drafter=folder).stats.drafted > 0
+        config = json.loads((folder / "config.json").read_text())
+        assert max(config[field]) == 2
+        assert config.pop("final_state_after_norm")
+        (folder / "config.json").write_text(json.dumps(config))
+    else:
+        folder = LAYOUTS[kind][0](target, tmp_path, **{field: [0, 2]})
+    with pytest.raises(ValueError, match=r"states after 2 layers, and must read .* model's 2"):
+        hf_models.decode(target, drafter=f"{kind}:{folder}")
+
+
+# What is special to a kind.
+
+
+def test_embeddings_in_a_file_of_dflash_are_not_its_own(target, tmp_path):
+    """Nor is the output matrix of the whole vocabulary: the library overwrites both."""
+    folder, seen = dflash(target, tmp_path, draft=67), []
+    file = folder / "model.safetensors"
+    rows = {name: torch.ones(67, 32) for name in ("embed_tokens.weight", "lm_head.weight")}
+    for tensors in (load_file(file), load_file(file) | rows):
+        save_file(tensors, file)
+        _, rounds = rounds_of(target, class_of("dflash")(folder), (9,), **SAMPLED | {"seed": 5})
+        seen.append([draft.distribution.logits for _, draft in rounds])
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def accepted_drafts(target, head, rule):
+    """How many drafts of a sampled call were accepted, and which are less likely than typical."""
+    decoder = SpeculativeDecoder(drafter=MedusaDrafter(head), rule=rule, guard=False, seed=3)
+    inputs = hf_models.prompts((9,), vocab_size=7)
+    text, accepted, unlikely = inputs["input_ids"][0].tolist(), 0, 0
+    for step in decoder.stream(target, **inputs, do_sample=True, top_k=0, max_new_tokens=60):
+        with torch.no_grad():
+            rows = target(torch.tensor([text + step.tokens])).logits[0, len(text) - 1 :]
+        for token, from_draft, row in zip(step.tokens, step.from_draft, rows, strict=False):
+            probs = row.softmax(dim=-1)
+            entropy = -(probs * probs.clamp(min=1e-30).log()).sum()
+            accepted += from_draft
+            unlikely += from_draft and probs[token] <= min(0.09, 0.3 * torch.exp(-entropy)) - 1e-4
+        text += step.tokens
+    return accepted, int(unlikely)
+
+
+def test_rule_typical_accepts_typical_tokens_and_says_that_it_is_lossy():
+    target = hf_models.build("llama", vocab_size=7)
+    head = parallel_heads(MedusaHeads, target)
+    accepted, unlikely = accepted_drafts(target, head, "typical")
+    others, unlikely_ones = accepted_drafts(target, head, "target_only")
+    assert accepted > others
+    assert unlikely == 0 < unlikely_ones
+    for rule in ("typical", "target_only"):
+        settings = {"drafter": MedusaDrafter(head), "rule": rule, "do_sample": True}
+        assert hf_models.decode(target, **settings).stats.lossless == (rule != "typical")
+
+
+@pytest.mark.parametrize("gamma", [1, 9])
+def test_the_first_draft_of_a_look_ahead_is_the_targets_own(gamma):
+    target = hf_models.tiny("llama")
+    how = {**SAMPLED, "seed": 4, "gamma": gamma, "temperature": 0.8, "top_k": 0}
+    out, rounds = rounds_of(target, PassHeadDrafter(pass_head(target)), **how)
+    assert out.stats.accepted >= sum(int((draft.counts > 0).sum()) for _, draft in rounds)
+    assert (out.stats.accepted == out.stats.drafted) == (gamma == 1)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (9, 5)])
+def test_the_cache_is_as_it_was_before_a_draft(lengths):
+    """Later rounds of one token and of several have the same logits, bit for bit."""
+    target, lengths = hf_models.tiny("llama"), np.array(lengths)
+    ids = torch.randint(1, 67, (len(lengths), 24), generator=torch.Generator().manual_seed(0))
+    size = max(lengths)
+    texts = [row[size - n : size].tolist() for row, n in zip(ids, lengths, strict=True)]
+    rows = []
+    for drafts in (False, True):
+        runner = SpecRunner(target, len(lengths), 16)
+        runner.forward(ids[:, : size - 1], lengths - size, 1)
+        runner.truncate(lengths - 1)  # of the pending tokens
+        past = runner.cache.cursor.past
+        if drafts:
+            drafter = PassHeadDrafter(pass_head(target))
+            drafter.start(context_of(target, batch_size=len(lengths), runner=runner))
+            assert propose(drafter, history_of(*texts), 4).tokens.shape == (len(lengths), 4)
+        assert runner.lengths.tolist() == (lengths - 1).tolist()
+        assert runner.cache.cursor.past == past
+        rows.append(runner.forward(ids[:, size - 1 : size], lengths - 1, 1))
+        rows.append(runner.forward(ids[:, 20:23], lengths, 3))
+    assert torch.equal(rows[0], rows[2])
+    assert torch.equal(rows[1], rows[3])
+
+
+def test_in_a_tree_a_look_ahead_drafts_one_of_the_chains():
+    target = hf_models.tiny("llama")
+    drafter = PassHeadDrafter(pass_head(target))
+    for drafters in ([drafter], [drafter, "prompt_lookup"]):
+        stats = assert_greedy_identical(drafters.copy, target, tree=TrieTree(1, 4))
+        assert stats.accepted > 0
+    assert drafter.relative_cost == 1
+    assert drafter.drafts_at_once
+    assert not drafter.reads_prompt
+
+
+@pytest.mark.parametrize("kind", ["longrope", pytest.param("dynamic", marks=pytest.mark.full)])
+def test_angles_that_depend_on_the_longest_text_are_those_of_the_text(kind, monkeypatch):
+    """A table for places beyond the text would turn all of them by other angles."""
+    target = hf_models.build("llama", layers=4)
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {
+            "short_factor": [1.0] * 4, "long_factor": [8.0] * 4,
+            "original_max_position_embeddings": 64,
+        }  # fmt: skip
+    shaped = copy.deepcopy(target)
+    shaped.config.rope_parameters, shaped.config.max_position_embeddings = rope, 64
+    head = head_for(shaped, range(67), noise=0.05).requires_grad_(False)
+
+    def worst():
+        _, rounds = rounds_of(target, Eagle3ChainDrafter(head), (9, 4, 12), **SAMPLED)
+        logits_of = functools.partial(expected_logits, target, head)
+        return furthest(rounds[:: 1 + len(rounds) // 4], logits_of)[0]
+
+    assert worst() < 1e-4
+    # Negative control: a table of more places than the text has.
+    monkeypatch.setattr("specdec_hf.heads.pairs.draft.ROPES_BY_LENGTH", ())
+    assert worst() > 1e-3
+
+
+def test_in_16_bits_the_angles_of_a_head_are_those_of_its_training():
+    target = hf_models.build("llama")
+    head = head_for(target)
+    placed = Eagle3Drafter(head)._head.on(target.bfloat16())
+    places = torch.tensor([[1, 100, 3000]])
+    for mine, exact in zip(placed.turns(places), head.turns(places), strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert torch.equal(mine, exact.bfloat16())
+
+
+# A head and its target.
 
 
 def test_hidden_states_are_returned_as_without_a_head():
@@ -103,107 +370,10 @@ def test_a_head_drafts_in_the_dtype_of_its_target_and_stays_as_it_is():
     target = hf_models.build("llama", vocab_size=7).to(torch.bfloat16)
     head = head_for(hf_models.build("llama", vocab_size=7))
     before = {name: x.clone() for name, x in head.state_dict().items()}
-    for kind in DRAFTERS:
+    for kind in (Eagle3Drafter, Eagle3ChainDrafter):
         out = hf_models.decode(target, (9, 4), drafter=kind(head), max_new_tokens=8)
         assert out.stats.drafted > 0
     assert all(torch.equal(x, before[name]) for name, x in head.state_dict().items())
-
-
-def test_in_16_bits_the_angles_of_a_head_are_those_of_its_training():
-    target = hf_models.build("llama")
-    head = head_for(target)
-    placed = Eagle3Drafter(head)._head.on(target.bfloat16())
-    places = torch.tensor([[1, 100, 3000]])
-    for mine, exact in zip(placed.turns(places), head.turns(places), strict=True):
-        assert mine.dtype == torch.bfloat16
-        assert torch.equal(mine, exact.bfloat16())
-
-
-@pytest.mark.parametrize(
-    "kind", ["eagle3", "eagle3_chain", "medusa", "blockwise", "exit_head", "pass_head"]
-)
-def test_other_heads_and_targets_are_refused(kind, tmp_path):
-    with pytest.raises(TypeError, match=r"head must be .* or the folder of such a head, got int"):
-        class_of(kind)(3)
-    made = drafter_cases.NAMED[kind](hf_models.tiny("llama"), tmp_path)
-    with pytest.raises(ValueError, match="trained for a model with a vocabulary of 67, got 9"):
-        hf_models.decode(hf_models.build("llama", vocab_size=9), drafter=made)
-
-
-@pytest.mark.parametrize("kind", ["longrope", pytest.param("dynamic", marks=pytest.mark.full)])
-def test_angles_that_depend_on_the_longest_text_are_those_of_the_text(kind, monkeypatch):
-    """A table for places beyond the text would turn all of them by other angles."""
-    target = hf_models.build("llama", layers=4)
-    half = target.config.hidden_size // target.config.num_attention_heads // 2
-    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
-    if kind == "longrope":
-        rope |= {
-            "short_factor": [1.0] * half, "long_factor": [8.0] * half,
-            "original_max_position_embeddings": 64,
-        }  # fmt: skip
-    shaped = copy.deepcopy(target)
-    shaped.config.rope_parameters = rope
-    shaped.config.max_position_embeddings = 64
-    head = head_for(shaped, noise=0.05).requires_grad_(False)
-    assert largest_difference(target, head) < 1e-4
-    # Negative control: a table of more places than the text has.
-    monkeypatch.setattr("specdec_hf.heads.pairs.draft.ROPES_BY_LENGTH", ())
-    assert largest_difference(target, head) > 1e-3
-
-
-@pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
-def test_the_code_of_the_page_runs(tmp_path, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    model, inputs = hf_models.build("llama", vocab_size=7), hf_models.prompts((9, 12), vocab_size=7)
-    names = {"model": model, "inputs": inputs, "folder": head_folder(model, tmp_path)}
-    for block in blocks:
-        exec(block, names)
-    want = model.generate(**inputs, max_new_tokens=16, do_sample=False).tolist()
-    assert names["text"].tolist() == names["out"].sequences.tolist() == want
-    assert float(capsys.readouterr().out) > 1
-
-
-# The copy of a head that drafts for a target, which all default calls share.
-
-
-def with_a_head(folder):
-    """A model with a head beside it."""
-    model = hf_models.build("llama", vocab_size=11)
-    model.config._name_or_path = str(folder)
-    save_head(head_for(model, noise=0.1), folder / HEAD_FOLDER, torch.float32)
-    return model
-
-
-def run(target, **settings):
-    return hf_models.decode(target, drafter="auto", **settings)
-
-
-def test_reading_the_head_draws_no_random_numbers(tmp_path):
-    """The first call reads it, and then draws its seeds."""
-    target, seeds = with_a_head(tmp_path), []
-    for _ in range(2):
-        torch.manual_seed(3)
-        seeds.append(run(target, do_sample=True).stats.seeds)
-    assert seeds[0] == seeds[1]
-
-
-def test_the_second_call_compiles_no_head(tmp_path, monkeypatch):
-    target = with_a_head(tmp_path)
-    run_layers_as_they_are(monkeypatch)
-    monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
-    first, second = (run(target, compile=True).stats.compiled.drafts[0] for _ in range(2))
-    assert first.seconds > 0
-    assert second.seconds == 0
-
-
-def test_the_copy_dies_with_its_target(tmp_path):
-    model = with_a_head(tmp_path)
-    run(model)
-    copied = weakref.ref(AutoDrafter()._find(model)[0].on(model))
-    assert copied() is not None
-    del model
-    gc.collect()
-    assert copied() is None
 
 
 @pytest.mark.parametrize(
@@ -225,3 +395,53 @@ def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
     again, fresh = (hf_models.decode(target, drafter=one) for one in (drafter, Eagle3Drafter(head)))
     assert before.stats.drafted > 0
     assert hf_models.outcome(again) == hf_models.outcome(fresh)
+
+
+@pytest.fixture
+def with_head(tmp_path):
+    """A model with a head beside it, whose copy all default calls share."""
+    model = hf_models.build("llama", vocab_size=11)
+    model.config._name_or_path = str(tmp_path)
+    save_head(head_for(model, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
+    return model
+
+
+def test_reading_the_head_draws_no_random_numbers(with_head):
+    """The first call reads it, and then draws its seeds."""
+    seeds = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        seeds.append(hf_models.decode(with_head, drafter="auto", do_sample=True).stats.seeds)
+    assert seeds[0] == seeds[1]
+
+
+def test_the_second_call_compiles_no_head(with_head, monkeypatch):
+    run_layers_as_they_are(monkeypatch)
+    monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
+    for first in (True, False):
+        out = hf_models.decode(with_head, drafter="auto", compile=True)
+        assert (out.stats.compiled.drafts[0].seconds > 0) == first
+
+
+def test_the_copy_dies_with_its_target(tmp_path):
+    model = hf_models.build("llama", vocab_size=11)
+    model.config._name_or_path = str(tmp_path)
+    save_head(head_for(model), tmp_path / HEAD_FOLDER, torch.float32)
+    hf_models.decode(model, drafter="auto")
+    copied = weakref.ref(AutoDrafter()._find(model)[0].on(model))
+    assert copied() is not None
+    del model
+    gc.collect()
+    assert copied() is None
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
+def test_the_code_of_the_page_runs(tmp_path, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    model, inputs = hf_models.build("llama", vocab_size=7), hf_models.prompts((9, 12), vocab_size=7)
+    names = {"model": model, "inputs": inputs, "folder": head_folder(model, tmp_path)}
+    for block in blocks:
+        exec(block, names)
+    want = model.generate(**inputs, max_new_tokens=16, do_sample=False).tolist()
+    assert names["text"].tolist() == names["out"].sequences.tolist() == want
+    assert float(capsys.readouterr().out) > 1

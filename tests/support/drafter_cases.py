@@ -27,7 +27,7 @@ from specdec_hf import (
     from_candidate_generator,
 )
 from specdec_hf.drafters.ngram import RandomDrafter
-from support import block_heads, hf_models
+from support import hf_models
 from support.drafter_proof import GAMMA
 from support.heads import (
     blockwise_folder,
@@ -39,6 +39,7 @@ from support.heads import (
     pass_folder,
 )
 from support.letters import letters, letters_of, pairs
+from support.published_heads import dflash, peagle
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 # Makes the drafter of a call for a target, with a folder for files.
@@ -124,8 +125,8 @@ NAMED: dict[str, Make] = {
     "eagle3": lambda target, folder: f"eagle3:{head_folder(target, folder)}",
     "eagle": lambda target, folder: f"eagle:{eagle_folder(target, folder)}",
     "eagle_chain": lambda target, folder: f"eagle_chain:{eagle_folder(target, folder)}",
-    "peagle": lambda target, folder: f"peagle:{block_heads.peagle(target, folder / 'peagle')}",
-    "dflash": lambda target, folder: f"dflash:{block_heads.dflash(target, folder / 'dflash')}",
+    "peagle": lambda target, folder: f"peagle:{peagle(target, folder / 'peagle')}",
+    "dflash": lambda target, folder: f"dflash:{dflash(target, folder / 'dflash')}",
     "mtp": lambda target, folder: MtpDrafter(mtp_head(target)),
     "mtp_tree": lambda target, folder: MtpTreeDrafter(mtp_head(target)),
     "medusa": lambda target, folder: f"medusa:{medusa_folder(target, folder)}",

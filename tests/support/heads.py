@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +64,6 @@ def eagle_head(target: Any) -> EagleHead:
     return head.eval()
 
 
-def eagle_folder(target: Any, folder: Path) -> Path:
-    """The folder of such a head."""
-    save_eagle(eagle_head(target), folder / "eagle", torch.float32)
-    return folder / "eagle"
-
-
-def head_folder(target: Any, folder: Path) -> Path:
-    """The folder of such a head."""
-    path = folder / "head"
-    save_head(head_for(target), path, torch.float32)
-    return path
-
-
 def parallel_heads(kind: type[Any], target: Any, tokens: Any = None, inner: int = 2) -> Any:
     """Three heads of random weights, for all tokens but the last or for those that are given."""
     if tokens is None:
@@ -90,18 +78,6 @@ def parallel_heads(kind: type[Any], target: Any, tokens: Any = None, inner: int 
     return head.eval()
 
 
-def medusa_folder(target: Any, folder: Path) -> Path:
-    """The folder of Medusa heads."""
-    save_medusa(parallel_heads(MedusaHeads, target), folder / "medusa", torch.float32)
-    return folder / "medusa"
-
-
-def blockwise_folder(target: Any, folder: Path) -> Path:
-    """The folder of blockwise heads."""
-    save_blockwise(parallel_heads(BlockwiseHeads, target), folder / "blockwise", torch.float32)
-    return folder / "blockwise"
-
-
 def exit_head(target: Any) -> ExitHead:
     """An exit after the first layer, of weights that are near those of none."""
     head = ExitHead(ExitConfig.for_target(target, 1))
@@ -111,12 +87,6 @@ def exit_head(target: Any) -> ExitHead:
         head.projection.weight.add_(0.05 * torch.randn(32, 32, generator=generator))
         head.norm.weight.add_(0.3 * torch.randn(32, generator=generator))
     return head.eval()
-
-
-def exit_folder(target: Any, folder: Path) -> Path:
-    """The folder of such a head."""
-    save_exit(exit_head(target), folder / "exit", torch.float32)
-    return folder / "exit"
 
 
 def pass_head(target: Any, size: int = 3) -> PassHead:
@@ -129,10 +99,27 @@ def pass_head(target: Any, size: int = 3) -> PassHead:
     return head.eval()
 
 
-def pass_folder(target: Any, folder: Path) -> Path:
-    """The folder of some."""
-    save_pass(pass_head(target), folder / "pass", torch.float32)
-    return folder / "pass"
+# How a head is made and written, by the name of its drafter.
+MADE: dict[str, tuple[Callable[[Any], Any], Callable[..., None]]] = {
+    "eagle3": (head_for, save_head),
+    "eagle": (eagle_head, save_eagle),
+    "medusa": (partial(parallel_heads, MedusaHeads), save_medusa),
+    "blockwise": (partial(parallel_heads, BlockwiseHeads), save_blockwise),
+    "exit_head": (exit_head, save_exit),
+    "pass_head": (pass_head, save_pass),
+}
+
+
+def folder_of(kind: str, target: Any, folder: Path) -> Path:
+    """The folder of such a head for a target."""
+    make, save = MADE[kind]
+    save(make(target), folder / kind, torch.float32)
+    return folder / kind
+
+
+head_folder, eagle_folder, medusa_folder, blockwise_folder, exit_folder, pass_folder = (
+    partial(folder_of, kind) for kind in MADE
+)
 
 
 def mtp_head(target: Any, layers: int = 1) -> MtpHead:
@@ -189,38 +176,28 @@ def text_batch(target: Any, layers: Sequence[int], tokens: list[int]) -> Batch:
 def expected_logits(
     target: Any, head: Eagle3Head, tokens: list[int], drafts: list[int]
 ) -> torch.Tensor:
-    """Logits [draft vocabulary] of the draft that follows a text and some drafts.
-
-    Args:
-        target: the target.
-        head: the head.
-        tokens: committed ones, the pending one included.
-        drafts: tokens of the path from the pending one down.
-    """
-    ids = torch.tensor([tokens])
-    states = target(ids[:, :-1], output_hidden_states=True).hidden_states
-    features = torch.cat([states[layer] for layer in head.config.layers], dim=-1)
-    size = len(tokens) + len(drafts)
-    whole = torch.tensor([[*tokens, *drafts]])
-    features = torch.nn.functional.pad(features, (0, 0, 0, size - features.shape[1]))
-    batch = Batch(
-        whole, target.get_input_embeddings()(whole), features, features,
-        torch.tensor([size]), torch.tensor([0]),
-    )  # fmt: skip
+    """Logits [draft vocabulary] of the draft after a text and some drafts, as it is trained."""
+    batch = text_batch(target, head.config.layers, [*tokens, *drafts])
+    batch.features[:, len(tokens) - 1 :] = 0  # of tokens that the target has not read
     *_, logits = unroll(head, batch, len(drafts) + 1)
     return logits[0, len(tokens) - 2]
 
 
 def differences(
-    rounds: Sequence[tuple[list[list[int]], Any]], logits_of: Callable[[list[int], list[int]], Any]
+    rounds: Sequence[tuple[list[list[int]], Any]],
+    logits_of: Callable[[list[int], list[int]], Any],
+    ranks: Sequence[int] = (),
 ) -> list[tuple[float, int]]:
     """How far what drafts say of their tokens is from what it must be.
 
-    That is the logits of a chain, and the scores of a tree, which are log-probabilities of paths.
+    That is the logits of a chain, by the largest of them, and the scores of a tree, which are
+    log-probabilities of paths.
+    A draft with neither has tokens of given ranks: another one is infinitely far.
 
     Args:
         rounds: as `rounds_of` gives them.
         logits_of: logits [V] of the draft that follows a text and some drafts.
+        ranks: of each node, where drafts have no scores.
 
     Returns:
         Of each token the difference, and how many drafts are above it.
@@ -238,15 +215,21 @@ def differences(
                 path, score = paths[above]
                 if above not in rows:
                     rows[above] = logits_of(text, path)
-                score += float(rows[above].log_softmax(-1)[token])
+                row = rows[above]
+                score += float(row.log_softmax(-1)[token])
                 paths[n] = [*path, token], score
-                if draft.parents is None:
-                    pair = draft.distribution.logits[b, n], rows[above]
-                    assert pair[0].isneginf().equal(pair[1].isneginf())
-                    difference = (pair[0] - pair[1])[pair[1].isfinite()].abs().max()
+                if draft.distribution is not None:
+                    own = draft.distribution.logits[b, n].to(row)
+                    assert own.isneginf().equal(row.isneginf())
+                    known = row[row.isfinite()]
+                    far = (own[row.isfinite()] - known).abs().max()
+                    difference = float(far / known.abs().max().clamp(min=1))
+                elif draft.scores is not None:
+                    difference = abs(float(draft.scores[b, n]) - score) / max(1, -score)
                 else:
-                    difference = abs(float(draft.scores[b, n]) - score)
-                found.append((float(difference), len(path)))
+                    right = token == int(row.sort(descending=True).indices[ranks[n]])
+                    difference = 0.0 if right else torch.inf
+                found.append((difference, len(path)))
     return found
 
 

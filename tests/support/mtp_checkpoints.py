@@ -6,11 +6,12 @@ texts, without a cache, as Transformers defines them.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,19 +19,11 @@ from support.hf_models import PAD, VOCAB
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    DeepseekV3Config,
     DeepseekV3ForCausalLM,
-    Glm4MoeConfig,
     Glm4MoeForCausalLM,
-    Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
-    Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
-from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 COMMON = {
     "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
@@ -39,54 +32,41 @@ COMMON = {
     "initializer_range": 0.3,
 }  # fmt: skip
 EXPERTS = 4
+APPENDED = {"enorm": "enorm", "hnorm": "hnorm", "join": "eh_proj", "norm": "shared_head.norm"}
 
 
-@dataclass(frozen=True)
-class Family:
-    """A model type: its classes, its own fields, and how it names what a layer is made of."""
+class Family(NamedTuple):
+    """A model type: its class, its own fields, and how it names what a layer is made of."""
 
-    config: Any
     model: Any
-    layer: Any
     fields: dict[str, Any]
-    prefix: str
-    inside: str
-    names: dict[str, str]
+    prefix: str = "model.layers.{}."
+    inside: str = ""
+    names: dict[str, str] = APPENDED
 
     def prefix_of(self, layer: int) -> str:
         """Of the names of layer ``layer``, counted from 0."""
         return self.prefix.format(COMMON["num_hidden_layers"] + layer)
 
 
-APPENDED = {"enorm": "enorm", "hnorm": "hnorm", "join": "eh_proj", "norm": "shared_head.norm"}
+LATENT = {
+    "num_key_value_heads": 4, "n_routed_experts": EXPERTS, "kv_lora_rank": 8, "q_lora_rank": 12,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
+}  # fmt: skip
 FAMILIES = {
     "deepseek_v3": Family(
-        DeepseekV3Config, DeepseekV3ForCausalLM, DeepseekV3DecoderLayer,
-        {
-            "num_key_value_heads": 4, "n_routed_experts": EXPERTS, "n_group": 2, "topk_group": 1,
-            "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
-            "v_head_dim": 5, "first_k_dense_replace": 1,
-        },
-        "model.layers.{}.", "", APPENDED,
+        DeepseekV3ForCausalLM, {**LATENT, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
     ),
     "glm4_moe": Family(
-        Glm4MoeConfig, Glm4MoeForCausalLM, Glm4MoeDecoderLayer,
+        Glm4MoeForCausalLM,
         {
             "num_key_value_heads": 2, "head_dim": 8, "n_routed_experts": EXPERTS,
             "first_k_dense_replace": 1, "use_qk_norm": True,
         },
-        "model.layers.{}.", "", APPENDED,
     ),
-    "glm4_moe_lite": Family(
-        Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, Glm4MoeLiteDecoderLayer,
-        {
-            "num_key_value_heads": 4, "n_routed_experts": EXPERTS, "kv_lora_rank": 8,
-            "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
-        },
-        "model.layers.{}.", "", APPENDED,
-    ),
+    "glm4_moe_lite": Family(Glm4MoeLiteForCausalLM, LATENT),
     "qwen3_next": Family(
-        Qwen3NextConfig, Qwen3NextForCausalLM, Qwen3NextDecoderLayer,
+        Qwen3NextForCausalLM,
         {
             "num_key_value_heads": 2, "head_dim": 16, "num_experts": EXPERTS,
             "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
@@ -132,16 +112,15 @@ def target_of(name: str, **fields: Any) -> Any:
     family = FAMILIES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return family.model(family.config(**{**COMMON, **family.fields, **fields})).eval()
+        config = family.model.config_class(**{**COMMON, **family.fields, **fields})
+        return family.model(config).eval()
 
 
 def layers_of(target: Any, count: int = 1) -> list[Layer]:
     """Random layers for a target, which choose experts by a bias, too."""
-    config, name = target.config, target.config.model_type
-    if name == "qwen3_next":
-        config = FAMILIES[name].config(
-            **{**COMMON, **FAMILIES[name].fields, "layer_types": ["full_attention"] * 2}
-        )
+    config, zero_centred = copy.deepcopy(target.config), target.config.model_type == "qwen3_next"
+    if zero_centred:
+        config.layer_types = ["full_attention"] * 2
     config._attn_implementation = "sdpa"
     number, size, made = config.num_hidden_layers, config.hidden_size, []
     generator = torch.Generator().manual_seed(7)
@@ -150,8 +129,7 @@ def layers_of(target: Any, count: int = 1) -> list[Layer]:
         return torch.randn(shape, generator=generator)
 
     for _ in range(count):
-        decoder = FAMILIES[name].layer(config, number - 1).eval()
-        zero_centred = name == "qwen3_next"
+        decoder = type(target.get_decoder().layers[-1])(config, number - 1).eval()
         with torch.no_grad():
             for weight in decoder.parameters():
                 scale = 0.2 if weight.ndim == 1 else 0.6 * weight.shape[-1] ** -0.5

@@ -1,72 +1,74 @@
-"""Heads of random weights in the layouts of their publishers, and what they compute.
+"""Heads of random weights in the layouts of their publishers, and what heads draft, in float64.
 
-The names and fields are those of published checkpoints; nothing here uses the library's own heads.
+Names and fields are those of published checkpoints and of version 0.9 of the library speculators.
+Nothing here uses this library's own heads: `Reference` follows the papers, text by text.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn import functional
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaDecoderLayer,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from torch.nn.functional import silu
 
-TOKENS = tuple(range(3, 40))  # of the target, which the head can draft
+DRAFTS = 4  # of a pass of P-EAGLE and DFlash
+SIZE, INNER, HEADS, SHARED, WIDTH = 32, 40, 8, 2, 6
+TOKENS = tuple(range(3, 40))  # of the target, which an EAGLE-3 head can draft
 FREQUENCIES = "layers.0.self_attn.rotary_emb.inv_freq"  # readers make them from the config
-MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+WEIGHTS, MEDUSA_WEIGHTS = "model.safetensors", "medusa_lm_head.safetensors"
+SLIDING = {"types": ("sliding_attention", "full_attention"), "window": 3}
+AUX, EAGLE_AUX = "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids"
+Tensors = dict[str, torch.Tensor]
 
 
-def layer_fields(target: Any) -> dict[str, Any]:
+def _layer_fields(target: Any, **more: Any) -> dict[str, Any]:
     """The fields of the decoder layer in config.json, which differ from the target's."""
     return {
-        "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 40, "model_type": "llama",
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6, "rms_norm_eps": 1e-5,
-        "num_hidden_layers": 1, "max_position_embeddings": 512, "rope_theta": 700.0,
-        "rope_scaling": None, "vocab_size": target.config.vocab_size, "attention_bias": False,
-        "tie_word_embeddings": False, "pad_token_id": 0,
-    }  # fmt: skip
+        "model_type": "llama", "hidden_act": "silu", "hidden_size": SIZE,
+        "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": SHARED,
+        "head_dim": WIDTH, "rms_norm_eps": 1e-5, "num_hidden_layers": 1, "rope_theta": 700.0,
+        "rope_scaling": None, "max_position_embeddings": 512, "attention_bias": False,
+        "vocab_size": target.config.vocab_size, "tie_word_embeddings": False,
+    } | more  # fmt: skip
 
 
-def random_tensors(target: Any, layer: str = "midlayer", seed: int = 3) -> dict[str, torch.Tensor]:
-    """Tensors by their published names, with an output matrix and without embeddings."""
-    fields, generator = layer_fields(target), torch.Generator().manual_seed(seed)
-    size, inner, head = fields["hidden_size"], fields["intermediate_size"], fields["head_dim"]
-    queries, keys = fields["num_attention_heads"] * head, fields["num_key_value_heads"] * head
-    shapes = {
-        "fc.weight": (size, 3 * target.config.hidden_size), "norm.weight": (size,),
-        f"{layer}.self_attn.q_proj.weight": (queries, 2 * size),
-        f"{layer}.self_attn.k_proj.weight": (keys, 2 * size),
-        f"{layer}.self_attn.v_proj.weight": (keys, 2 * size),
-        f"{layer}.self_attn.o_proj.weight": (size, queries),
-        f"{layer}.mlp.gate_proj.weight": (inner, size),
-        f"{layer}.mlp.up_proj.weight": (inner, size),
-        f"{layer}.mlp.down_proj.weight": (size, inner),
-        f"{layer}.hidden_norm.weight": (size,), f"{layer}.input_layernorm.weight": (size,),
-        f"{layer}.post_attention_layernorm.weight": (size,), "lm_head.weight": (len(TOKENS), size),
-    }  # fmt: skip
-    tensors = {
+def _random(shapes: dict[str, tuple[int, ...]]) -> Tensors:
+    generator = torch.Generator().manual_seed(3)
+    return {
         name: 0.3 * torch.randn(shape, generator=generator) + (len(shape) == 1)
         for name, shape in shapes.items()
     }
+
+
+def _layer(name: str, inner: dict[str, Any], *, joined: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of a decoder layer that reads one state, or an embedding joined with one."""
+    width = 2 * SIZE if joined else SIZE
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (HEADS * WIDTH, width), "self_attn.k_proj": (SHARED * WIDTH, width),
+        "self_attn.v_proj": (SHARED * WIDTH, width), "self_attn.o_proj": (SIZE, HEADS * WIDTH),
+        "mlp.gate_proj": (INNER, SIZE), "mlp.up_proj": (INNER, SIZE),
+        "mlp.down_proj": (SIZE, INNER), "input_layernorm": (SIZE,),
+        "post_attention_layernorm": (SIZE,),
+    }  # fmt: skip
+    if joined:
+        shapes["hidden_norm"] = (SIZE,)
+    if inner["model_type"] == "qwen3":
+        shapes |= {f"self_attn.{x}_norm": (WIDTH,) for x in "qk"}
+    return {f"{name}.{part}.weight": shape for part, shape in shapes.items()}
+
+
+def _vocabulary(target: Any, tokens: Sequence[int]) -> Tensors:
     known = torch.zeros(target.config.vocab_size, dtype=torch.bool)
-    known[list(TOKENS)] = True
-    return tensors | {"d2t": torch.tensor(TOKENS) - torch.arange(len(TOKENS)), "t2d": known}
+    known[list(tokens)] = True
+    return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": known}
 
 
-def write(
-    folder: Path,
-    config: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
-    name: str = "model.safetensors",
-) -> Path:
+def _write(folder: Path, config: dict[str, Any], tensors: Tensors, name: str = WEIGHTS) -> Path:
     """A folder as it is downloaded."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -74,155 +76,362 @@ def write(
     return folder
 
 
+def _eagle3_tensors(target: Any, layer: str) -> Tensors:
+    shapes = {
+        "fc.weight": (SIZE, 3 * target.config.hidden_size), "norm.weight": (SIZE,),
+        "lm_head.weight": (len(TOKENS), SIZE),
+    }  # fmt: skip
+    shapes |= _layer(layer, _layer_fields(target), joined=True)
+    return _random(shapes) | _vocabulary(target, TOKENS)
+
+
 def authors(target: Any, folder: Path, **fields: Any) -> Path:
-    """As the authors publish heads: the layers that they read go without saying."""
+    """An EAGLE-3 head of its authors: the layers that it reads go without saying."""
     config = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": len(TOKENS)}
-    return write(folder, config | layer_fields(target) | fields, random_tensors(target))
+    config |= _layer_fields(target) | fields
+    return _write(folder, config, _eagle3_tensors(target, "midlayer"))
 
 
 def specforge(target: Any, folder: Path) -> Path:
-    """As SpecForge writes them: layer n means the state after layer n, counted from 0."""
-    layers = {"eagle_aux_hidden_state_layer_ids": [0, 2, 3], "use_aux_hidden_state": True}
+    """As SpecForge writes it: layer n means the state after layer n, counted from 0."""
+    layers = {EAGLE_AUX: [0, 2, 3], "use_aux_hidden_state": True}
     return authors(
         target, folder, architectures=["LlamaForCausalLMEagle3"], eagle_config=layers,
         target_hidden_size=target.config.hidden_size,
     )  # fmt: skip
 
 
-def speculators(target: Any, folder: Path, **fields: Any) -> Path:
-    """As vLLM's library does: nested, with embeddings, and n is the state before layer n."""
-    config = {
-        "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
-        "speculators_version": "0.5.0", "draft_vocab_size": len(TOKENS),
-        "norm_before_residual": True, "norm_before_fc": False, "fc_norm": False,
-        "norm_output": False, "target_hidden_size": None, "embed_requires_grad": False,
-        "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
-        "transformer_layer_config": layer_fields(target),
+def _speculators_config(kind: str, inner: dict[str, Any], drafts: int) -> dict[str, Any]:
+    """A config.json of the library speculators, with the decoder layers inside."""
+    greedy = {"proposal_type": "greedy", "speculative_tokens": drafts}
+    return {
+        "speculators_model_type": kind, "speculators_version": "0.9.0",
+        "tie_word_embeddings": False, "transformer_layer_config": inner,
         "speculators_config": {
-            "algorithm": "eagle3", "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "target"},
+            "algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [greedy],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": None},
         },
+    }  # fmt: skip
+
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def speculators(target: Any, folder: Path, **fields: Any) -> Path:
+    """As vLLM's library writes it: with embeddings, and n is the state before layer n."""
+    config = _speculators_config("eagle3", _layer_fields(target), 3)
+    config |= dict.fromkeys(FLAGS, False) | {
+        "architectures": ["Eagle3Speculator"], "draft_vocab_size": len(TOKENS),
+        "norm_before_residual": True, "target_hidden_size": None, "embed_requires_grad": False,
+        EAGLE_AUX: [1, 3, 4],
     } | fields  # fmt: skip
-    tensors = random_tensors(target, "layers.0")
-    rows = target.get_input_embeddings().weight.detach()
-    return write(folder, config, tensors | {"embed_tokens.weight": rows.flip(0).contiguous()})
+    rows = target.get_input_embeddings().weight.detach().flip(0).contiguous()
+    tensors = _eagle3_tensors(target, "layers.0")
+    return _write(folder, config, tensors | {"embed_tokens.weight": rows})
 
 
 def eagle(target: Any, folder: Path, **fields: Any) -> Path:
-    """As the authors of the first EAGLE do, with embeddings and the frequencies of angles."""
-    config = layer_fields(target) | {"architectures": ["LlamaForCausalLM"]} | fields
-    size, rows = config["hidden_size"], target.get_input_embeddings().weight.detach()
-    wide = random_tensors(target, "layers.0")
-    unused = ("fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d")
-    norms = ("layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight")
-    tensors = {name: x for name, x in wide.items() if name not in unused + norms}
-    generator = torch.Generator().manual_seed(5)
-    for x in "qkv":
-        name = f"layers.0.self_attn.{x}_proj"
-        tensors[f"{name}.weight"] = wide[f"{name}.weight"][:, :size].contiguous()
-        if config.get("qkv_bias"):
-            tensors[f"{name}.bias"] = torch.randn(len(wide[f"{name}.weight"]), generator=generator)
-    tensors["fc.weight"] = 0.3 * torch.randn(size, 2 * size, generator=generator)
+    """A head of the first EAGLE, with embeddings and the frequencies of angles."""
+    config = _layer_fields(target) | {"architectures": ["LlamaForCausalLM"]} | fields
+    shapes = {"fc.weight": (SIZE, 2 * SIZE), **_layer("layers.0", config, joined=False)}
+    del shapes["layers.0.input_layernorm.weight"]
     if config.get("bias", True):
-        tensors["fc.bias"] = torch.randn(size, generator=generator)
-    tensors["embed_tokens.weight"] = rows.flip(0).contiguous()
-    tensors[FREQUENCIES] = torch.ones(config["head_dim"] // 2)
-    return write(folder, config, tensors)
-
-
-@torch.no_grad()
-def expected_eagle_states(
-    target: Any, folder: Path, embeddings: torch.Tensor, features: torch.Tensor
-) -> torch.Tensor:
-    """Hidden states [1, n, H] after pairs, by Transformers' own layer without its first norm."""
-    given = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    config = LlamaConfig.from_dict(given)
-    config.attention_bias = given.get("qkv_bias", False)
-    config._attn_implementation = "eager"
-    layer = LlamaDecoderLayer(config, 0).eval()
-    layer.input_layernorm = torch.nn.Identity()
-    if config.attention_bias:
-        layer.self_attn.o_proj.bias = None
-    name = "layers.0."
-    state = {k[len(name) :]: x for k, x in tensors.items() if k.startswith(name)}
-    del state[FREQUENCIES.removeprefix(name)]
-    layer.load_state_dict(state)
-    joined = functional.linear(
-        torch.cat([embeddings, features], -1), tensors["fc.weight"], tensors.get("fc.bias")
-    )
-    n = joined.shape[1]
-    turns = LlamaRotaryEmbedding(config)(joined, torch.arange(n)[None])
-    mask = torch.full((n, n), -torch.inf).triu(1)[None, None]
-    return layer(joined, attention_mask=mask, position_embeddings=turns)
+        shapes["fc.bias"] = (SIZE,)
+    if config.get("qkv_bias"):
+        for x in "qkv":
+            name = f"layers.0.self_attn.{x}_proj"
+            shapes[f"{name}.bias"] = shapes[f"{name}.weight"][:1]
+    rows = target.get_input_embeddings().weight.detach().flip(0).contiguous()
+    own = {"embed_tokens.weight": rows, FREQUENCIES: torch.ones(WIDTH // 2)}
+    return _write(folder, config, _random(shapes) | own)
 
 
 def medusa(target: Any, folder: Path, blocks: int = 1, own: bool = True) -> Path:
     """Four Medusa heads as their authors publish them, whose config counts two."""
-    size, generator = target.config.hidden_size, torch.Generator().manual_seed(4)
-    tensors = {}
+    size, shapes = target.config.hidden_size, {}
     for k in range(4):
         for block in range(blocks):
-            weight = torch.randn(size, size, generator=generator)
-            tensors[f"{k}.{block}.linear.weight"] = 0.1 * weight
-            tensors[f"{k}.{block}.linear.bias"] = 0.1 * weight[0]
+            shapes[f"{k}.{block}.linear.weight"] = (size, size)
+            shapes[f"{k}.{block}.linear.bias"] = (size,)
         if own:
-            rows = torch.randn(target.config.vocab_size, size, generator=generator)
-            tensors[f"{k}.{blocks}.weight"] = rows
+            shapes[f"{k}.{blocks}.weight"] = (target.config.vocab_size, size)
     config = {
         "base_model_name_or_path": "target", "medusa_num_heads": 2, "medusa_num_layers": blocks,
         "transformers_version": "4.31.0",
     }  # fmt: skip
-    return write(folder, config, tensors, MEDUSA_WEIGHTS)
+    return _write(folder, config, _random(shapes), MEDUSA_WEIGHTS)
 
 
-@torch.no_grad()
-def expected_logits(
-    tensors: dict[str, torch.Tensor],
-    embeddings: torch.Tensor,
-    features: torch.Tensor,
-    *,
-    layer: str = "midlayer",
-    norm_before_residual: bool = False,
-    **fields: Any,
-) -> torch.Tensor:
-    """Logits [1, n, draft vocabulary] of the first draft step.
+def _block(kind: str, target: Any, folder: Path, shapes: dict[str, Any], given: Any) -> Path:
+    """A head that drafts a block; fields of its decoder layers go inside."""
+    fields, vocab_size = dict(given), target.config.vocab_size
+    types, window = fields.pop("types", ("full_attention",) * 2), fields.pop("window", None)
+    draft = fields.pop("draft", vocab_size - 1)  # all tokens but the first
+    inner = _layer_fields(
+        target, model_type=fields.pop("model_type", "qwen3"), num_hidden_layers=len(types),
+        layer_types=list(types), sliding_window=window, use_sliding_window=window is not None,
+        rope_parameters={"rope_type": "default", "rope_theta": 700.0},
+    )  # fmt: skip
+    for name in ("rope_theta", "rope_scaling", "tie_word_embeddings"):
+        del inner[name]
+    config = _speculators_config(kind, inner, DRAFTS)
+    config |= {"draft_vocab_size": draft, "mask_token_id": vocab_size - 1} | fields
+    shapes |= {"norm.weight": (SIZE,), "fc.weight": (SIZE, 2 * SIZE)}
+    for n in range(len(types)):
+        shapes |= _layer(f"layers.{n}", inner, joined=kind == "peagle" and not n)
+    if draft < vocab_size:
+        shapes["lm_head.weight"] = (draft, SIZE)
+    tensors = _random(shapes)
+    if draft < vocab_size:
+        tensors |= _vocabulary(target, range(vocab_size - draft, vocab_size))
+    return _write(folder, config, tensors)
 
-    Args:
-        tensors: by published names.
-        embeddings: [1, n, H] of each pair's token.
-        features: [1, n, 3 E] of the token before it.
-        layer: name of the decoder layer.
-        norm_before_residual: the variant of config.json.
-        fields: those of `layer_fields`.
-    """
 
-    def weight(name: str) -> torch.Tensor:
-        return tensors[f"{layer}.{name}.weight"]
+def dflash(target: Any, folder: Path, **fields: Any) -> Path:
+    """A DFlash head of two layers."""
+    fields = {
+        "architectures": ["DFlashSpeculator"], AUX: [1, 0], "block_size": DRAFTS + 1,
+        "sample_from_anchor": False, "sliding_window_non_causal": False,
+    } | fields  # fmt: skip
+    return _block("dflash", target, folder, {"hidden_norm.weight": (SIZE,)}, fields)
 
-    def norm(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        return x * (x.pow(2).mean(-1, keepdim=True) + fields["rms_norm_eps"]).rsqrt() * by
 
-    hidden = features @ tensors["fc.weight"].T
-    normed = norm(hidden, weight("hidden_norm"))
-    both = torch.cat([norm(embeddings, weight("input_layernorm")), normed], dim=-1)
-    q, k, v = (
-        (both @ weight(f"self_attn.{x}_proj").T).unflatten(-1, (-1, fields["head_dim"]))
-        for x in "qkv"
-    )
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    places = torch.arange(hidden.shape[1])[None]
-    cosines, sines = LlamaRotaryEmbedding(LlamaConfig(**fields))(hidden, places)
-    q, k = apply_rotary_pos_emb(q, k, cosines, sines)
-    share = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-    scores = q @ k.transpose(2, 3) / fields["head_dim"] ** 0.5
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    attended = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
-    hidden = normed if norm_before_residual else hidden
-    hidden = hidden + attended.transpose(1, 2).flatten(2) @ weight("self_attn.o_proj").T
-    normed = norm(hidden, weight("post_attention_layernorm"))
-    gated = functional.silu(normed @ weight("mlp.gate_proj").T) * (normed @ weight("mlp.up_proj").T)
-    hidden = hidden + gated @ weight("mlp.down_proj").T
-    return norm(hidden, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
+def peagle(target: Any, folder: Path, **fields: Any) -> Path:
+    """A P-EAGLE head of two layers with embeddings of its own."""
+    fields = dict.fromkeys(FLAGS, False) | {
+        "architectures": ["PEagleSpeculator"], EAGLE_AUX: [1, 0], "embed_requires_grad": True,
+    } | fields  # fmt: skip
+    more: dict[str, tuple[int, ...]] = {
+        "mask_hidden": (1, 1, 2 * SIZE), "embed_tokens.weight": (target.config.vocab_size, SIZE),
+    }  # fmt: skip
+    more |= {"input_norm.weight": (2 * SIZE,)} if fields["norm_before_fc"] else {}
+    more |= {f"fc_norm.{k}.weight": (SIZE,) for k in range(2)} if fields["fc_norm"] else {}
+    return _block("peagle", target, folder, more, fields)
+
+
+# Published layouts: who writes a head, and other fields of config.json.
+LAYOUTS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "eagle3": (authors, {}),
+    "eagle3, SpecForge": (specforge, {}),
+    "eagle3, speculators": (speculators, {}),
+    "eagle": (eagle, {}),
+    "eagle, no bias": (eagle, {"bias": False}),
+    "eagle, biased queries": (eagle, {"qkv_bias": True}),
+    "medusa": (medusa, {}),
+    "medusa, two blocks": (medusa, {"blocks": 2}),
+    "medusa, the target's output": (medusa, {"blocks": 2, "own": False}),
+    "dflash": (dflash, {}),
+    "dflash, windows": (dflash, SLIDING),
+    "dflash, windows both ways": (dflash, SLIDING | {"sliding_window_non_causal": True}),
+    "dflash, from the anchor": (
+        dflash, {"sample_from_anchor": True, "block_size": DRAFTS, "draft": 67},
+    ),
+    "peagle": (peagle, {"draft": 67}),
+    "peagle, one Llama layer": (peagle, {"types": ("full_attention",), "model_type": "llama"}),
+    "peagle, windows": (peagle, SLIDING | {"norm_before_residual": True}),
+    "peagle, features normalised": (peagle, {"norm_before_fc": True}),
+    "peagle, each layer's normalised": (peagle, {"fc_norm": True, "model_type": "llama"}),
+}  # fmt: skip
+
+
+def publish(name: str, target: Any, folder: Path) -> Path:
+    """A folder of a layout of the table."""
+    write, fields = LAYOUTS[name]
+    return write(target, folder, **fields)
+
+
+class Reference:
+    """What a head of a folder drafts after a text and after earlier drafts."""
+
+    def __init__(self, kind: str, target: Any, folder: Path) -> None:
+        self.kind, self.target = kind, target
+        self.config = json.loads((folder / "config.json").read_text())
+        self.inner = self.config.get("transformer_layer_config", self.config)
+        (file,) = folder.glob("*.safetensors")
+        self.tensors = {
+            name.replace("midlayer", "layers.0"): x.double() if x.is_floating_point() else x
+            for name, x in load_file(file).items()
+        }
+        rows = target.get_input_embeddings().weight.detach()
+        self.embeddings = self.tensors.get("embed_tokens.weight", rows).double()
+        d2t = self.tensors.get("d2t", torch.zeros(len(rows), dtype=torch.int64))
+        self.tokens = torch.arange(len(d2t)) + d2t
+        output = target.get_output_embeddings().weight.detach()[self.tokens]
+        self.output = self.tensors.get("lm_head.weight", output).double()
+        self.block = functools.cache(getattr(self, kind))
+
+    @torch.no_grad()
+    def logits(self, text: Sequence[int], drafts: Sequence[int]) -> torch.Tensor:
+        """[V] of the draft after a text, whose last token the target has not read, and drafts."""
+        if self.kind in ("eagle", "eagle3", "exit_head"):
+            own = self.block(tuple(text), tuple(drafts))
+        else:
+            own = self.block(tuple(text))[len(drafts)]
+        row = torch.full((self.target.config.vocab_size,), -torch.inf, dtype=torch.float64)
+        row[self.tokens] = own
+        return row
+
+    def features(self, text: Sequence[int]) -> torch.Tensor:
+        """[n, layers * H] of the target at the tokens of a text but its last."""
+        ids = torch.tensor([text[:-1]])
+        states = self.target(ids, output_hidden_states=True).hidden_states
+        numbers = [-1]
+        if self.kind in ("eagle3", "dflash", "peagle"):
+            after = self.config.get("eagle_config", {}).get(EAGLE_AUX)
+            before = self.config.get(AUX if self.kind == "dflash" else EAGLE_AUX, (2, 4, 5))
+            numbers = before if after is None else [n + 1 for n in after]
+        return torch.cat([states[n][0] for n in numbers], dim=-1).double()
+
+    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        made = x @ self.tensors[f"{name}.weight"].T
+        return made + self.tensors.get(f"{name}.bias", 0)
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        scale = (x.pow(2).mean(-1, keepdim=True) + self.inner["rms_norm_eps"]).rsqrt()
+        return x * scale * self.tensors[f"{name}.weight"]
+
+    def project(self, x: torch.Tensor, n: int, one: str, places: Sequence[int]) -> torch.Tensor:
+        """Queries, keys or values [n, heads, D] of layer ``n``, turned by their places."""
+        name = f"layers.{n}.self_attn.{one}"
+        heads = self.linear(x, f"{name}_proj").unflatten(-1, (-1, self.inner["head_dim"]))
+        if one == "v":
+            return heads
+        if f"{name}_norm.weight" in self.tensors:
+            heads = self.norm(heads, f"{name}_norm")
+        width = heads.shape[-1]
+        theta = self.inner.get("rope_parameters", self.inner)["rope_theta"]
+        speeds = theta ** (-torch.arange(0, width, 2).double() / width)
+        angles = (torch.tensor(places).double()[:, None] * speeds)[:, None]
+        left, right = heads.chunk(2, dim=-1)
+        cosines, sines = angles.cos(), angles.sin()
+        return torch.cat([left * cosines - right * sines, right * cosines + left * sines], dim=-1)
+
+    def layer(
+        self, n: int, residual: torch.Tensor, qkv: Any, seen: Callable[[int, int], bool]
+    ) -> torch.Tensor:
+        """The output of a layer whose queries see the keys for which ``seen(query, key)``."""
+        q, k, v = qkv
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        hidden = torch.tensor([[not seen(i, j) for j in range(len(k))] for i in range(len(q))])
+        scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
+        shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        attended = torch.einsum("hij,jhd->ihd", shares, v).flatten(1)
+        state = residual + self.linear(attended, f"layers.{n}.self_attn.o_proj")
+        x, mlp = self.norm(state, f"layers.{n}.post_attention_layernorm"), f"layers.{n}.mlp"
+        gated = silu(self.linear(x, f"{mlp}.gate_proj")) * self.linear(x, f"{mlp}.up_proj")
+        return state + self.linear(gated, f"{mlp}.down_proj")
+
+    def joined(self, ids: Sequence[int], hidden: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """What the first layer of EAGLE-3 and P-EAGLE projects, and its residual."""
+        normed = self.norm(hidden, "layers.0.hidden_norm")
+        rows = self.norm(self.embeddings[ids], "layers.0.input_layernorm")
+        residual = normed if self.config.get("norm_before_residual") else hidden
+        return torch.cat([rows, normed], dim=-1), residual
+
+    def eagle3(self, text: Sequence[int], drafts: Sequence[int]) -> torch.Tensor:
+        """Each draft reads the state that the head gave before it."""
+        ids, hidden, own = [*text[1:], *drafts], self.features(text), self.kind == "eagle"
+        hidden = hidden if own else self.linear(hidden, "fc")
+        for size in range(len(text) - 1, len(ids) + 1):
+            if own:
+                both = torch.cat([self.embeddings[ids[:size]], hidden], dim=-1)
+                joined = residual = self.linear(both, "fc")
+            else:
+                joined, residual = self.joined(ids[:size], hidden)
+            qkv = [self.project(joined, 0, one, range(size)) for one in "qkv"]
+            state = self.layer(0, residual, qkv, lambda i, j: j <= i)[-1:]
+            hidden = torch.cat([hidden, state])
+        return (state if own else self.norm(state, "norm"))[0] @ self.output.T
+
+    eagle = eagle3
+
+    def medusa(self, text: Sequence[int]) -> torch.Tensor:
+        """[K, V] from the state before the pending token."""
+        rows, blocks = [], self.config["medusa_num_layers"]
+        while f"{len(rows)}.0.linear.weight" in self.tensors:
+            k = len(rows)
+            x = self.features(text)[-1]
+            for block in range(blocks):
+                x = x + silu(self.linear(x, f"{k}.{block}.linear"))
+            rows.append(self.tensors.get(f"{k}.{blocks}.weight", self.output) @ x)
+        return torch.stack(rows)
+
+    def blockwise(self, text: Sequence[int]) -> torch.Tensor:
+        """[K, draft vocabulary] from the same state."""
+        x = self.features(text)[-1]
+        added = self.linear(self.linear(x, "hidden").relu(), "output").unflatten(-1, (-1, len(x)))
+        return (x + added) @ self.output.T
+
+    def exit_head(self, text: Sequence[int], drafts: Sequence[int]) -> torch.Tensor:
+        """[V] from the state after the exit's layer, through the target's last norm."""
+        states = self.target(torch.tensor([[*text, *drafts]]), output_hidden_states=True)
+        x = states.hidden_states[self.config["layer"]][0, -1].double()
+        scale = (x.pow(2).mean() + self.target.config.rms_norm_eps).rsqrt()
+        x = self.tensors["projection.weight"] @ (x * scale * self.tensors["norm.weight"])
+        return self.target.lm_head(self.target.model.norm(x.float())).double()
+
+    def pass_head(self, text: Sequence[int]) -> torch.Tensor:
+        """[1 + L, V] of the target at the last token and at the embeddings, without a cache."""
+        given = self.target.get_input_embeddings()(torch.tensor([text]))
+        whole = torch.cat([given, self.tensors["embeddings"][None].float()], dim=1)
+        logits = self.target(inputs_embeds=whole, use_cache=False).logits
+        return logits[0, len(text) - 1 :].double()
+
+    def window(self, n: int) -> int:
+        """How far layer ``n`` sees, or more than any text has."""
+        sliding = self.inner["layer_types"][n] == "sliding_attention"
+        return self.inner["sliding_window"] if sliding else 10**6
+
+    def dflash(self, text: Sequence[int]) -> torch.Tensor:
+        """[drafts, draft vocabulary] of a block that sees the text and itself."""
+        before, block = len(text) - 1, self.config["block_size"]
+        injected = self.norm(self.linear(self.features(text), "fc"), "hidden_norm")
+        ids = [text[-1], *[self.config["mask_token_id"]] * (block - 1)]
+        hidden, places = self.embeddings[ids], range(before, before + block)
+        for n in range(self.inner["num_hidden_layers"]):
+            window, normed = self.window(n), self.norm(hidden, f"layers.{n}.input_layernorm")
+            causal = window < 10**6 and not self.config["sliding_window_non_causal"]
+            keys_and_values = [
+                torch.cat([
+                    self.project(injected, n, one, range(before)),
+                    self.project(normed, n, one, places),
+                ])
+                for one in "kv"
+            ]  # fmt: skip
+
+            def seen(i: int, j: int, window: int = window, causal: bool = causal) -> bool:
+                if j < before:
+                    return j >= before - window
+                return not causal or j - before <= i
+
+            queries = self.project(normed, n, "q", places)
+            hidden = self.layer(n, hidden, [queries, *keys_and_values], seen)
+        logits = self.norm(hidden, "norm") @ self.output.T
+        return logits if self.config["sample_from_anchor"] else logits[1:]
+
+    def peagle(self, text: Sequence[int]) -> torch.Tensor:
+        """[drafts, draft vocabulary] of the last pair and of the masks after it."""
+        pairs = len(text) - 1
+        features = torch.cat(
+            [self.features(text), self.tensors["mask_hidden"][0].expand(DRAFTS - 1, -1)]
+        )
+        if self.config["norm_before_fc"]:
+            features = self.norm(features, "input_norm")
+        if self.config["fc_norm"]:
+            halves = features.chunk(2, dim=-1)
+            features = torch.cat([self.norm(x, f"fc_norm.{k}") for k, x in enumerate(halves)], -1)
+        hidden = self.linear(features, "fc")
+        ids = [*text[1:], *[self.config["mask_token_id"]] * (DRAFTS - 1)]
+        for n in range(self.inner["num_hidden_layers"]):
+            if n:
+                joined = self.norm(hidden, f"layers.{n}.input_layernorm")
+            else:
+                joined, hidden = self.joined(ids, hidden)
+            qkv = [self.project(joined, n, one, range(len(ids))) for one in "qkv"]
+
+            def seen(i: int, j: int, window: int = self.window(n)) -> bool:
+                own = i >= pairs - 1 and j >= pairs - 1  # the last pair and the masks after it
+                return j <= i and (own or j > i - window)
+
+            hidden = self.layer(n, hidden, qkv, seen)
+        return self.norm(hidden[pairs - 1 :], "norm") @ self.output.T
