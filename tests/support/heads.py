@@ -20,7 +20,6 @@ from specdec_hf.heads.medusa import MedusaHeads, save_medusa
 from specdec_hf.heads.mtp.head import MtpBlock, MtpConfig, MtpHead
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
-from specdec_hf.lab.training.pipeline import Progress
 from specdec_hf.lab.training.unrolled import Batch, unroll
 from support import hf_models
 
@@ -231,26 +230,3 @@ def differences(
                     difference = 0.0 if right else torch.inf
                 found.append((difference, len(path)))
     return found
-
-
-TEXTS = ["the cat sat on the mat and ate. ", "a dog ran over the hill and away. "] * 14
-
-
-class Interrupted(Exception):
-    """A run was ended in the middle."""
-
-
-class Interrupting(Progress):
-    """Ends a run in the middle of a stage."""
-
-    now = ""
-
-    def __init__(self, stage: str, after: int) -> None:
-        self.at, self.after = stage, after
-
-    def stage(self, text: str, total: int) -> None:
-        self.now = text
-
-    def advance(self, done: int, text: str = "") -> None:
-        if self.now == self.at and done >= self.after:
-            raise Interrupted
