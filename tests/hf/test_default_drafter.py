@@ -29,19 +29,23 @@ from transformers import GenerationConfig, StoppingCriteriaList
 
 from bench.tiny_models.build import build
 
-NEW = 16
-LENGTHS = [(9,), (9, 4, 12)]
+ONE, RAGGED = (9,), (9, 4, 12)
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 5, "seed": 3}
+HOW = pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 CHAINS = "drafter 'auto' drafts chains with suffix_automaton: "
-SCHEDULE = "--num-assistant-tokens-schedule"
 NOTHING = "drafter 'auto' drafts nothing: "
+SCHEDULE = "--num-assistant-tokens-schedule"
 
 
-def run(model, lengths=(9,), **kwargs):
-    inputs = hf_models.prompts(lengths, vocab_size=11)
-    how = {"max_new_tokens": NEW, "guard": False, "return_dict_in_generate": True, **kwargs}
+def run(model, lengths=ONE, inputs=None, **kwargs):
+    inputs = inputs or hf_models.prompts(lengths, vocab_size=11)
+    how = {"max_new_tokens": 16, "guard": False, "return_dict_in_generate": True, **kwargs}
     return generate(model, **inputs, **how)
+
+
+def text_of(out):
+    return out.sequences.tolist()
 
 
 def choice_in(notes):
@@ -53,7 +57,7 @@ def test_the_default_of_every_entry_is_auto(model):
         assert inspect.signature(function).parameters["drafter"].default == AUTO
     assert DEFAULT_DRAFTERS == (AUTO,)
     assert run(model).stats.drafter == AUTO
-    inputs = hf_models.prompts((9,), vocab_size=11)
+    inputs = hf_models.prompts(ONE, vocab_size=11)
     kwargs = {"max_new_tokens": 3, "return_dict_in_generate": True}
     hooked = model.generate(**inputs, **kwargs, custom_generate=SpeculativeDecoder())
     _, streamed = run_stream(SpeculativeDecoder().stream(model, **inputs, **kwargs), lambda _: None)
@@ -61,129 +65,74 @@ def test_the_default_of_every_entry_is_auto(model):
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=["alone", "ragged"])
-@pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_text_is_that_of_plain_decoding(model, lengths, how):
+@pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=["alone", "ragged"])
+@HOW
+def test_a_default_call_has_the_text_of_plain_decoding(model, lengths, how):
     # Another process that takes the machine's time could let the schedule draft nothing.
     out = run(model, lengths, **how, clock=Clock(0.25))
-    plain = run(model, lengths, **how, drafter=None)
     assert out.stats.drafter == AUTO
     assert out.stats.accepted > 0
     assert out.stats.notes == []
-    assert out.sequences.tolist() == plain.sequences.tolist()
+    assert text_of(out) == text_of(run(model, lengths, **how, drafter=None))
 
 
-TREES_REFUSED = {
-    "aligned": {"cache": "aligned"},
-    "num_assistant_tokens": {"num_assistant_tokens": 3},
-    "generation_config": {
-        "generation_config": GenerationConfig(num_assistant_tokens=3, pad_token_id=0)
-    },
-    "schedule": {"num_assistant_tokens_schedule": "heuristic"},
-    "block": {"rule": "block"},
-}
+def own(model):
+    return model, hf_models.prompts(RAGGED, vocab_size=11)
 
 
-@pytest.mark.parametrize("case", TREES_REFUSED)
-def test_calls_that_refuse_trees_get_chains(model, case):
-    lengths, options = LENGTHS[1], {**GREEDY, **TREES_REFUSED[case], "max_new_tokens": 8}
-    with pytest.raises(ValueError) as refused:
-        run(model, lengths, **options, drafter=AutoDrafter())
-    out = run(model, lengths, **options)
-    assert out.stats.drafter == "suffix_automaton"
-    assert choice_in(out.stats.notes) == [CHAINS + str(refused.value)]
-    assert out.stats.accepted > 0
-    assert out.sequences.tolist() == run(model, lengths, **options, drafter=None).sequences.tolist()
+THREE = GenerationConfig(num_assistant_tokens=3, pad_token_id=0)
+EMBEDDED = torch.arange(1, 7)[None]
+# A model with its inputs, options that a tree or any draft is refused with, and what drafts then.
+LIMITS = {
+    "cache of the batch": (own, {"cache": "aligned"}, CHAINS),
+    "num_assistant_tokens": (own, {"num_assistant_tokens": 3}, CHAINS),
+    "generation_config": (own, {"generation_config": THREE}, CHAINS),
+    "schedule": (own, {"num_assistant_tokens_schedule": "heuristic"}, CHAINS),
+    "block": (own, {"rule": "block"}, CHAINS),
+    "encoder": (
+        lambda _: (encoder_models.tiny("t5"), encoder_models.texts(RAGGED)), {}, CHAINS,
+    ),
+    "ALiBi": (lambda _: own(build("BloomForCausalLM")), {}, CHAINS),
+    "state space": (lambda _: own(build("MambaForCausalLM")), {}, NOTHING),
+    "beams": (own, {"num_beams": 2}, NOTHING),
+    "embeddings": (
+        lambda model: (
+            model, {"inputs_embeds": model.get_input_embeddings()(EMBEDDED).detach()},
+        ),
+        {}, NOTHING,
+    ),
+    "no tokens": (own, {"num_assistant_tokens": 0}, NOTHING),
+}  # fmt: skip
 
 
-def test_no_drafts_at_all_are_plain_decoding_as_in_transformers_with_a_note(model):
-    plain = run(model, **GREEDY, drafter=None).sequences.tolist()
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.full] if x == "ALiBi" else []) for x in LIMITS]
+)
+def test_calls_that_refuse_trees_get_chains_or_no_drafts_and_a_note(model, case):
+    make, options, note = LIMITS[case]
+    target, inputs = make(model)
+    options = {**GREEDY, **options, "max_new_tokens": 8, "inputs": inputs}
+    out = run(target, **options)
+    assert text_of(out) == text_of(run(target, **options, drafter=None))
+    if case == "no tokens":
+        assert out.stats.drafted == 0
+        assert out.stats.notes == [f"{NOTHING}num_assistant_tokens is 0"]
+        return
+    (found,) = choice_in(out.stats.notes)
+    assert found.startswith(note)
+    assert out.stats.drafter == ("suffix_automaton" if note == CHAINS else "none")
+    drafters = [AutoDrafter()] + [SuffixAutomatonDrafter()] * (note == NOTHING)
+    for drafter in drafters if case != "embeddings" else ():  # other models refuse these
+        with pytest.raises(ValueError) as refused:
+            run(target, **options, drafter=drafter)
+        assert note == NOTHING or found == note + str(refused.value)
+
+
+def test_no_tokens_of_a_named_drafter_have_a_note_too(model):
+    out = run(model, **GREEDY, drafter="ngram", num_assistant_tokens=0)
     reason = "num_assistant_tokens is 0"
-    for drafter, note in (
-        (AUTO, f"drafter 'auto' drafts nothing: {reason}"),
-        ("ngram", f"nothing is drafted: {reason}; drafter=None does without a drafter"),
-    ):
-        out = run(model, **GREEDY, drafter=drafter, num_assistant_tokens=0)
-        assert (out.sequences.tolist(), out.stats.drafted) == (plain, 0)
-        assert out.stats.notes == [note]
+    assert out.stats.notes == [f"nothing is drafted: {reason}; drafter=None does without a drafter"]
     assert run(model, **GREEDY, drafter=None, num_assistant_tokens=0).stats.notes == []
-
-
-def test_a_threshold_is_for_drafters_that_were_named(model):
-    plain, low = run(model, **GREEDY, drafter=None), {"assistant_confidence_threshold": 0.3}
-    for options, refused in (
-        (low, False),
-        ({**low, "num_assistant_tokens_schedule": "confidence"}, True),
-        ({"assistant_confidence_threshold": 7.0}, True),
-    ):
-        for drafter in (AUTO, None):
-            out = run(model, **GREEDY, **options, drafter=drafter)
-            assert out.sequences.tolist() == plain.sequences.tolist()
-        if refused:
-            with pytest.raises(ValueError):
-                run(model, **GREEDY, **options, drafter="suffix_automaton")
-
-
-def test_traced_calls_get_the_trees_of_others(model):
-    inputs, traced = hf_models.prompts((9,), vocab_size=11), []
-    kwargs = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
-    plain, out = (
-        model.generate(**inputs, **kwargs, custom_generate=SpeculativeDecoder(guard=False, **more))
-        for more in ({}, {"trace": traced.append})
-    )
-    assert out.stats.drafter == plain.stats.drafter == AutoDrafter().name
-    assert out.sequences.tolist() == plain.sequences.tolist()
-    assert len(traced) == out.stats.rounds
-    assert any(r.parents is not None for r in traced)
-
-
-def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model):
-    """So the guard may pause them, as it may trees."""
-    lengths = LENGTHS[1]
-    out = run(model, lengths, **SAMPLED, cache="aligned")
-    plain = run(model, lengths, **SAMPLED, cache="aligned", drafter=None, rule="match")
-    assert (out.stats.drafter, out.stats.rule) == ("suffix_automaton", "match")
-    (note,) = choice_in(out.stats.notes)
-    assert note.startswith("drafter 'auto' drafts chains with suffix_automaton and rule 'match': ")
-    assert out.stats.accepted > 0
-    assert out.sequences.tolist() == plain.sequences.tolist()
-
-
-@pytest.mark.parametrize("name", ["t5", pytest.param("BloomForCausalLM", marks=pytest.mark.full)])
-def test_models_that_take_no_trees_get_chains(name):
-    lengths = LENGTHS[1]
-    if name == "t5":
-        model, inputs = encoder_models.tiny(name), encoder_models.texts(lengths)
-    else:
-        model, inputs = build(name), hf_models.prompts(lengths, vocab_size=11)
-    kwargs = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-    with pytest.raises(ValueError, match="cannot be used with a tree of drafts") as refused:
-        generate(model, **inputs, **kwargs, drafter=AutoDrafter())
-    out = generate(model, **inputs, **kwargs)
-    assert out.stats.drafter == "suffix_automaton"
-    assert choice_in(out.stats.notes) == [CHAINS + str(refused.value)]
-    plain = generate(model, **inputs, **kwargs, drafter=None)
-    assert out.sequences.tolist() == plain.sequences.tolist()
-
-
-def test_what_takes_no_drafts_is_decoded_plainly(model):
-    mamba, prompt = build("MambaForCausalLM"), hf_models.prompts((9,), vocab_size=11)
-    embedded = model.get_input_embeddings()(torch.arange(1, 7)[None]).detach()
-    for target, inputs, drafters in (
-        (mamba, prompt, (AutoDrafter(), SuffixAutomatonDrafter())),
-        (model, {**prompt, "num_beams": 2}, (AutoDrafter(), SuffixAutomatonDrafter())),
-        (model, {"inputs_embeds": embedded}, ()),  # other models refuse them
-    ):
-        kwargs = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
-        for drafter in drafters:
-            with pytest.raises(ValueError):
-                generate(target, **inputs, **kwargs, drafter=drafter)
-        out = generate(target, **inputs, **kwargs)
-        assert out.stats.drafter == "none"
-        (note,) = choice_in(out.stats.notes)
-        assert note.startswith(NOTHING)
-        plain = generate(target, **inputs, **kwargs, drafter=None)
-        assert out.sequences.tolist() == plain.sequences.tolist()
 
 
 def test_without_the_native_module_that_copies_need_text_is_decoded_plainly(model, monkeypatch):
@@ -195,14 +144,58 @@ def test_without_the_native_module_that_copies_need_text_is_decoded_plainly(mode
     assert choice_in(out.stats.notes)[0].startswith(NOTHING)
 
 
-def test_the_tree_is_sized_by_schedule_optimal_and_chains_are_not(model):
-    def lengths_chosen(**options):
-        rounds = run(model, **GREEDY, **options).stats.round_log[1:]
-        return ["gamma" in one.schedule for one in rounds]
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"assistant_confidence_threshold": 0.3}, False),
+        (
+            {
+                "assistant_confidence_threshold": 0.3,
+                "num_assistant_tokens_schedule": "confidence",
+            },
+            True,
+        ),
+        ({"assistant_confidence_threshold": 7.0}, True),
+    ],
+    ids=["low", "of a schedule", "high"],
+)
+def test_a_threshold_is_for_drafters_that_were_named(model, options, refused):
+    plain = text_of(run(model, **GREEDY, drafter=None))
+    for drafter in (AUTO, None):
+        assert text_of(run(model, **GREEDY, **options, drafter=drafter)) == plain
+    if refused:
+        with pytest.raises(ValueError):
+            run(model, **GREEDY, **options, drafter="suffix_automaton")
 
-    assert all(lengths_chosen())
-    assert not any(lengths_chosen(num_assistant_tokens_schedule="constant"))
-    assert not any(lengths_chosen(cache="aligned"))
+
+def test_traced_calls_get_the_trees_of_others(model):
+    traced = []
+    plain, out = run(model, **GREEDY), run(model, **GREEDY, trace=traced.append)
+    assert out.stats.drafter == plain.stats.drafter == AUTO
+    assert text_of(out) == text_of(plain)
+    assert len(traced) == out.stats.rounds
+    assert any(one.parents is not None for one in traced)
+
+
+def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model):
+    """So the guard may pause them, as it may trees."""
+    out = run(model, RAGGED, **SAMPLED, cache="aligned")
+    plain = run(model, RAGGED, **SAMPLED, cache="aligned", drafter=None, rule="match")
+    assert (out.stats.drafter, out.stats.rule) == ("suffix_automaton", "match")
+    (note,) = choice_in(out.stats.notes)
+    assert note.startswith("drafter 'auto' drafts chains with suffix_automaton and rule 'match': ")
+    assert out.stats.accepted > 0
+    assert text_of(out) == text_of(plain)
+
+
+def test_the_tree_is_sized_by_schedule_optimal_and_chains_are_not(model):
+    for options, sized in (
+        ({}, True),
+        ({"num_assistant_tokens_schedule": "constant"}, False),
+        ({"cache": "aligned"}, False),
+    ):
+        rounds = run(model, **GREEDY, **options).stats.round_log[1:]
+        assert {"gamma" in one.schedule for one in rounds} == {sized}
 
 
 def test_half_precision_leaves_one_note_where_the_text_depends_on_timing():
@@ -232,8 +225,7 @@ def test_options_that_trees_refuse_let_the_default_drafter_draft_chains(folder, 
     assert report["summary"]["drafter"] == "suffix_automaton"
     chosen = chains[1] if chains[0] == "--gamma" else CLI_NUM_ASSISTANT_TOKENS
     assert report["num_assistant_tokens"] == chosen
-    if chains[0] == SCHEDULE:
-        assert says(result, chains[0].strip("-").replace("-", "_"))
+    assert chains[0] != SCHEDULE or says(result, SCHEDULE.strip("-").replace("-", "_"))
 
 
 # What it merges where the model has a head.
@@ -251,26 +243,25 @@ def target(tmp_path):
 
 def test_it_copies_where_there_is_no_head(target):
     drafter = AutoDrafter()
-    out, forward = run(target, LENGTHS[1], drafter=drafter), MonotoneCost()
+    out, forward = run(target, RAGGED, drafter=drafter), MonotoneCost()
     forward.observe(1, 1.0)
     assert drafter.chosen == COPYING
     assert out.stats.drafter == "auto"
     assert out.stats.tree == "that of auto"
     assert predict([out.stats], forward, drafts_on_host=True).alpha is None, "it drafts trees"
-    assert out.sequences.tolist() == run(target, LENGTHS[1], drafter=None).sequences.tolist()
 
 
-@pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@HOW
 def test_a_head_beside_the_target_drafts_too(target, tmp_path, how):
     save_head(head_for(target, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
     drafter = AutoDrafter()
-    out = run(target, LENGTHS[1], drafter=drafter, **how)
+    out = run(target, RAGGED, drafter=drafter, **how)
     assert drafter.chosen == f"eagle3, {COPYING}"
     assert out.stats.accepted > 0
     # No draft has a part in the text: it is the target's own with the same noise.
     rule = {"rule": out.stats.rule} if how is SAMPLED else {}
-    other = run(target, LENGTHS[1], drafter="token_recycling", **how, **rule)
-    assert out.sequences.tolist() == other.sequences.tolist()
+    other = run(target, RAGGED, drafter="token_recycling", **how, **rule)
+    assert text_of(out) == text_of(other)
 
 
 def test_a_head_is_read_once_and_again_where_it_was_replaced(target, tmp_path, monkeypatch):
@@ -296,7 +287,7 @@ def that_may_not_be_read(place, monkeypatch):
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@HOW
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -316,7 +307,7 @@ def test_a_default_call_goes_on_without_a_wrong_head(
     assert (out.stats.drafter, out.stats.rule) == (AUTO, before.stats.rule)
     # Another note may say that the guard, which goes by the clock, let nothing be drafted.
     assert f"drafter 'auto' drafts without the model's head: {refused.value}" in out.stats.notes
-    assert out.sequences.tolist() == before.sequences.tolist()
+    assert text_of(out) == text_of(before)
     assert drafts_on_host(AUTO, AutoDrafter(), target)
 
 
@@ -342,9 +333,8 @@ def test_the_first_call_with_a_shipped_head_drafts_at_once(target, tmp_path, mon
     ticks = itertools.count()  # each look at the clock takes as long, so that all rounds do
 
     def begins(lengths=(12,)):
-        guard = BenefitGuard(max_loss=0.02)
         out = run(
-            target, lengths, guard=guard, clock=lambda: float(next(ticks)),
+            target, lengths, guard=BenefitGuard(max_loss=0.02), clock=lambda: float(next(ticks)),
             max_new_tokens=400, stopping_criteria=StoppingCriteriaList([soon]),
         )  # fmt: skip
         drafting = (n for n, record in enumerate(out.stats.round_log) if any(record.drafted))
@@ -358,7 +348,7 @@ def test_the_first_call_with_a_shipped_head_drafts_at_once(target, tmp_path, mon
 
 def test_a_row_without_a_token_is_an_error_with_drafts_and_without():
     """Where the model's own generation emits token 0, as docs/loop.md says."""
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(ONE)
 
     def forbid_all(ids, scores):
         return scores.new_full(scores.shape, -torch.inf) if ids.shape[1] == 12 else scores

@@ -10,24 +10,9 @@ from specdec_hf.drafters import folders
 from specdec_hf.drafting.registry import with_name_of_head
 from support import cli_models, hf_models
 from support.cli_models import END, answered, folder, one_line_error, write_folder  # noqa: F401
-from support.heads import (
-    blockwise_folder,
-    eagle_folder,
-    exit_folder,
-    head_folder,
-    medusa_folder,
-    pass_folder,
-)
+from support.heads import MADE, eagle_folder, folder_of, head_folder
 from support.letters import letters
 from transformers.utils import logging
-
-HEADS = {
-    "eagle3": head_folder,
-    "medusa": medusa_folder,
-    "blockwise": blockwise_folder,
-    "exit_head": exit_folder,
-    "pass_head": pass_folder,
-}
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +55,9 @@ def test_a_folder_may_lead_a_cascade_and_have_parameters(target, drafter):
 
 def test_a_model_is_read_once_and_again_where_its_files_changed(target, tmp_path, monkeypatch):
     reads, load = [], folders.load_model
-
-    def counted(path, **more):
-        reads.append(path)
-        return load(path, **more)
-
-    monkeypatch.setattr(folders, "load_model", counted)
+    monkeypatch.setattr(
+        folders, "load_model", lambda path, **more: reads.append(path) or load(path, **more)
+    )
     shown = logging.is_progress_bar_enabled()
     target.save_pretrained(tmp_path)
     for _ in range(2):
@@ -87,21 +69,22 @@ def test_a_model_is_read_once_and_again_where_its_files_changed(target, tmp_path
     assert logging.is_progress_bar_enabled() == shown
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", [one for one in MADE if one != "eagle"])
 def test_the_folder_of_a_head_names_its_drafter(target, tmp_path, kind):
-    path = HEADS[kind](target, tmp_path)
+    path = folder_of(kind, target, tmp_path)
     assert with_name_of_head(str(path)) == f"{kind}:{path}"
     for named in (str(path), path):
         assert hf_models.decode_as_generate(target, drafter=named).stats.drafter == kind
 
 
 def test_kinds_of_heads_without_a_class_here_are_known_by_their_config(tmp_path):
-    for kind in ("eagle3", "peagle", "dflash"):
-        (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": kind}))
-        assert with_name_of_head(str(tmp_path)) == f"{kind}:{tmp_path}"
-    for other in ("[]", "{", '{"architectures": null}', '{"architectures": ["LlamaForCausalLM"]}'):
-        (tmp_path / "config.json").write_text(other)
-        assert with_name_of_head(str(tmp_path)) == str(tmp_path)
+    kinds = {
+        f'{{"speculators_model_type": "{x}"}}': f"{x}:" for x in ("eagle3", "peagle", "dflash")
+    }
+    others = ("[]", "{", '{"architectures": null}', '{"architectures": ["LlamaForCausalLM"]}')
+    for text, name in (kinds | dict.fromkeys(others, "")).items():
+        (tmp_path / "config.json").write_text(text)
+        assert with_name_of_head(str(tmp_path)) == f"{name}{tmp_path}"
 
 
 def test_a_folder_of_another_vocabulary_drafts_by_the_text(tmp_path):
@@ -137,6 +120,12 @@ def test_the_tokenizer_may_be_that_of_the_folder_of_the_target(folder, tmp_path,
     assert out.stats.drafter == ("text" if loaded else "model")
 
 
+def with_dead_link(target, place):
+    target.save_pretrained(place / "linked")
+    (place / "linked" / "gone.bin").symlink_to(place / "nowhere")
+    return place / "linked"
+
+
 def test_a_path_that_is_no_drafter_says_what_it_lacks(target, drafter, tmp_path):
     for given, message in (
         ("/nothing", "drafter '/nothing': folder /nothing does not exist"),
@@ -148,16 +137,10 @@ def test_a_path_that_is_no_drafter_says_what_it_lacks(target, drafter, tmp_path)
         ("magic", "drafter must be None, the name of a drafter, a folder, a Drafter or a causal"),
         (eagle_folder(target, tmp_path), "it lacks 4 weights of LlamaForCausalLM, such as lm_head"),
         ([drafter, Path("nothing")], "folder nothing does not exist"),
+        (with_dead_link(target, tmp_path), r"drafter '.*': cannot read .*gone\.bin: No such file"),
     ):
         with pytest.raises(ValueError, match=message):
             hf_models.decode(target, drafter=given)
-
-
-def test_a_folder_with_a_link_to_nothing_is_refused_by_its_name(target, tmp_path):
-    target.save_pretrained(tmp_path)
-    (tmp_path / "gone.bin").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"drafter '.*': cannot read .*gone\.bin: No such file"):
-        hf_models.decode(target, drafter=tmp_path)
 
 
 def test_the_command_line_names_the_head_in_a_folder(tmp_path):

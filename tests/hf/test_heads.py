@@ -14,9 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from specdec_hf import (
     EagleTree,
-    MedusaDrafter,
     PassHeadDrafter,
-    SpeculativeDecoder,
     TreeSpec,
     TrieTree,
 )
@@ -24,7 +22,6 @@ from specdec_hf.drafting.registry import DRAFTERS, class_of
 from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.eagle3.files import save_head
-from specdec_hf.heads.medusa import MedusaHeads
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.lab.training.unrolled import unroll
 from specdec_hf.runner.compiled.compiled_call import CompileStats
@@ -38,7 +35,6 @@ from support.heads import (
     folder_of,
     head_folder,
     head_for,
-    parallel_heads,
     pass_head,
     rounds_of,
     text_batch,
@@ -241,35 +237,6 @@ def test_embeddings_in_a_file_of_dflash_are_not_its_own(target, tmp_path):
         _, rounds = rounds_of(target, class_of("dflash")(folder), (9,), **SAMPLED | {"seed": 5})
         seen.append([draft.distribution.logits for _, draft in rounds])
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
-
-
-def accepted_drafts(target, head, rule):
-    """How many drafts of a sampled call were accepted, and which are less likely than typical."""
-    decoder = SpeculativeDecoder(drafter=MedusaDrafter(head), rule=rule, guard=False, seed=3)
-    inputs = hf_models.prompts((9,), vocab_size=7)
-    text, accepted, unlikely = inputs["input_ids"][0].tolist(), 0, 0
-    for step in decoder.stream(target, **inputs, do_sample=True, top_k=0, max_new_tokens=60):
-        with torch.no_grad():
-            rows = target(torch.tensor([text + step.tokens])).logits[0, len(text) - 1 :]
-        for token, from_draft, row in zip(step.tokens, step.from_draft, rows, strict=False):
-            probs = row.softmax(dim=-1)
-            entropy = -(probs * probs.clamp(min=1e-30).log()).sum()
-            accepted += from_draft
-            unlikely += from_draft and probs[token] <= min(0.09, 0.3 * torch.exp(-entropy)) - 1e-4
-        text += step.tokens
-    return accepted, int(unlikely)
-
-
-def test_rule_typical_accepts_typical_tokens_and_says_that_it_is_lossy():
-    target = hf_models.build("llama", vocab_size=7)
-    head = parallel_heads(MedusaHeads, target)
-    accepted, unlikely = accepted_drafts(target, head, "typical")
-    others, unlikely_ones = accepted_drafts(target, head, "target_only")
-    assert accepted > others
-    assert unlikely == 0 < unlikely_ones
-    for rule in ("typical", "target_only"):
-        settings = {"drafter": MedusaDrafter(head), "rule": rule, "do_sample": True}
-        assert hf_models.decode(target, **settings).stats.lossless == (rule != "typical")
 
 
 @pytest.mark.parametrize("gamma", [1, 9])

@@ -17,12 +17,11 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.heads.exit_head import ExitConfig, ExitHead, load_exit
-from specdec_hf.lab.training.unrolled import unroll
+from specdec_hf.heads.exit_head import ExitConfig, ExitHead
 from specdec_hf.runner.split_model import SplitModel
 from support import encoder_models, hf_models
 from support.drafter_proof import assert_greedy_identical
-from support.heads import exit_folder, exit_head, rounds_of, text_batch
+from support.heads import exit_folder, rounds_of
 
 from bench.tiny_models.build import build
 
@@ -129,37 +128,48 @@ def test_in_a_tree_the_drafts_are_verified_by_the_whole_model():
 
 
 def test_what_does_not_go_is_refused_by_name():
-    model, inputs = model_of("llama"), hf_models.prompts((9,))
-    for drafter, message, arguments in (
+    tree, aligned = {"tree": (2, 1)}, {"cache": "aligned"}
+    for drafter, message, more in (
         ("early_exit:5", "layers must be below the target's 5 with drafter early_exit, got 5", {}),
         ("layer_skip:1-5", "last must be below the target's 5 layers with drafter layer_sk", {}),
-        ("early_exit:2", "drafter early_exit needs cache='spec', got 'aligned'", {
-            "cache": "aligned"
-        }),
-        (EarlyExitDrafter(2), "or one that drafts several chains.* got early_exit$", {
-            "tree": (2, 1)
-        }),
+        ("early_exit:2", "drafter early_exit needs cache='spec', got 'aligned'", aligned),
+        (EarlyExitDrafter(2), "or one that drafts several chains.* got early_exit$", tree),
         ("early_exit:x", "drafter must be early_exit:N with a number of layers, got 'x'", {}),
         ("layer_skip:3-1", "last must be at least first = 3, got 1", {}),
         ("layer_skip:0-1", "first must be at least 1, got 0", {}),
         ("layers:9", r"must have N in \[1, 5\], got 9", {}),
         ("layers:x", "with a number of layers, got 'x'", {}),
         ("layers", r"drafter must be layers:N\[,temperature=\.\.\], got 'layers'", {}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
-            generate(model, **inputs, drafter=drafter, **arguments)
-    with pytest.raises(ValueError, match="needs a model of text alone, got 't5'"):
-        generate(encoder_models.tiny("t5"), **inputs, drafter="layers:1", max_new_tokens=2)
+            hf_models.decode(model_of("llama"), drafter=drafter, **more)
 
 
-def test_models_of_another_structure_are_refused_by_name():
-    inputs = hf_models.prompts((9,))
-    with pytest.raises(ValueError, match="OPTForCausalLM cannot be run in two parts: its base mod"):
-        generate(build("OPTForCausalLM"), **inputs, drafter="early_exit:1")
-    wrapped = hf_models.build("llama")
-    wrapped.model.forward = wrapped.model.forward
-    with pytest.raises(ValueError, match="cannot be run in two parts: its forward was replaced"):
-        generate(wrapped, **inputs, drafter="early_exit:1", self_check=False)
+def with_replaced_forward():
+    model = hf_models.build("llama")
+    model.model.forward = model.model.forward
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "drafter", "message"),
+    [
+        (lambda: encoder_models.tiny("t5"), "layers:1", "needs a model of text alone, got 't5'"),
+        (
+            lambda: build("OPTForCausalLM"), "early_exit:1",
+            "OPTForCausalLM cannot be run in two parts: its base mod",
+        ),
+        (with_replaced_forward, "early_exit:1", "be run in two parts: its forward was replaced"),
+        (
+            lambda: build("Gemma3nForCausalLM"), "layers:1",
+            "cannot draft for Gemma3nForCausalLM: its first 1 layers are no model of their",
+        ),
+    ],
+    ids=["T5", "OPT", "replaced forward", "Gemma 3n"],
+)  # fmt: skip
+def test_models_of_another_structure_are_refused_by_name(make, drafter, message):
+    with pytest.raises(ValueError, match=message):
+        generate(make(), **hf_models.prompts((9,)), drafter=drafter, self_check=False)
 
 
 def with_matrix(name, rows):
@@ -272,36 +282,26 @@ def test_a_target_in_training_mode_is_left_in_it():
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("name", ["OPTForCausalLM", "GPTNeoForCausalLM", "FalconH1ForCausalLM"])
-def test_layers_of_models_of_another_structure_draft(name):
-    """Wherever the list of layers is, and whatever the config says of each layer."""
-    assert hf_models.decode_as_generate(build(name), drafter="layers:1").stats.drafted > 0
-
-
-def test_first_layers_that_need_later_ones_are_refused_by_name():
-    match = "layers cannot draft for Gemma3nForCausalLM: its first 1 layers are no model of their"
-    with pytest.raises(ValueError, match=match):
-        hf_models.decode(build("Gemma3nForCausalLM"), drafter="layers:1")
-
-
-GREEDY = {"max_new_tokens": 12, "do_sample": False}
-
-
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("make", "options"),
     [
-        ("llama", {"drafter": "layers:1", "cache": "dynamic"}),
-        ("llama", {"drafter": "layers:1", "tree": (2, 1)}),
-        ("llama", {"drafter": "layers:1", "tree": EagleTree(2, 3, 5)}),
+        ("llama", {"cache": "dynamic"}),
+        ("llama", {"tree": (2, 1)}),
+        ("llama", {"tree": EagleTree(2, 3, 5)}),
         ("llama", {"drafter": ["layers:1", "prompt_lookup"], "tree": TrieTree(2, 3, 5)}),
-        ("llama", {"drafter": LayersDrafter(1)}),
-        *((name, {"drafter": "layers:1"}) for name in ("qwen2", "qwen3", "gemma2")),
+        *((name, {}) for name in ("qwen2", "qwen3", "gemma2")),
+        *((name, {}) for name in ("OPTForCausalLM", "GPTNeoForCausalLM", "FalconH1ForCausalLM")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_the_first_layers_draft_chains_and_trees(name, options):
-    """Also where a config lists its layers, and must get a shorter list."""
-    assert hf_models.decode_as_generate(hf_models.tiny(name), (7,), **options).stats.drafted > 0
+def test_the_first_layers_draft_chains_and_trees(make, options):
+    """Also where a config lists its layers, and wherever the list of layers is."""
+    model = hf_models.tiny(make) if make in hf_models.CLASSES else build(make)
+    options = {"drafter": "layers:1", **options}
+    assert hf_models.decode_as_generate(model, (7,), **options).stats.drafted > 0
+
+
+GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 
 def test_the_first_layers_draft_beams():
@@ -347,46 +347,18 @@ def test_a_weight_with_other_memory_makes_another_draft_model():
     assert torch.equal(draft_model(model).lm_head.weight, model.lm_head.weight)
 
 
-@pytest.fixture(scope="module")
-def target():
-    return hf_models.build("llama", layers=4)
-
-
-def drafts_of(target, drafter):
-    """Of each round of a greedy call, the text and the drafted tokens."""
-    rounds = rounds_of(target, drafter, (9,), max_new_tokens=10, gamma=3)[1]
-    return [(texts[0], draft.tokens[0].tolist()) for texts, draft in rounds]
-
-
-def test_the_drafts_are_those_of_the_trained_exit(target, tmp_path):
-    head = load_exit(exit_folder(target, tmp_path))
-    for text, drafts in drafts_of(target, ExitHeadDrafter(head)):
-        for n, token in enumerate(drafts):
-            states = target(torch.tensor([text + drafts[:n]]), output_hidden_states=True)
-            x = states.hidden_states[1][0, -1]
-            x = head.projection.weight @ (x * (x.pow(2).mean() + 1e-5).rsqrt() * head.norm.weight)
-            assert token == int(target.lm_head(target.model.norm(x)).argmax())
-
-
-def test_training_unrolls_what_is_drafted(target):
-    head = exit_head(target)
-    head.borrow(target)
-    for text, drafts in drafts_of(target, ExitHeadDrafter(head)):
-        whole = [*text, *drafts]
-        (logits,) = unroll(head, text_batch(target, (1,), whole), 3)
-        assert logits.shape[1] == len(whole) - 1
-        drafted = logits[0, len(text) - 2 : len(whole) - 2].argmax(dim=-1)
-        assert drafted.tolist() == drafts
-
-
-def test_a_head_that_has_learnt_nothing_drafts_as_early_exit_does(target, tmp_path):
+def test_an_exit_that_has_learnt_nothing_drafts_as_early_exit_does():
     """And one that has learnt something drafts otherwise."""
+    target = hf_models.build("llama", layers=4)
     with pytest.raises(ValueError, match=r"layer must be .* in \[1, 3\], got 4"):
         ExitConfig.for_target(target, 4)
     head = ExitHead(ExitConfig.for_target(target, 2))
     head.begin_as(target)
-    want = drafts_of(target, EarlyExitDrafter(2))
-    assert drafts_of(target, ExitHeadDrafter(head)) == want
-    with torch.no_grad():
-        head.projection.weight.neg_()
-    assert drafts_of(target, ExitHeadDrafter(head)) != want
+    seen = []
+    for drafter, sign in ((EarlyExitDrafter(2), 1), (ExitHeadDrafter(head), 1), (None, -1)):
+        with torch.no_grad():
+            head.projection.weight.mul_(sign)
+        made = drafter or ExitHeadDrafter(head)
+        rounds = rounds_of(target, made, (9,), max_new_tokens=10, gamma=3)[1]
+        seen.append([(texts, draft.tokens.tolist()) for texts, draft in rounds])
+    assert seen[0] == seen[1] != seen[2]

@@ -14,6 +14,7 @@ from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.shipped import Sample, agreement_of
 from specdec_hf.lab.training.unrolled import loss_of
 from support import heads, hf_models
+from support.published_heads import Reference
 from support.sources import ROOT
 
 MOST_BYTES = 12_000_000
@@ -166,16 +167,12 @@ def test_where_nothing_can_be_measured_there_is_no_head_and_no_figure(change, tr
 
 def test_the_agreement_is_that_of_the_first_drafts(target, trained_head):
     close, tokens = hf_models.with_noise(target, 0.02), list(TEXT.tokens)
-    head = load_head(trained_head)
-    head.borrow(close)
-    choices = close(torch.tensor([tokens])).logits[0].argmax(dim=-1).tolist()
+    reference = Reference("eagle3", close, trained_head)
+    choices = close(torch.tensor([tokens])).logits[0].argmax(dim=-1)
     ends = range(TEXT.answer, len(tokens) + 1)
-    drafts = [
-        int(head.tokens[heads.expected_logits(close, head, tokens[:end], []).argmax()])
-        for end in ends
-    ]
-    share = sum(d == choices[end - 1] for d, end in zip(drafts, ends, strict=True)) / len(ends)
-    assert agreement_of(load_head(trained_head), close, TEXT) == pytest.approx(share)
+    hits = [int(reference.logits(tokens[:end], []).argmax()) == choices[end - 1] for end in ends]
+    share = sum(hits) / len(ends)
+    assert agreement_of(load_head(trained_head), close, TEXT) == pytest.approx(float(share))
 
 
 def test_the_check_leaves_no_trace_and_is_made_once_for_the_same_weights(
