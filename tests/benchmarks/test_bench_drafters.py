@@ -50,24 +50,20 @@ def folder(target, text, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("gamma", GAMMAS)
-def test_the_rounds_are_those_of_a_call(gamma, target, text, folder):
+def test_the_rounds_are_those_of_a_call(target, text, folder):
+    """And the places are those of the answer, with the one after its last token."""
     counts = count(load_head(folder), target, text, read(target, text))
-    out = generate(
-        target, torch.from_numpy(text.tokens[None, :PROMPT]), drafter=f"eagle3_chain:{folder}",
-        num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", guard=False,
-        max_new_tokens=len(text.tokens) - PROMPT, do_sample=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert out.sequences[0].tolist() == text.tokens.tolist()
-    stats = out.stats
-    assert 0 < stats.accepted < stats.drafted
-    assert counts.rounds[gamma] == stats.rounds - 1  # the first reads the prompt
-    assert counts.tokens[gamma] == stats.accepted + stats.rounds - 1
-
-
-def test_the_places_are_those_of_the_answer(target, text, folder):
-    """The draft of each of its tokens at every step, and of the one after the last."""
-    counts = count(load_head(folder), target, text, read(target, text))
+    for gamma in GAMMAS:
+        out = generate(
+            target, torch.from_numpy(text.tokens[None, :PROMPT]), drafter=f"eagle3_chain:{folder}",
+            num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", guard=False,
+            max_new_tokens=len(text.tokens) - PROMPT, do_sample=False, return_dict_in_generate=True,
+        )  # fmt: skip
+        assert out.sequences[0].tolist() == text.tokens.tolist()
+        stats = out.stats
+        assert 0 < stats.accepted < stats.drafted
+        assert counts.rounds[gamma] == stats.rounds - 1  # the first reads the prompt
+        assert counts.tokens[gamma] == stats.accepted + stats.rounds - 1
     assert counts.places.tolist() == [len(text.tokens) - PROMPT + 1] * 5
     assert all(0 <= share <= 1 for share in counts.greedy + counts.drawn)
 

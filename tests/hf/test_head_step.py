@@ -225,7 +225,9 @@ def test_weights_that_move_end_the_graphs(head, moved):
 
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("left_out", ["embeddings", "mask"])
-def test_the_self_check_finds_what_a_replay_leaves_out(target, head, monkeypatch, left_out):
+def test_the_self_check_of_a_head_finds_what_a_replay_leaves_out(
+    target, head, monkeypatch, left_out
+):
     """Negative controls."""
     names = ("embeddings", "hidden", "places", "starts", "mask", "cosines", "sines")
     step = compiled_step._made_for(head)

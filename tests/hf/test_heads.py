@@ -16,7 +16,6 @@ from specdec_hf import (
     EagleTree,
     PassHeadDrafter,
     TreeSpec,
-    TrieTree,
 )
 from specdec_hf.drafting.registry import DRAFTERS, class_of
 from specdec_hf.heads.auto import AutoDrafter
@@ -27,7 +26,6 @@ from specdec_hf.lab.training.unrolled import unroll
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import drafter_cases, hf_models
-from support.drafter_proof import assert_greedy_identical
 from support.heads import (
     MADE,
     differences,
@@ -271,17 +269,6 @@ def test_the_cache_is_as_it_was_before_a_draft(lengths):
         rows.append(runner.forward(ids[:, 20:23], lengths, 3))
     assert torch.equal(rows[0], rows[2])
     assert torch.equal(rows[1], rows[3])
-
-
-def test_in_a_tree_a_look_ahead_drafts_one_of_the_chains():
-    target = hf_models.tiny("llama")
-    drafter = PassHeadDrafter(pass_head(target))
-    for drafters in ([drafter], [drafter, "prompt_lookup"]):
-        stats = assert_greedy_identical(drafters.copy, target, tree=TrieTree(1, 4))
-        assert stats.accepted > 0
-    assert drafter.relative_cost == 1
-    assert drafter.drafts_at_once
-    assert not drafter.reads_prompt
 
 
 @pytest.mark.parametrize("kind", ["longrope", pytest.param("dynamic", marks=pytest.mark.full)])

@@ -169,7 +169,7 @@ def test_a_wrong_file_is_refused_by_name(content, message, tmp_path):
         SkippedSublayers.load(path)
 
 
-def test_wrong_arguments_are_refused_by_name():
+def test_wrong_sublayers_are_refused_by_name():
     for arguments, kind, message in (
         ({}, ValueError, "either first and last or skipped must be given, got neither"),
         ({"first": 1, "last": 2, "skipped": SKIPPED}, ValueError, "must be given, got both"),

@@ -121,13 +121,7 @@ def test_a_model_is_left_as_it_was():
     assert model.config.to_dict() == config
 
 
-def test_in_a_tree_the_drafts_are_verified_by_the_whole_model():
-    model = model_of("llama")
-    drafters = ["early_exit:3", "prompt_lookup"]
-    assert_greedy_identical(lambda: drafters, model, 10, tree=TrieTree(1, 4))
-
-
-def test_what_does_not_go_is_refused_by_name():
+def test_parts_that_a_target_has_not_are_refused_by_name():
     tree, aligned = {"tree": (2, 1)}, {"cache": "aligned"}
     for drafter, message, more in (
         ("early_exit:5", "layers must be below the target's 5 with drafter early_exit, got 5", {}),

@@ -25,12 +25,9 @@ from support import hf_models
 
 
 def head_for(target: Any, tokens: Any = None, noise: float = 0.0) -> Eagle3Head:
-    """An untrained head that begins as the target's last layer.
+    """An untrained head that begins as the target's last layer, with noise on each weight.
 
-    Args:
-        target: a tiny model.
-        tokens: ids of the draft vocabulary, all but the last where not given.
-        noise: standard deviation of what is added to each weight, so that no term is negligible.
+    Its draft vocabulary is all tokens but the last where none are given.
     """
     if tokens is None:
         tokens = range(target.config.vocab_size - 1)
@@ -189,14 +186,9 @@ def differences(
 ) -> list[tuple[float, int]]:
     """How far what drafts say of their tokens is from what it must be.
 
-    That is the logits of a chain, by the largest of them, and the scores of a tree, which are
-    log-probabilities of paths.
-    A draft with neither has tokens of given ranks: another one is infinitely far.
-
-    Args:
-        rounds: as `rounds_of` gives them.
-        logits_of: logits [V] of the draft that follows a text and some drafts.
-        ranks: of each node, where drafts have no scores.
+    That is the logits [V] of a chain, by the largest of them, and the scores of a tree, which are
+    log-probabilities of paths. A draft with neither has tokens of given ranks: another one is
+    infinitely far.
 
     Returns:
         Of each token the difference, and how many drafts are above it.

@@ -92,15 +92,6 @@ def authors(target: Any, folder: Path, **fields: Any) -> Path:
     return _write(folder, config, _eagle3_tensors(target, "midlayer"))
 
 
-def specforge(target: Any, folder: Path) -> Path:
-    """As SpecForge writes it: layer n means the state after layer n, counted from 0."""
-    layers = {EAGLE_AUX: [0, 2, 3], "use_aux_hidden_state": True}
-    return authors(
-        target, folder, architectures=["LlamaForCausalLMEagle3"], eagle_config=layers,
-        target_hidden_size=target.config.hidden_size,
-    )  # fmt: skip
-
-
 def _speculators_config(kind: str, inner: dict[str, Any], drafts: int) -> dict[str, Any]:
     """A config.json of the library speculators, with the decoder layers inside."""
     greedy = {"proposal_type": "greedy", "speculative_tokens": drafts}
@@ -212,7 +203,8 @@ def peagle(target: Any, folder: Path, **fields: Any) -> Path:
 # Published layouts: who writes a head, and other fields of config.json.
 LAYOUTS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "eagle3": (authors, {}),
-    "eagle3, SpecForge": (specforge, {}),
+    # Layer n means the state after layer n, counted from 0.
+    "eagle3, SpecForge": (authors, {"eagle_config": {EAGLE_AUX: [0, 2, 3]}}),
     "eagle3, speculators": (speculators, {}),
     "eagle": (eagle, {}),
     "eagle, no bias": (eagle, {"bias": False}),
