@@ -111,7 +111,7 @@ def test_drafts_are_those_of_a_forward_over_the_whole_text(name, tmp_path):
     worst, depth = furthest(rounds, logits_of)
     assert worst < 1e-4
     assert depth >= case.settings.get("gamma", 3) - 1
-    assert furthest(rounds, lambda text, path: logits_of(text[:-1], path))[0] > 1e-2
+    assert furthest(rounds[:2], lambda text, path: logits_of(text[:-1], path))[0] > 1e-2
 
 
 def inside(name, value):
