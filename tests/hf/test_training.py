@@ -14,7 +14,6 @@ from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.shipped import TARGET, digest_of, read_sample
-from specdec_hf.lab.training.draft_model import DraftLlama, DraftModelConfig
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.model_card import _draw
 from specdec_hf.lab.training.pipeline import Pipeline, Progress, _read_curves
@@ -25,7 +24,7 @@ from specdec_hf.lab.training.train import Curves
 from specdec_hf.lab.training.unrolled import acceptance_of, covered_by, loss_of, unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
-from support.heads import head_for, pass_head, rounds_of, text_batch
+from support.heads import draft_llama, head_for, pass_head, rounds_of, text_batch
 
 # Few different ones, so that a head can learn them by heart.
 TEXTS = ["the cat sat on the mat and ate. ", "a dog ran over the hill and away. "] * 14
@@ -218,17 +217,6 @@ def test_the_labels_are_the_targets_probabilities_at_the_drafted_places():
     assert all(weight.grad is None and weight.requires_grad for weight in target.parameters())
 
 
-def draft_llama(target, seed=0, layers=1):
-    state = torch.get_rng_state()
-    head = DraftLlama(DraftModelConfig.for_target(target, 32, layers), target)
-    assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head.begin_as(target)
-    head.borrow(target)
-    return head.eval()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_target_that_caps_its_logits_is_refused(dtype, target, tmp_path):
     """Its probabilities are not those of its output matrix, so alpha would be of another target."""
@@ -414,6 +402,7 @@ def test_other_losses_raise_acceptance_too(loss, target, model_run, tmp_path):
     assert abs(curves.losses[8][0] - alone) > 0.05
     lines = _draw(dataclasses.asdict(curves)).axes[0].get_lines()
     assert [line.get_label() for line in lines] == ["step 1, forward_kl", f"step 1, {loss}"]
+    assert [len(line.get_xdata()) for line in lines] == [8, 8]
     assert not (tmp_path / "work" / "texts.jsonl").exists()
 
 

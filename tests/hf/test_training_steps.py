@@ -13,7 +13,6 @@ from specdec_hf.lab.training.conversations import (
     converse,
 )
 from specdec_hf.lab.training.draft_model import (
-    DraftLlama,
     DraftModelConfig,
     missed_by,
     project_output,
@@ -32,6 +31,7 @@ from specdec_hf.lab.training.train import Recipe
 from specdec_hf.lab.training.unrolled import Batch, covered_by, loss_of
 from support import hf_models
 from support.cli_models import END, tokenizer
+from support.heads import draft_llama
 
 from specdec_kernels import sample
 from specdec_kernels.analysis import acceptance_rate
@@ -154,15 +154,6 @@ def test_a_place_is_an_answers_where_the_token_that_it_drafts_is():
 
 
 # Draft models: where they begin, and texts of their own.
-
-
-def draft_llama(target, seed=0):
-    head = DraftLlama(DraftModelConfig.for_target(target, 32, 1), target)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head.begin_as(target)
-    head.borrow(target)
-    return head.eval()
 
 
 def random_batch(target, lengths, answers):

@@ -20,6 +20,7 @@ from specdec_hf.heads.medusa import MedusaHeads, save_medusa
 from specdec_hf.heads.mtp.head import MtpBlock, MtpConfig, MtpHead
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
+from specdec_hf.lab.training.draft_model import DraftLlama, DraftModelConfig
 from specdec_hf.lab.training.unrolled import Batch, unroll
 from support import hf_models
 
@@ -116,6 +117,18 @@ def folder_of(kind: str, target: Any, folder: Path) -> Path:
 head_folder, eagle_folder, medusa_folder, blockwise_folder, exit_folder, pass_folder = (
     partial(folder_of, kind) for kind in MADE
 )
+
+
+def draft_llama(target: Any, seed: int = 0) -> DraftLlama:
+    """An untrained draft model of one layer, made without the caller's random numbers."""
+    state = torch.get_rng_state()
+    head = DraftLlama(DraftModelConfig.for_target(target, 32, 1), target)
+    assert torch.equal(torch.get_rng_state(), state)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head.begin_as(target)
+    head.borrow(target)
+    return head.eval()
 
 
 def mtp_head(target: Any, layers: int = 1) -> MtpHead:
