@@ -152,7 +152,7 @@ def test_hidden_states_are_replayed(llama, tmp_path):
     torch.testing.assert_close(states, own, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_that_move_end_the_graphs(llama):
+def test_weights_of_the_target_that_move_end_the_graphs(llama):
     fast(llama)
     llama.lm_head.weight.data = llama.lm_head.weight.data.flip(0)
     out = fast(llama)
