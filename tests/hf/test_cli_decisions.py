@@ -1,22 +1,21 @@
-"""`--trace` and the page of tokens say of drafts and trees what plain forwards give."""
+"""`--trace`, marks and the page of tokens say of drafts and trees what plain forwards give."""
 
+import html
 import io
 import math
 import re
-import shutil
-from html.parser import HTMLParser
 
 import pytest
 import torch
 from rich.console import Console
 from specdec_hf import SpeculativeDecoder
-from specdec_hf.cli.decisions import COLUMNS, draw_mask, draw_tree, number, ratio
+from specdec_hf.cli.decisions import COLUMNS, draw_mask, draw_tree
 from specdec_hf.cli.explain import Explained, ExplainedTree, Explainer, Node
-from specdec_hf.cli.trace import MARKS
+from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, render
 from specdec_hf.lab.analysis.page import MEANINGS, Answer, details_of, render_page
 from specdec_hf.lab.analysis.tables import ShownTable
+from specdec_hf.loop.streaming import Step
 from support import cli_models, hf_models, toy_tokenizers
-from support.chromium import Chromium, find_chromium
 from support.cli_models import folder, reported  # noqa: F401
 
 from specdec_kernels import tree_attention
@@ -244,19 +243,6 @@ def test_explained_tokens_are_decoded_once():
     assert whole.replace("\N{REPLACEMENT CHARACTER}", "") == "é ab 😄 c" * 50
 
 
-def test_masks_that_are_too_wide_are_told_of():
-    nodes = [Node(1, "a", n - 1, "drafted", 0.1) for n in range(60)]
-    wide = ExplainedTree(1, 0, "", nodes, -1, None)
-    assert draw_mask(wide).plain == "mask of 61 rows, which is too wide to draw"
-
-
-def test_numbers_keep_their_digits():
-    assert [ratio(0.5, 0.25), ratio(0.5, None), ratio(0.5, 0.0)] == ["2.0000", "", "inf"]
-    assert [number(x) for x in (0.0, 1.0, 0.00123, 0.000123)] == [
-        "0.0000", "1.0000", "0.0012", "1.23e-04"
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("options", [["--gamma", 3], ["--tree", "2,1"]], ids=["chain", "tree"])
 def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  # noqa: F811
     report, result = reported(
@@ -273,7 +259,7 @@ def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  
     assert result.output.count("mask, 0 is the root") == ("--tree" in options)
 
 
-# The page of tokens, parsed on every machine and pointed at in a browser where there is one.
+# The page of tokens.
 
 ROUNDS = [
     [
@@ -300,191 +286,95 @@ def page():
     return render_page(TITLE, {"model": "tiny <1>", "temperature": "0.7"}, [answer], tables)
 
 
-class Reader(HTMLParser):
-    """Collects the tags, the text of each token, and its details by name."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.open, self.tokens, self.text = [], [], [], ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.tags.append((tag, attributes))
-        if tag not in ("meta", "br"):
-            self.open.append((tag, attributes))
-        if "data-kind" in attributes:
-            self.tokens.append({"attributes": attributes, "text": "", "details": {}, "says": ""})
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        self.text += data
-        within = [attributes.get("class", "") for _, attributes in self.open]
-        if not any("data-kind" in attributes for _, attributes in self.open):
-            return
-        token = self.tokens[-1]
-        if "details" not in within:
-            token["text"] += data
-        elif self.open[-1][0] == "dt":
-            token["details"][data] = ""
-        elif self.open[-1][0] == "dd":
-            token["details"][list(token["details"])[-1]] += data
-        else:
-            token["says"] += data
-
-
-def test_the_page_tells_of_every_token():
-    read = Reader(page())
-    assert not read.open
-    assert len(read.tokens) == len(TOKENS)
-    for token, shown in zip(TOKENS, read.tokens, strict=True):
-        assert shown["attributes"]["data-kind"] == token.kind
-        assert shown["attributes"]["tabindex"] == "0"
-        assert shown["details"] == details_of(token)
-        assert shown["says"] == MEANINGS[token.kind]
-    shown = [token["text"] for token in read.tokens]
-    assert shown[:6] == ["Hi", "<script>", " there↵", "!␛", "⇥“é”", " " + "x" * 300]
-    assert shown[6] == "∅"
-    details = read.tokens[1]["details"]
-    assert details["drafted by"] == "small & <b>"
-    assert details["P, target"] == "0.1250"
-    assert details["Q, drafter"] == "0.5000"
-    assert details["decision"] == "0.6250 ≥ 0.2500, rejected"
-    assert details["drafts after it"] == "2, not looked at"
-    assert read.tokens[0]["details"]["decision"] == "0.7500 < 1.0000, accepted"
-    assert read.tokens[2]["details"]["probability under the residual"] == "0.5000"
-    assert read.tokens[2]["details"]["uniform of the draw"] == "0.8750"
-    assert "uniform of the draw" not in read.tokens[4]["details"]
-    assert "Say <i>hello</i> & goodbye.\nTwice." in read.text
-    assert "tiny <1>" in read.text
-
-
-def test_the_tables_follow_the_answers():
+def test_the_page_tells_of_every_token_and_needs_nothing_beside_itself():
     text = page()
+    assert text.count("data-kind=") == len(TOKENS)
+    for token in TOKENS:
+        assert f'data-kind="{token.kind}"' in text
+        assert MEANINGS[token.kind] in text
+        for name, value in details_of(token).items():
+            assert html.escape(name) in text
+            assert html.escape(value) in text
+    assert details_of(TOKENS[1])["decision"] == "0.6250 ≥ 0.2500, rejected"
+    assert details_of(TOKENS[0])["decision"] == "0.7500 < 1.0000, accepted"
+    for shown in ("&lt;script&gt;", " there↵", "!␛", "Say &lt;i&gt;hello", "tiny &lt;1&gt;",
+                  "<h2>Table &lt;2&gt;</h2>", "<tr><td>a &amp; b</td><td>0.50</td></tr>",
+                  '<p class="note">nothing was drafted</p>'):  # fmt: skip
+        assert shown in text
     assert text.count("<table>") == 1
-    assert "<h2>Table &lt;2&gt;</h2>" in text
-    assert '<th scope="col">M_q</th><th scope="col">α</th>' in text
-    assert "<tr><td>a &amp; b</td><td>0.50</td></tr>" in text
-    assert text.index("Nothing") > text.index("★ fastest") > text.index("</ol>")
-    assert '<p class="note">nothing was drafted</p>' in text
+    assert not re.search(r"https?:|url\(|@import|<(link|img|iframe|object|base)| (src|href)=", text)
 
 
-def test_the_page_needs_nothing_beside_itself():
-    text = page()
-    read = Reader(text)
-    assert [tag for tag, _ in read.tags].count("script") == 1
-    assert not {"link", "img", "iframe", "object", "base"} & {tag for tag, _ in read.tags}
-    assert not any({"src", "href", "onload"} & set(attributes) for _, attributes in read.tags)
-    assert not re.search(r"https?:|url\(|@import", text)
-    policy = [a["content"] for _, a in read.tags if a.get("http-equiv")]
-    assert policy[0].startswith("default-src 'none'")
-    names = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
-    assert len(set(names)) == len(names) == len(TOKENS)
-    described = [token["attributes"]["aria-describedby"] for token in read.tokens]
-    assert described == names
+# The text of an answer, with its drafts.
 
 
-# In a browser.
-
-VISIBLE = """[...document.querySelectorAll('.rounds .details')]
-  .map((box, i) => getComputedStyle(box).display === 'none' ? -1 : i).filter(i => i >= 0)"""
-DETAILS = """(() => { const seen = [...document.querySelectorAll('.rounds .details')]
-  .find(box => getComputedStyle(box).display !== 'none'); return seen && seen.innerText; })()"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    executable = find_chromium()
-    if executable is None:
-        pytest.skip("there is no Chromium: `make test` installs it with apt-get where root may")
-    place = tmp_path_factory.mktemp("browser")
-    (place / "page.html").write_text(page(), encoding="utf-8")
-    opened = Chromium(executable, place / "profile")
-    opened.page = place / "page.html"
-    yield opened
-    opened.close()
-    shutil.rmtree(place, ignore_errors=True)
-
-
-@pytest.fixture
-def shown(browser):
-    """The browser with the page opened anew."""
-    browser.call(
-        "Emulation.setDeviceMetricsOverride", width=1000, height=800, deviceScaleFactor=1,
-        mobile=False,
-    )  # fmt: skip
-    browser.point(1, 1)
-    browser.open(browser.page)
-    return browser
-
-
-def middle(shown, index):
-    """The middle of a token."""
-    return shown.evaluate(
-        f"""(() => {{ const box = document.querySelectorAll('.rounds .token')[{index}]
-        .getClientRects()[0]; return [box.x + box.width / 2, box.y + box.height / 2]; }})()"""
-    )
-
-
-@pytest.mark.build
-def test_a_browser_loads_the_page_and_nothing_else(shown):
-    assert shown.evaluate("document.title") == TITLE
-    asked = [
-        event["params"]["request"]["url"]
-        for event in shown.events
-        if event.get("method") == "Network.requestWillBeSent"
+def test_where_there_is_no_colour_marks_tell_drafted_tokens_apart():
+    tokenizer = cli_models.tokenizer()
+    ids = tokenizer("a cat sat on").input_ids
+    steps = [
+        Step(0, ids[:5], ["accepted"] * 5, [0.0] * 5),
+        Step(0, ids[5:9], ["recovered"] * 4, [0.0] * 4),
+        Step(0, ids[9:10], ["accepted"], [0.0]),
+        Step(0, ids[10:], ["plain"] * 2, [0.0] * 2),
     ]
-    assert asked == [shown.page.as_uri()]
-    bad = ("Runtime.exceptionThrown", "Log.entryAdded")
-    assert not [event for event in shown.events if event.get("method") in bad]
-    assert shown.evaluate(VISIBLE) == []
-
-
-@pytest.mark.build
-def test_details_show_where_the_mouse_points(shown):
-    for index, token in enumerate(TOKENS):
-        shown.point(*middle(shown, index))
-        assert shown.evaluate(VISIBLE) == [index]
-        text = shown.evaluate(DETAILS)
-        assert text.startswith(MEANINGS[token.kind])
-        for value in details_of(token).values():
-            assert " ".join(value.split()) in " ".join(text.split())
-    shown.point(1, 1)
-    assert shown.evaluate(VISIBLE) == []
-
-
-@pytest.mark.build
-def test_details_show_where_the_keyboard_is(shown):
-    shown.press("Tab")
-    assert shown.evaluate(VISIBLE) == [0]
-    shown.press("ArrowRight")
-    shown.press("ArrowRight")
-    assert shown.evaluate(VISIBLE) == [2]
-    shown.press("ArrowLeft")
-    assert shown.evaluate(VISIBLE) == [1]
-    shown.press("Escape")
-    assert shown.evaluate(VISIBLE) == []
-    shown.press("Tab")
-    assert shown.evaluate(VISIBLE) == [2]
-    shown.point(*middle(shown, 4))
-    assert shown.evaluate(VISIBLE) == [4]
-
-
-@pytest.mark.build
-@pytest.mark.parametrize("width", [320, 1000])
-def test_the_page_and_the_details_fit_the_window(shown, width):
-    shown.call(
-        "Emulation.setDeviceMetricsOverride", width=width, height=700, deviceScaleFactor=1,
-        mobile=False,
-    )  # fmt: skip
-    assert shown.evaluate("document.documentElement.scrollWidth") <= width
-    shown.press("Tab")
-    left, right, bottom = shown.evaluate(
-        """(() => { const box = document.querySelector('.token:focus > .details')
-        .getBoundingClientRect(); return [box.left, box.right, box.bottom]; })()"""
+    assert render(tokenizer, steps, marks=MARKS).plain == "«a cat» ‹sat› on"
+    assert render(tokenizer, steps, marks=ASCII_MARKS).plain == "[a cat] {sat} on"
+    assert not render(tokenizer, steps, marks=MARKS).spans
+    assert legend(MARKS).plain == (
+        "«drafted and accepted»  ×drafted and rejected×  ‹recovered after a rejection›  "
+        "bonus or plain"
     )
-    assert 0 <= left < right <= width
-    assert bottom <= 700
+
+
+def test_rejected_drafts_stand_before_the_token_that_replaces_them():
+    """Siblings are apart, and half of a character is not shown."""
+    tokenizer = cli_models.tokenizer()
+    s, o, first, second, t = tokenizer("soét").input_ids
+    c, d, half = tokenizer("cdé").input_ids[:3]
+    steps = [
+        Step(0, [s, o], ["accepted", "recovered"], [0.0] * 2, rejected=[c]),
+        Step(0, [first], ["recovered"], [0.0], rejected=[c, d, half]),
+        Step(0, [second], ["recovered"], [0.0], rejected=[c]),
+        Step(0, [t], ["bonus"], [0.0]),
+    ]
+    assert render(tokenizer, steps, marks=MARKS).plain == "«s»×c×‹o›×c××d××c×‹é›t"
+    coloured = render(tokenizer, steps)
+    struck = {coloured.plain[a:b] for a, b, style in coloured.spans if style == "red strike"}
+    assert struck == {"c", "d"}
+
+
+def test_a_rejected_end_of_the_text_has_its_name():
+    tokenizer = cli_models.tokenizer()
+    s, first, second = tokenizer("sé").input_ids
+    end = cli_models.END
+    kinds = ["plain", "recovered", "bonus"]
+    steps = [
+        Step(0, [s], ["recovered"], [0.0], rejected=[end]),
+        Step(0, [first, second, end], kinds, [0.0] * 3, rejected=[end]),
+    ]
+    assert render(tokenizer, steps, marks=MARKS).plain == "×</s>×‹s›×</s>×‹é›"
+
+
+def test_a_stream_of_pieces_is_the_text():
+    tokenizer = cli_models.tokenizer()
+    ids = tokenizer("né 😄 ok").input_ids
+    stream = PieceStream(tokenizer)
+    pieces = [p for i in ids for p in stream.feed(Step(0, [i], ["accepted"], [0.0]))]
+    assert [text for text, _ in pieces] == ["n", "é", " ", "😄", " ", "o", "k"]
+    stream.feed(Step(0, ids[1:2], ["bonus"], [0.0]))
+    assert stream.rest() == ("\N{REPLACEMENT CHARACTER}", "bonus")
+
+
+def test_a_stream_of_pieces_decodes_a_long_text_once():
+    """Root: all tokens so far were decoded for each new one. A blank that begins stays, too."""
+    tokenizer = toy_tokenizers.Counting(toy_tokenizers.sentence_piece())
+    hello, newline = (tokenizer.convert_tokens_to_ids(x) for x in ("▁Hello", "<0x0A>"))
+    stream, size = PieceStream(tokenizer, [hello], rejected=True), 2000
+    plain = Step(0, [hello, newline], ["plain"] * 2, [0.0] * 2)
+    pieces = [piece for _ in range(size // 2) for piece in stream.feed(plain)]
+    assert tokenizer.decoded < 8 * size
+    last = Step(0, [hello, newline], ["recovered", "bonus"], [0.0] * 2, "eos", rejected=[hello])
+    assert stream.feed(last) == [(" Hello", "rejected"), (" Hello", "recovered"), ("\n", "bonus")]
+    assert "".join(piece for piece, _ in pieces) + " Hello\n" == stream.text
+    assert stream.text == " Hello\n" * (size // 2 + 1)
+    assert stream.rest() == ("", "bonus")

@@ -1,6 +1,8 @@
-"""The command `serve`: what it starts, and one line for what it cannot start."""
+"""The command `serve`: what it starts, how it ends, and its log of requests."""
 
+import asyncio
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,7 +18,9 @@ httpx = pytest.importorskip("httpx", reason=EXTRA)
 pytest.importorskip("fastapi", reason=EXTRA)
 uvicorn = pytest.importorskip("uvicorn", reason=EXTRA)
 
+from specdec_hf.server import access_log  # noqa: E402
 from specdec_hf.server.app import Server, make_app  # noqa: E402
+from support.text_server import NAME, serving  # noqa: E402
 
 
 def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # noqa: F811
@@ -114,24 +118,90 @@ def test_an_interruption_has_the_exit_code_of_all_commands(folder, monkeypatch):
         monkeypatch.undo()
 
 
-def test_other_faults_are_one_line(folder, tmp_path, monkeypatch):  # noqa: F811
-    def wrong(*arguments, code=2):
-        return one_line_error("serve", "--model", folder, "--port", 0, *arguments, code=code)
-
-    host = "a" * 64  # longer than a name may be, so that no name server is asked
-    assert f"--host {host}: " in wrong("--host", host)
-    assert "--port must be in [0, 65535], got 65536" in wrong("--port", 65536)
-    assert "--batch-size must be >= 1, got 0" in wrong("--batch-size", 0)
-    assert "--max-waiting must be at least 0, got -1" in wrong("--max-waiting", -1)
-    assert "config.json is missing" in one_line_error("serve", "--model", tmp_path)
-    assert "did you mean 'prompt_lookup'" in wrong("--drafter", "prompt_lookups")
-    assert "No such option: --rule" in wrong("--rule", "block")
+def test_an_encoder_decoder_and_a_missing_package_get_one_line(folder, tmp_path, monkeypatch):  # noqa: F811
     encoder = write_encoder_decoder(tmp_path / "t5")
     line = one_line_error("serve", "--model", encoder, "--port", 0)
     assert line == "error: --model: serve takes causal language models, got an encoder-decoder"
     for name in ("uvicorn", "fastapi"):
-        monkeypatch.setitem(sys.modules, name, None)
-        line = wrong(code=1)
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, name, None)
+            line = one_line_error("serve", "--model", folder, "--port", 0, code=1)
         assert line.startswith("error: serve needs packages of specdec-kernels[server]: ")
         assert name in line
-        monkeypatch.undo()
+
+
+# The access log: a line for each request, and nothing that is a secret.
+
+KEY, SECRET = "Mine-1~", "do not tell"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+LINE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d 127\.0\.0\.1:\d+ (.*?) \d+ ms(.*)"
+
+
+def ask(client):
+    """One request of each kind."""
+    client.get("/health")
+    client.head("/v1/models", headers=AUTHORIZED)
+    asked = {"prompt": SECRET, "max_tokens": 3}
+    client.post("/v1/completions", json={**asked, "n": 2}, headers=AUTHORIZED)
+    client.post("/v1/completions", json={**asked, "stream": True}, headers=AUTHORIZED)
+    client.post("/v1/completions", json={**asked, "n": -1}, headers=AUTHORIZED)
+    client.post("/v1/completions", json=asked, headers={"Authorization": "Bearer Mine-2~"})
+    client.get("/health", headers={"Host": SECRET})
+    client.get(f"/a%0Ab?key={KEY}", headers=AUTHORIZED)
+
+
+def test_each_request_has_a_line_without_keys_and_prompts(capsys):
+    with serving(access={"api_key": KEY}, log_level="debug") as (client, queue):
+        ask(client)
+        queue.decoder.fails = True
+        body = {"inputs": SECRET, "parameters": {"max_new_tokens": 200}}
+        client.post("/generate", json=body, headers=AUTHORIZED)
+        queue.decoder.fails, queue.decoder.seconds = False, 0.05
+        with client.stream("POST", "/generate_stream", json=body, headers=AUTHORIZED) as answer:
+            next(answer.iter_lines())
+    logged = capsys.readouterr().err
+    found = [re.fullmatch(LINE, line) for line in logged.splitlines() if " ms" in line]
+    assert all(found), logged
+    lines = [(one[1], one[2]) for one in found]
+    assert lines[:9] == [
+        ("GET /health 200", ""),
+        ("HEAD /v1/models 200", ""),
+        ("POST /v1/completions 200", " 6 tokens"),
+        ("POST /v1/completions 200", " 3 tokens"),
+        ("POST /v1/completions 400", ""),
+        ("POST /v1/completions 401", ""),
+        ("GET /health 400", ""),
+        ("GET /a%0Ab 404", ""),
+        ("POST /generate 500", " 0 tokens"),
+    ]
+    ((request, rest),) = lines[9:]
+    assert request == "POST /generate_stream 200"
+    assert re.fullmatch(r" \d+ tokens, the client left", rest)
+    assert not any(secret in logged for secret in (KEY, SECRET, "Mine-2~", "planted"))
+
+
+@pytest.mark.parametrize(("begun", "said"), [(True, "200 0 ms, failed"), (False, "500 0 ms")])
+def test_a_stream_that_breaks_off_keeps_the_status_that_was_sent(monkeypatch, begun, said):
+    async def app(scope, receive, send):
+        if begun:
+            await send({"type": "http.response.start", "status": 200})
+        raise RuntimeError("planted")
+
+    async def send(message):
+        pass
+
+    lines = []
+    monkeypatch.setattr(access_log.time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(access_log.LOGGER, "info", lambda form, *more: lines.append(form % more))
+    scope = {"type": "http", "method": "POST", "path": "/generate_stream"}
+    with pytest.raises(RuntimeError, match="planted"):
+        asyncio.run(access_log.AccessLog(app)(scope, None, send))
+    assert lines == [f"-:0 POST /generate_stream {said}"]
+
+
+@pytest.mark.parametrize("level", ["info", "warning"])
+def test_levels_above_info_log_no_requests(capsys, level):
+    with serving(log_level=level) as (client, _):
+        client.get(f"/v1/models/{NAME}")
+    logged = capsys.readouterr().err.splitlines()
+    assert len(logged) == (level == "info"), logged

@@ -1,4 +1,4 @@
-"""The command ``train``."""
+"""The command `train`: a golden run, what it writes, and what it does not overwrite."""
 
 import json
 import re
@@ -8,20 +8,29 @@ import pytest
 from specdec_hf.drafting.registry import DRAFTERS, FOLDER
 from specdec_hf.heads.eagle3.files import load_head
 from support import hf_models
-from support.cli_models import folder, invoke, one_line_error, says, succeed  # noqa: F401
+from support.cli_models import folder, home, invoke, masked, one_line_error, says, succeed  # noqa: F401
 from support.heads import head_folder
 
 SMALL = ("--tokens", 900, "--length", 24, "--rows", 8, "--steps", 12, "--batch-size", 4)
 
 
+TRAINED = """
+loading texts hidden states training
+# tokens, # steps, # minutes; # bytes
+held-out acceptance of draft #, #, ...: #, #, # greedy, #, #, # drawn
+wrote the head to head
+"""
+
+
 @pytest.mark.build
-def test_train_writes_a_head_that_drafts(folder, tmp_path):  # noqa: F811
+@pytest.mark.usefixtures("home")
+def test_train_writes_a_head_that_drafts(tmp_path):
     output = tmp_path / "head"
     result = succeed(
-        "train", "--model", folder, "--output", output, "--dtype", "float32", "--turn-length", 12,
+        "train", "--model", "tiny", "--output", "head", "--dtype", "float32", "--turn-length", 12,
         *SMALL,
     )  # fmt: skip
-    assert "held-out acceptance of draft 1, 2, ...:" in " ".join(result.output.split())
+    assert masked(result.stderr + result.stdout) == " ".join(TRAINED.split())
     report = json.loads((output / "report.json").read_text())
     assert report["steps"] == report["settings"]["turn_length"] == 12
     assert report["tokens"] >= 800
@@ -32,10 +41,8 @@ def test_train_writes_a_head_that_drafts(folder, tmp_path):  # noqa: F811
     assert str(tmp_path) not in card + json.dumps(report)
     assert (output / "training.svg").read_text().startswith("<?xml")
     assert load_head(output).config.draft_vocab_size == 258
-    succeed(
-        "generate", "--model", folder, "--prompt", "ab ab ab", "--drafter", f"eagle3:{output}",
-        "--max-new-tokens", 8,
-    )  # fmt: skip
+    asked = "generate --model tiny --prompt ab --drafter eagle3:head --max-new-tokens 8"
+    succeed(*asked.split())
 
 
 @pytest.mark.build
@@ -106,45 +113,6 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        # Without the refusal, no such model is found, rather than trained for.
-        (("--width", 64, "--model", "none"), "--width needs --draft-model, got --head eagle3"),
-        (("--on-policy", 0.5), "--on-policy needs --draft-model, got --head eagle3"),
-        (("--draft-model", "--head", "medusa"), "give either --draft-model or --head HEAD"),
-        (("--draft-model", "--draft-vocab-size", 9), "--draft-vocab-size needs a head"),
-        (("--draft-model", "--width", 40), "--width must be a multiple of 32, got 40"),
-        (("--draft-model", "--on-policy", 2), "--on-policy must be in [0, 1], got 2"),
-        (("--draft-model", "--num-drafters", 0), "--num-drafters must be at least 1, got 0"),
-        (("--openings", 1.5), "--openings must be in [0, 1], got 1.5"),
-        (("--openings", 0.5, "--texts", "a"), "--openings needs turns that the model writes, and"),
-        (("--turn-length", 400), "--turn-length must be at most half of --length, 192, got 400"),
-        (("--turn-length", 9, "--prompts", "a"), "--turn-length needs turns that the model writes"),
-        (("--head", "medusa", "--resume", "a"), "--resume needs --head eagle3, got medusa"),
-        (("--learning-rate", 1e38), "--learning-rate must be at most 1e+37, got 1e+38"),
-        (("--learning-rate", "nan"), "--learning-rate must be above 0 and finite, got nan"),
-        (("--draft-steps", 24, "--length", 24), "--draft-steps must be below --length, 24, got 24"),
-        (("--draft-steps", 1024), "--draft-steps must be at most 1023, got 1024"),
-        (("--threads", 9999), "--threads must be at most 1024, got 9999"),
-        (("--draft-model", "--num-drafters", 9999), "--num-drafters must be at most 1024, got 99"),
-        (
-            ("--head", "exit_head", "--draft-vocab-size", 5),
-            "--draft-vocab-size needs a head that drafts a part of the vocabulary, got exit_head",
-        ),
-        (("--resume", "a"), "--resume: cannot read a/config.json: No such file"),
-        (("--learning-rate", 0), "--learning-rate must be above 0 and finite, got 0.0"),
-        (("--draft-steps", 0), "--draft-steps must be at least 1, got 0"),
-        (("--draft-model", "--draft-steps", 2), "--draft-steps needs a head that"),
-        (("--loss", "mse"), "--loss must be one of forward_kl, reverse_kl, total_variation"),
-        (("--draft-model", "--reuse", "a"), "a must hold a run of train"),
-        (("--reuse", "a", "--prompts", "b"), "give one of --prompts FILE, --texts FILE and --reus"),
-    ],
-)
-def test_options_that_do_not_fit_one_another_are_refused(arguments, message, tmp_path):
-    assert message in one_line_error("train", "--output", tmp_path, *arguments)
-
-
 @pytest.mark.parametrize("drafters", [1, 2])
 def test_the_target_and_other_models_are_not_overwritten(drafters, folder, tmp_path):  # noqa: F811
     copied, other = tmp_path / "drafts" / "1", tmp_path / "other"
@@ -184,7 +152,6 @@ def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("options", "dtype", "what"),
     [
-        (("--learning-rate", 1e30), "float32", r"the loss in step \d+ is nan"),
         (("--learning-rate", 1e30), "float16", r"the loss in step \d+ is nan"),
         (("--learning-rate", 1e37, "--head", "medusa"), "float32", "the sum of a weight in step 2"),
         (("--learning-rate", 1e6, "--draft-model", "--width", 32), "float32", "the norm of the gr"),

@@ -1,17 +1,24 @@
 """Wrong inputs as a new user types them: one line each, in the words of the command line.
 
-The first table is refused before torch does anything, the second before a weight is read.
+Types, ranges and choices follow from the declarations of the options. What is special follows in
+tables, and is refused before a weight is read: those of the model of these tests are damaged.
 """
 
 import fnmatch
+import inspect
 import json
+import math
+import re
+import shlex
+import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 from specdec_hf import NgramDrafter, TrieTree
 from specdec_hf.cli import devices, options
+from specdec_hf.cli.app import app, build
 from specdec_hf.drafters import tree_model
 from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.merge import TrieDrafter
@@ -21,116 +28,229 @@ from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rule
 from specdec_hf.model_paths import num_layers
 from specdec_hf.options import LOSSY_RULES
 from support import hf_models
-from support.cli_models import END, folder, one_line_error, succeed, write_folder, write_gguf  # noqa: F401
+from support.cli_models import (
+    END,
+    environment,
+    invoke,
+    one_line_error,
+    succeed,
+    write_folder,
+    write_gguf,
+)
 from transformers import Gemma3Config
 
 SCHEDULE = "--num-assistant-tokens-schedule"
 
-LOOKUP = ("--drafter", "prompt_lookup")
-LENIENT = ("--rule", "lenient", "--lenience")
-HOT = ("--prompt", "a", "--temperature", "1")
-SEVERAL = ("--drafter", "prompt_lookup", "--drafter", "layers:1")
-SPARSE = ("--drafter", "sparse_cache", *LOOKUP, "--cascade")
-BEFORE_TORCH = [
+
+@pytest.fixture(scope="module")
+def hollow(tmp_path_factory):
+    """A folder to work in, with a model whose weights cannot be read, an empty one, and files."""
+    place = tmp_path_factory.mktemp("hollow")
+    (write_folder(place / "model") / "model.safetensors").write_bytes(b"no weights")
+    (place / "empty").mkdir()
+    (place / "text").write_text("a b c")
+    (place / "questions").write_text('{"turns": ["a"]}\n' * 5)
+    NgramTable.build([np.array([1, 2])], END, 2).save(place / "TABLE")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _works_there(hollow, monkeypatch):
+    monkeypatch.chdir(hollow)
+
+
+# Types, ranges and choices.
+
+# What a command needs beside the option; all but two also take a model.
+NEEDED = {
+    "generate": "--prompt a", "demo": "--prompt a", "analyze": "--prompts questions",
+    "bench": "--questions questions", "tune": "--prompts questions --output out",
+    "train": "--output head", "serve": "--port 0",
+    **dict.fromkeys(("build ngram", "build rest", "build layer_skip"), "text --output out"),
+}  # fmt: skip
+WITHOUT_MODEL = ("demo", "bench-synthetic", "info")
+SAMPLED = dict.fromkeys(("--top-k", "--top-p", "--min-p"), ("--temperature", "1"))
+
+
+def declared(*kinds):
+    """Command, option and type of each option of these types."""
+    for group, prefix in ((app, ""), (build, "build ")):
+        for one in group.registered_commands:
+            for parameter in inspect.signature(one.callback, eval_str=True).parameters.values():
+                kind, info = get_args(parameter.annotation)[:2]
+                found = {kind, *get_args(kind)} & {*kinds}
+                names = [x for x in (info.default, *(info.param_decls or ())) if isinstance(x, str)]
+                if found and names:
+                    yield prefix + one.name, names[0], found.pop()
+
+
+NUMBERS = list(declared(int, float))
+
+
+def words(command, option, value, model="model"):
+    given = [] if command in WITHOUT_MODEL else ["--model", model]
+    return [*command.split(), *NEEDED.get(command, "").split(), *given,
+            *SAMPLED.get(option, ()), option, value]  # fmt: skip
+
+
+def edges(rule, kind):
+    """Values just outside of a range that a message names, and those just inside."""
+    step = 1 if kind is int else 1e-9
+    interval = re.search(r"in ([\[(])(-?[\d*]+), ([\d*]+)([\])])", rule)
+    if interval is None:
+        low = next(int(x) for x in re.findall(r"(?:at least|>=|above) (\d+)", rule))
+        return ([low], [low + step]) if "above" in rule else ([low - step], [low])
+    first, low, high, last = interval.groups()
+    low, high = eval(low), eval(high)
+    outside = [low if first == "(" else low - step, high if last == ")" else high + step]
+    inside = [low + step if first == "(" else low, high - step if last == ")" else high]
+    return outside, inside
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "kind"), NUMBERS, ids=lambda x: getattr(x, "__name__", x)
+)
+def test_an_option_takes_the_numbers_that_its_refusal_names(command, option, kind):
+    line = one_line_error(*words(command, option, "x"))
+    assert option in line
+    assert line.endswith("got 'x'")
+    low = -(2**70) if kind is int else math.nan
+    line = one_line_error(*words(command, option, low))
+    rule = re.fullmatch(f"error: {option} must be (.*), got {low}(; .*)?", line)
+    assert rule, line
+    if option == "--tokens" and command == "build layer_skip":
+        return  # its range depends on --length
+    outside, inside = edges(rule[1], kind)
+    for value in outside:
+        assert f"error: {option} must be " in one_line_error(*words(command, option, value))
+    for value in inside if command not in WITHOUT_MODEL else ():
+        result = invoke(*words(command, option, value, model="empty"))
+        assert f"{option} must be {rule[1]}" not in result.output, value
+        assert result.exit_code == 2
+
+
+def test_every_command_has_options_of_numbers():
+    """The control of what the table is made of."""
+    assert len(NUMBERS) > 90
+    assert len({command for command, *_ in NUMBERS}) == 11
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "choices"),
+    [
+        ("generate", "--guard", "auto, on, off"),
+        ("generate", SCHEDULE, "constant, heuristic,"),
+        ("generate", "--rule", "auto, token, block, greedy, m"),
+        ("generate", "--dtype", "float32, bfloat16, float16, au"),
+        ("analyze", SCHEDULE, "constant, heuristic,"),
+        ("analyze", "--ablate", "residual"),
+        ("bench", "--dtype", "float32"),
+        ("bench", "--peer", "prompt_lookup, assisted"),
+        ("bench-synthetic", "--shape", "tiny"),
+        ("train", "--head", "eagle3, medusa, blockwise, exit_head, pass_head"),
+        ("train", "--loss", "forward_kl, reverse_kl, total_variation"),
+        ("train", "--dtype", "float32, bfloat16, float16, got"),
+        ("serve", "--log-level", "debug, info, warning, error, critic"),
+    ],
+)
+def test_an_option_takes_one_of_its_choices(command, option, choices):
+    line = one_line_error(*words(command, option, "x"))
+    assert f"{option} must be one of {choices}" in line
+    assert line.endswith("got 'x'")
+
+
+# What is special.
+
+# Beside `--prompt a`.
+GENERATE = [
+    ("--prompts b", "or --prompts FILE, not both"),
+    ("--top-k 5", "--top-k needs --temperature above 0"),
+    (f"{SCHEDULE} egag:beta=2", f"{SCHEDULE}: beta must be a number in [0, 1]"),
+    (f"--drafter prompt_lookup {SCHEDULE} egag", f"{SCHEDULE} 'egag' needs a drafter with a dra"),
+    (f"{SCHEDULE} confidence --drafter nasd", "got --drafter nasd"),
+    ("--gamma 3 --drafter lookahead", "lookahead, which drafts its o"),
+    ("--json empty", "--json must name a file, empty is a folder"),
+    ("--json -", "--json must name a file, got -"),
+    ("--json no/such/folder/x.json", "folder no/such/folder does not exist"),
+    ("--drafter prompt_lookup --rule token --tree 2", "one of auto, greedy, match, "),
+    ("--rule greedy --temperature 1", "greedy needs --temperature 0"),
+    ("--rule lenient", "--rule 'lenient' needs --lenience, which has no def"),
+    ("--rule lenient --lenience .5 --drafter prompt_lookup --tree 2",
+     "match, target_only, typical with"),
+    ("--rule lenient --lenience .5 --drafter prompt_lookup --drafter layers:1",
+     "typical with trees of --drafter prompt_lookup"),
+    ("--lenience .5", "--lenience is for --rule 'lenient' alone, got 0.5"),
+    ("--rule top_beta", "--rule 'top_beta' needs --top-beta-rank, which has"),
+    ("--typical-delta 1", "--typical-delta is for --rule 'typical' alone"),
+    ("--top-beta-rank 2", "--top-beta-rank is for --rule 'top_beta' alone"),
+    ("--rule tipical", "got 'tipical'; did you mean 'typical'?"),
+    ("--tree 2,x", "--tree must be numbers of children such as 4,2,1, got"),
+    ("--tree 2,0", "--tree must be an integer in [1, 1024], got 0"),
+    ("--drafter prompt_lookup --tree 2 --gamma 3", "must not be given with --tree"),
+    ("--tree 2", "--tree needs --drafter prompt_lookup or a draft model"),
+    ("--rule target_only --gamma 2", "with --num-assistant-tokens"),
+    ("--tree 2,2 --drafter ngram", "several chains, got --drafter ngr"),
+    ("--ablate residual", "residual needs --temperature above 0: greedy"),
+    ("--temperature 1 --ablate residual --rule block", "--rule must be auto or token with --abl"),
+    ("--temperature 1 --ablate residual --tree 2 --drafter prompt_lookup",
+     "--ablate residual is for chains, got trees of --drafter prompt_lookup"),
+    ("--temperature 1 --ablate residual --drafter lookahead", "got trees of --drafter lookahead"),
+    ("--temperature 1 --ablate residual --drafter none", "--ablate needs a drafter, but --dra"),
+    ("--device gpu", "--device must be cpu, cuda, cuda:N or mps, got 'gpu'"),
+    ("--system ' '", "--system is empty"),
+    ("--system b --no-chat-template", "but --no-chat-template is given"),
+    ("--alone --no-compare", "--alone shows what --compare runs, got --no-c"),
+    ("--model 'no/where/at all'", "--model must be embedded, a model folder,"),
+    ("--drafter /no/where", "'/no/where'; there is no such file or folder"),
+    ("--model questions", "questions is no GGUF file: it begins with b"),
+    ("--model some/one", "`hf download some/one` gets a hub id"),
+    ("--drafter 'magic wand'", "none, embedded, a model folder, a GGUF"),
+    ("--drafter prompt_lookup:9", "'prompt_lookup' takes no value, got 'pr"),
+    ("--drafter ngram:none", "--drafter: cannot read none: No such file"),
+    ("--drafter sparse_cache --drafter prompt_lookup --cascade vertical --tree 2",
+     "--drafter sparse_cache, which drafts"),
+    ("--drafter sparse_cache --drafter prompt_lookup --cascade horizontal:2",
+     "chains of their own, got --drafter sparse_cache"),
+    ("--drafter prompt_lookup --drafter sparse_cache --drafter prompt_lookup --cascade vertical",
+     "of their own, got --drafter sparse_cache"),
+    ("--drafter prompt_lookup --drafter layers:1 --tree 2",
+     "--tree must not be given with several --drafter"),
+    ("--drafter prompt_lookup --drafter layers:1 --drafter none",
+     "--drafter none must be the only one, got"),
+    ("--drafter promt_lookup", "did you mean 'prompt_lookup'?"),
+    ("--drafter prompt_lookup+layers:99",
+     "--drafter must name one drafter, got 'prompt_lookup+layers:99'; several are given as "
+     "--drafter prompt_lookup --drafter layers:99"),
+    ("--drafter layers:4+embedded", "as --drafter layers:4 --drafter embed"),
+    ("--drafter ngram:a+b", "--drafter: cannot read a+b: No such file"),
+    ("--drafter layers:1,top_k=1,top_k=2",
+     "--drafter layers:1,top_k=1,top_k=2: top_k must be given once, got '1,top_k=1,top_k=2'"),
+    ("--drafter layers", "drafter must be layers:N[,temperature=..], got 'layers'"),
+    ("--drafter layers:99", "layers:N must have N in [1, 2], got 99"),
+    ("--drafter sparse_cache:budget=512,sinks=-1",
+     "--drafter sparse_cache:budget=512,sinks=-1: sinks must be an integer in [0, 2147483647], "
+     "got -1"),
+    ("--drafter early_exit:2", "layers must be below the target's 2 with"),
+    ("--drafter layers:1 --drafter nasd --cascade vertical",
+     "models, prompt_lookup, random or ngram:FILE after the first --drafter, because others"),
+    ("--drafter prompt_lookup --drafter ngram --cascade horizontal:2", "got ngram"),
+    ("--drafter ngram:TABLE", "table must have the model's vocabulary of"),
+    ("--device cuda:99", "--device cuda:99 is not available"),
+    ("--device mps", "--device mps is not available"),
+]  # fmt: skip
+PROMPTED = [
     ([], "give either --prompt TEXT or --prompts FILE"),
-    (["--prompt", "a", "--prompts", "b"], "or --prompts FILE, not both"),
     (["--prompt", "  "], "--prompt is empty"),
     (["--prompt", "a\udcff"], "--prompt is not valid UTF-8 at character 1"),
     (["--prompts", "nowhere.jsonl"], "cannot read prompt file nowhere.jsonl: No such file"),
-    (["--prompt", "a", "--seed", "x"], "'--seed'"),
-    (["--prompt", "a", "--temperature", "-1"], "--temperature must be finite and >= 0, got -1"),
-    (["--prompt", "a", "--temperature", "1", "--top-p", "0"], "--top-p must be in (0, 1], got 0.0"),
-    (["--prompt", "a", "--temperature", "1", "--top-k", "-3"], "--top-k must be in [0, 2**31)"),
-    (["--prompt", "a", "--temperature", "1", "--min-p", "2"], "--min-p must be in [0, 1], got 2.0"),
-    (["--prompt", "a", "--top-k", "5"], "--top-k needs --temperature above 0"),
-    (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens must be in [1, 2**31), got 0"),
-    (["--prompt", "a", "--gamma", "-1"], "--num-assistant-tokens must be an integer in [0, 1024]"),
-    (["--prompt", "a", "--guard", "true"], "--guard must be one of auto, on, off, got 'true'"),
-    (["--prompt", "a", SCHEDULE, "x"], f"{SCHEDULE} must be one of constant, heuristic,"),
-    (["--prompt", "a", SCHEDULE, "egag:beta=2"], f"{SCHEDULE}: beta must be a number in [0, 1]"),
-    (["--prompt", "a", *LOOKUP, SCHEDULE, "egag"], f"{SCHEDULE} 'egag' needs a drafter with a dra"),
-    (["--prompt", "a", SCHEDULE, "confidence", "--drafter", "nasd"], "got --drafter nasd"),
-    (["--prompt", "a", "--gamma", "3", "--drafter", "lookahead"], "lookahead, which drafts its o"),
-    (["--prompt", "a", "--limit", "0"], "--limit must be >= 1, got 0"),
-    (["--prompt", "a", "--json", "tests"], "--json must name a file, tests is a folder"),
-    (["--prompt", "a", "--json", "-"], "--json must name a file, got -"),
-    (["--prompt", "a", "--json", "no/such/folder/x.json"], "folder no/such/folder does not exist"),
-    (["--prompts", "README.md", "--json", "README.md"], "would overwrite the input file"),
-    (["--prompt", "a", "--rule", "best"], "--rule must be one of auto, token, block, greedy, m"),
-    (["--prompt", "a", *LOOKUP, "--rule", "token", "--tree", "2"], "one of auto, greedy, match, "),
-    (["--prompt", "a", "--rule", "greedy", "--temperature", "1"], "greedy needs --temperature 0"),
-    (["--prompt", "a", "--rule", "lenient"], "--rule 'lenient' needs --lenience, which has no def"),
-    (["--prompt", "a", *LENIENT, "2"], "--lenience must be in (0, 1], got 2.0"),
-    (["--prompt", "a", *LENIENT, "much"], "Invalid value for '--lenience'"),
-    (["--prompt", "a", "--seed", "1.5"], "'1.5'"),
-    (["--prompt", "a", *LENIENT, ".5", *LOOKUP, "--tree", "2"], "match, target_only, typical with"),
-    (["--prompt", "a", *LENIENT, ".5", *SEVERAL], "typical with trees of --drafter prompt_lookup"),
-    (["--prompt", "a", "--lenience", ".5"], "--lenience is for --rule 'lenient' alone, got 0.5"),
-    (["--prompt", "a", "--rule", "top_beta"], "--rule 'top_beta' needs --top-beta-rank, which has"),
-    (["--prompt", "a", "--typical-delta", "1"], "--typical-delta is for --rule 'typical' alone"),
-    (["--prompt", "a", "--top-beta-rank", "2"], "--top-beta-rank is for --rule 'top_beta' alone"),
-    (["--prompt", "a", "--rule", "tipical"], "got 'tipical'; did you mean 'typical'?"),
-    (["--prompt", "a", "--tree", "2,x"], "--tree must be numbers of children such as 4,2,1, got"),
-    (["--prompt", "a", "--tree", "2,0"], "--tree must be an integer in [1, 1024], got 0"),
-    (["--prompt", "a", *LOOKUP, "--tree", "2", "--gamma", "3"], "must not be given with --tree"),
-    (["--prompt", "a", "--tree", "2"], "--tree needs --drafter prompt_lookup or a draft model"),
-    (["--prompt", "a", "--rule", "target_only", "--gamma", "2"], "with --num-assistant-tokens"),
-    (["--prompt", "a", "--tree", "2,2", "--drafter", "ngram"], "several chains, got --drafter ngr"),
-    (["--prompt", "a", "--ablate", "residual"], "residual needs --temperature above 0: greedy"),
-    ([*HOT, "--ablate", "x"], "--ablate must be one of residual, got 'x'"),
-    ([*HOT, "--ablate", "residual", "--rule", "block"], "--rule must be auto or token with --abl"),
-    ([*HOT, "--ablate", "residual", "--tree", "2", "--drafter", "prompt_lookup"],
-     "--ablate residual is for chains, got trees of --drafter prompt_lookup"),
-    ([*HOT, "--ablate", "residual", "--drafter", "lookahead"], "got trees of --drafter lookahead"),
-    ([*HOT, "--ablate", "residual", "--drafter", "none"], "--ablate needs a drafter, but --dra"),
-    (["--prompt", "a", "--dtype", "int8"], "--dtype must be one of float32, bfloat16, float16, au"),
-    (["--prompt", "a", "--device", "gpu"], "--device must be cpu, cuda, cuda:N or mps, got 'gpu'"),
-    (["--prompt", "a", "--system", " "], "--system is empty"),
-    (["--prompt", "a", "--system", "b", "--no-chat-template"], "but --no-chat-template is given"),
-    (["--prompt", "a", "--alone", "--no-compare"], "--alone shows what --compare runs, got --no-c"),
-    (["--prompt", "a", "--model", "no/where/at all"], "--model must be embedded, a model folder,"),
-    (["--prompt", "a", "--drafter", "/no/where"], "'/no/where'; there is no such file or folder"),
-    (["--prompt", "a", "--model", "README.md"], "README.md is no GGUF file: it begins with b'# sp"),
-    (["--prompt", "a", "--model", "some/one"], "`hf download some/one` gets a hub id"),
-    (["--prompt", "a", "--drafter", "magic wand"], "none, embedded, a model folder, a GGUF"),
-    (["--prompt", "a", "--drafter", "prompt_lookup:9"], "'prompt_lookup' takes no value, got 'pr"),
-    (["--prompt", "a", "--drafter", "ngram:none"], "--drafter: cannot read none: No such file"),
-    (["--prompt", "a", *SPARSE, "vertical", "--tree", "2"], "--drafter sparse_cache, which drafts"),
-    (["--prompt", "a", *SPARSE, "horizontal:2"], "chains of their own, got --drafter sparse_cache"),
-    (["--prompt", "a", *LOOKUP, *SPARSE, "vertical"], "of their own, got --drafter sparse_cache"),
-    (["--prompt", "a", *SEVERAL, "--tree", "2"], "--tree must not be given with several --drafter"),
-    (["--prompt", "a", *SEVERAL, "--drafter", "none"], "--drafter none must be the only one, got"),
-    (["--prompt", "a", "--drafter", "promt_lookup"], "did you mean 'prompt_lookup'?"),
-    (["--prompt", "a", "--drafter", "prompt_lookup+layers:99"],
-     "--drafter must name one drafter, got 'prompt_lookup+layers:99'; several are given as "
-     "--drafter prompt_lookup --drafter layers:99"),
-    (["--prompt", "a", "--drafter", "layers:4+embedded"], "as --drafter layers:4 --drafter embed"),
-    (["--prompt", "a", "--drafter", "ngram:a+b"], "--drafter: cannot read a+b: No such file"),
-    (["--prompt", "a", "--drafter", "layers:1,top_k=1,top_k=2"],
-     "--drafter layers:1,top_k=1,top_k=2: top_k must be given once, got '1,top_k=1,top_k=2'"),
-    (["--prompt", "a", "--drafter", "layers"],
-     "drafter must be layers:N[,temperature=..], got 'layers'"),
-]  # fmt: skip
-BEFORE_WEIGHTS = [
-    (["--prompt", "a", "--drafter", "layers:99"], "layers:N must have N in [1, 2], got 99"),
-    (["--prompt", "a", "--drafter", "sparse_cache:budget=512,sinks=-1"],
-     "--drafter sparse_cache:budget=512,sinks=-1: sinks must be an integer in [0, 2147483647], "
-     "got -1"),
-    (["--prompt", "a", "--drafter", "early_exit:2"], "layers must be below the target's 2 with"),
-    (["--prompt", "a", "--drafter", "layers:1", "--drafter", "nasd", "--cascade", "vertical"],
-     "models, prompt_lookup, random or ngram:FILE after the first --drafter, because others"),
-    (["--prompt", "a", *LOOKUP, "--drafter", "ngram", "--cascade", "horizontal:2"], "got ngram"),
-    (["--prompt", "a", "--drafter", "ngram:TABLE"], "table must have the model's vocabulary of"),
+    (["--prompts", "questions", "--json", "questions"], "would overwrite the input file"),
     (["--prompt", "word " * 90], "the prompt has 468 tokens, but the model's context is 256"),
-    (["--prompt", "a", "--device", "cuda:99"], "--device cuda:99 is not available"),
-    (["--prompt", "a", "--device", "mps"], "--device mps is not available"),
-]  # fmt: skip
+]
 
-# QUESTIONS is a file of five prompts.
+# Of other commands, as they are typed.
 OTHER_COMMANDS = {
-    "analyze": [
+    "analyze --model model --prompts questions": [
         ("--gamma x", "--num-assistant-tokens must be numbers such as 3,7, got 'x'"),
-        ("--ablate bonus", "--ablate must be one of residual, got 'bonus'"),
         ("--drafter none", "--drafter must not be none"),
         ("--tree 2,x", "--tree must be numbers of children such as 4,2,1, got '2,x'"),
         ("--tree 2,1 --drafter ngram", "--tree needs a draft model or a drafter that drafts"),
@@ -138,90 +258,116 @@ OTHER_COMMANDS = {
         ("--drafter prompt_lookup+layers:1 --tree 2", "--tree must not be given with --drafter pr"),
         ("--drafter early_exit:1", "early_exit:1: cannot be analyzed: it runs the target wi"),
         (f"{SCHEDULE} constant {SCHEDULE} x", f"{SCHEDULE} must be one of constant, heuristic,"),
-        ("--temperature -1", "--temperature must be finite and >= 0, got -1"),
+        (
+            "--drafter layers:3 --drafter layers:4",
+            "layers:3: drafter layers:N must have N in [1, 2], got 3; --drafter layers:4: ",
+        ),
         ("--output nowhere/folder", "--output: folder nowhere does not exist"),
-        ("--output pyproject.toml", "--output must name a folder, pyproject.toml is a file"),
+        ("--output text", "--output must name a folder, text is a file"),
         ("--output /proc/self/folder", "--output: cannot write /proc/self/folder: "),
         ("--output /proc/self", "--output: cannot write /proc/self: "),
     ],
-    "train --output QUESTIONS.head": [
-        ("--head hydra", "must be one of eagle3, medusa, blockwise, exit_head, pass_head, got 'h"),
+    "train --output head": [
         ("--layer 3", "--layer needs --head exit_head, got eagle3"),
-        ("--length 7", "--length must be at least 8, got 7"),
-        ("--minutes 0", "--minutes must be above 0 and finite, got 0.0"),
         ("--texts /nowhere", "--texts: cannot read /nowhere: No such file"),
-        ("--prompts - --texts README.md", "give one of --prompts FILE, --texts FILE and --reuse"),
+        ("--prompts - --texts text", "give one of --prompts FILE, --texts FILE and --reuse"),
         ("--output /nowhere/head", "--output: folder /nowhere does not exist"),
+        # Without the refusal, no such model is found, rather than trained for.
+        ("--width 64 --model none", "--width needs --draft-model, got --head eagle3"),
+        ("--on-policy 0.5", "--on-policy needs --draft-model, got --head eagle3"),
+        ("--draft-model --head medusa", "give either --draft-model or --head HEAD"),
+        ("--draft-model --draft-vocab-size 9", "--draft-vocab-size needs a head"),
+        ("--draft-model --width 40", "--width must be a multiple of 32, got 40"),
+        ("--openings 0.5 --texts a", "--openings needs turns that the model writes, and"),
+        ("--turn-length 400", "--turn-length must be at most half of --length, 192, got 400"),
+        ("--turn-length 9 --prompts a", "--turn-length needs turns that the model writes"),
+        ("--head medusa --resume a", "--resume needs --head eagle3, got medusa"),
+        ("--learning-rate 1e38", "--learning-rate must be at most 1e+37, got 1e+38"),
+        ("--draft-steps 24 --length 24", "--draft-steps must be below --length, 24, got 24"),
+        ("--draft-steps 1024", "--draft-steps must be at most 1023, got 1024"),
+        ("--threads 9999", "--threads must be at most 1024, got 9999"),
+        ("--draft-model --num-drafters 9999", "--num-drafters must be at most 1024, got 99"),
+        (
+            "--head exit_head --draft-vocab-size 5",
+            "--draft-vocab-size needs a head that drafts a part of the vocabulary, got exit_head",
+        ),
+        ("--resume a", "--resume: cannot read a/config.json: No such file"),
+        ("--draft-model --draft-steps 2", "--draft-steps needs a head that"),
+        ("--draft-model --reuse a", "a must hold a run of train"),
+        ("--reuse a --prompts b", "give one of --prompts FILE, --texts FILE and --reus"),
     ],
-    "bench": [
+    "bench --model model": [
         ("", "Missing option '--questions'"),
         ("--questions nowhere", "cannot read prompt file nowhere"),
-    ],
-    "bench --questions QUESTIONS": [
-        ("--dtype int8", "--dtype must be one of float32"),
-        ("--runs 0", "--runs must be at least 1, got 0"),
-        ("--peer x", "--peer must be one of prompt_lookup, assisted"),
-        ("--temperature -1", "--temperature must be finite and >= 0"),
-        ("--batch-size 6", "--batch-size must be in [1, 5], the prompts"),
-        ("--markdown no/where", "--markdown: folder no does not exist"),
-        ("--json new --markdown ./new", "--json and --markdown must name different files, got new"),
-        (f"{SCHEDULE} egag", "'egag' needs a drafter with a draft distribution or a confidence"),
-        ("--json QUESTIONS", "--json would overwrite the input file"),
+        ("--questions questions --batch-size 6", "--batch-size must be in [1, 5], the prompts"),
+        ("--questions questions --markdown no/where", "--markdown: folder no does not exist"),
+        (
+            "--questions questions --json new --markdown ./new",
+            "--json and --markdown must name different files, got new",
+        ),
+        (
+            f"--questions questions {SCHEDULE} egag",
+            "'egag' needs a drafter with a draft distribution or a confidence",
+        ),
+        ("--questions questions --json questions", "--json would overwrite the input file"),
+        ("--questions questions --drafter ngram:b+nasd", "--drafter: cannot read b: No such file"),
+        ("--questions questions --rule lenient --drafter auto", "'lenient' needs --lenience"),
+        (
+            "--questions questions --rule lenient --lenience 0.5 --drafter token_recycling",
+            "typical with trees of --drafter token_recycling, got 'lenient'",
+        ),
     ],
     "bench-synthetic": [
-        ("--acceptance 2", "--acceptance must be in [0, 1], got 2.0"),
-        ("--limit 0", "--limit must be at least 1, got 0"),
         ("--num-assistant-tokens 0", "--num-assistant-tokens must be in [1, 1024], got 0"),
         ("--prompt-tokens 131000", "must sum up to at most 131072, the model's context, got"),
     ],
+    "tune --model model --output out.json": [
+        ("--prompts questions --batch-size 2", "in [1, 1] with 5 prompts, so that 5 batches"),
+        ("--prompts questions --limit 4", "--prompts must hold at least 5 prompts to compare, got"),
+        ("--prompts questions --output no/where", "--output: folder no does not exist"),
+        ("--prompts questions --output questions", "--output would overwrite the input file"),
+        ("--prompts questions --drafter promt_lookup", "did you mean 'prompt_lookup'?"),
+        ("--prompts questions --drafter suffix_automaton:keep=1MiB", "must not keep texts of ear"),
+        ("--prompts questions --drafter none", "--drafter must not be none: each drafter is comp"),
+        ("--prompts questions --drafter prompt_lookup+", "or names with + between them, got"),
+        ("--prompts questions --drafter ngram+none", "--drafter none must be the only one, got"),
+    ],
+    "serve --port 0": [
+        (f"--model model --host {'a' * 64}", f"--host {'a' * 64}: "),  # too long to be asked for
+        ("--model empty", "config.json is missing"),
+        ("--model model --drafter prompt_lookups", "did you mean 'prompt_lookup'"),
+        ("--model model --rule block", "No such option: --rule"),
+    ],
+    "build": [("", "build needs one of ngram, rest, layer_skip")],
+    "": [("nonsense", "nonsense"), ("--nonsense", "--nonsense"), ("chat --prompt a", "--prompt")],
 }
 
 
-@pytest.fixture
-def no_weights(monkeypatch):
-    """A test that gets as far as to read weights fails."""
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.delattr("specdec_hf.cli.load.load_model")
+@pytest.mark.parametrize(("typed", "message"), GENERATE)
+def test_wrong_options_of_generate_get_one_line(monkeypatch, typed, message):
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    model = [] if "--model" in typed else ["--model", "model"]
+    assert message in one_line_error("generate", "--prompt", "a", *model, *shlex.split(typed))
 
 
-def named(value):
-    """A readable test id."""
-    return " ".join(value)[:60] if isinstance(value, list) else ""
-
-
-@pytest.mark.parametrize(("arguments", "message"), BEFORE_TORCH, ids=named)
-def test_wrong_options_get_one_line_before_a_model_is_loaded(monkeypatch, arguments, message):
-    monkeypatch.delattr("specdec_hf.cli.run.load_models")
-    assert message in one_line_error("generate", *arguments)
-
-
-@pytest.mark.build
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (f"{command} {words}", message)
-        for command, rows in OTHER_COMMANDS.items()
-        for words, message in rows
-    ],
-)
-@pytest.mark.usefixtures("no_weights")
-def test_wrong_options_of_other_commands_get_one_line(tmp_path, monkeypatch, words, message):
-    monkeypatch.delattr("specdec_hf.lab.bench.synthetic.load_synthetic")
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text('{"turns": ["a"]}\n' * 5)
-    assert message in one_line_error(*words.replace("QUESTIONS", str(questions)).split())
-
-
-@pytest.mark.parametrize(("arguments", "message"), BEFORE_WEIGHTS, ids=named)
-@pytest.mark.usefixtures("no_weights")
-def test_what_does_not_fit_gets_one_line(folder, tmp_path, monkeypatch, arguments, message):  # noqa: F811
-    monkeypatch.chdir(tmp_path)
-    NgramTable.build([np.array([1, 2])], END, 2).save("TABLE")
-    assert message in one_line_error("generate", "--model", folder, *arguments)
+@pytest.mark.parametrize(("words", "message"), PROMPTED)
+def test_wrong_prompts_get_one_line(words, message):
+    assert message in one_line_error("generate", "--model", "model", *words)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("typed", "message"),
+    [(f"{command} {typed}", text) for command, rows in OTHER_COMMANDS.items()
+     for typed, text in rows],
+)  # fmt: skip
+def test_wrong_options_of_other_commands_get_one_line(typed, message):
+    if typed.startswith("serve"):
+        pytest.importorskip("uvicorn", reason="needs the extra [server]")
+    assert message in one_line_error(*typed.split())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
     [
         ("layers:99", "--drafter layers:99: drafter layers:N must have N in [1, 2], got 99"),
         ("layers:3,top_k=2", "layers:N must have N in [1, 2], got 3"),
@@ -231,17 +377,32 @@ def test_what_does_not_fit_gets_one_line(folder, tmp_path, monkeypatch, argument
         ("eagle3:/nothing", "--drafter eagle3: folder /nothing does not exist"),
     ],
 )
-@pytest.mark.parametrize("kind", ["folder", "gguf"])
-def test_what_files_tell_is_refused_before_transformers_is_imported(
-    folder, tmp_path, monkeypatch, kind, arguments, message  # noqa: F811
-):  # fmt: skip
-    for module in ("load", "compare"):  # which import Transformers
-        monkeypatch.setitem(sys.modules, f"specdec_hf.cli.{module}", None)
-    monkeypatch.setitem(sys.modules, "specdec_hf.api", None)
-    monkeypatch.chdir(tmp_path)
-    model = folder if kind == "folder" else write_gguf(tmp_path / "model.gguf")
-    asked = ("generate", "--model", model, "--prompt", "a", "--drafter", arguments)
-    assert message in one_line_error(*asked)
+def test_what_a_gguf_file_tells_is_refused_too(tmp_path, drafter, message):
+    model = write_gguf(tmp_path / "model.gguf")
+    for one in (model, "model"):
+        asked = ("generate", "--model", one, "--prompt", "a", "--drafter", drafter)
+        assert message in one_line_error(*asked)
+
+
+def test_help_and_wrong_inputs_are_quick_and_load_no_torch(hollow):
+    """Nor Transformers, also where the layers of the model decide."""
+    wrong = "generate --model model --prompt a --drafter"
+    code = (
+        "import sys; from specdec_hf.cli.app import main\n"
+        f"for words in ('--help', '{wrong} best', '{wrong} layers:99'):\n"
+        "    sys.argv = ['x', *words.split()]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: print('exit', end.code)\n"
+        "print(*{'torch', 'transformers', 'specdec_kernels'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=hollow,
+        env=environment(),
+    )  # fmt: skip
+    assert "generate" in done.stdout
+    assert re.findall("exit .", done.stdout) == ["exit 0", "exit 2", "exit 2"]
+    assert done.stdout.splitlines()[-1] == ""
+    assert len(done.stderr.splitlines()) == 2, done.stderr
 
 
 def test_the_number_of_layers_is_an_integer_of_the_model_or_of_its_text(tmp_path):
@@ -258,15 +419,6 @@ def test_the_number_of_layers_is_an_integer_of_the_model_or_of_its_text(tmp_path
         (tmp_path / "config.json").write_text(json.dumps(config))
         found = num_layers(tmp_path)
         assert (found, type(found)) == (layers, type(layers)), config
-
-
-def test_analyze_measures_nothing_where_files_refuse_all_drafters(folder, monkeypatch):  # noqa: F811
-    monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
-    asked = ("--drafter", "layers:3", "--drafter", "layers:4")
-    line = one_line_error("analyze", "--model", folder, *asked)
-    assert (
-        "--drafter layers:3: drafter layers:N must have N in [1, 2], got 3; --drafter lay" in line
-    )
 
 
 @pytest.mark.parametrize(
@@ -294,37 +446,19 @@ def test_a_gpu_is_refused_before_torch_is_imported_only_where_there_is_surely_no
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
     if reason is not None:
-        monkeypatch.delattr("specdec_hf.cli.run.load_models")
         line = one_line_error("generate", "--prompt", "a", "--device", "cuda:1")
         assert f"--device cuda:1 is not available: {reason}" in line
 
 
-def test_no_drafts_at_all_are_asked_for_by_another_option():
-    line = one_line_error("generate", "--prompt", "a", "--num-assistant-tokens", 0)
-    assert line.endswith(
-        "--num-assistant-tokens must be at least 1, got 0; --drafter none drafts nothing"
-    )
-
-
-def test_build_without_a_command_names_those_that_there_are():
-    assert "build needs one of ngram, rest, layer_skip" in one_line_error("build")
-
-
-@pytest.mark.parametrize("command", [["nonsense"], ["--nonsense"], ["chat", "--prompt", "a"]])
-def test_what_the_parser_does_not_know_gets_one_line(command):
-    assert command[-2 if command[0] == "chat" else -1] in one_line_error(*command)
-
-
-@pytest.mark.usefixtures("no_weights")
-def test_what_a_model_or_its_tokenizer_lacks_gets_one_line(folder, tmp_path):  # noqa: F811
+def test_what_a_model_or_its_tokenizer_lacks_gets_one_line(tmp_path):
     asked, other = ("generate", "--prompt", "a", "--model"), tmp_path / "other"
     bare = write_folder(tmp_path / "bare", template=None)
     line = one_line_error(*asked, bare, "--system", "Be brief.")
     assert "--system needs a chat template, which the tokenizer of" in line
     hf_models.tiny("llama").save_pretrained(other)
-    line = one_line_error(*asked, folder, "--drafter", other, "--tree", "2,1")
+    line = one_line_error(*asked, "model", "--drafter", other, "--tree", "2,1")
     assert "--tree needs a drafter of the model's vocabulary of 258 tokens, got 67" in line
-    assert "tokenizer" in one_line_error(*asked, folder, "--drafter", other)
+    assert "tokenizer" in one_line_error(*asked, "model", "--drafter", other)
     Gemma3Config().save_pretrained(bare)  # of text and images
     line = one_line_error(*asked, bare, "--drafter", "layers:1")
     assert "drafter layers needs a model of text alone, got 'gemma3'" in line

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -25,7 +26,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 END = 257  # "</s>"; the ids below are bytes, and one merge, without which GGUF files do not do
-HUB_ID = "someone/tiny"
+PROMPTS = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
 # For each call it would make the parsers of all commands, which takes longer than most calls.
 testing._get_command = functools.cache(testing._get_command)
 
@@ -55,14 +56,6 @@ def write_encoder_decoder(path: Path, name: str = "t5", seed: int | None = None)
     encoder_models.build(name, END + 1, seed).save_pretrained(path)
     tokenizer(None).save_pretrained(path)
     return path
-
-
-def write_snapshot(cache: Path) -> Path:
-    """The same model as the local cache of the hub holds it, under `HUB_ID`."""
-    root = cache / f"models--{HUB_ID.replace('/', '--')}"
-    (root / "refs").mkdir(parents=True)
-    (root / "refs" / "main").write_text("0" * 40)
-    return write_folder(root / "snapshots" / ("0" * 40))
 
 
 def write_gguf(path: Path) -> Path:
@@ -110,6 +103,15 @@ def folder(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture
+def home(folder, tmp_path, monkeypatch):
+    """A folder to work in, where the model is called `tiny` and some prompts `prompts.jsonl`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").symlink_to(folder)
+    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    return tmp_path
+
+
 def environment(**variables):
     """Of a process of its own, which finds the modules that this one does."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)} | (
@@ -144,6 +146,19 @@ def answered(place, *arguments):
 def says(result, words):
     """Whether the output holds these words, whatever its line breaks."""
     return words in " ".join(result.output.split())
+
+
+def masked(text, *hidden):
+    """A printed text in one line, with # for each number and without what the clock decides.
+
+    Args:
+        hidden: parts that are left out, too.
+    """
+    text = " ".join(text.split())
+    for part in (*hidden, r"; another --drafter may gain", "─+"):
+        text = re.sub(part, "", text)
+    text = re.sub(r"(?<![\w:])(?<![A-Za-z]-)\d+(?:[.,]\d+)*(?:e[+-]\d+)?", "#", text)
+    return " ".join(text.split())
 
 
 def one_line_error(*arguments, code=2, input=None):
