@@ -14,8 +14,10 @@ from specdec_hf.cli.terminal import visible
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.fit import Fit
 from support import cli_models, hf_models, toy_tokenizers
-from support.cli_models import (
+from support.cli_models import (  # noqa: F401
     answered,
+    folder,
+    home,
     invoke,
     masked,
     one_line_error,
@@ -193,7 +195,7 @@ def test_a_printed_seed_gives_the_answer_again():
     assert answer("--seed", seed) == (seed, tokens)
 
 
-def test_an_answer_copies_nothing_that_its_seed_drew_before(home):
+def test_an_answer_copies_nothing_that_its_seed_drew_before(home):  # noqa: F811
     (home / "prompts.jsonl").write_text('{"turns": ["Say yes."]}\n' * 2)
     report, _ = reported(
         HERE, "generate", "--model", "tiny", "--prompts", "prompts.jsonl", "--drafter",
@@ -207,7 +209,7 @@ def test_an_answer_copies_nothing_that_its_seed_drew_before(home):
 
 
 @pytest.mark.full
-def test_models_are_folders_files_and_ids_of_the_cache(home, monkeypatch):
+def test_models_are_folders_files_and_ids_of_the_cache(home, monkeypatch):  # noqa: F811
     cached = home / "models--someone--tiny"
     (cached / "refs").mkdir(parents=True)
     (cached / "refs" / "main").write_text("0" * 40)
@@ -251,7 +253,7 @@ PROMPT_FAULTS = {
 
 
 @pytest.mark.parametrize("name", PROMPT_FAULTS)
-def test_bad_prompt_files_name_the_line(home, name):
+def test_bad_prompt_files_name_the_line(home, name):  # noqa: F811
     text, message = PROMPT_FAULTS[name]
     (home / "prompts.jsonl").write_text(text)
     assert message in one_line_error("generate", "--prompts", "prompts.jsonl")
@@ -269,7 +271,7 @@ def test_bad_standard_input_gets_one_line(option, given, message):
     assert message in one_line_error("generate", "--model", "tiny", option, "-", input=given)
 
 
-def test_prompts_and_answers_are_printed_as_they_are(home):
+def test_prompts_and_answers_are_printed_as_they_are(home):  # noqa: F811
     """Files may hold any character, and a terminal gets none that moves it."""
     line = '{"question_id": "[/x]", "category": "[/x]", "turns": ["one\u2028two[b]a[/b] \\u001b["]}'
     (home / "prompts.jsonl").write_bytes(f"{line}\r\n{line}\r\n".encode("utf-8-sig"))
@@ -389,7 +391,7 @@ def test_a_broken_model_folder_gets_one_line(tmp_path):
     assert "config.json is missing; name the GGUF file in it" in line(x_gguf="")
 
 
-def test_a_later_failure_keeps_the_earlier_answers(home):
+def test_a_later_failure_keeps_the_earlier_answers(home):  # noqa: F811
     (home / "prompts.jsonl").write_text(json.dumps({"turns": ["Hi", "word " * 90]}))
     asked = "generate --model tiny --prompts prompts.jsonl --max-new-tokens 2 --json out.json"
     result = invoke(*asked.split())

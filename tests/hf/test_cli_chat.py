@@ -1,7 +1,6 @@
 """The command ``chat``: several turns, whose cache is kept where that is exact, and commands."""
 
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -9,14 +8,14 @@ import torch
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import chat, interrupt
 from specdec_hf.cli.checks import Settings, check
-from specdec_hf.cli.commands import COMMANDS, run_command
+from specdec_hf.cli.commands import run_command
 from specdec_hf.cli.conversation import Conversation
 from specdec_hf.cli.load import Loaded, load
 from specdec_hf.cli.run import View, encode, make_decoder
 from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import PieceStream
-from support import cli_models, hf_models, toy_tokenizers
-from support.cli_models import answered, folder, invoke, one_line_error, says, succeed  # noqa: F401
+from support import cli_models, hf_models
+from support.cli_models import answered, folder, home, invoke, masked, says, succeed  # noqa: F401
 
 
 @pytest.fixture
@@ -60,75 +59,52 @@ def test_answers_are_those_of_the_whole_conversation(conversation, monkeypatch):
     assert [past is not None for past in given] == [False, True, False]
 
 
-def test_a_spinner_says_how_much_is_read_until_the_first_token(conversation, monkeypatch, capsys):
-    said = []
-
-    @contextmanager
-    def spinner(text):
-        yield lambda: said.append((text, capsys.readouterr().out))
-
-    monkeypatch.setattr("specdec_hf.cli.conversation.spinner", spinner)
-    cached = 0
-    for text in ("Say it", "Again, please"):
-        said.clear()
-        turn = conversation.answer(text)
-        assert said[0] == (f"reading {turn.prompt_tokens - cached} tokens", "")
-        cached = turn.prompt_tokens + len(turn.tokens) - 1
-        capsys.readouterr()
-
-
-def test_the_first_word_of_an_answer_keeps_its_blank(conversation, capsys):
-    """What is said is what the next prompt repeats. Root: it was decoded without its prompt."""
-    tokenizer = toy_tokenizers.small_pieces(cli_models.END + 1)
-    tokenizer.chat_template = "{{ messages[-1].content }}"
-    with torch.no_grad():
-        head = conversation.loaded.model.lm_head.weight
-        head.zero_()
-        for sign, piece in ((1, "▁ab"), (-1, "▁ba")):  # whatever the hidden states, one of them
-            head[tokenizer.convert_tokens_to_ids(piece)] = sign
-    conversation.loaded.tokenizer = tokenizer
-    conversation.settings = replace(conversation.settings, max_new_tokens=2)
-    turn = conversation.answer("ab")
-    said = conversation.messages[-1]["content"]
-    assert said[:1] == " "
-    assert "ab" + said == tokenizer.decode([*turn.prompt, *turn.tokens])
-    assert said == capsys.readouterr().out.rstrip("\n")
+TALKED = """
+tiny, float32, cpu
+> Say :smile:
+# tokens; without drafts # tokens/s; nothing was drafted; cut at --max-new-tokens #
+> /help
+/help lists the commands and how they are set
+/reset forgets the conversation
+/clear clears the screen
+/speculative drafts the target's answer on
+/target lets the target answer alone, too off
+/drafter lets the draft models answer alone, too off
+/ngram answers once more, drafted by counted n-grams off (nasd)
+/cache lets the cache of an answer serve the next one on
+/drafts marks accepted drafts and recovered tokens, and off shows rejected drafts
+/debug shows every draft with Q, P, uniform and verdict, off and trees
+/gamma N tokens to draft in each round #
+/length N most tokens of an answer #
+/processor NAME X.. how tokens are sampled: greedy, multinomial, greedy topk, nucleus, topknucleus,
+minp, and their parameters
+/exit ends the conversation
+/quit ends the conversation
+Ctrl-C stops an answer, and Ctrl-D ends the conversation.
+> /reset
+> Again [bold]
+# tokens; without drafts # tokens/s; nothing was drafted; cut at --max-new-tokens #
+> /clear
+> /length #
+/length: #
+"""
 
 
-def test_chat_answers_every_line_of_standard_input(folder):  # noqa: F811
-    given = ["Say :smile:", "/help", "Again [bold]", "/reset", "Once more", "/clear"]
-    text = "\n\n  \n".join([*given, "/quit", "never read\n"])
-    result = succeed("chat", "--model", folder, "--max-new-tokens", 4, input=text)
-    lines = [line for line in result.output.splitlines() if line.startswith("> ")]
-    assert lines == [f"> {line}" for line in given]
-    assert result.output.count("4 tokens; ") == 3
-    assert says(result, "; cut at --max-new-tokens 4")
-    for name in COMMANDS:
-        assert f"\n{name} " in result.output
-
-
-def test_a_pipe_gets_the_answers_alone(folder, tmp_path):  # noqa: F811
-    """As they were generated; titles, figures and commands are on standard error, unbroken."""
-    given = ("--model", folder, "--max-new-tokens", 90, "--drafter", "none")
-    texts = ("Say it", "Again")
+@pytest.mark.usefixtures("home")
+def test_chat_answers_every_line_of_standard_input(tmp_path):
+    """A pipe gets the answers alone, as they were generated; the rest is on standard error."""
+    given = ("--model", "tiny", "--max-new-tokens", 90, "--drafter", "none")
+    texts = ("Say :smile:", "Again [bold]")
     answers = [answered(tmp_path, *given, "--no-compare", "--prompt", x)["text"] for x in texts]
     assert set(answers[0]) & {chr(n) for n in range(32)}
-    result = succeed("chat", *given, input="Say it\n/help\n/reset\nAgain\n/length 5\n")
+    lines = [texts[0], "/help", "/reset", texts[1], "  ", "/clear", "/length 5", "/quit", "unread"]
+    result = succeed("chat", *given, input="\n\n".join(lines))
     assert result.stdout_bytes.decode() == f"{answers[0]}\n\n{answers[1]}\n"
-    for line in ("> Say it", "> /reset", "/length: 5"):
-        assert line in result.stderr.splitlines()
-    assert "\n/help " in result.stderr
+    assert masked(result.stderr) == " ".join(TALKED.split())
     for option, prompt in ((), "/target\nSay it\n"), (("--show-drafts",), "Say it\n"):
         more = succeed("chat", *given, *option, input=prompt)
         assert "> Say it\n" in more.stdout
-        for shown in (result.stderr, more.stdout):
-            assert re.search(r"^90 tokens; .*; cut at --max-new-tokens 90$", shown, re.MULTILINE)
-
-
-def test_the_prompt_of_a_chat_is_no_part_of_a_pipe(monkeypatch, capsys):
-    monkeypatch.setattr("builtins.input", lambda prompt="": prompt + "typed")
-    assert chat._typed(bracketed=True) == "typed"
-    assert capsys.readouterr() == ("", chat.PROMPT)
+        assert re.search(r"^90 tokens; .*; cut at --max-new-tokens 90$", more.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -160,36 +136,36 @@ def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatc
     assert said[5] == tokenizer.decode(expected[inputs["input_ids"].shape[1] :])
 
 
+NO = "there is no command"
+REFUSED = {
+    "/foo": f"{NO} '/foo'; /help lists all",
+    "/": f"{NO} '/'; /help lists all",
+    "/?": f"{NO} '/?'; /help lists all",
+    "/gama 3": f"{NO} '/gama'; did you mean '/gamma'? /help lists all",
+    "/show-drafts": f"{NO} '/show-drafts'; did you mean '/drafts'? /help lists all",
+    "/reset it": "/reset takes no value, got 'it'",
+    "/quit it": "/quit takes no value, got 'it'",
+    "/gamma 2 3": "/gamma takes one integer, got '2 3'",
+    "/gamma -1": "/gamma must be an integer in [0, 1024], got -1",
+    "/gamma 0": "/gamma must be at least 1, got 0; /speculative turns drafts off",
+    "/length 0": "/length must be an integer in [1, 2147483647], got 0",
+    "/processor top": "/processor must be one of greedy, multinomial, topk, nucleus, topknucleus, "
+    "minp, got 'top'; did you mean 'topk'?",
+    "/processor topk 1 2.5": "/processor topk takes temperature, top_k, got '1 2.5'",
+    "/processor greedy 1": "/processor greedy takes no value, got '1'",
+    "/processor nucleus 1 2": "--top-p must be in (0, 1], got 2.0",
+    "/processor topk 0 3": "--top-k needs --temperature above 0: greedy decoding does not sample",
+    "/drafter": "/drafter needs a drafter that is a language model, got --drafter auto",
+}
+
+
 def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
+    """And the exit code tells of the first one although the message was answered."""
     start = ("chat", "--model", folder, "--max-new-tokens", 2)
-    no = "error: there is no command"
-    for text, line in (
-        ("/foo", f"{no} '/foo'; /help lists all"),
-        ("/", f"{no} '/'; /help lists all"),
-        ("/?", f"{no} '/?'; /help lists all"),
-        ("/gama 3", f"{no} '/gama'; did you mean '/gamma'? /help lists all"),
-        ("/Spec", f"{no} '/Spec'; did you mean '/speculative'? /help lists all"),
-        ("/show-drafts", f"{no} '/show-drafts'; did you mean '/drafts'? /help lists all"),
-        ("/reset it", "error: /reset takes no value, got 'it'"),
-        ("/quit it", "error: /quit takes no value, got 'it'"),
-        ("/gamma 2 3", "error: /gamma takes one integer, got '2 3'"),
-        ("/gamma -1", "error: /gamma must be an integer in [0, 1024], got -1"),
-        ("/gamma 0", "error: /gamma must be at least 1, got 0; /speculative turns drafts off"),
-        ("/length 0", "error: /length must be an integer in [1, 2147483647], got 0"),
-        ("/processor top", "error: /processor must be one of greedy, multinomial, topk, nucleus, "
-         "topknucleus, minp, got 'top'; did you mean 'topk'?"),
-        ("/processor topk 1 2.5", "error: /processor topk takes temperature, top_k, got '1 2.5'"),
-        ("/processor greedy 1", "error: /processor greedy takes no value, got '1'"),
-        ("/processor nucleus 1 2", "error: --top-p must be in (0, 1], got 2.0"),
-        ("/processor topk 0 3", "error: --top-k needs --temperature above 0: greedy decoding does "
-         "not sample"),
-        ("/drafter", "error: /drafter needs a drafter that is a language model, got --drafter "
-         "auto"),
-    ):  # fmt: skip
-        result = invoke(*start, input=f"Hi\n{text}\n")
-        assert line in result.output.splitlines(), text
-        assert says(result, f"error: the command {text} was refused")
-        assert result.exit_code == 1  # although the message was answered
+    result = invoke(*start, input="\n".join(["Hi", *REFUSED]))
+    errors = [line[7:] for line in result.output.splitlines() if line.startswith("error: ")]
+    assert errors == [*REFUSED.values(), "the command /foo was refused"]
+    assert result.exit_code == 1
     result = succeed(*start, input="/etc/hosts is a file\n")
     assert "2 tokens; " in result.output
 
@@ -214,16 +190,6 @@ def test_chat_goes_on_after_a_line_that_is_no_text(folder):  # noqa: F811
         last = invoke(*start, input=b"Say it\n" + wrong + b"\n")
         assert (last.exit_code, last.output.count("2 tokens; ")) == (1, 1)
     assert succeed(*start, input=b"\xef\xbb\xbfSay it\n").output.count("2 tokens; ") == 1
-
-
-def test_a_line_that_is_no_text_leaves_the_conversation_as_it_was(conversation, monkeypatch):
-    texts = ["Say it", "a\udcff", "Again"]
-    monkeypatch.setattr(chat, "read_messages", lambda interactive: iter(texts))
-    for interactive in (True, False):
-        conversation.reset()
-        assert not chat._talk(conversation, interactive)
-        said = [message["content"] for message in conversation.messages]
-        assert said[::2] == ["Say it", "Again"]
 
 
 @pytest.fixture
@@ -331,16 +297,6 @@ def test_rejected_drafts_are_shown_and_are_no_part_of_the_conversation(folder): 
     marked = after.partition("sat\n")[2].splitlines()[0]
     assert marked in shown
     assert after.endswith("/drafts: off\n")
-
-
-def test_without_a_template_a_message_is_continued_as_text(tmp_path):
-    bare = cli_models.write_folder(tmp_path, template=None)
-    start = ("chat", "--model", bare, "--max-new-tokens", 3)
-    line = one_line_error(*start)
-    assert line.endswith("; with --no-chat-template the model continues each message as text")
-    result = succeed(*start, "--no-chat-template", input="Say it\nSay it\n")
-    first, second = result.stdout.removesuffix("\n").split("\n\n")
-    assert first == second  # no memory
 
 
 def test_the_drafters_of_a_cascade_answer_alone_one_by_one(folder):  # noqa: F811

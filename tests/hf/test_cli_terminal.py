@@ -166,7 +166,6 @@ def test_a_spinner_is_there_while_a_wait_is_long(monkeypatch):
         assert len(written.getvalue()) <= length + len("\n")
 
 
-@pytest.mark.parametrize("size", [1, 7])
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
@@ -180,11 +179,12 @@ def test_a_spinner_is_there_while_a_wait_is_long(monkeypatch):
     ],
     ids=["words", "full", "long", "code", "blank", "tab", "wide"],
 )
-def test_lines_of_a_stream_end_between_words(text, lines, size):
+def test_lines_of_a_stream_end_between_words(text, lines):
     """The terminal breaks a word that is longer than a line."""
-    wrap, pieces = WordWrap(10), (Text(text[i : i + size]) for i in range(0, len(text), size))
-    wrapped = "".join(wrap.feed(piece).plain for piece in pieces) + wrap.rest().plain
-    assert wrapped.split("\n") == lines
+    for size in (1, 7):
+        wrap, pieces = WordWrap(10), (Text(text[i : i + size]) for i in range(0, len(text), size))
+        wrapped = "".join(wrap.feed(piece).plain for piece in pieces) + wrap.rest().plain
+        assert wrapped.split("\n") == lines
 
 
 # Without a terminal.
@@ -208,7 +208,7 @@ def modules_of(process):
 
 @pytest.mark.build
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="moments are read from /proc")
-@pytest.mark.parametrize("moment", ["libtorch_cpu", "_ssl", "_C.so", "answer", "answers"])
+@pytest.mark.parametrize("moment", ["libtorch_cpu", "_C.so", "answers"])
 def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
     """While options are read, torch is imported, a model is loaded, and answers are printed."""
     process = begin(
@@ -216,38 +216,21 @@ def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
         "--no-compare", "--temperature", 1,
     )  # fmt: skip
     assert process.stdout
-    if moment.startswith("answer"):
+    if moment == "answers":
         process.stdout.readline()
-        time.sleep(0.05 if moment == "answers" else 0)
+        time.sleep(0.05)
     else:
         until = time.monotonic() + 60
         while moment not in modules_of(process) and time.monotonic() < until:
             time.sleep(0.002)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
-    if moment.startswith("answer"):  # its figures may be printed by then, and it may have ended
+    if moment == "answers":  # its figures may be printed by then, and it may have ended
         ends = {130: "\nerror: interrupted\n", 0: "from the second round\n"}
         assert f"\n{told}".endswith(ends[process.returncode]), told
         assert "Traceback" not in told
     else:
         assert (process.returncode, told) == (130, "error: interrupted\n")
-
-
-@pytest.mark.build
-def test_an_interruption_inside_of_exec_has_the_same_exit_code(tmp_path):
-    """Python ends by the signal once exec() was interrupted, whoever caught that."""
-    program = """
-import os, signal
-from specdec_hf.cli import interrupt
-with interrupt.in_one_line():
-    exec("os.kill(os.getpid(), signal.SIGINT)\\nwhile True: pass")
-"""
-    (tmp_path / "interrupted.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "interrupted"], capture_output=True, text=True, env=environment(),
-        cwd=tmp_path, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
 @pytest.mark.build
@@ -258,22 +241,6 @@ def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
     assert process.stderr
     assert process.stderr.read() == ""
     assert process.wait(timeout=60) == 1
-
-
-@pytest.mark.build
-def test_help_and_a_wrong_input_are_quick_and_load_no_torch():
-    code = (
-        "import sys; from specdec_hf.cli.app import main\n"
-        "for words in (['--help'], ['generate', '--prompt', 'a', '--rule', 'best']):\n"
-        "    sys.argv = ['x', *words]\n"
-        "    try: main()\n"
-        "    except SystemExit as end: print('exit', end.code)\n"
-        "print(*{'torch', 'transformers', 'specdec_kernels'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "generate" in done.stdout
-    assert done.stdout.splitlines()[-3:] == ["exit 0", "exit 2", ""]
-    assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.parametrize("width", [44, 100])
