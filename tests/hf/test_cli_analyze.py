@@ -1,74 +1,141 @@
-"""The command `analyze`: its tables, its files, and one line for each wrong input."""
+"""The command `analyze`: a golden run, what it reports and draws, and what it leaves out."""
 
 import itertools
 import json
+import re
 
 import pytest
 from specdec_hf import PromptLookupDrafter
-from support.cli_models import folder, invoke, reported, says, write_encoder_decoder  # noqa: F401
+from specdec_hf.cli.explain import Explained, ExplainedTree, Node
+from specdec_hf.lab.analysis import tree_pictures
+from support.cli_models import (  # noqa: F401
+    folder,
+    home,
+    invoke,
+    masked,
+    reported,
+    says,
+    write_encoder_decoder,
+)
 from support.heads import head_folder
 from transformers import AutoModelForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
 
-pytestmark = pytest.mark.build  # a tool of the laboratory
+pytestmark = [pytest.mark.build, pytest.mark.usefixtures("home")]  # a tool of the laboratory
 
 PROMPTS = (
     '{"question_id": 7, "category": "x", "turns": ["Say yes yes yes no no, yes yes yes no"]}\n'
     '{"question_id": 8, "category": "y", "turns": ["Hello hello & <b>", "not asked"]}\n'
 )
+ANALYSED = """
+tiny, float32, cpu
+Figure #: rounds of the first answer, layers:1, temperature #
+«drafted and accepted» ×drafted and rejected× ‹recovered after a rejection› bonus or plain
+Table #: operations and speed against plain decoding, at c = #
+α γ operations printed speed printed ##
+Table #: measured speed-up of tiny
+TASK M_q TEMP γ α SPEED
+prompts layers:1 ## prompts layers:1 ## prompts layers:1 ## prompts layers:1 ##
+the fastest at its temperature
+Table #: acceptance rates
+M_p M_q SMPL α tiny layers:1 T=# # tiny layers:1 T=# #
+Corollary #: acceptance rate
+drafter T α ± standard error D_LK A.# positions layers:1 ## of # layers:1 ## of #
+On the target's own texts, over the positions with a draft. D_LK: mean of Definition #, ## α. A.#:
+acceptance of rejection sampling with the same drafts.
+Table #: expected against measured speed-up over plain decoding
+drafter T γ α c v drafting Exp Exp v Emp tokens Emp
+layers:1 ## layers:1 ## layers:1 ## layers:1 ##
+Exp: Theorem #, with v = # and drafts in every round. Exp v: with the measured v and share of rounds
+with drafts. tokens: expected per round. Emp: measured.
+Sections # and #: what α and c make possible, with v = #
+drafter T α c at least best γ Exp oracle gain layers:1 ## layers:1 ##
+at least: Corollary #, # where α does not exceed c. Exp: Theorem # at the best γ. oracle: γ is in
+every round what will be accepted, and its gain over Exp.
+Section #: arithmetic operations and memory accesses
+drafter T γ α ĉ operations reads Emp layers:1 ## layers:1 ## layers:1 ## layers:1 ##
+Per token, against plain decoding. ĉ: counted operations of a draft step over those of a token of
+the target. operations: Theorem #. reads: of the target's weights and KV cache, expected where every
+round drafts. Emp: reads as measured.
+SpecInfer, Table #: how often one of the first k drafts is accepted
+drafter T measured in k = # k = # k = # k = # k = # layers:1 # texts ## layers:1 # texts ##
+texts: the k likeliest tokens at temperature #, else k that are drawn independently and tried by
+rule multi_draft. root, texts: the children of a tree's root. rounds: the children of every node
+that was tried, by acceptance_by_trial.
+Baselines: expected tokens per round that drafts
+drafter T γ speculative rejection best of # layers:1 ## layers:1 ## layers:1 ## layers:1 ##
+speculative: Equation #. rejection: the same with the acceptance of Appendix A.#. best: the longest
+of # greedy chains that begin with the likeliest tokens, which cost # times as much; the longest of
+sampled chains would be biased.
+Section #: what each schedule leaves of an oracle for γ
+drafter T schedule drafts tokens speed of oracle
+layers:1 # oracle ## layers:1 # constant, γ = ## layers:1 # constant, γ = ##
+layers:1 # heuristic ## layers:1 # oracle ## layers:1 # constant, γ = ##
+layers:1 # constant, γ = ## layers:1 # heuristic ##
+The oracle drafts in each round what is accepted. speed: by c alone, with v = #.
+Table # and Appendix A.#: acceptance rate under lenience l
+drafter T l = # l = # l = # l = # layers:1 ## layers:1 ##
+At T = # a draft x is accepted where P(x) >= l max P before the argmax.
+Appendix A.#: speed under lenience, T5-small for T5-XXL, c = #
+T l α γ speed printed ##
+At T = # the paper names no γ: it is the best one, and the printed speeds are larger.
+Without the residual: recovered tokens drawn from P, layers:1
+with the residual without probability of a rejection ## TV of the recovered token ##
+TV of the emitted token ## the same, worst position ## chi-square, # draws there # (df #), p = ##
+(df #), p = #
+Means over # positions. TV: exact total variation from the residual for the recovered token, from P
+for the emitted one.
+wrote figure-1.html, figure-2.svg, figure-3.svg, figure-4.svg, figure-5.svg to pictures
+wrote out.json
+"""
 
 
-@pytest.fixture(scope="module")
-def analysed(folder, tmp_path_factory):  # noqa: F811
-    """Output, report and pictures of one run."""
-    home = tmp_path_factory.mktemp("analyze")
+def test_analyze_prints_reports_and_draws_this(home):  # noqa: F811
     (home / "prompts.jsonl").write_text(PROMPTS)
-    report, result = reported(
-        home, "analyze", "--model", folder, "--prompts", home / "prompts.jsonl", "--drafter",
-        "layers:1", "--drafter", "prompt_lookup", "--max-new-tokens", 12, "--gamma", "2,4",
-        "--temperature", 0.5, "--ablate", "residual", "--output", home / "pictures",
-        "--num-assistant-tokens-schedule", "heuristic",
-    )  # fmt: skip
-    return result, report, home / "pictures"
-
-
-def test_every_table_is_printed(analysed):
-    result, _, _ = analysed
-    for words in (
-        "Figure 1: rounds of the first answer, layers:1", "Table 1: operations and speed",
-        "Table 2: measured speed-up of", "prompts layers:1", "Table 3: acceptance rates", "T=0.5",
-        "Corollary 3.6", "Table 4: expected against measured", "Sections 3.3 and 3.5: what α",
-        "Section 3.4: arithmetic operations", "SpecInfer, Table 1: how often", "Baselines",
-        "Section 3.5: what each schedule leaves", "constant, γ = 4", "heuristic",
-        "Table 5 and Appendix A.5: acceptance rate under", "0.87 8 4.91x 4.9x",
-        "Without the residual", "drafted and rejected", "1.53x 1.53x 1.96x 1.96x",
-    ):  # fmt: skip
-        assert says(result, words), words
+    asked = (
+        "analyze --model tiny --prompts prompts.jsonl --drafter layers:1 --max-new-tokens 12 "
+        "--gamma 2,4 --temperature 0.5 --ablate residual --output pictures --json out.json "
+        "--num-assistant-tokens-schedule heuristic"
+    )
+    result = invoke(*asked.split())
+    assert result.exit_code == 0, result.output
+    rounds = r"(?<=temperature 0\.5 )─+.*?(?=«drafted and)"  # whose text may hold anything
+    assert masked(result.output, rounds, " ★") == " ".join(ANALYSED.split())
     assert max(map(len, result.output.splitlines())) <= 80
+    for words in ("0.87 8 4.91x 4.9x", "1.53x 1.53x 1.96x 1.96x"):
+        assert says(result, words)
+    report = json.loads((home / "out.json").read_text())
+    check_report(report)
+    pictures = home / "pictures"
+    names = ["figure-1.html", *(f"figure-{i}.svg" for i in range(2, 6))]
+    assert sorted(path.name for path in pictures.iterdir()) == names
+    assert all("<svg" in (pictures / name).read_text() for name in names[1:])
+    page = (pictures / "figure-1.html").read_text()
+    assert page.count("data-kind=") == sum(
+        len(said) for answer in report["measured"][1]["rounds"] for said in answer
+    )
+    assert "Hello hello &amp; &lt;b&gt;" in page
+    assert "not asked" not in page
 
 
-def test_the_report_holds_what_was_measured(analysed):
-    _, report, _ = analysed
+def check_report(report):
     assert [row["computed"]["gamma"] for row in report["table_1"]] == [2, 3, 2, 5, 2, 10]
-    assert [(m["drafter"], m["temperature"]) for m in report["measured"]] == [
-        ("layers:1", 0.0), ("prompt_lookup", 0.0), ("layers:1", 0.5), ("prompt_lookup", 0.5)
-    ]  # fmt: skip
+    assert [m["temperature"] for m in report["measured"]] == [0.0, 0.5]
     for one in report["measured"]:
         accepted = one["acceptance"]
         assert accepted["positions"] == 24
         assert accepted["texts"] == 2
         rates = [row["alpha"] for row in accepted["lenience"]]
         assert rates[0] == accepted["alpha"]
-        if one["drafter"] == "layers:1":
-            assert accepted["drafted"] == 24
-            assert [speed["gamma"] for speed in one["speed"]] == [2, 4]
-            assert accepted["divergence"] == pytest.approx(1 - accepted["alpha"])
-            assert accepted["rejection_sampling"] <= accepted["alpha"]
-            # One of two layers, and the same output matrix.
-            assert 0.5 < one["operations"] < 1
-            schedules = [made["schedule"] for made in one["schedules"]]
-            assert schedules == ["oracle", "constant, γ = 2", "constant, γ = 4", "heuristic"]
+        assert accepted["drafted"] == 24
+        assert [speed["gamma"] for speed in one["speed"]] == [2, 4]
+        assert accepted["divergence"] == pytest.approx(1 - accepted["alpha"])
+        assert accepted["rejection_sampling"] <= accepted["alpha"]
+        # One of two layers, and the same output matrix.
+        assert 0.5 < one["operations"] < 1
+        schedules = [made["schedule"] for made in one["schedules"]]
+        assert schedules == ["oracle", "constant, γ = 2", "constant, γ = 4", "heuristic"]
         assert list(one["calls"]) == ["2", "4"]
         emitted = [
             sum(token["kind"] != "rejected" for said in answer for token in said)
@@ -79,45 +146,25 @@ def test_the_report_holds_what_was_measured(analysed):
             factor = walltime_factor(speed["alpha"], speed["gamma"], speed["cost"])
             assert speed["expected_paper"] == pytest.approx(factor)
             assert speed["measured"] > 0
-    ablation = report["measured"][2]["ablation"]
+    ablation = report["measured"][1]["ablation"]
     assert ablation["mean"]["correct"] < 1e-12 < ablation["mean"]["ablated"]
     assert ablation["experiment"]["correct"]["p_value"] > 1e-4
     assert ablation["experiment"]["ablated"]["p_value"] < 1e-6
     assert report["measured"][0]["ablation"] is None  # greedy decoding draws nothing
 
 
-def test_figures_and_page_are_written(analysed):
-    _, report, pictures = analysed
-    names = ["figure-1.html", *(f"figure-{i}.svg" for i in range(2, 6))]
-    assert sorted(path.name for path in pictures.iterdir()) == names
-    for name in names[1:]:
-        assert "<svg" in (pictures / name).read_text()
-    page = (pictures / "figure-1.html").read_text()
-    assert page.count("data-kind=") == sum(
-        len(said) for one in report["measured"][2:] for answer in one["rounds"] for said in answer
-    )
-    assert "Hello hello &amp; &lt;b&gt;" in page
-    assert "not asked" not in page
-    for title in (
-        "Table 2: measured", "Section 3.4: arithmetic", "Without the residual", "Table 3 as printed"
-    ):  # fmt: skip
-        assert f"<h2>{title}" in page
-    expected = "".join(f"<td>{x}</td>" for x in ("0.75", "0.02", "3.16x", "3.2x", "3.4x"))
-    assert expected in page
-
-
 @pytest.fixture
-def analyze(folder, tmp_path):  # noqa: F811
+def analyze(home):  # noqa: F811
     """Runs the command with some drafters; its result and its report."""
-    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
+    (home / "prompts.jsonl").write_text(PROMPTS)
 
     def call(*drafters, options=()):
         named = [argument for drafter in drafters for argument in ("--drafter", drafter)]
         result = invoke(
-            "analyze", "--model", folder, "--prompts", tmp_path / "prompts.jsonl", "--limit", 1,
-            "--max-new-tokens", 6, "--gamma", 2, "--json", tmp_path / "out.json", *named, *options,
+            "analyze", "--model", "tiny", "--prompts", "prompts.jsonl", "--limit", 1,
+            "--max-new-tokens", 6, "--gamma", 2, "--json", "out.json", *named, *options,
         )  # fmt: skip
-        report = tmp_path / "out.json"
+        report = home / "out.json"
         return result, json.loads(report.read_text()) if report.exists() else None
 
     return call
@@ -151,7 +198,7 @@ def test_an_encoder_decoder_is_measured_with_its_encoder(tmp_path):
     result = invoke(
         "analyze", "--model", tmp_path / "target", "--prompts", tmp_path / "prompts.jsonl",
         "--max-new-tokens", 6, "--gamma", 2, "--temperature", 0, "--json", tmp_path / "out.json",
-        "--output", tmp_path / "pictures", "--drafter", small, "--drafter", "prompt_lookup",
+        "--drafter", small, "--drafter", "prompt_lookup",
         "--drafter", "layers:1",
     )  # fmt: skip
     assert result.exit_code == 1
@@ -161,9 +208,6 @@ def test_an_encoder_decoder_is_measured_with_its_encoder(tmp_path):
     model = report["measured"][0]
     assert (model["acceptance"]["drafted"], model["acceptance"]["positions"]) == (12, 12)
     assert [call["new_tokens"] for call in model["calls"]["2"]] == [6, 6]
-    figure = (tmp_path / "pictures" / "figure-5.svg").read_text()
-    assert "encoder of the target" in figure
-    assert "#f58518" in figure  # that of the draft model
 
 
 def test_a_drafter_that_cannot_be_analyzed_is_named_and_the_others_are_measured(analyze):
@@ -211,3 +255,49 @@ def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypat
     assert says(result, "Table 4: expected against measured")
     assert [m["drafter"] for m in report["measured"]] == ["layers:1", "layers:1"]
     assert report["failed"] == {"prompt_lookup": "lost the table"}
+
+
+# Trees.
+
+NODES = [
+    Node(5, "<script>", -1, "accepted", 0.5, 0.25, 1.0),
+    Node(6, "\x1b" + "x" * 40, -1, "drafted", 0.125),
+    Node(7, " sat", 0, "rejected", 0.25, 0.5, 0.5),
+]
+TREE = ExplainedTree(2, 31, " the", NODES, 0, Explained(9, " on", "recovered", 0.75, position=32))
+
+
+def test_the_page_of_trees_has_every_node_and_a_cell_for_each_pair_that_attends():
+    picture = tree_pictures.Picture("drafty", "Say <i>hello</i>", [TREE])
+    text = tree_pictures.render_trees({"model": "tiny <1>"}, [picture])
+    kinds = re.findall('<g class="[^" ]+ ([^" ]+)', text)
+    assert kinds == ["root", "accepted", "drafted", "rejected", "recovered"]
+    for part in ("&lt;script&gt;", "␛xxxxxxxxxxxx…", "Say &lt;i&gt;hello", "tiny &lt;1&gt;",
+                 "round 2, position 31: 3 nodes, 1 accepted",
+                 "drafted and accepted, P 0.5000, Q 0.2500, acceptance 1.0000"):  # fmt: skip
+        assert part in text
+    mask = text[text.index('class="mask"') :]
+    cells = re.findall(r'<rect x="(\d+)" y="(\d+)"', mask)
+    places = [(int(y) // tree_pictures.CELL, int(x) // tree_pictures.CELL) for x, y in cells]
+    attends = [(0, 0), (1, 0), (1, 1), (2, 0), (2, 2), (3, 0), (3, 1), (3, 3)]
+    assert sorted(places) == attends
+    assert not re.search("<(link|img|iframe|script)| (src|href|onload)=", text)
+
+
+def test_trees_are_drawn_as_they_were_measured(analyze, home):  # noqa: F811
+    """Those of a drafter of its own, and those that --tree asks of a drafter of chains."""
+    options = ("--temperature", 0, "--max-new-tokens", 24, "--output", "pictures")
+    result, content = analyze("lookahead:2,3,2", options=options)
+    assert result.exit_code == 0, result.output
+    (measured,), (drawn,) = content["measured"], content["trees"]
+    assert drawn["drafter"] == measured["drafter"] == "lookahead:2,3,2"
+    (calls,) = measured["calls"].values()
+    nodes = [node for tree in drawn["trees"] for node in tree["nodes"]]
+    assert len(nodes) == calls[0]["drafted"] > 0
+    accepted = sum(node["kind"] == "accepted" for node in nodes)
+    page = (home / "pictures" / "trees.html").read_text()
+    assert page.count('<g class="node accepted"') == accepted == calls[0]["accepted"]
+    result, content = analyze("layers:1", options=(*options, "--tree", "2,1"))
+    assert result.output.count("mask, 0 is the root") >= tree_pictures.SHOWN_ROUNDS
+    assert not content["measured"][0]["trees"]
+    assert [one["drafter"] for one in content["trees"]] == ["layers:1"]

@@ -3,9 +3,6 @@
 import json
 
 import pytest
-import typer
-from specdec_hf.cli.load import read_config
-from specdec_hf.cli.sources import Source
 from support import cli_models, encoder_models
 from support.cli_models import invoke, one_line_error, reported, says, succeed
 from transformers import AutoModelForSeq2SeqLM
@@ -105,13 +102,9 @@ def test_other_commands_refuse_encoder_decoders_by_name(t5, tmp_path):
     assert result.exit_code == 2
     assert "is of type 't5', which Transformers does not list among causal la" in result.output
     assert "chat needs a chat template, which" in one_line_error("chat", "--model", t5)
-
-
-def test_models_of_sounds_are_refused(tmp_path):
-    encoder_models.build("whisper").save_pretrained(tmp_path)
-    with pytest.raises(typer.Exit) as caught:
-        read_config(Source("--model", "x", "folder", tmp_path), str, encoder_decoders=True)
-    assert caught.value.exit_code == 2
+    encoder_models.build("whisper").save_pretrained(tmp_path / "sounds")
+    line = one_line_error("generate", "--prompt", "a", "--model", tmp_path / "sounds")
+    assert "is of type 'whisper'" in line
 
 
 def test_the_prompt_of_an_encoder_may_be_as_long_as_its_positions(tmp_path):

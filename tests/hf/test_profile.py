@@ -1,18 +1,20 @@
-"""Profiles: their file with every fault, and what a call takes from one."""
+"""Profiles: what calls and the command line take from one, and its faults by file and key."""
 
 import json
 
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, TreeSpec, TrieTree, generate, warm_up
+from specdec_hf.cli.weights import load_folder
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.options import Options, read_profile
-from specdec_hf.profile import describe_conditions, describe_model
 from support import hf_models
+from support.cli_models import answered, folder, one_line_error  # noqa: F401
 from transformers import GenerationConfig
 
 NEW = 16
 LOOKUP = {"drafter": "prompt_lookup", "num_assistant_tokens": 3}
+ASKED = ("generate", "--prompt", "a", "--profile")
 MERGED = {"drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(2, 3, 5)}
 
 
@@ -37,36 +39,6 @@ def most_drafted(out):
     return max(max(record.drafted) for record in out.stats.round_log)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"drafter": None},
-        {"drafter": "auto", "num_assistant_tokens_schedule": "constant"},
-        {"drafter": "ngram:2", "num_assistant_tokens": 4, "compile": False},
-        {"drafter": "auto", "num_assistant_tokens_schedule": "egag", "num_assistant_tokens": 3},
-        {"drafter": "ngram:no/table", "num_assistant_tokens_schedule": "egag"},
-        {"drafter": "suffix_automaton:keep=1MiB", "num_assistant_tokens_schedule": "confidence"},
-        {"drafter": "prompt_lookup", "num_assistant_tokens_schedule": "optimal"},
-        {"drafter": ["lookahead", "ngram"], "tree": TrieTree(2, 3, 5)},
-        {"drafter": "prompt_lookup", "tree": (2, 2, 1)},
-        {"drafter": "prompt_lookup", "tree": TreeSpec((-1, -1, 0), (0, 2, 1))},
-        MERGED,
-    ],
-    ids=lambda options: str(options["drafter"]),
-)
-def test_a_file_holds_the_options_as_a_caller_gives_them(model, write, options):
-    path = write(**options)
-    read = read_profile(path)
-    assert read.options == options
-    assert read.path == str(path)
-    assert (read.model, read.conditions) == (
-        describe_model(model, "tiny"), describe_conditions(model, 1, sampled=False)
-    )  # fmt: skip
-    taken, given = Options(profile=path), Options(**options)
-    for name in ("drafter", "num_assistant_tokens", "num_assistant_tokens_schedule", "tree"):
-        assert getattr(taken, name) == getattr(given, name)
-
-
 def changed(**changes):
     """Replaces values by their path of keys; ... removes a key."""
 
@@ -89,64 +61,32 @@ def rewrite(path, change):
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
-def schedule(value):
-    return changed(options__num_assistant_tokens_schedule=value)
-
-
-DRAFTER = "options: drafter must be null, a name or a list of names, got"
 FAULTS = {
     "a list": (lambda content: [content], "must be a file that tune wrote, with format 'specdec"),
-    "another format": (changed(format="specdec layer_skip"), "with format 'specdec profile'"),
-    "a newer version": (changed(version=2), ": version must be 1, got 2"),
     "an unknown key": (changed(option={}), "measured alone, got 'option'; did you mean 'options'?"),
     "no model": (changed(model=...), "must hold model, which is missing"),
     "options of another type": (changed(options=[]), ": options must be an object, got"),
     "no drafter": (changed(options={}), ": options must hold drafter, which is missing"),
-    "an unknown option": (changed(options__num_assistant_token=3), "got 'num_assistant_token'; di"),
-    "a rule": (changed(options__rule="typical"), "alone, got 'rule'"),
-    "a drafter of another type": (changed(options__drafter=3), f"{DRAFTER} 3"),
-    "no drafters": (changed(options__drafter=[]), f"{DRAFTER} []"),
-    "an empty name": (changed(options__drafter=["ngram", ""]), DRAFTER),
+    "a drafter of another type": (changed(options__drafter=3), "null, a name or a list of names"),
     "a word of the command line": (changed(options__drafter="help"), "or a name, got 'help'"),
-    "plain decoding in a list": (changed(options__drafter=["ngram", "none"]), "null for plain dec"),
     "a word for a number": (changed(options__drafter="sparse_cache:budget=a"), "budget of drafter"),
     "a number out of range": (changed(options__drafter=["nasd", "ngram:0"]), "'ngram:0': order"),
-    "sampling of a model": (changed(options__drafter="a/b:top_p=hot"), "drafter a/b:top_p=hot: "),
-    "a schedule that needs a distribution": (schedule("egag"), "distribution or a confidence, got"),
+    "a schedule that needs a distribution": (
+        changed(options__num_assistant_tokens_schedule="egag"), "distribution or a confidence, got"
+    ),
     "a schedule for chains with a tree": (
         changed(options={"drafter": "ngram", "tree": {"TrieTree": {}},
                          "num_assistant_tokens_schedule": "egag"}), "'optimal' with trees, got 'e"
     ),
-    "a schedule for chains with trees of a drafter's own": (
-        changed(options={"drafter": "lookahead", "num_assistant_tokens_schedule": "heuristic"}),
-        "'optimal' with trees, got 'heuristic'"
-    ),
-    "a number for trees of a drafter's own": (
-        changed(options={"drafter": "lookahead:5,3,5", "num_assistant_tokens": 4}),
-        "must be null with drafter 'lookahead:5,3,5', which says what is drafted, got 4",
-    ),
-    "a value that a drafter lacks": (changed(options__drafter="nasd:9"), "'nasd' takes no value"),
-    "a wrong number": (changed(options__num_assistant_tokens="3"), "must be an integer in [0, 102"),
-    "an unknown schedule": (schedule("optimum"), "did you mean 'optimal'?"),
-    "a schedule of another type": (schedule(3), "must be a string or a Schedule, got 3"),
     "a wrong flag": (changed(options__compile="no"), "compile must be True or False, got 'no'"),
     "numbers and a tree": (changed(options__tree=[2, 1]), "must be null with tree, which says"),
-    "an unknown tree": (changed(options__tree={"Bush": {}}), "tree must be null, numbers of chil"),
-    "a tree without children": (changed(options__tree=[2, 0]), "tree must be an integer in [1, 10"),
-    "a field that a tree lacks": (changed(options__tree={"TrieTree": {"width": 2}}), "TrieTree: "),
-    "fields of another type": (changed(options__tree={"TrieTree": 2}), "must be an object, got 2"),
     "a digest of another type": (changed(model__digest=3), "digest must be null or a text, got 3"),
     "sizes of another type": (changed(model__sizes=3), "model: sizes must be an object, got 3"),
     "no sizes": (changed(model__sizes={}), "model: sizes must hold model_type, which is missing"),
-    "an unknown size": (changed(model__sizes__layers=2), "sizes must hold model_type, num_hidden"),
     "a size of another type": (changed(model__sizes__vocab_size=[11]), "null, a text or an intege"),
-    "a class of another type": (changed(model__class=5), "model: class must be a text, got 5"),
     "threads of another type": (changed(conditions__threads={"a": 1}), "threads must be an intege"),
     "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
     "a number for a flag": (changed(conditions__sampled=1), "sampled must be true or false, got 1"),
-    "no sequences": (changed(conditions__batch_size=0), "an integer of at least 1, got 0"),
-    "a version of another type": (changed(versions__torch=3), "versions: torch must be a text, g"),
-    "measured of another type": (changed(measured=[]), "measured must be an object"),
 }  # fmt: skip
 
 
@@ -162,10 +102,12 @@ def test_a_fault_is_refused_by_file_and_key(write, fault):
         assert message in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b'{"format": ', b"\xff\xfe", b"[" * 100_000])
-def test_what_is_no_json_is_refused_by_file(tmp_path, content):
+def test_what_is_no_json_is_refused_by_file(tmp_path):
     path = tmp_path / "profile.json"
-    path.write_bytes(content)
+    path.write_bytes(b'{"format": ')
+    assert "must be a JSON file that tune wrote" in one_line_error(*ASKED, path)
+    assert "error: --profile must name a file, got ''" in one_line_error(*ASKED, "")
+    assert "--profile: cannot read .: Is a directory" in one_line_error(*ASKED, ".")
     with pytest.raises(ValueError, match=f"profile {path} must be a JSON file that tune wrote: "):
         Options(profile=str(path))
     with pytest.raises(ValueError, match="profile must be the path of a file, got ''"):
@@ -197,15 +139,6 @@ def test_options_that_are_given_win_over_the_profile(write):
         assert taken(drafter=drafter) == (drafter, None, None, None)
     path = write(**MERGED)
     assert taken(num_assistant_tokens=2) == (["prompt_lookup", "ngram"], 2, None, None)
-
-
-def test_a_given_tree_drafts_without_the_schedule_of_the_profile(model, write):
-    path = write(drafter="prompt_lookup", num_assistant_tokens_schedule="heuristic")
-    out = run(model, profile=path, tree=(2, 1), do_sample=False)
-    assert torch.equal(out.sequences, run(model, do_sample=False).sequences)
-    assert out.stats.drafted > 0
-    with pytest.raises(ValueError, match="'constant' or 'optimal' with trees, got 'heuristic'"):
-        run(model, profile=path, tree=(2, 1), num_assistant_tokens_schedule="heuristic")
 
 
 def test_a_profile_is_taken_once(write):
@@ -290,20 +223,36 @@ def test_other_conditions_are_noted(model, write):
     assert note.endswith(f"pay here: torch was 1.13 and is {torch.__version__}")
 
 
-def test_weights_that_cannot_be_compared_are_noted(model, write):
-    """Rounding to float16 changes the digest, and a model may have none."""
-    path = write()
-    half = hf_models.build("llama", vocab_size=11).to(torch.float16)
-    notes = read_profile(path).check_call(half, 1, sampled=False)
-    assert notes[0] == f"whether profile {path} is that of these weights was not checked"
-    rewrite(path, changed(model__digest=None))
-    (note,) = run(model, profile=path, do_sample=False).stats.notes
-    assert note.startswith("whether profile")
+@pytest.mark.parametrize(
+    ("options", "drafter", "tree"),
+    [
+        ({"drafter": "layers:1", "num_assistant_tokens": 2}, "layers", None),
+        ({"drafter": "FOLDER", "tree": (2, 1)}, "model", "TreeSpec"),
+        ({"drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(depth=2)},
+         "prompt_lookup, ngram", "TrieTree"),
+        ({"drafter": None}, "none", None),
+    ],
+    ids=["name", "model", "several", "plain"],
+)  # fmt: skip
+def test_the_command_line_takes_a_profile(folder, tmp_path, options, drafter, tree):  # noqa: F811
+    """Models that drafts come from are loaded, and what is given wins."""
+    if options["drafter"] == "FOLDER":
+        options = {**options, "drafter": str(folder)}
+    path = tmp_path / "profile.json"
+    hf_models.profile_of(load_folder(folder)[0], options).save(path)
+    asked = (path.parent, "--prompt", "one two one two one", "--model", folder, "--guard", "off",
+             "--no-compare", "--max-new-tokens", 8, "--profile", path)  # fmt: skip
+    stats = answered(*asked)["stats"]
+    assert drafter in stats["drafter"]
+    assert (stats["tree"] or "").startswith(tree or "")
+    assert answered(*asked, "--drafter", "auto")["stats"]["drafter"] == "auto"
 
 
-def test_weights_of_a_profile_of_float16_are_compared_in_float16(model, write):
-    path = write()
-    rewrite(path, changed(conditions__dtype="float16"))
-    half = hf_models.build("llama", 1, vocab_size=11).to(torch.float16)
-    with pytest.raises(ValueError, match="whose weights have digest"):
-        read_profile(path).check_call(half, 1, sampled=False)
+def test_a_file_that_its_drafter_reads_is_blamed_on_the_profile(model, folder, write):  # noqa: F811
+    path = write(drafter="ngram:no/a")
+    with pytest.raises(FileNotFoundError) as error:
+        run(model, profile=path)
+    assert str(error.value).startswith(f"profile {path}: options: drafter 'ngram:no/a': ")
+    run(model, profile=path, drafter="ngram")  # which reads no file
+    line = one_line_error(*ASKED, path, "--model", folder)
+    assert f"profile {path}: options: drafter: cannot read no/a" in line

@@ -149,7 +149,7 @@ def says(result, words):
 
 
 def masked(text, *hidden):
-    """A printed text in one line, with # for each number and without what the clock decides.
+    """A printed text in one line without what the clock decides: # for a number, ## for several.
 
     Args:
         hidden: parts that are left out, too.
@@ -158,7 +158,8 @@ def masked(text, *hidden):
     for part in (*hidden, r"; another --drafter may gain", "─+"):
         text = re.sub(part, "", text)
     text = re.sub(r"(?<![\w:])(?<![A-Za-z]-)\d+(?:[.,]\d+)*(?:e[+-]\d+)?", "#", text)
-    return " ".join(text.split())
+    numbers = r"(?<!\S)[#x%+±/-]*#[#x%+±/-]*(?: [#x%+±/-]+)+(?!\S)"
+    return re.sub(numbers, "##", " ".join(text.split()))
 
 
 def one_line_error(*arguments, code=2, input=None):
