@@ -50,8 +50,7 @@ speculation # times without drafts
 tokens per round #
 drafts accepted #% (# of #)
 greedy outputs identical yes
-# times as fast as model.generate: # times without drafts, # times by speculation; # tokens a
-round, #% of drafts accepted
+# times as fast as model.generate: # times without drafts, # times by speculation; # tokens a round
 wrote out.json
 """
 

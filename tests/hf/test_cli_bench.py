@@ -118,7 +118,7 @@ def check_ratios(row):
 
 BENCHED = """
 tiny, float32, cpu, # threads, # prompts, greedy, # new tokens, median of #
-tokens/s ratio ## library speculation ## same
+tokens/s ratio # % library speculation # % same
 model.generate ## without drafts, specdec ## layers:1, guard off ##
 Rounds median tau alpha bound eff. loop
 model.generate # without drafts, specdec ## layers:1, guard off ##

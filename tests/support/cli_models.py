@@ -155,10 +155,11 @@ def masked(text, *hidden):
         hidden: parts that are left out, too.
     """
     text = " ".join(text.split())
-    for part in (*hidden, r"; another --drafter may gain", "─+"):
+    for part in (*hidden, r"(, \d+% of drafts accepted)?; another --drafter may gain", "─+"):
         text = re.sub(part, "", text)
     text = re.sub(r"(?<![\w:])(?<![A-Za-z]-)\d+(?:[.,]\d+)*(?:e[+-]\d+)?", "#", text)
-    numbers = r"(?<!\S)[#x%+±/-]*#[#x%+±/-]*(?: [#x%+±/-]+)+(?!\S)"
+    one = r"[+-]?#[#x%/-]*"
+    numbers = rf"(?<!\S){one}(?: (?:{one}|[±-]))+(?!\S)"
     return re.sub(numbers, "##", " ".join(text.split()))
 
 
