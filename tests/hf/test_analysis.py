@@ -1,14 +1,10 @@
-"""What `analyze` measures: acceptance on texts, what the residual does, rounds, trees, encoders.
-
-And the figures that it draws.
-"""
+"""What `analyze` measures: acceptance on texts, what the residual does, rounds, trees, encoders."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
 from specdec_hf import ModelDrafter, PromptLookupDrafter
 from specdec_hf.drafters.lookahead import LookaheadDrafter
 from specdec_hf.drafters.merge import TrieDrafter
@@ -23,7 +19,6 @@ from specdec_hf.lab.analysis.operations import measure_operations
 from specdec_hf.lab.analysis.replay import replay, rule_for, write_text
 from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
 from specdec_hf.lab.analysis.speed import compare_speed, compare_with_oracle
-from specdec_hf.lab.analysis.tables import tables_of
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.trees import TrieTree
@@ -219,109 +214,12 @@ def test_chi_square_counts_rare_tokens_together():
     assert chi_square(torch.tensor([10, 0]), torch.tensor([1.0, 0.0])).p_value == 1
 
 
-# Figures.
-
-MEASURED = [figures.Measured("small", 0.6, 3, 0.05, 2.1, 1.7)]
-
-
-def lines(figure):
-    """Each line by its label."""
-    return {line.get_label(): line for line in figure.axes[0].lines}
-
-
-def edges_of(panel):
-    """Left and right edge of each bar, one after the other, by colour."""
-    edges = {}
-    for bars in panel.collections:
-        found = edges.setdefault(to_hex(bars.get_facecolor()[0]), [])
-        for path in bars.get_paths():
-            found += [path.vertices[:, 0].min(), path.vertices[:, 0].max()]
-    return edges
-
-
-def test_figures_2_to_4_follow_the_formulas():
-    drawn = lines(figures.draw_expected_tokens(MEASURED))
-    assert set(drawn) == {*(f"γ = {g}" for g in (1, 3, 5, 7, 10)), "γ = ∞", "small, γ = 3"}
-    x, y = drawn["γ = 3"].get_data()
-    for alpha, tokens in zip(x[::40], y[::40], strict=True):
-        assert tokens == pytest.approx((1 - alpha**4) / (1 - alpha))
-    assert drawn["small, γ = 3"].get_data() == ([0.6], [2.1])
-
-    drawn = lines(figures.draw_optimal_gamma(MEASURED))
-    assert len(drawn) == 5
-    x, y = drawn["c = 0.1"].get_data()
-    for alpha, gamma in zip(x[::30], y[::30], strict=True):
-        factors = [(1 - alpha ** (g + 1)) / (1 - alpha) / (g * 0.1 + 1) for g in range(65)]
-        assert factors[gamma] == max(factors)
-
-    drawn = lines(figures.draw_speed_and_operations())
-    assert len(drawn) == 10
-    alpha, speed = (each[160] for each in drawn["speed, γ = 5"].get_data())
-    assert speed == pytest.approx((1 - alpha**6) / (1 - alpha))
-    assert drawn["operations, γ = 5"].get_ydata()[160] == pytest.approx(6 / speed)
-
-
-def test_figure_5_is_a_timeline_of_the_rounds():
-    fast = [
-        RoundRecord(0.0, 0.2, 0.5, 0.1, 0.0, 0.0, [4], [4], [5]),
-        RoundRecord(0.9, 0.4, 0.3, 0.05, 0.03, 0.02, [4], [1], [2]),
-    ]
-    plain = [RoundRecord(i * 0.5, 0.0, 0.4, 0.05, 0.0, 0.0, [0], [0], [1]) for i in range(4)]
-    rows = [figures.Timeline("γ = 4", fast), figures.Timeline("plain", plain)]
-    figure = figures.draw_timeline(rows)
-    panel = figure.axes[0]
-    assert [text.get_text() for text in panel.get_yticklabels()] == ["γ = 4", "plain"]
-    assert panel.get_xlim() == pytest.approx((0, 1.95))
-    edges = edges_of(panel)
-    steps = [x for i in range(4) for x in (0.05 * i, 0.05 * (i + 1))]
-    steps += [x for i in range(4) for x in (0.9 + 0.1 * i, 1.0 + 0.1 * i)]
-    assert edges[figures.DRAFT] == pytest.approx(steps)
-    assert edges[figures.PROMPT] == pytest.approx([0.2, 0.7, 0.0, 0.4])
-    assert edges[figures.VERIFY] == pytest.approx([1.3, 1.6, 0.5, 0.9, 1.0, 1.4, 1.5, 1.9])
-    assert [t.get_text() for t in panel.texts] == ["+5", "+2", "+1", "+1", "+1", "+1"]
-    assert panel.get_title(loc="left") == "first answer, whole"
-
-
-def test_figure_5_says_where_it_is_cut_and_of_which_model():
-    plain = [RoundRecord(i * 0.5, 0.0, 0.4, 0.05, 0.0, 0.0, [0], [0], [1]) for i in range(4)]
-    short = figures.Timeline("short", plain[:1])
-    figure = figures.draw_timeline([short, figures.Timeline("plain", plain)], 0.6, "llama, float32")
-    panel = figure.axes[0]
-    assert panel.get_title(loc="left") == "llama, float32, first answer, cut at 0.60 s of 1.95 s"
-    # The second round goes on after the edge.
-    assert [text.get_text() for text in panel.texts] == ["+1", "+1", " … 1.95 s"]
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[-1] == "gap: outside of rounds"
-
-
-def test_encoders_come_before_the_rounds_and_a_tree_is_one_block():
-    rounds = [
-        RoundRecord(0.75, 0.0, 0.5, 0.25, 0.0, 0.0, [0], [0], [1]),
-        RoundRecord(1.5, 0.5, 0.25, 0.25, 0.0, 0.0, [9], [2], [3]),
-    ]
-    rows = [
-        figures.Timeline("tree", rounds, EncoderSeconds(0.5, 0.25), trees=True),
-        figures.Timeline("plain", rounds, EncoderSeconds(0.5)),
-    ]
-    figure = figures.draw_timeline(rows)
-    edges = edges_of(figure.axes[0])
-    assert edges[figures.ENCODER] == pytest.approx([0, 0.5, 0, 0.5])
-    # It runs while the call begins, before its first round.
-    assert edges[figures.DRAFT_ENCODER] == pytest.approx([0.5, 0.75])
-    assert edges[figures.PROMPT] == pytest.approx([1.25, 1.75] * 2)
-    assert edges[figures.DRAFT][:2] == pytest.approx([2.0, 2.5])
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[-3:-1] == ["encoder of the target", "encoder of the drafter"]
-    late = figures.Timeline("late", [RoundRecord(0.1, *[0.0] * 5, [0], [0], [1])],
-                            EncoderSeconds(0.5, 0.25))  # fmt: skip
-    assert late.offset == pytest.approx(0.65)
-
-
-@pytest.mark.build  # the tools of figures
-def test_equal_figures_become_equal_files(tmp_path):
-    for name in ("a.svg", "b.svg"):
-        figures.draw_optimal_gamma(MEASURED).savefig(tmp_path / name, metadata={"Date": None})
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+def test_encoders_come_before_the_rounds():
+    """That of the drafter runs while the call begins, before the first round."""
+    encoders = EncoderSeconds(0.5, 0.25)
+    for began, offset in ((0.75, 0.5), (0.1, 0.65)):
+        row = figures.Timeline("a", [RoundRecord(began, *[0.0] * 5, [0], [0], [1])], encoders)
+        assert row.offset == pytest.approx(offset)
 
 
 HOT = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -334,10 +232,6 @@ def measurement(sampling=GREEDY, tokens=20, **options):
     inputs = tokenizer("ab ab ab ab", return_tensors="pt")
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     return Measurement(model, tokenizer, [inputs], sampling, tokens, [2, 4], **options)
-
-
-def tables_by_title(found, temperature=0.0):
-    return {table.title: table for table in tables_of({temperature: found}, "tiny", "letters")}
 
 
 def calls(*rounds):
@@ -407,16 +301,6 @@ def test_no_schedule_beats_the_oracle_of_a_greedy_text():
         for one in compare_with_oracle(longest, plain, cost):
             assert one.share <= 1 + 1e-12
     assert oracle.drafted < others[1].drafted
-    assert tables_by_title([found])["Section 3.5: what each schedule leaves of an oracle for γ"]
-
-
-def test_a_schedule_that_a_drafter_lacks_something_for_is_left_out_by_name():
-    made = measurement(schedules=["confidence", "heuristic"])
-    found = made.analyze("copies", PromptLookupDrafter(), made.write_texts())
-    assert list(found.refused) == ["confidence"]
-    assert "heuristic" in [one.schedule for one in found.scheduled]
-    table = tables_by_title([found])["Section 3.5: what each schedule leaves of an oracle for γ"]
-    assert "Left out: copies: " in table.note
 
 
 def linear_operations(model, skipped=()):
@@ -504,9 +388,6 @@ def test_everything_is_measured_of_a_tree_that_has_a_meaning_for_it():
     explained = [token for one in found.answers[0] for token in one]
     said = [token for token in explained if token.kind != "rejected"]
     assert [token.token for token in said] == texts[0].tokens[texts[0].begin :].tolist()
-    assert {token.drafter for token in explained if token.accept_prob is not None} == {"recycling"}
-    assert all(token.p == (token.kind != "rejected") for token in explained)
-    assert "".join(token.text for token in said)
     # The trees that are drawn are those that were measured.
     accepted = [
         node for tree in found.first_trees for node in tree.nodes if node.kind == "accepted"
@@ -515,17 +396,6 @@ def test_everything_is_measured_of_a_tree_that_has_a_meaning_for_it():
     assert {node.token for node in accepted} <= {token.token for token in said}
     drafted = sum(len(tree.nodes) for tree in found.first_trees)
     assert drafted == stats.drafted
-    # SpecInfer's table is that of the trials.
-    tables = tables_by_title([found])
-    (title,) = (title for title in tables if title.startswith("SpecInfer"))
-    at_root, in_rounds = tables[title].rows
-    left = 1.0
-    for share, shown in zip(stats.acceptance_by_trial, in_rounds[3:], strict=False):
-        left *= 1 - share
-        assert shown == f"{1 - left:.0%}"
-    assert at_root[2] == "root, texts"
-    expected = next(table for title, table in tables.items() if title.startswith("Table 4"))
-    assert expected.rows[0][7:9] == ("-", "-")
 
 
 # Encoder-decoders.

@@ -114,20 +114,6 @@ def test_greedy_text_is_that_of_plain_generation(models, gamma):
     assert best.rounds <= rejection.rounds
 
 
-def test_chains_begin_with_the_likeliest_tokens(models):
-    """With one draft each, a round has two tokens where the target's is among them."""
-    prompt = hf_models.prompts((9,))
-    best = BestOf(*models, 1, chains=3)
-    text = best.generate(**prompt, max_new_tokens=20, do_sample=False)
-    with torch.inference_mode():
-        ranked = models[1](text).logits[0].argsort(-1, descending=True)
-    end, place, rounds = text.shape[1], 9, 0
-    while place < end:
-        found = text[0, place] in ranked[place - 1, :3] and place < end - 1
-        place, rounds = place + 1 + found, rounds + 1
-    assert best.rounds == rounds < 20
-
-
 def test_equal_models_accept_everything_also_where_text_is_sampled(models):
     prompt, arguments = hf_models.prompts((9,)), {"do_sample": True, "temperature": 0.8, "top_k": 9}
     same = RejectionSampling(models[0], models[0], 3)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.cli import report
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.drafters.ngram_table import NgramTable
@@ -250,17 +249,6 @@ def measured(monkeypatch, seconds, drafts=None):
     return summary.rows_of(every, turns, None, sampled=False), calls
 
 
-def test_each_answer_is_made_in_turns_with_a_plain_one(monkeypatch):
-    took = {GENERATE: 2.0, "peer": 1.0}
-    rows, calls = measured(monkeypatch, lambda name, call: took[name])
-    pairs = list(zip(calls[::2], calls[1::2], strict=True))
-    assert set(pairs) == {(GENERATE, "peer"), ("peer", GENERATE)}
-    assert sum(first == GENERATE for first, _ in pairs) == 9
-    assert (rows[1].ratio, rows[1].interval, rows[1].notes) == (2.0, (2.0, 2.0), [])
-    assert {name: one.together for name, one in rows[1].categories.items()} == {"a": 2.0, "b": 2.0}
-    assert (rows[0].ratio, rows[0].texts) == (1.0, 6)
-
-
 @pytest.mark.parametrize("accepted", [1, 0], ids=["accepted", "none accepted"])
 def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatch, accepted):
     """Forwards of this library are 2 times as fast as the others, and drafts of it 1.25 times."""
@@ -427,11 +415,3 @@ def test_forwards_are_timed_behind_a_prompt_that_stays_as_long():
     found = forward_costs(model, inputs, [5, 3])
     assert sorted(found.medians()) == [1, 3, 5]
     assert set(widths) == {(7, 0), (1, 7), (3, 7), (5, 7)}
-
-
-def test_numbers_of_a_report_share_a_line_and_stay_the_same(tmp_path):
-    content = {"a": [1, -2.5e-9, 3], "text": "[\n1,\n2]", "b": [[4], ["5"]], "c": []}
-    report.write_json(tmp_path / "out.json", content, quiet=True)
-    text = (tmp_path / "out.json").read_text()
-    assert json.loads(text) == content
-    assert '"a": [1, -2.5e-09, 3],\n' in text

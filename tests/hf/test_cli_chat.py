@@ -276,29 +276,6 @@ def test_other_answers_are_those_of_the_models_alone(drafting, capsys):
     assert "alone" not in capsys.readouterr().out
 
 
-def test_rejected_drafts_are_shown_and_are_no_part_of_the_conversation(folder):  # noqa: F811
-    start = (
-        "chat", "--model", folder, "--max-new-tokens", 16, "--drafter", "layers:1", "--guard",
-        "off",
-    )  # fmt: skip
-    message = "Say: the cat sat\n"
-    shown = succeed(*start, "--show-drafts", input=message).output
-    assert "×drafted and rejected×" in shown
-    assert shown.count("×") > 2
-    clean = succeed(*start, input=message).output
-    assert not set("×«‹") & set(clean)
-    switched = succeed(*start, input=f"{message}/drafts\n/reset\n{message}/drafts\n").output
-    before, _, after = switched.partition("> /drafts\n")
-    text = before.partition("sat\n")[2].splitlines()[0]
-    assert text == clean.partition("sat\n")[2].splitlines()[0]
-    assert not set("×«‹") & set(before)
-    assert after.startswith("«drafted and accepted»  ×drafted and rejected×")
-    assert "/drafts: on\n" in after
-    marked = after.partition("sat\n")[2].splitlines()[0]
-    assert marked in shown
-    assert after.endswith("/drafts: off\n")
-
-
 def test_the_drafters_of_a_cascade_answer_alone_one_by_one(folder):  # noqa: F811
     result = succeed(
         "chat", "--model", folder, "--max-new-tokens", 4, "--drafter", "layers:1", "--drafter",

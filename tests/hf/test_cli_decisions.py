@@ -11,7 +11,7 @@ from rich.console import Console
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli.decisions import COLUMNS, draw_mask, draw_tree
 from specdec_hf.cli.explain import Explained, ExplainedTree, Explainer, Node
-from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, legend, render
+from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, render
 from specdec_hf.lab.analysis.page import MEANINGS, Answer, details_of, render_page
 from specdec_hf.lab.analysis.tables import ShownTable
 from specdec_hf.loop.streaming import Step
@@ -220,17 +220,6 @@ def test_a_tree_is_drawn_with_the_verdict_of_each_node():
     assert other == "└── 2 ␛  not looked at, P 0.1250, Q 0.5000"
 
 
-def test_nodes_that_are_parts_of_a_character_are_shown_as_one_sign():
-    explainer = Explainer(cli_models.tokenizer(), [], "drafty", SAMPLING)
-    first, second, third, last = explainer.tokenizer("😄").input_ids
-    a = explainer.tokenizer("a").input_ids[0]
-    unfinished = "\N{REPLACEMENT CHARACTER}"
-    assert explainer._piece([a], [first]) == unfinished
-    assert explainer._piece([a, first], [second]) == unfinished
-    assert explainer._piece([a, first, second, third], [last]) == "😄"
-    assert explainer._piece([a, first], [a]) == "a"
-
-
 def test_explained_tokens_are_decoded_once():
     """Root: prompt and text were decoded for each token. Together they are the text."""
     tokenizer = toy_tokenizers.Counting(cli_models.tokenizer())
@@ -311,19 +300,11 @@ def test_the_page_tells_of_every_token_and_needs_nothing_beside_itself():
 def test_where_there_is_no_colour_marks_tell_drafted_tokens_apart():
     tokenizer = cli_models.tokenizer()
     ids = tokenizer("a cat sat on").input_ids
-    steps = [
-        Step(0, ids[:5], ["accepted"] * 5, [0.0] * 5),
-        Step(0, ids[5:9], ["recovered"] * 4, [0.0] * 4),
-        Step(0, ids[9:10], ["accepted"], [0.0]),
-        Step(0, ids[10:], ["plain"] * 2, [0.0] * 2),
-    ]
+    kinds = ["accepted"] * 5 + ["recovered"] * 4 + ["accepted"] + ["plain"] * 2
+    steps = [Step(0, ids, kinds, [0.0] * len(ids))]
     assert render(tokenizer, steps, marks=MARKS).plain == "«a cat» ‹sat› on"
     assert render(tokenizer, steps, marks=ASCII_MARKS).plain == "[a cat] {sat} on"
     assert not render(tokenizer, steps, marks=MARKS).spans
-    assert legend(MARKS).plain == (
-        "«drafted and accepted»  ×drafted and rejected×  ‹recovered after a rejection›  "
-        "bonus or plain"
-    )
 
 
 def test_rejected_drafts_stand_before_the_token_that_replaces_them():
@@ -353,16 +334,6 @@ def test_a_rejected_end_of_the_text_has_its_name():
         Step(0, [first, second, end], kinds, [0.0] * 3, rejected=[end]),
     ]
     assert render(tokenizer, steps, marks=MARKS).plain == "×</s>×‹s›×</s>×‹é›"
-
-
-def test_a_stream_of_pieces_is_the_text():
-    tokenizer = cli_models.tokenizer()
-    ids = tokenizer("né 😄 ok").input_ids
-    stream = PieceStream(tokenizer)
-    pieces = [p for i in ids for p in stream.feed(Step(0, [i], ["accepted"], [0.0]))]
-    assert [text for text, _ in pieces] == ["n", "é", " ", "😄", " ", "o", "k"]
-    stream.feed(Step(0, ids[1:2], ["bonus"], [0.0]))
-    assert stream.rest() == ("\N{REPLACEMENT CHARACTER}", "bonus")
 
 
 def test_a_stream_of_pieces_decodes_a_long_text_once():

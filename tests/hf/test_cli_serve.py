@@ -1,6 +1,5 @@
 """The command `serve`: what it starts, how it ends, and its log of requests."""
 
-import asyncio
 import os
 import re
 import signal
@@ -18,7 +17,6 @@ httpx = pytest.importorskip("httpx", reason=EXTRA)
 pytest.importorskip("fastapi", reason=EXTRA)
 uvicorn = pytest.importorskip("uvicorn", reason=EXTRA)
 
-from specdec_hf.server import access_log  # noqa: E402
 from specdec_hf.server.app import Server, make_app  # noqa: E402
 from support.text_server import NAME, serving  # noqa: E402
 
@@ -68,14 +66,6 @@ def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, mon
         port = taken.getsockname()[1]
         line = one_line_error("serve", "--model", folder, "--port", port, code=1)
     assert line == f"error: --port {port} of --host 127.0.0.1: {os.strerror(98)}"
-
-
-def test_the_server_ends_in_order_after_a_second_interruption():
-    server = Server(make_app(BatchQueue(None, None), None))
-    for _ in range(2):
-        server.handle_exit(signal.SIGINT, None)
-    assert server.should_exit
-    assert not server.force_exit
 
 
 @pytest.fixture
@@ -178,25 +168,6 @@ def test_each_request_has_a_line_without_keys_and_prompts(capsys):
     assert request == "POST /generate_stream 200"
     assert re.fullmatch(r" \d+ tokens, the client left", rest)
     assert not any(secret in logged for secret in (KEY, SECRET, "Mine-2~", "planted"))
-
-
-@pytest.mark.parametrize(("begun", "said"), [(True, "200 0 ms, failed"), (False, "500 0 ms")])
-def test_a_stream_that_breaks_off_keeps_the_status_that_was_sent(monkeypatch, begun, said):
-    async def app(scope, receive, send):
-        if begun:
-            await send({"type": "http.response.start", "status": 200})
-        raise RuntimeError("planted")
-
-    async def send(message):
-        pass
-
-    lines = []
-    monkeypatch.setattr(access_log.time, "perf_counter", lambda: 0.0)
-    monkeypatch.setattr(access_log.LOGGER, "info", lambda form, *more: lines.append(form % more))
-    scope = {"type": "http", "method": "POST", "path": "/generate_stream"}
-    with pytest.raises(RuntimeError, match="planted"):
-        asyncio.run(access_log.AccessLog(app)(scope, None, send))
-    assert lines == [f"-:0 POST /generate_stream {said}"]
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import compare
-from specdec_hf.cli.report import figures, print_summary, summarize, verdict
+from specdec_hf.cli.report import figures, in_options, print_summary, summarize, verdict
 from specdec_hf.cli.speeds import Speeds
 from specdec_hf.cli.terminal import console
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
@@ -155,6 +155,10 @@ def test_the_verdict_compares_tokens_a_second_of_answers_of_other_lengths():
     turn = made_up(12, 10, seconds=0.5)
     turn.generate = compare.Run(turn.tokens[:10], 2.0)
     assert verdict([turn]).startswith("8.00 times as fast as model.generate: 4.00 times without")
+
+
+def test_notes_name_the_options_of_the_command_line():
+    assert in_options(WAITED).endswith("; --guard off drafts from the second round")
 
 
 def test_figures_and_summary_have_the_same_speeds(capsys):

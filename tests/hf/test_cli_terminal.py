@@ -10,10 +10,9 @@ import time
 
 import pytest
 from rich.text import Text
-from specdec_hf.cli import report, run
+from specdec_hf.cli import run
 from specdec_hf.cli import terminal as terminal_module
 from specdec_hf.cli.terminal import Terminal, WordWrap
-from specdec_hf.drafting.registry import DRAFTERS, usage
 from support.cli_models import environment, folder  # noqa: F401
 
 pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
@@ -108,18 +107,6 @@ def test_a_paste_of_several_lines_is_one_message(tmp_path, program, prompt, past
     session.type("four" + (end or "\n"))
     session.until("message 'four'")
     session.type("/exit" + (end or "\n"))
-    assert session.end()[0] == 0
-
-
-@pytest.mark.build
-@pytest.mark.parametrize("program", [MESSAGES, f"{WITHOUT_READLINE}\n{MESSAGES}"])
-def test_a_line_that_is_no_utf_8_does_not_end_the_messages(program):
-    session = Session(program, PYTHONUTF8="1")
-    for typed, shown in (("one", "'one'"), ("a\udcffb", r"'a\udcffb'"), ("two", "'two'")):
-        session.until("> ")
-        session.type(f"{typed}\n")
-        session.until(f"message {shown}")
-    session.type("/exit\n")
     assert session.end()[0] == 0
 
 
@@ -241,14 +228,3 @@ def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
     assert process.stderr
     assert process.stderr.read() == ""
     assert process.wait(timeout=60) == 1
-
-
-@pytest.mark.parametrize("width", [44, 100])
-def test_names_and_summaries_of_drafters_are_whole_in_any_terminal(monkeypatch, width):
-    monkeypatch.setattr(report.console, "_width", width)
-    with report.console.capture() as shown:
-        report.console.print(report.drafter_table())
-    words = shown.get().split()
-    wanted = [word for entry in DRAFTERS.values() for word in entry.summary.split()]
-    assert not [word for word in wanted if word not in words]
-    assert {usage(name).split()[0] for name in DRAFTERS} <= {*words}

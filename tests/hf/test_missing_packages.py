@@ -38,21 +38,12 @@ def run(cwd, program, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo"], ["chat", "--help"]], ids=" ".join)
-def test_a_command_without_the_extra_is_one_line(tmp_path, arguments):
-    done = run(tmp_path, COMMAND, *arguments)
+def test_a_command_without_the_extra_is_one_line(tmp_path):
+    done = run(tmp_path, COMMAND, "--help")
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {LINE}")
     assert shlex.split(line.partition("install ")[2]) == EXTRA
-
-
-def test_a_package_that_is_imported_within_a_command_is_named_too(folder, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setitem(sys.modules, "platformdirs", None)
-    for name in ("load", "weights"):
-        monkeypatch.delitem(sys.modules, f"specdec_hf.cli.{name}", raising=False)
-    arguments = ("train", "--model", folder, "--output", tmp_path / "head")
-    assert one_line_error(*arguments, code=1) == f"error: {LINE}platformdirs"
 
 
 def test_a_package_that_reads_the_model_is_named_too(folder, tmp_path, monkeypatch):  # noqa: F811

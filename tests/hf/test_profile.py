@@ -1,15 +1,26 @@
-"""Profiles: what calls and the command line take from one, and its faults by file and key."""
+"""Profiles: what `tune` writes, what calls take, and the faults of a file by its keys."""
 
+import itertools
 import json
 
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, TreeSpec, TrieTree, generate, warm_up
 from specdec_hf.cli.weights import load_folder
+from specdec_hf.lab.tune import search
+from specdec_hf.lab.tune.candidates import DRAFTERS_TRIED
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.options import Options, read_profile
 from support import hf_models
-from support.cli_models import answered, folder, one_line_error  # noqa: F401
+from support.cli_models import (  # noqa: F401
+    answered,
+    folder,
+    home,
+    invoke,
+    one_line_error,
+    says,
+    succeed,
+)
 from transformers import GenerationConfig
 
 NEW = 16
@@ -65,26 +76,14 @@ FAULTS = {
     "a list": (lambda content: [content], "must be a file that tune wrote, with format 'specdec"),
     "an unknown key": (changed(option={}), "measured alone, got 'option'; did you mean 'options'?"),
     "no model": (changed(model=...), "must hold model, which is missing"),
-    "options of another type": (changed(options=[]), ": options must be an object, got"),
-    "no drafter": (changed(options={}), ": options must hold drafter, which is missing"),
     "a drafter of another type": (changed(options__drafter=3), "null, a name or a list of names"),
-    "a word of the command line": (changed(options__drafter="help"), "or a name, got 'help'"),
     "a word for a number": (changed(options__drafter="sparse_cache:budget=a"), "budget of drafter"),
     "a number out of range": (changed(options__drafter=["nasd", "ngram:0"]), "'ngram:0': order"),
     "a schedule that needs a distribution": (
         changed(options__num_assistant_tokens_schedule="egag"), "distribution or a confidence, got"
     ),
-    "a schedule for chains with a tree": (
-        changed(options={"drafter": "ngram", "tree": {"TrieTree": {}},
-                         "num_assistant_tokens_schedule": "egag"}), "'optimal' with trees, got 'e"
-    ),
     "a wrong flag": (changed(options__compile="no"), "compile must be True or False, got 'no'"),
-    "numbers and a tree": (changed(options__tree=[2, 1]), "must be null with tree, which says"),
-    "a digest of another type": (changed(model__digest=3), "digest must be null or a text, got 3"),
-    "sizes of another type": (changed(model__sizes=3), "model: sizes must be an object, got 3"),
     "no sizes": (changed(model__sizes={}), "model: sizes must hold model_type, which is missing"),
-    "a size of another type": (changed(model__sizes__vocab_size=[11]), "null, a text or an intege"),
-    "threads of another type": (changed(conditions__threads={"a": 1}), "threads must be an intege"),
     "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
     "a number for a flag": (changed(conditions__sampled=1), "sampled must be true or false, got 1"),
 }  # fmt: skip
@@ -141,16 +140,6 @@ def test_options_that_are_given_win_over_the_profile(write):
     assert taken(num_assistant_tokens=2) == (["prompt_lookup", "ngram"], 2, None, None)
 
 
-def test_a_profile_is_taken_once(write):
-    """Later copies of the options keep what a call has made of them."""
-    decoder = SpeculativeDecoder(profile=write())
-    assert decoder.profile.taken == ("drafter", "num_assistant_tokens")
-    again = decoder._with_seed(3)
-    assert (again.drafter, again.num_assistant_tokens) == ("prompt_lookup", 3)
-    write(drafter="nasd")
-    assert decoder._with_seed(4).drafter == "prompt_lookup"
-
-
 def test_every_entry_takes_a_profile(model, write):
     path = write()
     inputs = hf_models.prompts((9,), vocab_size=11)
@@ -175,17 +164,6 @@ def test_arguments_of_transformers_that_ask_for_drafts_win(model, write):
     config = GenerationConfig(num_assistant_tokens=2, max_new_tokens=NEW)
     out = run(model, profile=write(), generation_config=config)
     assert (out.stats.drafter, most_drafted(out)) == ("prompt_lookup", 2)
-
-
-def test_a_draft_model_must_be_given_and_has_the_lengths_of_the_profile(model, write):
-    path = write(drafter="some/folder", num_assistant_tokens=2)
-    with pytest.raises(ValueError, match="drafts with some/folder, which must be given as drafter"):
-        Options(profile=path)
-    out = run(model, profile=path, drafter=model)
-    assert (out.stats.drafter, most_drafted(out)) == ("model", 2)
-    for drafter in ("auto", None):
-        options = Options(profile=path, drafter=drafter)
-        assert (options.drafter, options.num_assistant_tokens) == (drafter, None)
 
 
 def test_a_profile_of_another_model_is_refused_by_name(model, write):
@@ -248,11 +226,42 @@ def test_the_command_line_takes_a_profile(folder, tmp_path, options, drafter, tr
     assert answered(*asked, "--drafter", "auto")["stats"]["drafter"] == "auto"
 
 
-def test_a_file_that_its_drafter_reads_is_blamed_on_the_profile(model, folder, write):  # noqa: F811
-    path = write(drafter="ngram:no/a")
-    with pytest.raises(FileNotFoundError) as error:
-        run(model, profile=path)
-    assert str(error.value).startswith(f"profile {path}: options: drafter 'ngram:no/a': ")
-    run(model, profile=path, drafter="ngram")  # which reads no file
-    line = one_line_error(*ASKED, path, "--model", folder)
-    assert f"profile {path}: options: drafter: cannot read no/a" in line
+@pytest.mark.build
+def test_tune_writes_what_calls_read(home, monkeypatch):  # noqa: F811
+    """Whatever is chosen; which that is, a clock decides, here one that counts its readings."""
+    monkeypatch.setattr("specdec_hf.lab.tune.command.clock", itertools.count().__next__)
+    lines = [json.dumps({"turns": [f"Say {n} one two one {n}"]}) + "\n" for n in range(5)]
+    (home / "prompts.jsonl").write_text("".join(lines))
+    asked = "tune --model tiny --prompts prompts.jsonl --output profile.json --no-compile"
+    asked += " --max-new-tokens 6 --drafter layers:1 --minutes"
+    result = invoke(*asked.split(), 1)
+    assert result.exit_code == 1
+    assert says(result, "error: --minutes must be longer, got 1: no drafts have answered 5 prompts")
+    monkeypatch.setattr(search, "choose", lambda each, exact: search.ranked(each)[0])
+    result = succeed(*asked.split(), 2.5)
+    profile, (model, tokenizer) = read_profile("profile.json"), load_folder("tiny")
+    measured = profile.measured
+    assert set(measured["stages"]) >= {"drafters", "finalists"}
+    assert len(measured["stages"]["drafters"]) == len(DRAFTERS_TRIED) + 1
+    assert all(one["identical"] == one["answers"] >= 5 for one in measured["stages"]["finalists"])
+    assert (measured["prompts"], measured["left_out"]) == (5, {})
+    assert measured["ended"] == "after all stages"
+    library = measured["library"]
+    assert library["prompts"] >= 1
+    ratio = f"without drafts this library is {library['ratio']:.2f} times as fast as model.generate"
+    assert says(result, ratio)
+    assert profile.options["compile"] is False
+    assert profile.model["name"] == "tiny"
+    assert profile.conditions["threads"] == 1
+    best = measured["stages"]["finalists"][0]
+    assert measured["chosen"] == best
+    assert says(result, f"chosen: {best['name']}; model.generate ")
+    drafter = profile.options["drafter"]
+    assert best["name"].startswith(drafter if isinstance(drafter, str) else "+".join(drafter))
+    inputs = {"input_ids": tokenizer("Say one", return_tensors="pt")["input_ids"]}
+    how = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
+    out = generate(model, **inputs, profile="profile.json", **how)
+    assert torch.equal(out.sequences, generate(model, **inputs, drafter=None, **how).sequences)
+    assert out.stats.drafter != "none"
+    assert not any("profile" in note for note in out.stats.notes)
+    succeed("generate", "--model", "tiny", "--prompt", "a", "--profile", "profile.json")

@@ -69,12 +69,19 @@ def test_missing_models_are_named(tmp_path, monkeypatch):
 
 
 def test_demo_answers_a_shipped_prompt_on_packed_weights(tmp_path):
+    """And shows the drafts of one answer, none of which its text has."""
     report, result = reported(tmp_path, "demo", "--limit", 1, "--max-new-tokens", 8)
     assert says(result, "greedy outputs identical yes")
     stats = report["prompts"][0]["turns"][0]["stats"]
     assert stats["drafted"] > 0
     assert stats["forwards"] == "packed"
     assert (stats["packed"]["layers"], stats["packed"]["drafts"][0]["layers"]) == (211, 6)
+    answers, example = result.stdout.split("how answer ")
+    assert "summary" in example
+    assert not set("«×‹") & set(answers)
+    shown, _, after = example.partition("«drafted and accepted»")
+    assert "«" in shown
+    assert "specul" in after
 
 
 @pytest.mark.build
