@@ -36,14 +36,6 @@ def test_the_expected_factors_of_table_4_follow_from_its_alphas_and_costs():
                for row in more)  # fmt: skip
 
 
-def test_table_2_stars_the_smallest_drafter_of_each_task():
-    speeds = [((row.task, row.temperature), row.measured) for row in TABLE_4]
-    starred = [TABLE_4[place] for place in sorted(analysis.fastest(speeds))]
-    assert [row.drafter for row in starred] == ["T5-small"] * 4
-    assert analysis.fastest([]) == set()
-    assert analysis.fastest([("a", 1.0), ("a", 1.0)]) == {0}
-
-
 def test_tables_2_and_3_print_the_same_acceptance_rates():
     assert len(TABLE_3) == 32
     rates = {row[:3]: row.alpha for row in TABLE_3}

@@ -177,7 +177,7 @@ def test_acceptance_of_the_first_children_follows_from_that_of_each_trial():
     assert first_children_acceptance([1.0, 0.0]) == [1.0, 1.0]
 
 
-def test_errors_name_argument_rule_and_value():
+def test_formulas_of_trees_name_argument_rule_and_value():
     p = torch.tensor([0.5, 0.5])
     with pytest.raises(ValueError, match=r"rule must be one of target_only, .*, got 'token'"):
         tree_acceptance(p, p, 2, "token")

@@ -17,52 +17,34 @@ ALL = Speeds(10.0, 24.0, 30.0, drafted=50, accepted=20)
 LINE = "model.generate 10.0 tokens/s, without drafts 24.0 (2.40 times)"
 
 
-@pytest.mark.parametrize(
-    ("changed", "line", "conclusion"),
-    [
-        (
-            {},
-            f"{LINE}, with drafts 30.0 (3.00 times); "
-            "speculation: 1.25 times as fast as without drafts",
-            "3.00 times as fast as model.generate: 2.40 times without drafts, 1.25 times by "
-            "speculation",
-        ),
-        (
-            {"accepted": 0, "with_drafts": 12.0},
-            f"{LINE}, with drafts 12.0 (1.20 times); none of 50 drafts was accepted",
-            "1.20 times as fast as model.generate: 2.40 times without drafts, 0.50 times by "
-            "drafts of which none was accepted",
-        ),
-        (
-            {"accepted": 0, "drafted": 0, "with_drafts": 24.0},
-            f"{LINE}; nothing was drafted",
-            "2.40 times as fast as model.generate",
-        ),
-        (
-            {"accepted": 0, "drafted": 0, "with_drafts": 23.0},
-            f"{LINE}, with the drafter 23.0 (2.30 times); nothing was drafted",
-            "2.30 times as fast as model.generate",
-        ),
-        (
-            {"generate": None},
-            "without drafts 24.0 tokens/s, with drafts 30.0; "
-            "speculation: 1.25 times as fast as without drafts",
-            "",
-        ),
-        ({"generate": None, "without_drafts": None}, "with drafts 30.0 tokens/s", ""),
-        (
-            {"without_drafts": None},
-            "model.generate 10.0 tokens/s, with drafts 30.0 (3.00 times)",
-            "3.00 times as fast as model.generate",
-        ),
-        ({"with_drafts": 0.0}, f"{LINE}, with drafts 0.0", ""),
-    ],
-    ids=[
-        "all", "none accepted", "no drafter", "nothing drafted", "no model.generate", "alone",
-        "no plain decoding", "no time",
-    ],
-)  # fmt: skip
-def test_every_factor_has_its_cause(changed, line, conclusion):
+PLAIN = {"drafted": 0, "accepted": 0}
+OVER = "times as fast as model.generate"
+FACTORS = {
+    "all": ({}, f"{LINE}, with drafts 30.0 (3.00 times); speculation: 1.25 times as fast as "
+            "without drafts", f"3.00 {OVER}: 2.40 times without drafts, 1.25 times by speculation"),
+    "none accepted": (
+        {"accepted": 0, "with_drafts": 12.0},
+        f"{LINE}, with drafts 12.0 (1.20 times); none of 50 drafts was accepted",
+        f"1.20 {OVER}: 2.40 times without drafts, 0.50 times by drafts of which none was accepted"),
+    "no drafter": (
+        {**PLAIN, "with_drafts": 24.0}, f"{LINE}; nothing was drafted", f"2.40 {OVER}"),
+    "nothing drafted": (
+        {**PLAIN, "with_drafts": 23.0},
+        f"{LINE}, with the drafter 23.0 (2.30 times); nothing was drafted", f"2.30 {OVER}"),
+    "no model.generate": (
+        {"generate": None}, "without drafts 24.0 tokens/s, with drafts 30.0; speculation: 1.25 "
+        "times as fast as without drafts", ""),
+    "alone": ({"generate": None, "without_drafts": None}, "with drafts 30.0 tokens/s", ""),
+    "no plain decoding": (
+        {"without_drafts": None}, "model.generate 10.0 tokens/s, with drafts 30.0 (3.00 times)",
+        f"3.00 {OVER}"),
+    "no time": ({"with_drafts": 0.0}, f"{LINE}, with drafts 0.0", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_every_factor_has_its_cause(name):
+    changed, line, conclusion = FACTORS[name]
     speeds = replace(ALL, **changed)
     assert str(speeds) == line
     assert speeds.conclusion() == conclusion
@@ -105,49 +87,35 @@ def made_up(drafted=0, accepted=0, rounds=10, seconds=1.0, compared=True, **stat
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("turns", "line"),
-    [
-        (
-            [made_up(12, 9, seconds=0.5)],
-            "4.00 times as fast as model.generate: 2.00 times without drafts, 2.00 times by "
-            "speculation; 1.90 tokens a round",
-        ),
-        (
-            [made_up(12, 8, seconds=0.5), made_up(seconds=1.0)],
-            "2.67 times as fast as model.generate: 2.00 times without drafts, 1.33 times by "
-            "speculation; 1.40 tokens a round",
-        ),
-        (
-            [made_up(40, 2, seconds=2.0)],
-            "1.00 times as fast as model.generate: 2.00 times without drafts, 0.50 times by "
-            "speculation; 1.20 tokens a round, 5% of drafts accepted; another --drafter may gain",
-        ),
-        (
-            [made_up(40, 0, seconds=2.0)],
-            "1.00 times as fast as model.generate: 2.00 times without drafts, 0.50 times by "
-            "drafts of which none was accepted; another --drafter may gain",
-        ),
-        ([made_up(12, 9, compared=False)], "1.90 tokens a round"),
-        ([made_up(drafter="none", seconds=0.5)], "4.00 times as fast as model.generate"),
-        ([made_up(drafter="none", compared=False)], ""),
-        (
-            [made_up(notes=[WAITED])],
-            "2.00 times as fast as model.generate; nothing was drafted in 10 tokens, because the "
-            "guard waited; --guard off drafts from the second round",
-        ),
-        (
-            [made_up(notes=["no draft was found in 10 rounds"])],
-            "2.00 times as fast as model.generate; nothing was drafted in 10 tokens, because no "
-            "draft was found; --drafter help lists others",
-        ),
-    ],
-    ids=[
-        "gain", "several", "slower", "none accepted", "no-compare", "no drafter", "neither",
-        "waited", "not found",
-    ],
-)  # fmt: skip
-def test_the_verdict_follows_from_the_statistics(turns, line):
+VERDICTS = {
+    "several answers": (
+        [made_up(12, 8, seconds=0.5), made_up(seconds=1.0)],
+        f"2.67 {OVER}: 2.00 times without drafts, 1.33 times by speculation; 1.40 tokens a round"),
+    "slower": (
+        [made_up(40, 2, seconds=2.0)],
+        f"1.00 {OVER}: 2.00 times without drafts, 0.50 times by speculation; 1.20 tokens a round, "
+        "5% of drafts accepted; another --drafter may gain"),
+    "none accepted": (
+        [made_up(40, 0, seconds=2.0)],
+        f"1.00 {OVER}: 2.00 times without drafts, 0.50 times by drafts of which none was accepted; "
+        "another --drafter may gain"),
+    "no comparison": ([made_up(12, 9, compared=False)], "1.90 tokens a round"),
+    "no drafter": ([made_up(drafter="none", seconds=0.5)], f"4.00 {OVER}"),
+    "neither": ([made_up(drafter="none", compared=False)], ""),
+    "waited": (
+        [made_up(notes=[WAITED])],
+        f"2.00 {OVER}; nothing was drafted in 10 tokens, because the guard waited; --guard off "
+        "drafts from the second round"),
+    "not found": (
+        [made_up(notes=["no draft was found in 10 rounds"])],
+        f"2.00 {OVER}; nothing was drafted in 10 tokens, because no draft was found; --drafter "
+        "help lists others"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_verdict_follows_from_the_statistics(name):
+    turns, line = VERDICTS[name]
     assert verdict(turns) == line
 
 

@@ -6,7 +6,6 @@ tables, and is refused before a weight is read: those of the model of these test
 
 import fnmatch
 import inspect
-import json
 import math
 import re
 import shlex
@@ -25,7 +24,6 @@ from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
-from specdec_hf.model_paths import num_layers
 from specdec_hf.options import LOSSY_RULES
 from support import hf_models
 from support.cli_models import (
@@ -370,7 +368,6 @@ def test_wrong_options_of_other_commands_get_one_line(typed, message):
     ("drafter", "message"),
     [
         ("layers:99", "--drafter layers:99: drafter layers:N must have N in [1, 2], got 99"),
-        ("layers:3,top_k=2", "layers:N must have N in [1, 2], got 3"),
         ("early_exit:2", "layers must be below the target's 2 with drafter early_exit, got 2"),
         ("layer_skip:1-2", "last must be below the target's 2 layers with drafter layer_skip, got"),
         ("eagle3:.", "--drafter eagle3:.: cannot read a head's config.json: No such file"),
@@ -403,22 +400,6 @@ def test_help_and_wrong_inputs_are_quick_and_load_no_torch(hollow):
     assert re.findall("exit .", done.stdout) == ["exit 0", "exit 2", "exit 2"]
     assert done.stdout.splitlines()[-1] == ""
     assert len(done.stderr.splitlines()) == 2, done.stderr
-
-
-def test_the_number_of_layers_is_an_integer_of_the_model_or_of_its_text(tmp_path):
-    for config, layers in (
-        ({"num_hidden_layers": 3}, 3),
-        ({"n_layer": 4}, 4),
-        ({"text_config": {"num_hidden_layers": 5}}, 5),
-        ({"num_hidden_layers": True, "text_config": {"n_layer": 6}}, 6),
-        ({"num_hidden_layers": True}, None),
-        ({"text_config": None}, None),
-        ({"text_config": [1]}, None),
-        ([], None),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        found = num_layers(tmp_path)
-        assert (found, type(found)) == (layers, type(layers)), config
 
 
 @pytest.mark.parametrize(
