@@ -1,11 +1,9 @@
 """The command `analyze`: a golden run, what it reports and draws, and what it leaves out."""
 
-import itertools
 import json
 import re
 
 import pytest
-from specdec_hf import PromptLookupDrafter
 from specdec_hf.cli.explain import Explained, ExplainedTree, Node
 from specdec_hf.lab.analysis import tree_pictures
 from support.cli_models import (  # noqa: F401
@@ -236,25 +234,6 @@ def test_a_drafter_that_does_not_fit_is_named_and_the_others_are_measured(analyz
     assert list(report["failed"]) == names
     assert report["failed"][head] == report["failed"][names[1]]
     assert [m["drafter"] for m in report["measured"]] == ["layers:1"] * 2
-
-
-def test_a_drafter_that_fails_leaves_the_others_their_results(analyze, monkeypatch):
-    """It fails once and is not asked again."""
-    asked = itertools.count()
-    propose = PromptLookupDrafter.propose
-
-    def fails(self, history, limits):
-        if next(asked) == 10:
-            raise RuntimeError("lost the table")
-        return propose(self, history, limits)
-
-    monkeypatch.setattr(PromptLookupDrafter, "propose", fails)
-    result, report = analyze("prompt_lookup", "layers:1")
-    assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == "error: --drafter prompt_lookup: lost the table"
-    assert says(result, "Table 4: expected against measured")
-    assert [m["drafter"] for m in report["measured"]] == ["layers:1", "layers:1"]
-    assert report["failed"] == {"prompt_lookup": "lost the table"}
 
 
 # Trees.

@@ -74,45 +74,10 @@ def test_bench_compares_drafters_and_schedules(bench, tmp_path):
         assert row["tokens_per_second"] == pytest.approx(tokens / seconds)
     assert found[0]["rows"][2]["tokens_per_round"] == 1
     assert found[0]["rows"][0]["ratio"] == pytest.approx(1)
-    for row in found[0]["rows"]:
-        check_ratios(row)
     text = markdown.read_text()
     assert text.count("| prompt_lookup, heuristic |") == 6  # two lines and a column for each dtype
     assert "| b | " in text
     assert "2 of 2" in text
-
-
-def check_ratios(row):
-    """Every ratio of a row is that of the seconds that the file has of its answers."""
-    drafts = row["name"] not in (GENERATE, "prompt lookup, Transformers", WITHOUT)
-    roles = {"m": "with_drafts", "p": "model.generate"}
-    if drafts:
-        roles["w"] = "without_drafts"
-    sums = {role: [0, 0.0] for role in roles}
-    for answer in row["answers"] if row["name"] != GENERATE else ():
-        runs = 2 if row["name"] != WITHOUT else 2 * 8  # the turns of all that draft
-        assert [sorted(order) for order in answer["orders"]] == [sorted(roles)] * runs
-        mine = {"tokens": len(answer["texts"][0]), "seconds_of_runs": answer["seconds_of_runs"]}
-        for role, of in {"m": mine, **answer}.items():
-            if role in roles:
-                assert len(of["seconds_of_runs"]) == runs
-                sums[role][0] += of["tokens"]
-                sums[role][1] += np.median(of["seconds_of_runs"])
-    if row["name"] == GENERATE:
-        return
-    speed = {role: tokens / seconds for role, (tokens, seconds) in sums.items()}
-    assert row["ratio"] == pytest.approx(speed["m"] / speed["p"])
-    if not drafts:
-        assert (row["speeds"], row["speculation_interval"]) == (None, None)
-        return
-    speeds = {name: speed[role] for role, name in roles.items()}
-    accepted = any(answer["accepted"] for answer in row["answers"])
-    gain = pytest.approx(speed["m"] / speed["w"]) if accepted else None
-    ratios = {"together": row["ratio"], "library": pytest.approx(speed["w"] / speed["p"])}
-    assert row["speeds"] == {**ratios, "speculation": gain} | {
-        name: pytest.approx(value) for name, value in speeds.items()
-    }
-    assert (row["speculation_interval"] is None) == (not accepted)
 
 
 BENCHED = """

@@ -21,7 +21,6 @@ from support.cli_models import (  # noqa: F401
     says,
     succeed,
 )
-from transformers import GenerationConfig
 
 NEW = 16
 LOOKUP = {"drafter": "prompt_lookup", "num_assistant_tokens": 3}
@@ -152,20 +151,6 @@ def test_every_entry_takes_a_profile(model, write):
     assert warm_up(model, profile=path)[1].drafter == "prompt_lookup"
 
 
-def test_arguments_of_transformers_that_ask_for_drafts_win(model, write):
-    path = write(**LOOKUP, num_assistant_tokens_schedule="heuristic")
-    out = run(model, profile=path, assistant_model=model)
-    assert (out.stats.drafter, most_drafted(out)) == ("model", 5)
-    out = run(model, profile=path, prompt_lookup_num_tokens=4)
-    assert (out.stats.drafter, most_drafted(out)) == ("prompt_lookup", 4)
-    # An error about the drafter that took the profile's place is none of the profile's.
-    with pytest.raises(ValueError, match=r"needs drafter='prompt_lookup'$"):
-        run(model, profile=write(drafter="nasd"), assistant_model=model, max_matching_ngram_size=2)
-    config = GenerationConfig(num_assistant_tokens=2, max_new_tokens=NEW)
-    out = run(model, profile=write(), generation_config=config)
-    assert (out.stats.drafter, most_drafted(out)) == ("prompt_lookup", 2)
-
-
 def test_a_profile_of_another_model_is_refused_by_name(model, write):
     path = write()
     others = {
@@ -190,15 +175,6 @@ def test_other_conditions_are_noted(model, write):
         f"profile {path} was measured under other conditions, so other drafts may pay here: "
         "batch_size was 1 and is 2"
     )
-    narrow = hf_models.build("llama", vocab_size=11).to(torch.bfloat16)
-    torch.set_num_threads(2)
-    notes = run(narrow, profile=path, do_sample=True, seed=0).stats.notes
-    said = "threads was 1 and is 2; dtype was float32 and is bfloat16; sampled was false and is tru"
-    assert any(said in note for note in notes)
-    rewrite(path, changed(versions__torch="1.13"))
-    torch.set_num_threads(1)
-    (note,) = run(model, profile=path, do_sample=False).stats.notes
-    assert note.endswith(f"pay here: torch was 1.13 and is {torch.__version__}")
 
 
 @pytest.mark.parametrize(
