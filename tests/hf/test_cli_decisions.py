@@ -191,18 +191,6 @@ def test_a_tree_is_drawn_with_the_verdict_of_each_node():
     assert other == "└── 2 ␛  not looked at, P 0.1250, Q 0.5000"
 
 
-def test_explained_tokens_are_decoded_once():
-    """Root: prompt and text were decoded for each token. Together they are the text."""
-    tokenizer = toy_tokenizers.Counting(cli_models.tokenizer())
-    ids = tokenizer("é ab 😄 c" * 50)["input_ids"]
-    explainer = Explainer(tokenizer, ids, "drafty", SAMPLING)
-    texts = [(explainer._added(token), explainer._append(token)) for token in ids]
-    assert tokenizer.decoded < 24 * len(ids)
-    assert all(first == second for first, second in texts)
-    whole = "".join(text for _, text in texts)
-    assert whole.replace("\N{REPLACEMENT CHARACTER}", "") == "é ab 😄 c" * 50
-
-
 @pytest.mark.parametrize("options", [["--gamma", 3], ["--tree", "2,1"]], ids=["chain", "tree"])
 def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  # noqa: F811
     report, result = reported(
