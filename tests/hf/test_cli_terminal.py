@@ -195,9 +195,9 @@ def modules_of(process):
 
 @pytest.mark.build
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="moments are read from /proc")
-@pytest.mark.parametrize("moment", ["libtorch_cpu", "_C.so", "answers"])
+@pytest.mark.parametrize("moment", ["libtorch_cpu", "answers"])
 def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
-    """While options are read, torch is imported, a model is loaded, and answers are printed."""
+    """While torch is imported, and while answers are printed."""
     process = begin(
         "generate", "--model", folder, "--prompt", "abc abc", "--max-new-tokens", 200,
         "--no-compare", "--temperature", 1,
