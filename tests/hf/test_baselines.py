@@ -103,7 +103,7 @@ def models():
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
-def test_greedy_text_is_that_of_plain_generation(models, gamma):
+def test_greedy_text_of_baselines_is_that_of_plain_generation(models, gamma):
     prompt = hf_models.prompts((9,))
     plain = models[0].generate(**prompt, max_new_tokens=20, do_sample=False)
     rejection, best = RejectionSampling(*models, gamma), BestOf(*models, gamma, chains=3)
