@@ -85,6 +85,10 @@ FAULTS = {
     "no sizes": (changed(model__sizes={}), "model: sizes must hold model_type, which is missing"),
     "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
     "a number for a flag": (changed(conditions__sampled=1), "sampled must be true or false, got 1"),
+    "a schedule for chains with trees of a drafter's own": (
+        changed(options={"drafter": "lookahead", "num_assistant_tokens_schedule": "heuristic"}),
+        "'optimal' with trees, got 'heuristic'"
+    ),
 }  # fmt: skip
 
 
