@@ -20,7 +20,7 @@ from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value,
 from support.histories import context_of
 from support.providers import SIGNIFICANCE
 
-from specdec_kernels import Verdict, sample
+from specdec_kernels import SampledDraft, Verdict, sample
 
 
 def middle(model):
@@ -75,6 +75,30 @@ def test_a_vertical_cascade_is_exact_and_wrong_ones_are_rejected(kind):
     below = hf_models.build("llama", 5, vocab_size=VOCAB)
     p_value = joint_p_value(kind(middle(model), below, 2), "token", texts=500)
     assert (p_value < SIGNIFICANCE) == (kind is not VerticalCascade)
+
+
+class ReportsNoThresholds(HorizontalCascade):
+    """Its Q is that of drafts without filters."""
+
+    def propose(self, history, limits):
+        draft = super().propose(history, limits)
+        rows = draft.distribution
+        unfiltered = torch.full_like(rows.threshold, -torch.inf)
+        draft.distribution = SampledDraft(rows.logits, rows.logsumexp, unfiltered, rows.temperature)
+        return draft
+
+
+@pytest.mark.parametrize(
+    ("filters", "seeds"),
+    [({"top_k": 2}, (1, 2)), ({"top_p": 0.7}, (3, 4))],
+    ids=["top-k", "top-p"],
+)
+@pytest.mark.parametrize("kind", [HorizontalCascade, ReportsNoThresholds])
+def test_a_horizontal_cascade_is_exact_under_filters(kind, filters, seeds):
+    """Of two draft models whose likely tokens are often not the target's."""
+    drafter = kind([hf_models.build("llama", seed, vocab_size=VOCAB) for seed in seeds], [1])
+    p_value = joint_p_value(drafter, "token", texts=1000, prompt=0, **filters)
+    assert (p_value < SIGNIFICANCE) == (kind is ReportsNoThresholds)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -15,7 +15,7 @@ from specdec_hf.loop.streaming import run_stream
 from specdec_host import Corpus
 from support import cli_models, hf_models
 from support.cli_models import END, answered, folder, one_line_error, succeed, write_folder  # noqa: F401
-from support.letters import letters
+from support.letters import letters, letters_of, pairs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -272,6 +272,21 @@ def test_the_target_itself_is_accepted():
     assert out.stats.draft_acceptance_rate == 1
     assert out.stats.mean_acceptance_length > 4.5
     assert sum(read) <= 28, "tokens that were accepted are read again"
+
+
+def test_a_cache_that_holds_the_whole_text_is_fed_its_last_token_again():
+    """Drafts of three pairs are cut to three letters, and the bonus token is the fourth of them."""
+    target, small = (hf_models.build("llama", vocab_size=size) for size in (5, 10))
+    small.lm_head = torch.nn.Linear(32, 10)  # drafts the pair of letters 1 and 2
+    small.lm_head.bias.data[6] = 1e3
+    out = generate(
+        target, torch.tensor([[1, 2, 1, 2, 1]]), num_assistant_tokens=3, max_new_tokens=13,
+        drafter=TextDrafter(small, pairs(10), letters(letters_of(10))), do_sample=False,
+        prefix_allowed_tokens_fn=lambda _, ids: [3 - int(ids[-1])], guard=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.sequences[0].tolist() == [1, 2] * 9
+    assert out.stats.accepted == out.stats.drafted == 9
 
 
 def test_a_draft_model_of_a_short_context_drafts_within_it():

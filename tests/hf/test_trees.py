@@ -157,13 +157,15 @@ def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
         assert mixed.stats.sequences[0].accepted > 0
 
 
-@pytest.mark.parametrize("kind", ["branching", "eagle", "trie of all"])
-def test_the_context_ends_generation(kind):
-    model = hf_models.build("llama", context=32)
-    drafter, tree = drafters("llama")[kind]
-    got = run(
-        model, hf_models.prompts((20, 26)), drafter=drafter, tree=tree, max_new_tokens=50
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("llama", "branching"), ("llama", "eagle"), ("gpt2", "branching"), ("gpt2", "trie of all")],
+)
+def test_the_context_ends_generation(name, kind):
+    """GPT-2 has a table of positions: nodes of the sequence that has ended are beyond it."""
+    model = hf_models.build(name, context=32)
+    drafter, tree = drafters(name)[kind]
+    got = run(model, hf_models.prompts((20, 26)), drafter=drafter, tree=tree, max_new_tokens=50)
     plain = run(model, hf_models.prompts((20, 26)), max_new_tokens=50)
     assert got.sequences.tolist() == plain.sequences.tolist()
     assert {one.stop_reason for one in got.stats.sequences} == {"context"}

@@ -181,7 +181,9 @@ def assert_independent_of_batch(
 
 
 @functools.cache
-def target(prompt: int = 0, temperature: float = 1.0, top_k: int = 0) -> tuple[Any, torch.Tensor]:
+def target(
+    prompt: int = 0, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> tuple[Any, torch.Tensor]:
     """A model, and the probabilities of the first `LENGTH` tokens of its texts after a prompt."""
     model = _of_four_tokens()
     texts = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)
@@ -192,6 +194,11 @@ def target(prompt: int = 0, temperature: float = 1.0, top_k: int = 0) -> tuple[A
         smallest = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     rows = (logits.double() / temperature).log_softmax(dim=-1)
+    if top_p < 1:
+        descending, order = rows.exp().sort(dim=-1, descending=True)
+        outside = descending.cumsum(dim=-1) - descending >= top_p
+        rows = rows.masked_fill(outside.gather(-1, order.argsort(dim=-1)), -torch.inf)
+        rows = rows.log_softmax(dim=-1)
     return model, rows.gather(2, texts[..., None])[..., 0].sum(dim=1).exp()
 
 
@@ -206,6 +213,7 @@ def joint_p_value(
     prompt: int = 2,
     temperature: float = 1.0,
     top_k: int = 0,
+    top_p: float = 1.0,
     eos: int | None = None,
     **kwargs: Any,
 ) -> float:
@@ -217,18 +225,18 @@ def joint_p_value(
         rule: acceptance rule.
         texts: how many are generated, as one batch.
         prompt: which of `PROMPTS` they begin with; faults show most after the last.
-        temperature, top_k: of the texts.
+        temperature, top_k, top_p: of the texts.
         eos: token that ends a text, also inside of a draft.
         kwargs: of `generate`.
     """
-    model, probs = target(prompt, temperature, top_k)
+    model, probs = target(prompt, temperature, top_k, top_p)
     if eos is not None:
         probs = _of_texts_that_end(probs, eos)
         kwargs |= {"eos_token_id": eos, "pad_token_id": 0}
     ids = torch.tensor(PROMPTS[prompt]).expand(texts, -1)
     out = generate(
         model, ids, attention_mask=torch.ones_like(ids), drafter=drafter, rule=rule, do_sample=True,
-        temperature=temperature, top_k=top_k, seed=list(range(texts)), guard=False,
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=list(range(texts)), guard=False,
         max_new_tokens=LENGTH + GAMMA, return_dict_in_generate=True, **{"gamma": GAMMA, **kwargs},
     )  # fmt: skip
     assert out.stats.drafted > texts / 2
