@@ -264,14 +264,6 @@ def test_a_model_without_the_cache_for_trees_is_refused_where_it_is_asked_for(op
         generate(model, IDS, num_beams=2, max_new_tokens=2, **options)
 
 
-def test_the_scores_of_sequences_are_a_part_of_the_scores():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    kwargs = settings(2, output_scores=False)
-    got = search(model, inputs, None, kwargs)
-    assert got.sequences_scores is model.generate(**inputs, **kwargs).sequences_scores is None
-    assert len(got.logits) == NEW
-
-
 def test_logits_that_are_not_finite_are_named():
     model, inputs = hf_models.build("llama"), hf_models.prompts((9, 12))
     with torch.no_grad():

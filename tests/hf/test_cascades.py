@@ -15,7 +15,7 @@ from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import History
 from support import hf_models
-from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
+from support.cli_models import folder, invoke, one_line_error, says, succeed  # noqa: F401
 from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
 from support.histories import context_of
 from support.providers import SIGNIFICANCE
@@ -123,18 +123,6 @@ def test_noise_of_a_round_is_drawn_once(rule):
     assert len(set(seen)) == len(seen) == 3 * 2 * 3 * 3
 
 
-def test_a_deep_nesting_has_noise_for_every_round():
-    model = target()[0]
-    drafter = ModelDrafter(hf_models.build("llama", 1, vocab_size=VOCAB))
-    for seed in range(2, 7):
-        drafter = VerticalCascade(hf_models.build("llama", seed, vocab_size=VOCAB), drafter, 6)
-    out = generate(
-        model, torch.tensor([[1, 2, 1]]), drafter=drafter, gamma=7, max_new_tokens=8,
-        do_sample=True, seed=0, guard=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert out.stats.drafted >= 6
-
-
 class DrawsItsOwn(ModelDrafter):
     """Its random numbers are none of the call's."""
 
@@ -195,12 +183,6 @@ def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():
     out = hf_models.decode(model, (9, 4), gamma=4, max_new_tokens=16, drafter=both)
     assert max(out.stats.gammas) == 4
     assert out.stats.draft_acceptance_rate == 1
-
-
-def test_an_object_that_a_cascade_holds_twice_is_refused():
-    same = ModelDrafter(hf_models.tiny("llama"))
-    with pytest.raises(ValueError, match="drafter must hold an object once, got one ModelDrafter"):
-        generate(same.model, torch.tensor([[1, 2]]), drafter=HorizontalCascade([same, same], [1]))
 
 
 @pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True, "seed": 3}], ids=str)
@@ -321,41 +303,43 @@ def test_a_cascade_near_the_end_of_its_context_drafts_what_fits():
 
 def test_names_and_models_of_a_cascade_are_checked():
     model = hf_models.tiny("llama")
+    same = ModelDrafter(model)
     assert VerticalCascade(model, "prompt_lookup").drafters[0].name == "prompt_lookup"
-    with pytest.raises(ValueError, match="a cascade must hold drafters with a name, got 'magic'"):
-        VerticalCascade(model, "magic")
-    with pytest.raises(ValueError, match=r"must set rolls_back = True .* got NgramDrafter"):
-        VerticalCascade(model, "ngram")
-    with pytest.raises(TypeError, match="names of drafters and draft models, got int"):
-        VerticalCascade(model, 3)
+    for drafter, message in (
+        ("magic", "a cascade must hold drafters with a name, got 'magic'"),
+        ("ngram", r"must set rolls_back = True .* got NgramDrafter"),
+        (3, "names of drafters and draft models, got int"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            VerticalCascade(model, drafter)
+    with pytest.raises(ValueError, match="drafter must hold an object once, got one ModelDrafter"):
+        generate(model, torch.tensor([[1, 2]]), drafter=HorizontalCascade([same, same], [1]))
 
 
 # The command line.
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("vertical",), ("vertical", "--tree", "2,1,1"), ("horizontal:2",),
-        ("vertical", "--temperature", "0.8", "--seed", "1"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_cascades_of_the_command_line_draft(more, folder):  # noqa: F811
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8,
-        "--drafter", "layers:1", "--drafter", "prompt_lookup", "--cascade", *more, "--guard", "off",
+def decode_by_command(folder, *drafters, cascade):  # noqa: F811
+    named = [word for name in drafters for word in ("--drafter", name)]
+    return invoke(
+        "generate", "--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8, *named,
+        "--guard", "off", "--cascade", *cascade,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cascade",
+    [("vertical", "--tree", "2,1,1"), ("horizontal:2", "--temperature", "0.8", "--seed", "1")],
+    ids=" ".join,
+)
+def test_cascades_of_the_command_line_draft(cascade, folder):  # noqa: F811
+    result = decode_by_command(folder, "layers:1", "prompt_lookup", cascade=cascade)
     assert result.exit_code == 0, result.output
     assert "draft" in result.output
 
 
 def test_the_first_drafter_of_a_cascade_need_not_take_drafts_back(folder):  # noqa: F811
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8,
-        "--drafter", "nasd", "--drafter", "prompt_lookup", "--cascade", "horizontal:1",
-        "--guard", "off",
-    )  # fmt: skip
+    result = decode_by_command(folder, "nasd", "prompt_lookup", cascade=["horizontal:1"])
     assert result.exit_code == 0, result.output
 
 
@@ -392,11 +376,7 @@ def test_a_wrong_cascade_gets_one_line(drafters, more, message, folder):  # noqa
 def test_a_table_in_a_cascade_does_not_learn(folder, tmp_path):  # noqa: F811
     text, table = tmp_path / "text", tmp_path / "table"
     text.write_text("ab ab ab ba ab")
-    result = invoke("build", "ngram", text, "--model", folder, "--output", table)
-    assert result.exit_code == 0, result.output
-    result = invoke(
-        "generate", "--model", folder, "--prompt", "ab ab", "--max-new-tokens", 6,
-        "--drafter", "layers:1", "--drafter", f"ngram:{table}", "--cascade", "vertical",
-    )  # fmt: skip
+    succeed("build", "ngram", text, "--model", folder, "--output", table)
+    result = decode_by_command(folder, "layers:1", f"ngram:{table}", cascade=["vertical"])
     assert result.exit_code == 0, result.output
     assert not says(result, "was not checked")

@@ -161,22 +161,6 @@ def test_a_changed_model_gets_a_new_forward(change, as_they_are):
     assert torch.equal(fast.sequences, eager.sequences)
 
 
-def test_hooks_that_come_and_go_are_seen_in_each_call(as_they_are):
-    model = build("llama")
-    eager = decode(model, (9,))
-    decode(model, (9,), compile=True)
-    seen = []
-    handle = model.lm_head.register_forward_hook(lambda *_: seen.append(1))
-    with pytest.warns(UserWarning, match="has a hook"):
-        decode(model, (9,), compile=True)
-    assert seen
-    handle.remove()
-    again = decode(model, (9,), compile=True)
-    assert again.stats.compiled.eager == ""
-    assert again.stats.compiled.seconds == 0
-    assert torch.equal(again.sequences, eager.sequences)
-
-
 def test_another_cache_runs_eagerly(llama):
     with pytest.warns(UserWarning, match="compiled forwards need cache='spec', got 'dynamic'"):
         output = decode(llama, (9,), compile=True, cache="dynamic", drafter="prompt_lookup")

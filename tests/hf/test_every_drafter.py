@@ -10,7 +10,15 @@ import pkgutil
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, History, TrieTree, drafters, heads
+from specdec_hf import (
+    Drafter,
+    History,
+    SpeculativeDecoder,
+    TrieTree,
+    drafters,
+    generate,
+    heads,
+)
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.drafting.context import reads_draft, text_depends_on_drafts
@@ -94,6 +102,28 @@ def test_the_text_is_that_of_plain_decoding(name, tmp_path):
     how = {**SAMPLED, "rule": rule, "drafter": drafter}
     sampled = hf_models.decode(of_seven_tokens(), BATCHES[-1], **how)
     assert sampled.sequences.tolist() == plain_text(plain)
+
+
+@pytest.mark.parametrize("name", drafter_cases.ALL)
+def test_the_returned_cache_continues_in_plain_generate(name, tmp_path):
+    """After five tokens of a stream; and with the drafter itself."""
+    model, drafter = of_seven_tokens(), resolved(name, of_seven_tokens(), tmp_path)
+    greedy = {"do_sample": False, "max_new_tokens": 5}
+    streamed, accepted = [[] for _ in BATCHES[-1]], 0
+    inputs = hf_models.prompts(BATCHES[-1], vocab_size=7)
+    decoder = SpeculativeDecoder(drafter, guard=False)
+    for step in decoder.stream(model, **inputs, **greedy):
+        streamed[step.sequence] += step.tokens
+        accepted += step.kinds.count("accepted")
+    first = hf_models.decode(model, BATCHES[-1], drafter=drafter, **greedy)
+    assert streamed == first.sequences[:, -5:].tolist()
+    assert accepted == first.stats.accepted or name in drafter_cases.KEEPING
+    rest = {
+        "input_ids": first.sequences, "attention_mask": first.attention_mask,
+        "past_key_values": first.past_key_values, "max_new_tokens": 7, "do_sample": False,
+    }  # fmt: skip
+    assert generate(model, **rest, drafter=drafter, guard=False).tolist() == plain_text("greedy")
+    assert model.generate(**rest).tolist() == plain_text("greedy")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from specdec_hf import EagleTree, SpeculativeDecoder, generate
+from specdec_hf import EagleTree, generate
 from specdec_hf.runner.compiled.compiled_call import pack_for
 from specdec_hf.runner.packed import attention, twin
 from specdec_hf.runner.packed import linear as packed_linear
@@ -17,8 +17,6 @@ from specdec_hf.runner.packed.twin import packed_twin
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.compiled import CHANGES, REFUSED
-from support.encoder_models import build as build_encoder_decoder
-from support.encoder_models import inputs_for
 from support.hf_models import build, decode, prompts, unchanged, with_noise
 
 from bench.tiny_models.build import build as build_any
@@ -97,50 +95,14 @@ def test_logits_depend_on_no_other_tokens(model, layers, monkeypatch):
     assert torch.equal(logits_of(mine, [24], rows=3)[1:2], alone)  # 72 rows
 
 
-def two_registers(dtype):
-    """How many numbers PyTorch's loops over a tensor take at a time on this machine."""
-    size = {"AVX512": 64, "AVX2": 32}.get(torch.backends.cpu.get_cpu_capability())
-    if size is None:
-        pytest.skip("the registers of this machine are not known")
-    return 2 * size // dtype.itemsize
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-def test_activations_depend_on_other_tokens_where_a_width_is_no_multiple_of_two_registers(dtype):
-    """As docs/forwards.md says; 48 and 144 are multiples of one register of AVX-512 in float32."""
-    size, functions = two_registers(dtype), torch.nn.functional
-    widths = range(8, 8 * size + 1, 8)
-    found = set()
-    for name in ("silu", "gelu", "relu"):
-        for width in widths:
-            x = 3 * torch.randn(8, width, generator=torch.Generator().manual_seed(0)).to(dtype)
-            whole = getattr(functions, name)(x)
-            alone = torch.cat([getattr(functions, name)(x[n : n + 1]) for n in range(8)])
-            if not torch.equal(alone, whole):
-                found.add(width)
-    assert not any(width % size == 0 for width in found)
-    # In bfloat16 these functions round their tails alike.
-    assert dtype == torch.bfloat16 or size // 2 * 3 in found
-
-
-@pytest.mark.parametrize("width", [48, 100, 144, 160])
-@pytest.mark.parametrize("layers", ["fused", "unfused"])
-def test_the_layers_of_one_op_depend_on_no_other_tokens_whatever_their_width(
-    layers, width, monkeypatch
-):
-    """Others do where the width is no multiple of two registers; see above."""
-    if layers != "fused":
-        monkeypatch.setattr(twin, "fuse", lambda module: False)
+@pytest.mark.parametrize("width", [48, 100, 144])
+def test_fused_layers_of_any_width_depend_on_no_other_tokens(width):
+    """Functions of PyTorch do where a width is no multiple of two registers."""
     made = build("llama", vocab_size=997, hidden_size=256, intermediate_size=width)
     mine = twin.PackedTwin(made)
-    assert mine.fused == (2 if layers == "fused" else 0)
+    assert mine.fused == 2
     with torch.inference_mode():
-        alone, together = logits_of(mine.model, [1] * 24), logits_of(mine.model, [24])
-    if layers == "fused" or width % two_registers(torch.float32) == 0:
-        assert torch.equal(together, alone)
-    else:
-        assert not torch.equal(together, alone)
-        torch.testing.assert_close(together, alone, rtol=0, atol=1e-4)
+        assert torch.equal(logits_of(mine.model, [24]), logits_of(mine.model, [1] * 24))
 
 
 @torch.inference_mode()
@@ -225,9 +187,6 @@ def test_linear_layers_of_other_classes_stay_and_are_named():
     model = build("llama")
     for layer in model.model.layers:
         Quantized.take(layer.mlp.up_proj)
-    adapted = torch.nn.Module()
-    adapted.base_layer = model.lm_head
-    adapted.forward = None
     twins = twin.PackedTwin(model)
     assert twins.unpacked == {"Quantized": 2}
     assert len(twins.layers) == 13
@@ -239,7 +198,6 @@ def test_linear_layers_of_other_classes_stay_and_are_named():
     assert note.endswith(
         "matrices of other classes than torch.nn.Linear are not packed: 2 Quantized"
     )
-    assert twin.is_other_linear(adapted)
 
 
 class Adapted(torch.nn.Module):
@@ -435,9 +393,7 @@ def test_the_statistics_say_what_was_packed():
     assert made.layers == 15
     assert made.bytes >= sum(m.weight.nbytes for m in model.modules() if type(m) is torch.nn.Linear)
     assert made.resident_bytes > made.bytes
-    assert made.seconds > 0
-    assert second.packed.seconds == 0
-    assert made.drafts[0].layers == 15
+    assert made.seconds > second.packed.seconds == 0
     assert first.to_dict()["packed"]["drafts"][0]["layers"] == 15
     assert first.to_dict()["forwards"] == "packed"
 
@@ -489,24 +445,3 @@ def test_a_prompt_and_a_single_token_attend_by_their_masks():
         runner.forward(ids[:, :9], runner.lengths, 1)
         runner.forward(ids[:, 9:], runner.lengths, 1)
     assert runner.omitted == set()
-
-
-def test_an_encoder_decoder_runs_its_twin():
-    model, inputs = build_encoder_decoder("t5"), inputs_for("t5", (5,))
-    settings = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-    own = generate(model, **inputs, drafter="prompt_lookup", compile=False, **settings)
-    packed = generate(model, **inputs, drafter="prompt_lookup", **settings)
-    assert packed.stats.forwards == "packed"
-    assert torch.equal(packed.sequences, own.sequences)
-
-
-def test_a_stream_and_custom_generate_are_packed_by_default():
-    model, inputs = build("llama"), prompts((9,))
-    stream = SpeculativeDecoder(None).stream(model, **inputs, max_new_tokens=4, do_sample=False)
-    steps = list(stream)
-    assert len(steps) == 4
-    plugged = model.generate(
-        **inputs, custom_generate=SpeculativeDecoder(None), max_new_tokens=4, do_sample=False,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    assert plugged.stats.forwards == "packed"

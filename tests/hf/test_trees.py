@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from specdec_hf import Draft, Drafter, EagleTree, SpeculativeDecoder, TreeSpec, TrieTree, generate
+from specdec_hf import Draft, Drafter, EagleTree, TreeSpec, TrieTree, generate
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_independent_of_batch, joint_p_value
 from support.hf_models import NEW, PROCESSED, RAGGED, SAMPLED, run
@@ -219,21 +219,6 @@ def test_a_grammar_never_sees_a_forbidden_path():
     assert got.sequences.tolist() == plain.sequences.tolist()
 
 
-def test_the_returned_cache_continues_in_plain_generate():
-    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
-    whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    drafter, tree = drafters("gemma2")["two models"]
-    first = run(model, inputs, drafter=drafter, tree=tree, max_new_tokens=7)
-    rest = {
-        "input_ids": first.sequences, "attention_mask": first.attention_mask,
-        "past_key_values": first.past_key_values,
-    }  # fmt: skip
-    again = run(model, rest, drafter=drafter, tree=tree, max_new_tokens=NEW - 7)
-    assert again.sequences.tolist() == whole.tolist()
-    plain = model.generate(**rest, max_new_tokens=NEW - 7, do_sample=False)
-    assert plain.tolist() == whole.tolist()
-
-
 def test_a_call_makes_one_forward_of_the_target_a_round():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     drafter, tree = drafters("llama")["branching"]
@@ -244,37 +229,6 @@ def test_a_call_makes_one_forward_of_the_target_a_round():
     handle.remove()
     assert len(forwards) == out.stats.rounds
     assert out.stats.accepted > 0
-
-
-def test_streams_and_custom_generate_equal_generate():
-    model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
-    drafter, tree = drafters("gemma2")["branching"]
-    decoder = SpeculativeDecoder(drafter, tree=tree, seed=4)
-    kwargs = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.7, "top_k": 0}
-    direct = generate(model, **inputs, **kwargs, drafter=drafter, tree=tree, seed=4)
-    hooked = model.generate(**inputs, **kwargs, custom_generate=decoder)
-    assert hooked.tolist() == direct.tolist()
-    streamed = [[] for _ in RAGGED]
-    kinds = set()
-    for step in decoder.stream(model, **inputs, **kwargs):
-        streamed[step.sequence] += step.tokens
-        kinds |= set(step.kinds)
-        assert step.kinds[-1] != "plain" or len(step.tokens) == 1
-    assert streamed == direct[:, -NEW:].tolist()
-    assert {"accepted", "recovered", "bonus"} <= kinds
-
-
-def test_a_perfect_drafter_is_always_accepted():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    for rule in ("greedy", "multi_draft_wor", "traversal"):
-        out = run(
-            model, inputs, drafter=model, tree=(2, 1, 1), do_sample=rule != "greedy", seed=2,
-            rule=rule, temperature=0.8, top_k=0, max_new_tokens=25,
-        )  # fmt: skip
-        assert out.stats.mean_acceptance_length > 3.5
-        assert out.stats.acceptance_by_trial[0] > 0.9
-        assert out.stats.acceptance_by_position[0] > 0.9
-        assert out.stats.draft_acceptance_rate == pytest.approx(0.5, abs=0.06)
 
 
 @pytest.mark.parametrize(("rule", "most"), [("traversal", 2), ("multi_draft", 4), ("k_seq", 4)])
