@@ -343,34 +343,29 @@ def test_the_first_drafter_of_a_cascade_need_not_take_drafts_back(folder):  # no
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize(
-    ("drafters", "more", "message"),
-    [
-        (["prompt_lookup"], ["vertical"], "--cascade needs several --drafter, the largest"),
-        (["layers:1", "random"], ["deep"], "--cascade must be one of vertical, horizontal, got 'd"),
-        (["random", "prompt_lookup"], ["vertical"], "--cascade vertical needs draft models, such "),
-        (["layers:1", "auto"], ["vertical"], "--cascade needs drafters of chains of their"),
-        (["layers:1", "early_exit:1"], ["vertical"], "--cascade needs drafters of chains of their"),
-        (["layers:1", "none"], ["vertical"], "--cascade needs drafters of chains of their"),
-        (["layers:1", "random"], ["vertical:2"], "--cascade vertical takes no numbers, got"),
-        (["layers:1", "random"], ["horizontal"], "--cascade must be horizontal:N,N with tokens to"),
-        (["layers:1", "random"], ["horizontal:2,2"], "--cascade horizontal needs a number for"),
-        (["layers:1", "random"], ["horizontal:2", "--tree", "2,1"], "--tree must not be given"),
-        (["layers:1", "ngram"], ["vertical"], "--cascade needs models, prompt_lookup, random or"),
-        (["layers:1,top_k=2", "random"], ["vertical"], "--cascade vertical: top_k of a model must"),
-        (
-            ["layers:1", "prompt_lookup"],
-            ["horizontal:2", "--num-assistant-tokens-schedule", "egag"],
-            "'egag' needs a drafter with a draft distribution",
-        ),
-    ],
-)  # fmt: skip
-def test_a_wrong_cascade_gets_one_line(drafters, more, message, folder):  # noqa: F811
-    given = [word for name in drafters for word in ("--drafter", name)]
-    line = one_line_error(
-        "generate", "--model", folder, "--prompt", "ab", *given, "--cascade", *more
-    )
-    assert message in line
+WRONG = [
+    ("prompt_lookup", "vertical", "--cascade needs several --drafter, the largest"),
+    ("layers:1 random", "deep", "--cascade must be one of vertical, horizontal, got 'd"),
+    ("random prompt_lookup", "vertical", "--cascade vertical needs draft models, such "),
+    ("layers:1 auto", "vertical", "--cascade needs drafters of chains of their"),
+    ("layers:1 random", "vertical:2", "--cascade vertical takes no numbers, got"),
+    ("layers:1 random", "horizontal", "--cascade must be horizontal:N,N with tokens to"),
+    ("layers:1 random", "horizontal:2,2", "--cascade horizontal needs a number for"),
+    ("layers:1 random", "horizontal:2 --tree 2,1", "--tree must not be given"),
+    ("layers:1 ngram", "vertical", "--cascade needs models, prompt_lookup, random or"),
+    ("layers:1,top_k=2 random", "vertical", "--cascade vertical: top_k of a model must"),
+    (
+        "layers:1 prompt_lookup", "horizontal:2 --num-assistant-tokens-schedule egag",
+        "'egag' needs a drafter with a draft distribution",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("drafters", "cascade", "message"), WRONG)
+def test_a_wrong_cascade_gets_one_line(drafters, cascade, message, folder):  # noqa: F811
+    named = [word for name in drafters.split() for word in ("--drafter", name)]
+    asked = ("generate", "--model", folder, "--prompt", "ab", *named, "--cascade", *cascade.split())
+    assert message in one_line_error(*asked)
 
 
 def test_a_table_in_a_cascade_does_not_learn(folder, tmp_path):  # noqa: F811

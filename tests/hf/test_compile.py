@@ -65,13 +65,6 @@ def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name, lengths, gr
         assert sum(counters["graph_break"].values()) == breaks
 
 
-def test_a_draft_model_in_training_mode_runs_eagerly(llama, as_they_are):
-    drafter = with_noise(llama, 0.05).train()
-    with pytest.warns(UserWarning, match="training mode"):
-        fast = decode(llama, (9,), compile=True, drafter=drafter)
-    assert any("draft model LlamaForCausalLM runs eagerly" in note for note in fast.stats.notes)
-
-
 def test_layers_that_differ_in_anything_but_weights_have_functions_of_their_own():
     first, second = build("llama").model.layers
     graphs = LayerGraphs(torch.float32, TRACED)
@@ -161,10 +154,18 @@ def test_a_changed_model_gets_a_new_forward(change, as_they_are):
     assert torch.equal(fast.sequences, eager.sequences)
 
 
-def test_another_cache_runs_eagerly(llama):
-    with pytest.warns(UserWarning, match="compiled forwards need cache='spec', got 'dynamic'"):
-        output = decode(llama, (9,), compile=True, cache="dynamic", drafter="prompt_lookup")
-    assert output.stats.cache == "dynamic"
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"cache": "dynamic"}, "compiled forwards need cache='spec', got 'dynamic'"),
+        ({"drafter": with_noise(build("llama"), 0.05).train()}, "training mode"),
+    ],
+    ids=["cache", "draft model"],
+)
+def test_what_cannot_be_compiled_runs_eagerly(settings, reason, llama, as_they_are):
+    with pytest.warns(UserWarning, match=reason):
+        output = decode(llama, (9,), compile=True, **{"drafter": "prompt_lookup", **settings})
+    assert any("runs eagerly" in note for note in output.stats.notes)
 
 
 def test_the_model_is_as_before_and_its_graphs_go_with_it(as_they_are):

@@ -216,18 +216,15 @@ def test_arguments_may_be_given_in_other_ways(name):
 
 @pytest.mark.parametrize("kind", [PromptLookupDrafter, SuffixAutomatonDrafter])
 def test_drafters_copy_from_what_the_encoder_read(kind):
-    inputs = texts(RAGGED)
-    drafts = []
+    inputs, drafts = texts(RAGGED), []
 
     class Seen(kind):
         def propose(self, history, limits):
-            draft = super().propose(history, limits)
-            drafts.append(draft)
-            return draft
+            drafts.append(super().propose(history, limits))
+            return drafts[-1]
 
     source = inputs["input_ids"]
-    prompt = source[:, :2]
-    given = {**inputs, "decoder_input_ids": prompt}
+    given = {**inputs, "decoder_input_ids": source[:, :2]}
 
     def repeats(b, ids):
         """The decoder's text, which a start token precedes, begins as the encoder's does."""
@@ -249,14 +246,11 @@ def test_a_drafter_learns_what_the_encoder_read():
         def propose(self, history, limits):
             return None
 
-    drafter = Reader()
-    generate(tiny("bart"), **texts(RAGGED), **CALL, drafter=drafter)
-    assert [len(read) for read in drafter.read] == list(RAGGED)
-    below = [[token for token in read.tolist() if token < 50] for read in drafter.read]
-    assert [read.tolist() for read in drafter.known] == below
-    call = {**CALL, "do_sample": True, "num_return_sequences": 2}
+    drafter, call = Reader(), {**CALL, "do_sample": True, "num_return_sequences": 2}
     generate(tiny("bart"), **texts(RAGGED), **call, drafter=drafter)
     assert [len(read) for read in drafter.read] == [9, 9, 5, 5, 7, 7]
+    below = [[token for token in read.tolist() if token < 50] for read in drafter.read]
+    assert [read.tolist() for read in drafter.known] == below
     generate(tiny("whisper"), **inputs_for("whisper", RAGGED), **CALL, drafter=drafter)
     assert drafter.read is None
 

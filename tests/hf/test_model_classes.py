@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.request import prefill
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.later_inputs import LaterInputs
 from support import hf_models
@@ -344,11 +343,10 @@ def test_a_class_that_replaces_generate_prepares_its_inputs_itself(entry):
     assert not plain[0].equal(plain[1])
     check_equal("blip2", made, entry, drafter=None)
     check_equal("blip2", made, entry)
-    if entry == "generate":
-        with pytest.raises(ValueError, match="temperature must be a scalar for Blip2"):
-            generate(model, **made, do_sample=True, temperature=[1.0, 1.0])
-        with pytest.raises(ValueError, match=r"Blip2ForCond.* has a generate method of its own"):
-            list(SpeculativeDecoder().stream(model, made["input_ids"], max_new_tokens=2))
+    with pytest.raises(ValueError, match="temperature must be a scalar for Blip2"):
+        generate(model, **made, do_sample=True, temperature=[1.0, 1.0])
+    with pytest.raises(ValueError, match=r"Blip2ForCond.* has a generate method of its own"):
+        list(SpeculativeDecoder().stream(model, made["input_ids"], max_new_tokens=2))
 
 
 @pytest.mark.covering(test=1)
@@ -382,25 +380,3 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards():
     assert "runs with cache='dynamic'; cache='spec': logits of Llava" in out.stats.notes[0]
     forget_fits()
     assert generate(model, **made, **call, self_check=False).stats.cache == "spec"
-
-
-def embedded(model, rows):
-    ids = torch.arange(1, 9).expand(rows, -1)
-    with torch.no_grad():
-        return {"inputs_embeds": model.get_input_embeddings()(ids), "max_new_tokens": 3}
-
-
-@pytest.mark.usefixtures("forgetful")
-def test_a_single_sequence_proves_nothing_for_a_batch(monkeypatch):
-    checked = []
-    measure = prefill._compare
-
-    def counted(model, cache, *args):
-        checked.append(len(cache.lengths))
-        return measure(model, cache, *args)
-
-    monkeypatch.setattr(prefill, "_compare", counted)
-    model = hf_models.tiny("llama")
-    for rows in (1, 1, 3, 3):
-        generate(model, **embedded(model, rows), drafter="prompt_lookup")
-    assert checked == [1, 3]

@@ -8,7 +8,7 @@ import functools
 
 import pytest
 import torch
-from specdec_hf import EagleTree, generate
+from specdec_hf import generate
 from support import drafter_cases, hf_models
 from transformers import Phi3Config, Phi3ForCausalLM
 
@@ -73,7 +73,10 @@ ANY = ("early_exit", "pass_head", "token_recycling", "lookahead")
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *(("longrope", name) for name in (*ANY, "sparse_cache", "eagle3", "merged")),
+        *(
+            ("longrope", name)
+            for name in (*ANY, "sparse_cache", "eagle3", "merged", "model, EAGLE-2")
+        ),
         *(("phi3", name) for name in ANY),
     ],
 )
@@ -104,20 +107,11 @@ def test_a_text_beyond_the_context_leaves_nothing_in_later_calls():
 @pytest.mark.parametrize("kind", ["longrope", "phi3"])
 def test_beams_turn_where_those_of_generate_do(kind):
     model, inputs = model_of(kind), hf_models.prompts((9, 4), vocab_size=11)
-    settings = {"max_new_tokens": 30, "num_beams": 2, "do_sample": False}
-    own = model.generate(**inputs, **settings).tolist()
-    assert generate(model, **inputs, **settings, drafter=None).tolist() == own
-    drafter = hf_models.with_noise(model, 0.1)
-    if kind == "longrope":
-        assert generate(model, **inputs, **settings, drafter=drafter).tolist() == own
-        return
-    with pytest.raises(ValueError, match="drafter must be None with num_beams=2 for Phi3ForCausal"):
-        generate(model, **inputs, **settings, drafter=drafter)
-    settings["max_new_tokens"] = BOUND - 9
-    own = model.generate(**inputs, **settings).tolist()
-    assert generate(model, **inputs, **settings, drafter=drafter).tolist() == own
-
-
-def test_trees_that_would_reach_beyond_wait():
-    out = decode("longrope", (9,), tree=EagleTree(2, 4, 6))
-    assert out.sequences.tolist() == own_text("longrope", (9,))
+    drafter, settings = hf_models.with_noise(model, 0.1), {"num_beams": 2, "do_sample": False}
+    for new_tokens, one in ((30, None), (30 if kind == "longrope" else BOUND - 9, drafter)):
+        settings["max_new_tokens"] = new_tokens
+        own = model.generate(**inputs, **settings).tolist()
+        assert generate(model, **inputs, **settings, drafter=one).tolist() == own
+    if kind == "phi3":
+        with pytest.raises(ValueError, match="drafter must be None with num_beams=2 for Phi3ForCa"):
+            generate(model, **inputs, **{**settings, "max_new_tokens": 30}, drafter=drafter)

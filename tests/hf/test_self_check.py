@@ -61,14 +61,6 @@ def test_rounding_under_autocast_is_that_of_its_dtype():
     assert max(fine.tolerance, coarse.difference) < coarse.tolerance
 
 
-@pytest.mark.parametrize("name", ["BloomForCausalLM", "BartForCausalLM"])
-def test_a_draft_model_gets_a_cache_that_fits_it(name):
-    drafter = build(name, vocab_size=hf_models.VOCAB)
-    plain, ours, stats = texts(hf_models.tiny("llama"), RAGGED, drafter=drafter)
-    assert ours == plain
-    assert any("draft model" in note for note in stats.notes)
-
-
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("name", hf_models.NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import specdec_host
-from specdec_hf import KeptTexts, SpeculativeDecoder, SuffixAutomatonDrafter, generate
+from specdec_hf import KeptTexts, SpeculativeDecoder, SuffixAutomatonDrafter
 from specdec_hf.drafters.kept_texts import END, kept_with
 from specdec_host import Corpus, SuffixAutomaton
 from support import hf_models
@@ -172,27 +172,17 @@ def test_threads_share_what_is_kept(monkeypatch):
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True, "rule": "match", "seed": [5, 6, 7]}])
 def test_what_is_kept_changes_drafts_and_no_text(settings):
     """The store of a name belongs to the target."""
-    model = hf_models.build("llama", vocab_size=50)
-    inputs = hf_models.prompts((9, 1, 12), vocab_size=50)
-    settings = {
-        "do_sample": False, "max_new_tokens": 24, "guard": False, "num_assistant_tokens": 5,
-        "return_dict_in_generate": True, **settings,
-    }  # fmt: skip
+    models = [hf_models.build("llama", vocab_size=50) for _ in range(2)]
+    name, settings = "suffix_automaton:keep=1MiB", {**settings, "max_new_tokens": 24}
+    calls = [(models[0], "suffix_automaton"), *[(models[0], name)] * 2, (models[1], name)]
     outs = [
-        generate(model, **inputs, **settings, drafter=name)
-        for name in ("suffix_automaton", *["suffix_automaton:keep=1MiB"] * 2)
+        hf_models.decode(model, (9, 1, 12), drafter=drafter, gamma=5, **settings)
+        for model, drafter in calls
     ]
-    assert outs[0].sequences.equal(outs[1].sequences)
-    assert outs[1].sequences.equal(outs[2].sequences)
-    accepted = [out.stats.mean_acceptance_length for out in outs]
-    assert accepted[0] == accepted[1]
-    assert accepted[2] > accepted[1] + 1
-    other = generate(
-        hf_models.build("llama", vocab_size=50), **inputs, **settings,
-        drafter="suffix_automaton:keep=1MiB",
-    )  # fmt: skip
-    assert other.stats.mean_acceptance_length == accepted[0]
-    assert kept_with(model, 2**20).nbytes == 8 * 2 * (9 + 1 + 12 + 3 * 25)
+    assert all(out.sequences.equal(outs[0].sequences) for out in outs)
+    alone, first, second, other = (out.stats.mean_acceptance_length for out in outs)
+    assert alone == first == other < second - 1
+    assert kept_with(models[0], 2**20).nbytes == 8 * 2 * (9 + 1 + 12 + 3 * 25)
 
 
 def test_texts_of_calls_that_were_ended_early_are_not_kept():

@@ -430,12 +430,9 @@ def test_a_draft_model_of_as_many_other_tokens_drafts_text(folder, tmp_path):  #
     assert answer(folder, draft, tmp_path)["drafter"] == "model"
     other_tokenizer().save_pretrained(draft)
     assert answer(folder, draft, tmp_path)["drafter"] == "text"
-    asked = ("generate", "--prompt", "a", "--model", folder, "--drafter", draft, "--tree", "2")
-    assert "vocabulary of 258 tokens, got as many other tokens" in one_line_error(*asked)
-    stored = (draft / "tokenizer.json").read_text()
-    (draft / "tokenizer.json").write_text(stored[: len(stored) // 2])
     asked = ("generate", "--prompt", "a", "--model", folder, "--drafter", draft)
+    assert "vocabulary of 258 tokens, got as many other tokens" in one_line_error(
+        *asked, "--tree", "2"
+    )
+    (draft / "tokenizer.json").write_text("{")
     assert f"--drafter: cannot load a tokenizer from {draft}" in one_line_error(*asked)
-    for file in draft.glob("token*"):
-        file.unlink()
-    assert answer(folder, draft, tmp_path)["drafter"] == "model"

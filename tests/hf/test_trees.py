@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from specdec_hf import Draft, Drafter, EagleTree, TreeSpec, TrieTree, generate
+from specdec_hf import Draft, Drafter, EagleTree, TreeSpec, TrieTree
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_independent_of_batch, joint_p_value
 from support.hf_models import NEW, PROCESSED, RAGGED, SAMPLED, run
@@ -255,46 +255,42 @@ def test_equal_siblings_of_two_models_are_two_trials():
     assert len(out.stats.acceptance_by_trial) == 4
 
 
-def refused():
-    """What is given in place of `tree=(2,)` and a draft model, or beside them, and the message."""
-    model = hf_models.perturbed("llama")
-    lenient = {"rule": "lenient", "lenience": 0.5, "do_sample": True}
-    k_seq = {"drafter": [model] * 2, "rule": "k_seq", "do_sample": True}
-    schedule = {"num_assistant_tokens_schedule": "heuristic"}
-    other = hf_models.build("llama", vocab_size=97)
-    return {
-        "tree": ({"tree": 3}, "tree must be a TreeSpec, EagleTree, TrieTree"),
-        "no drafter": ({"drafter": None}, "must be given with tree, got None"),
-        "default": ({"drafter": "auto"}, "tree must be a TrieTree or None with drafter auto"),
-        "no drafters": ({"drafter": []}, "drafter must be given with tree, got []"),
-        "list": ({"drafter": [model], "tree": None}, "several drafters need tree"),
-        "gamma": ({"gamma": 3}, "num_assistant_tokens must not be given with tree"),
-        "schedule": (schedule, "_schedule must be 'constant' or 'optimal' with tree"),
-        "cache": ({"cache": "dynamic"}, "cache must be 'auto' or 'spec' with tree, got 'dynamic'"),
-        "lenient": (lenient, "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_"),
-        "several": (k_seq, "with this drafter, got 'k_seq'"),
-        "greedy": ({"rule": "greedy", "do_sample": True}, "rule='greedy' needs do_sample=False"),
-        "eagle": (
-            {"tree": EagleTree(), "drafter": "prompt_lookup"},
-            "drafter must be one draft model with tree=EagleTree",
-        ),
-        "mixed": ({"drafter": [model, "prompt_lookup"]}, "or one that drafts several chains"),
-        "rank": ({"tree": TreeSpec((-1,), (64,))}, "ranks of tree must be below 64, got 64"),
-        "nodes": (
-            {"tree": (60, 8), "drafter": [model, model]},
-            "tree must have at most 1024 nodes over all draft models, got 540 for each of 2",
-        ),
-        "vocabulary": ({"drafter": other}, "drafter has 97 tokens, model has 67"),
-    }
+MODEL = hf_models.perturbed("llama")
+LENIENT = {"rule": "lenient", "lenience": 0.5, "do_sample": True}
+# The message, and what is given in place of `tree=(2,)` and a draft model, or beside them.
+REFUSED = {
+    "tree must be a TreeSpec, EagleTree, TrieTree": {"tree": 3},
+    "must be given with tree, got None": {"drafter": None},
+    "tree must be a TrieTree or None with drafter auto": {"drafter": "auto"},
+    "drafter must be given with tree, got []": {"drafter": []},
+    "num_assistant_tokens must not be given with tree": {"gamma": 3},
+    "_schedule must be 'constant' or 'optimal' with tree": {
+        "num_assistant_tokens_schedule": "heuristic"
+    },
+    "cache must be 'auto' or 'spec' with tree, got 'dynamic'": {"cache": "dynamic"},
+    "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_": LENIENT,
+    "with this drafter, got 'k_seq'": {
+        "drafter": [MODEL, MODEL], "rule": "k_seq", "do_sample": True
+    },
+    "rule='greedy' needs do_sample=False": {"rule": "greedy", "do_sample": True},
+    "drafter must be one draft model with tree=EagleTree": {
+        "tree": EagleTree(), "drafter": "prompt_lookup"
+    },
+    "or one that drafts several chains": {"drafter": [MODEL, "prompt_lookup"]},
+    "ranks of tree must be below 64, got 64": {"tree": TreeSpec((-1,), (64,))},
+    "tree must have at most 1024 nodes over all draft models, got 540 for each of 2": {
+        "tree": (60, 8), "drafter": [MODEL, MODEL]
+    },
+    "drafter has 97 tokens, model has 67": {"drafter": hf_models.build("llama", vocab_size=97)},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", list(refused()))
-def test_refused_arguments_are_named(case):
-    kwargs, message = refused()[case]
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    given = {"tree": (2,), "drafter": hf_models.perturbed("llama"), **kwargs}
-    with pytest.raises(TypeError if case == "tree" else ValueError) as raised:
-        generate(model, **inputs, max_new_tokens=4, **given)
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_arguments_are_named(message):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        hf_models.decode(
+            hf_models.tiny("llama"), **{"tree": (2,), "drafter": MODEL, **REFUSED[message]}
+        )
     assert message in str(raised.value)
 
 
