@@ -258,7 +258,7 @@ def test_a_model_without_the_cache_for_trees_is_refused_where_it_is_asked_for(op
         generate(model, IDS, num_beams=2, max_new_tokens=2, **options)
 
 
-def test_logits_that_are_not_finite_are_named():
+def test_logits_of_beams_that_are_not_finite_are_named():
     model, inputs = hf_models.build("llama"), hf_models.prompts((9, 12))
     with torch.no_grad():
         model.model.embed_tokens.weight[inputs["input_ids"][1, 0]] = torch.nan

@@ -143,12 +143,20 @@ def test_hidden_states_are_replayed(llama, tmp_path):
     torch.testing.assert_close(states, own, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_of_the_target_that_move_end_the_graphs(llama):
+def test_weights_that_move_end_the_recordings(llama):
     fast(llama)
     llama.lm_head.weight.data = llama.lm_head.weight.data.flip(0)
     out = fast(llama)
     assert out.stats.compiled.replayed > 0
     assert torch.equal(out.sequences, decode(llama).sequences)
+
+
+def test_settings_of_pytorch_have_graphs_of_their_own(llama):
+    before = fast(llama).stats.compiled.cuda_graphs
+    torch.use_deterministic_algorithms(True)  # conftest.py restores it
+    out = fast(llama)
+    assert torch.equal(out.sequences, decode(llama).sequences)
+    assert out.stats.compiled.cuda_graphs > before
 
 
 # What cannot be recorded, and what would be replayed wrongly.
@@ -201,7 +209,7 @@ def test_a_recorder_that_fails_in_a_round_is_asked_no_more(llama):
 
 
 @pytest.mark.parametrize("left_out", ["positions", "mask", "starts", "copies"])
-def test_the_self_check_finds_what_a_replay_leaves_out(llama, monkeypatch, left_out):
+def test_the_self_check_finds_inputs_that_a_replay_leaves_out(llama, monkeypatch, left_out):
     """Negative controls."""
     replay = leaving_out(("tokens", "positions", "mask", "starts"), left_out)
     monkeypatch.setattr(cuda_graphs.Recording, "__call__", replay)

@@ -296,7 +296,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_by_name(name):
+def test_what_an_encoder_decoder_cannot_serve_is_refused_by_name(name):
     options, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         generate(tiny("t5"), **{**texts(RAGGED), **CALL, **options})

@@ -91,7 +91,7 @@ def plain_text(rule):
 
 
 @pytest.mark.parametrize("name", drafter_cases.ALL)
-def test_the_text_is_that_of_plain_decoding(name, tmp_path):
+def test_every_drafter_leaves_the_text_as_it_is(name, tmp_path):
     """Greedy, and under the rule that draws the target's own tokens."""
     drafter = resolved(name, of_seven_tokens(), tmp_path)
     greedy = hf_models.decode(of_seven_tokens(), BATCHES[-1], drafter=drafter)

@@ -11,10 +11,8 @@ from specdec_hf import EagleTree, TreeSpec, TrieTree, generate, load_acceptance,
 from specdec_hf.drafters.copying import PromptLookupDrafter, lookup, lookup_several
 from specdec_hf.drafters.growing_tree import EagleDrafter, GrowingTreeDrafter
 from specdec_hf.drafters.model import DraftModel
-from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.trees import as_layout
 from support import hf_models
-from support.heads import head_for
 from support.histories import chains_of, context_of, history_of, propose
 from support.sources import ROOT
 
@@ -235,20 +233,3 @@ def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(decided, models, mon
         equal.append(own_trees(trees, row) == own_trees(alone, 0))
     assert all(equal) == (decided == "alone")
     assert len({len(tree) for tree in own_trees(trees, 0)}) > 1  # some go on and some do not
-
-
-SMALL = EagleTree(width=2, depth=3, size=6)
-
-
-def test_unlikely_nodes_are_not_verified():
-    """Of a head whose tree is merged with copied text: it reads the states of either."""
-    target = hf_models.build("llama", vocab_size=7)
-    drafter = [Eagle3Drafter(head_for(target), SMALL), "prompt_lookup"]
-    everything, likely = (
-        hf_models.decode_as_generate(
-            target, (9, 4, 12), drafter=drafter, tree=TrieTree(2, 3, 8, least), max_new_tokens=24
-        ).stats
-        for least in (0.0, 0.3)
-    )
-    assert likely.accepted > 0
-    assert likely.drafted < everything.drafted

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.request import prefill
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.later_inputs import LaterInputs
 from support import hf_models
@@ -19,6 +20,7 @@ from support.sources import ROOT
 from bench.model_table import generating_classes
 from bench.tiny_models import compare
 from bench.tiny_models.build import build
+from bench.tiny_models.config import CONTEXT
 from bench.tiny_models.inputs import own_inputs
 
 NEW = 10
@@ -123,6 +125,19 @@ def test_a_model_whose_drafts_fit_no_cache_runs_without_them_and_refuses_them_by
             continue
         with pytest.raises(ValueError, match=type(model).__name__):
             through(way, model, inputs, drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("WhisperForCausalLM", 1), ("Qwen3ASRForConditionalGeneration", 0)]
+)
+def test_at_the_last_position_text_equals_plain_generation_or_its_stop_is_named(name, more):
+    """Plain generation goes on; only where the config names the context does the loop stop."""
+    model, inputs = model_of(name), compare.prompts((CONTEXT - 4,))
+    expected = compare.plain(model, inputs, 5)
+    options = {"max_new_tokens": 5, "return_dict_in_generate": True}
+    got = through("generate", model, inputs, drafter=oracle(inputs, expected), **options)
+    assert got.sequences.tolist() == expected[:, : CONTEXT + more].tolist()
+    assert got.stats.sequences[0].stop_reason == ("length" if more else "context")
 
 
 def test_the_document_lists_every_class_of_its_version_of_transformers():
@@ -380,3 +395,19 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards():
     assert "runs with cache='dynamic'; cache='spec': logits of Llava" in out.stats.notes[0]
     forget_fits()
     assert generate(model, **made, **call, self_check=False).stats.cache == "spec"
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_single_sequence_proves_nothing_for_a_batch(monkeypatch):
+    checked, compared = [], prefill._compare
+    monkeypatch.setattr(
+        prefill, "_compare",
+        lambda model, cache, *args: checked.append(len(cache.lengths))
+        or compared(model, cache, *args),
+    )  # fmt: skip
+    model = hf_models.tiny("llama")
+    embeds = model.get_input_embeddings()(torch.arange(1, 9)[None]).detach()
+    for rows in (1, 1, 3, 3):
+        given = {"inputs_embeds": embeds.expand(rows, -1, -1), "max_new_tokens": 3}
+        generate(model, **given, drafter="prompt_lookup")
+    assert checked == [1, 3]

@@ -55,10 +55,13 @@ def assert_packed_again(packed, linear):
     assert not packed.refresh()
 
 
-def test_a_weight_whose_rows_change_places_is_packed_again(linear):
+def test_a_weight_of_which_a_number_or_the_order_of_rows_changes_is_packed_again(linear):
     packed = LinearWithPackedCopy(linear)
     for pair in combinations(range(11), 2):
         linear.weight.data[[*pair]] = linear.weight.data[[*pair[::-1]]]
+        assert_packed_again(packed, linear)
+    for i in range(linear.weight.numel()):
+        linear.weight.data.view(-1)[i] *= 1.01
         assert_packed_again(packed, linear)
 
 

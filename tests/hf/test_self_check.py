@@ -61,6 +61,13 @@ def test_rounding_under_autocast_is_that_of_its_dtype():
     assert max(fine.tolerance, coarse.difference) < coarse.tolerance
 
 
+def test_a_draft_model_gets_a_cache_that_fits_it():
+    drafter = build("BloomForCausalLM", vocab_size=hf_models.VOCAB)
+    plain, ours, stats = texts(hf_models.tiny("llama"), RAGGED, drafter=drafter)
+    assert ours == plain
+    assert any("draft model" in note for note in stats.notes)
+
+
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("name", hf_models.NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -69,6 +76,13 @@ def test_rounding_is_no_fault(name, dtype):
     for kind, tree in (("spec", True), ("aligned", False), ("dynamic", False)):
         fit = check_fit(model, kind, tree=tree)
         assert fit.reason is None, fit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_large_difference_is_found_in_every_dtype(dtype):
+    fit = check_fit(build("BartForCausalLM").to(dtype), "spec")
+    assert fit.reason is not None, fit
+    assert fit.difference > 0.9
 
 
 def test_a_fit_names_the_forwards_without_a_mask_that_were_compared():

@@ -19,6 +19,7 @@ from specdec_hf.runner.sparse_runner import SparseRunner
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
+from support.histories import context_of
 from transformers import AttentionInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -260,6 +261,7 @@ def test_with_room_for_the_whole_text_all_drafts_are_accepted(settings, dtype):
     assert made[64].accepted == made[64].drafted > 40
     assert 0 < made[12].accepted < 0.9 * made[12].drafted
     assert "sparse_cache holds" not in " ".join(made[64].notes)
+    assert "MiB of keys and values" in " ".join(made[12].notes)
 
 
 @pytest.mark.parametrize("lengths", [(30,), (30, 90), (90, 200)])
@@ -452,7 +454,7 @@ def test_numbers_as_large_as_they_may_be_serve(numbers):
     assert (stats.accepted == stats.drafted) == (drafter.pattern.budget == MAX_TOKENS)
 
 
-def test_what_does_not_go_is_refused_by_name():
+def test_what_a_sparse_cache_cannot_serve_is_refused_by_name():
     llama, hidden = hf_models.tiny("llama"), {"output_hidden_states": True}
     cascade = VerticalCascade("sparse_cache", "random")
     windowed = hf_models.build("mistral", sliding_window=16)
@@ -476,6 +478,8 @@ def test_what_does_not_go_is_refused_by_name():
             hf_models.decode(model, **given)
     with pytest.raises(ValueError, match="drafts for models of Llama, Mistral, Qwen2, Qwen3, got"):
         SparseCacheDrafter().check_config(hf_models.tiny("gpt2").config)
+    with pytest.raises(ValueError, match="drafter sparse_cache needs cache='spec', got None"):
+        SparseCacheDrafter().start(context_of(llama))  # as a server does, which has no cache
 
 
 def test_a_window_that_no_text_exceeds_is_served():

@@ -362,6 +362,10 @@ def test_stored_ids_of_another_tokenizer_are_refused(folder, tmp_path, command, 
     ours, theirs = (
         fingerprint_of(one()).hex()[:12] for one in (cli_models.tokenizer, other_tokenizer)
     )
+    if command == "ngram":
+        wrong = ("--output", tmp_path / "none", "--model", other, "--min-count", 10**6)
+        line = one_line_error("build", "ngram", tmp_path / "text", *wrong)
+        assert "--min-count must be at most " in line
     message = f"tokenizer, of fingerprint {ours}, got one that was built with {theirs}"
     for drafter in drafters:
         asked = ("generate", "--prompt", "one two", "--drafter", f"{drafter}:{file}")

@@ -161,7 +161,7 @@ def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
     ("name", "kind"),
     [("llama", "branching"), ("llama", "eagle"), ("gpt2", "branching"), ("gpt2", "trie of all")],
 )
-def test_the_context_ends_generation(name, kind):
+def test_the_context_ends_trees(name, kind):
     """GPT-2 has a table of positions: nodes of the sequence that has ended are beyond it."""
     model = hf_models.build(name, context=32)
     drafter, tree = drafters(name)[kind]
@@ -286,7 +286,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_refused_arguments_are_named(message):
+def test_arguments_that_do_not_go_with_trees_are_named(message):
     with pytest.raises((TypeError, ValueError)) as raised:
         hf_models.decode(
             hf_models.tiny("llama"), **{"tree": (2,), "drafter": MODEL, **REFUSED[message]}
