@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
 import torch
+from support.hf_models import with_noise
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -74,12 +74,7 @@ def tiny(name: str) -> Any:
 @cache
 def perturbed(name: str, amount: float = 0.05) -> Any:
     """A drafter that often agrees with ``tiny(name)``: the same weights with some noise."""
-    drafter = copy.deepcopy(tiny(name))
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for weight in drafter.parameters():
-            weight.add_(amount * weight.std() * torch.randn(weight.shape, generator=generator))
-    return drafter
+    return with_noise(tiny(name), amount)
 
 
 def texts(lengths: tuple[int, ...], vocab_size: int = VOCAB, seed: int = 1) -> dict[str, Any]:
