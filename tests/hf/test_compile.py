@@ -113,7 +113,7 @@ def test_a_wrong_forward_is_found_and_the_call_runs_eagerly(name, wrong, as_they
     assert any("runs eagerly" in note for note in output.stats.notes)
 
 
-def test_a_forward_that_raises_hands_over_to_the_model(llama, monkeypatch):
+def test_a_forward_that_raises_hands_over_to_the_model(llama, as_they_are, monkeypatch):
     eager = decode(llama, (9,))
     assert decode(llama, (9,), compile=True).stats.compiled.eager == ""
 

@@ -104,7 +104,16 @@ def test_every_drafter_leaves_the_text_as_it_is(name, tmp_path):
     assert sampled.sequences.tolist() == plain_text(plain)
 
 
-@pytest.mark.parametrize("name", drafter_cases.ALL)
+ONE_OF_EACH_KIND = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.full if n in drafter_cases.DRAWN_ALIKE else [])
+        for n in drafter_cases.ALL
+    ],
+)
+
+
+@ONE_OF_EACH_KIND
 def test_the_returned_cache_continues_in_plain_generate(name, tmp_path):
     """After five tokens of a stream; and with the drafter itself."""
     model, drafter = of_seven_tokens(), resolved(name, of_seven_tokens(), tmp_path)
@@ -126,13 +135,7 @@ def test_the_returned_cache_continues_in_plain_generate(name, tmp_path):
     assert model.generate(**rest).tolist() == plain_text("greedy")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.full if n in drafter_cases.DRAWN_ALIKE else [])
-        for n in drafter_cases.ALL
-    ],
-)
+@ONE_OF_EACH_KIND
 @pytest.mark.parametrize(
     "rules",
     [("best", "typical"), pytest.param(("token", "block"), marks=pytest.mark.full)],
