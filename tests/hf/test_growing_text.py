@@ -10,20 +10,18 @@ from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
-from specdec_hf.server.choices import FINISH_REASONS, ChatForm, CompletionForm
+from specdec_hf.server.choices import ChatForm, CompletionForm
 from specdec_hf.server.growing_text import GrowingText
 
 TOKENIZER = cli_models.tokenizer()
 TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
 
 
-def pieces(text, size, stop=(), reason="length"):
-    """The pieces of a text that comes in rounds of so many tokens, each with a log probability."""
-    return pieces_of(TOKENIZER, [5], TOKENIZER(text)["input_ids"], size, stop, reason)
-
-
 def pieces_of(tokenizer, prompt, ids, size, stop=(), reason="length"):
-    """It ends with the token that completes a stop string, as a batch of the queue does."""
+    """The pieces of a text that comes in rounds of so many tokens, each with a log probability.
+
+    It ends with the token that completes a stop string, as a batch of the queue does.
+    """
     criterion = StopCriterion(tokenizer, prompt, stop)
     ends = next((n for n in range(1, len(ids) + 1) if criterion(ids[:n])), None)
     ids, reason = ids[:ends], reason if ends is None else "criteria"
@@ -34,24 +32,21 @@ def pieces_of(tokenizer, prompt, ids, size, stop=(), reason="length"):
         last = begin + size >= len(ids)
         listed = [{token: -float(begin + n)} for n, token in enumerate(new)]
         made.append(growing.add(Step(0, new, [], [], reason if last else "", top_logprobs=listed)))
-        if growing.finished:
-            break
     return growing, made
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
-def test_pieces_are_the_text_and_hold_whole_characters(size):
-    growing, made = pieces(TEXT, size)
-    assert "".join(piece.text for piece in made) == growing.text == TEXT
-    assert not any(INCOMPLETE in piece.text for piece in made)
-    assert [piece.finished for piece in made] == [""] * (len(made) - 1) + ["length"]
+def check_log_probabilities(made, text, count):
+    """Each comes once, in its order, with the piece that ends its text, and none before."""
     listed = [one for piece in made for one in piece.logprobs]
-    assert [one.logprob for one in listed] == [-float(n) for n in range(len(listed))]
-    assert len(listed) == len(TOKENIZER(TEXT)["input_ids"])
+    assert [one.logprob for one in listed] == [-float(n) for n in range(count)]
+    assert [one.begin for one in listed] == sorted(one.begin for one in listed)
+    covered = set()
     for one in listed:
-        if INCOMPLETE not in one.token:
-            assert TEXT[one.begin : one.end] == one.token
-    # A log probability comes with the piece that ends its text, and none before.
+        covered |= set(range(one.begin, one.end))
+        near = text[max(one.begin - 8, 0) : one.end + 8]  # bytes that are no text move others
+        if one.token and INCOMPLETE not in one.token + near:
+            assert text[one.begin : one.end] in (one.token, "")
+    assert covered >= {n for n, character in enumerate(text) if character != INCOMPLETE}
     sent = 0
     for piece in made[:-1]:
         sent += len(piece.text)
@@ -59,9 +54,36 @@ def test_pieces_are_the_text_and_hold_whole_characters(size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_pieces_are_the_text_and_hold_whole_characters(size):
+    ids = TOKENIZER(TEXT)["input_ids"]
+    growing, made = pieces_of(TOKENIZER, [5], ids, size)
+    assert "".join(piece.text for piece in made) == growing.text == TEXT
+    assert not any(INCOMPLETE in piece.text for piece in made)
+    assert [piece.finished for piece in made] == [""] * (len(made) - 1) + ["length"]
+    check_log_probabilities(made, TEXT, len(ids))
+
+
+@pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
+def test_pieces_and_log_probabilities_agree_with_the_text_of_every_kind_of_tokenizer(kind):
+    """Root: texts were decoded without their prompt, and names of tokens behind the one before."""
+    rng = random.Random(kind)
+    tokenizer = toy_tokenizers.KINDS[kind]()
+    for size in (1, 2, 3, 7, 30) * 6:
+        prompt = [rng.choice([tokenizer.eos_token_id, 3])]
+        ids = [rng.randrange(len(tokenizer)) for _ in range(30)]
+        if "<0x00>" in tokenizer.get_vocab() or kind in ("byte_level", "byt5"):
+            ids[5:5] = toy_tokenizers.byte_ids(tokenizer, "é 😄")
+        text = decode_behind(tokenizer, prompt, ids)
+        _, made = pieces_of(tokenizer, prompt, ids, size)
+        assert "".join(piece.text for piece in made) == text
+        check_log_probabilities(made, text, len(ids))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize("stop", ["abab", "abc", "b\N{GREEK SMALL LETTER ALPHA}", "é", "zz"])
 def test_nothing_of_a_stop_string_is_sent(size, stop):
-    growing, made = pieces(TEXT, size, ["never there", stop])
+    ids = TOKENIZER(TEXT)["input_ids"]
+    growing, made = pieces_of(TOKENIZER, [5], ids, size, ["never there", stop])
     expected = TEXT.partition(stop)[0]
     sent = ""
     for piece in made:
@@ -71,9 +93,8 @@ def test_nothing_of_a_stop_string_is_sent(size, stop):
     assert growing.finished == ("criteria" if stop in TEXT else "length")
     listed = [one for piece in made for one in piece.logprobs]
     assert all(one.begin < len(expected) for one in listed)
-    assert sum(len(one.token) for one in listed if INCOMPLETE not in one.token) >= len(
-        [letter for letter in expected if letter.isascii()]
-    )
+    sizes = [len(one.token) for one in listed if INCOMPLETE not in one.token]
+    assert sum(sizes) >= sum(letter.isascii() for letter in expected)
 
 
 @pytest.mark.parametrize("kind", ["sentence_piece", "byte_level", "word_piece"])
@@ -105,54 +126,14 @@ def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kin
     assert found > 8
 
 
-def test_the_end_sends_what_waits():
-    """Half a character, or what might have begun a stop string."""
-    half = GrowingText(TOKENIZER, [5])
-    ids = TOKENIZER("aé")["input_ids"][:-1]
-    piece = half.add(Step(0, ids, [], [], "eos"))
-    assert (piece.text, piece.finished) == (f"a{INCOMPLETE}", "eos")
-    waits = GrowingText(TOKENIZER, [5], ["abc"])
-    assert waits.add(Step(0, TOKENIZER("xab")["input_ids"], [], [])).text == "x"
-    assert waits.add(Step(0, [], [], [], "cancelled")).text == "ab"
-
-
-def test_only_what_may_begin_a_stop_string_waits():
+def test_only_what_may_begin_a_stop_string_or_a_character_waits_and_the_end_sends_it():
     growing = GrowingText(TOKENIZER, [5], ["abc" + 99 * "-", "bd"])
     for new, text in (("xy", "xy"), ("ab", ""), ("x", "abx"), ("b", ""), ("b", "b")):
         assert growing.add(Step(0, TOKENIZER(new)["input_ids"], [], [])).text == text
-
-
-@pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
-def test_pieces_and_log_probabilities_agree_with_the_text_of_every_kind_of_tokenizer(kind):
-    """Root: texts were decoded without their prompt, and names of tokens behind the one before.
-
-    So the name of a first word had a blank that the text lacked, and offsets were those of others.
-    """
-    rng = random.Random(kind)
-    tokenizer = toy_tokenizers.KINDS[kind]()
-    for size in (1, 2, 3, 7, 30) * 6:
-        prompt = [rng.choice([tokenizer.eos_token_id, 3])]
-        ids = [rng.randrange(len(tokenizer)) for _ in range(30)]
-        if "<0x00>" in tokenizer.get_vocab() or kind in ("byte_level", "byt5"):
-            ids[5:5] = toy_tokenizers.byte_ids(tokenizer, "é 😄")
-        text = decode_behind(tokenizer, prompt, ids)
-        _, made = pieces_of(tokenizer, prompt, ids, size)
-        assert "".join(piece.text for piece in made) == text
-        listed = [one for piece in made for one in piece.logprobs]
-        assert [one.logprob for one in listed] == [-float(n) for n in range(len(ids))]
-        assert [one.begin for one in listed] == sorted(one.begin for one in listed)
-        covered = set()
-        for one in listed:
-            covered |= set(range(one.begin, one.end))
-            found = text[one.begin : one.end]
-            near = text[max(one.begin - 8, 0) : one.end + 8]  # bytes that are no text move others
-            if one.token and INCOMPLETE not in one.token + near:
-                assert found in (one.token, "")
-        assert covered >= {n for n, character in enumerate(text) if character != INCOMPLETE}
-        sent = 0
-        for piece in made[:-1]:
-            sent += len(piece.text)
-            assert all(one.end <= sent for one in piece.logprobs)
+    assert growing.add(Step(0, [], [], [], "cancelled")).text == "b"
+    half = GrowingText(TOKENIZER, [5])
+    piece = half.add(Step(0, TOKENIZER("aé")["input_ids"][:-1], [], [], "eos"))
+    assert (piece.text, piece.finished) == (f"a{INCOMPLETE}", "eos")
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -169,38 +150,31 @@ def test_a_text_is_not_cleaned_up(size):
     assert "".join(one.token for piece in made for one in piece.logprobs) == text
 
 
-@pytest.mark.parametrize("reason", ["eos", "criteria", "length", "context"])
-def test_the_reasons_of_the_loop_have_names_of_both_apis(reason):
-    _, made = pieces("ab", 1, reason=reason)
-    openai, other = FINISH_REASONS[reason]
-    assert CompletionForm(None, False).choice(0, made)["finish_reason"] == openai
-    assert openai in ("stop", "length")
-    assert other in ("eos_token", "stop_sequence", "length")
-
-
-def tokens_of(form, made):
-    """The tokens that the choice of these pieces lists, in chunks where the form streams."""
-    if form.streams:
-        parts = [part for piece in made if (part := form.chunk(0, piece)) is not None]
-    else:
-        parts = [form.choice(0, made)]
-    listed = [part["logprobs"] for part in parts]
-    if isinstance(form, CompletionForm):
-        return [token for one in listed for token in one["tokens"]]
-    return [token["token"] for one in listed for token in one["content"]]
-
-
-@pytest.mark.parametrize("size", [1, 100])
 @pytest.mark.parametrize("streams", [False, True])
-def test_the_token_that_ends_a_chat_is_not_listed(size, streams):
-    """The other tokens are the content. Negative control: a completion lists it."""
-    _, made = pieces("ab c</s>", size, reason="eos")
-    assert "".join(tokens_of(ChatForm(0, streams), made)) == "ab c"
-    assert "".join(tokens_of(CompletionForm(0, streams), made)) == "ab c</s>"
-
-
-@pytest.mark.parametrize(("text", "reason"), [("ab c", "eos"), ("ab c</s>", "length")])
-def test_other_last_tokens_of_a_chat_are_listed(text, reason):
-    """An end that is text, and a special token that is no end."""
-    _, made = pieces(text, 100, reason=reason)
-    assert "".join(tokens_of(ChatForm(0, False), made)) == text
+@pytest.mark.parametrize(
+    ("form", "text", "reason", "listed", "said"),
+    [
+        (ChatForm, "ab c</s>", "eos", "ab c", "stop"),  # the other tokens are the content
+        (CompletionForm, "ab c</s>", "eos", "ab c</s>", "stop"),
+        (ChatForm, "ab c", "eos", "ab c", "stop"),  # an end that is text
+        (ChatForm, "ab c</s>", "length", "ab c</s>", "length"),  # a special token that is no end
+        (ChatForm, "ab c", "context", "ab c", "length"),
+        (CompletionForm, "ab c", "criteria", "ab c", "stop"),
+    ],
+)  # fmt: skip
+def test_a_chat_lists_its_tokens_but_for_an_end_without_text(
+    form, text, reason, listed, said, streams
+):
+    for size in (1, 100):
+        _, made = pieces_of(TOKENIZER, [5], TOKENIZER(text)["input_ids"], size, reason=reason)
+        writes = form(0, streams)
+        if streams:
+            parts = [part for piece in made if (part := writes.chunk(0, piece)) is not None]
+        else:
+            parts = [writes.choice(0, made)]
+        assert parts[-1]["finish_reason"] == said
+        tokens = []
+        for part in parts:
+            found = part["logprobs"]
+            tokens += found["tokens"] if "tokens" in found else found["content"]
+        assert "".join(one if isinstance(one, str) else one["token"] for one in tokens) == listed

@@ -1,11 +1,24 @@
-"""Fields of requests: their types, the values that change nothing, and the roles of a chat."""
+"""Fields of requests: what each takes and refuses, derived from its declaration, and the others.
+
+A field that is refused is named in one line, in the form of OpenAI's API.
+"""
+
+from typing import Any, get_args, get_origin
 
 import pytest
+from annotated_types import Ge, Gt, Le, Lt
 from support import cli_models
-from support.text_server import NAME, alone, serving
+from support.text_server import EXTRA, NAME, TOKENIZER, alone, serving
 
-COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
-TOOLS = cli_models.TEMPLATE + "{# knows the role 'tool' #}"
+pytest.importorskip("fastapi", reason=EXTRA)
+
+from specdec_hf.server.fields import ChatRequest, CompletionRequest, GenerateParameters
+
+GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+BODIES = {GENERATE: GenerateParameters, COMPLETE: CompletionRequest, CHAT: ChatRequest}
+# What the table of declarations leaves out: what says which text is asked for, and a nested object.
+SPECIAL = {"prompt", "messages", "model", "stream_options", "details", "stream"}
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -14,117 +27,189 @@ def client():
         yield made
 
 
-def good(path):
-    asked = {"model": NAME, "seed": 5, "max_tokens": 5}
-    text = {"prompt": "the cat"} if path == COMPLETE else chat("user")
-    return asked | text
-
-
 def chat(role, content="the cat", **fields):
     return {"messages": [{"role": role, "content": content, **fields}]}
+
+
+def good(path, **fields):
+    if path == GENERATE:
+        given = {"max_new_tokens": 5, "seed": 5, "do_sample": True, **fields}
+        return {"inputs": "the cat", "parameters": given}
+    text = {"prompt": "the cat"} if path == COMPLETE else chat("user")
+    return {"model": NAME, "seed": 5, "max_tokens": 5, **text, **fields}
 
 
 def text_of(client, path, asked):
     """The text of the only choice."""
     answer = client.post(path, json=asked)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 200, (asked, answer.text)
+    if path == GENERATE:
+        return answer.json()["generated_text"]
     (choice,) = answer.json()["choices"]
     return choice["text"] if path == COMPLETE else choice["message"]["content"]
 
 
-def error_of(client, path, asked):
-    answer = client.post(path, json=asked)
-    assert answer.status_code == 400, (asked, answer.text)
-    return answer.json()["error"]
+def refused(answer, status=400):
+    """The error of an answer."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    assert len(error["message"]) <= 300
+    assert "Input should" not in error["message"], "the words of Pydantic"
+    return error
 
 
-@pytest.mark.parametrize(
-    ("path", "field", "values"),
-    [
-        (COMPLETE, "temperature", [True, "1"]),
-        (COMPLETE, "top_p", [True, "1"]),
-        (COMPLETE, "n", [True, "1", 1.0]),
-        (COMPLETE, "max_tokens", [True, "8"]),
-        (COMPLETE, "seed", [True, "8"]),
-        (COMPLETE, "stream", [1, "yes"]),
-        (COMPLETE, "echo", [0, "false"]),
-        (COMPLETE, "logprobs", [True, "2"]),
-        (COMPLETE, "user", [3]),
-        (COMPLETE, "presence_penalty", [False, "0"]),
-        (CHAT, "logprobs", [1, "true"]),
-        (CHAT, "top_logprobs", [True]),
-        (CHAT, "max_completion_tokens", [True, "8"]),
-        (CHAT, "metadata", [{"a": 1}]),
-    ],
-)
-def test_a_value_of_another_type_is_refused(client, path, field, values):
-    for value in values:
-        error = error_of(client, path, good(path) | {field: value})
-        name = "metadata.a" if field == "metadata" else field
-        assert error["param"] == name
-        assert error["message"].startswith(f"{name} must be "), error
-        wrong = 1 if field == "metadata" else value
-        assert error["message"].endswith(f"{wrong!r}"), error
+# Values that change nothing, beside the default.
+NEUTRAL = {
+    "user": "me", "metadata": {"a": "b"}, "top_k": -1, "service_tier": "default",
+    "tool_choice": "auto", "parallel_tool_calls": False, "stop": "never there", "n": 1,
+}  # fmt: skip
+# Of values that are no number, no text and no truth value, those that are like each default.
+OTHERS = {
+    int: [True, "1", 1.5, [1]], float: [True, "1", [1]], bool: [1, 0, "true"], str: [3, ["a"]],
+    dict: [3, ["a"], {"a": 1}], list: [3, {"a": "b"}, ["a", 3], ["a", ""]],
+}  # fmt: skip
 
 
-def test_integers_are_numbers(client):
-    asked = good(COMPLETE)
-    whole = text_of(client, COMPLETE, asked | {"temperature": 1, "top_p": 1})
-    assert whole == text_of(client, COMPLETE, asked)
+def values_of_others(field):
+    """Values of other types, and of a field that is not served all that are not its neutral one."""
+    kinds = field.annotation, get_origin(field.annotation), *get_args(field.annotation)
+    for kind in kinds:
+        if kind in OTHERS:
+            return OTHERS[kind]
+    neutral = field.default
+    if isinstance(neutral, bool):
+        return [not neutral, int(neutral), str(neutral)]
+    if isinstance(neutral, int):
+        return [bool(neutral), str(neutral), neutral + 0.5]
+    return ["odd", {"odd": 1}, ["odd"], 1]
 
 
-NEUTRAL = {  # values that change nothing; values that would
-    "user": (["me"], []),
-    "metadata": ([{}, {"a": "b"}], []),
-    "presence_penalty": ([0, 0.0], [0.5]),
-    "frequency_penalty": ([0, 0.0], [-0.5]),
-    "repetition_penalty": ([1, 1.0], [1.1]),
-    "ignore_eos": ([False], [True]),
-    "logit_bias": ([{}], [{"3": 1}]),
-    "store": ([False], [True]),
-    "service_tier": (["auto", "default"], ["flex"]),
-    "top_k": ([-1, 0], [-2]),
-}
-NEUTRAL_OF_CHATS = {
-    "tools": ([[]], [[{"type": "function"}]]),
-    "tool_choice": (["none", "auto"], ["required", {"type": "function"}]),
-    "parallel_tool_calls": ([True, False], []),
-    "response_format": ([{"type": "text"}], [{"type": "json_object"}]),
-    "modalities": ([["text"]], [["text", "audio"]]),
-}
-NEUTRAL_OF_COMPLETIONS = {"best_of": ([1], [2]), "echo": ([False], [True])}
+def beyond_bounds(field):
+    """(value, rule) just beyond each bound that a field declares."""
+    for bound in field.metadata:
+        if isinstance(bound, Ge):
+            yield bound.ge - 1, f"at least {bound.ge}"
+        elif isinstance(bound, Gt):
+            yield bound.gt, f"above {bound.gt}"
+        elif isinstance(bound, Le):
+            yield bound.le + 1, f"at most {bound.le}"
+        elif isinstance(bound, Lt):
+            yield bound.lt, f"below {bound.lt}"
 
 
-@pytest.mark.parametrize(
-    ("path", "table"),
-    [(COMPLETE, NEUTRAL | NEUTRAL_OF_COMPLETIONS), (CHAT, NEUTRAL | NEUTRAL_OF_CHATS)],
-)
-def test_values_that_change_nothing_are_taken_and_others_are_refused(client, path, table):
-    asked = good(path)
-    expected = text_of(client, path, asked)
-    for nth in (0, -1):
-        neutral = {name: values[nth] for name, (values, _) in table.items()}
-        assert text_of(client, path, asked | neutral) == expected
-    assert text_of(client, path, asked | dict.fromkeys(table)) == expected
-    for name, (_, others) in table.items():
-        for value in others:
-            error = error_of(client, path, asked | {name: value})
-            assert error["param"] == name
-            assert error["message"].startswith(f"{name} must be "), error
-            assert ", got " in error["message"]
+@pytest.mark.parametrize("path", BODIES)
+def test_values_that_change_nothing_are_taken_and_others_are_refused(client, path):
+    fields = {name: one for name, one in BODIES[path].model_fields.items() if name not in SPECIAL}
+    expected = text_of(client, path, good(path))
+    own = {"seed", "do_sample", "max_tokens", "max_new_tokens"}
+    defaults = {name: one.default for name, one in fields.items() if name not in own}
+    whole = {name: value for name, value in defaults.items() if fields[name].annotation is Any}
+    numbers = {name: float(value) for name, value in whole.items() if type(value) is int}
+    also = {} if path == GENERATE else {n: NEUTRAL[n] for n in fields if n in NEUTRAL}
+    for neutral in (defaults, dict.fromkeys(defaults), defaults | numbers, defaults | also):
+        assert text_of(client, path, good(path, **neutral)) == expected
+    for name, field in fields.items():
+        named = f"parameters.{name}" if path == GENERATE else name
+        wrong = [(value, "") for value in values_of_others(field)] + list(beyond_bounds(field))
+        assert len(wrong) > 1
+        for value, rule in wrong:
+            error = refused(client.post(path, json=good(path, **{name: value})))
+            assert error["type"] == "invalid_request_error"
+            place = error["param"].removeprefix(named)
+            assert error["param"] == f"{named}{place}", (name, value, error)
+            assert place in ("", ".a")
+            assert error["message"].startswith(f"{error['param']} must "), error
+            assert rule in error["message"], error
+            assert ", got " in error["message"], error
 
 
-def test_a_developer_is_the_system(client):
-    """The template of these tests writes the role."""
-    asked = good(CHAT)
-    expected = alone("<system>the cat</s><assistant>", max_new_tokens=5, seed=5)[0]
-    for role in ("system", "developer"):
-        assert text_of(client, CHAT, asked | chat(role)) == expected
-    answered = {"refusal": None, "tool_calls": [], "annotations": [], "name": "a"}
-    expected = alone("<assistant>the cat</s><assistant>", max_new_tokens=5, seed=5)[0]
-    assert text_of(client, CHAT, asked | chat("assistant", **answered)) == expected
-    error = error_of(client, CHAT, asked | chat("assistant", tool_calls=[{"id": "a"}]))
-    assert error["param"] == "messages.0.tool_calls"
+def test_a_value_of_another_type_is_refused_and_integers_are_numbers(client):
+    """The values of the table do what they are there for."""
+    fields = CompletionRequest.model_fields
+    assert True in values_of_others(fields["temperature"])
+    assert False in values_of_others(fields["presence_penalty"])
+    assert values_of_others(fields["echo"]) == [True, 0, "False"]
+    assert list(beyond_bounds(fields["n"])) == [(0, "at least 1"), (129, "at most 128")]
+    whole = text_of(client, COMPLETE, good(COMPLETE, temperature=1, top_p=1))
+    assert whole == text_of(client, COMPLETE, good(COMPLETE))
+
+
+USER = '{"messages": [{"role": "user", "content": "a"}]'
+LONG = f"{GENERATE}_stream"
+A = '{"prompt": "a", '
+# ruff: noqa: E501
+REFUSED = [  # path, body, the field, what the one line says
+    # What float32, the sampling, the context or the server has no room for.
+    (GENERATE, '{"inputs": "a", "parameters": {"temperature": 1e39}}', "temperature", "temperature must be fini"),
+    (COMPLETE, A + '"temperature": Infinity}', "temperature", "temperature must be finite, got inf"),
+    (GENERATE, '{"inputs": "a", "parameters": {"top_p": 1e-46}}', "top_p", "top_p must be in (0, 1] in flo"),
+    (GENERATE, '{"inputs": "a", "parameters": {"max_new_tokens": 300}}', "max_new_tokens", "must be at most 255"),
+    (GENERATE, '{"inputs": "a", "parameters": {"max_new_tokens": 513}}', "max_new_tokens", "at most 512, got 513"),
+    (COMPLETE, A + '"max_tokens": 1' + 300 * "0" + "}", "max_tokens", "max_tokens"),
+    (COMPLETE, A + '"max_tokens": 300}', "max_tokens", "max_tokens must be at most 255"),
+    (CHAT, USER + ', "max_completion_tokens": 999}', "max_completion_tokens", "at most 512, got 999"),
+    (COMPLETE, A + '"n": 69}', "n", "n must make at most 68 texts, the places of the server, got 69"),
+    (COMPLETE, '{"prompt": ["' + 68 * 'a", "' + 'a"]}', "prompt", "prompt must make at most 68 texts"),
+    # Prompts.
+    (GENERATE, '{"inputs": ""}', "inputs", "inputs must have 1 to 156 tokens, the model's context of 256 less max_new_tokens, got 0"),
+    (LONG, f'{{"inputs": "{"a" * 256}"}}', "inputs", "tokens, the model's context of 256 less max_new_tokens, got 256"),
+    (COMPLETE, '{"prompt": ""}', "prompt", "prompt must have 1 to 240 tokens, the model's context of 256 less max_tokens, got 0"),
+    (COMPLETE, '{"prompt": []}', "prompt", "prompt must be a string, a list of strings, token ids"),
+    (COMPLETE, '{"prompt": ["a", 3]}', "prompt", "prompt must be a string"),
+    (COMPLETE, '{"prompt": [3, 258]}', "prompt", "prompt[1] must be an integer in [0, 257], got 258"),
+    (GENERATE, '{"inputs": "\\ud800"}', "inputs", "inputs cannot be encoded"),
+    # Messages.
+    (CHAT, '{"messages": []}', "messages", "messages must have a length of at least 1, got []"),
+    (CHAT, '{"messages": 3}', "messages", "messages must be a list, got 3"),
+    (CHAT, '{"messages": [3]}', "messages.0", "messages.0 must be an object, got 3"),
+    (CHAT, '{"messages": [' + ",".join(['{"role": "user", "content": "a"}'] * 2049) + "]}", "messages", "messages must have at most 2048 messages, got list of length 2049"),
+    (CHAT, '{"messages": [{"role": "user", "content": "\\udfff"}]}', "messages", "messages cannot be"),
+    (CHAT, '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "messages.0.content", "parts of type text"),
+    (CHAT, '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "messages.0.content", "a string as text"),
+    (CHAT, '{"messages": [{"role": "x", "content": "a"}]}', "messages.0.role", "must be 'system', 'developer', 'user', 'assistant' or 'tool', got 'x'"),
+    # Fields that do not go together, and what is not served.
+    (COMPLETE, A + '"stream_options": {"include_usage": true}}', "stream_options", "stream_options must not be given without stream, got {'include_usage': True}"),
+    (COMPLETE, A + '"stream_options": 3}', "stream_options", "stream_options must be an object, got 3"),
+    (CHAT, USER + ', "top_logprobs": 2}', "top_logprobs", "top_logprobs must not be given without logprobs, got 2"),
+    (CHAT, USER + ', "max_tokens": 2, "max_completion_tokens": 2}', "max_tokens", "max_tokens must not be given with max_completion_tokens, got 2"),
+    (GENERATE, '{"inputs": "a", "parameters": {"truncate": 3}}', "parameters.truncate", "parameters.truncate must not be given, since it is not served, got 3"),
+    (GENERATE, '{"inputs": "a", "parameters": {"top_k": "\\ud800"}}', "parameters.top_k", "parameters.top_k must be an integer, got '\\ud800'"),
+    (GENERATE, '{"input": "a"}', "input", "input must not be given, since it is not served, got 'a'"),
+    (GENERATE, '{"inputs": "a", "stream": 1}', "stream", "stream must be true or false, got 1"),
+    (COMPLETE, '{"max_tokens": 1}', "prompt", "prompt must be given"),
+    (COMPLETE, A + '"tools": []}', "tools", "tools must not be given, since it is not served, got []"),
+    (COMPLETE, A + '"metadata": {' + ",".join(f'"{n}": "a"' for n in range(17)) + "}}", "metadata", "metadata must have at most 16 pairs, got dict of length 17"),
+    # What is no request.
+    (GENERATE, '{"inputs": "a", "\\ud800": true}', None, "the body must "),
+    (GENERATE, "NaN", None, "the body must be an object, got nan"),
+    *[(GENERATE, raw, None, "") for raw in (b"", b"{", b"\xff", b'{"inputs": "\xff"}', b"[" * 9999, b"1" * 5000)],
+]  # fmt: skip
+
+
+def test_a_wrong_request_is_refused_by_name_in_one_line(client):
+    """Also what JSON cannot repeat, such as a lone surrogate or a number without an end."""
+    for path, raw, param, says in REFUSED:
+        error = refused(client.post(path, content=raw, headers=JSON))
+        assert (error["param"], error["type"]) == (param, "invalid_request_error"), raw
+        assert says in error["message"], raw
+        long = error["code"] == "context_length_exceeded"
+        assert long is error["message"].endswith("less max_new_tokens, got 256")
+    error = refused(client.post(GENERATE, content=b'{"inputs": "a"}'))
+    assert error["message"] == "the body must be JSON, with Content-Type application/json"
+
+
+def test_what_is_not_there_is_refused_in_the_same_form(client):
+    assert "/nowhere" in refused(client.get("/nowhere"), 404)["message"]
+    refused(client.get(GENERATE), 405)
+    asked = {"prompt": "a", "model": "another"}
+    for answer in (client.post(COMPLETE, json=asked), client.get("/v1/models/another")):
+        error = refused(answer, 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert "model must be tiny, which is served here, got 'another'" in error["message"]
+    error = refused(client.post(GENERATE, json={"inputs": "a" * 2**20}), 413)
+    assert "a body must be at most 1048576 bytes" in error["message"]
 
 
 CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -135,44 +220,59 @@ CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": 
     [
         ({"tool_calls": CALLS}, "tool_calls", "must be [], got [{'id': 'a'"),
         ({"function_call": CALLS[0]["function"]}, "function_call", "must not be given"),
-        ({"audio": {"id": "a"}}, "audio", "must not be given"),
         ({"annotations": CALLS}, "annotations", "must be []"),
-        ({}, "content", "must be given"),
         ({"tool_calls": []}, "content", "must be given"),
     ],
 )
 def test_a_message_without_content_is_refused_by_what_it_has(client, fields, name, rule):
     """A history with tool calls was told that its content must be given, which is null there."""
     for content in ({}, {"content": None}):
-        answered = {"role": "assistant", **content, **fields}
-        turns = [{"role": "user", "content": "a"}, answered, {"role": "tool", "content": "b"}]
-        error = error_of(client, CHAT, {"messages": turns})
+        turns = [chat("user")["messages"][0], {"role": "assistant", **content, **fields}]
+        error = refused(client.post(CHAT, json={"messages": turns}))
         assert error["param"] == f"messages.1.{name}"
         assert error["message"].startswith(f"messages.1.{name} {rule}"), error
 
 
-def test_lists_have_limits(client):
-    turns = [{"role": "user", "content": "a"}] * 2049
-    error = error_of(client, CHAT, {"messages": turns})
-    assert error["message"] == "messages must have at most 2048 messages, got list of length 2049"
-    pairs = {f"{n}": "a" for n in range(17)}
-    error = error_of(client, CHAT, good(CHAT) | {"metadata": pairs})
-    assert error["message"] == "metadata must have at most 16 pairs, got dict of length 17"
+KNOWS_TOOLS = cli_models.TEMPLATE + "{# knows the role 'tool' #}"
+NAMES = cli_models.TEMPLATE.replace("{{ m.role }}", "{{ m.role }} {{ m.name | default('?') }}")
+ANSWERED = {"refusal": None, "tool_calls": [], "annotations": [], "name": "a"}
+TURNS = [  # template, message, what the template makes of it
+    (cli_models.TEMPLATE, chat("system"), "system"),
+    (cli_models.TEMPLATE, chat("developer"), "system"),
+    (cli_models.TEMPLATE, chat("assistant", **ANSWERED), "assistant"),
+    (KNOWS_TOOLS, chat("tool", tool_call_id="a"), "tool"),
+    (NAMES, chat("user", name="Ada"), "user Ada"),
+    (NAMES, chat("user", name=None), "user ?"),
+]
 
 
-def test_the_role_of_a_tool_needs_a_template_that_knows_it(client):
-    asked = good(CHAT) | chat("tool", tool_call_id="a")
-    error = error_of(client, CHAT, asked)
+def test_a_template_reads_the_role_and_the_name_of_who_speaks():
+    for template in dict.fromkeys(template for template, *_ in TURNS):
+        with serving(tokenizer=cli_models.tokenizer(template)) as (client, _):
+            for _, asked, named in (turn for turn in TURNS if turn[0] == template):
+                prompt = f"<{named}>the cat</s><assistant>"
+                expected = alone(prompt, max_new_tokens=5, seed=5)[0]
+                assert text_of(client, CHAT, good(CHAT) | asked) == expected
+
+
+def test_a_chat_needs_a_template_that_knows_its_roles(client):
+    error = refused(client.post(CHAT, json=good(CHAT) | chat("tool", tool_call_id="a")))
     line = "must be a role that the chat template of the model names, got 'tool'"
     assert (error["param"], error["message"]) == ("messages.0.role", f"messages.0.role {line}")
-    expected = alone("<tool>the cat</s><assistant>", max_new_tokens=5, seed=5)[0]
-    with serving(tokenizer=cli_models.tokenizer(TOOLS)) as (knows, _):
-        assert text_of(knows, CHAT, asked) == expected
 
+    class Without:
+        """The tokenizer, which has no template."""
 
-def test_a_template_reads_the_name_of_who_speaks():
-    named = cli_models.TEMPLATE.replace("{{ m.role }}", "{{ m.role }} {{ m.name | default('?') }}")
-    with serving(tokenizer=cli_models.tokenizer(named)) as (knows, _):
-        for fields, name in (({"name": "Ada"}, "Ada"), ({}, "?"), ({"name": None}, "?")):
-            expected = alone(f"<user {name}>the cat</s><assistant>", max_new_tokens=5, seed=5)[0]
-            assert text_of(knows, CHAT, good(CHAT) | chat("user", **fields)) == expected
+        def __getattr__(self, name):
+            return getattr(TOKENIZER, name)
+
+        def __call__(self, text):
+            return TOKENIZER(text)
+
+        def apply_chat_template(self, *args, **kwargs):
+            raise ValueError("there is no\nchat template")
+
+    with serving(tokenizer=Without()) as (made, _):
+        error = refused(made.post(CHAT, json=good(CHAT)))
+        assert error["message"] == "messages cannot be encoded: there is no chat template"
+        assert text_of(made, COMPLETE, good(COMPLETE))

@@ -18,15 +18,6 @@ FOREIGN = [
 ]  # fmt: skip
 
 
-def error_of(answer, status):
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    assert "\n" not in error["message"]
-    assert len(error["message"]) <= 300
-    return error
-
-
 def statuses(client, hosts, path="/health"):
     return {host: client.get(path, headers={"Host": host}).status_code for host in hosts}
 
@@ -39,9 +30,10 @@ def test_requests_for_other_hosts_are_refused():
             assert statuses(client, FOREIGN, path) == dict.fromkeys(FOREIGN, 400)
         headers = {"Host": "evil.example"}
         for path in ("/generate", "/", "/v1/completions", "/v1/chat/completions"):
-            error = error_of(client.post(path, content=b"{", headers=headers), 400)
-            assert error["message"].endswith(", got 'evil.example'")
-            assert "the header Host must name the server" in error["message"]
+            answer = client.post(path, content=b"{", headers=headers)
+            assert answer.status_code == 400
+            line = "the header Host must name the server, and --allowed-host adds names"
+            assert answer.json()["error"]["message"] == f"{line}, got 'evil.example'"
         assert not queue.submitted
         answer = client.options("/v1/models", headers={"Origin": "http://evil.example"})
         assert not any(name.startswith("access-control") for name in answer.headers)
@@ -51,36 +43,26 @@ def test_requests_for_other_hosts_are_refused():
     ("allowed", "taken", "refused"),
     [
         (["Mine.example", "192.0.2.1"], ["mine.example:8000", "192.0.2.1"], ["a.mine.example"]),
-        (
-            ["0.0.0.0"],
-            ["192.0.2.1:8000", "[2001:db8::1]", "0.0.0.0"],
-            ["mine.example", "localhost"],
-        ),
+        (["0.0.0.0"], ["192.0.2.1:8000", "[2001:db8::1]", "0.0.0.0"], ["mine.example"]),
+        (["0.0.0.0"], [], ["localhost"]),
         (["::"], ["192.0.2.1", "[fe80::1]:80"], ["mine.example"]),
-        (
-            ["mine.example:80", "[::2]:80"],
-            ["mine.example", "mine.example.:80", "[::2]"],
-            ["", "[]"],
-        ),
+        (["[::2]:80", "a.example:1"], ["a.example", "a.example.:80", "[::2]"], ["", "[]"]),
         (["*"], ["mine.example", "192.0.2.1", "a b"], []),
     ],
-)
+)  # fmt: skip
 def test_hosts_may_be_added(allowed, taken, refused):
     with serving(access={"allowed_hosts": allowed}) as (client, _):
         assert statuses(client, taken) == dict.fromkeys(taken, 200)
         assert statuses(client, refused) == dict.fromkeys(refused, 400)
 
 
-def test_a_key_is_not_empty():
-    """Every request without a key would bring it."""
-    with pytest.raises(ValueError, match="api_key must have at least one character, got ''"):
-        make_app(BatchQueue(None, None), None, api_key="")
-
-
 KEY = "Mine-1~"
 
 
 def test_a_key_is_wanted_where_there_is_one():
+    """An empty one, which every request without a key would bring, is refused."""
+    with pytest.raises(ValueError, match="api_key must have at least one character, got ''"):
+        make_app(BatchQueue(None, None), None, api_key="")
     with serving(access={"api_key": KEY}) as (client, queue):
         assert client.get("/health").status_code == 200
         assert client.head("/health").status_code == 200
@@ -89,15 +71,11 @@ def test_a_key_is_wanted_where_there_is_one():
             headers = {} if given is None else {"Authorization": given.encode("latin-1")}
             for path in ("/v1/models", f"/v1/models/{NAME}", "/health/", "/docs", "/nowhere"):
                 answer = client.get(path, headers=headers)
-                error = error_of(answer, 401)
-                assert (error["type"], error["code"]) == (
-                    "invalid_request_error",
-                    "invalid_api_key",
-                )
-                assert answer.headers["www-authenticate"] == "Bearer"
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+                assert answer.json()["error"]["code"] == "invalid_api_key"
                 assert KEY not in answer.text
             for path in ("/", "/generate", "/generate_stream", "/v1/completions"):
-                error_of(client.post(path, content=b"{", headers=headers), 401)
+                assert client.post(path, content=b"{", headers=headers).status_code == 401
         for given in (f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"):
             assert client.get("/v1/models", headers={"Authorization": given}).status_code == 200
         assert not queue.submitted

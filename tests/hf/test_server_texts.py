@@ -2,8 +2,8 @@
 
 A table of stop strings and drafters, over a model whose generation config derives something of each
 prompt and whose ends lie inside of drafts. Text, usage, finish reason, log probabilities and
-streams, beside others that join and leave, are those of a server without drafts that serves the
-request alone.
+streams of every route, beside others that join and leave, are those of a server without drafts that
+serves the request alone, and those are what `generate` gives.
 """
 
 import functools
@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from specdec_hf import generate
+from specdec_hf.request.sampling import sequence_seeds
 from support import cli_models, hf_models, toy_tokenizers
 from support.text_server import SECONDS, serving
 
-COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETE, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 VOCAB = 258
 MODEL = hf_models.build("llama", vocab_size=VOCAB)
 ENDS = [0, 30, 121, 72]  # so that some texts end inside of drafts
@@ -46,21 +47,34 @@ PROMPTS = ["ab ba", "a", " bb"]
 def requests():
     """Each stop in each place of the batch, some with log probabilities."""
     for n, stop in enumerate(STOPS):
-        asked = {"max_tokens": NEW, "seed": n, "stop": stop, "temperature": [1.0, 0.8, 0.0][n % 3]}
+        drawn = {"seed": n, "temperature": [1.0, 0.8, 0.0][n % 3]}
+        asked = drawn | {"max_tokens": NEW, "stop": stop}
         yield COMPLETE, asked | {"prompt": PROMPTS[n % 3], "logprobs": 2}
         yield COMPLETE, asked | {"prompt": PROMPTS[:2], "n": 2}
         said = [{"role": "user", "content": PROMPTS[n % 3]}]
         yield CHAT, asked | {"messages": said, "logprobs": True, "top_logprobs": 1}
+        if n < 3:
+            given = drawn | {"max_new_tokens": NEW, "details": True}
+            yield GENERATE, {"inputs": PROMPTS[n], "parameters": given}
 
 
 def answer(client, path, asked, *, streams):
     """The choices, put together of their chunks, and the usage."""
     if not streams:
         whole = client.post(path, json=asked).json()
+        if path == GENERATE:
+            return [generated(whole, whole["details"]["tokens"])], whole["details"]["seed"]
         return [part(choice) for choice in whole["choices"]], whole["usage"]
-    asked = asked | {"stream": True, "stream_options": {"include_usage": True}}
+    asked = asked | {"stream": True}
+    asked |= {"stream_options": {"include_usage": True}} if path != GENERATE else {}
     lines = client.post(path, json=asked).text.split("\n\n")
-    chunks = [json.loads(line[6:]) for line in lines if line and line != "data: [DONE]"]
+    chunks = [json.loads(line[5:]) for line in lines if line and line != "data: [DONE]"]
+    if path == GENERATE:
+        *_, last = chunks
+        tokens = [chunk["token"] for chunk in chunks]
+        assert "".join(token["text"] for token in tokens) == last["generated_text"]
+        assert [chunk["index"] for chunk in chunks] == list(range(1, len(tokens) + 1))
+        return [generated(last, tokens)], last["details"]["seed"]
     parts = {}
     for chunk in chunks[:-1]:
         (choice,) = chunk["choices"]
@@ -68,10 +82,10 @@ def answer(client, path, asked, *, streams):
     return [joined(parts[index]) for index in sorted(parts)], chunks[-1]["usage"]
 
 
-def leave(client, path, asked):
-    """Read the first event of a stream, and go."""
-    with client.stream("POST", path, json=asked | {"stream": True}) as events:
-        next(events.iter_lines())
+def generated(found, tokens):
+    assert found["details"]["generated_tokens"] == len(tokens)
+    listed = {name: [token[name] for token in tokens] for name in ("id", "logprob")}
+    return found["generated_text"], found["details"]["finish_reason"], listed
 
 
 def part(choice):
@@ -91,6 +105,12 @@ def joined(parts):
     }  # fmt: skip
 
 
+def leave(client, path, asked):
+    """Read the first event of a stream, and go."""
+    with client.stream("POST", path, json=asked | {"stream": True}) as events:
+        next(events.iter_lines())
+
+
 def rounded(value):
     """Log probabilities as far as forwards of other widths agree on them."""
     if isinstance(value, float):
@@ -107,37 +127,65 @@ def alone():
         return [rounded(answer(client, *one, streams=False)) for one in requests()]
 
 
-def test_a_text_ends_with_the_token_that_completes_the_first_stop_string():
-    """By definition: tokens are decoded behind their prompt, one more each time."""
-    ends = set()
-    for (path, asked), (choices, usage) in zip(requests(), alone(), strict=True):
-        if path != COMPLETE or asked.get("n"):
-            continue
-        inputs = TOKENIZER(asked["prompt"], return_tensors="pt")
-        ids = inputs["input_ids"]
+def decoded(ids):
+    return TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def texts_by_definition(path, asked):
+    """(text, reason, number of tokens, whether a stop string ended it) of each choice.
+
+    Tokens are decoded behind their prompt, one more each time.
+    """
+    given = asked.get("parameters", asked)
+    if path == CHAT:
+        named = TOKENIZER.apply_chat_template(
+            asked["messages"], add_generation_prompt=True, return_dict=False
+        )
+        prompts = [named]
+    else:
+        named = asked.get("prompt", asked.get("inputs"))
+        prompts = TOKENIZER([named] if isinstance(named, str) else named)["input_ids"]
+    prompts = [ids for ids in prompts for _ in range(given.get("n", 1))]
+    for ids, seed in zip(prompts, sequence_seeds(given["seed"], len(prompts)), strict=True):
         out = generate(
-            MODEL, **inputs, drafter=None, rule="match", seed=asked["seed"], max_new_tokens=NEW,
-            do_sample=True, temperature=asked["temperature"], top_k=0, top_p=1.0,
+            MODEL, torch.tensor([ids]), drafter=None, rule="match", seed=seed, max_new_tokens=NEW,
+            do_sample=path != GENERATE or given["temperature"] != 1.0,
+            temperature=given["temperature"], top_k=0, top_p=1.0,
         )  # fmt: skip
-        new = out[0, ids.shape[1] :].tolist()
-        before = TOKENIZER.decode(ids[0])
+        new, before = out[0, len(ids) :].tolist(), decoded(ids)
         for count in range(1, len(new) + 1):
-            text = TOKENIZER.decode(torch.cat([ids[0], torch.tensor(new[:count])]))
-            text = text.removeprefix(before)
-            found = [text.index(one) for one in asked["stop"] if one in text]
+            text = decoded(ids + new[:count]).removeprefix(before)
+            found = [text.index(one) for one in given.get("stop", ()) if one in text]
             if found:
                 break
-        reason = "stop" if found or new[-1] in ENDS else "length"
-        assert choices[0][:2] == [text[: min(found, default=None)], reason]
-        assert usage["completion_tokens"] == count
-        ends.add((reason, bool(found), count < NEW))
-    assert {("stop", True, True), ("stop", False, True), ("length", False, False)} <= ends
+        ends = "stop" if found or new[-1] in ENDS else "length"
+        ends = "eos_token" if path == GENERATE and ends == "stop" else ends
+        yield text[: min(found, default=None)], ends, count, bool(found)
+
+
+def test_a_text_ends_with_the_token_that_completes_the_first_stop_string():
+    """Each choice has a seed of its own, and the blank of a first word stays behind its prompt."""
+    ends, blanks = set(), 0
+    for (path, asked), (choices, usage) in zip(requests(), alone(), strict=True):
+        expected = list(texts_by_definition(path, asked))
+        assert [tuple(choice[:2]) for choice in choices] == [one[:2] for one in expected], asked
+        if path != GENERATE:
+            assert usage["completion_tokens"] == sum(count for *_, count, _ in expected)
+        for text, reason, count, by_string in expected:
+            blanks += text.startswith(" ")
+            ends.add((reason, by_string, count < NEW))
+        for text, _, listed in choices:
+            for token, begin in zip(
+                listed.get("tokens", ()), listed.get("text_offset", ()), strict=True
+            ):
+                assert token.startswith(text[begin : begin + len(token)])
+    wanted = {("stop", True, True), ("stop", False, True), ("length", False, False)}
+    assert wanted | {("eos_token", False, True)} <= ends
+    assert blanks > 1
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_answers_are_those_without_drafts_alone_and_beside_others(drafter):
-    """Root: what a round had drawn behind a stop string was counted, and of several strings in it
-    the one that began first made the cut."""
     options = {"guard": False, "num_assistant_tokens": 7}
     options |= {"num_assistant_tokens_schedule": "constant"} if drafter != "auto" else {}
     with serving(4, DRAFTERS[drafter], TOKENIZER, model=MODEL, options=options) as (client, queue):
@@ -153,37 +201,3 @@ def test_answers_are_those_without_drafts_alone_and_beside_others(drafter):
             assert one == expected, asked
         assert queue.decoder.longest_step > 1, "no drafts"
         assert queue.decoder.most_running > 1, "no neighbours"
-
-
-def test_the_first_word_keeps_its_blank_on_every_route():
-    """Root: the new tokens were decoded alone, and this decoder takes away a blank that begins.
-
-    The offsets of log probabilities are places in the same text.
-    """
-    prompt = "ab ba"
-    inputs = TOKENIZER(prompt, return_tensors="pt")
-    settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    seeds = iter(range(100))
-    text, seed = "", 0
-    while not text.startswith(" "):
-        seed = next(seeds)
-        out = generate(
-            MODEL, **inputs, **settings, drafter=None, rule="match", seed=seed, max_new_tokens=8
-        )
-        text = TOKENIZER.decode(out[0]).removeprefix(prompt)
-    asked = {"prompt": prompt, "max_tokens": 8, "seed": seed, "logprobs": 0}
-    with serving(1, None, TOKENIZER, model=MODEL) as (client, _):
-        for streams in (False, True):
-            ((found, _, listed),), _ = answer(client, COMPLETE, asked, streams=streams)
-            assert found == "".join(listed["tokens"]) == text
-            assert [
-                found[begin:].startswith(token)
-                for token, begin in zip(listed["tokens"], listed["text_offset"], strict=True)
-            ] == [True] * 8
-        given = {"max_new_tokens": 8, "seed": seed, "do_sample": True}
-        body = {"inputs": prompt, "parameters": given}
-        assert client.post("/generate", json=body).json()["generated_text"] == text
-        lines = client.post("/generate_stream", json=body).text.split("\n\n")
-        events = [json.loads(line[5:]) for line in lines if line]
-        assert "".join(event["token"]["text"] for event in events) == text
-        assert events[-1]["generated_text"] == text
