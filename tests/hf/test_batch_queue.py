@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, batch_queue, generate
-from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.letters import letters
 
@@ -64,13 +63,7 @@ def queue_of(batch_size=8, drafter=DRAFTER):
 
 @pytest.mark.parametrize(
     ("batch_size", "drafter", "batches"),
-    [
-        (1, DRAFTER, 1),
-        (2, DRAFTER, 1),
-        (8, DRAFTER, 1),
-        (1, "lookahead", 3),  # which no sequence joins
-        (2, "lookahead", 2),
-    ],
+    [(1, DRAFTER, 1), (2, DRAFTER, 1), (2, "lookahead", 2)],  # which no sequence joins
 )
 def test_each_sequence_has_the_text_of_its_own_call(batch_size, drafter, batches):
     async def decode():
@@ -150,20 +143,6 @@ def test_a_sequence_ends_with_the_token_at_which_it_is_to_stop(drafter, is_eos, 
     assert reasons == ["length", stopped, stopped, "eos" if is_eos else "length"]
 
 
-def test_a_batch_that_fails_raises_for_its_sequences_and_the_next_is_decoded():
-    async def decode():
-        async with queue_of() as queue:
-            queue.decoder.fails = True
-            failing = [queue.submit([4], max_new_tokens=2, seed=seed) for seed in range(2)]
-            for sequence in failing:
-                with pytest.raises(MemoryError, match="planted"):
-                    await tokens_of(sequence)
-            queue.decoder.fails = False
-            return await tokens_of(queue.submit(PROMPTS[0][0], **PROMPTS[0][1]))
-
-    assert run(decode()) == alone(PROMPTS[0][0], **PROMPTS[0][1])
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_sequence_that_was_read_ends_at_once(fails):
     async def decode():
@@ -173,9 +152,11 @@ def test_a_sequence_that_was_read_ends_at_once(fails):
             readers = [tokens_of(sequence) for _ in range(2)]
             texts = await asyncio.gather(*readers, return_exceptions=True)
             again = await asyncio.gather(tokens_of(sequence), return_exceptions=True)
-        return texts, again
+            queue.decoder.fails = False  # the next batch is decoded
+            return texts, again, await tokens_of(queue.submit(PROMPTS[0][0], **PROMPTS[0][1]))
 
-    texts, again = run(decode())
+    texts, again, after = run(decode())
+    assert after == alone(PROMPTS[0][0], **PROMPTS[0][1])
     if fails:
         assert [str(error) for error in (*texts, *again)] == ["planted"] * 3
     else:
@@ -265,31 +246,6 @@ def test_a_long_prompt_is_given_up_with_its_sequence():
             return steps
 
     assert [(step.tokens, step.finished) for step in run(decode())] == [([], "cancelled")]
-
-
-def test_a_long_prompt_delays_no_other_on_an_idle_queue_and_stops_with_its_client(monkeypatch):
-    """It was read whole before anything else. Turns are counted, not times."""
-    sizes, forward = [], SpecRunner.forward
-    decoder = SpeculativeDecoder(None, rule="match")
-
-    async def decode():
-        def watched(self, tokens, starts, keep):
-            sizes.append(tokens.shape[1])
-            long.cancelled = len(sizes) == 4
-            return forward(self, tokens, starts, keep)
-
-        async with BatchQueue(MODEL, decoder, 3, prefill_chunk_size=10) as queue:
-            await tokens_of(queue.submit([4], max_new_tokens=1, seed=1))  # the self-checks run once
-            long = queue.submit([4, 5] * 50, max_new_tokens=9, seed=2)
-            short = [queue.submit([8], max_new_tokens=1, seed=seed) for seed in (3, 4)]
-            monkeypatch.setattr(SpecRunner, "forward", watched)
-            return [await steps_of(one) for one in (long, *short)]
-
-    first, *others = run(decode())
-    assert sizes == [10, 1, 1, 10]
-    assert [(step.tokens, step.finished) for step in first] == [([], "cancelled")]
-    for seed, steps in zip((3, 4), others, strict=True):
-        assert [step.tokens for step in steps] == [alone([8], max_new_tokens=1, seed=seed)]
 
 
 def test_a_batch_is_never_larger_than_its_size():
@@ -437,17 +393,16 @@ def test_a_batch_that_no_thread_has_begun_when_the_queue_ends(fails):
         (dict(input_ids=[4] * 255), ValueError, "must have 1 to 254 tokens, .*, got 255"),
         (dict(input_ids=["a"]), TypeError, r"input_ids\[0\] must be an integer in .*, got 'a'"),
         (dict(input_ids=[4, 67]), ValueError, r"input_ids\[1\] must be .* in \[0, 66\], got 67"),
-        (dict(input_ids=[2**70]), ValueError, r"input_ids\[0\] must be .* in \[0, 66\], got"),
         (dict(max_new_tokens=0), ValueError, "max_new_tokens must be at least 1, got 0"),
         (dict(max_new_tokens=256), ValueError, "max_new_tokens must be at most 255, .* got 256"),
-        (dict(temperature=float("inf")), ValueError, "temperature must be finite and"),
         (dict(temperature=1e39), ValueError, r"temperature must be .* in float32, got 1e\+39"),
-        (dict(top_p=1e-46), ValueError, r"top_p must be in \(0, 1\] in float32, got 1e-46"),
         (dict(top_p=0.0), ValueError, r"top_p must be in \(0, 1\], got 0.0"),
         (dict(top_k=[3]), TypeError, r"top_k must be an integer >= 0, got \[3\]"),
         (dict(seed=2**63), ValueError, r"seed must be in \[-2\*\*63, 2\*\*63\), got"),
         (dict(seed=None), TypeError, "seed must be an int"),
         (dict(stop=["a"]), TypeError, r"stop must be None or a function of token ids, got \['a'\]"),
+        (dict(num_top_logprobs=-1), ValueError, "num_top_logprobs must be at least 0, got -1"),
+        (dict(num_top_logprobs="a"), TypeError, "num_top_logprobs must be"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):

@@ -30,7 +30,6 @@ from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.drafter_cases import datastore
 from support.heads import eagle_folder, head_folder
-from support.letters import letters
 
 MODEL = hf_models.build("llama", vocab_size=11)  # few tokens, so that texts repeat themselves
 NOISY = hf_models.with_noise(MODEL, 0.1)
@@ -82,9 +81,8 @@ def alone(k, model=MODEL, prompt=None, **options):
     """The new tokens of a request in a call of its own, and what is counted of it."""
     asked = arguments(k) | {"input_ids": torch.tensor([prompt or PROMPTS[k]])}
     out = generate(model, **asked, **OPTIONS | options, return_dict_in_generate=True)
-    return out.sequences[0, asked["input_ids"].shape[1] :].tolist(), out.stats.sequences[
-        0
-    ].to_dict()
+    new = out.sequences[0, asked["input_ids"].shape[1] :].tolist()
+    return new, out.stats.sequences[0].to_dict()
 
 
 @functools.cache
@@ -190,45 +188,6 @@ def test_a_batch_that_begins_with_several_goes_on_with_others():
     reasons = [one.finished for one in sorted(steps, key=lambda s: s.sequence) if one.finished]
     assert reasons == ["criteria", "criteria", "length", "length", "length"]
     assert [one.prompt_tokens for one in stats.sequences] == [5, 8, 1, 3, 3]
-
-
-def test_each_sequence_ends_as_its_own_call_says(monkeypatch):
-    """By an end-of-sequence token in its first round, a stop string, or a criterion of its own."""
-    whole = {k: text_of(k) for k in range(7)}
-    first = whole[5][0]
-    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", first)
-    names = letters("abcdefghijk")
-    stop = next(t for t in whole[2] if t != first)
-    options = {
-        "drafter": "prompt_lookup", "tokenizer": names, "stop_strings": names.decode(stop),
-    }  # fmt: skip
-    order = [0, 5, 2, 6, 3]
-    source = Arrivals(order[1:], 1, 2)
-
-    def with_criterion(running):
-        given = source(running)
-        if given is not None and given["seed"] == ASKED[6]["seed"]:
-            prompt = len(PROMPTS[6])
-            given["stopping_criteria"] = [lambda ids, scores: ids.shape[1] >= prompt + 2]
-        return given
-
-    texts, steps, stats = decode(order, with_criterion, **options)
-
-    def cut(k):
-        """The text of a request up to its first end, and the reason."""
-        for n, token in enumerate(whole[k], 1):
-            if token == first:
-                return whole[k][:n], "eos"
-            if token == stop or (k == 6 and n == 2):
-                return whole[k][:n], "criteria"
-        return whole[k], "length"
-
-    assert texts == [cut(k)[0] for k in order]
-    assert [one.stop_reason for one in stats.sequences] == [cut(k)[1] for k in order]
-    assert cut(5) == ([first], "eos")
-    assert {cut(k)[1] for k in order} >= {"eos", "criteria"}
-    ends = [one.sequence for one in steps if one.finished]
-    assert sorted(ends) == list(range(5))
 
 
 def test_penalties_are_those_of_the_sequence_itself(monkeypatch):
@@ -419,16 +378,6 @@ def test_a_sequence_that_is_cancelled_while_its_prompt_is_read_has_no_token(forw
     assert sum(size == 10 for _, size in forwards) == 2
 
 
-def test_the_size_of_a_chunk_is_refused_by_name():
-    decoder = SpeculativeDecoder(None, **OPTIONS)
-    for source, value, message in (
-        (None, 5, "prefill_chunk_size=5 is not supported"),
-        (joining(LONG), 0, "prefill_chunk_size must be at least 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            next(decoder.stream(MODEL, **arguments(0), source=source, prefill_chunk_size=value))
-
-
 def test_weights_are_checked_for_changes_once_a_batch(monkeypatch):
     """That reads all of them, and takes as long as a round."""
     packed = Mock(side_effect=plan.pack_for)
@@ -531,27 +480,24 @@ def test_a_batch_that_none_can_join_says_why_and_begins_with_those_that_wait(cas
     assert [one.finished for one in steps if one.finished] == ["length"] * 3
 
 
-LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 1e4, "factor": 32.0,
-    "original_max_position_embeddings": 16,
-}  # fmt: skip
-
-
 def test_angles_by_the_longest_sequence_close_a_batch():
-    """Chunks, and what is copied of another text, would have the angles of short texts."""
+    """Chunks, and what is copied of another text, would have the angles of short texts.
+
+    Outputs of every token close it, too: they are those of the sequences that began it.
+    """
     model = hf_models.build("llama", vocab_size=11)
     half = model.config.head_dim // 2
-    rope = LONGROPE | {"short_factor": [1.0] * half, "long_factor": [4.0] * half}
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "factor": 32.0,
+        "original_max_position_embeddings": 16, "short_factor": [1.0] * half,
+        "long_factor": [4.0] * half,
+    }  # fmt: skip
+    turns = "rotary embedding 'longrope' turns by"
     for given in (rope, {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}):
         model.config.rope_parameters = given
-        source = joining(LONG)
-        stream = SpeculativeDecoder(None, **OPTIONS).stream(model, **arguments(0), source=source)
-        _, out = run_stream(stream, lambda _: None)
-        assert any("rotary embedding 'longrope' turns by" in note for note in out.stats.notes)
-        assert len(out.stats.sequences) == 1
-
-
-def test_outputs_of_every_token_close_a_batch():
+        _, _, stats = decode([0], joining(LONG), model=model, drafter=None)
+        assert any(turns in note for note in stats.notes)
+        assert len(stats.sequences) == 1
     source = Arrivals([1], 0, 2)
     first = arguments(0, output_logits=True, return_dict_in_generate=True)
     _, _, stats = decode([0], source, first=first, drafter=None)
@@ -560,20 +506,20 @@ def test_outputs_of_every_token_close_a_batch():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("given", "message"),
     [
-        ({"input_ids": torch.ones(2, 3, dtype=torch.int64)}, "one sequence at a time, got 2"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "it collects scores"),
+        ({"input_ids": torch.ones(2, 3, dtype=torch.int64)}, "source .* sequence at a time, got 2"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "source .* it collects scores"),
+        ({"do_sample": False}, "its rule is 'greedy' in a batch of rule 'target_only'"),
+        (5, "prefill_chunk_size=5 is not supported"),
+        (0, "prefill_chunk_size must be at least 1, got 0"),
     ],
 )
-def test_a_sequence_that_cannot_join_is_refused_by_name(wrong, message):
-    with pytest.raises(ValueError, match=f"source must give .*{message}"):
-        decode([0], lambda running: arguments(1) | wrong, drafter=None)
-
-
-def test_a_greedy_call_is_refused_in_a_batch_of_another_rule():
-    with pytest.raises(ValueError, match="its rule is 'greedy' in a batch of rule 'target_only'"):
-        decode([0], lambda running: arguments(1, do_sample=False), rule="auto", drafter="auto")
+def test_a_sequence_that_cannot_join_is_refused_by_name(given, message):
+    sampled, options = isinstance(given, dict), {"drafter": "auto", "rule": "auto"}
+    source = (lambda running: arguments(1) | given) if sampled or given == 0 else None
+    with pytest.raises(ValueError, match=message):
+        decode([0], source, chunk=None if sampled else given, **options)
 
 
 def test_every_named_drafter_that_joins_is_proved_here():

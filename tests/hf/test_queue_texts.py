@@ -9,9 +9,8 @@ import functools
 
 import pytest
 import torch
-from specdec_hf import BatchQueue, SpeculativeDecoder, generate
+from specdec_hf import BatchQueue, PromptLookupDrafter, SpeculativeDecoder, generate
 from specdec_hf.batch_queue import REFUSED
-from specdec_hf.loop import continuous
 from specdec_hf.loop.session import Session
 from specdec_hf.request.unsupported import HONOURED
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -165,21 +164,11 @@ def test_every_field_that_generate_honours_is_proved_here_or_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"stop_strings": ["ab"]}, r"stop_strings=\['ab'\] is not supported in a queue \(from"),
-        ({"max_time": 5.0}, r"max_time=5.0 is not supported in a queue \(from model.gen"),
-        ({"num_beams": 2}, "num_beams=2 is not supported in a queue"),
-        ({"num_return_sequences": 3}, "num_return_sequences=3 is not supported in a queue"),
-        ({"prompt_lookup_num_tokens": 4}, "prompt_lookup_num_tokens=4 is not supported in a queue"),
-        ({"assistant_early_exit": 1}, "assistant_early_exit=1 is not supported in a queue"),
+        *[({name: 3}, f"{name}=3 is not supported in a queue") for name in REFUSED],
         ({"guidance_scale": 2.0}, r"guidance_scale=2.0 is not supported \(from model.gen"),
-        ({"typical_p": 0.5}, r"typical_p=0.5 is not supported \(from model.generation_config"),
-        ({"penalty_alpha": 0.6}, "penalty_alpha=0.6 is not supported"),
         ({"cache_implementation": "static"}, "cache_implementation='static' is not supported"),
         ({"repetition_penalty": "2"}, "repetition_penalty must be a number, got '2'"),
-        (
-            {"forced_eos_token_id": 999},
-            "ForcedEOS.* of model.generation_config cannot be asked: Ind",
-        ),
+        ({"forced_eos_token_id": 999}, "ForcedEOS.* of model.generation_config cannot be asked: I"),
         ({"sequence_bias": [[[999], 1.0]]}, "SequenceBias.* of model.generation_config cannot be"),
         ({"max_matching_ngram_size": 2}, "max_matching_ngram_size=2 needs drafter='prompt_lookup'"),
     ],
@@ -256,7 +245,7 @@ def stream(requests, size, way, model=WIDE):
     def source(running):
         return waiting.pop(0) if waiting and running < size else None
 
-    decoder = SpeculativeDecoder(rule="match", **WAYS[way])
+    decoder = SpeculativeDecoder(rule="match", **way)
     texts = [[] for _ in range(1 + len(waiting))]
     errors = [None] * len(texts)
     for step in decoder.stream(model, **first, source=source, prefill_chunk_size=4):
@@ -298,7 +287,7 @@ def test_what_one_sequence_raises_ends_it_alone(way):
     ]
     requests = list(zip(PROMPTS, ASKED, own, strict=True))
     size = 3 if way.startswith("joins") else 6
-    found, errors = stream([*requests, (PROMPTS[0], ASKED[0], {})], size, way)
+    found, errors = stream([*requests, (PROMPTS[0], ASKED[0], {})], size, WAYS[way])
     assert found[0] == texts[0][0][:3]
     assert found[1] == texts[1][0][: place + 1]
     assert found[2:] == [texts[2][0], [], [], texts[0][0]]
@@ -323,7 +312,7 @@ def test_a_processor_that_raises_behind_a_rejected_draft_ends_nothing(way):
         return {"logits_processor": [raises]}
 
     own = map(strict, range(len(PROMPTS)))
-    found, errors = stream(zip(PROMPTS, ASKED, own, strict=True), 8, way, model=MODEL)
+    found, errors = stream(zip(PROMPTS, ASKED, own, strict=True), 8, WAYS[way], MODEL)
     assert found == [text for text, _ in texts]
     assert errors == [None] * len(PROMPTS)
     assert raised
@@ -347,18 +336,21 @@ def test_a_prompt_that_cannot_be_read_ends_alone(monkeypatch):
     assert [found[n] for n in (1, 2, 3, 5, 6)] == wide()[0]
 
 
-def test_a_sequence_that_cannot_begin_ends_alone(monkeypatch):
-    """Root: its session was made outside of what isolates the faults of a sequence."""
-    begin_like = continuous._begin_like
+class CannotBegin(PromptLookupDrafter):
+    """Has no memory for one of the sequences."""
 
-    def without_memory(session, call, seed):
-        if call.input_ids.tolist() == [PROMPTS[2]]:
+    joins = True
+
+    def start(self, context):
+        super().start(context)
+        if int(context.seeds[0]) == ASKED[2]["seed"]:
             raise MemoryError("planted")
-        return begin_like(session, call, seed)
 
-    monkeypatch.setattr(continuous, "_begin_like", without_memory)
+
+def test_a_sequence_that_cannot_begin_ends_alone():
+    """Root: its session was made outside of what isolates the faults of a sequence."""
     requests = [(prompt, asked, {}) for prompt, asked in zip(PROMPTS, ASKED, strict=True)]
-    found, errors = stream(requests, 3, "joins, drafts")
+    found, errors = stream(requests, 3, {"drafter": CannotBegin()})
     assert found == [[] if k == 2 else text for k, (text, _) in enumerate(wide()[0])]
     assert [str(error) for error in errors if error is not None] == ["planted"]
 
@@ -375,7 +367,7 @@ def test_answers_of_processors_move_with_their_sequence(monkeypatch):
     monkeypatch.setattr(Session, "adopt", watched)
     own = {"logits_processor": [lambda input_ids, scores: scores]}
     requests = [(prompt, asked, own) for prompt, asked in zip(PROMPTS, ASKED, strict=True)]
-    found, _ = stream(requests * 2, 2, "joins, drafts")
+    found, _ = stream(requests * 2, 2, WAYS["joins, drafts"])
     assert found == 2 * [text for text, _ in wide()[0]]
     assert seen
     assert all(held is not None and held is moved for held, moved, _ in seen)
