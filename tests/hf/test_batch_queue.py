@@ -356,8 +356,7 @@ def test_a_sequence_that_has_ended_cannot_be_cancelled(monkeypatch):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_batch_that_no_thread_has_begun_when_the_queue_ends(fails):
+def test_a_batch_that_no_thread_has_begun_when_the_queue_ends():
     opened, submitted = threading.Event(), asyncio.Event()
 
     class OneThread(ThreadPoolExecutor):
@@ -373,17 +372,12 @@ def test_a_batch_that_no_thread_has_begun_when_the_queue_ends(fails):
         loop.set_default_executor(OneThread(1))
         loop.run_in_executor(None, opened.wait, SECONDS)
         async with queue_of() as queue:
-            queue.decoder.fails = fails
             sequence = queue.submit([4, 5], max_new_tokens=200, seed=1)
             await submitted.wait()
             loop.call_soon(opened.set)  # where the end waits
         return await last_of(sequence)
 
-    if fails:
-        with pytest.raises(MemoryError, match="planted"):
-            run(decode())
-    else:
-        assert run(decode()).finished == "cancelled"
+    assert run(decode()).finished == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,16 @@ def timing_in(out):
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_by_default_a_clock_decides_in_float32_alone(model, call):
+    """And on packed weights."""
     (gammas,) = drafted(model, torch.bfloat16, **call)
     assert any(gammas)
     assert len(drafted(model, torch.float32, **call)) > 1, "the clocks differ enough to matter"
+    if call is GREEDY:
+        chains = {**GREEDY, "drafter": "prompt_lookup", "compile": None}
+        assert len(drafted(model, torch.bfloat16, **chains)) > 1
+        assert not timing_in(run(model, torch.bfloat16, **chains))
+        first, *later = (run(model, torch.bfloat16, **GREEDY).stats.gammas for _ in range(4))
+        assert later == [first] * 3, "earlier calls decide"
 
 
 def test_no_clock_decides_in_float16_or_under_autocast_either(model):
@@ -89,18 +96,6 @@ def test_no_clock_decides_what_beams_draft_in_sixteen_bits():
     assert not run(model, torch.bfloat16, **beams).stats.notes
     assert timing_in(run(model, torch.bfloat16, **beams, guard=True))
     assert not run(model, torch.float32, **beams, guard=False).stats.notes
-
-
-def test_on_packed_weights_a_clock_may_decide(model):
-    chains = {**GREEDY, "drafter": "prompt_lookup", "compile": None}
-    assert len(drafted(model, torch.bfloat16, **chains)) > 1
-    assert not timing_in(run(model, torch.bfloat16, **chains))
-
-
-def test_earlier_calls_decide_nothing_in_sixteen_bits():
-    model = hf_models.build("llama", vocab_size=11)
-    first, *later = (run(model, torch.bfloat16, **GREEDY).stats.gammas for _ in range(4))
-    assert later == [first] * 3
 
 
 def test_drafts_that_are_never_accepted_are_ended_by_their_number():

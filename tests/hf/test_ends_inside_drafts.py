@@ -16,6 +16,7 @@ from support.drafter_proof import joint_p_value, target
 from support.hf_models import NEW, run
 from support.providers import SIGNIFICANCE
 from transformers import LogitsProcessor
+from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 from bench.tiny_models import compare
 from bench.tiny_models.build import build
@@ -320,19 +321,6 @@ def test_drafts_behind_ends_are_those_with_an_end_above_them():
         assert found.tolist() == expected.tolist()
 
 
-class Counts(LogitsProcessor):
-    """Forbids the likeliest token from the ninth question on."""
-
-    def __init__(self):
-        self.asked = 0
-
-    def __call__(self, input_ids, scores):
-        self.asked += 1
-        if self.asked >= 9:
-            scores[:, scores.argmax(-1)] = -torch.inf
-        return scores
-
-
 class Matcher(LogitsProcessor):
     """A grammar that moves by the last token at every question, as a matcher of others does."""
 
@@ -341,16 +329,13 @@ class Matcher(LogitsProcessor):
 
     def __call__(self, input_ids, scores):
         ids = input_ids[0].tolist()
-        if self.text is None:
-            self.text = ids
-        else:
-            assert self.text == ids[:-1]
-            self.text = ids
+        assert self.text in (None, ids[:-1])
+        self.text = ids
         return scores
 
 
 class Grows(LogitsProcessor):
-    """As `Counts`, but each sequence alone could bear it."""
+    """Depends on the longest text that it was asked about, which each sequence alone could bear."""
 
     def __call__(self, input_ids, scores):
         self.longest = max(getattr(self, "longest", 0), input_ids.shape[1])
@@ -358,7 +343,7 @@ class Grows(LogitsProcessor):
         return scores
 
 
-STATES = [Counts, Matcher, Grows]
+STATES = [Matcher, Grows]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -385,41 +370,29 @@ def test_a_processor_with_a_state_is_refused_by_name(lengths, settings, state):
 @pytest.mark.parametrize("state", STATES)
 def test_without_drafts_a_processor_with_a_state_serves_a_sequence_alone(state):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    plain = model.generate(
-        **inputs, logits_processor=[state()], do_sample=False, max_new_tokens=NEW
-    )
-    out = generate(
-        model, **inputs, logits_processor=[state()], do_sample=False, max_new_tokens=NEW,
-        drafter=None,
-    )  # fmt: skip
+    given = {"do_sample": False, "max_new_tokens": NEW}
+    plain = model.generate(**inputs, logits_processor=[state()], **given)
+    out = generate(model, **inputs, logits_processor=[state()], drafter=None, **given)
     assert torch.equal(out, plain)
 
 
-def test_processors_of_transformers_are_asked_once():
+def test_processors_of_transformers_are_asked_once(monkeypatch):
+    """One of the user's is asked again, to see whether it is a function."""
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    asked = []
+    calls, original = [], NoRepeatNGramLogitsProcessor.__call__
 
-    class Own(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            asked.append(input_ids.shape[1])
-            return scores
+    def own(input_ids, scores):
+        calls.append(tuple(input_ids[0].tolist()))
+        return scores
 
-    run(model, inputs, logits_processor=[Own()], drafter=Foresees([[1] * 99]), gamma=1)
-    assert len(asked) > len(set(asked)), "one of the user's is asked again"
-    calls = []
-    hf_processor = "transformers.generation.logits_process.NoRepeatNGramLogitsProcessor.__call__"
-    with pytest.MonkeyPatch.context() as patched:
-        from transformers.generation.logits_process import (  # noqa: PLC0415
-            NoRepeatNGramLogitsProcessor,
-        )
+    def counted(self, input_ids, scores):
+        own(input_ids, scores)
+        return original(self, input_ids, scores)
 
-        original = NoRepeatNGramLogitsProcessor.__call__
-
-        def counted(self, input_ids, scores):
-            calls.append(tuple(input_ids[0].tolist()))
-            return original(self, input_ids, scores)
-
-        patched.setattr(hf_processor, counted)
-        run(model, inputs, no_repeat_ngram_size=3, drafter=Foresees([[1] * 99]), gamma=1)
-    assert calls
-    assert len(calls) == len(set(calls))
+    given = {"drafter": Foresees([[1] * 99]), "gamma": 1}
+    run(model, inputs, logits_processor=[own], **given)
+    assert len(calls) > len(set(calls))
+    calls.clear()
+    monkeypatch.setattr(NoRepeatNGramLogitsProcessor, "__call__", counted)
+    run(model, inputs, no_repeat_ngram_size=3, **given)
+    assert len(calls) == len(set(calls)) > 0

@@ -268,24 +268,3 @@ def test_a_step_names_the_draft_that_its_recovered_token_replaces(batch, rule):
             seen.add((step.sequence, recovered))
     assert {(b, True) for b in range(len(batch))} < seen
     assert steps == [step for r in rounds for step in r.steps]
-
-
-@pytest.mark.parametrize("tree", [None, (2, 2)], ids=["chain", "tree"])
-def test_a_text_that_ends_before_the_rejection_names_no_rejected_draft(tree):
-    settings = {**SAMPLED, "max_new_tokens": 48}
-    rule = "multi_draft" if tree else "token"
-
-    def steps_of(**more):
-        decoder = decoder_of(hf_models.perturbed("llama"), rule, tree=tree)
-        inputs = hf_models.prompts((9,))
-        return list(decoder.stream(hf_models.tiny("llama"), **inputs, **settings, **more))
-
-    seen, ends = [], []
-    for step in steps_of():
-        seen += step.tokens
-        if step.kinds[-2:] == ["accepted", "recovered"] and seen.index(seen[-2]) == len(seen) - 2:
-            ends.append(seen[-2])
-    end = ends[0]
-    last = steps_of(eos_token_id=end)[-1]
-    assert (last.tokens[-1], last.kinds[-1], last.finished) == (end, "accepted", "eos")
-    assert last.rejected == []

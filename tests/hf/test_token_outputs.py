@@ -63,13 +63,17 @@ def test_every_cache_and_a_tree_give_the_same_outputs(options):
     assert got.stats.accepted > 0
 
 
+def ending_at_different_places(model, inputs):
+    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
+    ends = [int(token) for token in free[:2, 3]]
+    return settings(eos_token_id=ends, pad_token_id=5, repetition_penalty=1.3)
+
+
 @pytest.mark.parametrize("cache", ["spec", "aligned", "dynamic"])
 def test_a_sequence_that_ended_goes_on_with_padding(cache):
     """Processors see the padding too, as in plain generation."""
     model, inputs = hf_models.tiny("gpt2"), hf_models.prompts(RAGGED)
-    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
-    ends = [int(token) for token in free[:2, 3]]
-    kwargs = settings(eos_token_id=ends, pad_token_id=5, repetition_penalty=1.3)
+    kwargs = ending_at_different_places(model, inputs)
     want = model.generate(**inputs, **kwargs)
     new_tokens = (want.sequences[:, 12:] != 5).sum(dim=1).tolist()
     assert len(set(new_tokens)) > 1
@@ -113,33 +117,27 @@ def test_a_temperature_of_zero_keeps_the_logits_of_its_sequence():
     assert int(got.scores[2][1].isfinite().sum()) == 7
 
 
-def test_outputs_go_on_from_a_given_cache():
+def test_outputs_go_on_from_a_given_cache_or_a_prefill_of_the_models_own():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     shorter = {key: value[:, :-3] for key, value in inputs.items()}
     with torch.no_grad():
         past = [model(**shorter, use_cache=True).past_key_values for _ in range(2)]
     want = model.generate(**inputs, **settings(), past_key_values=past[0])
-    got = generate(
-        model, **inputs, **settings(), past_key_values=past[1], drafter="prompt_lookup", gamma=2
-    )
+    drafts = {"drafter": "prompt_lookup", "gamma": 2}
+    got = generate(model, **inputs, **settings(), past_key_values=past[1], **drafts)
     assert_close(got, want, inputs["attention_mask"])
     assert got.hidden_states[0][0].shape[1] == 3
-
-
-def test_a_prefill_of_the_models_own_gives_its_hidden_states():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
+    inputs = hf_models.prompts((9,))
     embeds = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]).detach()}
     want = model.generate(**embeds, **settings())
-    got = generate(model, **embeds, **settings(), drafter="prompt_lookup")
+    got = generate(model, **embeds, **settings(), **drafts)
     assert_close(got, want, inputs["attention_mask"])
 
 
 @pytest.mark.parametrize("lengths", [(7,), (7, 4, 9)], ids=str)
 def test_a_state_without_roll_back_gives_them_too(lengths):
     model, inputs = build("MambaForCausalLM"), compare.prompts(lengths)
-    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
-    ends = [int(token) for token in free[:2, 3]]
-    kwargs = settings(eos_token_id=ends, pad_token_id=5, repetition_penalty=1.3)
+    kwargs = ending_at_different_places(model, inputs)
     want = model.generate(**inputs, **kwargs)
     got = generate(model, **inputs, **kwargs, drafter=None)
     assert got.stats.cache == "plain"

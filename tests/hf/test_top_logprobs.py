@@ -82,10 +82,3 @@ def test_counts_of_a_stream_are_refused_by_name(given, error, message):
     ids = torch.tensor([[4, 5], [6, 7]])
     with pytest.raises(error, match=message):
         next(SpeculativeDecoder(None).stream(MODEL, ids, num_top_logprobs=given))
-
-
-def test_a_wrong_count_is_refused():
-    queue = BatchQueue(MODEL, SpeculativeDecoder(None, rule="match"))
-    for wrong, error in ((-1, ValueError), ("a", TypeError)):
-        with pytest.raises(error, match="num_top_logprobs must be"):
-            queue.submit([4], max_new_tokens=1, seed=1, num_top_logprobs=wrong)
