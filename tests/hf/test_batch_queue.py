@@ -1,4 +1,4 @@
-"""Sequences of a `BatchQueue` have the text of their own call, and leave it one by one."""
+"""The life of a `BatchQueue`: how sequences begin, end, fail and are cancelled, one by one."""
 
 import asyncio
 import threading
@@ -29,6 +29,62 @@ def alone(prompt, *, max_new_tokens, seed, **sampling):
     return out[0, len(prompt) :].tolist()
 
 
+TEXTS = [alone(prompt, **given) for prompt, given in PROMPTS]
+
+
+class Watched(SpeculativeDecoder):
+    """Counts batches and their sizes, waits behind each step for its gate, and fails where told."""
+
+    fails = None  # before a batch, or behind a step of the sequence of this number
+    batches, largest = 0, 0
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def stream(self, model, ids, *, source, **kwargs):
+        def counted(running):
+            given = source(running)
+            self.largest = max(self.largest, running + (given is not None))
+            return given
+
+        self.batches += 1
+        if self.fails == "batch":
+            raise MemoryError("planted")
+        for step in super().stream(model, ids, source=counted, **kwargs):
+            yield step
+            assert self.gate.wait(SECONDS)
+            if step.sequence == self.fails:
+                self.fails = None
+                raise MemoryError("planted")
+
+
+def watched(drafter=DRAFTER, **more):
+    return Watched(drafter, rule="match", **more)
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
+
+
+def in_queue(body, decoder=None, batch_size=8, **more):
+    """What a coroutine of an open queue returns."""
+
+    async def decode():
+        async with BatchQueue(MODEL, decoder or watched(), batch_size, **more) as queue:
+            return await body(queue)
+
+    return run(decode())
+
+
+def held(drafter="suffix_automaton"):
+    """A decoder whose gate is closed."""
+    decoder = watched(drafter)
+    decoder.gate.clear()
+    return decoder
+
+
 async def tokens_of(sequence):
     return [token async for step in sequence for token in step.tokens]
 
@@ -41,42 +97,28 @@ async def last_of(sequence):
     return (await steps_of(sequence))[-1]
 
 
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
-
-
-class Counts(SpeculativeDecoder):
-    """Counts its batches; fails where it is told to."""
-
-    fails, batches = False, 0
-
-    def stream(self, model, ids, **kwargs):
-        self.batches += 1
-        if self.fails:
-            raise MemoryError("planted")
-        return super().stream(model, ids, **kwargs)
-
-
-def queue_of(batch_size=8, drafter=DRAFTER):
-    return BatchQueue(MODEL, Counts(drafter, rule="match"), batch_size)
+async def texts_of(queue, prompts=PROMPTS):
+    waiting = [queue.submit(prompt, **given) for prompt, given in prompts]
+    return [await tokens_of(sequence) for sequence in waiting]
 
 
 @pytest.mark.parametrize(
     ("batch_size", "drafter", "batches"),
-    [(1, DRAFTER, 1), (2, DRAFTER, 1), (2, "lookahead", 2)],  # which no sequence joins
+    [(1, DRAFTER, 1), (2, "prompt_lookup", 1), (2, "lookahead", 2)],  # which no sequence joins
 )
-def test_each_sequence_has_the_text_of_its_own_call(batch_size, drafter, batches):
-    async def decode():
-        async with queue_of(batch_size, drafter) as queue:
-            waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
-            texts = [await tokens_of(sequence) for sequence in waiting]
-            return texts, queue.decoder.batches
-
-    texts, found = run(decode())
-    assert found == batches
-    assert texts == [alone(prompt, **given) for prompt, given in PROMPTS]
+def test_a_batch_is_never_larger_than_its_size(batch_size, drafter, batches):
+    decoder = watched(drafter)
+    assert in_queue(texts_of, decoder, batch_size) == TEXTS
+    assert (decoder.batches, decoder.largest) == (batches, batch_size)
     # Negative control: with the noise of its neighbour a text is another one.
-    assert texts[0] != alone(PROMPTS[0][0], **PROMPTS[0][1] | {"seed": 6})
+    assert TEXTS[0] != alone(PROMPTS[0][0], **PROMPTS[0][1] | {"seed": 6})
+
+
+def test_a_batch_takes_no_more_than_so_many_sequences(monkeypatch):
+    monkeypatch.setattr(batch_queue, "MAX_SEQUENCES", 2)
+    decoder = watched()
+    assert in_queue(texts_of, decoder, 1) == TEXTS
+    assert decoder.batches == 2
 
 
 def test_the_last_step_says_why_a_sequence_ended(monkeypatch):
@@ -84,89 +126,169 @@ def test_the_last_step_says_why_a_sequence_ended(monkeypatch):
     monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[6])
     ends = text.index(text[6]) + 1
 
-    async def decode():
-        async with queue_of() as queue:
-            new = (ends - 1, ends, ends + 1, 200)
-            sequences = [queue.submit([4, 5], max_new_tokens=n, seed=2) for n in new]
-            sequences.append(queue.submit([7], max_new_tokens=200, seed=3, temperature=9.0))
-            await anext(aiter(sequences[-1]))
-            sequences[-1].cancelled = True
-            return [(await last_of(sequence)).finished for sequence in sequences]
+    async def reasons(queue):
+        new = (ends - 1, ends, ends + 1, 200)
+        sequences = [queue.submit([4, 5], max_new_tokens=n, seed=2) for n in new]
+        sequences.append(queue.submit([7], max_new_tokens=200, seed=3, temperature=9.0))
+        await anext(aiter(sequences[-1]))
+        sequences[-1].cancelled = True
+        return [(await last_of(sequence)).finished for sequence in sequences]
 
-    assert run(decode()) == ["length", "eos", "eos", "eos", "cancelled"]
+    assert in_queue(reasons) == ["length", "eos", "eos", "eos", "cancelled"]
 
 
 def test_a_stop_string_is_another_reason_than_the_length():
     names = letters("".join(map(chr, range(65, 65 + hf_models.VOCAB))))
     text = alone([4, 5], max_new_tokens=9, seed=2)
     ends = text.index(text[6]) + 1
-    decoder = SpeculativeDecoder(
-        DRAFTER, rule="match", tokenizer=names, stop_strings=names.decode(text[6])
-    )
+    decoder = watched(tokenizer=names, stop_strings=names.decode(text[6]))
 
-    async def decode():
-        async with BatchQueue(MODEL, decoder) as queue:
-            new = (ends - 1, ends, ends + 1, 200)
-            sequences = [queue.submit([4, 5], max_new_tokens=n, seed=2) for n in new]
-            return [await steps_of(sequence) for sequence in sequences]
+    async def decoded(queue):
+        new = (ends - 1, ends, ends + 1, 200)
+        sequences = [queue.submit([4, 5], max_new_tokens=n, seed=2) for n in new]
+        return [await steps_of(sequence) for sequence in sequences]
 
-    decoded = run(decode())
-    assert [sum(len(step.tokens) for step in steps) for steps in decoded] == [ends - 1] + [ends] * 3
-    reasons = [[step.finished for step in steps if step.finished] for steps in decoded]
+    found = in_queue(decoded, decoder)
+    assert [sum(len(step.tokens) for step in steps) for steps in found] == [ends - 1] + [ends] * 3
+    reasons = [[step.finished for step in steps if step.finished] for steps in found]
     assert reasons == [["length"], ["criteria"], ["criteria"], ["criteria"]]
 
 
 @pytest.mark.parametrize("is_eos", [False, True])
 @pytest.mark.parametrize("drafter", [None, MODEL])
 def test_a_sequence_ends_with_the_token_at_which_it_is_to_stop(drafter, is_eos, monkeypatch):
-    """Also where that is its last, or an end by itself; the others go on. Root: a server cut only
-    the text, behind which the sequence went on for the rest of the round."""
+    """Also where that is its last, or an end by itself; the others go on."""
     text = alone([4, 5], max_new_tokens=12, seed=2)
     ends = text.index(text[6]) + 1
     monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[6] if is_eos else None)
 
-    async def decode():
-        async with queue_of(drafter=drafter) as queue:
-            given = {"seed": 2, "stop": lambda new: text[6] in new}
-            sequences = [
-                queue.submit([4, 5], max_new_tokens=n, **given) for n in (ends - 1, ends, 200)
-            ]
-            sequences.append(queue.submit([4, 5], max_new_tokens=12, seed=2))
-            return [await steps_of(sequence) for sequence in sequences]
+    async def decoded(queue):
+        given = {"seed": 2, "stop": lambda new: text[6] in new}
+        sequences = [queue.submit([4, 5], max_new_tokens=n, **given) for n in (ends - 1, ends, 200)]
+        sequences.append(queue.submit([4, 5], max_new_tokens=12, seed=2))
+        return [await steps_of(sequence) for sequence in sequences]
 
-    decoded = run(decode())
-    tokens = [[token for step in steps for token in step.tokens] for steps in decoded]
-    whole = text[:ends] if is_eos else text
-    assert tokens == [text[: ends - 1], text[:ends], text[:ends], whole]
-    reasons = [steps[-1].finished for steps in decoded]
+    found = in_queue(decoded, watched(drafter))
+    tokens = [[token for step in steps for token in step.tokens] for steps in found]
+    assert tokens == [text[: ends - 1], text[:ends], text[:ends], text[:ends] if is_eos else text]
     stopped = "eos" if is_eos else "criteria"
+    reasons = [steps[-1].finished for steps in found]
     assert reasons == ["length", stopped, stopped, "eos" if is_eos else "length"]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [None, "batch"])
 def test_a_sequence_that_was_read_ends_at_once(fails):
-    async def decode():
-        async with queue_of() as queue:
-            queue.decoder.fails = fails
-            sequence = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
-            readers = [tokens_of(sequence) for _ in range(2)]
-            texts = await asyncio.gather(*readers, return_exceptions=True)
-            again = await asyncio.gather(tokens_of(sequence), return_exceptions=True)
-            queue.decoder.fails = False  # the next batch is decoded
-            return texts, again, await tokens_of(queue.submit(PROMPTS[0][0], **PROMPTS[0][1]))
+    """By its error where its batch failed, and the next batch is decoded."""
 
-    texts, again, after = run(decode())
-    assert after == alone(PROMPTS[0][0], **PROMPTS[0][1])
+    async def read(queue):
+        queue.decoder.fails = fails
+        sequence = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
+        readers = [tokens_of(sequence) for _ in range(2)]
+        found = await asyncio.gather(*readers, return_exceptions=True)
+        again = await asyncio.gather(tokens_of(sequence), return_exceptions=True)
+        queue.decoder.fails = None
+        return found, again, await texts_of(queue)
+
+    found, again, after = in_queue(read)
+    assert after == TEXTS
     if fails:
-        assert [str(error) for error in (*texts, *again)] == ["planted"] * 3
+        assert [str(error) for error in (*found, *again)] == ["planted"] * 3
     else:
-        assert sorted(texts[0] + texts[1]) == sorted(alone(PROMPTS[0][0], **PROMPTS[0][1]))
-        assert again == [[]]
+        assert (sorted(found[0] + found[1]), again) == (sorted(TEXTS[0]), [[]])
+
+
+def test_an_error_of_a_batch_is_also_that_of_a_sequence_that_has_joined():
+    decoder = held(DRAFTER)
+
+    async def fail(queue):
+        first = queue.submit([9], max_new_tokens=200, seed=1)
+        await anext(aiter(first))
+        second = queue.submit([4, 5], max_new_tokens=200, seed=2)
+        third = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
+        decoder.fails = 1
+        decoder.gate.set()
+        await anext(aiter(second))
+        for failed in (first, second):
+            with pytest.raises(MemoryError, match="planted"):
+                await tokens_of(failed)
+        return await tokens_of(third)
+
+    assert in_queue(fail, decoder, 2) == TEXTS[0]
+
+
+def test_a_sequence_joins_those_that_run_and_is_cancelled_alone():
+    decoder = held()
+
+    async def join(queue):
+        first = queue.submit([9], max_new_tokens=200, seed=1)
+        await anext(aiter(first))
+        joined = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
+        dropped, waits = (queue.submit([4], max_new_tokens=200, seed=2) for _ in range(2))
+        waits.cancelled = True
+        decoder.gate.set()
+        texts = [await tokens_of(sequence) for sequence in joined]
+        await anext(aiter(dropped))
+        dropped.cancelled = True
+        ends = [await steps_of(sequence) for sequence in (dropped, waits)]
+        first.cancelled = True
+        return texts, ends, await last_of(first)
+
+    texts, ends, last = in_queue(join, decoder, 2)
+    assert texts == TEXTS
+    assert [steps[-1].finished for steps in ends] == ["cancelled", "cancelled"]
+    assert [(step.sequence, step.tokens) for step in ends[1]] == [(-1, [])]
+    assert last.finished == "cancelled"
+
+
+def test_a_long_prompt_is_given_up_with_its_sequence():
+    """Between two chunks of its prompt, and so without a token."""
+    decoder = held()
+
+    async def give_up(queue):
+        first = queue.submit([9], max_new_tokens=200, seed=1)
+        await anext(aiter(first))
+        long = queue.submit([4, 5] * 50, max_new_tokens=9, seed=2)
+        while decoder.largest < 2:
+            decoder.gate.set()
+            await asyncio.sleep(0)
+        long.cancelled = True
+        steps = await steps_of(long)
+        first.cancelled = True
+        return [(step.tokens, step.finished) for step in steps]
+
+    assert in_queue(give_up, decoder, 2, prefill_chunk_size=5) == [([], "cancelled")]
+
+
+def test_a_sequence_that_has_ended_cannot_be_cancelled(monkeypatch):
+    """It is cancelled between the round that ended it and its step of that round."""
+    text = alone([4, 5], max_new_tokens=2, seed=2)
+    assert text[0] != text[1]
+    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[1])
+
+    class Cancels(SpeculativeDecoder):
+        def stream(self, *args, **kwargs):
+            for number, step in enumerate(super().stream(*args, **kwargs)):
+                if number == 2:  # after the first tokens of both
+                    assert step.sequence == 0
+                    for sequence in sequences:
+                        sequence.cancelled = True
+                yield step
+
+    async def decoded(queue):
+        sequences.append(queue.submit([9], max_new_tokens=200, seed=1))
+        sequences.append(queue.submit([4, 5], max_new_tokens=200, seed=2))
+        return [await steps_of(sequence) for sequence in sequences]
+
+    sequences = []
+    first, second = in_queue(decoded, Cancels(None, rule="match"))
+    assert [step.finished for step in first] == ["", "", "cancelled"]
+    ends = [(step.tokens, step.finished) for step in second]
+    assert ends == [(text[:1], ""), (text[1:], "eos")]
 
 
 def test_sequences_that_wait_when_the_queue_ends_are_told_so():
     async def decode():
-        async with queue_of(batch_size=1) as queue:
+        async with BatchQueue(MODEL, watched(), 1) as queue:
             running, first, second, never = (
                 queue.submit([4, 5], max_new_tokens=200, seed=s) for s in range(4)
             )
@@ -184,132 +306,9 @@ def test_sequences_that_wait_when_the_queue_ends_are_told_so():
     assert run(decode()).finished == "cancelled"
 
 
-class Held(SpeculativeDecoder):
-    """Waits for its gate behind each step, and fails once behind one of the sequence ``fails``."""
-
-    fails = None
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.gate = threading.Event()
-
-    def stream(self, *args, **kwargs):
-        for step in super().stream(*args, **kwargs):
-            yield step
-            assert self.gate.wait(SECONDS)
-            if step.sequence == self.fails:
-                self.fails = None
-                raise MemoryError("planted")
-
-
-def test_a_sequence_joins_those_that_run_and_is_cancelled_alone():
-    decoder = Held("suffix_automaton", rule="match")
-
-    async def decode():
-        async with BatchQueue(MODEL, decoder, batch_size=2) as queue:
-            first = queue.submit([9], max_new_tokens=200, seed=1)
-            await anext(aiter(first))
-            joined = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
-            dropped = queue.submit([4], max_new_tokens=200, seed=2)
-            waits = queue.submit([4], max_new_tokens=200, seed=2)
-            waits.cancelled = True
-            decoder.gate.set()
-            texts = [await tokens_of(sequence) for sequence in joined]
-            await anext(aiter(dropped))
-            dropped.cancelled = True
-            ends = [await steps_of(sequence) for sequence in (dropped, waits)]
-            first.cancelled = True
-            return texts, ends, await last_of(first)
-
-    texts, ends, last = run(decode())
-    assert texts == [alone(prompt, **given) for prompt, given in PROMPTS]
-    assert [steps[-1].finished for steps in ends] == ["cancelled", "cancelled"]
-    assert [(step.sequence, step.tokens) for step in ends[1]] == [(-1, [])]
-    assert last.finished == "cancelled"
-
-
-def test_a_long_prompt_is_given_up_with_its_sequence():
-    """Between two chunks of its prompt, and so without a token."""
-    decoder = Held("suffix_automaton", rule="match")
-
-    async def decode():
-        async with BatchQueue(MODEL, decoder, 2, prefill_chunk_size=5) as queue:
-            first = queue.submit([9], max_new_tokens=200, seed=1)
-            await anext(aiter(first))
-            long = queue.submit([4, 5] * 50, max_new_tokens=9, seed=2)
-            while not queue._running.get(1):
-                decoder.gate.set()
-                await asyncio.sleep(0)
-            long.cancelled = True
-            steps = await steps_of(long)
-            first.cancelled = True
-            return steps
-
-    assert [(step.tokens, step.finished) for step in run(decode())] == [([], "cancelled")]
-
-
-def test_a_batch_is_never_larger_than_its_size():
-    ended, sizes = [], []
-
-    class Watched(SpeculativeDecoder):
-        def stream(self, *args, source, **kwargs):
-            def watched(running):
-                given = source(running)
-                sizes.append(running + (given is not None))
-                return given
-
-            yield from super().stream(*args, **kwargs, source=watched)
-            ended.append(True)
-
-    decoder = Watched("prompt_lookup", rule="match")
-
-    async def decode():
-        async with BatchQueue(MODEL, decoder, batch_size=2) as queue:
-            waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS * 2]
-            return [await tokens_of(sequence) for sequence in waiting]
-
-    assert run(decode()) == [alone(prompt, **given) for prompt, given in PROMPTS * 2]
-    assert (max(sizes), ended) == (2, [True])
-
-
-def test_a_batch_takes_no_more_than_so_many_sequences(monkeypatch):
-    monkeypatch.setattr(batch_queue, "MAX_SEQUENCES", 2)
-
-    async def decode():
-        async with queue_of(1) as queue:
-            waiting = [queue.submit(prompt, **given) for prompt, given in PROMPTS]
-            texts = [await tokens_of(sequence) for sequence in waiting]
-            return texts, queue.decoder.batches, queue._running
-
-    texts, batches, running = run(decode())
-    assert texts == [alone(prompt, **given) for prompt, given in PROMPTS]
-    assert batches == 2
-    assert running == {}
-
-
-def test_an_error_of_a_batch_is_also_that_of_a_sequence_that_has_joined():
-    decoder = Held(DRAFTER, rule="match")
-
-    async def decode():
-        async with BatchQueue(MODEL, decoder, batch_size=2) as queue:
-            first = queue.submit([9], max_new_tokens=200, seed=1)
-            await anext(aiter(first))
-            second = queue.submit([4, 5], max_new_tokens=200, seed=2)
-            third = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
-            decoder.fails = 1
-            decoder.gate.set()
-            await anext(aiter(second))
-            for failed in (first, second):
-                with pytest.raises(MemoryError, match="planted"):
-                    await tokens_of(failed)
-            return await tokens_of(third)
-
-    assert run(decode()) == alone(PROMPTS[0][0], **PROMPTS[0][1])
-
-
 def test_the_end_of_the_queue_waits_for_its_thread():
     drafter = ModelDrafter(DRAFTER)
-    decoder = Held(drafter, rule="match")
+    decoder = held(drafter)
 
     async def decode():
         async with BatchQueue(MODEL, decoder) as queue:
@@ -322,38 +321,6 @@ def test_the_end_of_the_queue_waits_for_its_thread():
         return await last_of(sequence)
 
     assert run(decode()).finished == "cancelled"
-
-
-def test_a_sequence_that_has_ended_cannot_be_cancelled(monkeypatch):
-    """It is cancelled between the round that ended it and its step of that round."""
-    text = alone([4, 5], max_new_tokens=2, seed=2)
-    assert text[0] != text[1]
-    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[1])
-    cancelled = []
-
-    class Cancels(SpeculativeDecoder):
-        def stream(self, *args, **kwargs):
-            for number, step in enumerate(super().stream(*args, **kwargs)):
-                if number == 2:  # after the first tokens of both
-                    assert step.sequence == 0
-                    for sequence in sequences:
-                        sequence.cancelled = True
-                    cancelled.append(True)
-                yield step
-
-    async def decode():
-        async with BatchQueue(MODEL, Cancels(None, rule="match")) as queue:
-            sequences.append(queue.submit([9], max_new_tokens=200, seed=1))
-            sequences.append(queue.submit([4, 5], max_new_tokens=200, seed=2))
-            return [await steps_of(sequence) for sequence in sequences]
-
-    sequences = []
-    first, second = run(decode())
-    assert cancelled
-    assert [step.finished for step in first] == ["", "", "cancelled"]
-    assert [(step.tokens, step.finished) for step in second] == [
-        (text[:1], ""), (text[1:], "eos"),
-    ]  # fmt: skip
 
 
 def test_a_batch_that_no_thread_has_begun_when_the_queue_ends():
@@ -371,7 +338,7 @@ def test_a_batch_that_no_thread_has_begun_when_the_queue_ends():
         loop = asyncio.get_running_loop()
         loop.set_default_executor(OneThread(1))
         loop.run_in_executor(None, opened.wait, SECONDS)
-        async with queue_of() as queue:
+        async with BatchQueue(MODEL, watched()) as queue:
             sequence = queue.submit([4, 5], max_new_tokens=200, seed=1)
             await submitted.wait()
             loop.call_soon(opened.set)  # where the end waits
@@ -401,41 +368,37 @@ def test_a_batch_that_no_thread_has_begun_when_the_queue_ends():
 )  # fmt: skip
 def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):
     good = dict(input_ids=[4], max_new_tokens=2, seed=1)
-    queue = queue_of()
     with pytest.raises(error, match=message):
-        queue.submit(**good | given)
-    assert not queue._waiting
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        queue_of(batch_size=0)
-    with pytest.raises(ValueError, match="prefill_chunk_size must be at least 1, got 0"):
-        BatchQueue(MODEL, Counts(DRAFTER, rule="match"), prefill_chunk_size=0)
+        BatchQueue(MODEL, watched()).submit(**good | given)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "prefill_chunk_size"])
+def test_the_sizes_of_a_queue_are_at_least_1(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        BatchQueue(MODEL, watched(), **{name: 0})
 
 
 def test_warm_up_decodes_a_short_text_as_a_first_sequence_is_decoded():
     """Alone, with drafts, by the engine that others may join; the texts of others do not change."""
-    queue = queue_of()
-    seen, stream = [], queue.decoder.stream
+    seen = []
 
-    def watched(model, ids, *, source, prefill_chunk_size, **kwargs):
-        given = {"source": source, "prefill_chunk_size": prefill_chunk_size}
-        steps = list(stream(model, ids, **given, **kwargs))
-        seen.append((source(0), prefill_chunk_size, steps))
-        return iter(steps)
+    class Seen(SpeculativeDecoder):
+        def stream(self, model, ids, *, source, prefill_chunk_size, **kwargs):
+            given = {"source": source, "prefill_chunk_size": prefill_chunk_size}
+            steps = list(super().stream(model, ids, **given, **kwargs))
+            seen.append((source(0), prefill_chunk_size, steps))
+            yield from steps
 
-    queue.decoder.stream = watched
+    queue = BatchQueue(MODEL, Seen(DRAFTER, rule="match"), prefill_chunk_size=77)
     queue.warm_up()
     ((other, chunk, steps),) = seen
-    assert queue.decoder.batches == 1
-    assert (other, chunk) == (None, queue.prefill_chunk_size)
+    assert (other, chunk) == (None, 77)
     assert steps[-1].finished
     assert sum(len(step.tokens) for step in steps) <= 4
     assert any(step.top_logprobs for step in steps)
-    queue.decoder.stream = stream
 
     async def decode():
         async with queue:
-            return await asyncio.gather(
-                *(tokens_of(queue.submit(ids, **asked)) for ids, asked in PROMPTS)
-            )
+            return await texts_of(queue)
 
-    assert run(decode()) == [alone(ids, **asked) for ids, asked in PROMPTS]
+    assert run(decode()) == TEXTS
