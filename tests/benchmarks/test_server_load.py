@@ -77,15 +77,6 @@ def test_a_summary_by_hand():
     assert summary["failures"] == {"status 429": 1}
 
 
-def test_failures_have_a_kind():
-    requests = make_requests(PROMPTS, 4, spread=0.0)
-    with serving(batch_size=1, max_waiting=0) as (client, queue):
-        queue.decoder.gate.clear()
-        outcomes, wall = asyncio.run(run_clients(f"{client.base_url}/v1", requests, 0.5))
-        failures = summarize(outcomes, wall)["failures"]
-        assert failures == {"status 429": 3, "not answered within 0.5 s": 1}
-
-
 WAYS = {
     "batches": {"spread": 0.0, "prompt_tokens": 99, "clients": 6},
     "joins": {"joins": 60},

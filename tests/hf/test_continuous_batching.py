@@ -295,7 +295,7 @@ def test_chunks_of_a_prompt_leave_the_bits_of_the_whole_in_the_cache(dtype, monk
     assert all(torch.equal(a, b) for a, b in zip(chunks, whole, strict=True))
 
 
-def test_prompts_take_turns_a_chunk_a_round(forwards):
+def test_prompts_take_turns_a_chunk_a_round():
     """Short ones do not wait for the end of a long one, and nobody for those that come later."""
     asked = [arguments(6, input_ids=torch.tensor([ids])) for ids in (LONG, [8], [9, 4, 9])]
     running = []

@@ -51,16 +51,12 @@ def test_greedy_outputs_equal_those_of_model_generate(name, lengths, entry):
         got = decode(entry, model, inputs, drafter, **settings())
         assert_close(got, want, inputs["attention_mask"])
     assert got.stats.accepted > 0
-
-
-@pytest.mark.parametrize("options", [{"cache": "aligned"}, {"cache": "dynamic"}, {"tree": (2, 1)}])
-def test_every_cache_and_a_tree_give_the_same_outputs(options):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    want = model.generate(**inputs, **settings())
-    got = decode("generate", model, inputs, hf_models.perturbed("llama"), options, **settings())
-    assert_close(got, want, inputs["attention_mask"])
-    assert got.stats.cache == options.get("cache", "spec")
-    assert got.stats.accepted > 0
+    if name == "llama":
+        for options in ({"cache": "aligned"}, {"cache": "dynamic"}, {"tree": (2, 1)}):
+            got = decode(entry, model, inputs, drafter, options, **settings())
+            assert_close(got, want, inputs["attention_mask"])
+            assert got.stats.cache == options.get("cache", "spec")
+            assert got.stats.accepted > 0
 
 
 def ending_at_different_places(model, inputs):
