@@ -73,13 +73,13 @@ DRAFTERS = {
 }
 
 
-def arguments(k, **more):
-    return {**NEUTRAL, **ASKED[k], "input_ids": torch.tensor([PROMPTS[k]]), **more}
+def arguments(k, prompt=None, **more):
+    return {**NEUTRAL, **ASKED[k], "input_ids": torch.tensor([prompt or PROMPTS[k]]), **more}
 
 
 def alone(k, model=MODEL, prompt=None, **options):
     """The new tokens of a request in a call of its own, and what is counted of it."""
-    asked = arguments(k) | {"input_ids": torch.tensor([prompt or PROMPTS[k]])}
+    asked = arguments(k, prompt)
     out = generate(model, **asked, **OPTIONS | options, return_dict_in_generate=True)
     new = out.sequences[0, asked["input_ids"].shape[1] :].tolist()
     return new, out.stats.sequences[0].to_dict()
@@ -218,10 +218,10 @@ def test_greedy_calls_join_greedy_batches():
 LONG = [3, 1, 4, 1, 5, 9] * 8
 
 
-def joining(prompt, k=5, **more):
-    """A source of one request for the text of a prompt."""
-    waiting = [arguments(k, **more) | {"input_ids": torch.tensor([prompt])}]
-    return lambda running: waiting.pop() if waiting else None
+def coming(*requests):
+    """A source of these requests, one after the other; None is a turn without one."""
+    waiting = list(requests)
+    return lambda running: waiting.pop(0) if waiting else None
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_a_long_prompt_is_read_alone_by_the_target_and_by_what_drafts(tmp_path, 
     options = DRAFTERS[name](tmp_path)
     decode([2], Arrivals([0], 0, 2), **options)  # the self-checks run once
     forwards.clear()
-    decode([2], joining(LONG), **options)
+    decode([2], coming(arguments(5, LONG)), **options)
     assert max(size for count, size in forwards if count > 1) <= 6
     drafter = len(LONG) - (name not in ("model", "several"))  # the last pair waits for its drafts
     assert [size for count, size in forwards if count == 1 and size > 40] == [len(LONG), drafter]
@@ -263,7 +263,7 @@ def test_the_others_have_a_round_between_two_chunks_of_a_long_prompt(tmp_path, n
     decode([2], Arrivals([0], 0, 2), **options)
     forwards.clear()
     first = arguments(2, max_new_tokens=70)  # it runs until all is read
-    texts, steps, stats = decode([2], joining(LONG), first=first, chunk=10, **options)
+    texts, steps, stats = decode([2], coming(arguments(5, LONG)), first=first, chunk=10, **options)
     assert (texts[1], stats.sequences[1].to_dict()) == expected
     numbers = [one.sequence for one in steps]
     # Its first token comes with the fifth chunk.
@@ -289,7 +289,9 @@ def test_chunks_of_a_prompt_leave_the_bits_of_the_whole_in_the_cache(dtype, monk
     monkeypatch.setattr(Session, "adopt", watched)
     model = hf_models.build("llama", vocab_size=11).to(dtype)
     for chunk in (7, 1000):
-        _, _, stats = decode([2], joining(LONG), model=model, chunk=chunk, drafter=None)
+        _, _, stats = decode(
+            [2], coming(arguments(5, LONG)), model=model, chunk=chunk, drafter=None
+        )
         assert stats.forwards == "packed"
     chunks, whole = moved
     assert all(torch.equal(a, b) for a, b in zip(chunks, whole, strict=True))
@@ -297,29 +299,19 @@ def test_chunks_of_a_prompt_leave_the_bits_of_the_whole_in_the_cache(dtype, monk
 
 def test_prompts_take_turns_a_chunk_a_round():
     """Short ones do not wait for the end of a long one, and nobody for those that come later."""
-    asked = [arguments(6, input_ids=torch.tensor([ids])) for ids in (LONG, [8], [9, 4, 9])]
-    running = []
-
-    def source(count):
-        running.append(count)
-        return asked.pop(0) if asked else None
-
-    _, steps, _ = decode([2], source, chunk=20, drafter=None)
+    source, running = coming(*(arguments(6, ids) for ids in (LONG, [8], [9, 4, 9]))), []
+    _, steps, _ = decode([2], lambda n: running.append(n) or source(n), chunk=20, drafter=None)
     assert [one.sequence for one in steps][:11] == [0, 0, 0, 2, 0, 2, 3, 0, 2, 3, 0]
     assert running[:4] == [1, 2, 3, 4]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_where_none_runs(forwards):
     """It comes while the second chunk is read. A prompt that all waited for was read whole."""
-    asked = [None, None, arguments(4)]
-    first = arguments(6, input_ids=torch.tensor([LONG]))
+    source = coming(None, None, arguments(4))
     decode([2], Arrivals([0], 0, 2), drafter=None)  # the self-checks run once
     forwards.clear()
-    texts, steps, _ = decode(
-        [6], lambda _: asked.pop(0) if asked else None, first=first, chunk=8, drafter=None
-    )
-    sizes = [size for _, size in forwards]
-    assert sizes[:6] == [8, 8, 1, 8, 8, 8]
+    texts, steps, _ = decode([6], source, first=arguments(6, LONG), chunk=8, drafter=None)
+    assert [size for _, size in forwards][:6] == [8, 8, 1, 8, 8, 8]
     assert [one.sequence for one in steps][:2] == [1, 0]
     assert texts[1] == text_of(4)
 
@@ -330,19 +322,14 @@ def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
 ):
     """As of several choices of one request; the keys of the last token of a text are not there."""
     options = DRAFTERS[name](tmp_path)
-    text = alone(2, prompt=LONG, **options)[0]
-    prompts = [LONG, [9, 9], LONG, [*LONG, *text[:4], 9, 9], LONG[:20], [*LONG[:20], 9, 9]]
     expected = [alone(2, prompt=LONG, **options)]
+    text = [*LONG, *expected[0][0][:4]]
+    prompts = [LONG, [9, 9], LONG, [*text, 9, 9], LONG[:20], [*LONG[:20], 9, 9]]
     expected += [alone(5, prompt=prompt, **options) for prompt in prompts[1:]]
-    waiting = [arguments(5, input_ids=torch.tensor([prompt])) for prompt in prompts[1:]]
-
-    def source(running):
-        return waiting.pop(0) if waiting and running < 6 else None
-
     decode([2], Arrivals([0], 0, 2), **options)
     forwards.clear()
-    first = arguments(2, input_ids=torch.tensor([LONG]))
-    texts, _, stats = decode([2], source, first=first, **options)
+    source = coming(*(arguments(5, prompt) for prompt in prompts[1:]))
+    texts, _, stats = decode([2], source, first=arguments(2, LONG), **options)
     found = zip(texts, (one.to_dict() for one in stats.sequences), strict=True)
     assert list(found) == expected
     if name in ("none", "suffix_automaton"):
@@ -353,9 +340,8 @@ def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
 def test_equal_prompts_that_wait_together_are_read_once(forwards):
     """As those of several choices of one request: each goes on with what the others have read."""
     expected = [text_of(4), *(alone(k, prompt=LONG, drafter=None)[0] for k in (2, 5, 6))]
-    waiting = [arguments(k, input_ids=torch.tensor([LONG])) for k in (2, 5, 6)]
+    source = coming(*(arguments(k, LONG) for k in (2, 5, 6)))
     forwards.clear()
-    source = lambda running: waiting.pop(0) if waiting else None  # noqa: E731
     texts, _, _ = decode([4], source, chunk=16, drafter=None)
     assert texts == expected
     assert [size for count, size in forwards if count == 1][:6] == [1, 16, 16, 16, 1, 1]
@@ -371,7 +357,9 @@ def test_a_sequence_that_is_cancelled_while_its_prompt_is_read_has_no_token(forw
     expected = text_of(2)
     decode([2], Arrivals([0], 0, 2), drafter=None)  # the self-checks run once
     forwards.clear()
-    texts, steps, stats = decode([2], joining(LONG, cancelled=cancelled), chunk=10, drafter=None)
+    texts, steps, stats = decode(
+        [2], coming(arguments(5, LONG, cancelled=cancelled)), chunk=10, drafter=None
+    )
     assert texts == [expected, []]
     (last,) = [one for one in steps if one.sequence == 1]
     assert (last.finished, stats.sequences[1].stop_reason) == ("cancelled", "cancelled")
@@ -495,7 +483,7 @@ def test_angles_by_the_longest_sequence_close_a_batch():
     turns = "rotary embedding 'longrope' turns by"
     for given in (rope, {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}):
         model.config.rope_parameters = given
-        _, _, stats = decode([0], joining(LONG), model=model, drafter=None)
+        _, _, stats = decode([0], coming(arguments(5, LONG)), model=model, drafter=None)
         assert any(turns in note for note in stats.notes)
         assert len(stats.sequences) == 1
     source = Arrivals([1], 0, 2)

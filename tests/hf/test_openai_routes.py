@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from specdec_hf.request.sampling import sequence_seeds
 from support.sources import ROOT
 from support.text_server import MODEL, NAME, SECONDS, TOKENIZER, Server, alone, serving
 
@@ -123,11 +124,20 @@ def test_prompts_may_be_token_ids(server):
     assert [choice["index"] for choice in two["choices"]] == [0, 1]
 
 
-def test_the_choices_of_a_stream_come_together(server):
-    """And not one after the other."""
-    asked = {"prompt": ["the cat", "a"], "n": 2, "max_tokens": 9, "seed": 3, "stream": True}
-    order = [answer["choices"][0]["index"] for answer in ask(server[0], COMPLETE, asked)]
-    assert set(order) == {0, 1, 2, 3}
+def test_choices_have_seeds_of_their_own(server):
+    """Each prompt has ``n`` of them. In a stream they come together, not one after the other."""
+    asked = {"prompt": ["the cat", "a"], "n": 2, "max_tokens": 9, "seed": 3}
+    (whole,) = ask(server[0], COMPLETE, asked)
+    found = [choice["text"] for choice in whole["choices"]]
+    assert found == [
+        alone(asked["prompt"][n // 2], max_new_tokens=9, seed=seed)[0]
+        for n, seed in enumerate(sequence_seeds(3, 4))
+    ]
+    assert len(set(found)) == 4
+    chunks = ask(server[0], COMPLETE, asked | {"stream": True})
+    parts = [(chunk["choices"][0]["index"], chunk["choices"][0]["text"]) for chunk in chunks]
+    assert ["".join(text for n, text in parts if n == index) for index in range(4)] == found
+    order = [index for index, _ in parts]
     assert order != sorted(order)
 
 

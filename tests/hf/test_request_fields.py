@@ -68,7 +68,7 @@ NEUTRAL = {
 # Of values that are no number, no text and no truth value, those that are like each default.
 OTHERS = {
     int: [True, "1", 1.5, [1]], float: [True, "1", [1]], bool: [1, 0, "true"], str: [3, ["a"]],
-    dict: [3, ["a"], {"a": 1}], list: [3, {"a": "b"}, ["a", 3], ["a", ""]],
+    dict: [3, ["a"], {"a": 1}], list: [3, {"a": "b"}, ["a", 3], ["a", ""], ["a"] * 5],
 }  # fmt: skip
 
 
