@@ -9,6 +9,7 @@ import torch
 from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, batch_queue, generate
 from support import hf_models
 from support.letters import letters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 MODEL = hf_models.build("llama")
 DRAFTER = hf_models.with_noise(MODEL, 0.02)
@@ -345,6 +346,76 @@ def test_a_batch_that_no_thread_has_begun_when_the_queue_ends():
         return await last_of(sequence)
 
     assert run(decode()).finished == "cancelled"
+
+
+@pytest.mark.parametrize("tree", [None, (2, 2)])
+def test_each_token_has_the_log_probabilities_of_its_row(tree):
+    """Also where drafts were accepted, and where a sequence has the place of one that has ended."""
+    counts, traced = (3, None, 0), []
+
+    async def listed(queue):
+        sequences = [
+            queue.submit(ids, max_new_tokens=new, seed=new, top_k=9, num_top_logprobs=count)
+            for (ids, _), new, count in zip(PROMPTS, (9, 3, 14), counts, strict=True)
+        ]
+        return await asyncio.gather(*map(steps_of, sequences))
+
+    found = in_queue(listed, watched(tree=tree, trace=traced.append), 2)
+    for (prompt, _), steps, count in zip(PROMPTS, found, counts, strict=True):
+        if count is None:
+            assert all(step.top_logprobs == [] for step in steps)
+            continue
+        tokens = [token for step in steps for token in step.tokens]
+        with torch.inference_mode():
+            logits = MODEL(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        rows = logits.log_softmax(dim=-1)
+        lists = [one for step in steps for one in step.top_logprobs]
+        for token, one, row in zip(tokens, lists, rows, strict=True):
+            likeliest = row.topk(count)
+            assert [*one] == list(dict.fromkeys([token, *likeliest.indices.tolist()]))
+            assert [*one.values()] == pytest.approx([float(row[t]) for t in one], abs=1e-4)
+    assert any(len(step.tokens) > 1 for steps in found for step in steps), "no drafts"
+    assert traced, "the trace of the decoder was lost"
+
+
+class AcceptProbs(TorchDispatchMode):
+    """Remembers whether each verification was asked for acceptance probabilities."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "verify_chain" in str(func):
+            names = [one.name for one in func._schema.arguments]
+            given = dict(zip(names, args, strict=False)) | (kwargs or {})
+            self.asked.append(given.get("with_accept_probs", False))
+        return func(*args, **(kwargs or {}))
+
+
+def test_log_probabilities_need_no_trace():
+    """Acceptance probabilities take time in every round, and are those of traced rounds alone."""
+    for trace, asked in ((None, {False}), ([].append, {True})):
+        decoder = SpeculativeDecoder(DRAFTER, rule="match", seed=1, trace=trace)
+        ids = torch.tensor([[4, 5]])
+        with AcceptProbs() as mode:
+            steps = decoder.stream(MODEL, ids, num_top_logprobs=[3], max_new_tokens=9)
+            assert sum(len(step.top_logprobs) for step in steps) == 9
+        assert set(mode.asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ([1], ValueError, "num_top_logprobs must have 2 values, got 1"),
+        ([1, -1], ValueError, "num_top_logprobs must be at least 0, got -1"),
+        (2, TypeError, "num_top_logprobs must be a sequence, got 2"),
+    ],
+)
+def test_counts_of_a_stream_are_refused_by_name(given, error, message):
+    ids = torch.tensor([[4, 5], [6, 7]])
+    with pytest.raises(error, match=message):
+        next(SpeculativeDecoder(None).stream(MODEL, ids, num_top_logprobs=given))
 
 
 @pytest.mark.parametrize(
