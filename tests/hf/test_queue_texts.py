@@ -27,46 +27,45 @@ ASKED = (
     {"max_new_tokens": 15, "seed": 11, "temperature": 0.4},
 )
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-EOS = {"eos_token_id": [3, 6]}
 FIELDS = {
-    "min_length": {"min_length": 13, **EOS},
-    "min_new_tokens": {"min_new_tokens": 5, **EOS},
-    "repetition_penalty": {"repetition_penalty": 1.9},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.8},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
-    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
-    "bad_words_ids": {"bad_words_ids": [[3], [5, 6], [0, 4]]},
-    "renormalize_logits": {"renormalize_logits": True, "repetition_penalty": 1.5},
-    "forced_bos_token_id": {"forced_bos_token_id": 7},
-    "forced_eos_token_id": {"forced_eos_token_id": 6},
-    "remove_invalid_values": {"remove_invalid_values": True},
-    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 1.6), **EOS},
-    "suppress_tokens": {"suppress_tokens": [2, 8]},
-    "begin_suppress_tokens": {"begin_suppress_tokens": [1, 2, 4, 6, 8, 9], **EOS},
-    "sequence_bias": {"sequence_bias": [[[0], 2.0], [[5, 6], 4.0], [[9, 4], 3.0]]},
-    "eos_token_id": EOS,
-    "pad_token_id": {"pad_token_id": 4, **EOS},
-    "num_assistant_tokens": {"num_assistant_tokens": 3},
-    "num_assistant_tokens_schedule": {"num_assistant_tokens_schedule": "heuristic"},
-    "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.6},
-    "max_length": {"max_length": 11},
-    "max_new_tokens": {"max_new_tokens": 2},
-    "do_sample": {"do_sample": False},
-    "temperature": {"temperature": 0.2},
-    "top_k": {"top_k": 1},
-    "top_p": {"top_p": 0.1},
-    "min_p": {"min_p": 0.9},
-    "return_dict_in_generate": {"return_dict_in_generate": True},
-    "output_scores": {"output_scores": True, "return_dict_in_generate": True},
-    "output_logits": {"output_logits": True, "return_dict_in_generate": True},
-    "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
+    "min_length": 13, "min_new_tokens": 5, "repetition_penalty": 1.9,
+    "encoder_repetition_penalty": 1.8, "no_repeat_ngram_size": 2,
+    "encoder_no_repeat_ngram_size": 1, "bad_words_ids": [[3], [5, 6], [0, 4]],
+    "renormalize_logits": True, "forced_bos_token_id": 7, "forced_eos_token_id": 6,
+    "remove_invalid_values": True, "exponential_decay_length_penalty": (2, 1.6),
+    "suppress_tokens": [2, 8], "begin_suppress_tokens": [1, 2, 4, 6, 8, 9],
+    "sequence_bias": [[[0], 2.0], [[5, 6], 4.0], [[9, 4], 3.0]], "eos_token_id": [3, 6],
+    "pad_token_id": 4, "num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic",
+    "assistant_confidence_threshold": 0.6, "max_length": 11, "max_new_tokens": 2,
+    "do_sample": False, "temperature": 0.2, "top_k": 1, "top_p": 0.1, "min_p": 0.9,
+    "return_dict_in_generate": True, "output_scores": True, "output_logits": True,
+    "output_hidden_states": True,
 }  # fmt: skip
+ENDING = {  # fields that need an end to do something
+    "min_length", "min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens",
+    "pad_token_id",
+}  # fmt: skip
+
+
+def fields_for(*names):
+    """A generation config in which these fields do something."""
+    fields = {name: FIELDS[name] for name in names}
+    if ENDING & fields.keys():
+        fields["eos_token_id"] = FIELDS["eos_token_id"]
+    if "renormalize_logits" in names:
+        fields["repetition_penalty"] = 1.5
+    if any(name.startswith("output_") for name in names):
+        fields["return_dict_in_generate"] = True
+    return fields
+
+
 # What has no effect without beams, without an encoder, or without another field that is refused.
 WITHOUT_EFFECT = {
     "early_stopping", "length_penalty", "decoder_start_token_id", "max_matching_ngram_size"
 }  # fmt: skip
-DERIVED = FIELDS["min_length"] | FIELDS["encoder_repetition_penalty"]
-DERIVED |= FIELDS["forced_eos_token_id"] | FIELDS["no_repeat_ngram_size"]
+DERIVED = fields_for(
+    "min_length", "encoder_repetition_penalty", "forced_eos_token_id", "no_repeat_ngram_size"
+)
 # How sequences come together: joins with and without drafts, and batches that none can join.
 WAYS = {
     "joins": {"drafter": None},
@@ -89,10 +88,6 @@ def alone(k, model=MODEL):
     )  # fmt: skip
     reason = out.stats.sequences[0].stop_reason
     return out.sequences[0, len(PROMPTS[k]) :].tolist(), reason
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
 
 
 async def read(sequence):
@@ -118,7 +113,7 @@ def queued(model=MODEL, batch_size=3, chunk=4, requests=None, **options):
             sequences = [queue.submit(prompt, **asked) for prompt, asked in requests]
             return [await read(sequence) for sequence in sequences]
 
-    return run(decode())
+    return asyncio.run(asyncio.wait_for(decode(), SECONDS))
 
 
 @functools.cache
@@ -135,7 +130,7 @@ def configure(monkeypatch, fields):
 def test_a_field_of_the_generation_config_means_what_it_means_alone(name, monkeypatch):
     """Processors and lengths were made of the padded batch."""
     unlike = plain()
-    configure(monkeypatch, FIELDS[name])
+    configure(monkeypatch, fields_for(name))
     ways = list(WAYS)
     turn = list(FIELDS).index(name)
     expected = [alone(k) for k in range(len(PROMPTS))]
