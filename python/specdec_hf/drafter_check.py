@@ -127,6 +127,7 @@ def check_drafter(
     check_language_model("model", model)
     check_integer("samples", samples, 1)
     check_integer("max_new_tokens", max_new_tokens, 1)
+    check_integer("seed", seed)
     resolved = resolve_drafter(drafter, as_layout(tree), model)
     if resolved is None:
         raise ValueError("drafter must be given, got None")

@@ -46,10 +46,3 @@ def test_the_page_lists_every_function(name):
     if name != "transformers":
         own = {n for n in own if not n.startswith("_")}
     assert set(re.findall(r"`(\w+)`", row)) == own - {"_ensemble"}
-
-
-def test_the_arguments_are_those_of_transformers():
-    want = inspect.signature(utils._speculative_sampling).parameters
-    got = inspect.signature(transformers._speculative_sampling).parameters
-    assert list(got) == list(want)
-    assert [p.default for p in got.values()] == [p.default for p in want.values()]

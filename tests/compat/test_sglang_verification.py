@@ -1,7 +1,12 @@
 """SGLang's two tree verifiers: its literal example, its kernels one by one, and `verify_tree`."""
 
+import importlib.util
+import os
+from pathlib import Path
+
 import pytest
 import torch
+from support import sglang_source
 from support.providers import SIGNIFICANCE, chi_square
 from support.sglang_loops import (
     EXAMPLE,
@@ -13,7 +18,6 @@ from support.sglang_loops import (
 )
 
 from specdec_kernels import Tree, verify_chain, verify_tree
-from specdec_kernels.compat import sglang
 from specdec_kernels.compat.sglang import (
     chain_speculative_sampling_triton,
     tree_speculative_sampling_target_only,
@@ -173,25 +177,6 @@ def test_a_chain_has_the_distribution_of_the_target(block):
     assert chi_square(tokens[:, 0], draft.double()) < SIGNIFICANCE
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("accept_index", torch.zeros(2, 2).int(), r"accept_index must be \[B, N\] = \[2, 3\]"),
-        ("target_probs", torch.zeros(2, 2, 4), r"at least 3, V\] = \[2, 3, 4\], got \[2, 2, 4\]"),
-        ("draft_probs", torch.zeros(2, 1, 4), r"at least 2, V\] = \[2, 2, 4\], got \[2, 1, 4\]"),
-        ("draft_probs", torch.zeros(2, 2, 4).half(), "draft_probs must be float32, got float16"),
-        ("uniform_samples", torch.zeros(2, 1), r"at least N-1\] = \[2, 2\], got \[2, 1\]"),
-    ],
-)
-def test_wrong_arguments_of_a_chain_are_named(name, value, message):
-    good = outputs(2, 3, 3) | chain(2, 3, 4, torch.Generator().manual_seed(0))
-    chain_speculative_sampling_triton(**good)
-    fresh = outputs(2, 3, 3)
-    with pytest.raises(RuntimeError, match=message):
-        chain_speculative_sampling_triton(**good | fresh | {name: value})
-    assert fresh["predicts"].eq(-1).all()
-
-
 # The distribution.
 
 ROOT = torch.tensor([0.1, 0.3, 0.4, 0.2])
@@ -267,47 +252,56 @@ def test_a_rejected_token_is_written_into_draft_probs_and_may_be_accepted_in_the
     assert out["accept_index"].tolist() == [[0, 1, -1, -1]]
 
 
-GOOD = dict(
-    **outputs(2, 6, 4), **EXAMPLE, uniform_samples=torch.rand(2, 6),
-    uniform_samples_for_final_sampling=torch.rand(2), target_probs=torch.full((2, 6, 20), 0.05),
-    draft_probs=torch.zeros(2, 6, 20),
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("predicts", torch.zeros(12).long(), "predicts must be int32, got int64"),
-        ("accept_index", torch.zeros(2).int(), r"accept_index must be \[B, S\]"),
-        ("accept_token_num", torch.zeros(3).int(), r"accept_token_num must be \[2\], got \[3\]"),
-        ("candidates", torch.zeros(2).long(), r"candidates must be \[B, N\]"),
-        ("retrieve_index", torch.zeros(2, 6).int(), "retrieve_index must be int64, got int32"),
-        ("retrive_next_token", torch.zeros(2, 5).long(), r"retrieve_next_token must be \[B, N\]"),
-        ("uniform_samples", torch.rand(2, 6).double(), "uniform_samples must be float32"),
-        ("target_probs", torch.zeros(2, 20), r"target_probs must be \[B, N, V\]"),
-        ("draft_probs", torch.zeros(2, 6, 19), r"draft_probs must be \[B, N, V\] = \[2, 6, 20\]"),
-        ("predicts", torch.zeros(11).int(), r"predicts must have at least 12 entries, got \[11\]"),
         ("retrieve_index", torch.full((2, 6), 12), r"retrieve_index must be in \[0, 11\], got 12"),
         ("retrieve_index", torch.full((2, 6), -1), r"retrieve_index must be in \[0, 11\], got -1"),
-        ("retrieve_next_token", torch.full((2, 6), 6), r"must be in \[-1, 5\], got 6"),
+        ("retrive_next_token", torch.full((2, 6), 6), r"must be in \[-1, 5\], got 6"),
         ("retrieve_next_sibling", torch.full((2, 6), -2), r"must be in \[-1, 5\], got -2"),
         ("threshold_single", 1.5, r"threshold_single must be in \[0, 1\], got 1.5"),
         ("threshold_acc", -0.1, r"threshold_acc must be in \[0, 1\], got -0.1"),
     ],
 )
-def test_wrong_arguments_are_named(name, value, message):
-    arguments = GOOD | {name: value}
+def test_links_and_thresholds_out_of_range_are_named(name, value, message):
+    """Wrong types and shapes are in test_interfaces.py."""
+    probs, out = torch.full((2, 6, 20), 0.05), outputs(2, 6, 4)
+    given = {**EXAMPLE, "threshold_single": 1.0, "threshold_acc": 1.0, name: value}
     if name.startswith("retrive_"):
-        del arguments[name.replace("retrive", "retrieve")]
+        del given[name.replace("retrive", "retrieve")]
     with pytest.raises(RuntimeError, match=message):
-        sglang.tree_speculative_sampling_target_only(**arguments)
+        tree_speculative_sampling_target_only(
+            **out, **given, uniform_samples=torch.rand(2, 6), target_probs=probs,
+            uniform_samples_for_final_sampling=torch.rand(2), draft_probs=probs * 0,
+        )  # fmt: skip
+    assert out["predicts"].eq(-1).all()
 
 
-def test_wrong_types_are_named():
-    with pytest.raises(TypeError, match="threshold_acc must be a number, got None"):
-        sglang.tree_speculative_sampling_target_only(**GOOD | dict(threshold_acc=None))
-    tree = {k: v for k, v in GOOD.items() if k in (*EXAMPLE, *outputs(1, 1, 1))}
-    with pytest.raises(TypeError, match="target_predict must be a tensor"):
-        verify_tree_greedy(**tree, target_predict=[1])
-    with pytest.raises(RuntimeError, match="target_predict must be int64, got float32"):
-        verify_tree_greedy(**tree, target_predict=torch.zeros(2, 6))
+@pytest.fixture(scope="module")
+def kernel():
+    """SGLang's `chain_speculative_sampling_triton`, interpreted."""
+    os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
+    pytest.importorskip("triton")
+    path = sglang_source.path_of("sglang.kernels.ops.speculative.reject_sampling")
+    spec = importlib.util.spec_from_file_location("reject_sampling_of_sglang", Path(path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.chain_speculative_sampling_triton
+
+
+@pytest.mark.skipif(sglang_source.source() is None, reason="SGLang's files are not here")
+@pytest.mark.triton
+@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_chain_is_decided_as_by_its_kernel(kernel, n, block):
+    """Every output is equal; with other uniforms they are not."""
+    b, v = 16, 13
+    given = chain(b, n, v, torch.Generator().manual_seed(10 * n + block))
+    spelled = {k.replace("retrieve_", "retrive_"): x for k, x in given.items()}
+    want, got, other = (outputs(b, n, n) for _ in range(3))
+    kernel(**want, **spelled, block_verification=block)
+    chain_speculative_sampling_triton(**got, **spelled, block_verification=block)
+    assert {k: t.tolist() for k, t in got.items()} == {k: t.tolist() for k, t in want.items()}
+    spelled["uniform_samples_for_final_sampling"] = given["uniform_samples"][:, 0].contiguous()
+    chain_speculative_sampling_triton(**other, **spelled, block_verification=block)
+    assert other["predicts"].tolist() != want["predicts"].tolist()

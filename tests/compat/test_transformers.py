@@ -65,39 +65,31 @@ def test_it_equals_verify_chain_with_a_seed_of_the_default_generator(weight):
         assert matches == want.num_accepted
 
 
-GOOD = dict(
-    candidate_input_ids=torch.tensor([[3, 1]]), candidate_logits=torch.zeros(1, 2, 5),
-    candidate_length=2, new_logits=torch.zeros(1, 3, 5),
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "value", "error", "message"),
     [
-        ("candidate_input_ids", [[3, 1]], TypeError, "candidate_input_ids must be a tensor"),
-        ("candidate_input_ids", torch.tensor([3]), RuntimeError, r"must be \[1, L\], got \[1\]"),
         ("candidate_length", 3, ValueError, r"candidate_length must be in \[0, 2\], got 3"),
-        ("candidate_length", 1.0, TypeError, "candidate_length must be an integer"),
-        ("candidate_logits", torch.zeros(1, 3, 5), RuntimeError, r"must be \[1, 2, V\], got"),
-        ("new_logits", torch.zeros(2, 3, 5), RuntimeError, r"must be \[1, 3, V\], got \[2, 3, 5\]"),
         (
             "new_logits",
             torch.full((1, 3, 5), torch.nan),
             RuntimeError,
-            "in row 0, got <Status.TARGET_INVALID",
+            "row 0, got <Status.TARGET_I",
         ),
         ("candidate_logits", torch.zeros(1, 2, 1), RuntimeError, r"new_logits, 5, got \[1, 2, 1\]"),
-        ("new_logits", torch.zeros(1, 3, 5).int(), RuntimeError, "floating-point, got int32"),
         ("assistant_ensemble_weight", 1.5, ValueError, r"must be in \[0, 1\], got 1.5"),
-        ("assistant_ensemble_weight", "1", TypeError, "must be a number, got '1'"),
     ],
 )
-def test_wrong_arguments_are_named(name, value, error, message):
+def test_wrong_values_of_transformers_are_named(name, value, error, message):
+    """Wrong types and shapes are in test_interfaces.py."""
+    good = {
+        "candidate_input_ids": torch.tensor([[3, 1]]), "candidate_logits": torch.zeros(1, 2, 5),
+        "candidate_length": 2, "new_logits": torch.zeros(1, 3, 5),
+    }  # fmt: skip
     for weight in (None, 0.5):
-        arguments = GOOD | {"assistant_ensemble_weight": weight}
-        compat._speculative_sampling(**arguments)
         with pytest.raises(error, match=message):
-            compat._speculative_sampling(**arguments | {name: value})
+            compat._speculative_sampling(
+                **good | {"assistant_ensemble_weight": weight, name: value}
+            )
 
 
 @pytest.mark.parametrize("weight", [None, 0.5])

@@ -7,20 +7,10 @@ def one_hot(row, token):
     return torch.zeros_like(row).index_fill(0, token, 1.0)
 
 
-def token_rule(P, Q, tokens, uniforms):
-    """Rule token."""
-    for i, token in enumerate(tokens):
-        q = one_hot(P[i], token) if Q is None else Q[i]
-        if uniforms[i] * q[token] >= P[i, token]:
-            residual = (P[i] - q).clamp(min=0)
-            return i, residual / residual.sum()
-    return len(tokens), P[-1]
-
-
 def chain_rule(accepts=lambda u, p, q: u * q < p, residual=lambda p, q: (p - q).clamp(min=0)):
-    """Rule token with another acceptance or another residual."""
+    """Rule token, or one with another acceptance or another residual."""
 
-    def changed(P, Q, tokens, uniforms):
+    def token_rule(P, Q, tokens, uniforms):
         for i, token in enumerate(tokens):
             q = one_hot(P[i], token) if Q is None else Q[i]
             if not accepts(uniforms[i], P[i, token], q[token]):
@@ -28,7 +18,10 @@ def chain_rule(accepts=lambda u, p, q: u * q < p, residual=lambda p, q: (p - q).
                 return i, weights / weights.sum()
         return len(tokens), P[-1]
 
-    return changed
+    return token_rule
+
+
+token_rule = chain_rule()
 
 
 def block_rule(P, Q, tokens, uniforms):

@@ -424,7 +424,7 @@ class RestDrafter(CopyingDrafter, entry="rest"):
             raise TypeError(f"corpus must be a Corpus, got {type(corpus).__name__}")
         super().__init__(corpus)
         self._datastore = corpus
-        self.min_match, self.max_match = min_match, max_match
+        self.min_match, self.max_match = min_match, check_integer("max_match", max_match)
         self.min_confidence = min_confidence
         self.copy(0, np.empty(0, dtype=np.int64), 1, 1)  # validates them
 

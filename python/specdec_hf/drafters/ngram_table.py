@@ -94,10 +94,11 @@ class NgramTable:
             fingerprint: of the tokenizer that made the ids, see `fingerprint_of`.
 
         Raises:
-            TypeError: an order or count that is no integer, or a fingerprint that is no bytes.
-            ValueError: an order or count out of range, ids outside the vocabulary, no text, or a
+            TypeError: a size, order or count that is no integer, or a fingerprint of no bytes.
+            ValueError: one of these out of range, ids outside the vocabulary, no text, or a
                 fingerprint of another length.
         """
+        vocab_size = check_integer("vocab_size", vocab_size, 1)
         order = check_integer("order", order, 1, MAX_ORDER)
         min_count = check_integer("min_count", min_count, 1)
         if not isinstance(fingerprint, bytes):
