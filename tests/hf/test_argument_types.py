@@ -39,6 +39,7 @@ from specdec_hf import (
     VerticalCascade,
     check_drafter,
     check_rule,
+    compat,
     generate,
 )
 from specdec_hf.cli.app import app
@@ -91,6 +92,10 @@ GOOD = {
     TokenRecyclingDrafter: {},
     VerticalCascade: {"model": TINY, "drafter": TINY},
     HorizontalCascade: {"drafters": [TINY, TINY], "counts": [1]},
+    compat.TopKNucleusProcessor: {"temperature": 1.0, "top_k": 2, "top_p": 0.5},
+    compat.autoregressive_generate: {"inputs": [1, 2], "model": TINY, "max_gen_len": 1},
+    compat.beam_search_generate: {"inputs": [1, 2], "model": TINY, "max_gen_len": 1},
+    compat.speculative_generate: {"inputs": [1], "drafter": TINY, "target": TINY, "max_gen_len": 1},
 }
 # Values, and the annotations under which each of them may be taken.
 POOL = [

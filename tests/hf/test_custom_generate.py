@@ -284,29 +284,23 @@ def pipe():
     return pipeline("text-generation", model=model, tokenizer=TOKENIZER, device="cpu")
 
 
-@pytest.mark.covering(test=1)
+FORMS = (
+    {"return_full_text": False}, {"return_full_text": True}, {"return_tensors": True},
+    {"prefix": "the cat "}, {"num_return_sequences": 1, "return_dict_in_generate": True},
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_batches_of_a_pipeline_give_the_text_of_plain_generation(pipe, hub, entry, size):
-    expected = [pipe(prompt, **GREEDY)[0] for prompt in PROMPTS]
+def test_a_pipeline_gives_the_text_of_plain_generation_in_batches_and_every_form(pipe, hub, entry):
+    expected = [pipe(prompt, **GREEDY)[0]["generated_text"] for prompt in PROMPTS]
     drafts = by(entry, hub, drafter=hf_models.with_noise(pipe.model, 0.05), guard=False)
-    got = pipe(PROMPTS, batch_size=size, **GREEDY, **drafts)
-    assert [one["generated_text"] for (one,) in got] == [one["generated_text"] for one in expected]
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_a_pipeline_gives_every_form_of_its_result(pipe, hub, entry):
+    for size in (1, 2, 3):
+        got = pipe(PROMPTS, batch_size=size, **GREEDY, **drafts)
+        assert [one["generated_text"] for (one,) in got] == expected
     options, user = by(entry, hub, drafter="prompt_lookup"), {"role": "user", "content": "the cat"}
-    for form in (
-        {"return_full_text": False},
-        {"return_full_text": True},
-        {"return_tensors": True},
-        {"prefix": "the cat "},
-        {"num_return_sequences": 1, "return_dict_in_generate": True},
-    ):
-        expected = pipe("the cat sat", **GREEDY, **form)
+    for form in FORMS:
+        plain = pipe("the cat sat", **GREEDY, **form)[0]
         got = pipe("the cat sat", **GREEDY, **form, **options)
-        assert {k: got[0][k] for k in expected[0]} == expected[0]
-    for chat in ([user], [user, {"role": "assistant", "content": "on"}]):
-        assert pipe(chat, **GREEDY, **options) == pipe(chat, **GREEDY)
-    assert pipe([[user]] * 2, **GREEDY, **options, batch_size=2) == pipe([[user]] * 2, **GREEDY)
+        assert {k: got[0][k] for k in plain} == plain
+    for chat in ([user], [user, {"role": "assistant", "content": "on"}], [[user]] * 2):
+        assert pipe(chat, **GREEDY, **options, batch_size=2) == pipe(chat, **GREEDY)

@@ -36,40 +36,28 @@ def tree_of(tokens=TOKENS, parents=PARENTS, **more):
 DOUBLE = tree_of(
     TOKENS[:, :2], PARENTS[:, :2], distribution=ROWS._replace(logits=ROWS.logits.double())
 )
+OTHER_ROWS = torch.zeros(1, 2, dtype=torch.int32)
+NODES = tree_of(TOKENS.repeat(1, 2), PARENTS.repeat(1, 2))
 WRONG = {
     "a string": ("1", TypeError, "its tokens as a tensor, array or list, got str"),
-    "too many nodes": (
-        tree_of(TOKENS.repeat(1, 2), PARENTS.repeat(1, 2)),
-        ValueError,
-        "at most size=3 nodes, got 6",
-    ),
+    "too many nodes": (NODES, ValueError, "at most size=3 nodes, got 6"),
     "float tokens": (tree_of(TOKENS * 1.0), TypeError, "tokens as a tensor of integers, got to"),
     "flat tokens": (tree_of(TOKENS[0]), ValueError, r"tokens \[1, N\], got \[3\]"),
-    "listed parents": (
-        tree_of(parents=[[-1, -1, 0]]),
-        TypeError,
-        "parents as a tensor of integers",
-    ),
+    "listed parents": (tree_of(parents=[[-1]]), TypeError, "parents as a tensor of integers"),
     "few parents": (tree_of(parents=PARENTS[:, :2]), ValueError, r"parents \[1, 3\], got \[1, 2"),
     "parents elsewhere": (
-        tree_of(parents=PARENTS.to("meta")),
-        ValueError,
-        "parents on the host or on the target's device cpu, got meta",
+        tree_of(parents=PARENTS.to("meta")), ValueError, "on the host or on the target's device cpu"
     ),
     "integer scores": (tree_of(scores=TOKENS), TypeError, "scores as a tensor of floats, got torc"),
     "misshapen draft_rows": (
-        tree_of(distribution=ROWS, draft_rows=torch.zeros(1, 2, dtype=torch.int32)),
-        ValueError,
-        r"draft_rows \[1, 3\], got \[1, 2\]",
+        tree_of(distribution=ROWS, draft_rows=OTHER_ROWS), ValueError, r"draft_rows \[1, 3\], got"
     ),
     "float carried": (tree_of(carried=torch.zeros(1, 2)), TypeError, "carried as a tensor of inte"),
     "float64 logits": (DOUBLE, TypeError, "distribution.logits of at most 32 bits, got float64"),
     "a tensor as distribution": (
-        tree_of(distribution=torch.zeros(1, 3, VOCAB)),
-        TypeError,
-        "distribution that is None or a SampledDraft, got Tensor",
+        tree_of(distribution=ROWS.logits), TypeError, "that is None or a SampledDraft, got Tensor"
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.covering(test=1)
@@ -163,21 +151,19 @@ class Several(PromptLookupDrafter):
 
 
 TOO_MANY = r"up to 2 proposals of up to 2 tokens for each of 1 sequences, got tokens"
+SEVERAL = {
+    "list": ([[1, 2]], 2, TypeError, "tokens as a tensor of integers, got list"),
+    "floats": (torch.ones(1, 2), 2, TypeError, "tokens as a tensor of integers, got torch.float32"),
+    "odd": (TOKENS, 2, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=2"),
+    "3-D": (TOKENS[None], 2, ValueError, rf"{TOO_MANY} \[1, 1, 3\] with num_proposals=2"),
+    "too long": (TOKENS.repeat(1, 2), 2, ValueError, rf"{TOO_MANY} \[1, 6\] with num_proposals=2"),
+    "too many": (TOKENS, 3, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=3"),
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "count", "error", "message"),
-    [
-        ([[1, 2]], 2, TypeError, "tokens as a tensor of integers, got list"),
-        (torch.ones(1, 2), 2, TypeError, "tokens as a tensor of integers, got torch.float32"),
-        (TOKENS, 2, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=2"),
-        (TOKENS[None], 2, ValueError, rf"{TOO_MANY} \[1, 1, 3\] with num_proposals=2"),
-        (TOKENS.repeat(1, 2), 2, ValueError, rf"{TOO_MANY} \[1, 6\] with num_proposals=2"),
-        (TOKENS, 3, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=3"),
-    ],
-    ids=["list", "floats", "odd", "one more dimension", "too long", "too many"],
-)
-def test_several_proposals_are_checked_too(value, count, error, message):
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_proposals_are_checked_too(case):
+    value, count, error, message = SEVERAL[case]
     with pytest.raises(error, match=rf"^Several\.propose must return {message}"):
         call(Several(Draft(value, num_proposals=count)), tree=TrieTree(sequences=2, depth=2))
 

@@ -114,21 +114,26 @@ def test_every_drafter_serves_a_model_in_float64(name, tmp_path):
     assert sampled.stats.drafted > 0
 
 
-@pytest.mark.parametrize("cache", ["spec", "aligned", "dynamic"])
-def test_every_cache_serves_a_model_in_float64(cache):
-    for drafter in (None, draft_model_of("float64")):
-        out = decode("float64", cache=cache, drafter=drafter)
+DRAFT_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+OF_ANY = {  # settings under which the text in float64 is that of the model
+    **{f"cache {c}": {"cache": c} for c in ("spec", "aligned", "dynamic")},
+    **{f"drafts of {c}": {"cache": c, "drafter": torch.float64} for c in ("aligned", "dynamic")},
+    **{f"{d} drafts": {"drafter": d} for d in DRAFT_DTYPES},
+    **{f"trees of {d}": {"drafter": d, "tree": EagleTree(2, 3, 5)} for d in DRAFT_DTYPES},
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY)
+def test_every_cache_and_every_dtype_of_a_draft_model_serves_a_model_in_float64(name):
+    settings = {**OF_ANY[name]}
+    drafts = "drafter" in settings
+    if drafts:
+        draft_model = hf_models.with_noise(model_of("float32"), 0.2)
+        settings["drafter"] = draft_model.to(settings["drafter"])
+    for column in ("float64", "float32") if "cache" not in settings else ("float64",):
+        out = decode(column, **settings)
         assert out.sequences.tolist() == own_text()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_draft_model_has_a_dtype_of_its_own(dtype):
-    for column in ("float64", "float32"):
-        drafter = hf_models.with_noise(model_of("float32"), 0.2).to(dtype)
-        for settings in ({}, {"tree": EagleTree(2, 3, 5)}):
-            out = decode(column, drafter=drafter, **settings)
-            assert out.sequences.tolist() == own_text()
-            assert out.stats.accepted > 0
+        assert (out.stats.accepted > 0) == drafts
 
 
 def test_scores_and_logits_in_float64_are_those_of_generate():
@@ -162,13 +167,34 @@ def test_logits_that_float32_cannot_tell_apart_are_a_tie_as_in_generate():
         assert hf_models.decode(model, RAGGED, **settings).sequences.tolist() == own.tolist()
 
 
-@pytest.mark.parametrize("drafts", [False, True])
-def test_beams_in_float64_are_those_of_generate(drafts):
-    model, drafter = model_of("float64"), draft_model_of("float64") if drafts else None
-    inputs = hf_models.prompts(RAGGED, vocab_size=11)
-    kwargs = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False}
-    out = generate(model, **inputs, **kwargs, drafter=drafter)
-    assert out.tolist() == model.generate(**inputs, **kwargs).tolist()
+def joined(model, prompts, kwargs):
+    """The new tokens of prompts that join the batch of the first one."""
+    waiting = [{"input_ids": ids, **kwargs} for ids in prompts[1:]]
+    decoder = SpeculativeDecoder(drafter=draft_model_of("float64"), guard=False)
+    stream = decoder.stream(
+        model, prompts[0], **kwargs, source=lambda _: waiting.pop(0) if waiting else None
+    )
+    steps, _ = run_stream(stream, lambda _: None)
+    return [[t for one in steps if one.sequence == b for t in one.tokens] for b in range(3)]
+
+
+def test_beams_joining_sequences_and_a_prefill_in_float64_are_those_of_generate():
+    model, drafter = model_of("float64"), draft_model_of("float64")
+    inputs, kwargs = hf_models.prompts(RAGGED, vocab_size=11), {"max_new_tokens": 9}
+    kwargs["do_sample"] = False
+    want = model.generate(**inputs, **kwargs, num_beams=3).tolist()
+    for draft_model in (None, drafter):
+        assert (
+            generate(model, **inputs, **kwargs, num_beams=3, drafter=draft_model).tolist() == want
+        )
+    prompts = [torch.tensor([ids]) for ids in ([5, 6, 7, 5, 6], [8], [9, 4, 9, 4])]
+    for ids, text in zip(prompts, joined(model, prompts, kwargs), strict=True):
+        assert model.generate(ids, **kwargs)[0, ids.shape[1] :].tolist() == text
+    embeddings = model.get_input_embeddings()(inputs["input_ids"][:1, -9:])
+    own = model.generate(inputs_embeds=embeddings, **kwargs).tolist()
+    for name in ("auto", "suffix_automaton"):
+        got = generate(model, inputs_embeds=embeddings, **kwargs, drafter=name, guard=False)
+        assert got.tolist() == own
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
@@ -179,30 +205,3 @@ def test_encoder_decoders_in_float64(name):
     own = model.generate(**inputs, **kwargs).tolist()
     for drafter in ("auto", model):
         assert generate(model, **inputs, **kwargs, drafter=drafter, guard=False).tolist() == own
-
-
-def test_sequences_join_a_batch_in_float64():
-    prompts = [torch.tensor([ids]) for ids in ([5, 6, 7, 5, 6], [8], [9, 4, 9, 4])]
-    kwargs = {"max_new_tokens": 9, "do_sample": False}
-    waiting = [{"input_ids": ids, **kwargs} for ids in prompts[1:]]
-    model = model_of("float64")
-    decoder = SpeculativeDecoder(drafter=draft_model_of("float64"), guard=False)
-    stream = decoder.stream(
-        model, prompts[0], **kwargs, source=lambda _: waiting.pop(0) if waiting else None
-    )
-    steps, _ = run_stream(stream, lambda _: None)
-    texts = [[] for _ in prompts]
-    for one in steps:
-        texts[one.sequence] += one.tokens
-    for ids, text in zip(prompts, texts, strict=True):
-        assert model.generate(ids, **kwargs)[0, ids.shape[1] :].tolist() == text
-
-
-def test_a_prefill_of_the_model_in_float64_goes_on_with_drafts():
-    model = model_of("float64")
-    inputs = hf_models.prompts((9,), vocab_size=11)
-    embeddings = model.get_input_embeddings()(inputs["input_ids"])
-    kwargs = {"inputs_embeds": embeddings, "max_new_tokens": 9, "do_sample": False}
-    own = model.generate(**kwargs).tolist()
-    for drafter in ("auto", "suffix_automaton"):
-        assert generate(model, **kwargs, drafter=drafter, guard=False).tolist() == own

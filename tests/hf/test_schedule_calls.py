@@ -48,18 +48,13 @@ def test_greedy_text_is_that_of_plain_generation(name, lengths):
 
 
 @pytest.mark.parametrize("name", READING)
-def test_the_draft_models_cache_is_right_after_short_drafts(name):
-    """A drafter that equals the target is always accepted, however short its drafts are."""
-    out = call(name, (9, 4), drafter=hf_models.tiny("llama"))
-    assert out.stats.draft_acceptance_rate == 1.0
-    if name != "confidence_tuned":  # it learns that no draft need end early
-        assert len({n for record in out.stats.round_log for n in record.drafted}) > 1
-
-
-@pytest.mark.parametrize("name", READING)
 def test_rule_match_shares_its_noise_with_the_drafter(name):
-    out = sampled(name, rule="match", drafter=hf_models.tiny("llama"))
-    assert out.stats.draft_acceptance_rate == 1.0
+    """A drafter that equals the target is always accepted, however short its drafts are."""
+    greedy = call(name, (9, 4), drafter=hf_models.tiny("llama"))
+    sample = sampled(name, rule="match", drafter=hf_models.tiny("llama"))
+    assert greedy.stats.draft_acceptance_rate == sample.stats.draft_acceptance_rate == 1.0
+    if name != "confidence_tuned":  # it learns that no draft need end early
+        assert len({n for record in greedy.stats.round_log for n in record.drafted}) > 1
 
 
 @pytest.mark.covering(test=1)
@@ -117,6 +112,9 @@ def test_optimal_chooses_the_depth_of_trees():
     assert max(out.stats.gammas) == 4
 
 
+SHARED = {"num_assistant_tokens_schedule": "budget:tokens=4,max_length=6", "guard": False}
+
+
 def test_a_draft_that_ended_by_itself_takes_no_part_of_the_budget():
     """Three of four texts go on with a token that no n-gram holds, and draft nothing."""
     model = hf_models.build("llama", vocab_size=7)
@@ -124,10 +122,10 @@ def test_a_draft_that_ended_by_itself_takes_no_part_of_the_budget():
 
     def drafted(count, seed):
         out = generate(
-            model, torch.tensor(texts[:count]), drafter="ngram:2", rule="token", guard=False,
-            num_assistant_tokens_schedule="budget:tokens=4,max_length=6", do_sample=True, top_k=0,
+            model, torch.tensor(texts[:count]), drafter="ngram:2", rule="token", **SHARED,
             prefix_allowed_tokens_fn=lambda b, ids: [1, 2, 3] if 1 in ids else [6],
-            seed=[seed, 1, 2, 3][:count], max_new_tokens=8, return_dict_in_generate=True,
+            seed=[seed, 1, 2, 3][:count], max_new_tokens=8, do_sample=True, top_k=0,
+            return_dict_in_generate=True,
         )  # fmt: skip
         return out.stats.round_log[1].drafted
 
@@ -136,18 +134,13 @@ def test_a_draft_that_ended_by_itself_takes_no_part_of_the_budget():
 
 
 def test_a_draft_model_whose_context_ends_takes_no_part_of_the_budget():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 20, 20, 20))
-    drafter = hf_models.build("llama", seed=1, context=20)
-
-    def drafted(count):
-        out = generate(
-            model, inputs["input_ids"][:count], attention_mask=inputs["attention_mask"][:count],
-            drafter=drafter, num_assistant_tokens_schedule="budget:tokens=4,max_length=6",
-            guard=False, max_new_tokens=8, do_sample=False, return_dict_in_generate=True,
-        )  # fmt: skip
-        return out.stats.round_log[1].drafted
-
-    assert drafted(4) == [*drafted(1), 0, 0, 0]
+    drafter, drafted = hf_models.build("llama", seed=1, context=20), []
+    for lengths in ((9, 20, 20, 20), (9,)):
+        out = hf_models.decode(
+            hf_models.tiny("llama"), lengths, drafter=drafter, max_new_tokens=8, **SHARED
+        )
+        drafted.append(out.stats.round_log[1].drafted)
+    assert drafted[0] == [*drafted[1], 0, 0, 0]
 
 
 class Confident(PromptLookupDrafter):
@@ -191,13 +184,10 @@ def test_a_drafter_that_gives_no_statistics_after_all_leaves_a_note():
     ("confidence", "error", "message"),
     [
         (lambda shape: [[0.5]], TypeError, "confidence as an array of floats, got list"),
-        (
-            lambda shape: np.ones(shape, dtype=int),
-            TypeError,
-            "confidence as an array of floats, got int64",
-        ),
+        (lambda shape: np.ones(shape, int), TypeError, "confidence as an array of floats, got int"),
         (lambda shape: np.ones(3), ValueError, r"confidence \[1, 4\], got \[3\]"),
     ],
+    ids=["list", "integers", "shape"],
 )
 def test_a_wrong_confidence_is_refused_by_name(confidence, error, message):
     drafter = Confident()
@@ -251,17 +241,12 @@ def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rul
 
 def test_the_threshold_of_transformers_is_honoured():
     own = call("confidence:threshold=0.2").stats
-    for kwargs in ({}, {"num_assistant_tokens_schedule": "constant"}):
-        out = generate(
-            hf_models.tiny("llama"), **hf_models.prompts((9,)), max_new_tokens=NEW, guard=False,
-            assistant_model=hf_models.perturbed("llama"), assistant_confidence_threshold=0.2,
-            do_sample=False, return_dict_in_generate=True, **kwargs,
-        )  # fmt: skip
-        assert out.stats.gammas == own.gammas
+    for given in (None, "constant"):
+        honoured = call(given, assistant_confidence_threshold=0.2).stats
+        assert honoured.gammas == own.gammas
     default = call("constant").stats.gammas
     for value in (None, 0):
-        kwargs = {"assistant_confidence_threshold": value}
-        assert call(None, **kwargs).stats.gammas == default
+        assert call(None, assistant_confidence_threshold=value).stats.gammas == default
     assert call(None, assistant_confidence_threshold=0.4).stats.gammas != default
     with pytest.raises(ValueError, match="threshold and num_assistant_tokens_schedule='egag'"):
         call("egag", assistant_confidence_threshold=0.2)

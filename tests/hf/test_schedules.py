@@ -1,5 +1,6 @@
 """Every schedule follows its definition, on statistics and outcomes that are made up."""
 
+import inspect
 import math
 
 import numpy as np
@@ -47,8 +48,7 @@ def test_constant():
 
 @pytest.mark.parametrize("name", ["heuristic", "heuristic_transient"])
 def test_heuristic(name):
-    heuristic = started(name)
-    seen = []
+    heuristic, apart, seen = started(name), started(name, batch_size=3), []
     for drafted, accepted in [(5, 5), (7, 7), (9, 3), (8, 0), (0, 0), (7, 7), (9, 8), (1, 0)]:
         heuristic.observe(outcome(drafted, accepted))
         seen += heuristic.lengths(MOST).tolist()
@@ -57,7 +57,6 @@ def test_heuristic(name):
         for _ in range(20):
             heuristic.observe(outcome(5, accepted))
         assert heuristic.lengths(MOST).tolist() == [length]
-    apart = started(name, batch_size=3)
     apart.observe(outcome([5, 5, 0], [5, 2, 0]))
     assert apart.lengths(np.array([100] * 3)).tolist() == [7, 4, 5]
 
@@ -288,27 +287,34 @@ def test_every_schedule_is_listed_and_starts(name):
     assert isinstance(schedule.record(), dict)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("best", "num_assistant_tokens_schedule must be one of constant, heuristic, .*got 'best'"),
-        ("constant:", "schedule 'constant' takes no parameters, got ''"),
-        ("egag:gamma=3", "schedule 'egag' takes gamma_min, gamma_max, beta, got 'gamma=3'"),
-        ("egag:gamma=3,beta=0.5", "takes gamma_min, gamma_max, beta, got 'gamma=3'"),
-        ("egag:beta=0.5,gamma=3", "takes gamma_min, gamma_max, beta, got 'gamma=3'"),
-        ("egag:beta=x", "beta of schedule 'egag' must be a number, got 'x'"),
-        ("egag:beta=1", "beta must be below 1, got 1"),
-        ("egag:beta=nan", r"beta must be a number in \[0, 1\], got nan"),
-        ("egag:gamma_min=3,gamma_max=2", r"gamma_max must be an integer in \[3, 1024\], got 2"),
-        ("confidence:threshold=1.5", r"threshold must be a number in \[0, 1\], got 1.5"),
-        ("confidence:inner=1", "schedule 'confidence' takes threshold, got 'inner=1'"),
-        ("specdec++:h=-1", r"h must be a number in \[0, 1\], got -1"),
-        ("optimal:max_length=0", r"max_length must be an integer in \[1, 1024\], got 0"),
-        ("budget:tokens=0", "tokens must be at least 1, got 0"),
-    ],
-)
-def test_wrong_parameters_are_refused_by_name(given, message):
-    with pytest.raises(ValueError, match=message):
+WRONG = {
+    "best": "num_assistant_tokens_schedule must be one of constant, heuristic, .*got 'best'",
+    "constant:": "schedule 'constant' takes no parameters, got ''",
+    "egag:gamma=3,beta=0.5": "schedule 'egag' takes gamma_min, gamma_max, beta, got 'gamma=3'",
+    "egag:beta=0.5,gamma=3": "takes gamma_min, gamma_max, beta, got 'gamma=3'",
+    "egag:beta=1": "beta must be below 1, got 1",
+    "egag:gamma_min=3,gamma_max=2": r"gamma_max must be an integer in \[3, 1024\], got 2",
+    "confidence:inner=1": "schedule 'confidence' takes threshold, got 'inner=1'",
+    "budget:tokens=0": "tokens must be at least 1, got 0",
+}
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_wrong_parameters_are_refused_by_name(given):
+    with pytest.raises(ValueError, match=WRONG[given]):
         make_schedule(given)
-    with pytest.raises(TypeError, match=r"max_length must be an integer in \[1, 1024\], got 2\.5"):
-        make_schedule("heuristic:max_length=2.5")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_parameter_is_a_number_within_its_range(name):
+    """The parameters are those of the schedule's own signature."""
+    for parameter, one in inspect.signature(type(make_schedule(name))).parameters.items():
+        if not {"int", "float"} & set(str(one.annotation).split(" | ")):
+            continue
+        for value in ("x", "nan", "-1"):
+            message = rf"^{parameter} (of schedule '.*' )?must be .*, got '?{value}"
+            with pytest.raises((ValueError, TypeError), match=message):
+                make_schedule(f"{name}:{parameter}={value}")
+        if "int" in str(one.annotation):
+            with pytest.raises(TypeError, match=rf"^{parameter} must be an integer.*, got 2\.5"):
+                make_schedule(f"{name}:{parameter}=2.5")
