@@ -59,22 +59,6 @@ def test_samples_are_those_of_the_ops_or_of_the_joint_filters(name):
     assert draw(name, probs, seed=8, offset=1).tolist() == want.tolist()
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 9])
-def test_joint_filters_keep_what_each_keeps_on_the_whole_row(k):
-    probs = torch.softmax(2 * torch.randn(7, 9, generator=torch.Generator().manual_seed(k)), -1)
-    larger = probs[:, None, :] > probs[:, :, None]
-    for p in (0.1, 0.5, 0.65, 1.0):
-        keep = (larger.sum(-1) < k) & ((larger * probs[:, None, :]).sum(-1) < p)
-        seen = torch.zeros_like(keep)
-        for offset in range(100):
-            ids = flashinfer.top_k_top_p_sampling_from_probs(
-                probs, k, p, filter_apply_order="joint", seed=1, offset=offset
-            )
-            seen[torch.arange(7), ids.long()] = True
-        assert not (seen & ~keep).any()
-        assert (seen | ~keep | (probs < 0.08)).all()
-
-
 def test_softmax_also_at_the_ends_of_temperature():
     """Masked tokens stay masked at 0, and tiny temperatures do not overflow."""
     logits = torch.randn(3, 111, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
@@ -85,11 +69,9 @@ def test_softmax_also_at_the_ends_of_temperature():
     torch.testing.assert_close(flashinfer.softmax(logits, 0.5)[0], want[0])
     torch.testing.assert_close(flashinfer.softmax(logits)[1], want[1])
     row = torch.tensor([[-torch.inf, 20.0, -30.0]])
-    for of in (float, lambda t: torch.tensor([t])):
-        assert flashinfer.softmax(row, of(0.0)).tolist() == [[0, 0.5, 0.5]]
-        for tiny in (1e-37, 1e-42):
-            assert flashinfer.softmax(row, of(tiny)).tolist() == [[0, 1, 0]]
-        assert flashinfer.softmax(torch.full((1, 3), -torch.inf), of(1.0)).isnan().all()
+    for temperature, probs in ((0.0, [0, 0.5, 0.5]), (1e-37, [0, 1, 0]), (1e-42, [0, 1, 0])):
+        for given in (temperature, torch.tensor([temperature])):
+            assert flashinfer.softmax(row, given).tolist() == [probs]
 
 
 def test_rows_without_a_distribution_give_id_0_and_are_invalid():
@@ -169,13 +151,6 @@ def test_one_hot_targets_accept_every_draft_and_counts_are_added_to_those_given(
     assert emitted.eq(3).all()
 
 
-def test_no_draft_counts_after_an_absent_one():
-    probs = torch.full((1, 3, 5), 0.2)
-    for first, count in ((-1, 0), (1, 2)):
-        _, accepted, _ = chain(probs[:, :2], torch.tensor([[first, 1]]), probs)
-        assert accepted.tolist() == [count]
-
-
 @pytest.mark.parametrize("first", [0, 1])
 def test_drafts_may_be_drawn_with_the_noise_of_their_verification(first):
     """Negative control: from its first position on, a chain would draw with the drafts' noise."""
@@ -234,14 +209,13 @@ def test_a_draft_counts_only_with_valid_probabilities():
         assert [t.tolist() for t in out] == [[[1, -1, -1]], [int(p == q == 0.5)], [0]], (p, q)
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(2, dtype=torch.int64), torch.zeros(1), [0]], ids=str)
-def test_no_count_is_written_if_the_other_is_refused(wrong):
+def test_no_count_is_written_if_the_other_is_refused():
     names = ("maybe_output_accepted_token_num", "maybe_output_emitted_draft_token_num")
     rows, ids = [t[None] for t in (DRAFT, TARGET)], torch.zeros(1, 2, dtype=torch.int64)
     for good, bad in (names, names[::-1]):
         count = torch.full((1,), 7)
-        with pytest.raises((RuntimeError, TypeError), match=f"{bad} must"):
-            chain(rows[0], ids, rows[1], **{good: count, bad: wrong})
+        with pytest.raises(RuntimeError, match=f"{bad} must"):
+            chain(rows[0], ids, rows[1], **{good: count, bad: torch.zeros(1)})
         assert count.tolist() == [7]
 
 
@@ -308,16 +282,6 @@ def test_each_row_may_have_a_seed_and_an_offset_of_its_own():
     one, other_offset, other_seed = tokens(3, 5), tokens(3, 9), tokens(4, 5)
     assert torch.equal(tokens(3 + 0 * odd, 5 + 4 * odd), torch.where(odd == 1, other_offset, one))
     assert torch.equal(tokens(3 + odd, 5 + 0 * odd), torch.where(odd == 1, other_seed, one))
-
-
-@pytest.mark.parametrize("given", [{"seed": 1}, {"offset": 1}], ids=str)
-def test_a_seed_or_an_offset_alone_is_ignored_with_a_warning(given):
-    rows, generator = EQUAL[0].expand(ROWS, -1), torch.Generator()
-    missing = "offset" if "seed" in given else "seed"
-    with pytest.warns(UserWarning, match=f"because {missing} is None") as warned:
-        drawn = flashinfer.sampling_from_probs(rows, generator=generator.manual_seed(3), **given)
-    assert [w.filename for w in warned] == [__file__]
-    assert drawn.equal(tokens(generator=generator.manual_seed(3)))
 
 
 # Arguments.

@@ -17,7 +17,7 @@ MODULES = {m.__name__.split(".")[-1]: m for m in (flashinfer, sglang, tensorrt_l
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
 
 
-def test_the_printed_code_runs(monkeypatch):
+def test_the_printed_code_of_compat_runs(monkeypatch):
     monkeypatch.setattr(utils, "_speculative_sampling", utils._speculative_sampling)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 4

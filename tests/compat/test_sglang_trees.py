@@ -57,17 +57,6 @@ def test_the_literal_example_of_building():
     assert mask[: 8 * 13].view(8, 13)[7].int().tolist() == [1] * 5 + [1, 1, 0, 1, 0, 1, 0, 1]
 
 
-def test_the_literal_example_of_a_mask():
-    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()
-    positions, out = torch.empty(4, dtype=torch.int64), links(1, 4)
-    lengths = torch.tensor([12])
-    reconstruct_indices_from_tree_mask(mask.flatten(), lengths, positions, *out.values(), 1, 4)
-    assert positions.tolist() == [12, 13, 13, 14]
-    assert out["retrieve_index"].tolist() == [[0, 1, 2, 3]]
-    assert out["retrieve_next_token"].tolist() == [[1, -1, 3, -1]]
-    assert out["retrieve_next_sibling"].tolist() == [[-1, 2, -1, -1]]
-
-
 @pytest.mark.parametrize(("topk", "depth", "n"), SIZES)
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_trees_are_built_as_their_definition_says_and_read_from_their_masks(topk, depth, n, mode):
@@ -169,12 +158,3 @@ def test_a_layout_of_wrong_sizes_is_named_and_nothing_is_written(function, name,
     with pytest.raises(RuntimeError, match=message):
         call(**good | {name: value})
     assert all(good[k].eq(-7).all() for k in (*LINKS, "positions"))
-
-
-def test_packed_masks_hold_at_most_32_nodes():
-    selected = torch.arange(32)[None]
-    with pytest.raises(RuntimeError, match="draft_token_num must be at most 32 in tree_mask_mode"):
-        build_tree_kernel_efficient(
-            torch.zeros(1, 0), selected, torch.tensor([0]), torch.zeros(200, dtype=torch.uint8),
-            torch.zeros(33).long(), *links(1, 33).values(), 32, 1, 33, 2,
-        )  # fmt: skip

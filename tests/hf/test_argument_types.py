@@ -95,8 +95,10 @@ GOOD = {
     compat.TopKNucleusProcessor: {"temperature": 1.0, "top_k": 2, "top_p": 0.5},
     compat.autoregressive_generate: {"inputs": [1, 2], "model": TINY, "max_gen_len": 1},
     compat.beam_search_generate: {"inputs": [1, 2], "model": TINY, "max_gen_len": 1},
-    compat.speculative_generate: {"inputs": [1], "drafter": TINY, "target": TINY, "max_gen_len": 1},
-}
+    compat.speculative_generate: {
+        "inputs": [1, 2], "drafter": TINY, "target": TINY, "max_gen_len": 1, "use_egag": True
+    },
+}  # fmt: skip
 # Values, and the annotations under which each of them may be taken.
 POOL = [
     (True, {"bool"}), (np.bool_(True), {"bool"}), (1, {"int", "float"}), (1.5, {"float"}),
@@ -111,6 +113,7 @@ SAID = {
     **dict.fromkeys(ALIASES, "num_assistant_tokens"),
     **dict.fromkeys(("widths", "ranks"), "branching"),
     "inputs": "input_ids",
+    "egag_ema_beta": "beta",
 }
 
 
@@ -132,7 +135,7 @@ def refusal(function, error, **wrong):
     """The message with which arguments are refused."""
     good = {**GOOD[function]}
     if "inputs" in wrong:
-        del good["input_ids"]
+        good.pop("input_ids", None)
     with pytest.raises(error) as raised:
         function(**{**good, **wrong})
     return str(raised.value)
@@ -142,7 +145,8 @@ def refusal(function, error, **wrong):
 def test_a_wrong_type_is_refused_by_name(function):
     for _, name, value in (row for row in derived() if row[0] == function):
         text = refusal(function, TypeError, **{name: value})
-        assert text.startswith(f"{SAID.get(name, name)} must be "), (name, value, text)
+        said = f"{name} must be ", f"{SAID.get(name, name)} must be "
+        assert text.startswith(said), (name, value, text)
         assert f"got {value!r}" in text or f"got {type(value).__name__}" in text, (name, text)
         assert "\n" not in text
 

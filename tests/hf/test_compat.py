@@ -106,22 +106,6 @@ def test_processors_of_the_callers_own_change_target_and_text():
     assert all(token % 2 for token in text)
 
 
-@pytest.mark.parametrize("case", PROCESSORS)
-def test_sampled_texts_follow_from_the_default_generator(case):
-    def drawn(seed, **settings):
-        torch.manual_seed(seed)
-        return speculative(logits_processor=PROCESSORS[case], **settings)
-
-    texts = [drawn(seed) for seed in (3, 0, 1)]
-    assert drawn(3) == texts[0]
-    assert len({tuple(text) for text, _ in texts}) > 1
-    assert 0 < texts[0][1] < 1
-    torch.manual_seed(3)
-    model = hf_models.tiny("llama")
-    alone = compat.autoregressive_generate(PROMPT, model, NEW, PROCESSORS[case], NO_END)
-    assert len(alone) == NEW
-
-
 def asked(monkeypatch, processor, **settings):
     """The arguments that `generate` gets."""
     found = {}
@@ -248,14 +232,6 @@ def test_beams_are_those_of_the_definition(width, top_k, alpha):
     assert found == want
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_beams_without_ends_are_those_of_transformers(name):
-    for width in (2, 4):
-        want = plain(name, num_beams=width, length_penalty=0.0)
-        assert beams(name, num_beams=width, top_k=hf_models.VOCAB) == want
-    assert beams(name, num_beams=1) == plain(name)
-
-
 # The residual and the caches.
 
 
@@ -334,8 +310,6 @@ class OwnCall(compat.MultinomialProcessor):
 LARGEST = math.log(torch.finfo(torch.float32).max) / math.log((5 + NEW) / 6)
 ENCODER = encoder_models.tiny("bart")
 REFUSED = {
-    "cold": (compat.MultinomialProcessor, (0,), "temperature must be above 0, got 0"),
-    "length": (speculative, {"max_gen_len": 0}, "max_gen_len must be at least 1"),
     "ends": (speculative, {"eos_tokens_id": []}, "eos_tokens_id must have at least"),
     "gamma": (speculative, {"gamma": -1}, "gamma must be at least 0, got -1"),
     "gamma_min": (
@@ -348,21 +322,15 @@ REFUSED = {
     ),
     "call": (speculative, {"logits_processor": OwnCall(1)}, "got OwnCall with its"),
     "sample": (speculative, {"logits_processor": OwnSample(1)}, "must have the sample method of G"),
-    "beams": (beams, {"num_beams": 0}, "num_beams must be at least 1, got 0"),
     "infinite alpha": (beams, {"alpha": math.inf}, "alpha must be finite, got inf"),
     "penalty": (beams, {"alpha": 1.001 * LARGEST}, "alpha must be so small that the"),
     "infinite length": (beams, {"min_length": math.inf}, "min_length must be finite, got inf"),
     "cache": (compat.prune_cache, ([], 1), "cache must be None, a tuple of layers or a Dynamic"),
     "tuples": (compat.prune_cache, (((torch.ones(1, 1, 3, 1),) * 2,), 4), "at most the 3 tokens"),
     "negative": (compat.prune_cache, (None, -1), "num_tokens_to_discard must be at least 0, got"),
-    "inputs": (compat.autoregressive_generate, ([], None), "must be a causal language model"),
     "encoder": (compat.beam_search_generate, (PROMPT, ENCODER), "model must be a decoder-only mod"),
-    "encoder, plain": (compat.autoregressive_generate, (PROMPT, ENCODER), "model must be a decod"),
     "encoder, drafts": (compat.speculative_generate, (PROMPT, None, ENCODER), "target must be a d"),
-    "processor": (speculative, {"logits_processor": 3}, "must be a LogitsProcessor"),
-    "flag": (speculative, {"use_egag": 1}, "use_egag must be True or False, got 1"),
     "tokenizer": (speculative, {"tokenizer": "x", "debug": True}, "tokenizer must be None or an"),
-    "residual of a list": (compat.max_fn, ([1.0],), "x must be a floating-point tensor, got [1.0]"),
     "residual of integers": (compat.max_fn, (torch.tensor([1]),), "floating-point tensor, got Te"),
 }  # fmt: skip
 

@@ -445,7 +445,7 @@ def test_what_no_rule_of_ones_own_serves_is_refused_by_name(case):
     ("after", "place"),
     [(0, "logits of sequence 0 at position 9 are"), (10, "logits after draft 0 of a round are")],
 )
-def test_logits_that_are_not_finite_are_named(after, place):
+def test_logits_of_an_own_rule_that_are_not_finite_are_named(after, place):
     def breaks(input_ids, scores):
         return scores * torch.nan if input_ids.shape[1] > after else scores
 

@@ -39,7 +39,7 @@ def sampled(schedule, lengths=(9,), **kwargs):
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)], ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_greedy_text_is_that_of_plain_generation(name, lengths):
+def test_greedy_text_under_every_schedule_is_that_of_plain_generation(name, lengths):
     inputs = hf_models.prompts(lengths)
     plain = hf_models.tiny("llama").generate(**inputs, max_new_tokens=NEW, do_sample=False)
     out = call(name, lengths)
@@ -173,10 +173,9 @@ def test_schedules_refuse_drafters_without_the_statistics_that_they_read(name):
 
 
 def test_a_drafter_that_gives_no_statistics_after_all_leaves_a_note():
-    class Silent(PromptLookupDrafter):
-        reports_confidence = True
-
-    out = call("confidence", drafter=Silent(), max_new_tokens=24)
+    silent = PromptLookupDrafter()
+    silent.reports_confidence = True
+    out = call("confidence", drafter=silent, max_new_tokens=24)
     assert any("gave neither a distribution nor a confidence" in note for note in out.stats.notes)
 
 
@@ -202,8 +201,8 @@ class Whole(Drafter):
     draws = True
     noise = "independent"
 
-    def __init__(self, inner):
-        self.inner, self.rules = inner, inner.rules
+    def __init__(self, inner, reports=False):
+        self.inner, self.rules, self.reports_confidence = inner, inner.rules, reports
 
     def start(self, context):
         context.continue_drafting = None
@@ -211,29 +210,21 @@ class Whole(Drafter):
 
     def propose(self, history, limits):
         self.inner._context.continue_drafting = None
-        return self.inner.propose(history, limits)
+        draft = self.inner.propose(history, limits)
+        if self.reports_confidence:  # one that tells even tokens from odd ones
+            draft.confidence = (draft.tokens % 2).numpy().astype(np.float32)
+        return draft
 
     def commit(self, outcome):
         self.inner.commit(outcome)
 
 
-class WholeAndConfident(Whole):
-    """Reports a confidence too, which tells even tokens from odd ones."""
-
-    reports_confidence = True
-
-    def propose(self, history, limits):
-        draft = super().propose(history, limits)
-        draft.confidence = (draft.tokens % 2).numpy().astype(np.float32)
-        return draft
-
-
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("kind", [Whole, WholeAndConfident])
+@pytest.mark.parametrize("reports", [False, True])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", ["confidence", "specdec++", "egag", "budget"])
-def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rule, kind):
-    whole = kind(ModelDrafter(hf_models.perturbed("llama")))
+def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rule, reports):
+    whole = Whole(ModelDrafter(hf_models.perturbed("llama")), reports)
     stepped = sampled(name, (9, 4), rule=rule)
     cut = sampled(name, (9, 4), rule=rule, drafter=whole)
     assert cut.sequences.tolist() == stepped.sequences.tolist()
@@ -287,19 +278,16 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
 
 def test_the_prompts_forward_is_measured_with_its_width(monkeypatch):
     """Tokens of the longest prompt, without those that a given cache holds."""
-    model, seen = hf_models.tiny("llama"), []
+    model, seen, inputs = hf_models.tiny("llama"), [], hf_models.prompts((9,))
     monkeypatch.setattr(
         measurements.Costs, "observe_prompt", lambda self, width, seconds: seen.append(width)
     )
 
     def run(*text, **settings):
-        return generate(
-            model, *text, drafter=hf_models.perturbed("llama"), max_new_tokens=4, do_sample=False,
-            return_dict_in_generate=True, **settings,
-        )  # fmt: skip
+        settings |= {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+        return generate(model, *text, drafter=hf_models.perturbed("llama"), **settings)
 
     run(**hf_models.prompts((9, 4)))
-    inputs = hf_models.prompts((9,))
     run(**inputs, num_beams=2)
     first = run(**inputs)
     text = torch.cat([first.sequences, inputs["input_ids"]], dim=1)
@@ -309,28 +297,22 @@ def test_the_prompts_forward_is_measured_with_its_width(monkeypatch):
 
 
 def test_measurements_are_an_average_and_a_copy():
-    measured, drafter = WeakKeyDictionary(), PromptLookupDrafter()
-    costs = measurements.Costs()
+    measured, drafter, costs = WeakKeyDictionary(), PromptLookupDrafter(), measurements.Costs()
     costs.observe(0, 0, 0.0, 1.0)
-    measurements.remember(measured, drafter, 1, costs, 2.0)
-    measurements.remember(measured, drafter, 1, costs, None)
-    measurements.remember(measured, drafter, 1, costs, 1.0)
+    for benefit in (2.0, None, 1.0):
+        measurements.remember(measured, drafter, 1, costs, benefit)
     known = measurements.recall(measured, drafter, 1)
     assert (known.benefit, known.trusted, known.costs.plain) == (1.5, True, 1.0)
     known.costs.observe(0, 0, 0.0, 9.0)
     assert measurements.recall(measured, drafter, 1).costs.plain == 1.0
     assert not measurements.recall(measured, Draft, 1).trusted
-
-
-def test_one_unlucky_call_does_not_outweigh_what_was_expected():
-    measured, drafter = WeakKeyDictionary(), PromptLookupDrafter()
-    trusted = []
+    trusted = []  # one unlucky call does not outweigh what was expected
     for _ in range(4):
-        measurements.remember(measured, drafter, 1, measurements.Costs(), 0.8, 1.5)
-        trusted.append(measurements.recall(measured, drafter, 1).trusted)
+        measurements.remember(measured, drafter, 2, costs, 0.8, 1.5)
+        trusted.append(measurements.recall(measured, drafter, 2).trusted)
     assert trusted == [True, True, True, False]
-    measurements.remember(measured, drafter, 2, measurements.Costs(), 0.8)
-    assert not measurements.recall(measured, drafter, 2).trusted
+    measurements.remember(measured, drafter, 3, costs, 0.8)
+    assert not measurements.recall(measured, drafter, 3).trusted
 
 
 @pytest.mark.parametrize("guard", [None, True, False])
@@ -346,17 +328,13 @@ def test_a_schedule_may_drop_every_copied_token(guard):
     assert set(out.stats.gammas) == {0}
 
 
-class ReadsClock(Schedule):
-    name, reads_clock, mixes_sequences = "inner", True, True
-
-    def lengths(self, most):
-        return np.minimum(2, most)
-
-    def record(self):
-        return {"inner": 1}
-
-
 def test_a_confidence_threshold_hides_nothing_of_its_schedule():
+    class ReadsClock(Alternates):
+        name, reads_clock, mixes_sequences = "inner", True, True
+
+        def record(self):
+            return {"inner": 1}
+
     out = sampled(ReadsClock(), (9, 4), assistant_confidence_threshold=0.3)
     notes = " ".join(out.stats.notes)
     assert "depends on timing" in notes
@@ -438,15 +416,12 @@ def test_ending_a_draft_keeps_the_targets_distribution(name, rule, confidence):
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", ["confidence", "specdec++"])
-def test_dropping_the_token_that_ends_the_draft_is_biased(name, rule):
-    """Negative control: llama.cpp's reading of a threshold, which suits greedy text only."""
-    toy = ToyChain(V, GAMMA, rule=rule, seed=3)
-    assert_wrong_distribution(realized(toy, name, drawn=False), toy)
+def test_wrong_ends_of_a_draft_are_biased(rule):
+    """Negative controls: a confidence of what was drawn, and thresholds as llama.cpp reads them.
 
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_budget_that_looks_at_the_draw_is_biased(rule):
-    """Negative control: the confidence of a draft is the probability of what was drawn."""
+    These drop the token that ends the draft, which suits greedy text only.
+    """
     toy = ToyChain(V, GAMMA, rule=rule, seed=3)
     assert_wrong_distribution(realized(toy, "budget", sees_draw=True), toy)
+    for name in ("confidence", "specdec++"):
+        assert_wrong_distribution(realized(toy, name, drawn=False), toy)
