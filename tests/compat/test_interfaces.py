@@ -77,8 +77,8 @@ def wrong(name, value):
     """(value, error) of what no argument like this one may be."""
     if isinstance(value, torch.Tensor):
         yield [0], TypeError
-        anyhow_long = name in ("indices", "batch_slots")
-        yield value[None] if anyhow_long else value.flatten()[:-1], (RuntimeError, ValueError)
+        of_any_length = name in ("indices", "batch_slots")
+        yield value[None] if of_any_length else value.flatten()[:-1], (RuntimeError, ValueError)
         if not value.is_floating_point():  # rows of any type are read
             yield value.half(), RuntimeError
     elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -7,8 +7,8 @@ from specdec_host import Corpus
 from support.histories import Context, SeveralProposals, history_of
 from support.slow_copying import chains, ends_of, match
 
-RANDOM = np.random.default_rng(5)
-TEXTS = [RANDOM.integers(0, 3, RANDOM.integers(1, 40)).tolist() for _ in range(60)]
+LENGTHS = np.random.default_rng(5).integers(1, 40, 60)
+TEXTS = [np.random.default_rng(n).integers(0, 3, size).tolist() for n, size in enumerate(LENGTHS)]
 
 
 def drafted(drafter, context, texts, limits):
@@ -38,13 +38,12 @@ def searched(text, gamma, count, max_ngram, min_ngram):
 @pytest.mark.parametrize(("longest", "shortest"), [(1, 1), (3, 1), (4, 2), (32, 3)])
 def test_prompt_lookup_copies_what_a_search_finds(longest, shortest, context):
     hits = 0
-    for first, second in zip(TEXTS[::2], TEXTS[1::2], strict=True):
-        limits = RANDOM.integers(0, 6, 2).tolist() if len(first) % 5 else [0, 4]
-        limits[1] = max(limits[1], 1)
-        got = drafted(PromptLookupDrafter(longest, shortest), context, (first, second), limits)
+    for texts in zip(TEXTS[::2], TEXTS[1::2], strict=True):
+        limits = [len(texts[0]) % 5, 1 + len(texts[1]) % 5]
+        got = drafted(PromptLookupDrafter(longest, shortest), context, texts, limits)
         want = [
             searched(text, limit, context.num_proposals, longest, shortest)
-            for text, limit in zip((first, second), limits, strict=True)
+            for text, limit in zip(texts, limits, strict=True)
         ]
         assert got == want
         hits += len(want[0]) + len(want[1])
