@@ -284,6 +284,17 @@ def test_each_row_may_have_a_seed_and_an_offset_of_its_own():
     assert torch.equal(tokens(3 + odd, 5 + 0 * odd), torch.where(odd == 1, other_seed, one))
 
 
+@pytest.mark.parametrize("given", [{"seed": 1}, {"offset": 1}])
+def test_a_seed_or_an_offset_alone_is_ignored_with_a_warning(given):
+    rows, generator = EQUAL[0].expand(ROWS, -1), torch.Generator()
+    missing = "offset" if "seed" in given else "seed"
+    with pytest.warns(UserWarning, match=f"because {missing} is None") as warned:
+        drawn = flashinfer.sampling_from_probs(rows, generator=generator.manual_seed(3), **given)
+    assert [w.filename for w in warned] == [__file__]
+    expected = flashinfer.sampling_from_probs(rows, generator=generator.manual_seed(3))
+    assert torch.equal(drawn, expected)
+
+
 # Arguments.
 
 P, ONE = torch.full((2, 5), 0.2), torch.zeros(1, dtype=torch.int64)

@@ -158,3 +158,12 @@ def test_a_layout_of_wrong_sizes_is_named_and_nothing_is_written(function, name,
     with pytest.raises(RuntimeError, match=message):
         call(**good | {name: value})
     assert all(good[k].eq(-7).all() for k in (*LINKS, "positions"))
+
+
+def test_packed_masks_hold_at_most_32_nodes():
+    selected = torch.arange(32)[None]
+    with pytest.raises(RuntimeError, match="draft_token_num must be at most 32 in tree_mask_mode"):
+        build_tree_kernel_efficient(
+            torch.zeros(1, 0), selected, torch.tensor([0]), torch.zeros(200, dtype=torch.uint8),
+            torch.zeros(33).long(), *links(1, 33).values(), 32, 1, 33, 2,
+        )  # fmt: skip

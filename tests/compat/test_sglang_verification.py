@@ -228,6 +228,14 @@ def test_faults_in_the_data():
     assert (tokens[:, 1:] == -1).all()
 
 
+def test_a_uniform_of_0_accepts_no_impossible_token_and_1_draws_the_last():
+    tree = {k: v[:1] for k, v in two_levels((2, 1, 3)).items()}
+    probs = CHILD.expand(1, 4, 4).contiguous()  # token 2 has no probability
+    out = drawn(tree, probs, uniforms=(torch.zeros(1, 4), torch.ones(1)))
+    assert out["accept_index"].tolist() == [[0, 2, 3, -1]]
+    assert out["predicts"].tolist() == [1, -1, 3, 3]
+
+
 def test_a_rejected_token_is_written_into_draft_probs_and_may_be_accepted_in_the_next_call():
     tree = {k: v[:1] for k, v in two_levels((2, 1, 3)).items()}
     probs, buffer = ROOT.expand(1, 4, 4).contiguous(), torch.zeros(1, 4, 4)

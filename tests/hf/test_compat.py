@@ -106,6 +106,17 @@ def test_processors_of_the_callers_own_change_target_and_text():
     assert all(token % 2 for token in text)
 
 
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_sampled_texts_follow_from_the_default_generator(case):
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return speculative(logits_processor=PROCESSORS[case])
+
+    (text, rate), again, other = drawn(3), drawn(3), drawn(0)
+    assert again == (text, rate) != other
+    assert 0 < rate < 1
+
+
 def asked(monkeypatch, processor, **settings):
     """The arguments that `generate` gets."""
     found = {}

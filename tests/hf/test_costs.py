@@ -41,6 +41,14 @@ def test_pooling_gives_the_closest_monotone_values():
         assert all(residual[k:].sum() <= 1e-9 for k in range(6))
 
 
+def test_the_costs_of_a_tree_follow_its_depth():
+    costs = Costs()
+    costs.observe(0, 0, 0.0, 1.0)
+    costs.observe(3, 21, 0.3, 3.0)
+    assert costs.round(3) == pytest.approx(3.3)
+    assert costs.round(1) == pytest.approx(0.1 + 1 + 2 * 7 / 21)
+
+
 def test_a_draft_models_first_round_says_nothing_about_others():
     costs = Costs(relative_cost=0.5)
     costs.observe_prompt(9, 3.0)

@@ -99,6 +99,14 @@ def test_recorded_seeds_repeat_a_sequence_alone_and_in_another_batch(drafter, ru
     assert texts(got) == [texts(out)[b] for b in order]
 
 
+def test_recorded_seeds_repeat_a_text_on_another_number_of_threads():
+    model, inputs = hf_models.tiny("llama"), equal_prompts(3)
+    kwargs = {**SAMPLED, "max_new_tokens": NEW, "drafter": hf_models.perturbed("llama")}
+    out = generate(model, **inputs, **kwargs)
+    torch.set_num_threads(2)
+    assert texts(generate(model, **inputs, **kwargs, seed=out.stats.seeds)) == texts(out)
+
+
 def test_an_integer_seed_gives_each_sequence_its_own():
     seeds = sequence_seeds(5, 4)
     assert seeds[0] == 5

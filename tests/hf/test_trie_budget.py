@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Candidates, Draft, Drafter, TrieTree
+from specdec_hf import Candidates, Draft, Drafter, LookaheadDrafter, TokenRecyclingDrafter, TrieTree
 from specdec_hf.drafters.merge import ChainSource, agreement
 from specdec_hf.drafters.node_budget import EXPLORE_EVERY, NodeBudget
 from specdec_hf.schedules.base import ScheduleContext
@@ -157,6 +157,27 @@ def test_trees_and_chains_become_one_tree(known):
     out = run(model, drafter=KnownTree(texts))
     assert torch.equal(out.sequences, plain)
     assert out.stats.drafter == "known_tree"
+
+
+def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
+    model, _, texts = known
+
+    class Elsewhere(KnownTree):
+        def propose(self, history, limits):
+            made = super().propose(history, limits)
+            return Draft(made.tokens.to("meta"), made.parents)
+
+    with pytest.raises(ValueError, match=r"Elsewhere\.propose must return tokens on the host"):
+        run(model, drafter=[Elsewhere(texts)], tree=TrieTree())
+
+
+@pytest.mark.parametrize("drafter", [LookaheadDrafter(), TokenRecyclingDrafter()])
+def test_drafters_of_host_trees_can_be_merged_beside_a_target_on_a_device(known, drafter):
+    target = SimpleNamespace(device=torch.device("meta"), config=known[0].config)
+    source = ChainSource(drafter, 1)
+    source.start(context_of(target), 0)
+    history = history_of([1, 2, 1, 2, 1])
+    assert source.propose(history, np.array([3])).tokens[0, 0, 0] >= 0
 
 
 class Listener(KnownTree):
