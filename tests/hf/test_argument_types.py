@@ -5,6 +5,7 @@ hold what no annotation says.
 """
 
 import inspect
+import math
 import re
 import textwrap
 from dataclasses import fields
@@ -363,6 +364,21 @@ def listed():
 def test_the_page_ends_with_the_options():
     text = "\n".join(listed())
     assert PAGE.read_text().endswith(f"\n\n{text}\n"), text
+
+
+def test_the_loop_refuses_what_is_out_of_the_range_of_an_option_as_its_check_does():
+    refused = []
+    for option in fields(Options):
+        for value in (-1, 0, math.nan, math.inf, 2**40):
+            try:
+                option.metadata["check"](option.name, value)
+            except ValueError as error:
+                refused.append((option.name, value, str(error)))
+            except TypeError:
+                continue
+    assert len({name for name, _, _ in refused}) > 5
+    for name, value, message in refused:
+        assert refusal(generate, ValueError, **{name: value}) == message
 
 
 def test_help_has_every_option_with_its_type_default_and_text():
