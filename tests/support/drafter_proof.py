@@ -35,8 +35,14 @@ BATCHES = ((9,), (9, 1, 12))  # lengths of prompts; one of one token is drafted 
 def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 24, **kwargs: Any) -> Any:
     """Greedy text equals plain generation, for one sequence and for a ragged batch of three.
 
-    ``make`` makes the drafter of a call, and ``kwargs`` are those of `generate`. Returns the
-    statistics of the batch.
+    Args:
+        make: makes the drafter of a call.
+        model: the target.
+        new_tokens: length of each text.
+        kwargs: of `generate`.
+
+    Returns:
+        The statistics of the batch.
     """
     for lengths in BATCHES:
         inputs, expected = _plain_greedy(model, lengths, new_tokens)
@@ -59,7 +65,11 @@ def _plain_greedy(model: Any, lengths: tuple[int, ...], new_tokens: int) -> tupl
 
 
 class RaggedSchedule(Schedule):
-    """Limits of each of three sequences that differ in every round, 0 among them."""
+    """Limits of each sequence that differ from those of the others in every round, 0 among them.
+
+    Args:
+        sequences: which three of a batch these are.
+    """
 
     name = "ragged"
     trees = True
@@ -124,11 +134,16 @@ def assert_independent_of_batch(
     Args:
         make: makes the drafter of a call. One that always returns the same object shows that what
             it learns in a call does not change the next one.
-        model, new_tokens, seed: the target, the length of each text, and the first one's seed.
+        model: the target.
+        new_tokens: length of each text.
+        seed: of the first sequence; each other one has the next.
         drafts: whether as many tokens are drafted for it and accepted, too.
         ragged: whether the limits are those of a `RaggedSchedule`. The same tokens must then be
             drafted, as long as the text is the same.
         kwargs: of `generate`.
+
+    Returns:
+        The statistics of the batch.
     """
     lengths = BATCHES[-1]
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
@@ -204,9 +219,15 @@ def joint_p_value(
 ) -> float:
     """The probability that texts of the target's distribution lie as far from it as those drafted.
 
-    The ``texts`` are `GAMMA` tokens longer than what is compared, so that their end cuts no draft.
-    ``prompt`` is one of `PROMPTS`; faults show most after the last. ``eos`` ends a text, also
-    inside of a draft.
+    Args:
+        drafter: drafts up to `GAMMA` tokens of texts that are `GAMMA` tokens longer than those
+            compared, so that the end of a text cuts none of their drafts.
+        rule: acceptance rule.
+        texts: how many are generated, as one batch.
+        prompt: which of `PROMPTS` they begin with; faults show most after the last.
+        temperature, top_k: of the texts.
+        eos: token that ends a text, also inside of a draft.
+        kwargs: of `generate`.
     """
     model, probs = target(prompt, temperature, top_k, top_p)
     if eos is not None:
