@@ -3,8 +3,7 @@
 import proofs
 import pytest
 import torch
-from support import kv_error_table
-from support.kv_error_table import cache, i64
+from support.error_table import GOOD, f32, i64
 from support.providers import tensors
 
 import specdec_kernels as sk
@@ -25,7 +24,6 @@ def test_outputs_do_not_require_gradients(op):
     assert all(t.is_leaf for t in tensors(args))
 
 
-GOOD = kv_error_table.GOOD
 # What each op writes, and what it writes only with zero_fill.
 WRITES = {
     "kv_append_": ["caches"], "kv_compact_": ["caches"], "kv_realign_": ["caches"],
@@ -96,17 +94,17 @@ def test_a_leaf_that_requires_a_gradient_is_refused_by_name(op, how):
 
 
 def test_a_leaf_that_is_not_written_is_not_refused():
-    leaf = cache(1, 1, 3, 1).requires_grad_()
+    leaf = f32(1, 1, 3, 1).requires_grad_()
     sk.kv_truncate_([leaf], i64(1), i64(1))
     assert leaf._version == 0
-    sk.kv_append_([cache(1, 1, 3, 1)], [cache(1, 1, 1, 1).requires_grad_()], i64(1))
+    sk.kv_append_([f32(1, 1, 3, 1)], [f32(1, 1, 1, 1).requires_grad_()], i64(1))
 
 
 def test_inference_tensors_are_written_inside_and_outside_of_inference_mode():
     with torch.inference_mode():
-        kept, entry = cache(1, 1, 3, 1), cache(1, 1, 1, 1) + 1
+        kept, entry = f32(1, 1, 3, 1), f32(1, 1, 1, 1) + 1
         sk.kv_append_([kept], [entry], i64(1))
-    other = cache(1, 1, 3, 1)
+    other = f32(1, 1, 3, 1)
     sk.kv_append_([kept, other], [entry * 2, entry], i64(1))
     assert (kept.flatten().tolist(), other.flatten().tolist()) == ([2, 0, 0], [1, 0, 0])
     assert other._version == 1
@@ -116,7 +114,7 @@ def test_inference_tensors_are_written_inside_and_outside_of_inference_mode():
 def test_a_compiled_call_raises_the_version_counter():
     torch._dynamo.reset()
     append = torch.compile(sk.kv_append_, fullgraph=True, backend="aot_eager")
-    kept = cache(1, 1, 3, 1)
-    append([kept], [cache(1, 1, 1, 1) + 1], i64(1))
+    kept = f32(1, 1, 3, 1)
+    append([kept], [f32(1, 1, 1, 1) + 1], i64(1))
     assert kept.flatten().tolist() == [1, 0, 0]
     assert kept._version > 0

@@ -1,302 +1,339 @@
-"""Bad inputs of `sample` and of the verifiers, each with the message that it must raise.
+"""Calls of every op that must raise, each with its whole message.
 
-A row is (what to change in good arguments, the message). BUILD makes the arguments of an op, by
-the names of `providers.sample`, `verify` and `verify_tree`.
+Most follow from `CALLS`, which declares what the arguments of valid calls must be: a tensor of
+another dtype, number of dimensions or size, one whose last dimension is not contiguous, and numbers
+beside their range. special_errors.py has what depends on several arguments. A row of `TABLE` is
+(op, what to change in the good arguments of BUILD, the message as a regular expression); `changed`
+among the changes replaces arguments by their names in the op's schema.
 """
 
+import math
+import re
+
 import torch
-from support import forward_error_table, kv_error_table
-from support.kv_error_table import f64, i64
 from support.providers import sample, verify, verify_tree
+from support.special_errors import (
+    PANELS,
+    RAGGED,
+    SPARSE,
+    SPECIAL,
+    Q,
+    f32,
+    f64,
+    i32,
+    i64,
+    packed,
+    shown,
+)
+
+from specdec_kernels import PackedDecoderLayer, Tree, pack_linear
 
 
-def arguments_of(*arguments):
-    """In place of an op: its arguments."""
-    return arguments
+def arguments_of(op):
+    """The names of the arguments of an op, in the order of its schema."""
+    return [a.name for a in getattr(torch.ops.specdec_kernels, op).default._schema.arguments]
 
 
-def sample_args(**bad):
-    good = dict(logits=torch.zeros(3, 7), seeds=i64(3), positions=i64(3), method="cdf")
-    return sample(arguments_of, **good | bad)
+def weighted(names, at, sizes, **good):
+    """As `built` with packed weights among the arguments, which `weights` replaces together."""
+
+    def build(weights=None, **bad):
+        panels, ins, outs = weights or packed(*sizes)
+        values = (panels,) if len(names) == 1 else (panels[0], panels[1:])
+        given = dict(zip(names, values, strict=True), ins=ins, outs=outs)
+        items = list(good.items())
+        return tuple((dict(items[:at]) | given | dict(items[at:]) | bad).values())
+
+    return build
 
 
-def chain_args(**bad):
-    good = dict(target=torch.zeros(3, 5, 7), tokens=i64(3, 4), seeds=i64(3), positions=i64(3))
-    return verify(arguments_of, **good | bad)
+def built(good, call=None):
+    """A function that makes the arguments of an op from good ones, some of them changed."""
+    return lambda **bad: call(lambda *a: a, **good | bad) if call else tuple((good | bad).values())
 
 
-def tree_args(**bad):
-    good = dict(target=torch.zeros(3, 5, 7), tokens=i64(3, 4), parents=torch.full((3, 4), -1),
-                seeds=i64(3), positions=i64(3), rule="multi_draft", max_depth=4)  # fmt: skip
-    return verify_tree(arguments_of, **good | bad)
-
-
-HUGE = torch.zeros(1, dtype=torch.int64).expand(2**40)  # holds no memory
-Q, Q2 = torch.zeros(3, 4, 7), torch.zeros(3, 4, 2)
-FILTERS = [  # rows of every op here
-    (dict(temperature=-1.0), "temperature must be finite and at least 0, got -1"),
-    (dict(temperature=float("nan")), "temperature must be finite and at least 0, got nan"),
-    (dict(temperature=float("inf")), "temperature must be finite and at least 0, got inf"),
-    (dict(temperature=torch.ones(2)), r"temperature must be \[3\], got \[2\]"),
-    (dict(temperature=torch.ones(3, 1)), r"temperature must be \[3\], got \[3, 1\]"),
-    (dict(temperature=f64(3)), "temperature must be float32, got float64"),
-    (dict(top_k=-2), r"top_k must be at least 0 \(0 keeps every token\), got -2"),
-    (dict(top_k=i64(3)), "top_k must be int32, got int64"),
-    (dict(top_k=i64(4).int()), r"top_k must be \[3\], got \[4\]"),
-    (dict(top_p=0.0), r"top_p must be in \(0, 1\], got 0"),
-    (dict(top_p=1.5), r"top_p must be in \(0, 1\], got 1.5"),
-    (dict(top_p=float("nan")), r"top_p must be in \(0, 1\], got nan"),
-    (dict(top_p=torch.ones(3).half()), "top_p must be float32, got float16"),
-    (dict(top_p=torch.ones(2)), r"top_p must be \[3\], got \[2\]"),
-    (dict(min_p=-0.25), r"min_p must be in \[0, 1\], got -0.25"),
-    (dict(min_p=1.0001), r"min_p must be in \[0, 1\], got 1.0001"),
-    (dict(min_p=torch.zeros(1)), r"min_p must be \[3\], got \[1\]"),
-    (dict(seeds=i64(2)), r"seeds must be \[3\], got \[2\]"),
-    (dict(seeds=i64(3).short()), "seeds must be int32 or int64, got int16"),
-    (dict(positions=i64(3, 1)), r"positions must be \[3\], got \[3, 1\]"),
-    (dict(positions=torch.zeros(3)), "positions must be int32 or int64, got float32"),
-]
-SAMPLE = [
-    *FILTERS,
-    (dict(logits=torch.zeros(1, 1).expand(2**56, 1)),
-     r"logits must leave the outputs \[R\] with less than 2\*\*56 entries, "
-     r"got \[72057594037927936\]"),
-    (dict(logits=torch.zeros(7)), r"logits must be \[R, V\], got \[7\]"),
-    (dict(logits=torch.zeros(1, 3, 7)), r"logits must be \[R, V\], got \[1, 3, 7\]"),
-    (dict(logits=f64(3, 7)), "logits must be float32, bfloat16 or float16, got float64"),
-    (dict(logits=i64(3, 7)), "logits must be float32, bfloat16 or float16, got int64"),
-    (dict(logits=torch.zeros(3, 0)),
-     r"logits must have a vocabulary of 1 to 2147483647 entries, got \[3, 0\]"),
-    (dict(logits=torch.zeros(7, 3).T),
-     "logits must have a contiguous last dimension, got stride 3"),
-    (dict(noise=3), r"noise must be in \[0, 2\], got 3"),
-    (dict(method=2), r"method must be in \[0, 1\], got 2"),
-    (dict(noise="shared"), "method must be gumbel when noise is shared, got cdf"),
-]  # fmt: skip
-CHAIN = [
-    *FILTERS,
-    (dict(kind=2), r"kind must be in \[0, 1\], got 2"),
-    (dict(kind=-1), r"kind must be in \[0, 1\], got -1"),
-    (dict(rule=8), r"rule must be in \[0, 7\], got 8"),
-    (dict(rule=2**32), r"rule must be in \[0, 7\], got 4294967296"),
-    (dict(tokens=i64(3)), r"draft_token_ids must be \[B, gamma\], got \[3\]"),
-    (dict(tokens=torch.zeros(3, 4)), "draft_token_ids must be int32 or int64, got float32"),
-    (dict(tokens=i64(3, 4).short()), "draft_token_ids must be int32 or int64, got int16"),
-    (dict(tokens=HUGE.expand(2**20, 2**40)),
-     r"draft_token_ids must leave the outputs \[B, gamma\] with less than 2\*\*56 entries, "
-     r"got \[1048576, 1099511627776\]"),
-    (dict(target=torch.zeros(3, 4, 7)),
-     r"target must be \[B, gamma\+1, V\] = \[3, 5, V\], got \[3, 4, 7\]"),
-    (dict(target=torch.zeros(2, 5, 7)),
-     r"target must be \[B, gamma\+1, V\] = \[3, 5, V\], got \[2, 5, 7\]"),
-    (dict(target=torch.zeros(15, 7)),
-     r"target must be \[B, gamma\+1, V\] = \[3, 5, V\], got \[15, 7\]"),
-    (dict(target_indptr=i64(4).int()),
-     r"target must be \[R, V\] when target_indptr is given, got \[3, 5, 7\]"),
-    (dict(target=torch.zeros(9, 7), target_indptr=i64(3).int()),
-     r"target_indptr must be \[4\], got \[3\]"),
-    (dict(target=torch.zeros(9, 7), target_indptr=i64(4).short()),
-     "target_indptr must be int32 or int64, got int16"),
-    (dict(target=f64(3, 5, 7)), "target must be float32, bfloat16 or float16, got float64"),
-    (dict(target=torch.zeros(3, 5, 0)),
-     r"target must have a vocabulary of 1 to 2147483647 entries, got \[3, 5, 0\]"),
-    (dict(target=torch.zeros(3, 7, 5).mT),
-     "target must have a contiguous last dimension, got stride 5"),
-    (dict(draft=torch.zeros(3, 5, 7)),
-     r"draft must be \[B, gamma, D\] = \[3, 4, D\], got \[3, 5, 7\]"),
-    (dict(draft=torch.zeros(12, 7)),
-     r"draft must be \[B, gamma, D\] = \[3, 4, D\], got \[12, 7\]"),
-    (dict(target=torch.zeros(9, 7), target_indptr=i64(4).int(), draft=torch.zeros(7, 7)),
-     r"draft must be \[R-B, D\] = \[6, D\], got \[7, 7\]"),
-    (dict(draft=i64(3, 4, 7)), "draft must be float32, bfloat16 or float16, got int64"),
-    (dict(draft=torch.zeros(3, 7, 4).mT),
-     "draft must have a contiguous last dimension, got stride 4"),
-    (dict(sampled=(f64(3, 4), None, 1.0)),
-     "draft logsumexp and draft threshold must come together and with draft"),
-    (dict(draft=Q, sampled=(None, torch.zeros(3, 4), 1.0)),
-     "draft logsumexp and draft threshold must come together and with draft"),
-    (dict(sampled=(f64(3, 4), torch.zeros(3, 4), 1.0)),
-     "draft logsumexp and draft threshold must come together and with draft"),
-    (dict(draft=Q, sampled=(f64(3, 5), torch.zeros(3, 4), 1.0)),
-     r"draft logsumexp must be \[B, gamma\] = \[3, 4\], got \[3, 5\]"),
-    (dict(draft=Q, sampled=(f64(3, 4), torch.zeros(4), 1.0)),
-     r"draft threshold must be \[B, gamma\] = \[3, 4\], got \[4\]"),
-    (dict(draft=Q, sampled=(torch.zeros(3, 4), torch.zeros(3, 4), 1.0)),
-     "draft logsumexp must be float64, got float32"),
-    (dict(draft=Q, sampled=(f64(3, 4), f64(3, 4), 1.0)),
-     "draft threshold must be float32, got float64"),
-    (dict(sampled=(None, None, -0.5)), "draft temperature must be finite and at least 0, got -0.5"),
-    (dict(sampled=(None, None, torch.ones(4))), r"draft temperature must be \[3\], got \[4\]"),
-    (dict(sampled=(None, None, f64(3))), "draft temperature must be float32, got float64"),
-    (dict(uniforms=f64(3, 4)),
-     r"uniforms must be \[B, gamma\+1\] = \[3, 5\], got \[3, 4\]"),
-    (dict(uniforms=torch.zeros(3, 5)), "uniforms must be float64, got float32"),
-    (dict(uniforms=f64(3, 5), rule="match"), "uniforms must be None when rule is match"),
-    (dict(draft=torch.zeros(3, 4, 0)),
-     r"draft must have a vocabulary of 1 to 2147483647 entries, got \[3, 4, 0\]"),
-    (dict(draft=torch.zeros(3, 5, 2), ids=i64(3, 5, 2)),
-     r"draft probabilities must be \[B, gamma, K\] = \[3, 4, K\], got \[3, 5, 2\]"),
-    (dict(target=torch.zeros(9, 7), target_indptr=i64(4).int(), draft=Q2[0, :1], ids=i64(1, 2)),
-     r"draft probabilities must be \[R-B, K\] = \[6, K\], got \[1, 2\]"),
-    (dict(draft=torch.zeros(3, 4, 0), ids=i64(3, 4, 0)),
-     r"draft probabilities must have K >= 1 entries, got \[3, 4, 0\]"),
-    (dict(draft=f64(3, 4, 2), ids=i64(3, 4, 2)),
-     "draft probabilities must be float32, bfloat16 or float16, got float64"),
-    (dict(target=torch.zeros(2, 7), target_indptr=i64(4).int(), draft=torch.zeros(0, 7)),
-     r"target must be \[R, V\] with R >= B = 3 when draft is \[R-B, D\], got \[2, 7\]"),
-    (dict(target=torch.zeros(2, 7), target_indptr=i64(4).int(), draft=Q2[0, :0], ids=i64(0, 2)),
-     r"target must be \[R, V\] with R >= B = 3 when draft is \[R-B, K\], got \[2, 7\]"),
-    (dict(ids=i64(3, 4, 2)),
-     r"draft ids must have the shape of the draft probabilities, None, got \[3, 4, 2\]"),
-    (dict(draft=Q2, ids=i64(3, 4, 3)),
-     r"draft ids must have the shape of the draft probabilities, \[3, 4, 2\], got \[3, 4, 3\]"),
-    (dict(draft=Q2, ids=i64(12, 2)),
-     r"draft ids must have the shape of the draft probabilities, \[3, 4, 2\], got \[12, 2\]"),
-    (dict(draft=Q2, ids=i64(3, 4, 2).short()), "draft ids must be int32 or int64, got int16"),
-    (dict(draft=Q2, ids=torch.zeros(3, 4, 2)), "draft ids must be int32 or int64, got float32"),
-    (dict(draft=Q2, ids=i64(3, 4, 2), sampled=(f64(3, 4), torch.zeros(3, 4), 1.0)),
-     "draft logsumexp and draft threshold must come together and with draft"),
-    (dict(draft=Q, columns=i64(6).int()),
-     r"draft_map columns must be \[7\], got \[6\]"),
-    (dict(draft=Q, columns=i64(7)), "draft_map columns must be int32, got int64"),
-    (dict(columns=i64(7).int()),
-     "draft_map must be None unless draft holds rows over a vocabulary of its own"),
-    (dict(draft=Q2, ids=i64(3, 4, 2), columns=i64(7).int()),
-     "draft_map must be None unless draft holds rows over a vocabulary of its own"),
-    (dict(lenience=0.0), r"lenience must be in \(0, 1\], got 0"),
-    (dict(lenience=1.25), r"lenience must be in \(0, 1\], got 1.25"),
-    (dict(lenience=float("nan")), r"lenience must be in \(0, 1\], got nan"),
-    (dict(lenience=1e-46), r"lenience must be in \(0, 1\], got 0"),
-    (dict(epsilon=-0.5), r"typical_epsilon must be in \[0, 1\], got -0.5"),
-    (dict(epsilon=1.5), r"typical_epsilon must be in \[0, 1\], got 1.5"),
-    (dict(epsilon=float("nan")), r"typical_epsilon must be in \[0, 1\], got nan"),
-    (dict(delta=-1.0), "typical_delta must be finite and at least 0, got -1"),
-    (dict(delta=float("inf")), "typical_delta must be finite and at least 0, got inf"),
-    (dict(delta=float("nan")), "typical_delta must be finite and at least 0, got nan"),
-    (dict(beta=0), "top_beta_rank must be at least 1, got 0"),
-    (dict(tau=-0.5), "top_beta_distance must be at least 0, got -0.5"),
-    (dict(tau=float("nan")), "top_beta_distance must be at least 0, got nan"),
-    (dict(lenience=0.5), "lenience must be 1 unless rule is lenient, got 0.5"),
-    (dict(lenience=0.5, rule="typical"), "lenience must be 1 unless rule is lenient, got 0.5"),
-    (dict(epsilon=0.5), "typical_epsilon must be 0.09 unless rule is typical, got 0.5"),
-    (dict(delta=0.0), "typical_delta must be 0.3 unless rule is typical, got 0"),
-    (dict(beta=2), "top_beta_rank must be 1 unless rule is top_beta, got 2"),
-    (dict(tau=0.5, rule="lenient"), "top_beta_distance must be 0 unless rule is top_beta, got 0.5"),
-    (dict(rule="synthetic"),
-     "synthetic_rates must be given with rule synthetic and with no other"),
-    (dict(rates=torch.ones(4)),
-     "synthetic_rates must be given with rule synthetic and with no other"),
-    (dict(rule="synthetic", rates=torch.ones(5)),
-     r"synthetic_rates must be \[4\], got \[5\]"),
-    (dict(rule="synthetic", rates=f64(4)), "synthetic_rates must be float32, got float64"),
-    (dict(eos_token_ids=i64(1, 1)), r"eos_token_ids must be \[E\], got \[1, 1\]"),
-    (dict(eos_token_ids=torch.tensor(3)), r"eos_token_ids must be \[E\], got \[\]"),
-    (dict(eos_token_ids=i64(2).short()), "eos_token_ids must be int32 or int64, got int16"),
-    (dict(max_new_tokens=i64(4)), r"max_new_tokens must be \[3\], got \[4\]"),
-    (dict(max_new_tokens=i64(3).short()), "max_new_tokens must be int32 or int64, got int16"),
-]  # fmt: skip
-# Rows whose messages are the same in verify_tree.
-SAME = (
-    "draft_map", "draft ids", "draft temperature", "draft logsumexp and",
-    "draft logsumexp must be float64", "draft threshold must be float32", "draft must be float32",
-    "draft must have", "target must be float32", "target must have",
-    r"target must be \[R, V\] when", r"target_indptr must be \[4\]", "typical", "eos_token_ids",
-    "max_new_tokens", "kind",
-)  # fmt: skip
-DRAFT_ROWS = i64(3, 4).int()
-TREE = [
-    *FILTERS,
-    *((bad, m) for bad, m in CHAIN if m.startswith(SAME)),
-    (dict(rule=9), r"rule must be in \[0, 8\], got 9"),
-    (dict(tokens=i64(3)), r"tree tokens must be \[B, N\], got \[3\]"),
-    (dict(tokens=torch.zeros(3, 4)), "tree tokens must be int32 or int64, got float32"),
-    (dict(tokens=HUGE.expand(2**16, 2**40)),
-     r"tree tokens must leave the outputs \[B, N\] with less than 2\*\*56 entries, "
-     r"got \[65536, 1099511627776\]"),
-    (dict(parents=i64(3, 5)), r"tree parents must be \[B, N\] = \[3, 4\], got \[3, 5\]"),
-    (dict(parents=i64(12)), r"tree parents must be \[B, N\] = \[3, 4\], got \[12\]"),
-    (dict(parents=i64(3, 4).short()), "tree parents must be int32 or int64, got int16"),
-    (dict(target=torch.zeros(3, 4, 7)),
-     r"target must be \[B, N\+1, V\] = \[3, 5, V\], got \[3, 4, 7\]"),
-    (dict(target=torch.zeros(15, 7)),
-     r"target must be \[B, N\+1, V\] = \[3, 5, V\], got \[15, 7\]"),
-    (dict(draft=Q, draft_rows=i64(3, 5).int()),
-     r"draft_rows must be \[B, N\] = \[3, 4\], got \[3, 5\]"),
-    (dict(draft=Q, draft_rows=f64(3, 4)), "draft_rows must be int32 or int64, got float64"),
-    (dict(draft=torch.zeros(12, 7)),
-     r"draft must be \[B, N, D\] unless draft_rows is given, got two dimensions"),
-    (dict(rule="k_seq"), "draft must be given when rule is k_seq, got None"),
-    (dict(draft=torch.zeros(3, 5, 7)),
-     r"draft must be \[B, N, D\] = \[3, 4, D\], got \[3, 5, 7\]"),
-    (dict(draft=torch.zeros(2, 6, 7), draft_rows=DRAFT_ROWS),
-     r"draft must be \[B, M, D\] = \[3, M, D\], got \[2, 6, 7\]"),
-    (dict(draft=torch.zeros(7), draft_rows=DRAFT_ROWS),
-     r"draft must be \[B, M, D\] = \[3, M, D\], got \[7\]"),
-    (dict(draft=torch.zeros(3, 5, 2), ids=i64(3, 5, 2)),
-     r"draft probabilities must be \[B, N, K\] = \[3, 4, K\], got \[3, 5, 2\]"),
-    (dict(draft=torch.zeros(6, 0), ids=i64(6, 0), draft_rows=DRAFT_ROWS),
-     r"draft probabilities must have K >= 1 entries, got \[6, 0\]"),
-    (dict(draft=Q, sampled=(f64(3, 5), torch.zeros(3, 4), 1.0)),
-     r"draft logsumexp must be \[B, N\] = \[3, 4\], got \[3, 5\]"),
-    (dict(draft=Q, sampled=(f64(3, 4), torch.zeros(3, 5), 1.0), draft_rows=DRAFT_ROWS),
-     r"draft threshold must be \[B, M\] = \[3, 4\], got \[3, 5\]"),
-    (
-        dict(
-            draft=torch.zeros(6, 7), sampled=(f64(3, 4), torch.zeros(6), 1.0), draft_rows=DRAFT_ROWS
-        ),
-        r"draft logsumexp must be \[M\] = \[6\], got \[3, 4\]",
+NOISE = dict(seeds=i64(3), positions=i64(3))
+DRAFTED = dict(target=f32(3, 5, 7), tokens=i64(3, 4)) | NOISE
+ROOTS = torch.full((3, 4), -1)
+CACHES, CUT = dict(caches=[f32(3, 2, 5, 4)]), dict(lengths=i64(3), new_lengths=i64(3))
+PATH, POOL = dict(base=i64(3), path=i64(3, 2)), dict(caches=[f32(7, 4, 2, 8)])
+BLOCKS = dict(tables=i32(3, 2))
+MAKE = {
+    "sample": built(dict(logits=f32(3, 7), method="cdf") | NOISE, sample),
+    "verify_chain": built(DRAFTED, verify),
+    "verify_tree": built(DRAFTED | dict(parents=ROOTS, rule="multi_draft", max_depth=4),
+                         verify_tree),
+    "kv_append_": built(CACHES | dict(entries=[f32(3, 2, 3, 4)], positions=i64(3))),
+    "kv_truncate_": built(CACHES | CUT | dict(fill=True)),
+    "kv_compact_": built(CACHES | PATH),
+    "paged_append_": built(POOL | dict(entries=[f32(3, 1, 2, 8)]) | BLOCKS
+                           | dict(positions=i64(3), counts=i64(3))),
+    "paged_compact_": built(POOL | BLOCKS | PATH),
+    "paged_truncate_": built(BLOCKS | CUT | dict(block_size=4)),
+    "kv_realign_": built(CACHES | dict(starts=i64(3), lengths=i64(3), shifts=i64(3), fill=False)),
+    "ring_truncate_": built(CACHES | CUT | dict(window=5, fill=True)),
+    "tree_attention": built(dict(parents=i64(3, 4), lengths=i64(3), slots=9, window=0)),
+    "rerank_tree": built(dict(tokens=i64(3, 4), parents=i64(3, 4), scores=f32(3, 4), size=2)),
+    "build_trie": built(dict(sequences=i64(3, 2, 4), size=5, merge=True)),
+    "expand_tree": built(dict(logits=f32(3, 2, 7), scores=f32(3, 2), width=2, temperatures=None,
+                              temperature=1.0)),
+    "ngram_propose": built(dict(history=i64(3, 9), lengths=i64(3), gamma=4, max_ngram=3,
+                                min_ngram=2)),
+    "pack_linear": built(dict(weight=f32(3, 5))),
+    "packed_linear": built(dict(x=f32(2, 5), panels=PANELS, in_features=5, out_features=3,
+                                bias=None)),
+    "cached_attention": built(dict(query=f32(2, 4, 3, 5), keys=f32(2, 2, 7, 5),
+                                   values=f32(2, 2, 7, 6), mask=None, scale=None, soft_cap=None)),
+    "norm_qkv_rope": weighted(
+        ["qkv"], 2, [(8, 5), (4, 5), (4, 5)], x=f32(2, 3, 5), norm=f32(5), cos=f32(2, 3, 4),
+        sin=f32(2, 3, 4), biases=[], head_norms=[], epsilon=1e-5,
     ),
-    (dict(uniforms=f64(3, 5)), r"uniforms must be \[B, 2N\+1\] = \[3, 9\], got \[3, 5\]"),
-    (dict(uniforms=torch.zeros(3, 9)), "uniforms must be float64, got float32"),
-    (dict(uniforms=f64(3, 9), rule="match"), "uniforms must be None when rule is match"),
-    (dict(max_depth=-1), r"max_depth must be in \[0, N\] = \[0, 4\], got -1"),
-    (dict(max_depth=5), r"max_depth must be in \[0, N\] = \[0, 4\], got 5"),
-]  # fmt: skip
-
-BUILD = {
-    "sample": sample_args,
-    "verify_chain": chain_args,
-    "verify_tree": tree_args,
-    **forward_error_table.BUILD,
-    **kv_error_table.BUILD,
-}
-ROWS = {
-    "sample": SAMPLE, "verify_chain": CHAIN, "verify_tree": TREE,
-    **forward_error_table.ROWS,
-    **kv_error_table.ROWS,
+    "output_norm_mlp": weighted(
+        ["output", "mlp"], 3, [(5, 8), (7, 5), (7, 5), (5, 7)], attended=f32(2, 3, 8),
+        residual=f32(2, 3, 5), norm=f32(5), output_bias=None, biases=[], epsilon=1e-5,
+    ),
 }  # fmt: skip
-TABLE = [(op, bad, m) for op, rows in ROWS.items() for bad, m in rows]
 
-# (op, the argument that stays on the CPU, what else to change, the start of the message)
-DEVICES = [
-    ("sample", "seeds", dict(seeds=i64(3)), "seeds must be on the device of logits"),
-    ("sample", "top_p", dict(top_p=torch.ones(3)), "top_p must be on the device of logits"),
-    ("verify_chain", "draft_token_ids", {}, "draft_token_ids must be on the device of target"),
-    ("verify_chain", "draft", dict(draft=Q), "draft must be on the device of target"),
-    ("verify_chain", "uniforms", dict(uniforms=f64(3, 5)),
-     "uniforms must be on the device of target"),
-    ("verify_chain", "draft_ids", dict(draft=Q2, ids=i64(3, 4, 2)),
-     "draft ids must be on the device of target"),
-    ("verify_chain", "draft_columns", dict(draft=Q, columns=i64(7).int()),
-     "draft_map columns must be on the device of target"),
-    ("verify_chain", "synthetic_rates", dict(rule="synthetic", rates=torch.ones(4)),
-     "synthetic_rates must be on the device of target"),
-    ("verify_chain", "eos_token_ids", dict(eos_token_ids=i64(2)),
-     "eos_token_ids must be on the device of target"),
-    ("verify_chain", "max_new_tokens", dict(max_new_tokens=i64(3)),
-     "max_new_tokens must be on the device of target"),
-    *kv_error_table.DEVICES,
-    *forward_error_table.DEVICES,
-    ("verify_tree", "tree_tokens", {}, "tree tokens must be on the device of target"),
-    ("verify_tree", "parents", {}, "tree parents must be on the device of target"),
-    ("verify_tree", "draft_rows", dict(draft=Q, draft_rows=i64(3, 4).int()),
-     "draft_rows must be on the device of target"),
-    ("verify_tree", "draft_logsumexp",
-     dict(draft=Q, sampled=(f64(3, 4), torch.zeros(3, 4), 1.0)),
-     "draft logsumexp must be on the device of target"),
-    ("verify_tree", "uniforms", dict(uniforms=f64(3, 9)),
-     "uniforms must be on the device of target"),
-]  # fmt: skip
+
+def _build(op):
+    def build(changed=None, **bad):
+        args = list(MAKE[op](**bad))
+        for name, value in (changed or {}).items():
+            args[arguments_of(op).index(name)] = value
+        return tuple(args)
+
+    return build
+
+
+BUILD = {op: _build(op) for op in MAKE}
+
+# Valid calls, and what their arguments must be. A tensor has its shape (its sizes in the last
+# brackets; a letter may be any size) and its dtypes, a number its range. A list is known by its
+# last tensor.
+ROWS, IDS, F32 = "float32, bfloat16 or float16", "int32 or int64", "float32"
+VECTOR, RATES = ("[3]", IDS), ("[3]", F32)
+PARAMETERS = dict(temperature="finite and at least 0", top_p="in (0, 1]", min_p="in [0, 1]")
+PARAMETERS["top_k"] = "at least 0 (0 keeps every token)"
+TENSORS = dict(temperature=f32(3), top_k=i32(3), top_p=f32(3) + 1, min_p=f32(3))
+SAMPLING = [
+    ({}, dict(seeds=VECTOR, positions=VECTOR, **PARAMETERS)),
+    (TENSORS, dict(temperatures=RATES, top_ks=("[3]", "int32"), top_ps=RATES, min_ps=RATES)),
+]
+SAMPLED = dict(draft=Q, sampled=(f64(3, 4), f32(3, 4), f32(3)))
+OUTSIDE_OF_NUMBERS = dict(typical_epsilon="in [0, 1]", typical_delta="finite and at least 0")
+
+
+def verification(n, m):
+    """What both verifiers have; n, m: the sizes that their messages name for tokens and rows."""
+    rows = f"{n[:-1]}, D] = [3, 4, D]"
+    return [
+        *SAMPLING,
+        (RAGGED, dict(target_indptr=("[4]", IDS))),
+        (dict(draft=Q), dict(draft=(rows, ROWS), kind="in [0, 1]", **OUTSIDE_OF_NUMBERS)),
+        (SAMPLED, dict(draft_logsumexp=(f"{n} = [3, 4]", "float64"), draft_temperatures=RATES,
+                       draft_threshold=(f"{m} = [3, 4]", F32))),
+        (dict(sampled=(None, None, 1.0)), dict(draft_temperature=PARAMETERS["temperature"])),
+        (SPARSE, dict(draft=(f"{n[:-1]}, K] = [3, 4, K]", ROWS),
+                      draft_ids=("have the shape of the draft probabilities, [3, 4, 2]", IDS))),
+        (dict(draft=Q, columns=i32(7)), dict(draft_columns=("[7]", "int32"))),
+        (dict(eos_token_ids=i64(2), max_new_tokens=i64(3)),
+         dict(eos_token_ids=("[E]", IDS), max_new_tokens=VECTOR)),
+    ]  # fmt: skip
+
+
+CACHE, WINDOW = ("[B, H, S, D] with B = 3", ""), dict(caches=[f32(3, 2, 5, 4), f32(3, 2, 6, 4)])
+TWO_POOLS = [f32(7, 4, 2, 8), f32(7, 4, 3, 8)]
+POOLS = ("[num_blocks, block_size, H, D] = [7, 4, H, D]", "")
+TABLES = ("[B, M] with B = 3", IDS)
+LENGTHS = dict(lengths=("[B]", IDS), new_lengths=VECTOR)
+PATHS = dict(base=("[B]", IDS), path=("[B, P] with B = 3", IDS))
+SIZE, EPSILON = "in [0, 2147483647]", "finite and at least 0"
+CALLS = {
+    "sample": [
+        *SAMPLING,
+        ({}, dict(logits=("[R, V]", ROWS), noise="in [0, 2]", method="in [0, 1]")),
+    ],
+    "verify_chain": [
+        *verification("[B, gamma]", "[B, gamma]"),
+        ({}, dict(target=("[B, gamma+1, V] = [3, 5, V]", ROWS), rule="in [0, 7]",
+                  draft_token_ids=("[B, gamma]", IDS), lenience="in (0, 1]",
+                  top_beta_rank="at least 1", top_beta_distance="at least 0")),
+        (dict(rule="synthetic", rates=f32(4)), dict(synthetic_rates=("[4]", F32))),
+        (dict(uniforms=f64(3, 5)), dict(uniforms=("[B, gamma+1] = [3, 5]", "float64"))),
+    ],
+    "verify_tree": [
+        *verification("[B, N]", "[B, N]"),
+        ({}, dict(target=("[B, N+1, V] = [3, 5, V]", ROWS), rule="in [0, 8]",
+                  tree_tokens=("[B, N]", IDS), parents=("[B, N] = [3, 4]", IDS),
+                  max_depth="in [0, N] = [0, 4]")),
+        (dict(draft=Q, draft_rows=i32(3, 4)), dict(draft_rows=("[B, N] = [3, 4]", IDS))),
+        (dict(uniforms=f64(3, 9)), dict(uniforms=("[B, 2N+1] = [3, 9]", "float64"))),
+    ],
+    "kv_append_": [({}, dict(caches=CACHE, entries=CACHE, positions=("[B]", IDS)))],
+    "kv_truncate_": [(WINDOW, dict(caches=CACHE, **LENGTHS))],
+    "kv_compact_": [(WINDOW, dict(caches=CACHE, **PATHS))],
+    "kv_realign_": [
+        (WINDOW, dict(caches=CACHE, starts=("[B]", IDS), lengths=VECTOR, shifts=VECTOR)),
+    ],
+    "ring_truncate_": [(WINDOW, dict(caches=CACHE, window="at least 1", **LENGTHS))],
+    "paged_append_": [
+        (dict(entries=[f32(3, 1, 2, 8)]),
+         dict(entries=("[B, n, H, D] = [3, n, 2, 8]", "float32 like its cache"),
+              block_tables=TABLES, positions=("[B]", IDS), counts=VECTOR)),
+        ({}, dict(caches=("[num_blocks, block_size, H, D]", ""))),
+    ],
+    "paged_compact_": [(dict(caches=TWO_POOLS), dict(caches=POOLS, block_tables=TABLES, **PATHS))],
+    "paged_truncate_": [({}, dict(block_tables=TABLES, block_size="at least 1", **LENGTHS))],
+    "tree_attention": [
+        ({}, dict(parents=("[B, N]", IDS), lengths=VECTOR, slots="at least 0",
+                  window="at least 0 (0 sees every key)")),
+    ],
+    "rerank_tree": [
+        ({}, dict(tokens=("[B, M]", IDS), parents=("[B, M] = [3, 4]", IDS),
+                  scores=("[B, M] = [3, 4]", F32), size=SIZE)),
+    ],
+    "build_trie": [({}, dict(sequences=("[B, K, L]", IDS), size=SIZE))],
+    "expand_tree": [
+        ({}, dict(logits=("[B, F, V]", ROWS), scores=("[B, F] = [3, 2]", F32),
+                  width="in [1, 64]", temperature=PARAMETERS["temperature"])),
+        (dict(temperatures=f32(3)), dict(temperatures=RATES)),
+    ],
+    "ngram_propose": [
+        ({}, dict(history=("[B, L]", IDS), lengths=VECTOR, gamma=SIZE, min_ngram="at least 1",
+                  max_ngram="at least min_ngram = 2")),
+    ],
+    "pack_linear": [({}, dict(weight=("[N, K]", ROWS)))],
+    "packed_linear": [
+        (dict(bias=f32(3)), dict(x=("[..., K] with K = 5", ROWS), panels=(None, F32),
+                                 bias=("[3]", F32), out_features="at least 1")),
+    ],
+    "cached_attention": [
+        (dict(mask=torch.ones(2, 1, 3, 7).bool()),
+         dict(query=("[B, H, n, D]", ROWS), keys=("[B, H_kv, S, D] = [2, H_kv, S, 5]", F32),
+              values=("[B, H_kv, S, D_v] = [2, 2, 7, D_v]", F32),
+              mask=("[B, 1, n, S] = [2, 1, 3, 7]", "bool"))),
+        (dict(scale=1.0, soft_cap=1.0), dict(scale="finite", soft_cap="finite and above 0")),
+    ],
+    "norm_qkv_rope": [
+        (dict(biases=[f32(8), f32(4), f32(4)], head_norms=[f32(4)] * 2),
+         dict(x=("[B, n, C]", ROWS), norm=("[5]", F32), cos=(None, F32),
+              sin=("have the shape of cos, [2, 3, 4]", F32), biases=("[4]", F32),
+              head_norms=("[4]", F32), epsilon=EPSILON, qkv=(None, F32))),
+    ],
+    "output_norm_mlp": [
+        (dict(biases=[f32(7), f32(7), f32(5)], output_bias=f32(5)),
+         dict(attended=("[B, n, A] = [2, 3, A]", F32), residual=("[B, n, C]", ROWS),
+              norm=("[5]", F32), output=(None, F32), mlp=(None, F32), biases=("[5]", F32),
+              output_bias=("[5]", F32), epsilon=EPSILON)),
+    ],
+}  # fmt: skip
+LABELS = {
+    "tree_tokens": "tree tokens", "draft_logsumexp": "draft logsumexp", "draft_ids": "draft ids",
+    "draft_threshold": "draft threshold", "draft_columns": "draft_map columns",
+    "draft_temperatures": "draft temperature", "draft_temperature": "draft temperature",
+    "temperatures": "temperature", "top_ks": "top_k", "top_ps": "top_p", "min_ps": "min_p",
+}  # fmt: skip
+CONTIGUOUS = {"logits", "target", "draft", "query", "keys", "values", "caches", "entries"}
+
+
+def label_of(op, name, given, good):
+    """The words by which a message names an argument."""
+    label = LABELS.get(name, name)
+    if (op, name) == ("verify_tree", "parents"):
+        label = "tree parents"
+    if name == "draft" and "ids" in given:
+        label = "draft probabilities"
+    return f"{label}[{len(good) - 1}]" if isinstance(good, list) else label
+
+
+def other_shapes(shape, rule):
+    """Shapes like this one that the rule excludes: more and fewer dimensions, and other sizes."""
+    yield from ((1, *shape), shape[1:]) if "..." not in rule else ((*shape[:-1], shape[-1] + 1),)
+    bound = dict(re.findall(r"(\w+) = (\d+)", rule.rpartition("]")[2]))
+    sizes = re.findall(r"\[([^\[\]]*)\]", rule)[-1].split(", ")
+    for i, size in enumerate(sizes):
+        if size.isdigit() or size in bound:
+            yield from ((*shape[:i], shape[i] + by, *shape[i + 1 :]) for by in (1, -1))
+
+
+def beside(rule, whole):
+    """Numbers that a range excludes: beside its ends, and what is no finite number."""
+    ends = re.findall(r"[-\d.]+", rule.partition("=")[2] or rule.partition("(0 ")[0])
+    if rule.startswith("in"):
+        (low, high), (opens, closes) = map(float, ends), (rule[3], rule[-1])
+        step = 1 if whole else 0.5
+        wrong = [low - (step if opens == "[" else 0), high + (step if closes == "]" else 0)]
+    else:
+        wrong = [float(ends[0]) - (1 if whole else 0 if "above" in rule else 0.5)] if ends else []
+    if whole:
+        return [int(x) for x in wrong]
+    return [*wrong, math.nan, *([math.inf] if "finite" in rule else [])]
+
+
+def rows_of(op, given, name, rule):
+    """(argument, wrong value, message) of one declared argument."""
+    good = BUILD[op](**given)[arguments_of(op).index(name)]
+    label = label_of(op, name, given, good)
+    if isinstance(rule, str):
+        for x in beside(rule, isinstance(good, int)):
+            yield x, f"{label} must be {rule}, got {x:g}" if isinstance(x, float) else (
+                f"{label} must be {rule}, got {x}")  # fmt: skip
+        return
+    shape_rule, dtypes = rule
+    tensor = good[-1] if isinstance(good, list) else good
+    wrong = []
+    if shape_rule:
+        must = shape_rule if shape_rule.startswith("have") else f"be {shape_rule}"
+        for shape in other_shapes(tuple(tensor.shape), shape_rule):
+            same = len(shape) == tensor.dim()
+            if (op, name) == ("verify_tree", "draft") and len(shape) < tensor.dim():
+                continue  # its rows may be one list for all trees
+            words = must if same or name != "caches" else must.partition(" = [")[0]
+            wrong.append((tensor.new_zeros(shape), f"must {words}, got {shown(shape)}"))
+    for dtype in (torch.int16, torch.int64, torch.float32, torch.float64) if dtypes else ():
+        text = str(dtype)[6:]
+        if text not in re.findall(r"\w+", dtypes):
+            wrong.append((tensor.to(dtype), f"must be {dtypes}, got {text}"))
+    if name in CONTIGUOUS and not (name == "draft" and "ids" in given):
+        wrong.append((tensor.mT.contiguous().mT, f"must have a contiguous last dimension, got "
+                      f"stride {tensor.shape[-2]}"))  # fmt: skip
+    for x, message in wrong:
+        yield [*good[:-1], x] if isinstance(good, list) else x, f"{label} {message}"
+
+
+def declared(op):
+    """Rows of TABLE that follow from what the arguments of an op must be."""
+    for given, rules in CALLS[op]:
+        for name, rule in rules.items():
+            for value, message in rows_of(op, given, name, rule):
+                yield op, dict(given, changed={name: value}), re.escape(message)
+
+
+# The argument on whose device the others must be, where it is not the first tensor.
+DEVICE_OF = {
+    "output_norm_mlp": "residual", "paged_append_": "positions", "paged_compact_": "base",
+    "paged_truncate_": "lengths",
+}  # fmt: skip
+
+
+def devices(op):
+    """(a call, an argument, message): with this argument on another device than the others."""
+    for given, names in CALLS[op]:
+        args = dict(zip(arguments_of(op), BUILD[op](**given), strict=True))
+        first = next(n for n, x in args.items() if isinstance(x, torch.Tensor))
+        first = DEVICE_OF.get(op, first)
+        for name in names:
+            if name != first and isinstance(args[name], (torch.Tensor, list)):
+                good = args[name][:1] if isinstance(args[name], list) else args[name]
+                label = re.escape(label_of(op, name, given, good))
+                where = f"(positions or )?{first}( or lengths)?"
+                yield given, name, f"{label} must be on the device of {where}, meta, got cpu"
+
+
+TABLE = [
+    *(row for op in CALLS for row in declared(op)),
+    *((op, bad, re.escape(message)) for op, rows in SPECIAL.items() for bad, message in rows),
+]
 
 
 def message_of(op, args):
@@ -306,3 +343,42 @@ def message_of(op, args):
     except (RuntimeError, ValueError) as error:
         return str(error).strip().splitlines()[0]
     return "no error"
+
+
+# Valid calls of the public functions, with every tensor, list and record that they must have.
+ONE, THREE, PAIR = i64(1), f32(1, 2, 7), f32(1, 2, 2)
+SLOTS, SQUARE = f32(1, 1, 2, 1), pack_linear(f32(2, 2))
+CUT_ONE, PATH_ONE = dict(lengths=ONE, new_lengths=ONE), dict(base=ONE, path=i64(1, 1))
+BIASES = [f32(2)] * 3
+GOOD = {
+    "sample": dict(logits=f32(1, 7), seeds=ONE, positions=ONE),
+    "verify_chain": dict(target=THREE, draft_token_ids=i64(1, 1), seeds=ONE, positions=ONE),
+    "verify_tree": dict(target=THREE, tree=Tree(i64(1, 1), i64(1, 1) - 1), seeds=ONE,
+                        positions=ONE, rule="greedy"),
+    "kv_append_": dict(caches=[SLOTS], entries=[SLOTS], positions=ONE),
+    "kv_truncate_": dict(caches=[SLOTS], **CUT_ONE),
+    "kv_compact_": dict(caches=[SLOTS], **PATH_ONE),
+    "kv_realign_": dict(caches=[SLOTS], starts=ONE, lengths=ONE, shifts=ONE),
+    "ring_truncate_": dict(caches=[SLOTS], window=1, **CUT_ONE),
+    "state_select_": dict(states=[SLOTS], index=ONE),
+    "paged_append_": dict(caches=[SLOTS], entries=[SLOTS], block_tables=i32(1, 1), positions=ONE),
+    "paged_compact_": dict(caches=[SLOTS], block_tables=i32(1, 1), **PATH_ONE),
+    "paged_truncate_": dict(block_tables=i32(1, 1), block_size=1, **CUT_ONE),
+    "tree_attention": dict(parents=i64(1, 1), lengths=ONE, slots=3),
+    "rerank_tree": dict(tokens=i64(1, 1), parents=i64(1, 1), scores=f32(1, 1), size=1),
+    "build_trie": dict(sequences=i64(1, 1, 1)),
+    "expand_tree": dict(logits=f32(1, 1, 7), scores=f32(1, 1), width=1),
+    "ngram_propose": dict(history=i64(1, 1), lengths=ONE, gamma=1),
+    "pack_linear": dict(weight=f32(3, 2)),
+    "packed_linear": dict(x=f32(1, 2), packed=SQUARE),
+    "cached_attention": dict.fromkeys(("query", "keys", "values"), f32(1, 1, 2, 3)),
+    "norm_qkv_rope": dict(x=PAIR, norm=f32(2), qkv=[SQUARE] * 3, cos=PAIR, sin=PAIR, epsilon=0.5,
+                          biases=BIASES, head_norms=BIASES[:2]),
+    "output_norm_mlp": dict(attended=PAIR, residual=PAIR, norm=f32(2), output=SQUARE,
+                            mlp=[SQUARE] * 3, epsilon=0.5, biases=BIASES),
+    "decoder_layer_": dict(
+        x=PAIR, layer=PackedDecoderLayer(BIASES[:2], [SQUARE] * 3, SQUARE, [SQUARE] * 3, 0.5, 1.0),
+        cos=PAIR, sin=PAIR, caches=[f32(1, 1, 4, 2), f32(1, 1, 4, 2)], positions=ONE,
+        mask=torch.ones(1, 1, 2, 3, dtype=torch.bool),
+    ),
+}  # fmt: skip
