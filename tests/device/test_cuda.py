@@ -15,7 +15,7 @@ from pathlib import Path
 import proofs
 import pytest
 import torch
-from support import kv_cases, kv_path_cases
+from support import kv_cases
 from support.kv_buffers import check, check_far_apart, same
 
 import specdec_kernels as sk
@@ -43,7 +43,7 @@ CASES = [
     *(c for op in CACHE_OPS for c in proofs.cases(op)),
     *kv_cases.append_cases(),
     *kv_cases.truncate_cases(),
-    *kv_path_cases.move_cases(),
+    *kv_cases.move_cases(),
     *kv_cases.large_cases(),
 ]
 

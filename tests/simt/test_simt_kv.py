@@ -9,7 +9,7 @@ import ctypes
 
 import pytest
 import torch
-from support import kv_cases, kv_path_cases, simt_kv
+from support import kv_cases, simt_kv
 from support.kv_buffers import check
 
 pytestmark = [
@@ -41,7 +41,7 @@ def test_the_last_thread_may_run_first(library):
     """No thread may rely on an earlier one."""
     cases = [
         *(*kv_cases.append_cases()[::4], *kv_cases.truncate_cases()[::4]),
-        *(kv_path_cases.every_path(), *kv_cases.realign_cases()[-4:]),
+        *(kv_cases.every_path(), *kv_cases.realign_cases()[-4:]),
         *(kv_cases.random_case("paged_compact_", seed) for seed in range(20)),
     ]
     with library.order(reverse=True):
