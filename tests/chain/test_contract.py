@@ -20,14 +20,7 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import (
-    RULES,
-    DraftMap,
-    SampledDraft,
-    SparseDraft,
-    _library,
-    reference,
-)
+from specdec_kernels import RULES, DraftMap, SampledDraft, SparseDraft, _library, reference
 from specdec_kernels import sample as public_sample
 from specdec_kernels import verify_chain as public_verify_chain
 from specdec_kernels.arguments.chain import ChainArguments

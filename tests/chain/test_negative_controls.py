@@ -23,10 +23,7 @@ def test_cell_boundaries_of_another_verifier_are_only_a_hint():
     """`like` is a verifier of other models here; the boundaries are measured all the same."""
     toy, other = ToyChain(gamma=1), ToyChain(gamma=1, seed=99)
     realized = proofs.enumerate_distribution(
-        toy.verifier("cpp"),
-        toy.draft_probs,
-        toy.target_probs,
-        like=other.verifier("cpp"),
+        toy.verifier("cpp"), toy.draft_probs, toy.target_probs, like=other.verifier("cpp")
     )
     assert_target_distribution(realized, toy)
 

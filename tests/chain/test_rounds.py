@@ -108,11 +108,7 @@ def test_several_rounds_give_the_targets_distribution(rule):
 
 @pytest.mark.parametrize(
     ("rule", "own_positions"),
-    [
-        ("block", False),
-        pytest.param("block", True, marks=pytest.mark.full),
-        ("traversal", False),
-    ],
+    [("block", False), pytest.param("block", True, marks=pytest.mark.full), ("traversal", False)],
 )
 def test_noise_that_the_next_round_uses_again_gives_another_distribution(rule, own_positions):
     assert chi_square(rounds(rule, False, own_positions), target_probs()) < SIGNIFICANCE

@@ -39,8 +39,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "capability",
-    [pytest.param(c, marks=[] if c in IN_TEST else [pytest.mark.full]) for c in FILES],
+    "capability", [pytest.param(c, marks=[] if c in IN_TEST else [pytest.mark.full]) for c in FILES]
 )
 def test_every_instruction_set_keeps_the_contract(capability):
     widest = specdec_kernels.cpu_capability()

@@ -23,10 +23,7 @@ from proofs.drawn_trees import drawn_trees, lineage
 from proofs.enumeration import RealizedDistribution, enumerate_distribution
 from proofs.row import sample_case
 from proofs.tree import tree_case
-from proofs.tree_enumeration import (
-    RealizedTreeDistribution,
-    enumerate_tree_distribution,
-)
+from proofs.tree_enumeration import RealizedTreeDistribution, enumerate_tree_distribution
 from specdec_kernels import reference, triton
 from specdec_kernels._library import CPU_OPS, OPS
 

@@ -44,20 +44,20 @@ class DraftInputs:
 
 
 def chain_case(
-    b: int,
-    gamma: int,
-    v: int,
-    dtype: torch.dtype = torch.float32,
-    rule: str = "token",
+    b,
+    gamma,
+    v,
+    dtype=torch.float32,
+    rule="token",
     *,
-    kind: str = "logits",
-    draft: str = "full",
-    filters: str = "off",
-    layout: str = "dense",
-    id_dtype: torch.dtype = torch.int64,
-    acceptance: float = 0.8,
-    limits: bool = False,
-    bare: bool = False,
+    kind="logits",
+    draft="full",
+    filters="off",
+    layout="dense",
+    id_dtype=torch.int64,
+    acceptance=0.8,
+    limits=False,
+    bare=False,
 ) -> Case:
     """A case of `verify_chain`.
 

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 
-def filtered_distribution(
-    logits: Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> Tensor:
+def filtered_distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> Tensor:
     """[V] float64 probabilities of one row [V], by pairwise comparisons instead of a threshold.
 
     A token survives if fewer than top_k tokens are larger, if the larger survivors hold less than

@@ -8,7 +8,7 @@ sampling, no tolerance for noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,14 +41,7 @@ class RealizedDistribution:
         return float((self.accepted * torch.arange(len(self.accepted))).sum())
 
 
-def enumerate_distribution(
-    verify: Verify,
-    draft: Sequence[Tensor],
-    target: Sequence[Tensor],
-    *,
-    steps: int = 36,
-    like: Verify | None = None,
-) -> RealizedDistribution:
+def enumerate_distribution(verify, draft, target, *, steps=36, like=None) -> RealizedDistribution:
     """Measures a verifier on every draft tuple, every cell of its acceptance uniforms and every
     cell of the uniform that draws the last token.
 
@@ -112,13 +105,7 @@ def check_constant(
         )
 
 
-def bisect(
-    inside: Callable[[Tensor, Tensor], Tensor],
-    n: int,
-    steps: int,
-    guess: Tensor | None = None,
-    together: int = 1,
-) -> Tensor:
+def bisect(inside, n, steps, guess=None, together=1) -> Tensor:
     """[n] float64: where the interval from 0 on which `inside` holds ends; 1 if it holds for all.
 
     inside: (rows [M] int64, which of the n; places [M] float64) -> [M] bool.
@@ -188,14 +175,7 @@ def _acceptance_cells(
     return tuples, low, high
 
 
-def _acceptance_edges(
-    verify: Verify,
-    drafts: Tensor,
-    contexts: Tensor,
-    i: int,
-    steps: int,
-    guess: Tensor | None = None,
-) -> Tensor:
+def _acceptance_edges(verify, drafts, contexts, i, steps, guess=None) -> Tensor:
     """[n, contexts] float64: where the number of accepted drafts changes with uniform i."""
     n, gamma = drafts.shape
     uniforms = torch.full((n, len(contexts), gamma + 1), 0.5, dtype=torch.float64)
@@ -215,15 +195,7 @@ def _acceptance_edges(
     return bisect(as_at_zero, len(repeated), steps, guess).view(n, -1)
 
 
-def _token_cells(
-    verify: Verify,
-    like: Verify | None,
-    drafts: Tensor,
-    lows: Tensor,
-    highs: Tensor,
-    v: int,
-    steps: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _token_cells(verify, like, drafts, lows, highs, v, steps) -> tuple[Tensor, Tensor, Tensor]:
     """Splits every cell where the last token changes with the last uniform."""
     n = len(drafts)
     middle = torch.cat([(lows + highs) / 2, torch.zeros(n, 1, dtype=torch.float64)], -1)

@@ -33,16 +33,7 @@ def pack_case(n: int, k: int, dtype: torch.dtype = f32) -> Case:
     return Case("pack_linear", "-".join([f"N{n}", f"K{k}", SHORT[dtype]]), build)
 
 
-def linear_case(
-    lead: tuple[int, ...],
-    n: int,
-    k: int,
-    dtype: torch.dtype = f32,
-    *,
-    bias: bool = True,
-    kind: str = "normal",
-    layout: str = "dense",
-) -> Case:
+def linear_case(lead, n, k, dtype=f32, *, bias=True, kind="normal", layout="dense") -> Case:
     """A case of `packed_linear` on x [*lead, k]; `kind` is that of x."""
 
     def build(g: Generator) -> Args:
@@ -70,15 +61,15 @@ def visible_slots(how: str, b: int, n: int, s: int, g: Generator) -> Tensor | No
 
 
 def attention_case(
-    sizes: tuple[int, int, int, int, int, int],
-    dtype: torch.dtype = f32,
+    sizes,
+    dtype=f32,
     *,
-    value_size: int | None = None,
-    mask: str = "chain",
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    layout: str = "static",
-    kind: str = "normal",
+    value_size=None,
+    mask="chain",
+    scale=None,
+    soft_cap=None,
+    layout="static",
+    kind="normal",
 ) -> Case:
     """A case of `cached_attention` of sizes (B, H, H_kv, n, S, D).
 
@@ -121,14 +112,7 @@ def vectors(sizes: list[int], g: Generator, dtype: torch.dtype) -> list[Tensor]:
 
 
 def norm_qkv_rope_case(
-    sizes: tuple[int, int, int, int, int, int],
-    dtype: torch.dtype = f32,
-    *,
-    biases: bool = False,
-    head_norms: bool = False,
-    shared: bool = False,
-    epsilon: float = 1e-5,
-    layout: str = "dense",
+    sizes, dtype=f32, *, biases=False, head_norms=False, shared=False, epsilon=1e-05, layout="dense"
 ) -> Case:
     """A case of `norm_qkv_rope` of sizes (B, n, C, H, H_kv, D).
 
@@ -154,13 +138,7 @@ def norm_qkv_rope_case(
 
 
 def output_norm_mlp_case(
-    sizes: tuple[int, int, int, int, int],
-    dtype: torch.dtype = f32,
-    *,
-    output_bias: bool = False,
-    biases: bool = False,
-    epsilon: float = 1e-5,
-    layout: str = "dense",
+    sizes, dtype=f32, *, output_bias=False, biases=False, epsilon=1e-05, layout="dense"
 ) -> Case:
     """A case of `output_norm_mlp` of sizes (B, n, A, C, I)."""
     b, n, a, c, i = sizes
@@ -181,14 +159,14 @@ def output_norm_mlp_case(
 
 
 def decoder_layer_case(
-    sizes: tuple[int, ...],
-    dtype: torch.dtype = f32,
+    sizes,
+    dtype=f32,
     *,
-    biases: bool = False,
-    head_norms: bool = False,
-    mask: str = "ragged",
-    hidden_slots: int = 3,
-    layout: str = "dense",
+    biases=False,
+    head_norms=False,
+    mask="ragged",
+    hidden_slots=3,
+    layout="dense",
 ) -> Case:
     """A case of `decoder_layer_` of sizes (B, n, C, H, H_kv, D, I, S).
 

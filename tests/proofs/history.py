@@ -11,15 +11,7 @@ i32, i64 = torch.int32, torch.int64
 
 
 def ngram_case(
-    b: int,
-    columns: int,
-    gamma: int,
-    dtype: torch.dtype = i64,
-    *,
-    ids: int = 3,
-    ngrams: tuple[int, int] = (4, 2),
-    lengths: str = "ragged",
-    layout: str = "dense",
+    b, columns, gamma, dtype=i64, *, ids=3, ngrams=(4, 2), lengths="ragged", layout="dense"
 ) -> Case:
     """A case of `ngram_propose` on texts of few distinct ids.
 

@@ -7,7 +7,6 @@ but where a result lies so near the middle of two numbers that the order of a su
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -95,16 +94,7 @@ def _silu(x: Interval, dtype: torch.dtype) -> Interval:
 
 
 def norm_qkv_rope(
-    x: Tensor,
-    norm: Tensor,
-    qkv: Sequence[Tensor],
-    in_features: Sequence[int],
-    out_features: Sequence[int],
-    cos: Tensor,
-    sin: Tensor,
-    biases: Sequence[Tensor],
-    head_norms: Sequence[Tensor],
-    epsilon: float,
+    x, norm, qkv, in_features, out_features, cos, sin, biases, head_norms, epsilon
 ) -> list[Interval]:
     """Of queries, keys and values."""
     normed, out = _norm(_exactly(x), norm, epsilon), []
@@ -119,16 +109,7 @@ def norm_qkv_rope(
 
 
 def output_norm_mlp(
-    attended: Tensor,
-    residual: Tensor,
-    norm: Tensor,
-    output: Tensor,
-    mlp: Sequence[Tensor],
-    in_features: Sequence[int],
-    out_features: Sequence[int],
-    output_bias: Tensor | None,
-    biases: Sequence[Tensor],
-    epsilon: float,
+    attended, residual, norm, output, mlp, in_features, out_features, output_bias, biases, epsilon
 ) -> list[Interval]:
     """Of the hidden states after the layer."""
     dtype, bias = residual.dtype, biases or (None,) * 3

@@ -64,15 +64,7 @@ def _paths(b: int, p: int, nodes: int, g: Generator) -> Tensor:
     return made
 
 
-def compact_case(
-    b: int,
-    s: int,
-    p: int,
-    dtype: torch.dtype = torch.float32,
-    *,
-    layout: str = "dense",
-    id_dtype: torch.dtype = torch.int64,
-) -> Case:
+def compact_case(b, s, p, dtype=torch.float32, *, layout="dense", id_dtype=torch.int64) -> Case:
     """A case of `kv_compact_` with four caches and trees that reach beyond some of them."""
 
     def build(g: Generator) -> Args:
@@ -107,15 +99,7 @@ def _pools(
 
 
 def paged_append_case(
-    b: int,
-    m: int,
-    size: int,
-    n: int,
-    dtype: torch.dtype = torch.float32,
-    *,
-    layout: str = "NHD",
-    ragged: bool = True,
-    table_dtype: torch.dtype = torch.int32,
+    b, m, size, n, dtype=torch.float32, *, layout="NHD", ragged=True, table_dtype=torch.int32
 ) -> Case:
     """A case of `paged_append_` with three caches; some sequences reach beyond their tables."""
 
@@ -135,14 +119,7 @@ def paged_append_case(
 
 
 def paged_compact_case(
-    b: int,
-    m: int,
-    size: int,
-    p: int,
-    dtype: torch.dtype = torch.float32,
-    *,
-    layout: str = "NHD",
-    id_dtype: torch.dtype = torch.int64,
+    b, m, size, p, dtype=torch.float32, *, layout="NHD", id_dtype=torch.int64
 ) -> Case:
     """A case of `paged_compact_` with three caches and `size` tokens a block."""
 
@@ -185,15 +162,7 @@ def realign_case(
     return Case("kv_realign_", name, build)
 
 
-def ring_case(
-    b: int,
-    s: int,
-    window: int,
-    dtype: torch.dtype = torch.float32,
-    *,
-    fill: bool,
-    layout: str = "dense",
-) -> Case:
+def ring_case(b, s, window, dtype=torch.float32, *, fill, layout="dense") -> Case:
     """A case of `ring_truncate_` with rings that were overwritten and some that were not."""
 
     def build(g: Generator) -> Args:

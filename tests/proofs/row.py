@@ -22,14 +22,7 @@ bf16, f16 = torch.bfloat16, torch.float16
 
 
 def sample_case(
-    r: int,
-    v: int,
-    dtype: torch.dtype = torch.float32,
-    *,
-    filters: str = "off",
-    noise: str = "draft",
-    method: str = "cdf",
-    layout: str = "dense",
+    r, v, dtype=torch.float32, *, filters="off", noise="draft", method="cdf", layout="dense"
 ) -> Case:
     """A case of `sample` with r rows of v logits."""
 

@@ -54,15 +54,7 @@ class RealizedTreeDistribution(RealizedDistribution):
 
 
 def enumerate_tree_distribution(
-    verify: TreeVerify,
-    parents: Sequence[int],
-    drafts: Tensor,
-    weights: Tensor,
-    target: Sequence[Tensor],
-    *,
-    upward: bool = False,
-    steps: int = 32,
-    like: TreeVerify | None = None,
+    verify, parents, drafts, weights, target, *, upward=False, steps=32, like=None
 ) -> RealizedTreeDistribution:
     """Measures a verifier on every tuple of drafted tokens and every cell of its uniforms.
 

@@ -28,16 +28,7 @@ def random_parents(b: int, n: int, g: Generator, shape: str = "random") -> Tenso
     return parents
 
 
-def attention_case(
-    b: int,
-    n: int,
-    slots: int,
-    dtype: torch.dtype = i64,
-    *,
-    shape: str = "random",
-    window: int = 0,
-    layout: str = "dense",
-) -> Case:
+def attention_case(b, n, slots, dtype=i64, *, shape="random", window=0, layout="dense") -> Case:
     """A case of `tree_attention` in which some trees reach beyond the last slot."""
 
     def build(g: Generator) -> Args:
@@ -49,16 +40,7 @@ def attention_case(
     return Case("tree_attention", "-".join(words), build)
 
 
-def rerank_case(
-    b: int,
-    m: int,
-    size: int,
-    dtype: torch.dtype = i64,
-    *,
-    shape: str = "random",
-    levels: int = 0,
-    layout: str = "dense",
-) -> Case:
+def rerank_case(b, m, size, dtype=i64, *, shape="random", levels=0, layout="dense") -> Case:
     """A case of `rerank_tree` with absent nodes; few `levels` of the scores make ties."""
 
     def build(g: Generator) -> Args:
@@ -77,16 +59,7 @@ def rerank_case(
     return Case("rerank_tree", "-".join(words), build)
 
 
-def trie_case(
-    b: int,
-    k: int,
-    length: int,
-    size: int,
-    dtype: torch.dtype = i64,
-    *,
-    merge: bool = True,
-    layout: str = "dense",
-) -> Case:
+def trie_case(b, k, length, size, dtype=i64, *, merge=True, layout="dense") -> Case:
     """A case of `build_trie`: few distinct tokens, so that prefixes coincide; some end by -1."""
 
     def build(g: Generator) -> Args:
@@ -99,15 +72,7 @@ def trie_case(
 
 
 def expand_case(
-    b: int,
-    f: int,
-    v: int,
-    width: int,
-    dtype: torch.dtype = torch.float32,
-    *,
-    temperature: str = "one",
-    rows: str = "zipf",
-    layout: str = "dense",
+    b, f, v, width, dtype=torch.float32, *, temperature="one", rows="zipf", layout="dense"
 ) -> Case:
     """A case of `expand_tree`.
 

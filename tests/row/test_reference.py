@@ -116,10 +116,7 @@ def dyadic(rng, shape):
     return np.array(rows, dtype=np.float64).reshape(shape) / 16
 
 
-EXACT = {
-    "token": (rational.token, rational.sixteenths),
-    "block": (rational.block, dyadic),
-}
+EXACT = {"token": (rational.token, rational.sixteenths), "block": (rational.block, dyadic)}
 
 
 @pytest.mark.parametrize("rule", EXACT)

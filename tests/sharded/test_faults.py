@@ -7,11 +7,7 @@ import time
 import pytest
 import torch
 from proofs.chain import chain_case
-from support.providers import (
-    assert_outputs_close,
-    provider,
-    verify,
-)
+from support.providers import assert_outputs_close, provider, verify
 from support.ranks import Ranks
 from support.sharded import (
     decide_alone,
@@ -145,10 +141,7 @@ WRONG = [
     ({"target_shard": [1.0]}, "TypeError: target_shard must be a tensor, got [1.0]"),
     ({"target_shard": None}, "TypeError: target_shard must be a tensor, got None"),
     ({"target_shard": torch.zeros(2, 3, 10, device="meta")}, "on the device of target_shard, "),
-    (
-        {"target_shard": torch.zeros(2, 4, 10)},
-        "[B, gamma+1, W] = [2, 3, W], got [2, 4, 10]",
-    ),
+    ({"target_shard": torch.zeros(2, 4, 10)}, "[B, gamma+1, W] = [2, 3, W], got [2, 4, 10]"),
     ({"draft_shard": torch.zeros(2, 1, 10)}, "must be [B, gamma, W] = [2, 2, W], got [2, 1, 10]"),
     ({"draft_shard": SampledDraft(ROWS, None, None, 1.0)}, "logsumexp must be a tensor, got None"),
     ({"draft_shard": SparseDraft(ROWS.int(), ROWS[..., :2])}, "ids must have the shape of the dra"),

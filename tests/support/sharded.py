@@ -14,11 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import SampledDraft, SparseDraft
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.sharded import (
-    distribution,
-    verify_chain,
-    verify_chain_sharded,
-)
+from specdec_kernels.sharded import distribution, verify_chain, verify_chain_sharded
 
 
 def even_starts(vocab, ranks):

@@ -82,11 +82,11 @@ class Library:
         self._native.simt_warp_mass.restype = ctypes.c_double
         self._native.simt_warp_mass.argtypes = [ctypes.c_float, ctypes.c_void_p]
         self._native.simt_choose.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p)
         ]
         self._native.simt_measure.restype = ctypes.c_double
         self._native.simt_measure.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p),
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p)
         ]
 
     def op(self, name: str):
@@ -130,15 +130,7 @@ class Library:
             self._native.simt_workspace(ALL_ONES)
 
     def plan(
-        self,
-        device,
-        sequences: int,
-        rows: int,
-        warp_tiles: int,
-        *,
-        again: bool = True,
-        tests: bool = False,
-        drafts: bool = False,
+        self, device, sequences, rows, warp_tiles, *, again=True, tests=False, drafts=False
     ) -> Plan:
         """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once.
 

@@ -12,12 +12,7 @@ pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
 import torch
-from support.providers import (
-    assert_close,
-    assert_outputs_close,
-    record_allocations,
-    verify_tree,
-)
+from support.providers import assert_close, assert_outputs_close, record_allocations, verify_tree
 from support.triton_interpreter import small_tiles  # noqa: F401  # a fixture
 
 from specdec_kernels import reference
