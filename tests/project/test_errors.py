@@ -65,6 +65,7 @@ def given_to(where, args):
         return "cpp", without_values(args, "cpu" if where == "fake" else "meta")
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("op", "where"), WHERE)
 def test_names_the_argument_the_rule_and_the_value(op, where):
     wrong = []
