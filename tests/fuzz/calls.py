@@ -22,6 +22,7 @@ from fuzz.values import (
 )
 
 import specdec_kernels as sk
+from specdec_kernels import _library
 
 
 class Call(NamedTuple):
@@ -468,27 +469,4 @@ def decoder_layer_(r):
     })  # fmt: skip
 
 
-MAKERS = {
-    "sample": sample,
-    "verify_chain": verify_chain,
-    "verify_tree": verify_tree,
-    "kv_append_": kv_append_,
-    "kv_truncate_": kv_truncate_,
-    "kv_compact_": kv_compact_,
-    "paged_append_": paged_append_,
-    "paged_compact_": paged_compact_,
-    "paged_truncate_": paged_truncate_,
-    "kv_realign_": kv_realign_,
-    "ring_truncate_": ring_truncate_,
-    "tree_attention": tree_attention,
-    "rerank_tree": rerank_tree,
-    "build_trie": build_trie,
-    "expand_tree": expand_tree,
-    "ngram_propose": ngram_propose,
-    "pack_linear": pack_linear,
-    "packed_linear": packed_linear,
-    "cached_attention": cached_attention,
-    "norm_qkv_rope": norm_qkv_rope,
-    "output_norm_mlp": output_norm_mlp,
-    "decoder_layer_": decoder_layer_,
-}
+MAKERS = {op: globals()[op] for op in _library.OPS}

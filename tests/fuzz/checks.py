@@ -147,7 +147,7 @@ def check_verdict(given, drafted, tokens, num_accepted, status, logprobs, accept
         assert not (nothing & ~invalid).any(), f"status is {status}, row 0 invalid: {nothing}"
 
 
-def check_chain(given, *outputs):
+def check_verify_chain(given, *outputs):
     drafted = given["draft_token_ids"]
     check_verdict(given, drafted, *outputs)
     tokens, num_accepted = outputs[:2]
@@ -155,7 +155,7 @@ def check_chain(given, *outputs):
     assert (tokens[:, :-1][kept] == drafted[kept]).all(), f"accepted {tokens} of {drafted}"
 
 
-def check_tree(given, path, *outputs):
+def check_verify_tree(given, path, *outputs):
     drafted, parents = given["tree_tokens"], given["parents"]
     check_verdict(given, drafted, *outputs)
     tokens, num_accepted, status = outputs[:3]
@@ -281,19 +281,7 @@ def check_decoder_layer(given, y):
             assert_close("a cache", cache, want)
 
 
+# By op, whose functions are named after it.
 CHECKS = {
-    "decoder_layer_": check_decoder_layer,
-    "norm_qkv_rope": check_norm_qkv_rope,
-    "output_norm_mlp": check_output_norm_mlp,
-    "cached_attention": check_cached_attention,
-    "pack_linear": check_pack_linear,
-    "packed_linear": check_packed_linear,
-    "sample": check_sample,
-    "verify_chain": check_chain,
-    "verify_tree": check_tree,
-    "expand_tree": check_expand_tree,
-    "paged_truncate_": check_paged_truncate,
-    "rerank_tree": check_rerank_tree,
-    "build_trie": check_build_trie,
-    "ngram_propose": check_ngram_propose,
+    op: globals()[check] for op in _library.OPS if (check := f"check_{op.rstrip('_')}") in globals()
 }

@@ -7,6 +7,7 @@ import proofs
 import pytest
 import specdec_host
 import torch
+from support.error_table import CALLS, IDS, arguments_of
 from support.providers import provider, tensors
 
 import specdec_kernels as sk
@@ -16,18 +17,13 @@ OTHER = {torch.int32: torch.int64, torch.int64: torch.int32}
 # Public functions make int32 of these, and kernels read nothing else.
 INT32_ONLY = {"top_ks", "draft_columns"}
 LAST = 2**31 - 1
-PURE = ("sample", "verify_chain", "verify_tree")
-
-
-def _arguments(op):
-    return [a.name for a in getattr(torch.ops.specdec_kernels, op).default._schema.arguments]
 
 
 def _integers(op):
     """(name, case) for each integer argument that some case gives, with a small such case."""
     found = {}
     for case in sorted(proofs.cases(op), key=lambda c: c.rows * c.vocabulary):
-        for name, value in zip(_arguments(op), case.args(), strict=True):
+        for name, value in zip(arguments_of(op), case.args(), strict=True):
             integer = torch.is_tensor(value) and value.dtype in OTHER and value.numel()
             if integer and name not in INT32_ONLY and 0 not in map(len, tensors([*case.args()])):
                 found.setdefault(name, case)
@@ -38,17 +34,10 @@ WIDTHS = [(op, name, case) for op in _library.OPS for name, case in _integers(op
 
 
 def test_every_integer_argument_is_looked_at():
-    assert {(op, name) for op, name, _ in WIDTHS} >= {
-        *((op, x) for op in PURE for x in ("seeds", "positions")),
-        *((op, "target_indptr") for op in PURE[1:]),
-        *(("verify_chain", x) for x in ("draft_token_ids", "eos_token_ids", "max_new_tokens")),
-        *(("verify_tree", x) for x in ("tree_tokens", "parents", "draft_rows")),
-        *(("paged_append_", x) for x in ("block_tables", "positions", "counts")),
-        *(("paged_truncate_", x) for x in ("block_tables", "lengths", "new_lengths")),
-        *(("kv_realign_", x) for x in ("starts", "lengths", "shifts")),
-        *(("ngram_propose", x) for x in ("history", "lengths")),
-        ("tree_attention", "lengths"), ("decoder_layer_", "positions"), ("kv_compact_", "path"),
-    }  # fmt: skip
+    """All that error_table.py declares to be int32 or int64."""
+    declared = {(op, name) for op, calls in CALLS.items() for _, rules in calls
+                for name, rule in rules.items() if rule[1] == IDS}  # fmt: skip
+    assert {(op, name) for op, name, _ in WIDTHS} >= declared
 
 
 def _case_of(op, name, case, width):
@@ -57,7 +46,7 @@ def _case_of(op, name, case, width):
         a.clamp(-LAST, LAST) if torch.is_tensor(a) and a.dtype == torch.int64 else a
         for a in case.args()
     ]
-    at = _arguments(op).index(name)
+    at = arguments_of(op).index(name)
     args[at] = args[at].to(width)
     return args
 
@@ -82,7 +71,7 @@ def test_both_widths_give_the_same_results(by, op, name, case):
         out = tensors([provider(op, by)(*args)])
         fake = tensors([getattr(torch.ops.specdec_kernels, op).default(*map(_meta, args))])
         assert [(x.dtype, x.shape) for x in fake] == [(x.dtype, x.shape) for x in out]
-        assert args[_arguments(op).index(name)].dtype == width
+        assert args[arguments_of(op).index(name)].dtype == width
         results.append([x.double() for x in [*out, *tensors(args)]])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -18,21 +18,11 @@ from support import simt_ops, triton_interpreter
 from specdec_kernels import _library
 from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
 
+# The outputs of each op; few ops name none in their schema.
 OUTPUTS = {
-    "sample": ("tokens", "logprobs", "logsumexp", "threshold", "status"),
-    "verify_chain": ("tokens", "num_accepted", "status", "logprobs", "accept_probs"),
-    "verify_tree": ("path", "tokens", "num_accepted", "status", "logprobs", "accept_probs"),
-    "tree_attention": ("mask", "positions"),
-    "rerank_tree": ("tokens", "parents", "nodes"),
-    "expand_tree": ("tokens", "scores", "frontier"),
-    "build_trie": ("tokens", "parents", "nodes", "num_nodes"),
-    "ngram_propose": ("tokens", "counts"),
-    "pack_linear": ("panels",),
-    "packed_linear": ("y",),
-    "cached_attention": ("out",),
-    "norm_qkv_rope": ("query", "key", "value"),
-    "output_norm_mlp": ("y",),
-    "decoder_layer_": ("y",),
+    op: [r.name.removesuffix("_out") or f"output {i}" for i, r in enumerate(schema.returns)]
+    for op in _library.OPS
+    for schema in [getattr(torch.ops.specdec_kernels, op).default._schema]
 }
 # Providers that round differently draw different tokens only where a uniform lies this close to a
 # step of the cumulative distribution: the share of draws in which that may happen.
