@@ -1,6 +1,7 @@
 """`verify_tree` of every provider against the reference, and trees with a known answer."""
 
 import random
+from typing import Any, NamedTuple
 
 import proofs
 import pytest
@@ -150,6 +151,24 @@ def test_a_chain_gives_the_bits_of_verify_chain(name, rule, tree_rule, given):
 # Trees with a known answer. Tokens are 0 to 3, and each target row is uniform over some of them.
 
 
+class Decided(NamedTuple):
+    """What `verify_tree` returns, the first four as lists."""
+
+    path: list[Any]
+    tokens: list[Any]
+    accepted: list[int]
+    status: list[int]
+    logprobs: torch.Tensor
+    accept_probs: torch.Tensor
+
+
+def decided(name, target, tokens, parents, draft=None, **options):
+    """tokens, parents: of one tree, or [B, N]."""
+    nodes = [x if torch.is_tensor(x) else torch.tensor([x]) for x in (tokens, parents)]
+    out = verify_tree(provider("verify_tree", name), target, *nodes, draft, **options)
+    return Decided(*(x.tolist() for x in out[:4]), *out[4:])
+
+
 def uniform_over(*rows):
     target = torch.full((1, len(rows), 4), -torch.inf)
     for i, tokens in enumerate(rows):
@@ -161,51 +180,45 @@ def f64(*values):
     return torch.tensor([values], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def rows_of(*rows):
+    return torch.tensor([rows], dtype=torch.int32)
+
+
+by_provider = pytest.mark.parametrize("name", ALL_PROVIDERS)
+UNKNOWN = (torch.zeros(1, 1).double(), torch.full((1, 1), -torch.inf), 1.0)  # wrong statistics
+
+
+@by_provider
 def test_layout_of_the_outputs(name):
     """Node 0 is rejected, its sibling 2 and its child 3 are accepted, and a bonus token follows."""
     target = uniform_over((1, 2), (0,), (0,), (3,), (2, 3))
-    tokens, parents = torch.tensor([[0, 3, 1, 3]]), torch.tensor([[-1, 0, -1, 2]])
-    got = verify_tree(
-        provider("verify_tree", name), target, tokens, parents, rule="target_only",
-        uniforms=f64(0, 0, 0, 0, 0.4, 0.5, 0.9, 0, 0),
-    )  # fmt: skip
-    assert got[0].tolist() == [[2, 3, -1, -1]]
-    assert got[1].tolist() == [[1, 3, 3, -1, -1]]
-    assert (int(got[2]), int(got[3])) == (2, 0)
+    got = decided(name, target, [0, 3, 1, 3], [-1, 0, -1, 2], rule="target_only",
+                  uniforms=f64(0, 0, 0, 0, 0.4, 0.5, 0.9, 0, 0))  # fmt: skip
+    assert got[:4] == ([[2, 3, -1, -1]], [[1, 3, 3, -1, -1]], [2], [0])
     half = -0.6931472
-    assert_close("logprobs", got[4], torch.tensor([[half, 0, half, 0, 0]]), atol=1e-6)
-    assert_close("accept_probs", got[5], torch.tensor([[0, NAN, 0.5, 1]]), atol=1e-6)
+    assert_close("logprobs", got.logprobs, torch.tensor([[half, 0, half, 0, 0]]), atol=1e-6)
+    assert_close("accept_probs", got.accept_probs, torch.tensor([[0, NAN, 0.5, 1]]), atol=1e-6)
 
 
 @each(TOP_DOWN_RULES)
 def test_siblings_with_equal_tokens_count_as_one_node(name, rule):
     """Two siblings have token 1, and the accepted child is below the second."""
     target = uniform_over((1,), (2,), (2,), (3,), (3,))
-    tokens, parents = torch.tensor([[1, 1, 0, 2]]), torch.tensor([[-1, -1, 0, 1]])
-    draft = torch.full((1, 4, 4), 0.25) if rule == "k_seq" else None
-    kind = "probs" if rule == "k_seq" else "logits"
-    rows = target.softmax(-1) if rule == "k_seq" else target
-    got = verify_tree(provider("verify_tree", name), rows, tokens, parents, draft, kind=kind,
-                      rule=rule)  # fmt: skip
-    assert got[0].tolist() == [[0, 3, -1, -1]]
-    assert got[1].tolist() == [[1, 2, 3, -1, -1]]
+    form = dict(draft=torch.full((1, 4, 4), 0.25), kind="probs") if rule == "k_seq" else {}
+    target = target.softmax(-1) if form else target
+    got = decided(name, target, [1, 1, 0, 2], [-1, -1, 0, 1], rule=rule, **form)
+    assert got[:2] == ([[0, 3, -1, -1]], [[1, 2, 3, -1, -1]])
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_traversal_keeps_siblings_with_equal_tokens_apart(name):
     """The accepted child is below the second sibling; the first is tested without it."""
     target = uniform_over((1, 2), (2,), (2,), (3,))
-    tokens, parents = torch.tensor([[1, 1, 2]]), torch.tensor([[-1, -1, 1]])
-    draft = torch.full((1, 3, 4), 0.0)  # token 1 has P/Q = 2, and (P - Q)+ / Q = 1 once rejected
-    op = provider("verify_tree", name)
-    got = verify_tree(op, target, tokens, parents, draft, rule="traversal",
-                      uniforms=f64(0.5, 0, 0, 0, 0, 0, 0))  # fmt: skip
-    assert got[0].tolist() == [[0, -1, -1]]
-    tokens = torch.tensor([[3, 1, 2]])
-    got = verify_tree(op, target, tokens, parents, draft, rule="traversal",
-                      uniforms=f64(0, 0, 0, 0, 0, 0, 0))  # fmt: skip
-    assert got[0].tolist() == [[1, 2, -1]]
+    draft = torch.zeros(1, 3, 4)  # token 1 has P/Q = 2, and (P - Q)+ / Q = 1 once rejected
+    for tokens, first, path in (([1, 1, 2], 0.5, [0, -1, -1]), ([3, 1, 2], 0, [1, 2, -1])):
+        got = decided(name, target, tokens, [-1, -1, 1], draft, rule="traversal",
+                      uniforms=f64(first, 0, 0, 0, 0, 0, 0))  # fmt: skip
+        assert got.path == [path]
 
 
 def star(rule, draft=None, **kw):
@@ -220,7 +233,6 @@ def star(rule, draft=None, **kw):
 @pytest.mark.covering(emulated=1)
 @each(TREE_RULES)
 def test_limits_end_the_path(name, rule):
-    op = provider("verify_tree", name)
     for kw, path, tokens in (
         ({}, [2], [2, 3]),
         (dict(max_new_tokens=torch.tensor([0])), [-1], [-1, -1]),
@@ -233,78 +245,66 @@ def test_limits_end_the_path(name, rule):
         (dict(max_depth=0), [], [2]),
     ):
         *args, given = star(rule, **kw)
-        got = verify_tree(op, *args, **({"max_depth": 1} | given))
-        assert got[0].tolist() == [path], kw
-        assert got[1].tolist() == [tokens], kw
-        assert int(got[2]) == sum(n >= 0 for n in path)
-        assert int(got[3]) == 0
+        got = decided(name, *args, **({"max_depth": 1} | given))
+        assert got[:4] == ([path], [tokens], [sum(n >= 0 for n in path)], [0]), kw
 
 
 @each(TREE_RULES)
 def test_nodes_out_of_range_are_absent_and_set_a_status_bit(name, rule):
-    op = provider("verify_tree", name)
     target, tokens, parents, draft, kw = star(rule)
     for bad_token, bad_parent, status in (
         (-1, -1, 0), (4, -1, 8), (-2, -1, 8), (2**40, -1, 8), (2, 2, 8), (2, 3, 8), (2, -2, 8),
         (2, 2**40, 8),
     ):  # fmt: skip
         tokens[0, 2], parents[0, 2] = bad_token, bad_parent
-        got = verify_tree(op, target, tokens, parents, draft, **kw)
-        assert got[0].tolist() == [[-1] * 4], (bad_token, bad_parent)
-        assert got[1].tolist() == [[2, -1, -1, -1, -1]]
-        assert int(got[3]) == status
+        got = decided(name, target, tokens, parents, draft, **kw)
+        assert got[:4] == ([[-1] * 4], [[2, -1, -1, -1, -1]], [0], [status]), (tokens, parents)
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_descendants_of_an_absent_node_are_absent(name):
     target = uniform_over((1,), (2,), (2,), (2,))
-    tokens, parents = torch.tensor([[-1, 1, 2]]), torch.tensor([[-1, 0, 1]])
-    got = verify_tree(provider("verify_tree", name), target, tokens, parents, rule="greedy")
-    assert (got[0].tolist(), int(got[3])) == ([[-1, -1, -1]], 0)
+    got = decided(name, target, [-1, 1, 2], [-1, 0, 1], rule="greedy")
+    assert (got.path, got.status) == ([[-1, -1, -1]], [0])
 
 
 @each(TREE_RULES)
 def test_an_invalid_target_row_emits_nothing(name, rule):
-    op = provider("verify_tree", name)
     for bad in (NAN, torch.inf, -torch.inf):
         target, *args, kw = star(rule)
         target[0, 3] = bad  # the row of node 2, which is accepted
-        got = verify_tree(op, target, *args, **kw)
-        assert (got[0].tolist(), got[1].tolist()) == ([[2, -1, -1, -1]], [[2, -1, -1, -1, -1]])
-        assert int(got[3]) == 1
+        got = decided(name, target, *args, **kw)
+        assert got[:4] == ([[2, -1, -1, -1]], [[2, -1, -1, -1, -1]], [1], [1])
         target[0, 0] = bad
-        got = verify_tree(op, target, *args, **kw)
-        assert (int(got[2]), int(got[3]), got[1].max()) == (0, 1, -1)
+        got = decided(name, target, *args, **kw)
+        assert got[1:4] == ([[-1] * 5], [0], [1])
 
 
 @pytest.mark.covering(emulated=1)
 @each(TREE_RULES_READING_DRAFT)
 def test_an_invalid_draft_row_ends_the_trials(name, rule):
     """The next token is drawn from the residual before that child, which is P here."""
-    op = provider("verify_tree", name)
     target, tokens, parents, _, kw = star(rule)
+    # top_k_plus_one accepts the draw from P, which is a child.
+    accepted = int(rule == "top_k_plus_one")
     for bad in (NAN, torch.inf):
         draft = torch.full((1, 1, 4), bad)
-        for rows in (torch.zeros(1, 4), torch.full((1, 4), 1), torch.full((1, 4), -1)):
-            got = verify_tree(op, target, tokens, parents, draft, draft_rows=rows.int(), **kw)
-            # top_k_plus_one accepts the draw from P, which is a child.
-            accepted = int(rule == "top_k_plus_one")
-            assert (int(got[2]), int(got[3])) == (accepted, 2), rows
-            assert int(got[1][0, 0]) == 2
+        for row in (0, 1, -1):
+            got = decided(
+                name, target, tokens, parents, draft, draft_rows=rows_of(*[row] * 4), **kw
+            )
+            assert (got.accepted, got.status, got.tokens[0][0]) == ([accepted], [2], 2), row
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_trials_before_an_invalid_draft_row_count(name):
     """Rejecting node 0 leaves token 2 in the residual; the second draft row is invalid."""
-    target = uniform_over((1, 2), (0,), (0,))
+    target = uniform_over((1, 2), (0,), (0,)).softmax(-1)
     draft = torch.tensor([[[0.0, 0.5, 0.0, 0.5], [NAN] * 4]])
-    tokens, parents = torch.tensor([[3, 1]]), torch.tensor([[-1, -1]])
     for last in (0.0, 0.99):
-        got = verify_tree(
-            provider("verify_tree", name), target.softmax(-1), tokens, parents, draft,
-            kind="probs", rule="multi_draft", uniforms=f64(0, 0, last, 0, 0),
-        )  # fmt: skip
-        assert (got[1].tolist(), int(got[3])) == ([[2, -1, -1]], 2)
+        got = decided(name, target, [3, 1], [-1, -1], draft, kind="probs", rule="multi_draft",
+                      uniforms=f64(0, 0, last, 0, 0))  # fmt: skip
+        assert (got.tokens, got.status) == ([[2, -1, -1]], [2])
 
 
 @each(TREE_RULES_READING_DRAFT)
@@ -312,26 +312,21 @@ def test_an_invalid_draft_entry_of_a_token_that_no_child_has_ends_the_trials(nam
     """The residual, or rho, would depend on it. The next token is drawn from P."""
     target = uniform_over((1, 2), (0,), (0,)).softmax(-1)
     draft = torch.tensor([[[0.25, NAN, 0.25, 0.5]]])
-    got = verify_tree(
-        provider("verify_tree", name), target, torch.tensor([[3, 0]]), torch.tensor([[-1, -1]]),
-        draft, kind="probs", rule=rule, draft_rows=torch.zeros(1, 2, dtype=torch.int32),
-        uniforms=f64(0, 0, 0.99, 0, 0),
-    )  # fmt: skip
-    assert (got[1].tolist(), int(got[3])) == ([[2, -1, -1]], 2)
+    got = decided(name, target, [3, 0], [-1, -1], draft, kind="probs", rule=rule,
+                  draft_rows=rows_of(0, 0), uniforms=f64(0, 0, 0.99, 0, 0))  # fmt: skip
+    assert (got.tokens, got.status) == ([[2, -1, -1]], [2])
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_traversal_draws_from_the_row_of_the_node_that_ends_the_path(name):
     """The row after its rejected child was read last; its mass is in another tile."""
     target, draft = torch.zeros(1, 2, 5000), torch.full((1, 1, 5000), 1 / 5000)
     target[0, 0, [4500, 4600]] = 0.5
     target[0, 1, 3] = 1.0
     draft[0, 0, 9] = NAN
-    got = verify_tree(
-        provider("verify_tree", name), target, torch.tensor([[7]]), torch.tensor([[-1]]), draft,
-        kind="probs", rule="traversal", uniforms=f64(0, 0.9, 0),
-    )  # fmt: skip
-    assert (got[1].tolist(), int(got[3])) == ([[4600, -1]], 2)
+    got = decided(name, target, [7], [-1], draft, kind="probs", rule="traversal",
+                  uniforms=f64(0, 0.9, 0))  # fmt: skip
+    assert (got.tokens, got.status) == ([[4600, -1]], [2])
 
 
 @pytest.mark.slow
@@ -349,66 +344,54 @@ def test_siblings_of_two_parents_and_two_distributions_are_kept_apart(name):
     tokens[:, 1] = tokens[:, 0]
     for rule in ("multi_draft_wor", "multi_draft"):
         given = dict(rule=rule, draft_rows=rows, seeds=torch.arange(n))
-        got = verify_tree(op, target, tokens, parents, draft, **given)
-        expected = verify_tree(want, target, tokens, parents, draft, **given)
-        assert_outputs_close("verify_tree", got, expected)
+        pair = (verify_tree(x, target, tokens, parents, draft, **given) for x in (op, want))
+        assert_outputs_close("verify_tree", *pair)
 
 
 @pytest.mark.parametrize("rule", ["multi_draft_wor", "top_k_plus_one"])
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_a_draft_whose_remaining_mass_underflows_ends_the_trials(name, rule):
     """Node 1 has the token with logit -87.7, which has almost no weight beside logit 0."""
-    target, tokens = torch.zeros(1, 3, 3), torch.tensor([[0, 2]])
     draft = torch.tensor([[[0.0, -87.0, -87.7]]])
-    got = verify_tree(provider("verify_tree", name), target, tokens, torch.full((1, 2), -1), draft,
-                      rule=rule, draft_rows=torch.zeros(1, 2, dtype=torch.int32),
-                      uniforms=f64(0.999, 0, 0.999, 0, 0))  # fmt: skip
-    assert got[5][0, 1].isnan() or rule == "top_k_plus_one"
-    assert got[2].tolist() == [0]
+    got = decided(name, torch.zeros(1, 3, 3), [0, 2], [-1, -1], draft, rule=rule,
+                  draft_rows=rows_of(0, 0), uniforms=f64(0.999, 0, 0.999, 0, 0))  # fmt: skip
+    assert got.accept_probs[0, 1].isnan() or rule == "top_k_plus_one"
+    assert got.accepted == [0]
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_a_sibling_that_cannot_have_been_drawn_is_skipped(name):
     """Node 1, as above; node 2 has a draft row of its own and is tried."""
-    target, tokens = torch.zeros(1, 4, 3), torch.tensor([[0, 2, 1]])
     draft = torch.tensor([[[0.0, -87.0, -87.7], [0.0, 0.0, 0.0]]])
-    got = verify_tree(
-        provider("verify_tree", name), target, tokens, torch.full((1, 3), -1), draft,
-        rule="multi_draft_wor", draft_rows=torch.tensor([[0, 0, 1]], dtype=torch.int32),
-        uniforms=f64(0.999, 0, 0.5, 0, 0, 0, 0),
-    )  # fmt: skip
-    assert got[0].tolist() == [[2, -1, -1]]
+    got = decided(name, torch.zeros(1, 4, 3), [0, 2, 1], [-1] * 3, draft, rule="multi_draft_wor",
+                  draft_rows=rows_of(0, 0, 1), uniforms=f64(0.999, 0, 0.5, 0, 0, 0, 0))  # fmt: skip
+    assert got.path == [[2, -1, -1]]
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_typical_accepts_the_first_of_equally_likely_children(name):
     target = uniform_over((1, 2), (0,), (0,))
-    tokens, parents = torch.tensor([[2, 1]]), torch.tensor([[-1, -1]])
-    got = verify_tree(provider("verify_tree", name), target, tokens, parents, rule="typical")
-    assert got[0].tolist() == [[0, -1]]
+    assert decided(name, target, [2, 1], [-1, -1], rule="typical").path == [[0, -1]]
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_the_bound_of_typical_is_strict_however_the_weight_of_a_maximum_is_rounded(name):
     """A certain token has P = 1 and entropy 0, which is not above a bound of 1."""
     target = torch.full((4, 2, 3), -torch.inf)
     target[..., 1] = torch.tensor([[0.0], [0.3], [1.7], [-2.9]])
-    got = verify_tree(provider("verify_tree", name), target, torch.ones(4, 1).long(),
-                      torch.full((4, 1), -1), rule="typical", epsilon=1.0, delta=1.0)  # fmt: skip
-    assert not got[2].any()
-    assert got[1][:, 0].tolist() == [1] * 4
+    one = torch.ones(4, 1).long()
+    got = decided(name, target, one, -one, rule="typical", epsilon=1.0, delta=1.0)
+    assert got.accepted == [0] * 4
+    assert [row[0] for row in got.tokens] == [1] * 4
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_traversal_draws_from_the_target_after_a_draft_that_nowhere_exceeds_it(name):
     """Q sums to 0.4. No part of P is its own, so the residual counts as empty."""
-    target = uniform_over((1, 2), (0,))
     draft = torch.tensor([[[0.0, 0.4, 0.0, 0.0]]]).log()
-    sampled = (torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), -torch.inf), 1.0)
-    got = verify_tree(provider("verify_tree", name), target, torch.tensor([[3]]),
-                      torch.tensor([[-1]]), draft, rule="traversal", sampled=sampled,
-                      uniforms=f64(0.5, 0.3, 0.3))  # fmt: skip
-    assert (got[1].tolist(), int(got[3])) == ([[1, -1]], Status.EMPTY_RESIDUAL)
+    got = decided(name, uniform_over((1, 2), (0,)), [3], [-1], draft, rule="traversal",
+                  sampled=UNKNOWN, uniforms=f64(0.5, 0.3, 0.3))  # fmt: skip
+    assert (got.tokens, got.status) == ([[1, -1]], [Status.EMPTY_RESIDUAL])
 
 
 @each(TREE_RULES_READING_DRAFT)
@@ -417,18 +400,16 @@ def test_an_infinite_q_is_no_fault_of_the_row(name, rule):
     draft = torch.tensor([[[0.0, 95.0, 0.0, 0.0, 0.0, 0.0]]])
     sampled = (torch.tensor([[95.0]]).double(), torch.zeros(1, 1), 0.5)
     for token, want in ((1, [2, -1]), (2, [2, 0])):
-        got = verify_tree(provider("verify_tree", name), torch.zeros(1, 2, 6),
-                          torch.tensor([[token]]), torch.tensor([[-1]]), draft, rule=rule,
-                          sampled=sampled, uniforms=f64(0.5, 0.25, 0))  # fmt: skip
-        assert (got[1].tolist(), int(got[3])) == ([want], 0)
+        got = decided(name, torch.zeros(1, 2, 6), [token], [-1], draft, rule=rule, sampled=sampled,
+                      uniforms=f64(0.5, 0.25, 0))  # fmt: skip
+        assert (got.tokens, got.status) == ([want], [0])
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@by_provider
 def test_wrong_row_statistics_never_emit_a_token_without_target_probability(name):
     """With these statistics the draft row has exp(300) as a probability."""
     target = torch.tensor([0.0, 1.0, -torch.inf, -torch.inf]).expand(1, 2, 4)
-    sampled = (torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), -torch.inf), 1.0)
-    got = verify_tree(provider("verify_tree", name), target, torch.tensor([[3]]),
-                      torch.tensor([[-1]]), torch.tensor([[[300.0, 250.0, 400.0, 90.0]]]),
-                      rule="multi_draft", sampled=sampled, uniforms=f64(0.5, 0.9, 0))  # fmt: skip
-    assert int(got[1][0, 0]) in (0, 1)
+    draft = torch.tensor([[[300.0, 250.0, 400.0, 90.0]]])
+    got = decided(name, target, [3], [-1], draft, rule="multi_draft", sampled=UNKNOWN,
+                  uniforms=f64(0.5, 0.9, 0))  # fmt: skip
+    assert got.tokens[0][0] in (0, 1)
