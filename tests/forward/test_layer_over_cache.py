@@ -109,35 +109,6 @@ def test_the_public_function_passes_everything_on():
     assert_same(args, y, op(*other), other[CACHES])
 
 
-FIELDS = [
-    (dict(norms=torch.ones(2)), "norms must be a list of tensors, got Tensor"),
-    (dict(qkv=None), "qkv must be a list of PackedLinear, got NoneType"),
-    (dict(mlp=[3]), "mlp[0] must be a PackedLinear, got 3"),
-    (dict(output=None), "output must be a PackedLinear, got None"),
-    (dict(output_bias=0.5), "output_bias must be a tensor, got 0.5"),
-    (dict(qkv_biases=None), "qkv_biases must be a list of tensors, got NoneType"),
-    (dict(mlp_biases=[1]), "mlp_biases[0] must be a tensor, got 1"),
-    (dict(head_norms=[None]), "head_norms[0] must be a tensor, got None"),
-    (dict(epsilon="a"), "epsilon must be a number, got 'a'"),
-    (dict(scale=True), "scale must be a number, got True"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), FIELDS, ids=[next(iter(c)) for c, _ in FIELDS])
-def test_a_field_of_a_wrong_type_is_named(change, message):
-    layer = layer_of(drawn())
-    fields = {name: getattr(layer, name) for name in layer.__dataclass_fields__ if name[0] != "_"}
-    with pytest.raises(TypeError) as error:
-        sk.PackedDecoderLayer(**fields | change)
-    assert str(error.value) == message
-
-
-def test_a_layer_of_a_wrong_type_is_named():
-    args = drawn()
-    with pytest.raises(TypeError, match="layer must be a PackedDecoderLayer, got None"):
-        sk.decoder_layer_(args[X], None, *args[COS : COS + 2], *args[CACHES:14])
-
-
 # Argument, what it becomes, the message. The rest is the validation of the ops within.
 FAULTS = [
     (NORMS, lambda x: x[:1], "norms must be 2 tensors, got 1"),

@@ -171,41 +171,53 @@ def test_every_argument_of_a_wrong_type_is_named(op):
 
 SAMPLED = specdec_kernels.SampledDraft(f32(1, 1, 3), f64(1, 1), f32(1, 1), 1.0)
 SPARSE = specdec_kernels.SparseDraft(i64(1, 1, 2), f32(1, 1, 2))
-TREE = GOOD["verify_tree"]["tree"]
-FORMS = "draft must be None, a tensor, a SampledDraft or a SparseDraft, got"
-NO_MAP = specdec_kernels.DraftMap(None)
-RECORDS = [  # arguments that are records, and what these hold
-    *(
-        row
-        for op in ("verify_chain", "verify_tree")
-        for row in (
-            (op, "draft", [0.5], f"{FORMS} list"),
-            (op, "draft", tuple(SPARSE), f"{FORMS} tuple"),
-            (op, "draft", SAMPLED._replace(logits=None), "draft logits must be a tensor, got None"),
-            (op, "draft", SAMPLED._replace(logsumexp=None),
-             "draft logsumexp must be a tensor, got None"),
-            (op, "draft", SAMPLED._replace(threshold=0.5),
-             "draft threshold must be a tensor, got 0.5"),
-            (op, "draft", SAMPLED._replace(temperature=None),
-             "draft temperature must be a number or a tensor, got None"),
-            (op, "draft", SPARSE._replace(ids=None), "draft ids must be a tensor, got None"),
-            (op, "draft", SPARSE._replace(probs=None),
-             "draft probabilities must be a tensor, got None"),
-            (op, "draft_map", i64(3), "draft_map must be a DraftMap or None, got Tensor"),
-            (op, "draft_map", NO_MAP, "draft_map columns must be a tensor, got None"),
-        )
-    ),
-    ("verify_tree", "tree", tuple(TREE), "tree must be a Tree, got tuple"),
-    ("verify_tree", "tree", TREE._replace(parents=[[0]]),
-     "tree parents must be a tensor, got [[0]]"),
-    ("verify_tree", "tree", TREE._replace(tokens=None), "tree tokens must be a tensor, got None"),
-    ("output_norm_mlp", "output", SQUARE._replace(panels=None),
-     "output panels must be a tensor, got None"),
+TREE, LAYER = GOOD["verify_tree"]["tree"], GOOD["decoder_layer_"]["layer"]
+COLUMNS = specdec_kernels.DraftMap(i64(3).int())
+RECORDS = [  # an argument that is a record
+    *((op, name, record) for op in ("verify_chain", "verify_tree")
+      for name, record in (("draft", SAMPLED), ("draft", SPARSE), ("draft_map", COLUMNS))),
+    ("verify_tree", "tree", TREE),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "name", "value", "message"), RECORDS)
-def test_what_a_record_holds_is_named(op, name, value, message):
+@pytest.mark.parametrize(("op", "name", "record"), RECORDS)
+def test_what_a_record_holds_is_named(op, name, record):
+    function, good = getattr(specdec_kernels, op), GOOD[op]
+    for field, annotation in typing.get_type_hints(type(record)).items():
+        label = f"{name} {'probabilities' if field == 'probs' else field}"
+        for value, kind, message in wrong_types(label, annotation):
+            with pytest.raises(kind) as error:
+                function(**good | {name: record._replace(**{field: value})})
+            assert str(error.value) == message
+
+
+def test_a_field_of_a_wrong_type_is_named():
+    hints = typing.get_type_hints(specdec_kernels.PackedDecoderLayer)
+    fields = {name: getattr(LAYER, name) for name in hints if name[0] != "_"}
+    for name in fields:
+        for value, kind, message in wrong_types(name, hints[name]):
+            with pytest.raises(kind) as error:
+                specdec_kernels.PackedDecoderLayer(**fields | {name: value})
+            assert str(error.value) == message
+
+
+FORMS = "draft must be None, a tensor, a SampledDraft or a SparseDraft, got"
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "message"),
+    [
+        ("verify_chain", "draft", [0.5], f"{FORMS} list"),
+        ("verify_tree", "draft", tuple(SPARSE), f"{FORMS} tuple"),
+        ("verify_chain", "draft_map", i64(3), "draft_map must be a DraftMap or None, got Tensor"),
+        ("verify_tree", "draft_map", i64(3), "draft_map must be a DraftMap or None, got Tensor"),
+        ("verify_tree", "tree", tuple(TREE), "tree must be a Tree, got tuple"),
+        ("decoder_layer_", "layer", None, "layer must be a PackedDecoderLayer, got None"),
+        ("output_norm_mlp", "output", SQUARE._replace(panels=None),
+         "output panels must be a tensor, got None"),
+    ],
+)  # fmt: skip
+def test_what_is_no_record_is_named(op, name, value, message):
     with pytest.raises(TypeError) as error:
         getattr(specdec_kernels, op)(**GOOD[op] | {name: value})
     assert str(error.value) == message
