@@ -155,7 +155,7 @@ THREADED = [c for c in proofs.CASES if c.heavy or c.op in _library.CACHE_OPS] + 
 
 
 @pytest.mark.parametrize("case", THREADED, ids=lambda c: f"{c.op}-{c}")
-def test_the_number_of_threads_changes_no_bit(case):
+def test_the_number_of_threads_changes_no_bit_of_any_op(case):
     torch.set_num_threads(1)
     alone = run_case(case)
     for threads in (2, 3):

@@ -68,6 +68,6 @@ def test_random_chains_are_decided_as_in_rationals(rule, kind, filtered, size):
 
 
 @pytest.mark.parametrize("rule", LOSSLESS_RULES)
-def test_a_rule_with_one_wrong_step_is_rejected(rule):
+def test_a_rule_of_chains_with_one_wrong_step_is_rejected(rule):
     """Negative control: it draws from P after a rejection, takes the smallest P, or other noise."""
     assert len(disagreements(rule, "probs", False, 40, plain=True)[0]) > 2

@@ -64,7 +64,7 @@ def test_agrees_with_the_specification(case):
 
 @pytest.mark.parametrize("k", [128, 577, 1536, 8192])
 @pytest.mark.parametrize("kind", ["normal", "ascending", "cancelling"])
-def test_the_error_is_no_larger_than_that_of_torch(k, kind):
+def test_the_error_of_a_product_is_no_larger_than_that_of_torch(k, kind):
     x, weight, _ = drawn(256, k, 16, torch.float32)
     if kind == "ascending":
         x, weight = x.abs() * torch.linspace(0.01, 1, k), weight.abs()
@@ -97,7 +97,7 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(n, k, dtype):
 
 
 @by_dtype
-def test_neighbours_of_any_content_change_nothing(dtype):
+def test_neighbouring_rows_of_any_content_change_nothing(dtype):
     x, weight, bias = drawn(40, 301, 64, dtype)
     packed = sk.pack_linear(weight)
     want = sk.packed_linear(x[:1], packed, bias)
@@ -232,7 +232,7 @@ def on_another_instruction_set():
     for dtype in DTYPES:
         for shape in [(3, 17), (50, 577)]:
             test_a_row_has_the_same_bits_whatever_stands_beside_it(*shape, dtype)
-        test_neighbours_of_any_content_change_nothing(dtype)
+        test_neighbouring_rows_of_any_content_change_nothing(dtype)
         test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, 256)
         test_subnormal_results_are_kept(dtype)
         test_the_number_of_threads_changes_nothing(577, 257, dtype)
@@ -246,4 +246,4 @@ def on_another_instruction_set():
     for case in proofs.cases("packed_linear"):
         test_agrees_with_the_specification(case)
     torch.set_num_threads(1)
-    test_the_error_is_no_larger_than_that_of_torch(1536, "normal")
+    test_the_error_of_a_product_is_no_larger_than_that_of_torch(1536, "normal")

@@ -88,7 +88,7 @@ def test_agrees_with_the_specification(which, dtype, n, k):
 @by_set
 @by_dtype
 @pytest.mark.parametrize(("n", "k"), [(33, 17), (70, 301)])
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(which, dtype, n, k):
+def test_a_row_has_the_same_bits_in_every_call_of_the_shim(which, dtype, n, k):
     x, *weight = drawn(64, n, k, dtype)
     alone = torch.cat([run(which, row[None], *weight) for row in x])
     order = torch.randperm(64)

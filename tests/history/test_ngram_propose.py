@@ -144,7 +144,7 @@ def test_the_definition_rejects(wrong):
 
 @pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("name", "case"), provider_cases(OP))
-def test_agrees_with_the_reference(name, case):
+def test_cases_get_the_drafts_of_the_reference(name, case):
     assert_outputs_equal(OP, run(name, *case.args()), run("reference", *case.args()))
 
 

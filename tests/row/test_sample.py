@@ -63,7 +63,7 @@ def test_a_vocabulary_beyond_32_bits_is_refused():
         sample(provider("sample", "cpp"), logits)
 
 
-def test_agreement_with_the_specification_on_thousands_of_rows():
+def test_draws_agree_with_the_specification_on_thousands_of_rows():
     """Draws may differ only where a uniform falls within rounding of a step of the CDF."""
     n, v = 1500, 257
     generator = torch.Generator().manual_seed(6)

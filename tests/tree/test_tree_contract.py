@@ -77,7 +77,7 @@ def test_layout_and_id_dtype_change_no_bit(name, case):
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)
-def test_ragged_equals_padded(name, case):
+def test_ragged_trees_equal_padded_ones(name, case):
     op, a = provider("verify_tree", name), TreeArguments(*case.args())
     b, n = a.tree_tokens.shape
     lengths = torch.tensor([n, 0, 2, n - 1, 1, n])[:b]
