@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import proofs
@@ -18,9 +17,7 @@ import pytest
 import torch
 from proofs.history import ngram_case
 from specdec_hf.drafters.copying import PromptLookupDrafter, lookup
-from specdec_hf.drafting.context import History
 from support.compiled import assert_one_graph
-from support.histories import counts_of, propose
 from support.providers import ALL_PROVIDERS, assert_outputs_equal, provider, provider_cases
 
 import specdec_kernels as sk
@@ -238,22 +235,6 @@ def test_addresses_beyond_2_to_the_31_elements(name):
     view.copy_(torch.tensor([[1, 2, 3, 1, 2, 0], [4, 4, 5, 6, 4, 4]]))
     tokens, _ = provider(OP, name)(view, torch.tensor([5, 6]), 3, 4, 2)
     assert tokens.tolist() == [[3, 1, 2], [5, 6, 4]]
-
-
-def test_the_drafts_are_those_of_prompt_lookup():
-    history, lengths, gamma, *ngrams = ngram_case(40, 30, 5, ids=4).args()
-    lengths = lengths.clamp(min=1)
-    known = torch.where(torch.arange(30) < lengths[:, None], history, 0)
-    given = History(known.numpy(), lengths.numpy(), np.ones(40, dtype=bool))
-    drafter = PromptLookupDrafter(*ngrams)
-    drafter.start(SimpleNamespace(encoder=None, num_proposals=1))
-    draft = propose(drafter, given, gamma)
-    tokens, counts = sk.ngram_propose(
-        history, lengths, gamma=gamma, max_ngram=ngrams[0], min_ngram=ngrams[1]
-    )
-    assert torch.equal(tokens, draft.tokens)
-    assert counts.tolist() == counts_of(draft)
-    assert 5 < int((counts > 0).sum()) < 40
 
 
 def test_the_defaults_are_those_of_prompt_lookup():
