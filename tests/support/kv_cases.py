@@ -373,12 +373,13 @@ def paged_append_cases():
         return paged_append(name, heads, 4, tables, positions, counts, **more)
 
     pairs = [p for odd in ODD_LAYOUTS for p in ((odd, "padded"), ("padded", odd))]
-    pairs += [("padded", "contiguous"), ("contiguous", "odd-head")]
+    pairs.append(("padded", "contiguous"))
     return [
         *every_layout(edges, [(2, 16), (3, 3)]),
         *(edges(f"{a}-cache-{b}-entries", [(3, 16)], dtype=HALF, layout=a,
-                entry_layout="odd-slot" if b == "odd-head" and a == "contiguous" else b)
+                entry_layout=b)
           for a, b in pairs),
+        edges("contiguous-cache-odd-head-entries", [(3, 16)], dtype=HALF, entry_layout="odd-slot"),
         edges("uncounted", one, counts=None),
         edges("strided", [(2, 8), (2, 1)], dtype=HALF, step=3),
         edges("blocks-of-1", one, pool=(60, 1)),
