@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.error_table import (
     BUILD,
+    CALLS,
     GOOD,
     SQUARE,
     TABLE,
@@ -31,6 +32,7 @@ from support.providers import provider, tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import specdec_kernels
+from specdec_kernels import _library
 from specdec_kernels.arguments import checks
 
 # Where each row runs: "meta" and "fake" are the fake kernel.
@@ -63,6 +65,15 @@ def given_to(where, args):
         return where, args
     with FakeTensorMode() if where == "fake" else contextlib.nullcontext():
         return "cpp", without_values(args, "cpu" if where == "fake" else "meta")
+
+
+def test_every_argument_of_an_op_is_declared():
+    """But flags, and the sizes of weights, whose rows are in special_errors.py."""
+    for op in set(_library.OPS) - {"decoder_layer_"}:
+        declared = {name for _, rules in CALLS[op] for name in rules}
+        arguments = getattr(torch.ops.specdec_kernels, op).default._schema.arguments
+        rest = {a.name for a in arguments if str(a.type) != "bool"} - declared
+        assert rest <= {"in_features", "out_features"}, op
 
 
 @pytest.mark.covering(emulated=1)

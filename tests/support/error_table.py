@@ -120,18 +120,18 @@ SAMPLING = [
     (TENSORS, dict(temperatures=RATES, top_ks=("[3]", "int32"), top_ps=RATES, min_ps=RATES)),
 ]
 SAMPLED = dict(draft=Q, sampled=(f64(3, 4), f32(3, 4), f32(3)))
-OUTSIDE_OF_NUMBERS = dict(typical_epsilon="in [0, 1]", typical_delta="finite and at least 0")
+TYPICAL = dict(typical_epsilon="in [0, 1]", typical_delta="finite and at least 0")
 
 
-def verification(n, m):
-    """What both verifiers have; n, m: the sizes that their messages name for tokens and rows."""
+def verification(n):
+    """What both verifiers have; n: the sizes that their messages name for tokens."""
     rows = f"{n[:-1]}, D] = [3, 4, D]"
     return [
         *SAMPLING,
         (RAGGED, dict(target_indptr=("[4]", IDS))),
-        (dict(draft=Q), dict(draft=(rows, ROWS), kind="in [0, 1]", **OUTSIDE_OF_NUMBERS)),
+        (dict(draft=Q), dict(draft=(rows, ROWS), kind="in [0, 1]", **TYPICAL)),
         (SAMPLED, dict(draft_logsumexp=(f"{n} = [3, 4]", "float64"), draft_temperatures=RATES,
-                       draft_threshold=(f"{m} = [3, 4]", F32))),
+                       draft_threshold=(f"{n} = [3, 4]", F32))),
         (dict(sampled=(None, None, 1.0)), dict(draft_temperature=PARAMETERS["temperature"])),
         (SPARSE, dict(draft=(f"{n[:-1]}, K] = [3, 4, K]", ROWS),
                       draft_ids=("have the shape of the draft probabilities, [3, 4, 2]", IDS))),
@@ -154,7 +154,7 @@ CALLS = {
         ({}, dict(logits=("[R, V]", ROWS), noise="in [0, 2]", method="in [0, 1]")),
     ],
     "verify_chain": [
-        *verification("[B, gamma]", "[B, gamma]"),
+        *verification("[B, gamma]"),
         ({}, dict(target=("[B, gamma+1, V] = [3, 5, V]", ROWS), rule="in [0, 7]",
                   draft_token_ids=("[B, gamma]", IDS), lenience="in (0, 1]",
                   top_beta_rank="at least 1", top_beta_distance="at least 0")),
@@ -162,7 +162,7 @@ CALLS = {
         (dict(uniforms=f64(3, 5)), dict(uniforms=("[B, gamma+1] = [3, 5]", "float64"))),
     ],
     "verify_tree": [
-        *verification("[B, N]", "[B, N]"),
+        *verification("[B, N]"),
         ({}, dict(target=("[B, N+1, V] = [3, 5, V]", ROWS), rule="in [0, 8]",
                   tree_tokens=("[B, N]", IDS), parents=("[B, N] = [3, 4]", IDS),
                   max_depth="in [0, N] = [0, 4]")),
