@@ -235,7 +235,7 @@ class Trees(Observer, Drafter):
         ({"drafter": Trees(), "tree": (2, 1)}, "must be a TrieTree or None with drafter pairs"),
         ({"drafter": Trees(), "gamma": 3}, "num_assistant_tokens must not be given with a drafter"),
     ],
-    ids=str,
+    ids=["schedule", "rule", "tree", "length"],
 )
 def test_a_wrong_argument_beside_a_drafter_is_named(wrong, message):
     with pytest.raises(ValueError) as raised:
