@@ -1,10 +1,10 @@
 # `make more` lists these, and `make more TASK=test-oldest` runs one.
 include Makefile
 
-.PHONY: list setup setup-all setup-vllm test-build test-oldest test-vllm test-sglang test-wheels mutation bench-trees bench-vllm sdist hub-kernel
+.PHONY: list setup setup-all setup-vllm environments test-build test-oldest test-vllm test-sglang test-wheels mutation bench-trees bench-vllm sdist hub-kernel
 
 list:
-	$(call LIST,more.mk,more TASK=,11)
+	$(call LIST,more.mk,more TASK=,12)
 
 setup: $(SETUP) ## install the project and what the other targets need, in .venv
 
@@ -81,6 +81,8 @@ $(SGLANG_META): pyproject.toml $(SETUP) $(SGLANG_STAMP)
 
 test-sglang: $(SGLANG_META) ## the plug-in with SGLang itself, in .venv-sglang
 	SPECDEC_TEST_MODEL=$(SMOLLM) PYTHONPATH=$(SGLANG_PATH) $(SGLANG) -m pytest $(SGLANG_TESTS) $(ARGS)
+
+environments: $(VLLM_STAMP) $(SGLANG_STAMP) ## those of both servers, without this project
 
 bench-vllm: $(METADATA) ## tokens a second of vLLM with and without the plug-in
 	PYTHONPATH=$(VLLM_PATH) $(VLLM) -m bench.vllm_throughput --model $(SMOLLM) $(ARGS)
