@@ -26,8 +26,8 @@ case "$*" in
   *import\\ xdist*) [[ -n $XDIST ]] || exit 1 ;;
 esac
 echo "python $*" """,
-    "compute-sanitizer": '[[ -z $REFUSED ]] || exit 1; shift 4; [[ -n $CLEAN ]] || exec "$@"',
-    "ncu": '[[ -z $UNPRIVILEGED ]] || { echo ERR_NVGPUCTRPERM > "$OUT/ncu.log"; exit 1; }',
+    "compute-sanitizer": 'shift 4; [[ -n $CLEAN ]] || exec "$@"',
+    "ncu": "[[ -z $UNPRIVILEGED ]]",
     "cmake": 'echo "cmake $*"',
     "ninja": "",
     "cp": 'touch "$CLOCK.built"',
@@ -43,9 +43,8 @@ limit=$2; shift 2
 [[ -z $HANGING || "$*" != *"$HANGING"* ]] || exit 124
 exec "$@" """,
 }
-SWITCHES = ("CLEAN", "REFUSED", "XDIST", "HANGING", "NO_LAUNCH", "NO_KERNELS", "OLD",
+SWITCHES = ("CLEAN", "XDIST", "HANGING", "NO_LAUNCH", "NO_KERNELS", "OLD",
             "UNPRIVILEGED", "PARTS", "BUDGET")  # fmt: skip
-LAUNCH = "launch of the kernels of _C.so"
 LETTERS = {
     "A": ["plans", "brief cases", "goals", "stages", "Nsight Compute on three goals"],
     "B": ["CUDA tests", "CUDA ops on the device", "CUDA trees on the device",
@@ -105,58 +104,17 @@ def test_the_limits_of_the_default_parts_add_up_to_the_budget_at_most(gpu, tmp_p
     assert clock == sum(asked.values()) + 2 * 15 - asked["goals"] + 6 * SECONDS
 
 
-def test_the_parts_have_their_order_and_the_limits_that_the_documents_name(gpu, tmp_path):
-    (tmp_path / "include/flashinfer").mkdir(parents=True)
-    (tmp_path / "include/flashinfer/sampling.cuh").touch()
-    status, said = gpu(PARTS="DCBA", BUDGET="5000", CLEAN="1")
-    asked = limits(said)
-    assert status == 0
-    parts = [name for names in LETTERS.values() for name in names]
-    assert [name for name in asked if "FlashInfer" not in name] == [LAUNCH, *parts]
-    totals = {letter: sum(asked[name] for name in names) for letter, names in LETTERS.items()}
-    totals["C"] += 20  # whether compute-sanitizer runs at all
-    totals["D"] += asked["FlashInfer's kernel"] + asked["goals by FlashInfer"]
-    page = (ROOT / "docs/benchmarks.md").read_text()
-    for letter, seconds in totals.items():
-        assert re.search(rf"^\| {letter} \| .*\| {seconds} \|$", page, re.MULTILINE), totals
-    # A question, a launch, and the rest of what a build takes.
-    calls = {letter: seconds + 15 + asked[LAUNCH] for letter, seconds in totals.items()}
-    building = 165 + 15 + 20
-    assert max(*calls.values(), *(calls[letter] + building for letter in "ABC")) <= 590
-    lent = calls["A"] + building + calls["B"], calls["C"] + calls["D"]
-    assert max(lent) <= 900
-    text = " ".join(page.split())
-    said = text[text.index("fit calls of 590 s each") : text.index("D times FlashInfer")]
-    assert [int(n) for n in re.findall(r"\b\d{3}\b", said)] == [
-        590, calls["A"], 590, calls["B"], calls["C"], 590, calls["D"], building, 900, *lent,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"PARTS": "AX"}, "PARTS must be letters of ABCD, got X in AX"),
-        ({"PARTS": "A,B"}, "PARTS must be letters of ABCD, got , in A,B"),
-        *(({"BUDGET": b}, f"BUDGET must be a whole number of seconds, got {b}")
-          for b in ("8m", "0", "-60", "1.5", "080")),
+        ({"BUDGET": "8m"}, "BUDGET must be a whole number of seconds, got 8m"),
+        ({"BUDGET": "0"}, "BUDGET must be a whole number of seconds, got 0"),
     ],
 )  # fmt: skip
 def test_wrong_settings_of_the_gpu_script_are_refused_by_name(gpu, tmp_path, given, message):
     assert gpu(**given) == (2, f"bench/gpu.sh: {message}\n")
     assert not (tmp_path / "out").exists()
-
-
-def test_no_part_begins_after_the_budget(gpu, tmp_path):
-    status, said = gpu(PARTS="ABCD", CLEAN="1")
-    assert status == 1
-    assert 475 <= int((tmp_path / "clock").read_text()) <= 480
-    assert list(limits(said))[:10] == [LAUNCH, *LETTERS["A"], *LETTERS["B"]]
-    for name in ("compute-sanitizer", *LETTERS["D"]):
-        assert f"FAILED   {name}: no time left" in said
-    # A part with less time than its limit is told so; else it is taken for one that hangs.
-    given = re.search(r"bench\.sweep --op verify_chain .*--budget (\d+)",
-                      said := gpu(PARTS="D", BUDGET="70")[1])  # fmt: skip
-    assert int(given[1]) == limits(said)["sweep of verify_chain"] - 20 < 60
 
 
 def test_a_run_that_is_cut_off_has_left_the_goals_that_it_timed(gpu, tmp_path):
@@ -179,24 +137,15 @@ LEFT_OUT = "FAILED   no CUDA kernels that run: parts A, B and C are left out"
           "NOTE     later tests run in one process", "passed   CUDA trees on the device"], []),
         ({"PARTS": "B", "OLD": "1"}, 0,
          ["ABSENT   CUDA graphs of forwards: pytest ran nothing, for the reason above"], []),
-        ({"PARTS": "C", "REFUSED": "1"}, 0,
-         ["ABSENT   compute-sanitizer does not run on this device"], []),
         ({"PARTS": "CD", "BUDGET": "5000"}, 1,
          [*(f"FAILED   {tool}: exit status 3" for tool in LETTERS["C"]),
           *(f"passed   {name}" for name in LETTERS["D"]), "ABSENT   FlashInfer's headers"], []),
-        ({"UNPRIVILEGED": "1"}, 1,
-         ["FAILED   Nsight Compute on three goals: exit status 1",
-          "NOTE     the driver lets only administrators count: ERR_NVGPUCTRPERM"], []),
         ({"NO_KERNELS": "1", "HANGING": "bash -c build", "PARTS": "AD", "BUDGET": "5000"}, 1,
          ["FAILED   build: a hang", LEFT_OUT, "passed   sweep of verify_chain"], ["goals"]),
-        ({"NO_LAUNCH": "1", "HANGING": "bash -c build"}, 1,
-         ["FAILED   build: a hang", LEFT_OUT], ["goals"]),
         ({"NO_LAUNCH": "2"}, 1,
          ["passed   build", "FAILED   launch of the kernels built here: exit status 1"], ["goals"]),
-        ({"HANGING": "bench.smoke"}, 1, [f"FAILED   {LAUNCH}: a hang"], ["build"]),
     ],
-    ids=["a-hang", "all-skipped", "refused-sanitizer", "failures", "unprivileged", "no-build",
-         "no-launch", "no-launch-at-all", "hanging-launch"],
+    ids=["a-hang", "all-skipped", "failures", "no-build", "no-launch-at-all"],
 )  # fmt: skip
 def test_what_fails_or_is_absent_is_reported_and_the_rest_goes_on(
     gpu, given, status, lines, absent

@@ -38,37 +38,6 @@ def test_a_committed_figure_is_that_of_its_results(svg, path, tmp_path):
     assert words(made[svg.name].read_text()) == words(svg.read_text())
 
 
-def row_of(name, generate, without, mine, categories=()):
-    """A row of a table as `bench` writes it; None is what was not measured."""
-    ratios = {
-        "library": without and without / generate,
-        "speculation": without and mine / without,
-        "together": mine / generate,
-    }
-    return {
-        "name": name, "ratio": mine / generate, "interval": None, "answers": [],
-        "speeds": None if without is None else ratios,
-        "categories": {each: {**ratios, "together": 9.87} for each in categories},
-    }  # fmt: skip
-
-
-def test_a_bar_is_made_of_the_library_and_of_speculation(tmp_path):
-    """On an axis where their factors add up; the legend names what the bars have."""
-    peer, ours = row_of("peer", 10, None, 12.5), row_of("auto", 10, 20, 26, ["qa"])
-    idle = row_of("idle", 10, 20, 21)
-    idle["speeds"]["speculation"] = None
-    rows = [row_of("model.generate", 10, None, 10), row_of("without drafts, specdec", 10, None, 20)]
-    tables = [{"title": "both", "rows": [*rows, *more]} for more in ([ours], [peer, idle, ours])]
-    path = tmp_path / "both.json"
-    path.write_text(json.dumps({"results": tables}))
-    first, second = (words(file.read_text()) for file in plot.plots(path, tmp_path))
-    assert {"2.60 = 2.00 × 1.30", "9.87 = 2.00 × 1.30", "all prompts", "qa", "auto"} <= {*first}
-    assert {"1.25", "2.10", "peer", "idle", "9.87 = 2.00 × 1.30"} <= {*second}
-    assert not {"model.generate", "without drafts, specdec", "peer"} & {*first}
-    rejected = "drafts of which none was accepted"
-    assert (rejected in first, rejected in second) == (False, True)
-
-
 def test_answers_without_turns_of_three_are_refused_by_file(tmp_path):
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"results": [{"title": "", "rows": [{"name": "auto"}]}]}))

@@ -69,27 +69,6 @@ def test_drafts_from_a_corpus_equal_their_definition():
     assert found > 80
 
 
-def test_frequent_continuations_of_many_matches_are_found_with_their_counts():
-    generator = np.random.default_rng(3)
-    followers = np.concatenate([np.full(600, 5), np.full(300, 9), np.arange(100, 150)])
-    generator.shuffle(followers)
-    text = np.stack([np.zeros_like(followers), followers], axis=1).ravel()
-    got = Corpus(text).propose(np.array([0]), 1, count=3)
-    assert got.tokens[:2, 0].tolist() == [5, 9]
-    np.testing.assert_allclose(got.confidence[:2, 0], [600 / 952, 300 / 952], rtol=1e-6)
-    assert got.tokens[2, 0] >= 100
-
-
-def test_several_chains_differ_and_the_best_comes_first():
-    for generator, text in texts(100):
-        context = generator.integers(0, 3, 3)
-        got = Corpus(text).propose(context, 4, count=5)
-        one = Corpus(text).propose(context, 4)
-        assert got.tokens[0].tolist() == one.tokens[0].tolist()
-        chains = [tuple(chain) for chain in got.tokens.tolist() if chain[0] >= 0]
-        assert len(set(chains)) == len(chains)
-
-
 def test_an_automaton_copies_from_the_longer_of_both_matches():
     corpus = Corpus(np.array([1, 2, 3, 4, 9, 8, 7]))
     text = SuffixAutomaton(corpus=corpus)
@@ -124,29 +103,6 @@ def test_a_damaged_suffix_array_is_read_within_bounds():
             assert got.tokens.max() < 4
 
 
-def test_the_building_reports_its_progress_and_can_be_ended():
-    seen = []
-    Corpus(np.arange(100) % 7, progress=seen.append)
-    assert seen[0] == 0
-    assert seen[-1] == 1
-    assert seen == sorted(seen)
-
-    def stop(part):
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        Corpus(np.arange(9), progress=stop)
-
-
-def test_tokens_that_are_not_aligned_are_copied():
-    tokens = np.arange(9, dtype=np.int32)
-    unaligned = np.frombuffer(b"x" + tokens.tobytes(), np.int32, offset=1)
-    assert not unaligned.flags.aligned
-    corpus = Corpus(unaligned)
-    assert corpus.tokens.flags.aligned
-    assert corpus.tokens.tolist() == tokens.tolist()
-
-
 # Files: what is written is what is mapped, and other files are refused by name.
 
 TOKENS = np.random.default_rng(0).integers(0, 20, 500)
@@ -172,14 +128,6 @@ def test_a_mapped_corpus_drafts_as_the_one_that_was_saved(path):
         ):
             assert np.array_equal(got, expected)
     assert [p.name for p in path.parent.iterdir()] == ["corpus"]
-
-
-def test_a_file_that_is_replaced_stays_mapped(path):
-    mapped = Corpus.open(path)
-    before = mapped.propose(TOKENS[:4], 5).tokens.tolist()
-    Corpus(np.zeros(9, dtype=np.int64)).save(path, vocab_size=1)
-    assert mapped.propose(TOKENS[:4], 5).tokens.tolist() == before
-    assert len(Corpus.open(path)) == 9
 
 
 @pytest.mark.parametrize(
@@ -214,9 +162,3 @@ def test_what_cannot_be_saved_is_named(tmp_path, tokens, settings, message):
     with pytest.raises(ValueError, match=message):
         Corpus(np.array(tokens, dtype=np.int64)).save(tmp_path / "corpus", **settings)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_missing_folder_and_file_are_errors_of_the_system(tmp_path):
-    for call in (Corpus.open, lambda path: Corpus(TOKENS).save(path / "x", vocab_size=20)):
-        with pytest.raises(FileNotFoundError):
-            call(tmp_path / "no")

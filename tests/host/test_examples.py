@@ -5,7 +5,6 @@ That of llama.cpp runs on a stand-in with the interface of `llama_cpp.Llama`.
 
 import re
 import runpy
-import sys
 import types
 
 import numpy as np
@@ -66,23 +65,6 @@ def test_the_text_with_two_onnx_models_is_that_of_the_target_alone(onnx, noise, 
         assert 24 / 5 <= calls <= 24
         if noise == 0:
             assert calls == 5  # every draft is accepted
-
-
-def test_a_row_of_the_onnx_drafter_without_a_distribution_ends_the_draft(onnx, capsys, monkeypatch):
-    class Faulty(onnx.Model):
-        def logits(self, tokens, rows):
-            assert min(tokens) >= 0
-            logits = super().logits(tokens, rows)
-            return logits * np.nan if len(tokens) % 3 == 0 else logits
-
-    target, drafter = onnx.Model(onnx.tiny_model()), Faulty(onnx.tiny_model())
-    for temperature in (0.0, 0.8):
-        tokens, calls = onnx.generate(target, drafter, [1, 2, 3], 24, temperature=temperature)
-        assert tokens == plain(target, [1, 2, 3], temperature, 0)
-        assert calls == 9  # after the first token, three in a round
-    monkeypatch.setattr(sys, "argv", ["onnx_speculative.py"])
-    onnx.main()
-    assert capsys.readouterr().out.count("calls of the target") == 2
 
 
 # llama.cpp.

@@ -138,14 +138,6 @@ def test_wrong_numbers_are_named(call, error, message):
         call()
 
 
-def test_an_empty_text_and_a_new_token_draft_nothing():
-    text = SuffixAutomaton()
-    for tokens in ([], [4], [5]):
-        text.append(np.array(tokens, dtype=np.int64))
-        assert text.propose(2, count=2).tokens.tolist() == [[-1, -1]] * 2
-        assert text.propose(2).match_length == 0
-
-
 def test_memory_and_states_stay_within_their_bounds():
     texts = {
         "one token": np.zeros(3000, dtype=np.int64),

@@ -9,7 +9,7 @@ import sys
 import zipfile
 
 import pytest
-from packages.check import CPP_OF_2_28, MODULE, expected_files, faults, faults_of_library, limits
+from packages.check import MODULE, expected_files, faults, faults_of_library
 from support.sources import ROOT
 
 import specdec_kernels
@@ -72,41 +72,6 @@ def test_what_is_too_much_or_missing_is_named(tmp_path, files):
         "specdec_kernels/__pycache__/a.pyc must not be there",
         "tests/test_row.py must not be there",
     ]
-
-
-def test_a_wheel_for_every_python_must_serve_those_that_are_asked_for(tmp_path, files):
-    platform = files[f"{INFO}/WHEEL"].decode().strip().rpartition("-")[2]
-    changed = files | {f"{INFO}/WHEEL": f"Tag: py3-none-{platform}\n".encode()}
-    path = write(tmp_path, changed, f"py3-none-{platform}")
-    here = f"3.{sys.version_info.minor}"
-    assert not list(faults(path, [here]))
-    found = list(faults(path, [here, "3.99"]))
-    assert found[0] == f"specdec_host must be built for {here} 3.99, is for ['{here}']"
-    assert found[1].startswith("specdec_host/_host.cpython-399-")
-    # Nor does a wheel for one Python hold the module of another.
-    (module,) = (name for name in files if MODULE.fullmatch(name))
-    other = {name: data for name, data in files.items() if name != module}
-    other[module.replace(f"-3{sys.version_info.minor}-", "-399-")] = b""
-    assert any("is for ['3.99']" in fault for fault in faults(write(tmp_path, other)))
-
-
-def test_the_name_of_the_file_must_say_what_the_wheel_says(tmp_path, files):
-    tags = files[f"{INFO}/WHEEL"].decode().split()[1]
-    for name, content, expected in (
-        ("METADATA", f"Version: {VERSION}+cu130\n", "its versions must agree"),
-        ("WHEEL", "Tag: py3-none-any\n", "its name must hold the tags of WHEEL"),
-    ):
-        changed = files | {f"{INFO}/{name}": content.encode()}
-        (found,) = faults(write(tmp_path, changed, tags))
-        assert found.startswith(expected)
-
-
-def test_symbols_later_than_those_of_the_platform_are_found():
-    assert limits("linux_x86_64") == {}
-    assert limits("manylinux_2_28_aarch64") == {"GLIBC": (2, 28), **CPP_OF_2_28}
-    assert limits("manylinux_2_31_x86_64.manylinux_2_35_x86_64") == {"GLIBC": (2, 31)}
-    found = list(faults_of_library(ROOT / LIBRARY, LIBRARY, "manylinux_2_1_x86_64"))
-    assert f"{LIBRARY} must need GLIBC <= 2.1, needs GLIBC_2.2.5" in found
 
 
 SOURCE = """

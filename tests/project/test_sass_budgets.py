@@ -6,18 +6,12 @@ is compared from both sides, so that a change of how bench.sass counts is seen t
 
 from __future__ import annotations
 
-import re
-import subprocess
-
 import pytest
-import triton
 
 import specdec_kernels
 from bench.sass import budgets, routes
 from bench.sass.kernels import (
-    FLAGS,
     NVCC,
-    ROOT,
     blocks_per_multiprocessor,
     compiled,
     cubins,
@@ -83,22 +77,6 @@ def test_a_kernel_keeps_to_its_ceilings(kernels, budget, shared):
         assert kernel.stack == kernel.local_accesses == 0
 
 
-@pytest.mark.parametrize(
-    ("registers", "shared", "blocks"),
-    [(128, 25504, 2), (80, 25504, 3), (32, 60000, 3), (255, 0, 1)],
-)
-def test_blocks_of_a_multiprocessor(registers, shared, blocks):
-    assert blocks_per_multiprocessor(registers, shared) == blocks
-
-
-def test_the_flags_are_those_of_the_build():
-    build = (ROOT / "CMakeLists.txt").read_text()
-    assert "-fmad=false" in FLAGS
-    assert "-fmad=false" in build
-    assert "CUDA_STANDARD 17" in build
-    assert "-std=c++17" in FLAGS
-
-
 @needs_nvcc
 def test_one_more_instruction_in_a_compiled_loop_is_counted(tmp_path):
     source = tmp_path / "sums.cu"
@@ -113,27 +91,6 @@ def test_one_more_instruction_in_a_compiled_loop_is_counted(tmp_path):
     assert shorter.opcodes["FADD"] == 42
     assert longer.instructions == shorter.instructions + 1
     assert longer.per_512 == 16 * longer.instructions
-
-
-@needs_nvcc
-def test_stall_counts_are_those_of_the_encoding_that_nvdisasm_prints(tmp_path):
-    source = tmp_path / "sums.cu"
-    source.write_text(SUMS)
-    cubin = compiled(source, tmp_path, "-DADDITIONS=9", "-lineinfo")
-    [(name, counts)] = routes.controls(cubin).items()
-    tool = triton.knobs.nvidia.nvdisasm.path
-    printed = subprocess.run([tool, "-hex", cubin], capture_output=True, text=True, check=True)
-    uppers = re.findall(r"^\s+/\* 0x([0-9a-f]{16}) \*/$", printed.stdout, re.MULTILINE)
-    words = [int(word, 16) for word in uppers]
-    assert counts == [(word >> 41 & 15, word >> 46 & 7, word >> 52 & 63) for word in words]
-    # Each of these additions waits for the one before it.
-    [found] = routes.read_programs(tool, cubin)
-    assert found.name == name
-    added = [i for i in found.instructions if i.text.startswith("FADD")]
-    assert sum(i.cycles == 4 for i in added) >= 8
-    # The first ones of an iteration wait for its load.
-    [load] = (i for i in found.instructions if i.text.startswith("LDG.E.128"))
-    assert any(i.control.awaited >> load.control.written & 1 for i in added)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from itertools import chain
@@ -50,17 +49,6 @@ def test_the_names_of_the_loop_are_those_of_its_package():
     assert [name.rpartition(".")[2] for name in names] == specdec_hf.__all__
 
 
-def test_docstrings_are_put_into_the_style_that_the_site_reads():
-    own = "Title.\n\nArgs:\n    one: first.\n    two, three,\n        four: the others,\n{}"
-    own = own.format("        on two lines.\n    five: last.\n    OPTIONS\n\n>>> 1\n1\n")
-    text = sources.google_style(own)
-    for name in ("two", "three", "four"):
-        assert f"\n    {name}: the others,\n        on two lines.\n" in text
-    assert text.rstrip().endswith("\n\nExamples:\n    >>> 1\n    1")
-    assert sources.REST in text
-    assert "OPTIONS" not in text
-
-
 def test_links_lead_to_pages_of_the_site():
     for page, link, want in (
         ("loop.md", "drafters.md", "drafters.md"),
@@ -72,55 +60,6 @@ def test_links_lead_to_pages_of_the_site():
     ):
         text = sources.with_links_of_the_site(f"[a]({link}#b) [b](https://x.org/y.md)", page)
         assert text == f"[a]({want}#b) [b](https://x.org/y.md)"
-
-
-def test_a_command_of_tex_that_is_left_on_a_page_is_found():
-    """docs/site/hooks.py then ends the build, `--strict` or not."""
-    page = r"<p>$x$ <code>a\code</code><math><mi>log</mi></math></p><pre><code>b\pre</code></pre>"
-    assert sources.commands_left(page) == []
-    assert sources.commands_left(rf"{page}<math><mi>\arg</mi><mo>max</mo></math> \x") == [
-        r"\arg", r"\x"
-    ]  # fmt: skip
-    assert "if left := commands_left(html):\n" in (SITE / "hooks.py").read_text()
-
-
-# The search of a site that is opened as files.
-
-ECHO = "addEventListener('message', (sent) => postMessage(sent.data + 1));"
-ASK = """try {
-  const worker = new Worker('echo.js');
-  worker.addEventListener('message', (answer) => { document.title += answer.data; });
-  worker.postMessage(1);
-  worker.postMessage(2);
-} catch { document.title += 'none'; }"""
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
-
-@pytest.mark.build
-def test_the_search_has_its_worker_where_pages_are_opened_as_files(tmp_path):
-    settings = (ROOT / "mkdocs.yml").read_text()
-    assert "\n  - offline" in settings
-    assert "polyfills: [site/iframe-worker.js]" in settings
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if executable is None:
-        pytest.skip("there is no Chromium: `make more TASK=test-build` installs it with apt-get")
-    (tmp_path / "echo.js").write_text(ECHO)
-    shim = (SITE / "iframe-worker.js").read_text()
-    for code, title in ((shim, "23"), ("", "none")):  # without it, the control
-        page = tmp_path / "page.html"
-        page.write_text(f"<title></title><body><script>{code}</script><script>{ASK}</script>")
-        command = [
-            executable,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--dump-dom",
-            f"--user-data-dir={tmp_path}",
-            "--virtual-time-budget=10000",
-            page.as_uri(),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        assert f"<title>{title}</title>" in done.stdout
 
 
 # The picture of a round.

@@ -108,16 +108,6 @@ def test_sampled_requests_follow_the_target_and_without_the_plugin_they_do_not(s
     assert alone[:, 0].unique().tolist() == [int(LOGITS[0, 0].argmax())]
 
 
-def test_the_biases_that_sglang_adds_count(step):
-    bias = torch.zeros(B, V)
-    bias[:, 2] = 1.5
-    torch.manual_seed(2)
-    predicts, *_ = step.call(LOGITS.expand(B, N, V), two_children(), biases=bias)
-    tokens = predicts[:, 0].long()
-    assert chi_square(tokens, expected(LOGITS[0, 0] + bias[0])) > SIGNIFICANCE
-    assert chi_square(tokens, expected(LOGITS[0, 0])) < SIGNIFICANCE
-
-
 def test_greedy_requests_get_what_sglang_gives_them_beside_sampled_ones_too(step):
     generator = torch.Generator().manual_seed(3)
     tree, _ = random_tree(generator, 40, 5, 7)
@@ -179,15 +169,3 @@ def test_the_program_of_the_page_replaces_the_verifier_of_chains(loaded):
     found(**got, **{k.replace("retrieve_", "retrive_"): x for k, x in given.items()})
     chain_speculative_sampling_triton(**want, **given)
     assert got["predicts"].tolist() == want["predicts"].tolist()
-
-
-def test_a_request_without_a_distribution_is_named(step, logged):
-    logits = LOGITS.expand(3, N, V).clone()
-    logits[1, 0, 2] = torch.inf
-    predicts, *_ = step.call(logits, {k: x[:3] for k, x in two_children().items()})
-    assert logged == [
-        "specdec_sglang: requests that get the token with the largest finite logit, by their index "
-        "in the batch: [1]"
-    ]
-    finite = torch.where(logits[1, 0].isfinite(), logits[1, 0], -9)
-    assert predicts[1, 0] == finite.argmax()

@@ -12,12 +12,10 @@ import pytest
 import torch
 from specdec_vllm import Settings, messages, runner_v1, runner_v2, vllm_interface
 from specdec_vllm.vllm_interface import (
-    PARAMS,
     REJECTION,
     REJECTION_V2,
     RUNNER,
     SAMPLER,
-    SAMPLER_V2,
     SUPPORTED,
     replaced_in,
 )
@@ -115,32 +113,6 @@ def test_fly_gets_to_the_function_of_vllm_with_all_of_its_arguments(module, batc
     assert all(found[name] is value for name, value in given.items())
 
 
-def test_watermarks_reach_a_version_without_fly():
-    verify = replacement((REJECTION_V2, "rejection_sample"), lambda *given: len(given))
-    names = replaced_in("0.32")[REJECTION_V2, "rejection_sample"].split()
-    given = v2_batch() | {"contexts": torch.zeros(1), "watermark_key": 3}
-    assert verify(**given) == len(names)
-    assert verify(**given, **FLY) == len(names) + len(FLY)
-
-
-def test_v2_samples_the_same_whatever_it_is_told_of_its_filters(monkeypatch):
-    monkeypatch.setattr(vllm_interface, "top_k_top_p", lambda rows, *_: rows)
-    states = SimpleNamespace(
-        temperature=SimpleNamespace(gpu=torch.ones(4)), seeds=SimpleNamespace(gpu=torch.arange(4))
-    )
-    owner = SimpleNamespace(specdec_rule="token", sampling_states=states)
-    rows = torch.randn(4, V, generator=torch.Generator().manual_seed(1))
-    given = (rows, torch.arange(4), None, torch.arange(4), None, None)
-    place = (SAMPLER_V2, "Sampler._sample_random")
-    tokens, _ = replacement(place)(owner, *given, False)
-    for told in (True, False):
-        assert replacement(place)(owner, *given, told, False)[0].equal(tokens)
-    del owner.specdec_rule
-    original = replacement(place, lambda *arguments: arguments)
-    assert original(owner, *given, "told", "fused") == (owner, *given, "told", "fused")
-    assert original(owner, *given, "fused") == (owner, *given, "fused")
-
-
 @pytest.fixture
 def nothing_said(monkeypatch):
     monkeypatch.setattr(messages, "warned", set())
@@ -164,28 +136,6 @@ def test_an_engine_with_fly_is_left_to_v1(logged, rule):
     ):
         assert replacement(place, lambda *got: got)(owner, *given) == (owner, *given)
     assert vars(rejection.sampler) == {}
-
-
-@pytest.mark.usefixtures("nothing_said")
-def test_an_engine_with_fly_is_left_to_v2(logged):
-    rejection = SimpleNamespace(sampler=SimpleNamespace(return_sampling_mask=False))
-    init = replacement((REJECTION_V2, "RejectionSampler.__init__"), lambda *_: None)
-    init(rejection, rejection.sampler, METHOD_FLY, None)
-    assert logged == [LEFT]
-    assert not hasattr(rejection.sampler, "specdec_rule")
-    verify = replacement((REJECTION_V2, "RejectionSampler._verify"), lambda *given: given)
-    assert verify(rejection, 1, 2) == (rejection, 1, 2)
-
-
-def test_min_p_with_fly_is_refused_by_vllm():
-    def refuse(params, config):
-        raise ValueError("vLLM refuses it")
-
-    validate = replacement((PARAMS, "SamplingParams._validate_spec_decode"), refuse)
-    params = SimpleNamespace(logit_bias=None, min_p=0.1)
-    validate(params, SimpleNamespace(rejection_sample_method="standard"))
-    with pytest.raises(ValueError, match="vLLM refuses it"):
-        validate(params, METHOD_FLY)
 
 
 def test_a_fused_sampler_is_switched_off_where_there_are_drafts(monkeypatch):

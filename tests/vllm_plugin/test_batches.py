@@ -5,7 +5,6 @@ import torch
 from specdec_vllm.parameters import Parameters, filtered, min_p_first
 from specdec_vllm.tensors import (
     dense_drafts,
-    expand,
     probabilities,
     scaled_logits,
     seeds_for,
@@ -98,21 +97,6 @@ def test_given_bonus_tokens_are_emitted_after_full_acceptance():
     ids = torch.tensor([[4, 7], [-1, -1], [2, -1]])
     tokens = verify(rows, ids, None, indptr, parameters(3, temperature=0.0), Acceptance())
     assert tokens.tolist() == [[4, 7, 10], [3, -1, -1], [1, -1, -1]]
-
-
-def test_acceptance_rates_may_be_those_of_more_drafts_than_a_batch_has():
-    indptr = 2 * torch.arange(5, dtype=torch.int32)
-    rates = Acceptance("synthetic", synthetic_rates=torch.tensor([1.0, 0.0, 0.0]))
-    ids = torch.full((4, 1), 3)
-    tokens = verify(torch.zeros(8, V), ids, None, indptr, parameters(4), rates)
-    assert tokens[:, 0].tolist() == [3] * 4
-    assert (tokens[:, 1] >= 0).all()
-
-
-def test_values_of_sequences_are_expanded_and_replaced():
-    ends = torch.tensor([2, 2, 5])
-    assert expand(torch.tensor([0.5, 9, 0]), ends, 5, 0, 1).tolist() == [0.5, 0.5, 1, 1, 1]
-    assert expand(torch.tensor([3, 9, 4]), ends, 5).tolist() == [3, 3, 4, 4, 4]
 
 
 def test_seeds_of_a_call_are_drawn_by_the_generators_of_requests_that_have_one():

@@ -274,21 +274,6 @@ def test_sampled_tokens_follow_the_distribution_of_the_model(
         assert p_value(*given, temperature=1.4) < 1e-4, "the control"
 
 
-def test_rule_typical_accepts_every_draft_above_its_threshold(engine, prompts, second_logits):
-    """Lossy: it takes such a draft every time, the lossless rules as often as the model would."""
-    first, drafted = prompts[0][2:4]  # after the first, the drafter finds the second in the prompt
-    seconds = {
-        rule: [b for a, b in tokens(engine("ngram")["samples", rule]) if a == first]
-        for rule in ("token", "typical")
-    }
-    assert len(seconds["typical"]) > SAMPLES / 5
-    probs = (second_logits([first])[0] / TEMPERATURE).softmax(-1)
-    entropy = -(probs * probs.clamp_min(1e-30).log()).sum()
-    assert probs[drafted] > min(0.09, 0.3 * (-entropy).exp())
-    assert {*seconds["typical"]} == {drafted}
-    assert seconds["token"].count(drafted) < 0.7 * len(seconds["token"])
-
-
 def test_sampled_tokens_of_vllm_by_itself_do_not_follow_it(engine, prompts, second_logits):
     """On the CPU, where its temperature comes from unwritten memory."""
     assert p_value(engine("ngram")["samples", None], prompts[0], second_logits) < 1e-8

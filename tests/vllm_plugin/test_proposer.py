@@ -11,7 +11,6 @@ import pytest
 from specdec_hf.drafters.fingerprint import fingerprint_of
 from specdec_host import Corpus
 from specdec_vllm import Proposer, Settings, proposer, runner_v1, runner_v2, vllm_interface
-from specdec_vllm.messages import warned
 from specdec_vllm.settings import DrafterName
 
 GAMMA, LONGEST, VOCAB = 4, 64, 7
@@ -151,12 +150,6 @@ def test_drafts_end_a_token_before_the_maximal_length(make, name):
         assert len(draft) <= max(left - 1, 0)
 
 
-def test_drafts_end_before_a_token_that_the_model_has_no_logit_for(make):
-    batch = Batch([5, 6, 5, 7, 9, 5, 6, 5, 7, 9, 5, 6])
-    assert batch.drafts(make(vocab_size=10)) == [[5, 7, 9, 5]]
-    assert batch.drafts(make(vocab_size=9)) == [[5, 7]]
-
-
 def step(batch, kept_aside):
     """A step of a server: texts grow, and requests end, move, are preempted, resume and begin."""
     draw = batch.generator
@@ -219,15 +212,6 @@ def test_what_cannot_be_served_is_refused_by_name(make, monkeypatch):
         make()
 
 
-def test_vllm_makes_it_and_names_what_is_wrong_in_one_line(monkeypatch):
-    seam = pytest.importorskip("vllm.v1.spec_decode.custom_class_proposer")
-    assert isinstance(seam.create_custom_proposer(config()), Proposer)
-    monkeypatch.setenv("SPECDEC_VLLM_DRAFTER", "ngram")
-    with pytest.raises(RuntimeError, match=r"_DRAFTER must be one of.*got 'ngram'") as e:
-        seam.create_custom_proposer(config())
-    assert "\n" not in str(e.value)
-
-
 def test_a_datastore_of_another_model_is_refused(make, datastore, monkeypatch, tmp_path, logged):
     with pytest.raises(ValueError, match=r"store must have the model's vocabulary of 8 tokens, go"):
         make("rest:FILE", vocab_size=8)
@@ -275,12 +259,3 @@ def test_a_drafter_that_vllm_would_not_use_ends_the_start(start, method):
         "SPECDEC_VLLM_DRAFTER needs speculative_config with method 'custom_class' and model "
         "'specdec_vllm.Proposer', got model 'ngram'"
     )
-
-
-def test_a_drafter_of_vllm_that_reads_texts_of_other_requests_is_warned_of(start, logged):
-    warned.clear()
-    start("suffix", suffix_decoding_max_cached_requests=0)
-    start("suffix", suffix_decoding_max_cached_requests=9, rule="match")
-    assert not logged
-    start("suffix", suffix_decoding_max_cached_requests=9, rule="block")
-    assert "method suffix drafts from texts of earlier requests" in logged[0]

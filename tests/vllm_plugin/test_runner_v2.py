@@ -102,18 +102,6 @@ def test_a_request_does_not_depend_on_its_place(rule):
         assert count.equal(number[order])
 
 
-def test_greedy_requests_and_absent_drafts():
-    batch = Batch()
-    best = batch.logits.argmax(-1)
-    last = int(batch.indptr[3])  # the request at temperature 0 has one draft
-    batch.sampled[last + 1] = best[last]
-    batch.sampled[1] = -1
-    tokens, number = batch.rejection_sample(None, Settings())
-    assert tokens[3].tolist() == [int(best[last]), int(best[last + 1]), -1, -1]
-    assert number[3] == 2
-    assert number[0] == 1
-
-
 def test_first_tokens_follow_the_target_for_drafts_at_the_temperature_of_the_request():
     """Drafts drawn at temperature 1 in place of it are the negative control."""
     copies = 6000
@@ -154,16 +142,3 @@ def test_steps_without_drafts_use_the_noise_of_the_others():
         owner, batch.processed(), batch.expanded, None, batch.pos, None, None, False
     )
     assert sampled.tolist() == tokens[:, 0].tolist()
-
-
-def test_acceptance_rates_and_watermarks():
-    batch = Batch()
-    ones = torch.ones(STEPS)
-    tokens, number = batch.rejection_sample(
-        None, Settings(rule="match"), synthetic_conditional_rates=ones
-    )
-    assert number.tolist() == [n + 1 for n in LENGTHS]
-    assert tokens[2, :3].tolist() == batch.sampled[batch.indptr[2] + 1 : batch.indptr[3]].tolist()
-    watermarked = REJECTION_SAMPLE(lambda *given: given[-4], Settings())
-    empty = [None] * 11
-    assert watermarked(*empty, None, False, False, "contexts") == "contexts"
