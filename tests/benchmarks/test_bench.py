@@ -10,19 +10,17 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from bench import configs, kv_configs, measure, results, sanitize, sweep, tree_configs
+from bench import configs, goals, measure, plans, results, sanitize, sweep
 from bench.configs import FILTERS, STARTS, Config
 from bench.kv_configs import KvConfig
-from bench.peers import KV_PEERS, PEERS, TREE_PEERS, Unsupported
-from bench.tree_configs import TreeConfig, Visits
+from bench.peers import PEERS, Unsupported
+from bench.tree_configs import TreeConfig
 from bench.workloads import WORKLOADS
 
 pytestmark = pytest.mark.build
 
 CHAIN = Config(batch=4, gamma=3, vocabulary=521)
-TREE = TreeConfig(batch=4, nodes=8, vocabulary=521)
 OF_CHAINS = {peer.name: peer for peer in PEERS}
-OF_TREES = {peer.name: peer for peer in TREE_PEERS}
 
 
 def test_the_floor_of_a_chain_counts_each_visited_row_once():
@@ -38,30 +36,6 @@ def test_the_floor_of_a_chain_counts_each_visited_row_once():
     probs = dataclasses.replace(config, start="probs")
     assert floor(probs, accepted) == 4 * 1000 * (2 + 1) + 4 * 2 * (1 + 3)
     assert floor(config, torch.cat([accepted, accepted])) == floor(config, accepted)
-
-
-def test_the_floor_of_a_tree_counts_each_visited_row_once():
-    config = TreeConfig(batch=2, nodes=8, vocabulary=1000, dtype="bfloat16")
-    seen = Visits(*(torch.tensor([n]) for n in ([2, 0], [3, 1], [3, 1], [4, 2], [2, 2])))
-    assert tree_configs.floor_bytes(config, seen) == 2000 * (4 + 4)
-    assert tree_configs.visited_bytes(config, seen) == 2000 * (4 + 4 + 2 * 4)
-    without = dataclasses.replace(config, rule="multi_draft_wor")
-    assert tree_configs.visited_bytes(without, seen) == 2000 * (4 + 4 + 3 * 4)
-    probs = dataclasses.replace(config, rule="target_only", start="probs")
-    assert tree_configs.floor_bytes(probs, seen) == 2 * 4000 + 4 * 6
-
-
-@pytest.mark.parametrize("rule", [*tree_configs.RULES, *tree_configs.OTHERS])
-def test_visits_of_a_tree_are_those_of_the_rule(rule):
-    seen = tree_configs.visits(tree_configs.build(dataclasses.replace(TREE, rule=rule)))
-    assert seen.accepted.shape == (tree_configs.TURNS, 4)
-    assert (seen.targets >= seen.accepted + 1).all()
-    assert rule == "traversal" or seen.targets.equal((seen.accepted + 1).long())
-    assert (seen.drafts <= seen.tested).all()
-    assert (seen.drafts > 0).all() == (rule in tree_configs.DRAWN)
-    if rule in tree_configs.DRAWN:
-        assert (seen.rejected <= seen.tested).all()
-        assert seen.rejected.any()
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -89,41 +63,6 @@ def test_every_provider_accepts_as_many_drafts(filters, start):
     assert abs(means["cpp"] - means["eager"]) < 0.75
     for name in means.keys() - {"cpp", "eager"}:
         assert abs(means[name] - means["eager"]) < 0.3
-
-
-@pytest.mark.parametrize("rule", ["greedy", "target_only", "multi_draft", "multi_draft_wor"])
-def test_eager_rules_of_trees_accept_as_many_nodes(rule):
-    inputs = tree_configs.build(dataclasses.replace(TREE, rule=rule, batch=8))
-    ours = torch.stack([tree_configs.call(inputs, t).num_accepted for t in inputs.turns]).double()
-    torch.manual_seed(0)
-    if rule == "greedy":
-        with pytest.raises(Unsupported):
-            OF_TREES["eager-path"].build(inputs)
-        call = OF_TREES["eager"].build(inputs)
-        for turn in inputs.turns[:4]:
-            verdict = tree_configs.call(inputs, turn)
-            path, accepted, y = call()
-            assert path.equal(verdict.path)
-            assert y.equal(verdict.tokens.gather(1, accepted[:, None])[:, 0])
-        return
-    for name in ("eager", "eager-path"):
-        call = OF_TREES[name].build(inputs)
-        calls = [OF_TREES[name].accepted(call()) for _ in range(len(inputs.turns) * 4)]
-        assert abs(float(torch.stack(calls).double().mean() - ours.mean())) < 0.35
-
-
-def test_the_eager_compaction_and_ours_move_the_same_tokens():
-    config = KvConfig(batch=3, layers=2, heads=2, head_dim=16, slots=40)
-    moved = []
-    for peer in KV_PEERS:
-        inputs = kv_configs.build(config)
-        assert (inputs.path[:, : config.accepted] > torch.arange(config.accepted)).all()
-        for i, cache in enumerate(inputs.caches):
-            cache.copy_(torch.arange(cache.numel()).view_as(cache) % 199 + i)
-        if peer.name in ("cpp", "eager"):
-            assert peer.accepted(peer.build(inputs)()).tolist() == [4, 4, 4]
-            moved.append(inputs.caches)
-    assert all(a.equal(b) for a, b in zip(*moved, strict=True))
 
 
 def read_back(done, tmp_path, pictures):
@@ -171,9 +110,56 @@ def test_a_sweep_reports_rows_absences_and_failures(monkeypatch, tmp_path):
         assert key in done.machine
 
 
+@pytest.mark.parametrize(
+    ("op", "config"),
+    [
+        ("verify_tree", TreeConfig(batch=4, nodes=8, vocabulary=521)),
+        ("kv_compact_", KvConfig(batch=3, layers=2, heads=2, head_dim=16, slots=40)),
+    ],
+)
+def test_a_sweep_of_another_op_has_its_rows(monkeypatch, op, config):
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+    rows = {row.provider: row for row in sweep.sweep([config], "cpu", op, budget=60).rows}
+    assert rows["cpp"].launches == 1
+    assert rows["eager"].bytes_read > rows["cpp"].bytes_read >= rows["cpp"].floor_bytes
+    assert rows["cpp"].floor_bytes == rows["eager"].floor_bytes > 0
+
+
 def test_the_program_for_the_sanitizer_calls_every_op():
     calls, left_out = sanitize.sanitize("cpu", budget=60)
     assert left_out == 0
     for op in sk.providers():
         if cases := proofs.cases(op):
             assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
+
+
+TINY = [Config(batch=b, gamma=2, vocabulary=521) for b in (1, 3)]
+
+
+def test_each_config_is_in_the_file_before_the_next_begins_and_a_failure_is_recorded(
+    monkeypatch, tmp_path
+):
+    path, seen, real = tmp_path / "cpu-goals.jsonl", [], goals.sweep.measure_config
+
+    def measured(config, *rest, **others):
+        seen.append(len(path.read_text().splitlines()))
+        if config.batch == 1:
+            raise RuntimeError("an illegal memory access")
+        return real(config, *rest, **others)
+
+    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
+    monkeypatch.setattr(goals.sweep, "measure_config", measured)
+    monkeypatch.setitem(goals.HEADLINE, "cpu", TINY)
+    with pytest.raises(goals.typer.Exit):
+        goals.main("cpu", ["cpp"], tmp_path, 0.01, 60)
+    assert seen == [1, 2]
+    failed, row = path.read_text().splitlines()[1:]
+    assert TINY[0].id in failed
+    assert "RuntimeError: an illegal memory access" in failed
+    assert TINY[1].id in row
+
+
+def test_every_kernel_that_plans_its_launches_is_called():
+    """The device is asked about each of them by its own call."""
+    for call in plans.calls(3, "cpu").values():
+        assert call().status.tolist() == [0] * 3

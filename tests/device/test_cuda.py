@@ -7,9 +7,6 @@ test_triton_ops_on_the_device starts them, and bench/gpu.sh runs them directly.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import proofs
@@ -17,6 +14,7 @@ import pytest
 import torch
 from support import kv_cases
 from support.kv_buffers import check, check_far_apart, same
+from support.programs import output_of
 
 import specdec_kernels as sk
 from specdec_kernels import reference
@@ -130,14 +128,8 @@ print(tokens.tolist(), *(verdict.tokens.tolist() for verdict in verdicts))
 
 
 def test_after_warm_up_a_new_process_captures_at_once():
-    done = subprocess.run(
-        [sys.executable, "-c", CAPTURES_AT_ONCE],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "[0, 1, 2]" + 3 * " [[0, 1, 2]]" + "\n", done.stderr
+    said = output_of("-c", CAPTURES_AT_ONCE, TRITON_INTERPRET="0")
+    assert said == "[0, 1, 2]" + 3 * " [[0, 1, 2]]" + "\n"
 
 
 @pytest.fixture
@@ -202,22 +194,8 @@ def test_opcheck_on_the_device():
 
 @pytest.mark.parametrize(
     "file",
-    [
-        "on_device.py",
-        "trees_on_device.py",
-        "tree_layout_on_device.py",
-        "kv_on_device.py",
-        "compiled_on_device.py",
-    ],
+    ["on_device", "trees_on_device", "tree_layout_on_device", "kv_on_device", "compiled_on_device"],
 )
 def test_triton_ops_on_the_device(file):
     """Triton's compiler needs a process in which its interpreter is off."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", str(HERE / file)],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        cwd=HERE.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:]
+    output_of("-m", "pytest", "-q", "-p", "no:randomly", HERE / f"{file}.py", TRITON_INTERPRET="0")

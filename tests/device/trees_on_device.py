@@ -30,6 +30,7 @@ LARGE = [
     tree_case(3, 12, WIDE, bf16, "multi_draft", rows="shared", filters="tensor"),
     tree_case(3, 12, WIDE, bf16, "multi_draft_wor", rows="shared"),
     tree_case(3, 12, WIDE, rule="traversal"),
+    tree_case(3, 8, WIDE, bf16, "top_k_plus_one", rows="shared"),
     tree_case(3, 12, WIDE, bf16, "k_seq", rows="shared"),
     tree_case(4, 16, WIDE, bf16, "target_only", filters="scalar", layout="ragged"),
 ]

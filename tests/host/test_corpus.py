@@ -134,11 +134,9 @@ def test_a_mapped_corpus_drafts_as_the_one_that_was_saved(path):
     ("change", "message"),
     [
         (lambda data: b"", "is no corpus: it must begin with SDCORPUS and a header"),
-        (lambda data: data[:40], "is no corpus: it must begin with SDCORPUS and a header"),
         (lambda data: b"PK" + data[2:], "is no corpus: it must begin with SDCORPUS and a header"),
         (lambda data: data[:8] + b"\2" + data[9:], "must be a corpus of version 1, got version 2"),
         (lambda data: data[:-1], "must have 4064 bytes for 500 tokens, got 4063"),
-        (lambda data: data + b"\0", "must have 4064 bytes for 500 tokens, got 4065"),
         (lambda data: HEADER.pack(MAGIC, 1, 5, 0, b""), "must have 64 bytes for 0 tokens, got 64"),
     ],
 )

@@ -1,6 +1,5 @@
 """What a build says before it compiles: which tools are missing, and what its kernels are for."""
 
-import math
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from support.sources import ROOT
 
 ALL = "80-real;90;100-real;120"
 SAID = re.compile(r"^-- specdec-kernels: (.*)$", re.MULTILINE)
-WITH = re.compile(r"compiling with CUDA kernels for (\S*): about (\d+) min on (\d+)")
+WITH = re.compile(r"compiling with CUDA kernels for (\S*): about \d+ min on \d+")
 # CMake knows no compiler for CUDA, and configures all but its compilation.
 STUB = "macro(enable_language)\nendmacro()\n"
 BIN = Path(sys.executable).parent
@@ -32,24 +31,28 @@ def program(path, output, code=0):
     path.chmod(0o755)
 
 
-def configure(folder, *arguments, devices, release="13.0", **variables):
+def cmake(folder, path, *arguments, **variables):
+    return subprocess.run(
+        [
+            shutil.which("cmake", path=path), "-S", ROOT, "-B", folder / "build", "-G", "Ninja",
+            "-DCMAKE_CXX_COMPILER_WORKS=1", f"-DTORCH_ROOT={Path(torch.__file__).parent}",
+            *arguments,
+        ],
+        capture_output=True, text=True, check=False, env=os.environ | {"PATH": path} | variables,
+    )  # fmt: skip
+
+
+def configure(folder, *arguments, devices, release="13.0"):
     """What a build says of its kernels, or why it ends; nvcc and nvidia-smi are stand-ins."""
     (folder / "stub.cmake").write_text(STUB)
     program(folder / "nvidia-smi", *devices)
     nvcc = folder / "nvcc"
     if release:
         program(nvcc, f"Cuda compilation tools, release {release}, V1")
-    path = f"{folder}:{BIN}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [
-            shutil.which("cmake", path=path), "-S", ROOT, "-B", folder / "build", "-G", "Ninja",
-            f"-DCMAKE_PROJECT_INCLUDE={folder / 'stub.cmake'}", "-DSPECDEC_HOST=off",
-            "-DCMAKE_CXX_COMPILER_WORKS=1",
-            f"-DCMAKE_CUDA_COMPILER={nvcc if release else 'NOTFOUND'}",
-            f"-DTORCH_ROOT={Path(torch.__file__).parent}", *arguments,
-        ],
-        capture_output=True, text=True, check=False,
-        env=os.environ | {"CUDAARCHS": "", "PATH": path} | variables,
+    done = cmake(
+        folder, f"{folder}:{BIN}:{os.environ['PATH']}",
+        f"-DCMAKE_PROJECT_INCLUDE={folder / 'stub.cmake'}", "-DSPECDEC_HOST=off",
+        f"-DCMAKE_CUDA_COMPILER={nvcc if release else 'NOTFOUND'}", *arguments, CUDAARCHS="",
     )  # fmt: skip
     if done.returncode:
         return " ".join(done.stderr.split())
@@ -85,26 +88,16 @@ def test_cuda_kernels_are_built_for_the_gpu_or_on_request_and_one_line_says_so(
     arguments = [f"-D{options}"] if options else []
     found = configure(tmp_path, *arguments, devices=devices, release=release)
     if match := WITH.match(found):
-        named, minutes, cores = match.groups()
-        assert named == said
-        count = said.count(";") + 1
-        assert int(minutes) == math.ceil(max(1.5 * (count + 1) / int(cores), 2 * count / 3))
+        assert match[1] == said
     else:
         assert said == found or (said in found and "CMake Error" in found)
 
 
 def configure_host(folder, *pythons):
     """Configure specdec_host for some Pythons; what CMake says where it fails."""
-    path = f"{BIN}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [
-            shutil.which("cmake", path=path), "-S", ROOT, "-B", folder / "build", "-G", "Ninja",
-            "-DSPECDEC_CUDA=off", "-DCMAKE_CXX_COMPILER_WORKS=1",
-            f"-DPython_EXECUTABLE={sys.executable}", f"-DTORCH_ROOT={Path(torch.__file__).parent}",
-            f"-DSPECDEC_HOST_PYTHONS={';'.join(map(str, pythons))}",
-        ],
-        capture_output=True, text=True, check=False, env=os.environ | {"PATH": path},
-    )  # fmt: skip
+    listed = f"-DSPECDEC_HOST_PYTHONS={';'.join(map(str, pythons))}"
+    given = f"-DPython_EXECUTABLE={sys.executable}", listed
+    done = cmake(folder, f"{BIN}:{os.environ['PATH']}", "-DSPECDEC_CUDA=off", *given)
     return " ".join(done.stderr.split()) if done.returncode else ""
 
 

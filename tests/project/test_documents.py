@@ -257,16 +257,6 @@ def test_the_derivation_of_block_verification_adds_up(capsys):
     exec(program, {})
     assert capsys.readouterr().out == "10/9 11/9\n"
     assert "10/9 under `token` and 11/9 under `block`" in (ROOT / "docs/rules.md").read_text()
-    # Three tokens, of which two are missing, tell wrong rules from the right one.
-    wider = program.replace("tokens = (0, 1)", "tokens = (0, 1, 2)").replace(
-        re.search(r"^P, Q = (.*)$", program, re.MULTILINE)[1],
-        "([Fraction(n, 20) for n in row] for row in ((10, 6, 4), (16, 3, 1)))",
-    )
-    exec(wider, {})
-    for right, wrong in (("c2 = min(1, c1 * r2)", "c2 = min(1, r2)"), ("idual(c1)", "idual(1)")):
-        assert right in wider
-        with pytest.raises(AssertionError):
-            exec(wider.replace(right, wrong), {})
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,6 @@ def test_a_person_needs_few_targets_with_one_rule_each_and_make_lists_them():
         assert listed == [name for name in names if name != "list"]
 
 
-def test_there_is_a_workflow_for_each_duty():
-    assert {*WORKFLOWS} == {"docs", "lint", "nightly", "test", "wheels"}
-    ran = " ".join(str(s.get("run")) for path in WORKFLOWS.values() for s in steps(load(path)))
-    for command in ("make lint", "make test ", "make more TASK=test-oldest", "make docs",
-                    "make mutants", "make more TASK=sdist", ".ci/run"):  # fmt: skip
-        assert command in ran
-
-
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_is_whole_and_pins_what_it_uses(name):
     workflow = load(WORKFLOWS[name])

@@ -49,19 +49,6 @@ def test_the_names_of_the_loop_are_those_of_its_package():
     assert [name.rpartition(".")[2] for name in names] == specdec_hf.__all__
 
 
-def test_links_lead_to_pages_of_the_site():
-    for page, link, want in (
-        ("loop.md", "drafters.md", "drafters.md"),
-        ("design/cpu.md", "../rules.md", "../rules.md"),
-        ("choosing.md", "../examples/ops.py", "examples/ops.py"),
-        ("claims.md", "../README.md", "readme.md"),
-        ("readme.md", "docs/design/loop.md", "design/loop.md"),
-        ("design/tests.md", "../../CONTRIBUTING.md", "../contributing.md"),
-    ):
-        text = sources.with_links_of_the_site(f"[a]({link}#b) [b](https://x.org/y.md)", page)
-        assert text == f"[a]({want}#b) [b](https://x.org/y.md)"
-
-
 # The picture of a round.
 
 
@@ -69,12 +56,6 @@ def test_the_picture_of_a_round_is_drawn_from_its_record():
     record = json.loads((draw_round.PICTURES / "round.json").read_text())
     drawn = draw_round.draw(record)
     assert drawn == (draw_round.PICTURES / "round.svg").read_text()
-    for token in record["tokens"]:
-        assert f">{token['text'].strip()}</text>" in drawn
-        if "accept_prob" in token:
-            accepted = token["uniform"] < token["accept_prob"]
-            assert accepted == (token["kind"] == "accepted")
-            assert token["accept_prob"] == pytest.approx(min(1, token["p"] / token["q"]), rel=1e-5)
     record["tokens"][0]["p"] /= 2
     assert draw_round.draw(record) != drawn, "the control"
 

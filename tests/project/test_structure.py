@@ -283,7 +283,7 @@ def test_no_file_is_too_long_to_read():
 # Budgets of the tests. They only go down: who needs more takes something else away.
 
 TEST_LINES = 78_852  # of all files below tests/
-SUPPORT_LINES = 7_958
+SUPPORT_LINES = 7_877
 HELPERS = 2  # modules of ours that a reader of one test file has to know
 FILES_WITH_MORE_HELPERS = 81
 DUPLICATES = 37  # names that several test functions have

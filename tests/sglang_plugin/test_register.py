@@ -5,10 +5,8 @@ import types
 
 import pytest
 from specdec_sglang import register, sglang_interface
-from specdec_sglang.plugin import VARIABLE
 from specdec_sglang.sglang_interface import DESCEND, SAMPLE, SUPPORTED, USED
 from support import sglang_source
-from support.sources import ROOT
 
 
 @pytest.fixture
@@ -48,6 +46,9 @@ def test_a_supported_version_is_hooked_at_two_functions(other):
     assert other.logged == []
 
 
+LEAVES = "specdec_sglang leaves SGLang as it is: "
+
+
 @pytest.mark.parametrize("place", USED, ids=lambda place: place[1])
 @pytest.mark.parametrize("more", [" more", None], ids=["another", "none"])
 def test_a_function_with_other_arguments_is_named(other, place, more):
@@ -56,28 +57,20 @@ def test_a_function_with_other_arguments_is_named(other, place, more):
     if more:
         define(other.modules[module], function, USED[place] + more)
     register()
-    assert other.hooked == []
     got = f"{USED[place]}{more}" if more else "nothing"
-    assert other.logged == [
-        f"specdec_sglang leaves SGLang as it is: {module}.{function} must take {USED[place]}, got "
-        f"{got}"
-    ]
+    named = f"{module}.{function} must take {USED[place]}, got {got}"
+    assert (other.hooked, other.logged) == ([], [LEAVES + named])
 
 
-def test_another_version_of_sglang_is_left_as_it_is_with_a_warning(other):
+def test_another_version_or_platform_is_left_as_it_is(other, monkeypatch):
     other.modules["sglang.version"].__version__ = "0.5.24"
     register()
-    assert other.hooked == []
-    assert other.logged == [
-        "specdec_sglang leaves SGLang as it is: version 0.5.24 is not one of 0.5.23"
-    ]
-
-
-def test_on_another_platform_nothing_is_looked_at(other, monkeypatch):
+    said = [f"{LEAVES}version 0.5.24 is not one of 0.5.23"]
+    assert (other.hooked, other.logged) == ([], said)
     other.modules["sglang.srt.utils"].is_cpu = lambda: False
     monkeypatch.setattr(sglang_interface, "unsupported", lambda: pytest.fail("it looked"))
     register()
-    assert other.hooked == other.logged == []
+    assert (other.hooked, other.logged) == ([], said)
 
 
 def test_switched_off_it_does_not_even_look_and_other_words_are_refused(monkeypatch):
@@ -97,10 +90,3 @@ def test_switched_off_it_does_not_even_look_and_other_words_are_refused(monkeypa
 @pytest.mark.parametrize("place", USED, ids=lambda place: place[1])
 def test_the_arguments_are_those_of_its_files(place):
     assert sglang_source.arguments(*place) == USED[place]
-
-
-def test_the_page_of_sglang_names_the_variable_the_versions_and_what_is_hooked():
-    text = (ROOT / "docs" / "sglang.md").read_text()
-    for name in (VARIABLE, SAMPLE[1], DESCEND[1]):
-        assert f"`{name}`" in text
-    assert f"**Versions: {', '.join(SUPPORTED)}.**" in text

@@ -44,9 +44,7 @@ def test_greedy_requests_of_a_step_get_what_the_greedy_verifier_gives(s):
 
 
 PARAMETERS = [
-    dict(temperatures=0.6),
     dict(temperatures=1.3, top_ks=3),
-    dict(top_ps=0.7),
     dict(min_ps=0.3),
     dict(temperatures=0.8, top_ks=4, top_ps=0.9, min_ps=0.1),
 ]

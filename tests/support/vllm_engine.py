@@ -3,10 +3,9 @@
 A job is a dict that JSON can hold: `model` (a folder), `speculation` (the `speculative_config` or
 None) and `calls`. A call has `requests`, each with `prompt` (token ids) and `params` (arguments of
 SamplingParams, and `choice`, the only texts that structured output allows), and `plugin`, whether
-the plug-in is installed while they run, with `rule`. A call may have `drafter`, another for the
-engine's `Proposer`. The requests of a call are in the engine together. The result of a call is a
-dict with `outputs`, one for each request: `tokens`, `text` and `logprobs` (of the tokens, empty if
-not asked for); `steps`, how often the model ran; and `seconds`.
+the plug-in is installed while they run, with `rule`. The requests of a call are in the engine
+together. The result of a call is a dict with `outputs`, one for each request: `tokens`, `text` and
+`logprobs` (of the tokens, empty if not asked for); and `steps`, how often the model ran.
 
 A job with `ranks` has calls with a `rule` and `apart`, whether each rank draws seeds of requests
 from another generator. Their results have `ranks` too, for each rank the steps: names of the
@@ -14,11 +13,10 @@ requests, drafts and sampled tokens.
 """
 
 import json
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
+
+from support.programs import output_of
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the process that can undo the plug-in
@@ -42,18 +40,9 @@ def run(job, folder):
     """The results of the calls, from a new process; its output goes to the error message."""
     source, target = Path(folder) / "job.json", Path(folder) / "results.json"
     source.write_text(json.dumps(job))
-    path = os.pathsep.join(filter(None, sys.path))
-    given = OF_RANKS if "ranks" in job else {}
-    done = subprocess.run(
-        [sys.executable, "-m", "support.vllm_engine", str(source), str(target)],
-        env={**os.environ, **ENVIRONMENT, **given, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-    return json.loads(target.read_text()) | {"log": done.stdout + done.stderr}
+    given = ENVIRONMENT | (OF_RANKS if "ranks" in job else {})
+    output_of("-m", "support.vllm_engine", source, target, timeout=540, **given)
+    return json.loads(target.read_text())
 
 
 class Recorder:
@@ -95,7 +84,7 @@ def of_ranks(job):
 
 
 def main(source, target):
-    from specdec_vllm import Proposer, Settings, vllm_interface  # noqa: PLC0415
+    from specdec_vllm import Settings, vllm_interface  # noqa: PLC0415
     from specdec_vllm.plugin import install  # noqa: PLC0415
     from vllm.v1.sample.rejection_sampler import RejectionSampler  # noqa: PLC0415
 
@@ -103,12 +92,10 @@ def main(source, target):
     if "ranks" in job:
         Path(target).write_text(json.dumps({"calls": [*of_ranks(job)]}))
         return
-    started = time.perf_counter()
     engine = start(job)
     result = {
         # By the entry point alone, before anything here installs or undoes it.
         "installed": hasattr(RejectionSampler.forward, "__wrapped__"),
-        "start_seconds": time.perf_counter() - started,
         "calls": [],
     }
     for call in job["calls"]:
@@ -118,9 +105,6 @@ def main(source, target):
             runner = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
             if job["speculation"]:  # as the constructor does for SPECDEC_VLLM_RULE
                 runner.model_runner.rejection_sampler.specdec_rule = call["rule"]
-            if drafter := call.get("drafter"):
-                os.environ["SPECDEC_VLLM_DRAFTER"] = drafter
-                runner.model_runner.drafter = Proposer(engine.llm_engine.vllm_config)
         result["calls"].append(generate(engine, call["requests"]))
     Path(target).write_text(json.dumps(result))
 
@@ -160,9 +144,7 @@ def generate(engine, requests):
         return step()
 
     engine.llm_engine.step = counted
-    started = time.perf_counter()
     outputs = engine.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - started
     engine.llm_engine.step = step
     found = []
     for output in outputs:
@@ -173,7 +155,7 @@ def generate(engine, requests):
                 for token, at in zip(tokens, sequence.logprobs or [], strict=False)
             ]
             found.append({"tokens": tokens, "text": sequence.text, "logprobs": logprobs})
-    return {"outputs": found, "steps": len(steps), "seconds": seconds}
+    return {"outputs": found, "steps": len(steps)}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specdec_vllm.parameters import Parameters, filtered, min_p_first
+from specdec_vllm.parameters import Parameters, min_p_first
 from specdec_vllm.tensors import (
     dense_drafts,
     probabilities,
@@ -11,8 +11,6 @@ from specdec_vllm.tensors import (
     with_bonus_rows,
 )
 from specdec_vllm.verification import Acceptance, sample_rows, verify
-
-from specdec_kernels import verify_chain
 
 V = 11
 COUNTS = [2, 0, 3, 1]
@@ -55,20 +53,6 @@ def test_a_row_without_drafts_gets_the_token_of_plain_sampling(rule):
     verified = verify(rows, empty, None, indptr, given, Acceptance(rule))
     assert verified[:, 0].tolist() == sample_rows(rows, given, rule).tolist()
     assert (verified[:, 1:] == -1).all()
-
-
-def test_probabilities_are_read_as_the_op_reads_them():
-    rows, drafts, q, indptr, counts = batch(50)
-    ids = dense_drafts(drafts, counts.cumsum(0) - counts, counts, 3)
-    q[1::3, 4] = 0.0  # the logarithm is -inf
-    q /= q.sum(-1, keepdim=True)
-    given = parameters(len(counts))
-    ours = verify(rows, ids, probabilities(q, ids.shape), indptr, given, Acceptance("block"))
-    direct = verify_chain(
-        rows.softmax(-1), ids, q, kind="probs", rule="block", target_indptr=indptr,
-        seeds=given.seeds, positions=given.positions,
-    )  # fmt: skip
-    assert ours.equal(direct.tokens)
 
 
 def test_logits_with_a_temperature_of_their_own_are_their_softmax():
@@ -123,25 +107,6 @@ def test_min_p_comes_before_top_p():
     assert rest.min_p == 0.0
     unchanged = parameters(2, min_p=torch.tensor([0.4, 0.25]))
     assert min_p_first(rows, ones, unchanged) == (rows, unchanged)
-
-
-def test_filtered_rows_need_no_filters_any_more():
-    rows = torch.randn(40, V, generator=torch.Generator().manual_seed(4))
-    given = parameters(
-        20, temperature=torch.linspace(0, 2, 20), top_k=torch.arange(20) % 4, min_p=0.0
-    )
-    counts = torch.full((20,), 2)
-
-    def top_k_only(logits, k, p):
-        assert p is None
-        sorted_logits = logits.sort(descending=True).values
-        return logits.masked_fill(logits < sorted_logits.gather(1, k[:, None] - 1), -torch.inf)
-
-    out, rest = filtered(rows, counts, given, top_k_only)
-    indptr = 2 * torch.arange(21, dtype=torch.int32)
-    ids = torch.randint(V, (20, 1), generator=torch.Generator().manual_seed(5))
-    before = verify(rows, ids, None, indptr, given, Acceptance())
-    assert before.equal(verify(out, ids, None, indptr, rest, Acceptance()))
 
 
 FALLBACK = (

@@ -6,7 +6,6 @@ import pytest
 import torch
 from specdec_vllm import Settings
 from specdec_vllm.drafting_v1 import DraftNoise, sample_from_logits
-from specdec_vllm.messages import warned
 
 from specdec_kernels import draft_positions, sample
 
@@ -60,19 +59,6 @@ def test_drafts_that_come_at_once_are_those_that_come_one_after_another(rule):
     assert at_once.equal(one_by_one)
     torch.testing.assert_close(probs_at_once, probs)
     assert drawn(logits.split([1, 2], dim=1))[0].equal(one_by_one)
-
-
-def test_drafts_of_no_whole_number_a_request_remain_those_of_vllm_with_one_warning(logged):
-    warned.clear()
-    for number in (4, 5, 4):  # one warning for batches of all sizes
-        noise = DraftNoise("token", torch.arange(number), torch.arange(number))
-        owner = SimpleNamespace(_enable_probabilistic_draft_probs=True, specdec_noise=noise)
-        given = SimpleNamespace(all_greedy=False, temperature=torch.ones(number))
-        assert SAMPLE_FROM_LOGITS(owner, torch.zeros(6, V), given) == "vLLM's"
-    assert logged == [
-        "specdec_vllm: drafts come from vLLM's own noise: their number must be a multiple of 4 "
-        "requests, got 6"
-    ]
 
 
 def test_greedy_requests_of_a_batch_draft_their_argmax():

@@ -2,16 +2,15 @@
 
 import os
 import re
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 from specdec_vllm import DRAFTERS, RULES, vllm_interface
 from specdec_vllm.settings import Settings
-from support.sources import ROOT
+from support.programs import output_of
 from support.vllm_engine import ENVIRONMENT
 
-PAGE = ROOT / "docs" / "vllm.md"
+PAGE = Path(__file__).parents[2] / "docs/vllm.md"
 MODEL = os.environ.get("SPECDEC_TEST_MODEL")
 # As users run it: the engine in a process of its own.
 SERVED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
@@ -45,13 +44,5 @@ def test_the_printed_program_runs(tmp_path):
     name = '"HuggingFaceTB/SmolLM2-135M-Instruct"'
     assert name in block
     program.write_text(block.replace(name, repr(MODEL)))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, **ENVIRONMENT, **SERVED},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "specdec_vllm verifies drafts; rule: as configured" in done.stdout + done.stderr
+    said = output_of(program, timeout=540, **ENVIRONMENT | SERVED)
+    assert "specdec_vllm verifies drafts; rule: as configured" in said

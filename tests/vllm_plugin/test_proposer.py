@@ -229,33 +229,23 @@ def test_a_datastore_of_another_model_is_refused(make, datastore, monkeypatch, t
             make(f"rest:{path}")
 
 
-@pytest.fixture(
-    params=[
+@pytest.mark.parametrize(
+    "make_init",
+    [
         runner_v1.REPLACEMENTS[vllm_interface.REJECTION, "RejectionSampler.__init__"],
         runner_v2.REPLACEMENTS[vllm_interface.REJECTION_V2, "RejectionSampler.__init__"],
-    ]
+    ],
+    ids=["v1", "v2"],
 )
-def start(request, monkeypatch):
-    """Makes a rejection sampler, as vLLM does at its start."""
+def test_a_drafter_that_vllm_would_not_use_ends_the_start(monkeypatch, make_init):
     monkeypatch.setattr(vllm_interface, "replace_if_loaded", lambda *_: None)
     owner = SimpleNamespace(synthetic_conditional_rates=None)
+    init = make_init(lambda *_, **__: None, Settings(drafter=DrafterName("prompt_lookup")))
 
-    def started(model, drafter=None, rule=None, method="standard", **given):
-        config = SimpleNamespace(model=model, rejection_sample_method=method, **given)
-        settings = Settings(drafter=drafter, rule=rule)
-        init = request.param(lambda *_, **__: None, settings)
+    def start(model):
+        config = SimpleNamespace(model=model, rejection_sample_method="standard")
         init(owner, SimpleNamespace(), config, device=None)
 
-    return started
-
-
-@pytest.mark.parametrize("method", ["standard", "fly"])
-def test_a_drafter_that_vllm_would_not_use_ends_the_start(start, method):
-    start("ngram", method=method)
-    start(proposer.NAME, DrafterName("prompt_lookup"), method=method)
-    with pytest.raises(ValueError) as caught:
-        start("ngram", DrafterName("prompt_lookup"), method=method)
-    assert str(caught.value) == (
-        "SPECDEC_VLLM_DRAFTER needs speculative_config with method 'custom_class' and model "
-        "'specdec_vllm.Proposer', got model 'ngram'"
-    )
+    start(proposer.NAME)
+    with pytest.raises(ValueError, match=r"^SPECDEC_VLLM_DRAFTER needs .* got model 'ngram'$"):
+        start("ngram")
