@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from bench import configs, goals, measure, plans, results, sanitize, sweep
+from bench import configs, goals, measure, plans, results, sanitize, sweep, tree_configs
 from bench.configs import FILTERS, STARTS, Config
 from bench.kv_configs import KvConfig
 from bench.peers import PEERS, Unsupported
-from bench.tree_configs import TreeConfig
+from bench.tree_configs import TreeConfig, Visits
 from bench.workloads import WORKLOADS
 
 pytestmark = pytest.mark.build
@@ -36,6 +36,17 @@ def test_the_floor_of_a_chain_counts_each_visited_row_once():
     probs = dataclasses.replace(config, start="probs")
     assert floor(probs, accepted) == 4 * 1000 * (2 + 1) + 4 * 2 * (1 + 3)
     assert floor(config, torch.cat([accepted, accepted])) == floor(config, accepted)
+
+
+def test_the_floor_of_a_tree_counts_each_visited_row_once():
+    config = TreeConfig(batch=2, nodes=8, vocabulary=1000, dtype="bfloat16")
+    seen = Visits(*(torch.tensor([n]) for n in ([2, 0], [3, 1], [3, 1], [4, 2], [2, 2])))
+    assert tree_configs.floor_bytes(config, seen) == 2000 * (4 + 4)
+    assert tree_configs.visited_bytes(config, seen) == 2000 * (4 + 4 + 2 * 4)
+    without = dataclasses.replace(config, rule="multi_draft_wor")
+    assert tree_configs.visited_bytes(without, seen) == 2000 * (4 + 4 + 3 * 4)
+    probs = dataclasses.replace(config, rule="target_only", start="probs")
+    assert tree_configs.floor_bytes(probs, seen) == 2 * 4000 + 4 * 6
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -22,11 +22,10 @@ case "$*" in
   *bench.goals\\ --only\\ cuda*)
     for n in 1 2 3 4 5 6; do advance {SECONDS} || exit; echo $n >> "$OUT/cuda-goals.jsonl"; done ;;
   *sanitize*) exit 3 ;;
-  *compiled_on_device*) [[ -z $OLD ]] || exit 5 ;;
   *import\\ xdist*) [[ -n $XDIST ]] || exit 1 ;;
 esac
 echo "python $*" """,
-    "compute-sanitizer": 'shift 4; [[ -n $CLEAN ]] || exec "$@"',
+    "compute-sanitizer": 'shift 4; exec "$@"',
     "ncu": "[[ -z $UNPRIVILEGED ]]",
     "cmake": 'echo "cmake $*"',
     "ninja": "",
@@ -43,7 +42,7 @@ limit=$2; shift 2
 [[ -z $HANGING || "$*" != *"$HANGING"* ]] || exit 124
 exec "$@" """,
 }
-SWITCHES = ("CLEAN", "XDIST", "HANGING", "NO_LAUNCH", "NO_KERNELS", "OLD",
+SWITCHES = ("XDIST", "HANGING", "NO_LAUNCH", "NO_KERNELS",
             "UNPRIVILEGED", "PARTS", "BUDGET")  # fmt: skip
 LETTERS = {
     "A": ["plans", "brief cases", "goals", "stages", "Nsight Compute on three goals"],
@@ -135,8 +134,6 @@ LEFT_OUT = "FAILED   no CUDA kernels that run: parts A, B and C are left out"
         ({"PARTS": "B", "XDIST": "1", "HANGING": "tests/device/on_device.py"}, 1,
          [f"FAILED   CUDA ops on the device: {HANGS} 90 s",
           "NOTE     later tests run in one process", "passed   CUDA trees on the device"], []),
-        ({"PARTS": "B", "OLD": "1"}, 0,
-         ["ABSENT   CUDA graphs of forwards: pytest ran nothing, for the reason above"], []),
         ({"PARTS": "CD", "BUDGET": "5000"}, 1,
          [*(f"FAILED   {tool}: exit status 3" for tool in LETTERS["C"]),
           *(f"passed   {name}" for name in LETTERS["D"]), "ABSENT   FlashInfer's headers"], []),
@@ -145,7 +142,7 @@ LEFT_OUT = "FAILED   no CUDA kernels that run: parts A, B and C are left out"
         ({"NO_LAUNCH": "2"}, 1,
          ["passed   build", "FAILED   launch of the kernels built here: exit status 1"], ["goals"]),
     ],
-    ids=["a-hang", "all-skipped", "failures", "no-build", "no-launch-at-all"],
+    ids=["a-hang", "failures", "no-build", "no-launch-at-all"],
 )  # fmt: skip
 def test_what_fails_or_is_absent_is_reported_and_the_rest_goes_on(
     gpu, given, status, lines, absent

@@ -7,6 +7,7 @@ import pytest
 import yaml  # Transformers requires it
 from support.sources import ROOT, pyproject
 
+import specdec_kernels
 from specdec_kernels.versions import SUPPORTED, release
 
 WORKFLOWS = {path.stem: path for path in sorted(ROOT.glob(".github/workflows/*.yml"))}
@@ -87,3 +88,9 @@ def test_three_pythons_test_and_the_wheel_serves_every_python():
     assert wheels["audit-command"].endswith(" --pythons " + " ".join(declared))
     modules = wheels["linux"]["environment"]["SPECDEC_HOST_PYTHONS"]
     assert modules.split(":") == [f"/opt/python/cp{n}-cp{n}/bin/python" for n in numbers]
+
+
+def test_the_citation_and_the_changelog_have_the_version():
+    version = specdec_kernels.__version__
+    assert load(ROOT / "CITATION.cff")["version"] == version
+    assert f"\n## {version} (" in (ROOT / "CHANGELOG.md").read_text()

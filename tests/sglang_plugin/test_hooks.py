@@ -108,6 +108,16 @@ def test_sampled_requests_follow_the_target_and_without_the_plugin_they_do_not(s
     assert alone[:, 0].unique().tolist() == [int(LOGITS[0, 0].argmax())]
 
 
+def test_the_biases_that_sglang_adds_count(step):
+    bias = torch.zeros(B, V)
+    bias[:, 2] = 1.5
+    torch.manual_seed(2)
+    predicts, *_ = step.call(LOGITS.expand(B, N, V), two_children(), biases=bias)
+    tokens = predicts[:, 0].long()
+    assert chi_square(tokens, expected(LOGITS[0, 0] + bias[0])) > SIGNIFICANCE
+    assert chi_square(tokens, expected(LOGITS[0, 0])) < SIGNIFICANCE
+
+
 def test_greedy_requests_get_what_sglang_gives_them_beside_sampled_ones_too(step):
     generator = torch.Generator().manual_seed(3)
     tree, _ = random_tree(generator, 40, 5, 7)

@@ -150,6 +150,12 @@ def test_drafts_end_a_token_before_the_maximal_length(make, name):
         assert len(draft) <= max(left - 1, 0)
 
 
+def test_drafts_end_before_a_token_that_the_model_has_no_logit_for(make):
+    batch = Batch([5, 6, 5, 7, 9, 5, 6, 5, 7, 9, 5, 6])
+    assert batch.drafts(make(vocab_size=10)) == [[5, 7, 9, 5]]
+    assert batch.drafts(make(vocab_size=9)) == [[5, 7]]
+
+
 def step(batch, kept_aside):
     """A step of a server: texts grow, and requests end, move, are preempted, resume and begin."""
     draw = batch.generator

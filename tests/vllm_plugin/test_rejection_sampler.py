@@ -250,6 +250,17 @@ def test_acceptance_rates_of_a_synthetic_benchmark_hold(plugin):
     assert (out[accepted == 2, 1] == 2).all()
 
 
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_the_configuration_of_vllm_chooses_the_rule_unless_the_environment_does(plugin, method):
+    plugin()
+    config = Mock(rejection_sample_method=method)
+    rule = {"standard": "token", "block": "block"}[method]
+    assert stock.RejectionSampler(Sampler(), config).specdec_rule == rule
+    vllm_interface.restore()
+    plugin(rule="match")
+    assert stock.RejectionSampler(Sampler(), config).specdec_rule == "match"
+
+
 def test_min_p_is_served_and_a_bias_on_logits_refused(plugin):
     plugin()
     config = object()
@@ -303,3 +314,11 @@ def test_min_p_holds_for_a_sampler_of_its_own(plugin, min_p, top_p):
         for tokens in (out[:, 0], out[:, 1], plain):
             low = [t for t in tokens.flatten().tolist() if t not in (-1, 3, 4)]
             assert not low if min_p else low
+
+
+@pytest.mark.parametrize("name", ["forward", "apply_logits_processors"])
+def test_a_sampler_that_avoids_the_place_of_min_p_is_known(plugin, name):
+    plugin()
+    other = type("Other", (Sampler,), {name: lambda *_: None})
+    assert vllm_interface.serves_min_p(Sampler())
+    assert not vllm_interface.serves_min_p(other())

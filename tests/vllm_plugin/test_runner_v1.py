@@ -123,6 +123,15 @@ def test_rule_match_verifies_with_the_noise_of_the_drafts_of_the_step_before():
     assert accepted(step.seeds + 1) != [2, 2, 2]  # the negative control
 
 
+def test_a_failing_step_leaves_nothing_behind_and_without_speculation_the_runner_is_left_alone():
+    owner = runner()
+    with pytest.raises(ZeroDivisionError):
+        SAMPLE(lambda *_: 1 / 0, Settings())(owner, torch.zeros(1), None)
+    assert owner.sampler.specdec_step is None
+    del owner.rejection_sampler
+    assert SAMPLE(lambda *_: "vLLM's", Settings())(owner, torch.zeros(1), None) == "vLLM's"
+
+
 def test_workers_of_one_engine_draw_the_same_seeds(monkeypatch):
     """Whatever other code of their processes drew from torch's default generator."""
     monkeypatch.setattr(vllm_interface, "replace_if_loaded", lambda *_: None)

@@ -142,3 +142,16 @@ def test_steps_without_drafts_use_the_noise_of_the_others():
         owner, batch.processed(), batch.expanded, None, batch.pos, None, None, False
     )
     assert sampled.tolist() == tokens[:, 0].tolist()
+
+
+def test_acceptance_rates_and_watermarks():
+    batch = Batch()
+    ones = torch.ones(STEPS)
+    tokens, number = batch.rejection_sample(
+        None, Settings(rule="match"), synthetic_conditional_rates=ones
+    )
+    assert number.tolist() == [n + 1 for n in LENGTHS]
+    assert tokens[2, :3].tolist() == batch.sampled[batch.indptr[2] + 1 : batch.indptr[3]].tolist()
+    watermarked = REJECTION_SAMPLE(lambda *given: given[-4], Settings())
+    empty = [None] * 11
+    assert watermarked(*empty, None, False, False, "contexts") == "contexts"
