@@ -29,6 +29,7 @@ from support.sources import (
 )
 
 import specdec_kernels
+from specdec_kernels import _library
 
 LONGEST = 600  # lines of a file
 LOOP_FOLDER = ROOT / "python/specdec_hf"
@@ -360,6 +361,41 @@ def test_a_suite_over_each_budget_is_found():
     for i in range(len(fitting)):
         tight = (n - (k == i) for k, n in enumerate(fitting))
         assert len(over_budget(texts, *tight)) == 1
+
+
+# The table of ops says in which room and file an op is; see _library.OPS.
+TRITON_ONLY = ("tree.layout", "tree.expand_tree")  # on CUDA devices
+
+
+def files_of(where):
+    """For each part of the repository, the paths of which one must exist for an op of `where`."""
+    room, file = where.split(".")
+    names = (file, f"{room}_{file}")
+    parts = {
+        "include": [f"csrc/include/specdec/{n}.h" for n in (*names, room)],
+        "cpu": [f"csrc/cpu/{room}/{file}.cpp"],
+        "cuda": [f"csrc/cuda/{room}/{file}.cu"],
+        "torch": [f"csrc/torch/ops/{n}.cpp" for n in names],
+        "reference": [f"specdec_kernels/reference/{room}/{file}.py"],
+        "triton": [f"specdec_kernels/triton/{room}/{file}.py"],
+    }
+    if where in TRITON_ONLY:
+        del parts["cuda"]
+    if room == "forward":  # on the CPU alone
+        del parts["cuda"], parts["triton"]
+    return parts
+
+
+@pytest.mark.parametrize("op", _library.OPS)
+def test_an_op_has_the_same_file_name_in_every_language(op):
+    where = _library.OPS[op]
+    for part, paths in files_of(where).items():
+        found = [p for p in paths if (ROOT / p).exists()]
+        assert found, f"{op} ({where}) has none of {paths} in {part}"
+        if part == "torch":
+            (text,) = [(ROOT / p).read_text() for p in found]
+            assert re.search(rf"\b{op}\b", text)
+            assert "m.def(" in text
 
 
 def test_no_public_name_of_the_loop_is_a_module():
