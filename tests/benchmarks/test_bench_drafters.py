@@ -4,14 +4,11 @@ A replay of greedy texts counts what the loop counts with a head; the measuremen
 that learns and of drafts over a sparse cache.
 """
 
-import math
-
 import pytest
 import torch
 from specdec_hf import DistilledDrafter, generate
-from specdec_hf.heads.eagle3.files import load_head, save_head
+from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter
 from specdec_hf.lab.analysis.replay import write_text
-from specdec_hf.lab.training.unrolled import loss_of
 from support import heads, hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import DynamicCache
@@ -35,27 +32,13 @@ def text(target):
     return write_text(target, inputs, {"max_new_tokens": 40, "do_sample": False}, 0)
 
 
-@pytest.fixture(scope="module")
-def folder(target, text, tmp_path_factory):
-    """A head after a few steps on the text, so that it drafts some of it."""
-    head = heads.head_for(target)
-    batch = heads.text_batch(target, head.config.layers, text.tokens.tolist())
-    optimizer = torch.optim.Adam(head.parameters(), 0.003)
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss_of(head, batch, 2)[0].backward()
-        optimizer.step()
-    path = tmp_path_factory.mktemp("head")
-    save_head(head, path, torch.float32)
-    return path
-
-
-def test_the_rounds_are_those_of_a_call(target, text, folder):
+def test_the_rounds_are_those_of_a_call(target, text):
     """And the places are those of the answer, with the one after its last token."""
-    counts = count(load_head(folder), target, text, read(target, text))
+    head = heads.learnt(target, text.tokens.tolist(), steps=2, rate=0.003)
+    counts = count(head, target, text, read(target, text))
     for gamma in GAMMAS:
         out = generate(
-            target, torch.from_numpy(text.tokens[None, :PROMPT]), drafter=f"eagle3_chain:{folder}",
+            target, torch.from_numpy(text.tokens[None, :PROMPT]), drafter=Eagle3ChainDrafter(head),
             num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", guard=False,
             max_new_tokens=len(text.tokens) - PROMPT, do_sample=False, return_dict_in_generate=True,
         )  # fmt: skip
@@ -68,9 +51,6 @@ def test_the_rounds_are_those_of_a_call(target, text, folder):
     assert all(0 <= share <= 1 for share in counts.greedy + counts.drawn)
 
 
-# Other measurements.
-
-
 def test_rates_are_those_before_and_after_the_stream():
     model = hf_models.tiny("llama")
     drafter = DistilledDrafter(hf_models.with_noise(model, 0.4), learning_rate=3e-3)
@@ -79,8 +59,6 @@ def test_rates_are_those_before_and_after_the_stream():
         model, drafter, questions[2:], questions[:2], tokens=12, every=4
     )
     assert [row["questions"] for row in rows] == [0, 4, 7]
-    assert rows[0]["positions"] == 0 < rows[1]["positions"] < rows[2]["positions"]
-    assert math.isnan(rows[0]["stream"])
     assert 0 <= rows[0]["held_out"] < rows[2]["held_out"] <= 1
 
 
@@ -102,8 +80,6 @@ def test_calls_go_on_from_copies_of_one_cache():
     assert 0 < rows[SMALL]["accepted"] < 1
     assert rows["none"]["tokens_per_round"] == 1 < rows[SMALL]["tokens_per_round"]
     assert rows[SMALL]["tokens_per_round"] < rows["sparse_cache:budget=99"]["tokens_per_round"] <= 4
-    assert any("sparse_cache holds" in note for note in rows[SMALL]["notes"])
-    assert rows["none"]["of_plain"] == 1
 
 
 def test_drafts_pay_from_the_break_even_acceptance_on():

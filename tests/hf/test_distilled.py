@@ -6,9 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from specdec_hf import DistilledDrafter, Draft, Drafter, ModelDrafter, generate
+from specdec_hf import DistilledDrafter, Draft, Drafter, generate
 from support import hf_models
 from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.papers
 
 TARGET = hf_models.tiny("llama")
 
@@ -79,57 +81,38 @@ def test_drafts_behind_the_end_of_a_text_are_not_rejected():
     assert drafter.told == []
 
 
-@pytest.mark.parametrize("tree", [(2, 1), None])
-def test_the_places_of_a_custom_drafter_of_any_shape_are_where_its_path_ends(tree):
-    """Of trees too: the row of the last accepted node, or of the root."""
+def test_the_places_of_a_custom_drafter_of_trees_are_where_its_path_ends():
+    """The row of the last accepted node, or of the root."""
 
     class Trees(Drafter):
         size, depth, reads_rejections = 3, 2, True
-        seen = 0
+        seen, told = 0, None
 
         def propose(self, history, limits):
-            tokens = torch.from_numpy(history.last(1)) + torch.tensor([1, 2, 3])
-            tokens = (tokens % 60).masked_fill(torch.from_numpy(limits < 2)[:, None], -1)
-            parents = torch.tensor([-1, 0, -1]) if tree else torch.tensor([-1, 0, 1])
-            return Draft(tokens, parents=parents.expand_as(tokens))
+            tokens = (torch.from_numpy(history.last(1)) + torch.tensor([1, 2, 3])) % 60
+            tokens = tokens.masked_fill(torch.from_numpy(limits < 2)[:, None], -1)
+            return Draft(tokens, parents=torch.tensor([-1, 0, -1]).expand_as(tokens))
 
         def learn_rejections(self, rejections):
-            self.pending = rejections
+            self.told = rejections
 
         def commit(self, outcome):
-            told = getattr(self, "pending", None)
-            if told is not None:
+            if self.told is not None:
                 ends = outcome.lengths + outcome.accepted
-                assert told.lengths.tolist() == ends[told.sequences].tolist()
-                self.seen += len(told.sequences)
-                self.pending = None
+                assert self.told.lengths.tolist() == ends[self.told.sequences].tolist()
+                self.seen += len(self.told.sequences)
+                self.told = None
 
     drafter = Trees()
-    generate(
-        TARGET, **hf_models.prompts((9, 4)), drafter=drafter, do_sample=False, max_new_tokens=12,
-        guard=False,
-    )  # fmt: skip
+    hf_models.decode(TARGET, (9, 4), drafter=drafter, max_new_tokens=12)
     assert drafter.seen > 5
-
-
-def divergence(model, drafter, told):
-    """The mean KL(P || Q) at what a call has told, and at T = 1."""
-    found = []
-    for b, n, logits in told:
-        text = torch.from_numpy(drafter.history.tokens[b : b + 1, :n].copy())
-        with torch.no_grad():
-            q = model(text).logits[0, -1].log_softmax(dim=-1)
-        p = logits.clone().log_softmax(dim=-1)
-        found.append((p.exp() * (p - q)).sum())
-    return torch.stack(found).mean().item()
 
 
 def test_a_step_goes_down_the_divergence_where_drafts_were_rejected():
     """It is the step of AdamW by autograd on the definition, text by text."""
     drafter = Recording(draft_model(), learning_rate=1e-3)
-    before = copy.deepcopy(drafter.model)
+    expected = copy.deepcopy(drafter.model)
     call(drafter)
-    expected = copy.deepcopy(before)
     optimizer = torch.optim.AdamW(expected.parameters(), 1e-3, weight_decay=0.0)
     losses = []
     for b, n, logits in drafter.told:
@@ -146,25 +129,12 @@ def test_a_step_goes_down_the_divergence_where_drafts_were_rejected():
         close = torch.isclose(ours, theirs, rtol=1e-3, atol=1e-5).double().mean()
         assert close > 0.99, name
     assert drafter.num_learnt == len(drafter.told)
-    first = Recording(draft_model(), max_positions=3)
-    call(first)
-    assert first.num_learnt == 3 < len(first.told)
-    told = drafter.told
-    assert divergence(drafter.model, drafter, told) < 0.9 * divergence(before, drafter, told)
+    few = DistilledDrafter(draft_model(), max_positions=3)
+    call(few)
+    assert few.num_learnt == 3 < drafter.num_learnt
 
 
-class OfOtherTokens(DistilledDrafter):
-    """Learns what the target said of each token for the next one."""
-
-    def learn_rejections(self, rejections):
-        wrong = rejections.logits.roll(1, dims=-1)
-        super().learn_rejections(dataclasses.replace(rejections, logits=wrong))
-
-
-@pytest.mark.parametrize(
-    "kind", [DistilledDrafter, pytest.param(OfOtherTokens, marks=pytest.mark.full)]
-)
-def test_on_a_stream_of_calls_more_is_accepted(kind):
+def test_on_a_stream_of_calls_more_is_accepted():
     """The acceptance rate on texts of which it learns nothing, sum(min(P, Q)), before and after."""
     held_out = [call(None, prompts=n, new_tokens=30).sequences for n in (91, 92, 93)]
     texts = torch.cat(held_out)
@@ -174,31 +144,11 @@ def test_on_a_stream_of_calls_more_is_accepted(kind):
         p, q = (one(texts).logits.softmax(dim=-1) for one in (TARGET, model))
         return torch.minimum(p, q).sum(dim=-1)[:, 12:].mean().item()
 
-    drafter = kind(hf_models.with_noise(TARGET, 0.2), learning_rate=3e-3, steps=8)
+    drafter = DistilledDrafter(hf_models.with_noise(TARGET, 0.2), learning_rate=3e-3, steps=8)
     before = alpha(drafter.model)
     for number in range(10):
         call(drafter, prompts=number)
-    assert drafter.num_learnt > 100
-    gained = alpha(drafter.model) - before
-    assert gained > 0.03 if kind is DistilledDrafter else gained < 0
-
-
-def test_within_a_call_the_text_follows_from_the_seed():
-    settings = {"do_sample": True, "rule": "token", "seed": 4}
-    texts = [call(DistilledDrafter(draft_model(), 0.05), **settings).sequences for _ in range(2)]
-    assert texts[0].equal(texts[1])
-    assert texts[0].equal(call(ModelDrafter(draft_model()), **settings).sequences)
-
-
-def test_the_users_model_is_left_as_it_was():
-    model = draft_model().to(torch.bfloat16)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    drafter = DistilledDrafter(model, learning_rate=0.01)
-    assert drafter.model.dtype == torch.float32
-    call(drafter)
-    assert drafter.num_learnt > 0
-    after = model.state_dict()
-    assert all(after[name].equal(weight) for name, weight in before.items())
+    assert alpha(drafter.model) > before + 0.03
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -239,53 +189,34 @@ def test_a_call_of_rule_match_teaches_its_seed():
         call(drafter, do_sample=True, rule="token", seed=4)
 
 
-def test_what_was_learnt_is_saved_in_the_dtype_of_the_given_model(tmp_path):
-    drafter = DistilledDrafter(draft_model().to(torch.bfloat16), learning_rate=0.01)
+def test_the_users_model_stays_and_what_was_learnt_is_saved_in_its_dtype(tmp_path):
+    model = draft_model().to(torch.bfloat16)
+    before = copy.deepcopy(model.state_dict())
+    drafter = DistilledDrafter(model, learning_rate=0.01)
     call(drafter)
+    assert drafter.num_learnt > 0
+    assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
     drafter.save(tmp_path)
     assert drafter.model.dtype == torch.float32
     read = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert read.dtype == torch.bfloat16
-    for (name, ours), theirs in zip(
-        drafter.model.named_parameters(), read.parameters(), strict=True
-    ):
-        assert ours.bfloat16().equal(theirs), name
+    for ours, theirs in zip(drafter.model.parameters(), read.parameters(), strict=True):
+        assert ours.bfloat16().equal(theirs)
 
 
 class Broken(DistilledDrafter):
-    """Its gradient is not a number from the step after the first ``finite`` ones on."""
-
-    finite = 0
-
-    def finish(self, history):
-        self._optimizer.register_step_post_hook(self.after_step)
-        if not self.finite:
-            self.spoil()
-        super().finish(history)
-
-    def after_step(self, *_):
-        self.finite -= 1
-        if not self.finite:
-            self.spoil()
-
-    def spoil(self):
-        for rejected in self.current.values():
-            rejected.logits[:] = [logits * torch.nan for logits in rejected.logits]
+    """Its gradient is not a number."""
 
     def learn_rejections(self, rejections):
-        super().learn_rejections(rejections)
-        self.current = self._rejected
+        logits = rejections.logits * torch.nan
+        super().learn_rejections(dataclasses.replace(rejections, logits=logits))
 
 
-@pytest.mark.parametrize("finite", [0, 1])
-def test_the_note_counts_the_steps_before_a_gradient_that_is_not_finite(finite):
+def test_a_gradient_that_is_not_finite_changes_no_weight_and_the_call_says_so():
     drafter = Broken(draft_model(), steps=3)
-    drafter.finite = finite
     before = copy.deepcopy(drafter.model.state_dict())
-    out = call(drafter)
-    told = f"drafter distilled took {finite} of 3 steps after the call: the gradient of the next"
-    assert [note for note in out.stats.notes if told in note]
-    assert (drafter.num_learnt > 0) == (finite > 0)
+    told = "drafter distilled took 0 of 3 steps after the call: the gradient of the next"
+    assert any(told in note for note in call(drafter).stats.notes)
+    assert drafter.num_learnt == 0
     after = drafter.model.state_dict()
-    assert all(weight.equal(before[n]) for n, weight in after.items()) == (finite == 0)
-    assert all(weight.isfinite().all() for weight in after.values())
+    assert all(weight.equal(before[name]) for name, weight in after.items())

@@ -23,7 +23,6 @@ from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.lab.training.unrolled import unroll
-from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import drafter_cases, hf_models
 from support.heads import (
@@ -39,7 +38,6 @@ from support.heads import (
 )
 from support.histories import context_of, history_of, propose
 from support.published_heads import AUX, DRAFTS, EAGLE_AUX, LAYOUTS, Reference, dflash, publish
-from support.recorded_ops import run_layers_as_they_are
 from support.sources import ROOT
 
 PAGE = ROOT / "docs" / "heads.md"
@@ -123,17 +121,12 @@ def inside(name, value):
     [
         ("eagle3", {"eagle_config": {EAGLE_AUX: [2, 4, 5]}}),
         ("eagle3", {"norm_before_residual": True}),
-        ("eagle3, speculators", {"norm_before_residual": False}),
         ("dflash", {AUX: [0, 1]}),
-        ("dflash", {"mask_token_id": 5}),
         ("dflash, windows", {"sliding_window_non_causal": True}),
         ("dflash, windows", inside("sliding_window", 4)),
-        ("dflash, windows", inside("layer_types", ["full_attention", "sliding_attention"])),
         ("dflash, from the anchor", {"sample_from_anchor": False}),
-        ("peagle", {EAGLE_AUX: [0, 1]}),
         ("peagle", {"mask_token_id": 5}),
         ("peagle", inside("rope_parameters", {"rope_type": "default", "rope_theta": 70.0})),
-        ("peagle, windows", {"norm_before_residual": False}),
         ("peagle, windows", inside("sliding_window", 2)),
     ],
 )
@@ -237,15 +230,6 @@ def test_embeddings_in_a_file_of_dflash_are_not_its_own(target, tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
-@pytest.mark.parametrize("gamma", [1, 9])
-def test_the_first_draft_of_a_look_ahead_is_the_targets_own(gamma):
-    target = hf_models.tiny("llama")
-    how = {**SAMPLED, "seed": 4, "gamma": gamma, "temperature": 0.8, "top_k": 0}
-    out, rounds = rounds_of(target, PassHeadDrafter(pass_head(target)), **how)
-    assert out.stats.accepted >= sum(int((draft.counts > 0).sum()) for _, draft in rounds)
-    assert (out.stats.accepted == out.stats.drafted) == (gamma == 1)
-
-
 @pytest.mark.parametrize("lengths", [(7,), (9, 5)])
 def test_the_cache_is_as_it_was_before_a_draft(lengths):
     """Later rounds of one token and of several have the same logits, bit for bit."""
@@ -271,29 +255,19 @@ def test_the_cache_is_as_it_was_before_a_draft(lengths):
     assert torch.equal(rows[1], rows[3])
 
 
-@pytest.mark.parametrize("kind", ["longrope", pytest.param("dynamic", marks=pytest.mark.full)])
-def test_angles_that_depend_on_the_longest_text_are_those_of_the_text(kind, monkeypatch):
+def test_angles_that_depend_on_the_longest_text_are_those_of_the_text():
     """A table for places beyond the text would turn all of them by other angles."""
     target = hf_models.build("llama", layers=4)
-    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
-    if kind == "longrope":
-        rope |= {
-            "short_factor": [1.0] * 4, "long_factor": [8.0] * 4,
-            "original_max_position_embeddings": 64,
-        }  # fmt: skip
     shaped = copy.deepcopy(target)
-    shaped.config.rope_parameters, shaped.config.max_position_embeddings = rope, 64
+    shaped.config.max_position_embeddings = 64
+    shaped.config.rope_parameters = {
+        "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0] * 4,
+        "long_factor": [8.0] * 4, "original_max_position_embeddings": 64,
+    }  # fmt: skip
     head = head_for(shaped, range(67), noise=0.05).requires_grad_(False)
-
-    def worst():
-        _, rounds = rounds_of(target, Eagle3ChainDrafter(head), (9, 4, 12), **SAMPLED)
-        logits_of = functools.partial(expected_logits, target, head)
-        return furthest(rounds[:: 1 + len(rounds) // 4], logits_of)[0]
-
-    assert worst() < 1e-4
-    # Negative control: a table of more places than the text has.
-    monkeypatch.setattr("specdec_hf.heads.pairs.draft.ROPES_BY_LENGTH", ())
-    assert worst() > 1e-3
+    _, rounds = rounds_of(target, Eagle3ChainDrafter(head), (9, 4, 12), **SAMPLED)
+    logits_of = functools.partial(expected_logits, target, head)
+    assert furthest(rounds[:: 1 + len(rounds) // 4], logits_of)[0] < 1e-4
 
 
 def test_in_16_bits_the_angles_of_a_head_are_those_of_its_training():
@@ -351,37 +325,16 @@ def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
     assert hf_models.outcome(again) == hf_models.outcome(fresh)
 
 
-@pytest.fixture
-def with_head(tmp_path):
-    """A model with a head beside it, whose copy all default calls share."""
+def test_reading_a_head_draws_no_random_numbers_and_its_copy_dies_with_its_target(tmp_path):
+    """The first call reads it, and then draws its seeds."""
     model = hf_models.build("llama", vocab_size=11)
     model.config._name_or_path = str(tmp_path)
     save_head(head_for(model, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
-    return model
-
-
-def test_reading_the_head_draws_no_random_numbers(with_head):
-    """The first call reads it, and then draws its seeds."""
     seeds = []
     for _ in range(2):
         torch.manual_seed(3)
-        seeds.append(hf_models.decode(with_head, drafter="auto", do_sample=True).stats.seeds)
+        seeds.append(hf_models.decode(model, drafter="auto", do_sample=True).stats.seeds)
     assert seeds[0] == seeds[1]
-
-
-def test_the_second_call_compiles_no_head(with_head, monkeypatch):
-    run_layers_as_they_are(monkeypatch)
-    monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
-    for first in (True, False):
-        out = hf_models.decode(with_head, drafter="auto", compile=True)
-        assert (out.stats.compiled.drafts[0].seconds > 0) == first
-
-
-def test_the_copy_dies_with_its_target(tmp_path):
-    model = hf_models.build("llama", vocab_size=11)
-    model.config._name_or_path = str(tmp_path)
-    save_head(head_for(model), tmp_path / HEAD_FOLDER, torch.float32)
-    hf_models.decode(model, drafter="auto")
     copied = weakref.ref(AutoDrafter()._find(model)[0].on(model))
     assert copied() is not None
     del model

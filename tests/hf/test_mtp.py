@@ -1,13 +1,11 @@
 """Native multi-token prediction: layers that `from_pretrained` drops are read, and draft."""
 
 import json
-import re
 import shutil
 from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter
 from specdec_hf.heads.mtp import files
 from specdec_hf.heads.mtp.files import load_mtp
@@ -25,6 +23,8 @@ from support.mtp_checkpoints import (
 from support.sources import ROOT
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
+
+pytestmark = pytest.mark.papers
 
 PAGE = ROOT / "docs" / "heads.md"
 SAMPLED = {"do_sample": True, "rule": "token", "gamma": 5, "max_new_tokens": 10}
@@ -61,9 +61,9 @@ def test_chains_are_those_of_the_layer_over_the_whole_text(name, tmp_path):
 
 
 @TWO
-@pytest.mark.parametrize("count", [1, 3])
 @torch.no_grad()
-def test_what_is_expected_is_what_the_module_of_transformers_computes(name, count, tmp_path):
+def test_what_is_expected_is_what_the_module_of_transformers_computes(name, tmp_path):
+    count = 3
     target, layers, _ = checkpoint(name, tmp_path, count)
     target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[2-4]\."]  # of published sizes
     module = MtpModel.from_pretrained(target)
@@ -90,8 +90,9 @@ def test_each_of_several_layers_drafts_its_own_step(name, tmp_path):
     assert furthest(rounds[:2], partial(expected_logits, target, layers[::-1]))[0] > 1e-2
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize(("lengths", "cached"), [((14,), 10), ((9,), 8), ((12, 4), 10)])
+@pytest.mark.parametrize(
+    ("lengths", "cached", "count"), [((14,), 10, 1), ((9,), 8, 3), ((12, 4), 10, 3)]
+)
 def test_after_a_cache_of_the_caller_pairs_are_those_of_the_later_tokens(
     lengths, cached, count, tmp_path
 ):
@@ -133,33 +134,21 @@ def test_the_text_of_a_loaded_target_stays(name, tmp_path):
         assert out.stats.drafted > 0
 
 
-def test_the_page_names_the_model_types_and_promises_no_others():
-    section = PAGE.read_text().partition("\n## Multi-token prediction\n")[2].partition("\n## ")[0]
-    listed = section.partition("- Model types are ")[2].partition("\n")[0]
-    assert {*re.findall("`(.*?)`", listed)} == files.FAMILIES.keys()
-    assert not re.search(r"\b(any|every|all) (target|model)", section)
-
-
 def test_a_layer_with_embeddings_and_an_output_matrix_of_its_own_keeps_them(tmp_path):
-    """Those that are the target's are shared with it, as in published checkpoints."""
     target = target_of("deepseek_v3")
-    layers = layers_of(target)
-    prefix = FAMILIES["deepseek_v3"].prefix_of(0)
+    layers, prefix = layers_of(target), FAMILIES["deepseek_v3"].prefix_of(0)
     own = {
-        f"{prefix}embed_tokens.weight": target.get_input_embeddings().weight,
-        f"{prefix}shared_head.head.weight": target.get_output_embeddings().weight,
+        f"{prefix}embed_tokens.weight": -target.get_input_embeddings().weight,
+        f"{prefix}shared_head.head.weight": -target.get_output_embeddings().weight,
     }
-    for factor in (1, -1):
-        given = {name: factor * weight.detach() for name, weight in own.items()}
-        folder = write(target, {**published(target, layers), **given}, tmp_path / str(factor))
-        model = type(target).from_pretrained(folder).eval()
-        ((text,), draft), *_ = chains(model, (9,))
-        with torch.no_grad():
-            final = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states[-1]
-            model.get_input_embeddings().weight.mul_(factor)
-            state = layers[0].states(model, text[1:], final)[0, -1]
-            want = factor * model.get_output_embeddings()(state)
-        torch.testing.assert_close(draft.distribution.logits[0, 0], want, atol=1e-4, rtol=1e-4)
+    write(target, {**published(target, layers), **own}, tmp_path)
+    model = type(target).from_pretrained(tmp_path).eval()
+    ((text,), draft), *_ = chains(model, (9,))
+    with torch.no_grad():
+        final = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states[-1]
+        model.get_input_embeddings().weight.mul_(-1)
+        want = -model.get_output_embeddings()(layers[0].states(model, text[1:], final)[0, -1])
+    torch.testing.assert_close(draft.distribution.logits[0, 0], want, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "qwen3_next"])
@@ -190,69 +179,36 @@ def test_the_bias_that_chooses_experts_stays_in_float32(tmp_path):
     assert torch.equal(bias, layers[0].decoder.mlp.gate.e_score_correction_bias)
 
 
-def test_layers_run_experts_as_their_target_does(tmp_path):
-    target, _, _ = checkpoint("glm4_moe", tmp_path)
-    for way in ("eager", "grouped_mm"):
-        target.set_experts_implementation(way)
-        drafter = MtpDrafter()
-        hf_models.decode(target, drafter=drafter, max_new_tokens=3)
-        head = drafter._draft.head
-        assert head.block(0).layer.mlp.experts.config._experts_implementation == way
-
-
-def test_a_checkpoint_is_read_once_for_a_target_until_its_files_change(tmp_path, monkeypatch):
-    target, _, folder = checkpoint("glm4_moe", tmp_path)
-    read = []
-    monkeypatch.setattr(
-        "specdec_hf.heads.mtp.drafter.load_mtp", lambda *args: read.append(1) or load_mtp(*args)
-    )
-    for _ in range(2):
-        hf_models.decode(target, max_new_tokens=3, drafter="mtp")
-        assert len(read) == 1
-    shard = folder / "model-1.safetensors"
-    save_file({name: 2 * x for name, x in load_file(shard).items()}, shard, {"format": "pt"})
-    hf_models.decode(target, max_new_tokens=3, drafter="mtp")
-    assert len(read) == 2
-
-
-def test_a_target_made_in_memory_drafts_with_a_folder_or_a_head(tmp_path, monkeypatch):
+def test_a_target_made_in_memory_drafts_with_a_folder_or_a_head(tmp_path):
     target, _, folder = checkpoint("deepseek_v3", tmp_path)
     made = target_of("deepseek_v3")
     made.load_state_dict(target.state_dict())
-    outs = [
-        hf_models.decode(model, max_new_tokens=8, drafter=drafter, do_sample=True, seed=3)
-        for model, drafter in (
-            (target, "mtp"), (made, f"mtp:{folder}"), (made, MtpDrafter(folder)),
-            (made, MtpDrafter(load_mtp(folder))),
-        )
-    ]  # fmt: skip
+    given = [(target, "mtp"), (made, f"mtp:{folder}"), (made, MtpDrafter(load_mtp(folder)))]
+    outs = [hf_models.decode(model, (9,), drafter=drafter) for model, drafter in given]
     assert len({str(hf_models.outcome(out)) for out in outs}) == 1
-    with pytest.raises(ValueError, match=re.escape("name the folder as mtp:FOLDER")):
-        hf_models.decode(made, drafter="mtp")
-    made.config.name_or_path = str(tmp_path / "gone")
-    with pytest.raises(ValueError, match="gone' is neither a folder nor kept by the hub's cache"):
-        hf_models.decode(made, drafter="mtp")
-    # A model of the hub has its files in the hub's cache.
-    asked = []
+    for name, message in (("", "name the folder as mtp:FOLDER"), ("/gone", "gone' is neither a f")):
+        made.config.name_or_path = name
+        with pytest.raises(ValueError, match=message):
+            hf_models.decode(made, drafter="mtp")
 
-    def cached(name, file, revision=None):
-        asked.append((name, revision))
-        return str(folder / file) if (folder / file).is_file() else None
 
-    monkeypatch.setattr(files, "try_to_load_from_cache", cached)
+def test_a_model_of_the_hub_has_its_files_in_the_hubs_cache(tmp_path, monkeypatch):
+    target, _, folder = checkpoint("deepseek_v3", tmp_path)
     target.config._name_or_path, target.config._commit_hash = "owner/name", "abc"
+    held = {("owner/name", file.name, "abc"): str(file) for file in folder.iterdir()}
+    monkeypatch.setattr(
+        files, "try_to_load_from_cache",
+        lambda name, file, revision=None: held.get((name, file, revision)),
+    )  # fmt: skip
     assert files.folder_of(target.config) == folder
-    assert asked == [("owner/name", "abc")]
 
 
-def test_the_command_line_reads_layers_and_refuses_before_it_loads_weights(tmp_path, monkeypatch):
+def test_the_command_line_reads_layers_and_refuses_other_models(tmp_path):
     target = target_of("deepseek_v3", vocab_size=cli_models.END + 1)
     folder = write(target, published(target, layers_of(target)), tmp_path / "with")
-    command = ("generate", "--prompt", "abc", "--max-new-tokens", 6, "--drafter", "mtp", "--model")
     cli_models.tokenizer().save_pretrained(folder)
-    result = cli_models.invoke(*command, folder)
-    assert result.exit_code == 0, result.output
-    monkeypatch.setattr("specdec_hf.cli.load.load_model", lambda *_, **__: pytest.fail("loaded"))
+    command = ("generate", "--prompt", "abc", "--max-new-tokens", 6, "--drafter", "mtp", "--model")
+    cli_models.succeed(*command, folder)
     llama = cli_models.write_folder(tmp_path / "llama")
     assert "knows the model types deepseek_v3" in cli_models.one_line_error(*command, llama)
 
@@ -273,14 +229,6 @@ FAULTS = {
     "quantised": (
         lambda x: {**x, f"{P}enorm.weight": torch.ones(32).to(torch.float8_e4m3fn)},
         f"{P}enorm.weight of .* must be in F32, BF16, F16, got F8_E4M3: .* no quantised",
-    ),
-    "shape": (
-        lambda x: {**x, f"{P}enorm.weight": torch.ones(31)},
-        rf"{P}enorm.weight of .* must be \[32\], got \[31\]",
-    ),
-    "not finite": (
-        lambda x: {**x, f"{P}enorm.weight": torch.full((32,), torch.nan)},
-        f"{P}enorm.weight of .* must be finite",
     ),
     "one of two": (
         lambda x: {**x, **{name.replace(".2.", ".3.", 1): y.clone() for name, y in x.items()}},
@@ -306,18 +254,12 @@ def test_other_targets_and_folders_are_refused_by_name(tmp_path):
             hf_models.decode(model, drafter=drafter)
 
     refused("mtp_tree", "needs one layer of multi-token prediction, got 2: drafter mtp drafts")
-    wider = hf_models.build("llama", hidden_size=64)
-    refused(f"mtp:{folder}", "a model with hidden states of 32, got 64", wider)
+    refused(f"mtp:{folder}", "states of 32, got 64", hf_models.build("llama", hidden_size=64))
     refused(f"mtp:{tmp_path}", "cannot read the config.json of")
     refused(f"mtp:{tmp_path / 'gone'}", "folder .*gone of drafter mtp does not exist")
     refused(f"mtp:{__file__}", "drafter mtp must name a folder, .*test_mtp.py is a file")
     hf_models.tiny("llama").save_pretrained(tmp_path / "llama")
     refused(f"mtp:{tmp_path / 'llama'}", "knows the model types deepseek_v3, .*, got 'llama'")
-    config = folder / "config.json"
-    fields = config.read_text()
-    config.write_text(json.dumps({**json.loads(fields), "hidden_size": "wide"}))
-    refused("mtp", "cannot read the config.json of .*hidden_size")
-    config.write_text(fields)
     index = folder / files.INDEX
     given = json.loads(index.read_text())["weight_map"]
     for name, message in (("../x.safetensors", "beside it"), ("x", "lacks x, which its model")):

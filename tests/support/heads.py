@@ -21,7 +21,7 @@ from specdec_hf.heads.mtp.head import MtpBlock, MtpConfig, MtpHead
 from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 from specdec_hf.lab.training.draft_model import DraftLlama, DraftModelConfig
-from specdec_hf.lab.training.unrolled import Batch, unroll
+from specdec_hf.lab.training.unrolled import Batch, loss_of, unroll
 from support import hf_models
 
 
@@ -179,6 +179,18 @@ def text_batch(target: Any, layers: Sequence[int], tokens: list[int]) -> Batch:
         ids, target.get_input_embeddings()(ids), features, states[-1],
         torch.tensor([len(tokens)]), torch.tensor([0]),
     )  # fmt: skip
+
+
+def learnt(target: Any, tokens: Sequence[int], steps: int, rate: float) -> Eagle3Head:
+    """A head after 30 updates on a text, so that it drafts some of it."""
+    head = head_for(target)
+    batch = text_batch(target, head.config.layers, list(tokens))
+    optimizer = torch.optim.Adam(head.parameters(), rate)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss_of(head, batch, steps)[0].backward()
+        optimizer.step()
+    return head
 
 
 @torch.no_grad()
