@@ -113,13 +113,6 @@ def test_without_the_native_module_that_copies_need_text_is_decoded_plainly(mode
     assert out.stats.notes[0].startswith(NOTHING)
 
 
-def test_a_threshold_is_for_drafters_that_were_named(model):
-    given = {"assistant_confidence_threshold": 7}
-    assert text_of(run(model, **GREEDY, **given)) == text_of(run(model, **GREEDY, drafter=None))
-    with pytest.raises(ValueError, match="threshold must be a number"):
-        run(model, **GREEDY, **given, drafter="suffix_automaton")
-
-
 def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model):
     """So the guard may pause them, as it may trees."""
     out = run(model, RAGGED, **SAMPLED, cache="aligned")

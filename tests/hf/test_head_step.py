@@ -117,28 +117,6 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(graphs, target, head, mon
         assert any("packed weights" in note for note in out.stats.notes)
 
 
-@pytest.mark.parametrize(("steps", "notes"), [(0, "torch.compile raised"), (4, "raised Runt")])
-def test_a_head_whose_graph_fails_drafts_on_packed_weights(target, head, monkeypatch, steps, notes):
-    """In a round or at once, where it is not tried again."""
-    only_the_head(monkeypatch)
-    eager, calls = decode(target, drafter=Eagle3Drafter(head)), []
-
-    def failing(layer, **inputs):
-        calls.append(1)
-        if len(calls) > steps:
-            raise RuntimeError("broken")
-        return layer(**inputs)
-
-    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: failing)
-    drafter = Eagle3Drafter(head)
-    for _ in range(2):
-        with pytest.warns(UserWarning, match=notes):
-            fast = decode(target, drafter=drafter, compile=True)
-        assert outcome(fast) == outcome(eager)
-        assert any("RuntimeError: broken" in note for note in fast.stats.notes)
-    assert steps or len(calls) == 1
-
-
 # Steps that are replayed: recorded ops take the place of CUDA graphs.
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from specdec_hf import LayerSkipDrafter, SkippedSublayers
 from specdec_hf.lab.layer_skip.calibration import Calibration, Drafting, search_layers
-from specdec_hf.lab.layer_skip.optimiser import maximise
 from specdec_hf.profile import sizes_of
 from specdec_hf.runner.split_model import SplitModel
 from support import hf_models
@@ -118,19 +117,6 @@ def test_wrong_sublayers_are_refused_by_name():
 
 
 # The search.
-
-
-def test_the_optimiser_finds_what_random_points_do_not():
-    """80 of 4,096 points, where choices count in pairs. The control draws as many at random."""
-    wanted = np.arange(12) % 3 == 0
-
-    def score(point):
-        return float(((point == wanted)[::2] & (point == wanted)[1::2]).sum())
-
-    tried = maximise(score, 12, 80, 0)
-    assert max(value for _, value in tried) == 6
-    assert len({point.tobytes() for point, _ in tried}) == len(tried) == 80
-    assert max(map(score, np.random.default_rng(0).random((80, 12)) < 0.5)) < 6
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 1.0])

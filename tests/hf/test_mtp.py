@@ -9,7 +9,7 @@ import torch
 from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter
 from specdec_hf.heads.mtp import files
 from specdec_hf.heads.mtp.files import load_mtp
-from support import cli_models, hf_models
+from support import hf_models
 from support.heads import differences, rounds_of
 from support.mtp_checkpoints import (
     FAMILIES,
@@ -20,13 +20,11 @@ from support.mtp_checkpoints import (
     target_of,
     write,
 )
-from support.sources import ROOT
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 pytestmark = pytest.mark.papers
 
-PAGE = ROOT / "docs" / "heads.md"
 SAMPLED = {"do_sample": True, "rule": "token", "gamma": 5, "max_new_tokens": 10}
 TWO = pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
 
@@ -49,7 +47,9 @@ def test_chains_are_those_of_the_layer_over_the_whole_text(name, tmp_path):
     target, layers, _ = checkpoint(name, tmp_path)
     number = target.config.num_hidden_layers
     assert not [key for key in target.state_dict() if f"layers.{number}." in key or "mtp" in key]
-    rounds = chains(target, (9,) if name == "qwen3_next" else (9, 2, 12))
+    lengths = (9,) if name == "qwen3_next" else (9, 2, 12)
+    assert hf_models.decode_as_generate(target, lengths, drafter="mtp").stats.drafted > 0
+    rounds = chains(target, lengths)
     logits_of = partial(expected_logits, target, layers)
     worst, deepest = furthest(rounds, logits_of)
     assert worst < 1e-4
@@ -125,15 +125,6 @@ def test_nodes_of_a_tree_see_their_ancestors_alone(name, tmp_path):
     assert deepest == 2
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_text_of_a_loaded_target_stays(name, tmp_path):
-    target, _, _ = checkpoint(name, tmp_path)
-    lengths = (9,) if name == "qwen3_next" else (9, 2, 12)
-    for drafter in ("mtp", "mtp_tree")[: 1 + (name != "qwen3_next")]:
-        out = hf_models.decode_as_generate(target, lengths, drafter=drafter)
-        assert out.stats.drafted > 0
-
-
 def test_a_layer_with_embeddings_and_an_output_matrix_of_its_own_keeps_them(tmp_path):
     target = target_of("deepseek_v3")
     layers, prefix = layers_of(target), FAMILIES["deepseek_v3"].prefix_of(0)
@@ -203,44 +194,27 @@ def test_a_model_of_the_hub_has_its_files_in_the_hubs_cache(tmp_path, monkeypatc
     assert files.folder_of(target.config) == folder
 
 
-def test_the_command_line_reads_layers_and_refuses_other_models(tmp_path):
-    target = target_of("deepseek_v3", vocab_size=cli_models.END + 1)
-    folder = write(target, published(target, layers_of(target)), tmp_path / "with")
-    cli_models.tokenizer().save_pretrained(folder)
-    command = ("generate", "--prompt", "abc", "--max-new-tokens", 6, "--drafter", "mtp", "--model")
-    cli_models.succeed(*command, folder)
-    llama = cli_models.write_folder(tmp_path / "llama")
-    assert "knows the model types deepseek_v3" in cli_models.one_line_error(*command, llama)
-
-
 P = "model.layers.2."
-FAULTS = {
-    "none": (lambda x: {}, "holds no layers of multi-token prediction: no tensor's name .* " + P),
-    "missing": (
-        lambda x: {
-            n: y for n, y in x.items() if not n.endswith(("eh_proj.weight", ".2.up_proj.weight"))
-        },
-        rf"lacks {P}eh_proj.weight, {P}mlp.experts.2.up_proj.weight",
-    ),
-    "unknown": (
-        lambda x: {**x, f"{P}self_attn.indexer.weight": torch.zeros(3)},
-        f"holds {P}self_attn.indexer.weight, which no layer of multi-token prediction has",
-    ),
-    "quantised": (
+FAULTS = [
+    (lambda x: {}, "holds no layers of multi-token prediction: no tensor's name .* " + P),
+    (lambda x: {n: y for n, y in x.items() if ".2.up_proj" not in n}, "lacks .*2.up_proj.weight"),
+    (lambda x: {**x, f"{P}indexer.weight": torch.zeros(3)}, f"holds {P}indexer.weight, which no"),
+    (
         lambda x: {**x, f"{P}enorm.weight": torch.ones(32).to(torch.float8_e4m3fn)},
         f"{P}enorm.weight of .* must be in F32, BF16, F16, got F8_E4M3: .* no quantised",
     ),
-    "one of two": (
+    (
         lambda x: {**x, **{name.replace(".2.", ".3.", 1): y.clone() for name, y in x.items()}},
         "as many layers of multi-token prediction as num_nextn_predict_layers .*, 1, got 2",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_other_checkpoints_are_refused_by_name(fault, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"), FAULTS, ids=["none", "missing", "unknown", "quantised", "one of two"]
+)
+def test_other_checkpoints_are_refused_by_name(change, message, tmp_path):
     target = target_of("deepseek_v3")
-    change, message = FAULTS[fault]
     write(target, change(published(target, layers_of(target))), tmp_path)
     with pytest.raises(ValueError, match=message):
         load_mtp(tmp_path)
@@ -266,8 +240,6 @@ def test_other_targets_and_folders_are_refused_by_name(tmp_path):
         where = {key: name if ".enorm" in key else file for key, file in given.items()}
         index.write_text(json.dumps({"weight_map": where}))
         refused("mtp", message)
-    index.write_text("{}")
-    refused("mtp", "cannot read the weight_map of")
     index.unlink()
     refused("mtp", "holds no safetensors: it has neither model.safetensors nor ")
     shutil.rmtree(folder)
