@@ -1,6 +1,5 @@
 """A head or a draft model that is named by its folder, in Python and on the command line."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from specdec_hf import EagleTree, ModelDrafter, generate
 from specdec_hf.drafters import folders
 from specdec_hf.drafting.registry import with_name_of_head
-from support import cli_models, hf_models
+from support import hf_models
 from support.cli_models import END, answered, folder, one_line_error, write_folder  # noqa: F401
 from support.heads import MADE, eagle_folder, folder_of, head_folder
 from support.letters import letters
@@ -87,22 +86,6 @@ def test_a_folder_of_another_vocabulary_drafts_by_the_text(tmp_path):
     out = generate(model, ids, **given, tokenizer=letters("abc"), return_dict_in_generate=True)
     assert out.stats.drafter == "text"
     assert torch.equal(out.sequences, model.generate(ids, max_new_tokens=6, do_sample=False))
-
-
-@pytest.mark.parametrize("loaded", [True, False])
-def test_the_tokenizer_may_be_that_of_the_folder_of_the_target(folder, tmp_path, loaded):  # noqa: F811
-    """By it another vocabulary of the same size is known."""
-    model = hf_models.build("llama", vocab_size=END + 1)
-    model.config._name_or_path = str(folder) if loaded else ""
-    model.save_pretrained(tmp_path)
-    cli_models.tokenizer(None).save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    content = json.loads(file.read_text())
-    words = content["model"]["vocab"]
-    content["model"]["vocab"] = dict(zip(words, reversed(words.values()), strict=True))
-    file.write_text(json.dumps(content))
-    out = hf_models.decode_as_generate(model, drafter=tmp_path)
-    assert out.stats.drafter == ("text" if loaded else "model")
 
 
 def test_a_path_that_is_no_drafter_says_what_it_lacks(target, drafter, tmp_path):
