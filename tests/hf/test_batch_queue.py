@@ -2,14 +2,13 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, batch_queue, generate
 from support import hf_models
-from support.letters import letters
-from torch.utils._python_dispatch import TorchDispatchMode
+
+pytestmark = pytest.mark.server
 
 MODEL = hf_models.build("llama")
 DRAFTER = hf_models.with_noise(MODEL, 0.02)
@@ -36,7 +35,7 @@ TEXTS = [alone(prompt, **given) for prompt, given in PROMPTS]
 class Watched(SpeculativeDecoder):
     """Counts batches and their sizes, waits behind each step for its gate, and fails where told."""
 
-    fails = None  # before a batch, or behind a step of the sequence of this number
+    fails = None  # behind a step of the sequence of this number
     batches, largest = 0, 0
 
     def __init__(self, *args, **kwargs):
@@ -51,8 +50,6 @@ class Watched(SpeculativeDecoder):
             return given
 
         self.batches += 1
-        if self.fails == "batch":
-            raise MemoryError("planted")
         for step in super().stream(model, ids, source=counted, **kwargs):
             yield step
             assert self.gate.wait(SECONDS)
@@ -104,55 +101,21 @@ async def texts_of(queue, prompts=PROMPTS):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "drafter", "batches"),
-    [(1, DRAFTER, 1), (2, "prompt_lookup", 1), (2, "lookahead", 2)],  # which no sequence joins
+    ("batch_size", "most", "drafter", "batches"),
+    [
+        (1, 9, DRAFTER, 1),
+        (1, 2, DRAFTER, 2),  # a batch takes no more than so many sequences
+        (2, 9, "prompt_lookup", 1),
+        (2, 9, "lookahead", 2),  # which no sequence joins
+    ],
 )
-def test_a_batch_is_never_larger_than_its_size(batch_size, drafter, batches):
+def test_a_batch_is_never_larger_than_its_size(batch_size, most, drafter, batches, monkeypatch):
+    monkeypatch.setattr(batch_queue, "MAX_SEQUENCES", most)
     decoder = watched(drafter)
     assert in_queue(texts_of, decoder, batch_size) == TEXTS
     assert (decoder.batches, decoder.largest) == (batches, batch_size)
     # Negative control: with the noise of its neighbour a text is another one.
     assert TEXTS[0] != alone(PROMPTS[0][0], **PROMPTS[0][1] | {"seed": 6})
-
-
-def test_a_batch_takes_no_more_than_so_many_sequences(monkeypatch):
-    monkeypatch.setattr(batch_queue, "MAX_SEQUENCES", 2)
-    decoder = watched()
-    assert in_queue(texts_of, decoder, 1) == TEXTS
-    assert decoder.batches == 2
-
-
-def test_the_last_step_says_why_a_sequence_ended(monkeypatch):
-    text = alone([4, 5], max_new_tokens=9, seed=2)
-    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[6])
-    ends = text.index(text[6]) + 1
-
-    async def reasons(queue):
-        new = (ends - 1, ends, ends + 1, 200)
-        sequences = [queue.submit([4, 5], max_new_tokens=n, seed=2) for n in new]
-        sequences.append(queue.submit([7], max_new_tokens=200, seed=3, temperature=9.0))
-        await anext(aiter(sequences[-1]))
-        sequences[-1].cancelled = True
-        return [(await last_of(sequence)).finished for sequence in sequences]
-
-    assert in_queue(reasons) == ["length", "eos", "eos", "eos", "cancelled"]
-
-
-def test_a_stop_string_is_another_reason_than_the_length():
-    names = letters("".join(map(chr, range(65, 65 + hf_models.VOCAB))))
-    text = alone([4, 5], max_new_tokens=9, seed=2)
-    ends = text.index(text[6]) + 1
-    decoder = watched(tokenizer=names, stop_strings=names.decode(text[6]))
-
-    async def decoded(queue):
-        new = (ends - 1, ends, ends + 1, 200)
-        sequences = [queue.submit([4, 5], max_new_tokens=n, seed=2) for n in new]
-        return [await steps_of(sequence) for sequence in sequences]
-
-    found = in_queue(decoded, decoder)
-    assert [sum(len(step.tokens) for step in steps) for steps in found] == [ends - 1] + [ends] * 3
-    reasons = [[step.finished for step in steps if step.finished] for steps in found]
-    assert reasons == [["length"], ["criteria"], ["criteria"], ["criteria"]]
 
 
 @pytest.mark.parametrize("is_eos", [False, True])
@@ -177,25 +140,13 @@ def test_a_sequence_ends_with_the_token_at_which_it_is_to_stop(drafter, is_eos, 
     assert reasons == ["length", stopped, stopped, "eos" if is_eos else "length"]
 
 
-@pytest.mark.parametrize("fails", [None, "batch"])
-def test_a_sequence_that_was_read_ends_at_once(fails):
-    """By its error where its batch failed, and the next batch is decoded."""
-
+def test_two_readers_of_a_sequence_share_its_tokens():
     async def read(queue):
-        queue.decoder.fails = fails
         sequence = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
-        readers = [tokens_of(sequence) for _ in range(2)]
-        found = await asyncio.gather(*readers, return_exceptions=True)
-        again = await asyncio.gather(tokens_of(sequence), return_exceptions=True)
-        queue.decoder.fails = None
-        return found, again, await texts_of(queue)
+        found = await asyncio.gather(tokens_of(sequence), tokens_of(sequence))
+        return sorted(found[0] + found[1]), await tokens_of(sequence)
 
-    found, again, after = in_queue(read)
-    assert after == TEXTS
-    if fails:
-        assert [str(error) for error in (*found, *again)] == ["planted"] * 3
-    else:
-        assert (sorted(found[0] + found[1]), again) == (sorted(TEXTS[0]), [[]])
+    assert in_queue(read) == (sorted(TEXTS[0]), [])
 
 
 def test_an_error_of_a_batch_is_also_that_of_a_sequence_that_has_joined():
@@ -260,33 +211,6 @@ def test_a_long_prompt_is_given_up_with_its_sequence():
     assert in_queue(give_up, decoder, 2, prefill_chunk_size=5) == [([], "cancelled")]
 
 
-def test_a_sequence_that_has_ended_cannot_be_cancelled(monkeypatch):
-    """It is cancelled between the round that ended it and its step of that round."""
-    text = alone([4, 5], max_new_tokens=2, seed=2)
-    assert text[0] != text[1]
-    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", text[1])
-
-    class Cancels(SpeculativeDecoder):
-        def stream(self, *args, **kwargs):
-            for number, step in enumerate(super().stream(*args, **kwargs)):
-                if number == 2:  # after the first tokens of both
-                    assert step.sequence == 0
-                    for sequence in sequences:
-                        sequence.cancelled = True
-                yield step
-
-    async def decoded(queue):
-        sequences.append(queue.submit([9], max_new_tokens=200, seed=1))
-        sequences.append(queue.submit([4, 5], max_new_tokens=200, seed=2))
-        return [await steps_of(sequence) for sequence in sequences]
-
-    sequences = []
-    first, second = in_queue(decoded, Cancels(None, rule="match"))
-    assert [step.finished for step in first] == ["", "", "cancelled"]
-    ends = [(step.tokens, step.finished) for step in second]
-    assert ends == [(text[:1], ""), (text[1:], "eos")]
-
-
 def test_sequences_that_wait_when_the_queue_ends_are_told_so():
     async def decode():
         async with BatchQueue(MODEL, watched(), 1) as queue:
@@ -324,30 +248,6 @@ def test_the_end_of_the_queue_waits_for_its_thread():
     assert run(decode()).finished == "cancelled"
 
 
-def test_a_batch_that_no_thread_has_begun_when_the_queue_ends():
-    opened, submitted = threading.Event(), asyncio.Event()
-
-    class OneThread(ThreadPoolExecutor):
-        """Tells when something waits for its only thread."""
-
-        def submit(self, *args):
-            if args[0] != opened.wait:
-                submitted.set()
-            return super().submit(*args)
-
-    async def decode():
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(OneThread(1))
-        loop.run_in_executor(None, opened.wait, SECONDS)
-        async with BatchQueue(MODEL, watched()) as queue:
-            sequence = queue.submit([4, 5], max_new_tokens=200, seed=1)
-            await submitted.wait()
-            loop.call_soon(opened.set)  # where the end waits
-        return await last_of(sequence)
-
-    assert run(decode()).finished == "cancelled"
-
-
 @pytest.mark.parametrize("tree", [None, (2, 2)])
 def test_each_token_has_the_log_probabilities_of_its_row(tree):
     """Also where drafts were accepted, and where a sequence has the place of one that has ended."""
@@ -376,46 +276,6 @@ def test_each_token_has_the_log_probabilities_of_its_row(tree):
             assert [*one.values()] == pytest.approx([float(row[t]) for t in one], abs=1e-4)
     assert any(len(step.tokens) > 1 for steps in found for step in steps), "no drafts"
     assert traced, "the trace of the decoder was lost"
-
-
-class AcceptProbs(TorchDispatchMode):
-    """Remembers whether each verification was asked for acceptance probabilities."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "verify_chain" in str(func):
-            names = [one.name for one in func._schema.arguments]
-            given = dict(zip(names, args, strict=False)) | (kwargs or {})
-            self.asked.append(given.get("with_accept_probs", False))
-        return func(*args, **(kwargs or {}))
-
-
-def test_log_probabilities_need_no_trace():
-    """Acceptance probabilities take time in every round, and are those of traced rounds alone."""
-    for trace, asked in ((None, {False}), ([].append, {True})):
-        decoder = SpeculativeDecoder(DRAFTER, rule="match", seed=1, trace=trace)
-        ids = torch.tensor([[4, 5]])
-        with AcceptProbs() as mode:
-            steps = decoder.stream(MODEL, ids, num_top_logprobs=[3], max_new_tokens=9)
-            assert sum(len(step.top_logprobs) for step in steps) == 9
-        assert set(mode.asked) == asked
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ([1], ValueError, "num_top_logprobs must have 2 values, got 1"),
-        ([1, -1], ValueError, "num_top_logprobs must be at least 0, got -1"),
-        (2, TypeError, "num_top_logprobs must be a sequence, got 2"),
-    ],
-)
-def test_counts_of_a_stream_are_refused_by_name(given, error, message):
-    ids = torch.tensor([[4, 5], [6, 7]])
-    with pytest.raises(error, match=message):
-        next(SpeculativeDecoder(None).stream(MODEL, ids, num_top_logprobs=given))
 
 
 @pytest.mark.parametrize(
@@ -449,24 +309,11 @@ def test_the_sizes_of_a_queue_are_at_least_1(name):
         BatchQueue(MODEL, watched(), **{name: 0})
 
 
-def test_warm_up_decodes_a_short_text_as_a_first_sequence_is_decoded():
-    """Alone, with drafts, by the engine that others may join; the texts of others do not change."""
-    seen = []
-
-    class Seen(SpeculativeDecoder):
-        def stream(self, model, ids, *, source, prefill_chunk_size, **kwargs):
-            given = {"source": source, "prefill_chunk_size": prefill_chunk_size}
-            steps = list(super().stream(model, ids, **given, **kwargs))
-            seen.append((source(0), prefill_chunk_size, steps))
-            yield from steps
-
-    queue = BatchQueue(MODEL, Seen(DRAFTER, rule="match"), prefill_chunk_size=77)
+def test_warm_up_decodes_a_short_text_and_leaves_the_texts_of_others():
+    decoder = watched()
+    queue = BatchQueue(MODEL, decoder)
     queue.warm_up()
-    ((other, chunk, steps),) = seen
-    assert (other, chunk) == (None, 77)
-    assert steps[-1].finished
-    assert sum(len(step.tokens) for step in steps) <= 4
-    assert any(step.top_logprobs for step in steps)
+    assert decoder.batches == 1
 
     async def decode():
         async with queue:

@@ -65,14 +65,6 @@ def test_by_default_a_clock_decides_in_float32_alone(model, call):
         assert later == [first] * 3, "earlier calls decide"
 
 
-def test_no_clock_decides_in_float16_or_under_autocast_either(model):
-    call = {**GREEDY, "clocks": 5, "max_new_tokens": 40}
-    assert len(drafted(model, torch.float16, **call)) == 1
-    with torch.autocast("cpu", torch.bfloat16):
-        (gammas,) = drafted(model, torch.float32, **call)
-    assert any(gammas)
-
-
 @pytest.mark.parametrize(
     "choice",
     [
@@ -86,16 +78,6 @@ def test_a_clock_decides_in_sixteen_bits_by_choice_and_a_note_says_so(model, cho
     assert timing_in(run(model, torch.bfloat16, **GREEDY, **choice))
     assert not timing_in(run(model, torch.bfloat16, **GREEDY))
     assert not timing_in(run(model, torch.float32, **GREEDY, **choice))
-
-
-def test_no_clock_decides_what_beams_draft_in_sixteen_bits():
-    model = hf_models.build("llama", vocab_size=11, layers=8)
-    beams = {**GREEDY, "drafter": "layers:1", "num_beams": 3, "num_assistant_tokens": 2}
-    (gammas,) = drafted(model, torch.bfloat16, **beams)
-    assert any(gammas)
-    assert not run(model, torch.bfloat16, **beams).stats.notes
-    assert timing_in(run(model, torch.bfloat16, **beams, guard=True))
-    assert not run(model, torch.float32, **beams, guard=False).stats.notes
 
 
 def test_drafts_that_are_never_accepted_are_ended_by_their_number():
@@ -125,15 +107,6 @@ def test_expected_costs_by_hand():
     costs.padded = lambda width: 8
     assert costs.plain == pytest.approx(1 + 15 / 48)
     assert ExpectedCosts(1, 0.25).forward(24) == pytest.approx(1 + 0.25 * 23 / 48)
-
-
-def test_no_plain_round_measures_what_is_expected_anyway():
-    guard, costs = BenefitGuard(max_loss=0.02), ExpectedCosts(1)
-    guard.start(costs, 64)
-    for number in range(1, 40):
-        assert guard.affordable(number, 5) == 5
-        guard.observe(5, 1.2, costs.seconds(5, 5))
-    assert guard.benefit == pytest.approx(1.2 / costs.round(5))
 
 
 def test_a_text_without_a_draft_says_which_of_two_causes_it_has(model):

@@ -2,7 +2,6 @@
 
 import functools
 import re
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,9 +19,7 @@ from specdec_hf import (
 )
 from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.sampling import RowSampler
-from specdec_hf.heads.pairs.draft import HeadDraft
 from specdec_hf.heads.shipped import HEAD_FOLDER
-from specdec_hf.loop import plan
 from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import run_stream
@@ -149,47 +146,6 @@ def test_it_may_join_at_any_round(every):
         assert emitted == stats.new_tokens == sum(map(len, texts))
 
 
-def test_a_batch_grows_and_shrinks_with_its_sequences():
-    order = [5, 2, 0, 6, 3]
-    _, _, stats = decode(order, Arrivals(order[1:], 0, 4), drafter=None)
-    rows = [len(record.drafted) for record in stats.round_log]
-    # The first alone; then the prompts of three, each by itself; then the rounds of all.
-    assert rows[:5] == [1, 1, 1, 1, 4]
-    assert max(rows) == 4
-    assert rows[-1] == 1
-
-
-@pytest.mark.parametrize("first", [5, 4])
-def test_prompts_that_give_one_token_do_not_delay_the_others_for_long(first):
-    """They come without an end, and a forward counts as 48 tokens; where none runs, they go on."""
-    order = [first, *[4] * 12]
-    texts, steps, _ = decode(order, Arrivals(order[1:], 0, 3), chunk=96, drafter=None)
-    assert texts == [text_of(k) for k in order]
-    numbers = [one.sequence for one in steps]
-    assert numbers[:7] == ([0, 1, 0, 2, 3, 0, 4] if first == 5 else [*range(7)])
-
-
-def test_a_batch_that_begins_with_several_goes_on_with_others():
-    width = len(PROMPTS[3])
-    ids = torch.tensor([[0] * (width - len(PROMPTS[k])) + PROMPTS[k] for k in (0, 3)])
-    mask = torch.tensor([[0] * (width - len(PROMPTS[k])) + [1] * len(PROMPTS[k]) for k in (0, 3)])
-
-    def ended(input_ids, scores):
-        new = input_ids.shape[1] - width
-        return torch.tensor([new >= ASKED[k]["max_new_tokens"] for k in (0, 3)])
-
-    first = {
-        **NEUTRAL, "input_ids": ids, "attention_mask": mask, "max_new_tokens": 9,
-        "stopping_criteria": [ended], "seed": [5, 8], "top_p": [1.0, 0.9],
-    }  # fmt: skip
-    source = Arrivals([1, 2, 5], 0, 2)
-    texts, steps, stats = decode([0, 3], source, first=first, drafter="prompt_lookup")
-    assert texts == [text_of(k) for k in (0, 3, 1, 2, 5)]
-    reasons = [one.finished for one in sorted(steps, key=lambda s: s.sequence) if one.finished]
-    assert reasons == ["criteria", "criteria", "length", "length", "length"]
-    assert [one.prompt_tokens for one in stats.sequences] == [5, 8, 1, 3, 3]
-
-
 def test_penalties_are_those_of_the_sequence_itself(monkeypatch):
     order = [5, 3, 0, 2, 6]
     plain = [text_of(k) for k in order]
@@ -198,21 +154,6 @@ def test_penalties_are_those_of_the_sequence_itself(monkeypatch):
     texts, _, _ = decode(order, Arrivals(order[1:], 1, 2), drafter="prompt_lookup")
     assert texts == [alone(k, drafter=None)[0] for k in order]
     assert texts != plain
-
-
-def test_greedy_calls_join_greedy_batches():
-    order = [2, 0, 5]
-    greedy = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "min_p": None}
-    source = Arrivals(order[1:], 1, 2)
-    texts, _, stats = decode(
-        order, lambda n: (given := source(n)) and given | greedy,
-        first=arguments(2) | greedy, rule="auto", drafter="auto",
-    )  # fmt: skip
-    assert stats.rule == "greedy"
-    assert texts == [
-        generate(MODEL, **arguments(k) | greedy, drafter=None)[0, len(PROMPTS[k]) :].tolist()
-        for k in order
-    ]
 
 
 LONG = [3, 1, 4, 1, 5, 9] * 8
@@ -226,34 +167,15 @@ def coming(*requests):
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """Of how many sequences and tokens each forward of the target, of a draft model and of a head
-    was since the last `clear`."""
-    made = []
-    window, pairs = SpecRunner.window, HeadDraft._run
+    """Of how many sequences and tokens each forward was since the last `clear`."""
+    made, window = [], SpecRunner.window
 
-    def watched_window(self, starts, size, *args):
+    def watched(self, starts, size, *args):
         made.append((len(starts), size))
         return window(self, starts, size, *args)
 
-    def watched_pairs(self, fed, *args):
-        made.append(tuple(fed.tokens.shape))
-        return pairs(self, fed, *args)
-
-    monkeypatch.setattr(SpecRunner, "window", watched_window)
-    monkeypatch.setattr(HeadDraft, "_run", watched_pairs)
+    monkeypatch.setattr(SpecRunner, "window", watched)
     return made
-
-
-@pytest.mark.parametrize("name", ["model", "several", "eagle3", "auto, head"])
-def test_a_long_prompt_is_read_alone_by_the_target_and_by_what_drafts(tmp_path, name, forwards):
-    """In the rounds of several sequences it would be read with padding of the others."""
-    options = DRAFTERS[name](tmp_path)
-    decode([2], Arrivals([0], 0, 2), **options)  # the self-checks run once
-    forwards.clear()
-    decode([2], coming(arguments(5, LONG)), **options)
-    assert max(size for count, size in forwards if count > 1) <= 6
-    drafter = len(LONG) - (name not in ("model", "several"))  # the last pair waits for its drafts
-    assert [size for count, size in forwards if count == 1 and size > 40] == [len(LONG), drafter]
 
 
 @pytest.mark.parametrize("name", ["none", "model", "eagle3"])
@@ -271,8 +193,7 @@ def test_the_others_have_a_round_between_two_chunks_of_a_long_prompt(tmp_path, n
     if name == "none":
         # The first prompt counts as a pass, which is longer than a chunk.
         assert [size for count, size in forwards[:11]] == [3, 1, 10, 1, 10, 1, 10, 1, 10, 1, 8]
-    if name != "eagle3":  # whose pairs take less time than tokens of the target
-        assert max(size for count, size in forwards if count == 1) == 10
+    assert max(size for count, size in forwards if count == 1) == 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -297,23 +218,25 @@ def test_chunks_of_a_prompt_leave_the_bits_of_the_whole_in_the_cache(dtype, monk
     assert all(torch.equal(a, b) for a, b in zip(chunks, whole, strict=True))
 
 
-def test_prompts_take_turns_a_chunk_a_round():
-    """Short ones do not wait for the end of a long one, and nobody for those that come later."""
-    source, running = coming(*(arguments(6, ids) for ids in (LONG, [8], [9, 4, 9]))), []
-    _, steps, _ = decode([2], lambda n: running.append(n) or source(n), chunk=20, drafter=None)
-    assert [one.sequence for one in steps][:11] == [0, 0, 0, 2, 0, 2, 3, 0, 2, 3, 0]
-    assert running[:4] == [1, 2, 3, 4]
+# The first request, those that come, the size of chunks, and whose steps come first.
+TURNS = {
+    "short prompts do not wait for the end of a long one": (
+        (2, None), [(6, LONG), (6, [8]), (6, [9, 4, 9])], 20, [0, 0, 0, 2, 0, 2, 3, 0, 2, 3, 0],
+    ),
+    "not even where no text runs": ((6, LONG), [None, None, (4, None)], 8, [1, 0]),
+    "many prompts of one token do not hold a text back": (
+        (5, None), [(4, None)] * 12, 96, [0, 1, 0, 2, 3, 0, 4],
+    ),
+}  # fmt: skip
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one_where_none_runs(forwards):
-    """It comes while the second chunk is read. A prompt that all waited for was read whole."""
-    source = coming(None, None, arguments(4))
-    decode([2], Arrivals([0], 0, 2), drafter=None)  # the self-checks run once
-    forwards.clear()
-    texts, steps, _ = decode([6], source, first=arguments(6, LONG), chunk=8, drafter=None)
-    assert [size for _, size in forwards][:6] == [8, 8, 1, 8, 8, 8]
-    assert [one.sequence for one in steps][:2] == [1, 0]
-    assert texts[1] == text_of(4)
+@pytest.mark.parametrize("case", TURNS)
+def test_prompts_take_turns_a_chunk_a_round(case):
+    first, others, chunk, expected = TURNS[case]
+    source = coming(*(one and arguments(*one) for one in others))
+    given = arguments(*first)
+    _, steps, _ = decode([first[0]], source, first=given, chunk=chunk, drafter=None)
+    assert [one.sequence for one in steps][: len(expected)] == expected
 
 
 @pytest.mark.parametrize("name", ["none", "suffix_automaton", "model", "auto, head"])
@@ -345,35 +268,6 @@ def test_equal_prompts_that_wait_together_are_read_once(forwards):
     texts, _, _ = decode([4], source, chunk=16, drafter=None)
     assert texts == expected
     assert [size for count, size in forwards if count == 1][:6] == [1, 16, 16, 16, 1, 1]
-
-
-def test_a_sequence_that_is_cancelled_while_its_prompt_is_read_has_no_token(forwards):
-    chunks = []
-
-    def cancelled():
-        chunks.append(len(forwards))
-        return len(chunks) == 3
-
-    expected = text_of(2)
-    decode([2], Arrivals([0], 0, 2), drafter=None)  # the self-checks run once
-    forwards.clear()
-    texts, steps, stats = decode(
-        [2], coming(arguments(5, LONG, cancelled=cancelled)), chunk=10, drafter=None
-    )
-    assert texts == [expected, []]
-    (last,) = [one for one in steps if one.sequence == 1]
-    assert (last.finished, stats.sequences[1].stop_reason) == ("cancelled", "cancelled")
-    assert sum(size == 10 for _, size in forwards) == 2
-
-
-def test_weights_are_checked_for_changes_once_a_batch(monkeypatch):
-    """That reads all of them, and takes as long as a round."""
-    packed = Mock(side_effect=plan.pack_for)
-    monkeypatch.setattr(plan, "pack_for", packed)
-    order = [0, 5, 2, 6]
-    _, _, stats = decode(order, Arrivals(order[1:], 0, 3), drafter=NOISY)
-    assert packed.call_count == 1
-    assert (stats.packed.reason, stats.packed.layers > 0, len(stats.packed.drafts)) == ("", True, 1)
 
 
 class Watching(PromptLookupDrafter):

@@ -16,7 +16,6 @@ from support.drafter_proof import joint_p_value, target
 from support.hf_models import NEW, run
 from support.providers import SIGNIFICANCE
 from transformers import LogitsProcessor
-from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 from bench.tiny_models import compare
 from bench.tiny_models.build import build
@@ -374,25 +373,3 @@ def test_without_drafts_a_processor_with_a_state_serves_a_sequence_alone(state):
     plain = model.generate(**inputs, logits_processor=[state()], **given)
     out = generate(model, **inputs, logits_processor=[state()], drafter=None, **given)
     assert torch.equal(out, plain)
-
-
-def test_processors_of_transformers_are_asked_once(monkeypatch):
-    """One of the user's is asked again, to see whether it is a function."""
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    calls, original = [], NoRepeatNGramLogitsProcessor.__call__
-
-    def own(input_ids, scores):
-        calls.append(tuple(input_ids[0].tolist()))
-        return scores
-
-    def counted(self, input_ids, scores):
-        own(input_ids, scores)
-        return original(self, input_ids, scores)
-
-    given = {"drafter": Foresees([[1] * 99]), "gamma": 1}
-    run(model, inputs, logits_processor=[own], **given)
-    assert len(calls) > len(set(calls))
-    calls.clear()
-    monkeypatch.setattr(NoRepeatNGramLogitsProcessor, "__call__", counted)
-    run(model, inputs, no_repeat_ngram_size=3, **given)
-    assert len(calls) == len(set(calls)) > 0

@@ -11,7 +11,6 @@ import pytest
 import torch
 from specdec_hf import BatchQueue, PromptLookupDrafter, SpeculativeDecoder, generate
 from specdec_hf.batch_queue import REFUSED
-from specdec_hf.loop.session import Session
 from specdec_hf.request.unsupported import HONOURED
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
@@ -348,22 +347,3 @@ def test_a_sequence_that_cannot_begin_ends_alone():
     found, errors = stream(requests, 3, {"drafter": CannotBegin()})
     assert found == [[] if k == 2 else text for k, (text, _) in enumerate(wide()[0])]
     assert [str(error) for error in errors if error is not None] == ["planted"]
-
-
-def test_answers_of_processors_move_with_their_sequence(monkeypatch):
-    """Root: those of ended sequences stayed, and the check began anew with each join."""
-    adopt, seen = Session.adopt, []
-
-    def watched(self, b, other, index):
-        held = other.answers.get(other.numbers[index])
-        adopt(self, b, other, index)
-        seen.append((held, self.answers.get(self.numbers[b]), len(self.answers)))
-
-    monkeypatch.setattr(Session, "adopt", watched)
-    own = {"logits_processor": [lambda input_ids, scores: scores]}
-    requests = [(prompt, asked, own) for prompt, asked in zip(PROMPTS, ASKED, strict=True)]
-    found, _ = stream(requests * 2, 2, WAYS["joins, drafts"])
-    assert found == 2 * [text for text, _ in wide()[0]]
-    assert seen
-    assert all(held is not None and held is moved for held, moved, _ in seen)
-    assert max(count for _, _, count in seen) <= 2

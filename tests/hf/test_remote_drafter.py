@@ -1,16 +1,14 @@
 """A drafter in another rank of a process group."""
 
-import copy
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from specdec_hf import ModelDrafter, RemoteDrafter, TrieTree, generate, serve_drafter
-from specdec_hf.drafting.registry import make_drafter
+from specdec_hf import ModelDrafter, RemoteDrafter, TrieTree, generate
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
-from support.drafter_server import serve, served_here
+from support.drafter_server import serve
 from support.providers import SIGNIFICANCE
 
 
@@ -64,28 +62,3 @@ def test_a_drafter_of_another_rank_loses_nothing(server):
     fails.close()
     server.join(30)
     assert server.exitcode == 0
-
-
-def test_a_server_keeps_texts_for_the_target_that_it_knows(monkeypatch):
-    drafter = served_here(make_drafter("suffix_automaton:keep=1MiB"), monkeypatch)
-    model = hf_models.build("llama", vocab_size=50)
-    inputs = hf_models.prompts((9, 1, 12), vocab_size=50)
-
-    def accepted(model):
-        out = generate(
-            model, **inputs, drafter=drafter, do_sample=False, max_new_tokens=24, guard=False,
-            return_dict_in_generate=True,
-        )  # fmt: skip
-        return out.stats.mean_acceptance_length
-
-    first = accepted(model)
-    assert accepted(model) > first + 1
-    other = copy.deepcopy(model)  # with the same texts
-    other.config.max_position_embeddings += 1
-    assert accepted(other) == first
-
-
-def test_a_process_group_is_needed():
-    for asks in (lambda: RemoteDrafter(1), lambda: serve_drafter(hf_models.tiny("llama"))):
-        with pytest.raises(RuntimeError, match=r"needs torch\.distributed: call"):
-            asks()

@@ -5,7 +5,6 @@ A step names the drafts that its recovered token replaces, traced or not.
 
 import json
 import math
-from statistics import fmean
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 from specdec_hf import Drafter, SpeculativeDecoder, TrieTree
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
-from support.clocks import Clock, SlowLookup
+from support.clocks import Clock
 from support.hf_models import NEW, RAGGED, run
 
 from specdec_kernels.analysis import acceptance_uniforms
@@ -112,48 +111,6 @@ def test_a_round_drafts_no_more_than_the_sequences_that_go_on_can_take(tree):
     assert active.tolist() == [False, True]
 
 
-def test_the_benefit_is_that_of_the_sequences_that_go_on():
-    """By this clock a plain round takes two thirds of one with drafts."""
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    drafter = Foresees(model, inputs)
-    stats = run(
-        model, inputs, drafter=drafter, gamma=2, eos_token_id=drafter.texts[0][9 + 5], guard=True,
-        clock=Clock(0.25),
-    ).stats  # fmt: skip
-    drafting = [record for record in stats.round_log if any(record.drafted)]
-    assert any(record.emitted[0] == 0 for record in drafting)
-    tokens = [fmean(n for n in record.emitted if n) for record in drafting]
-    assert stats.benefit == pytest.approx(fmean(tokens) * 0.5 / 0.75)
-
-
-@pytest.mark.parametrize("phase", ["draft", "target"])
-def test_seconds_are_counted_to_the_phase_that_took_them(phase):
-    clock, model = Clock(0.25), hf_models.build("llama")
-    if phase == "target":
-        model.model.register_forward_hook(lambda *_: setattr(clock, "now", clock.now + 100))
-    drafter = SlowLookup(clock, 100) if phase == "draft" else "prompt_lookup"
-    stats = run(model, hf_models.prompts((9,)), drafter=drafter, clock=clock).stats
-    split = stats.time_split
-    assert split[phase] >= 100
-    assert sum(split.values()) - split[phase] < 100
-
-
-def test_a_sequence_without_drafts_has_no_token_statistics():
-    """A drafter that drafts at once for the whole batch gives them to the others."""
-    out = hf_models.decode(
-        hf_models.tiny("llama"), (9, 4, 12), drafter="suffix_automaton", max_new_tokens=16,
-        num_assistant_tokens_schedule="egag",
-    )  # fmt: skip
-    found = [
-        (drafted > 0, h_norm is not None)
-        for record in out.stats.round_log[1:]
-        for drafted, h_norm in zip(record.drafted, record.schedule["h_norm"], strict=True)
-        if any(record.drafted)
-    ]
-    assert all(drafts == known for drafts, known in found)
-    assert {drafts for drafts, _ in found} == {True, False}
-
-
 SAMPLED = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3, "top_k": 0}
 
 
@@ -200,13 +157,6 @@ def test_the_rounds_explain_every_token(kind):
             if not accepted:
                 break
     assert outcomes == {True, False}
-
-
-def test_rounds_without_drafts_are_traced_too():
-    rounds, tokens = traced(None, rule="auto")
-    assert len(rounds) == len(tokens)
-    assert all(r.draft_token_ids.shape == (1, 0) for r in rounds)
-    assert all(r.logits.shape == (1, 1, hf_models.VOCAB) for r in rounds)
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "target_only", "traversal"])

@@ -1,11 +1,7 @@
 """Who may ask the server: the header Host, the key, and the addresses that `serve` listens on."""
 
-import errno
-import os
-import socket
 
 import pytest
-from specdec_hf.cli.serve import _listening
 from support.cli_models import folder, one_line_error, succeed  # noqa: F401
 from support.text_server import NAME, SECONDS, BatchQueue, Server, httpx, make_app, serving
 
@@ -81,13 +77,6 @@ def test_a_key_is_wanted_where_there_is_one():
         assert not queue.submitted
 
 
-def test_a_key_may_end_in_any_byte():
-    """Of UTF-8, some of whose bytes are blanks in other encodings."""
-    with serving(access={"api_key": "clé à"}) as (client, _):
-        headers = {"Authorization": "Bearer clé à".encode()}
-        assert client.get("/v1/models", headers=headers).status_code == 200
-
-
 def test_routes_that_are_read_answer_head_and_a_slash():
     with serving() as (client, _):
         listed = client.get("/v1/models").json()
@@ -98,75 +87,6 @@ def test_routes_that_are_read_answer_head_and_a_slash():
             assert (answer.status_code, answer.content) == (200, b"")
             assert answer.headers["content-type"] == "application/json"
         assert client.head("/v1/models/another").status_code == 404
-
-
-def resolved(*addresses):
-    """A resolver, whose every name has these addresses."""
-    kinds = {False: socket.AF_INET, True: socket.AF_INET6}
-
-    def getaddrinfo(host, port, **_):
-        return [
-            (kinds[":" in one], socket.SOCK_STREAM, 6, "", (one, port, *([0, 0] * (":" in one))))
-            for one in addresses
-        ]
-
-    return getaddrinfo
-
-
-@pytest.fixture
-def both(monkeypatch):
-    """A machine whose localhost has two addresses."""
-    try:
-        with socket.socket(socket.AF_INET6) as tried:
-            tried.bind(("::1", 0))
-    except OSError:
-        pytest.skip("the machine has no ::1")
-    monkeypatch.setattr(socket, "getaddrinfo", resolved("::1", "127.0.0.1"))
-
-
-def close(listeners):
-    for one in listeners:
-        one.close()
-
-
-@pytest.mark.usefixtures("both")
-def test_a_name_is_served_at_all_of_its_addresses(monkeypatch):
-    """Only the first of them was; a client takes any.
-
-    A free port that is taken at the second address is given up for another one.
-    """
-    taken, bind = [], socket.socket.bind
-
-    class Busy(socket.socket):
-        def bind(self, address):
-            if address[0] == "127.0.0.1" and not taken:
-                taken.append(address[1])
-                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-            bind(self, address)
-
-    monkeypatch.setattr(socket, "socket", Busy)
-    listeners = _listening("localhost", 0)
-    names = [one.getsockname()[:2] for one in listeners]
-    assert [name for name, _ in names] == ["::1", "127.0.0.1"]
-    assert len({port for _, port in names} | set(taken)) == 2
-    for one in listeners:
-        with socket.socket(one.family) as client:
-            client.connect(one.getsockname())
-    close(listeners)
-    taken.clear()
-    line = one_line_error("serve", "--host", "localhost", "--port", 54321, code=1)
-    assert line == f"error: --port 54321 of --host localhost: {os.strerror(errno.EADDRINUSE)}"
-
-
-def test_an_address_that_the_machine_lacks_is_left_out(monkeypatch):
-    """As localhost may have one of IPv6 where there is none; one at least must be there."""
-    monkeypatch.setattr(socket, "getaddrinfo", resolved("192.0.2.1", "127.0.0.1"))
-    (listener,) = _listening("both", 0)
-    assert listener.getsockname()[0] == "127.0.0.1"
-    close([listener])
-    monkeypatch.setattr(socket, "getaddrinfo", resolved("192.0.2.1"))
-    line = one_line_error("serve", "--host", "lacks", "--port", 0, code=1)
-    assert line == f"error: --port 0 of --host lacks: {os.strerror(errno.EADDRNOTAVAIL)}"
 
 
 def test_the_command_tells_the_server_whom_to_take(folder, monkeypatch):  # noqa: F811
