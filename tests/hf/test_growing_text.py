@@ -13,6 +13,8 @@ pytest.importorskip("fastapi", reason=EXTRA)
 from specdec_hf.server.choices import ChatForm, CompletionForm
 from specdec_hf.server.growing_text import GrowingText
 
+pytestmark = pytest.mark.server
+
 TOKENIZER = cli_models.tokenizer()
 KINDS = {"bytes": cli_models.tokenizer, **toy_tokenizers.KINDS}
 TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"

@@ -1,6 +1,5 @@
 """A drafter in another rank of a process group."""
 
-
 import pytest
 import torch
 import torch.distributed as dist

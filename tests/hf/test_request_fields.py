@@ -7,12 +7,14 @@ from typing import Any, get_args, get_origin
 
 import pytest
 from support import cli_models
-from support.text_server import EXTRA, NAME, TOKENIZER, alone, serving
+from support.text_server import EXTRA, NAME, alone, serving
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
 from annotated_types import Ge, Gt, Le, Lt
 from specdec_hf.server.fields import ChatRequest, CompletionRequest, GenerateParameters
+
+pytestmark = pytest.mark.server
 
 GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 BODIES = {GENERATE: GenerateParameters, COMPLETE: CompletionRequest, CHAT: ChatRequest}
@@ -125,15 +127,12 @@ def test_values_that_change_nothing_are_taken_and_others_are_refused(client, pat
             assert ", got " in error["message"], error
 
 
-def test_a_value_of_another_type_is_refused_and_integers_are_numbers(client):
-    """Control: the table of wrong values holds those that a looser declaration would take."""
+def test_the_table_of_wrong_values_holds_those_that_a_looser_declaration_would_take():
     fields = CompletionRequest.model_fields
     assert True in values_of_others(fields["temperature"])
     assert False in values_of_others(fields["presence_penalty"])
     assert values_of_others(fields["echo"]) == [True, 0, "False"]
     assert list(beyond_bounds(fields["n"])) == [(0, "at least 1"), (129, "at most 128")]
-    whole = text_of(client, COMPLETE, good(COMPLETE, temperature=1, top_p=1))
-    assert whole == text_of(client, COMPLETE, good(COMPLETE))
 
 
 USER = '{"messages": [{"role": "user", "content": "a"}]'
@@ -143,47 +142,35 @@ A = '{"prompt": "a", '
 REFUSED = [  # path, body, the field, what the one line says
     # What float32, the sampling, the context or the server has no room for.
     (GENERATE, '{"inputs": "a", "parameters": {"temperature": 1e39}}', "temperature", "temperature must be fini"),
-    (COMPLETE, A + '"temperature": Infinity}', "temperature", "temperature must be finite, got inf"),
     (GENERATE, '{"inputs": "a", "parameters": {"top_p": 1e-46}}', "top_p", "top_p must be in (0, 1] in flo"),
     (GENERATE, '{"inputs": "a", "parameters": {"max_new_tokens": 300}}', "max_new_tokens", "must be at most 255"),
-    (GENERATE, '{"inputs": "a", "parameters": {"max_new_tokens": 513}}', "max_new_tokens", "at most 512, got 513"),
     (COMPLETE, A + '"max_tokens": 1' + 300 * "0" + "}", "max_tokens", "max_tokens"),
-    (COMPLETE, A + '"max_tokens": 300}', "max_tokens", "max_tokens must be at most 255"),
     (CHAT, USER + ', "max_completion_tokens": 999}', "max_completion_tokens", "at most 512, got 999"),
     (COMPLETE, A + '"n": 69}', "n", "n must make at most 68 texts, the places of the server, got 69"),
     (COMPLETE, '{"prompt": ["' + 68 * 'a", "' + 'a"]}', "prompt", "prompt must make at most 68 texts"),
     # Prompts.
     (GENERATE, '{"inputs": ""}', "inputs", "inputs must have 1 to 156 tokens, the model's context of 256 less max_new_tokens, got 0"),
     (LONG, f'{{"inputs": "{"a" * 256}"}}', "inputs", "tokens, the model's context of 256 less max_new_tokens, got 256"),
-    (COMPLETE, '{"prompt": ""}', "prompt", "prompt must have 1 to 240 tokens, the model's context of 256 less max_tokens, got 0"),
-    (COMPLETE, '{"prompt": []}', "prompt", "prompt must be a string, a list of strings, token ids"),
     (COMPLETE, '{"prompt": ["a", 3]}', "prompt", "prompt must be a string"),
     (COMPLETE, '{"prompt": [3, 258]}', "prompt", "prompt[1] must be an integer in [0, 257], got 258"),
     (GENERATE, '{"inputs": "\\ud800"}', "inputs", "inputs cannot be encoded"),
     # Messages.
     (CHAT, '{"messages": []}', "messages", "messages must have a length of at least 1, got []"),
-    (CHAT, '{"messages": 3}', "messages", "messages must be a list, got 3"),
     (CHAT, '{"messages": [3]}', "messages.0", "messages.0 must be an object, got 3"),
     (CHAT, '{"messages": [' + ",".join(['{"role": "user", "content": "a"}'] * 2049) + "]}", "messages", "messages must have at most 2048 messages, got list of length 2049"),
     (CHAT, '{"messages": [{"role": "user", "content": "\\udfff"}]}', "messages", "messages cannot be"),
     (CHAT, '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "messages.0.content", "parts of type text"),
-    (CHAT, '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "messages.0.content", "a string as text"),
     (CHAT, '{"messages": [{"role": "x", "content": "a"}]}', "messages.0.role", "must be 'system', 'developer', 'user', 'assistant' or 'tool', got 'x'"),
     # Fields that do not go together, and what is not served.
     (COMPLETE, A + '"stream_options": {"include_usage": true}}', "stream_options", "stream_options must not be given without stream, got {'include_usage': True}"),
-    (COMPLETE, A + '"stream_options": 3}', "stream_options", "stream_options must be an object, got 3"),
     (CHAT, USER + ', "top_logprobs": 2}', "top_logprobs", "top_logprobs must not be given without logprobs, got 2"),
     (CHAT, USER + ', "max_tokens": 2, "max_completion_tokens": 2}', "max_tokens", "max_tokens must not be given with max_completion_tokens, got 2"),
     (GENERATE, '{"inputs": "a", "parameters": {"truncate": 3}}', "parameters.truncate", "parameters.truncate must not be given, since it is not served, got 3"),
     (GENERATE, '{"inputs": "a", "parameters": {"top_k": "\\ud800"}}', "parameters.top_k", "parameters.top_k must be an integer, got '\\ud800'"),
-    (GENERATE, '{"input": "a"}', "input", "input must not be given, since it is not served, got 'a'"),
-    (GENERATE, '{"inputs": "a", "stream": 1}', "stream", "stream must be true or false, got 1"),
     (COMPLETE, '{"max_tokens": 1}', "prompt", "prompt must be given"),
-    (COMPLETE, A + '"tools": []}', "tools", "tools must not be given, since it is not served, got []"),
     (COMPLETE, A + '"metadata": {' + ",".join(f'"{n}": "a"' for n in range(17)) + "}}", "metadata", "metadata must have at most 16 pairs, got dict of length 17"),
     # What is no request.
     (GENERATE, '{"inputs": "a", "\\ud800": true}', None, "the body must "),
-    (GENERATE, "NaN", None, "the body must be an object, got nan"),
     *[(GENERATE, raw, None, "") for raw in (b"", b"{", b"\xff", b'{"inputs": "\xff"}', b"[" * 9999, b"1" * 5000)],
 ]  # fmt: skip
 
@@ -219,18 +206,15 @@ CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": 
     ("fields", "name", "rule"),
     [
         ({"tool_calls": CALLS}, "tool_calls", "must be [], got [{'id': 'a'"),
-        ({"function_call": CALLS[0]["function"]}, "function_call", "must not be given"),
-        ({"annotations": CALLS}, "annotations", "must be []"),
         ({"tool_calls": []}, "content", "must be given"),
     ],
 )
 def test_a_message_without_content_is_refused_by_what_it_has(client, fields, name, rule):
     """A history with tool calls was told that its content must be given, which is null there."""
-    for content in ({}, {"content": None}):
-        turns = [chat("user")["messages"][0], {"role": "assistant", **content, **fields}]
-        error = refused(client.post(CHAT, json={"messages": turns}))
-        assert error["param"] == f"messages.1.{name}"
-        assert error["message"].startswith(f"messages.1.{name} {rule}"), error
+    turns = [chat("user")["messages"][0], {"role": "assistant", "content": None, **fields}]
+    error = refused(client.post(CHAT, json={"messages": turns}))
+    assert error["param"] == f"messages.1.{name}"
+    assert error["message"].startswith(f"messages.1.{name} {rule}"), error
 
 
 KNOWS_TOOLS = cli_models.TEMPLATE + "{# knows the role 'tool' #}"
@@ -260,19 +244,6 @@ def test_a_chat_needs_a_template_that_knows_its_roles(client):
     line = "must be a role that the chat template of the model names, got 'tool'"
     assert (error["param"], error["message"]) == ("messages.0.role", f"messages.0.role {line}")
 
-    class Without:
-        """The tokenizer, which has no template."""
-
-        def __getattr__(self, name):
-            return getattr(TOKENIZER, name)
-
-        def __call__(self, text):
-            return TOKENIZER(text)
-
-        def apply_chat_template(self, *args, **kwargs):
-            raise ValueError("there is no\nchat template")
-
-    with serving(tokenizer=Without()) as (made, _):
+    with serving(tokenizer=cli_models.tokenizer("{{ raise_exception('a\nb') }}")) as (made, _):
         error = refused(made.post(CHAT, json=good(CHAT)))
-        assert error["message"] == "messages cannot be encoded: there is no chat template"
-        assert text_of(made, COMPLETE, good(COMPLETE))
+        assert error["message"] == "messages cannot be encoded: a b"

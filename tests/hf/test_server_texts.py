@@ -17,6 +17,8 @@ from specdec_hf.request.sampling import sequence_seeds
 from support import cli_models, hf_models, toy_tokenizers
 from support.text_server import SECONDS, serving
 
+pytestmark = pytest.mark.server
+
 COMPLETE, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 VOCAB = 258
 MODEL = hf_models.build("llama", vocab_size=VOCAB)
