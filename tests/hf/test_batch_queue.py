@@ -140,15 +140,6 @@ def test_a_sequence_ends_with_the_token_at_which_it_is_to_stop(drafter, is_eos, 
     assert reasons == ["length", stopped, stopped, "eos" if is_eos else "length"]
 
 
-def test_two_readers_of_a_sequence_share_its_tokens():
-    async def read(queue):
-        sequence = queue.submit(PROMPTS[0][0], **PROMPTS[0][1])
-        found = await asyncio.gather(tokens_of(sequence), tokens_of(sequence))
-        return sorted(found[0] + found[1]), await tokens_of(sequence)
-
-    assert in_queue(read) == (sorted(TEXTS[0]), [])
-
-
 def test_an_error_of_a_batch_is_also_that_of_a_sequence_that_has_joined():
     decoder = held(DRAFTER)
 

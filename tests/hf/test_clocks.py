@@ -65,15 +65,8 @@ def test_by_default_a_clock_decides_in_float32_alone(model, call):
         assert later == [first] * 3, "earlier calls decide"
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        pytest.param({"num_assistant_tokens_schedule": "optimal"}, marks=pytest.mark.full),
-        {"guard": BenefitGuard(window=2)},
-    ],
-    ids=["schedule", "guard"],
-)
-def test_a_clock_decides_in_sixteen_bits_by_choice_and_a_note_says_so(model, choice):
+def test_a_clock_decides_in_sixteen_bits_by_choice_and_a_note_says_so(model):
+    choice = {"guard": BenefitGuard(window=2)}
     assert len(drafted(model, torch.bfloat16, **GREEDY, **choice)) > 1
     assert timing_in(run(model, torch.bfloat16, **GREEDY, **choice))
     assert not timing_in(run(model, torch.bfloat16, **GREEDY))
@@ -88,25 +81,6 @@ def test_drafts_that_are_never_accepted_are_ended_by_their_number():
     lost = sum(costs.round(n) - 1 for n in out.stats.gammas) - out.stats.accepted
     assert 0 < lost <= 0.02 * (60 + costs.prefill)
     assert out.stats.plain_step_seconds is None, "nothing was measured"
-
-
-def test_expected_costs_by_hand():
-    costs = ExpectedCosts(batch_size=2, prompt=12)
-    costs.expect(0.5, False, True)
-    assert not costs.measured
-    assert costs.prefill == pytest.approx(1 + 23 / 48)
-    assert costs.plain == pytest.approx(1 + 1 / 48)
-    assert costs.draft_prefill == pytest.approx(0.5 * costs.prefill)
-    steps = 1.5 * costs.plain  # three, of half a plain round
-    assert costs.round(3) == pytest.approx(1 + 7 / 48 + steps), "8 rows"
-    assert costs.trees(3, 3) == pytest.approx([steps + costs.forward(n) for n in (1, 2, 3, 4)])
-    costs.observe(3, 11, 99.0, 99.0)
-    assert costs.round(3) == pytest.approx(1 + 23 / 48 + steps), "a tree of depth 3 has 11 nodes"
-    costs.expect(0.5, True, False)
-    assert costs.round(3) == pytest.approx(1 + 23 / 48 + steps / 3)
-    costs.padded = lambda width: 8
-    assert costs.plain == pytest.approx(1 + 15 / 48)
-    assert ExpectedCosts(1, 0.25).forward(24) == pytest.approx(1 + 0.25 * 23 / 48)
 
 
 def test_a_text_without_a_draft_says_which_of_two_causes_it_has(model):

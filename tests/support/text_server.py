@@ -30,7 +30,7 @@ class Watched(SpeculativeDecoder):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.new, self.rounds, self.most_running, self.longest_step = 0, 0, 0, 0
+        self.new, self.most_running, self.longest_step = 0, 0, 0
         self.seconds, self.fails, self.gate = 0.0, False, threading.Event()
         self.gate.set()
 
@@ -47,7 +47,6 @@ class Watched(SpeculativeDecoder):
             time.sleep(self.seconds)
             self.new += len(step.tokens)
             self.longest_step = max(self.longest_step, len(step.tokens))
-            self.rounds += 1
             yield step
 
 
