@@ -151,30 +151,18 @@ def test_the_client_of_openai_is_served(server):
     url = f"{client.base_url}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=SECONDS) as ours:
         assert [model.id for model in ours.models.list()] == [NAME]
-        assert ours.models.retrieve(NAME).id == NAME
-        sampling = {"seed": 5, "temperature": 0.8, "top_k": 40}
-        expected = alone(READ, max_new_tokens=12, **sampling)[0]
-        given = {"model": NAME, "seed": 5, "temperature": 0.8, "extra_body": {"top_k": 40}}
-        given["messages"], create = MESSAGES, ours.chat.completions.create
-        chunks = list(
-            create(
-                max_completion_tokens=12, stream=True, stream_options={"include_usage": True},
-                logprobs=True, top_logprobs=1, **given,
-            )
-        )  # fmt: skip
-        deltas = [chunk.choices[0] for chunk in chunks[:-1]]
-        assert "".join(one.delta.content for one in deltas) == expected
-        assert sum(len(one.logprobs.content) for one in deltas) == 12
-        assert chunks[-1].usage.completion_tokens == 12
+        given = {"model": NAME, "seed": 5, "messages": MESSAGES, "max_completion_tokens": NEW}
+        create, usage = ours.chat.completions.create, {"include_usage": True}
+        *chunks, last = create(stream=True, stream_options=usage, logprobs=True, **given)
+        expected = alone(READ, max_new_tokens=NEW, seed=5)[0]
+        assert "".join(chunk.choices[0].delta.content for chunk in chunks) == expected
+        assert sum(len(chunk.choices[0].logprobs.content) for chunk in chunks) == NEW
+        assert last.usage.completion_tokens == NEW
         made = ours.completions.create(model=NAME, prompt="a", n=2, max_tokens=4)
         assert [one.index for one in made.choices] == [0, 1]
-        for error, wrong in (
-            (openai.NotFoundError, {"model": "another"}),
-            (openai.BadRequestError, {"logit_bias": {"1": 2}}),
-        ):
-            with pytest.raises(error) as caught:
-                create(**{**given, **wrong})
-            assert caught.value.param == next(iter(wrong))
+        with pytest.raises(openai.NotFoundError) as caught:
+            create(**given | {"model": "another"})
+        assert caught.value.param == "model"
         queue.decoder.fails = True
         with pytest.raises(openai.APIError, match="planted"):
             list(create(stream=True, **given))

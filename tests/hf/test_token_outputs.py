@@ -103,16 +103,6 @@ def test_sampled_scores_are_those_of_the_filters(rule):
         torch.testing.assert_close(logprobs, got.logprobs[:, step], rtol=1e-3, atol=1e-3)
 
 
-def test_a_temperature_of_zero_keeps_the_logits_of_its_sequence():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
-    got = generate(
-        model, **inputs, **settings(do_sample=True), drafter=None, temperature=[0.0, 0.5], top_k=7,
-        seed=1,
-    )  # fmt: skip
-    torch.testing.assert_close(got.scores[2][0], got.logits[2][0])
-    assert int(got.scores[2][1].isfinite().sum()) == 7
-
-
 def test_outputs_go_on_from_a_given_cache_or_a_prefill_of_the_models_own():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     shorter = {key: value[:, :-3] for key, value in inputs.items()}
@@ -150,17 +140,6 @@ def test_a_drafter_that_makes_the_targets_forward_is_refused_with_hidden_states(
 
     with pytest.raises(ValueError, match="output_hidden_states must be False with a drafter that"):
         generate(hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=Forwards(), **WANTED)
-
-
-def test_outputs_need_the_dict_and_leave_others_out():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    three = {"max_new_tokens": 3, "do_sample": False, "drafter": None}
-    text = generate(model, **inputs, **three, output_scores=True)
-    assert isinstance(text, torch.Tensor)
-    out = generate(model, **inputs, **three, output_logits=True, return_dict_in_generate=True)
-    assert out.scores is None
-    assert out.hidden_states is None
-    assert [x.shape for x in out.logits] == [(1, hf_models.VOCAB)] * 3
 
 
 @pytest.mark.parametrize("cache", ["spec", "aligned"])
