@@ -79,18 +79,7 @@ def test_a_text_is_that_of_a_decode_of_all_tokens_whatever_was_taken_back(kind):
     assert compared > 200
 
 
-def test_the_blank_of_the_first_word_stays_behind_a_prompt():
-    """Root: the new tokens were decoded alone, as if they began the text."""
-    tokenizer = tokenizer_of("sentence_piece")
-    hello, the = (tokenizer.convert_tokens_to_ids(x) for x in ("▁Hello", "▁the"))
-    assert decoded(tokenizer, [hello, the]) == "Hello the"
-    assert decode_behind(tokenizer, [the], [hello, the]) == " Hello the"
-    assert decode_behind(tokenizer, byte_ids(tokenizer, "\n"), [hello]) == " Hello"
-    for begin in ([], [tokenizer.bos_token_id], [the, tokenizer.eos_token_id]):
-        assert decode_behind(tokenizer, begin, [hello]) == "Hello"
-
-
-def test_a_character_is_whole_that_the_prompt_began_or_that_follows_bytes_of_none():
+def test_characters_and_blanks_are_whole_behind_a_prompt_and_behind_bytes_of_none():
     """Root: where too many bytes waited, the half of a character behind them was cut off."""
     for kind in ("sentence_piece", "byte_level"):
         tokenizer = tokenizer_of(kind)
@@ -101,6 +90,9 @@ def test_a_character_is_whole_that_the_prompt_began_or_that_follows_bytes_of_non
         bad = byte_ids(tokenizer, "😄")[:1] * broken
         ids = [*bad, *byte_ids(tokenizer, "😄"), *byte_ids(tokenizer, "bc")]
         assert decode_behind(tokenizer, [], ids) == INCOMPLETE * broken + "😄bc"
+    tokenizer = tokenizer_of("sentence_piece")
+    hello, the = (tokenizer.convert_tokens_to_ids(x) for x in ("▁Hello", "▁the"))
+    assert decode_behind(tokenizer, [the], [hello, the]) == " Hello the"  # with its first blank
 
 
 def long_texts(kind):

@@ -62,9 +62,6 @@ def fields_for(*names):
 WITHOUT_EFFECT = {
     "early_stopping", "length_penalty", "decoder_start_token_id", "max_matching_ngram_size"
 }  # fmt: skip
-DERIVED = fields_for(
-    "min_length", "encoder_repetition_penalty", "forced_eos_token_id", "no_repeat_ngram_size"
-)
 # How sequences come together: joins with and without drafts, and batches that none can join.
 WAYS = {
     "joins": {"drafter": None},
@@ -141,14 +138,6 @@ def test_a_field_of_the_generation_config_means_what_it_means_alone(name, monkey
     without = asked | {"remove_invalid_values"}
     if name not in without and not name.startswith(("return", "output", "num_a", "assistant")):
         assert expected != unlike  # the field does something
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_derived_of_lengths_is_that_of_the_sequence_in_every_batch(way, monkeypatch):
-    configure(monkeypatch, DERIVED)
-    expected = [alone(k) for k in range(len(PROMPTS))]
-    for size in (2, 8):
-        assert queued(batch_size=size, **WAYS[way]) == expected
 
 
 def test_every_field_that_generate_honours_is_proved_here_or_refused():
