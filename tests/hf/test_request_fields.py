@@ -221,7 +221,6 @@ KNOWS_TOOLS = cli_models.TEMPLATE + "{# knows the role 'tool' #}"
 NAMES = cli_models.TEMPLATE.replace("{{ m.role }}", "{{ m.role }} {{ m.name | default('?') }}")
 ANSWERED = {"refusal": None, "tool_calls": [], "annotations": [], "name": "a"}
 TURNS = [  # template, message, what the template makes of it
-    (cli_models.TEMPLATE, chat("system"), "system"),
     (cli_models.TEMPLATE, chat("developer"), "system"),
     (cli_models.TEMPLATE, chat("assistant", **ANSWERED), "assistant"),
     (KNOWS_TOOLS, chat("tool", tool_call_id="a"), "tool"),

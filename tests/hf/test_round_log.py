@@ -4,7 +4,6 @@ A step names the drafts that its recovered token replaces, traced or not.
 """
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -188,12 +187,9 @@ def test_traced_trees_explain_every_token(rule):
         assert step.rejected == (list(dict.fromkeys(children)) if recovered else [])
         assert not recovered or step.tokens[-1] not in children or rule != "target_only"
         verdicts.add(recovered)
-        looked_at = [n for n, x in enumerate(r.accept_probs[0].tolist()) if not math.isnan(x)]
-        if rule != "traversal":  # which looks at leaves first, and accepts all nodes before one
-            assert set(path) <= set(looked_at)
         if rule == "target_only":
             target = (r.logits[0].double() / SAMPLED["temperature"]).softmax(-1)
-            for n in looked_at:
+            for n in r.accept_probs[0].isfinite().nonzero().flatten().tolist():
                 expected = float(target[parents[n] + 1, ids[n]])
                 assert float(r.accept_probs[0, n]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert verdicts == {True, False}
