@@ -12,7 +12,6 @@ import torch
 from specdec_hf import BatchQueue, PromptLookupDrafter, SpeculativeDecoder, generate
 from specdec_hf.batch_queue import REFUSED
 from specdec_hf.request.unsupported import HONOURED
-from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 
 MODEL = hf_models.build("llama", vocab_size=11)
@@ -301,24 +300,6 @@ def test_a_processor_that_raises_behind_a_rejected_draft_ends_nothing(way):
     assert raised
 
 
-def test_a_prompt_that_cannot_be_read_ends_alone(monkeypatch):
-    """As where its keys and values do not fit into memory."""
-    forward = SpecRunner.forward
-
-    def limited(self, tokens, starts, keep):
-        if int(starts.max()) + tokens.shape[1] > 30:
-            raise MemoryError("planted")
-        return forward(self, tokens, starts, keep)
-
-    ordinary = list(zip(PROMPTS, ASKED, strict=True))
-    queued(WIDE, requests=ordinary[:2], drafter=None)  # the self-checks run once
-    monkeypatch.setattr(SpecRunner, "forward", limited)
-    long = ([7] * 40, ASKED[0])
-    found = queued(WIDE, requests=[long, *ordinary[:3], long, *ordinary[3:]], drafter=None)
-    assert [found[n] for n in (0, 4)] == [([], "MemoryError: planted")] * 2
-    assert [found[n] for n in (1, 2, 3, 5, 6)] == wide()[0]
-
-
 class CannotBegin(PromptLookupDrafter):
     """Has no memory for one of the sequences."""
 
@@ -331,7 +312,7 @@ class CannotBegin(PromptLookupDrafter):
 
 
 def test_a_sequence_that_cannot_begin_ends_alone():
-    """Root: its session was made outside of what isolates the faults of a sequence."""
+    """As where there is no memory for its prompt, its session or its drafts."""
     requests = [(prompt, asked, {}) for prompt, asked in zip(PROMPTS, ASKED, strict=True)]
     found, errors = stream(requests, 3, {"drafter": CannotBegin()})
     assert found == [[] if k == 2 else text for k, (text, _) in enumerate(wide()[0])]
