@@ -17,6 +17,9 @@ from support.hf_models import NEW, run
 from support.providers import SIGNIFICANCE
 from transformers import LogitsProcessor
 
+from bench.tiny_models import compare
+from bench.tiny_models.build import build
+
 LENGTHS = (9, 4, 12)
 BEYOND = 8  # drafts reach so far behind the ends of texts
 SEEDS = [5, 6, 7]
@@ -186,6 +189,60 @@ def test_drafts_behind_the_end_are_not_counted(texts_without_ends, drafter, end)
     assert steps[-1].rejected == []
     if drafter == "own tree":
         assert one.acceptance_by_trial == [(one.accepted - wrong) / one.accepted, 1.0]
+
+
+def rounds_by_hand(text, drafts, *, is_cut):
+    """(drafted, accepted, kinds, rejected) of each round over new tokens ``text``."""
+    found, new = [(0, 0, ["plain"], [])], 1
+    while new < len(text):
+        draft = drafts[new : min(new + 5, len(text) - 1)]
+        if is_cut and hf_models.PAD in [text[new - 1], *draft]:
+            draft = draft[: [text[new - 1], *draft].index(hf_models.PAD)]
+        accepted = next((n for n, token in enumerate(draft) if token != text[new + n]), len(draft))
+        rejected = draft[accepted : accepted + 1]
+        last = "recovered" if rejected else "bonus" if draft else "plain"
+        found.append((len(draft), accepted, ["accepted"] * accepted + [last], rejected))
+        new += accepted + 1
+    return found
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree", "positions by ids"])
+def test_drafts_that_hold_the_padding_id_are_counted_as_others_are(kind):
+    """Where a decoder counts positions by ids, a draft ends with it, or is none behind it."""
+    counts_ids = kind == "positions by ids"
+    model = build("M2M100ForConditionalGeneration") if counts_ids else hf_models.tiny("llama")
+    inputs = compare.prompts((7,)) if counts_ids else hf_models.prompts((9,))
+    begin = 1 if counts_ids else 9
+
+    def pads(input_ids, scores):
+        scores = scores.clone()
+        is_pad = input_ids.shape[1] - begin in (3, 12, 17)
+        scores[:, hf_models.PAD] = torch.inf if is_pad else -torch.inf
+        return scores.nan_to_num(posinf=1e4)
+
+    processed = {"logits_processor": [pads]}
+    text = run(model, inputs, **processed).sequences[0].tolist()
+    new = text[begin:]
+    assert [n for n, token in enumerate(new) if token == hf_models.PAD] == [3, 12, 17]
+    drafts = [*new[:9], hf_models.PAD, *new[10:17], new[9], *new[18:]]  # two of them are wrong
+    steps = []
+    decoder = SpeculativeDecoder(
+        Foresees([[*text[:begin], *drafts]]), tree=TrieTree() if kind == "tree" else None,
+        guard=False, num_assistant_tokens_schedule="constant",
+        trace=lambda traced: steps.extend(traced.steps),
+    )  # fmt: skip
+    out = model.generate(
+        **inputs, **processed, custom_generate=decoder, max_new_tokens=NEW, do_sample=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.sequences[0].tolist() == text
+    log = [(record.drafted[0], record.accepted[0]) for record in out.stats.round_log]
+    expected = rounds_by_hand(new, drafts, is_cut=counts_ids)
+    assert [
+        (*counts, step.kinds, step.rejected) for counts, step in zip(log, steps, strict=True)
+    ] == expected
+    assert out.stats.drafted == sum(drafted for drafted, *_ in expected)
+    assert [rejected for *_, rejected in expected if rejected] == [[hf_models.PAD], [new[9]]]
 
 
 @pytest.mark.parametrize("tree", [None, TrieTree()], ids=["chain", "tree"])
