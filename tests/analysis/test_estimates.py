@@ -10,6 +10,8 @@ from specdec_kernels.analysis.estimates import (
     wilson_interval,
 )
 
+pytestmark = pytest.mark.analysis
+
 
 def test_censored_counts_give_the_rate_of_the_toy_model():
     """alpha = 2/3, gamma = 3: 27 rounds in the proportions of the exact distribution."""
@@ -48,19 +50,6 @@ def test_drafts_that_were_never_visited_follow_from_the_verdict():
     assert accepted.tolist() == [2, 2, 1, 1]
     assert estimate.visits.tolist() == [4, 3, 0]
     assert estimate.accepted.tolist() == [4, 2, 0]
-
-
-def test_a_rate_without_visits_is_not_a_number():
-    estimate = AcceptanceEstimate.empty(2)
-    for value in (
-        estimate.alpha,
-        estimate.standard_error,
-        *estimate.interval(),
-        *estimate.by_position,
-    ):
-        assert bool(value.isnan())
-    assert estimate.update(torch.zeros(0, dtype=torch.int32)).visits.tolist() == [0, 0]
-    assert bool(AcceptanceEstimate.empty(0).update(torch.tensor([0])).alpha.isnan())
 
 
 def test_counts_fade_and_the_old_estimate_does_not_change():
@@ -141,12 +130,3 @@ def test_clustered_error_bars_cover_the_mean_of_dependent_values():
     as_if_independent = [clustered_mean([run.flatten()]) for run in values]
     z = torch.stack([(mean - 1) / error for mean, error in as_if_independent])
     assert float(z.std()) > 1.5
-
-
-def test_clusters_of_one_value_give_the_usual_standard_error():
-    values = torch.tensor([0.1, 0.5, 0.9, 0.3])
-    mean, error = clustered_mean(list(values[:, None]))
-    assert float(mean) == pytest.approx(float(values.mean()))
-    assert float(error) == pytest.approx(float(values.std()) / 2)
-    assert clustered_mean([values, values[:0]]) == clustered_mean([values])
-    assert all(value.isnan() for value in clustered_mean([]))

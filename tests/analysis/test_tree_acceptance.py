@@ -1,11 +1,10 @@
-"""How often each tree rule accepts a node: kernels against rationals, and rules against bounds."""
+"""How often each tree rule accepts one of several drafts: kernels, formulas and bounds."""
 
 import itertools
-from fractions import Fraction
 
 import pytest
 import torch
-from proofs import acceptance_bound, lineage
+from proofs import acceptance_bound
 from support.providers import assert_close
 from support.toy_chain import TOLERANCE
 from support.toy_tree import DRAWN, ToyTree, sibling_distribution
@@ -18,79 +17,8 @@ from specdec_kernels.analysis import (
 )
 from specdec_kernels.analysis.tree_acceptance import SIBLING_RULES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.analysis, pytest.mark.slow]
 
-ONE, ZERO = Fraction(1), Fraction(0)
-
-
-def normalized(weights):
-    total = sum(weights)
-    return [w / total for w in weights] if total else weights
-
-
-def difference(p, q):
-    return [max(a - b, ZERO) for a, b in zip(p, q, strict=True)]
-
-
-class RationalTree:
-    """A tree with drafted tokens: rational P after each node (0 is the root) and Q of each node."""
-
-    def __init__(self, toy, drafts):
-        self.x, self.parents = drafts, toy.parents
-        self.nodes = range(len(drafts))
-        path = [[drafts[m] for m in lineage(self.parents, n)] for n in range(-1, len(drafts))]
-        self.p = [rationals(toy.target_probs[len(t)][tuple(t)]) for t in path]
-        self.drawn_from = list(zip(self.parents, toy.drafter, strict=True))
-        self.q = [rationals(toy.draft_probs[k][len(path[p + 1])][tuple(path[p + 1])])
-                  for p, k in self.drawn_from]  # fmt: skip
-
-    def upward(self):
-        """{node: probability that it is on the path} of rule traversal (arXiv 2505.12398)."""
-        ends = {}
-
-        def visit(node, a, reach):
-            """Probability that the node or a descendant is accepted, if the rule comes to it."""
-            p, accepted = self.p[node + 1], ZERO
-            for n in [n for n in self.nodes if self.parents[n] == node]:
-                q, x = self.q[n], self.x[n]
-                child = visit(n, min(ONE, a * p[x] / q[x]), reach * (1 - accepted))
-                accepted += (1 - accepted) * child
-                residual = difference([a * w for w in p], q)
-                s = sum(residual)
-                a = s / (s + 1 - a) if s + 1 - a else ONE
-                p = normalized(residual) if s else p
-            a = ONE if node == -1 else a
-            ends[node] = ends.get(node, ZERO) + reach * (1 - accepted) * a
-            return accepted + (1 - accepted) * a
-
-        visit(-1, ONE, ONE)
-        return {n: sum(w for m, w in ends.items() if n in lineage(self.parents, m))
-                for n in self.nodes}  # fmt: skip
-
-
-def rationals(row):
-    return [Fraction(float(w)) for w in row]
-
-
-def rational_nodes(toy):
-    """[N] float64: the probability that each node is accepted, over all drafts."""
-    out = torch.zeros(len(toy.parents), dtype=torch.float64)
-    for drafts, weight in zip(toy.drafts.tolist(), toy.weights.tolist(), strict=True):
-        for n, probability in RationalTree(toy, drafts).upward().items():
-            out[n] += weight * float(probability)
-    return out
-
-
-@pytest.mark.parametrize("toy", [dict(tree="3", v=4, seed=3), dict(tree="mixed", seed=4)])
-def test_nodes_are_accepted_as_often_as_in_rationals(toy):
-    """Rule traversal, which goes upward; the others are compared with their formula below."""
-    toy = ToyTree("traversal", kind="probs", sixteenths=True, **toy)
-    realized, want = toy.realized("cpp"), rational_nodes(toy)
-    assert_close("probability of nodes", realized.nodes, want, atol=TOLERANCE)
-    assert realized.mean_accepted == pytest.approx(float(want.sum()), abs=TOLERANCE)
-
-
-# Several drafts of one token.
 
 SAMPLED = tuple(rule for rule in SIBLING_RULES if rule != "target_only")
 

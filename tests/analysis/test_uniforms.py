@@ -6,6 +6,8 @@ import torch
 from specdec_kernels import sample, verify_chain
 from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 
+pytestmark = pytest.mark.analysis
+
 B, GAMMA, V = 300, 3, 5
 
 

@@ -1,19 +1,15 @@
 """The command `analyze`: a golden run, what it reports and draws, and what it leaves out."""
 
 import json
-import re
 
 import pytest
-from specdec_hf.cli.explain import Explained, ExplainedTree, Node
 from specdec_hf.lab.analysis import tree_pictures
 from support.cli_models import (  # noqa: F401
     folder,
     home,
     invoke,
     masked,
-    reported,
     says,
-    write_encoder_decoder,
 )
 from support.heads import head_folder
 from transformers import AutoModelForCausalLM
@@ -114,7 +110,6 @@ def test_analyze_prints_reports_and_draws_this(home):  # noqa: F811
         len(said) for answer in report["measured"][1]["rounds"] for said in answer
     )
     assert "Hello hello &amp; &lt;b&gt;" in page
-    assert "not asked" not in page
 
 
 def check_report(report):
@@ -126,12 +121,6 @@ def check_report(report):
         assert accepted["texts"] == 2
         rates = [row["alpha"] for row in accepted["lenience"]]
         assert rates[0] == accepted["alpha"]
-        assert accepted["drafted"] == 24
-        assert [speed["gamma"] for speed in one["speed"]] == [2, 4]
-        assert accepted["divergence"] == pytest.approx(1 - accepted["alpha"])
-        assert accepted["rejection_sampling"] <= accepted["alpha"]
-        # One of two layers, and the same output matrix.
-        assert 0.5 < one["operations"] < 1
         schedules = [made["schedule"] for made in one["schedules"]]
         assert schedules == ["oracle", "constant, γ = 2", "constant, γ = 4", "heuristic"]
         assert list(one["calls"]) == ["2", "4"]
@@ -144,11 +133,9 @@ def check_report(report):
             factor = walltime_factor(speed["alpha"], speed["gamma"], speed["cost"])
             assert speed["expected_paper"] == pytest.approx(factor)
             assert speed["measured"] > 0
-    ablation = report["measured"][1]["ablation"]
-    assert ablation["mean"]["correct"] < 1e-12 < ablation["mean"]["ablated"]
-    assert ablation["experiment"]["correct"]["p_value"] > 1e-4
-    assert ablation["experiment"]["ablated"]["p_value"] < 1e-6
-    assert report["measured"][0]["ablation"] is None  # greedy decoding draws nothing
+    greedy, sampled = (one["ablation"] for one in report["measured"])
+    assert greedy is None  # its decoding draws nothing
+    assert sampled["mean"]["correct"] < 1e-12 < sampled["mean"]["ablated"]
 
 
 @pytest.fixture
@@ -172,8 +159,7 @@ def test_trees_of_heads_and_of_merged_drafters_are_measured(folder, analyze, tmp
     head = head_folder(AutoModelForCausalLM.from_pretrained(folder), tmp_path)
     names = [f"eagle3:{head}", "auto", "prompt_lookup+layers:1"]
     result, report = analyze(*names, options=["--temperature", 0])
-    assert result.exit_code == 0, result.output
-    assert [m["drafter"] for m in report["measured"]] == names
+    assert [m["drafter"] for m in report["measured"]] == names, result.output
     for one in report["measured"]:
         assert one["trees"]
         assert one["acceptance"]["positions"] == 6
@@ -181,86 +167,22 @@ def test_trees_of_heads_and_of_merged_drafters_are_measured(folder, analyze, tmp
         assert stats["rule"] == "target_only"
         assert stats["tree"]
     assert [one["drafter"] for one in report["trees"]] == names
-    merged = report["measured"][2]
-    assert list(merged["calls"]) == ["2"]
-    assert merged["acceptance"]["drafted"] == 6
-    assert says(result, "Of trees γ is the depth")
 
 
-def test_an_encoder_decoder_is_measured_with_its_encoder(tmp_path):
-    """Its draft model is one too. One of the drafters needs a decoder alone, and is named."""
-    for name, seed in (("target", 5), ("small", 8)):
-        write_encoder_decoder(tmp_path / name, seed=seed)
-    (tmp_path / "prompts.jsonl").write_text(PROMPTS)
-    small = str(tmp_path / "small")
-    result = invoke(
-        "analyze", "--model", tmp_path / "target", "--prompts", tmp_path / "prompts.jsonl",
-        "--max-new-tokens", 6, "--gamma", 2, "--temperature", 0, "--json", tmp_path / "out.json",
-        "--drafter", small, "--drafter", "prompt_lookup",
-        "--drafter", "layers:1",
-    )  # fmt: skip
-    assert result.exit_code == 1
-    report = json.loads((tmp_path / "out.json").read_text())
-    assert list(report["failed"]) == ["layers:1"]
-    assert [m["drafter"] for m in report["measured"]] == [small, "prompt_lookup"]
-    model = report["measured"][0]
-    assert (model["acceptance"]["drafted"], model["acceptance"]["positions"]) == (12, 12)
-    assert [call["new_tokens"] for call in model["calls"]["2"]] == [6, 6]
-
-
-def test_a_drafter_that_cannot_be_analyzed_is_named_and_the_others_are_measured(analyze):
-    result, report = analyze("early_exit:1", "layers:1", "layer_skip:1-1")
-    assert result.exit_code == 1
-    assert says(result, "Table 4: expected against measured")
-    last = result.output.splitlines()[-1]
-    assert last.startswith("error: --drafter early_exit:1: cannot be analyzed: it runs the target")
-    assert "layers:N has the distribution of early_exit:N" in last
-    assert "; --drafter layer_skip:1-1: cannot be analyzed" in last
-    assert last.endswith("; bench gives the share of its drafts that are accepted")
-    assert [m["drafter"] for m in report["measured"]] == ["layers:1"] * 2
-    assert list(report["failed"]) == ["early_exit:1", "layer_skip:1-1"]
-
-
-def test_a_drafter_that_does_not_fit_is_named_and_the_others_are_measured(analyze, tmp_path):
+def test_drafters_that_cannot_be_measured_are_named_and_the_others_are(analyze, tmp_path):
     """Where no other is left, no weights are read."""
     (tmp_path / "empty").mkdir()
     head = f"eagle3:{tmp_path / 'empty'}"
-    names = [head, f"prompt_lookup+{head}"]
-    result, report = analyze(*names)
-    assert result.exit_code == 2
-    assert report is None
+    names = ["early_exit:1", "layer_skip:1-1", head, f"prompt_lookup+{head}"]
+    result, report = analyze(*names[2:])
+    assert (result.exit_code, report) == (2, None)
     result, report = analyze(*names, "layers:1")
     assert result.exit_code == 1
-    assert list(report["failed"]) == names
-    assert report["failed"][head] == report["failed"][names[1]]
     assert [m["drafter"] for m in report["measured"]] == ["layers:1"] * 2
-
-
-# Trees.
-
-NODES = [
-    Node(5, "<script>", -1, "accepted", 0.5, 0.25, 1.0),
-    Node(6, "\x1b" + "x" * 40, -1, "drafted", 0.125),
-    Node(7, " sat", 0, "rejected", 0.25, 0.5, 0.5),
-]
-TREE = ExplainedTree(2, 31, " the", NODES, 0, Explained(9, " on", "recovered", 0.75, position=32))
-
-
-def test_the_page_of_trees_has_every_node_and_a_cell_for_each_pair_that_attends():
-    picture = tree_pictures.Picture("drafty", "Say <i>hello</i>", [TREE])
-    text = tree_pictures.render_trees({"model": "tiny <1>"}, [picture])
-    kinds = re.findall('<g class="[^" ]+ ([^" ]+)', text)
-    assert kinds == ["root", "accepted", "drafted", "rejected", "recovered"]
-    for part in ("&lt;script&gt;", "␛xxxxxxxxxxxx…", "Say &lt;i&gt;hello", "tiny &lt;1&gt;",
-                 "round 2, position 31: 3 nodes, 1 accepted",
-                 "drafted and accepted, P 0.5000, Q 0.2500, acceptance 1.0000"):  # fmt: skip
-        assert part in text
-    mask = text[text.index('class="mask"') :]
-    cells = re.findall(r'<rect x="(\d+)" y="(\d+)"', mask)
-    places = [(int(y) // tree_pictures.CELL, int(x) // tree_pictures.CELL) for x, y in cells]
-    attends = [(0, 0), (1, 0), (1, 1), (2, 0), (2, 2), (3, 0), (3, 1), (3, 3)]
-    assert sorted(places) == attends
-    assert not re.search("<(link|img|iframe|script)| (src|href|onload)=", text)
+    assert list(report["failed"]) == names
+    last = result.output.splitlines()[-1]
+    assert last.startswith("error: --drafter early_exit:1: cannot be analyzed: it runs the target")
+    assert "; --drafter layer_skip:1-1: cannot be analyzed" in last
 
 
 def test_trees_are_drawn_as_they_were_measured(analyze, home):  # noqa: F811
@@ -278,5 +200,4 @@ def test_trees_are_drawn_as_they_were_measured(analyze, home):  # noqa: F811
     assert page.count('<g class="node accepted"') == accepted == calls[0]["accepted"]
     result, content = analyze("layers:1", options=(*options, "--tree", "2,1"))
     assert result.output.count("mask, 0 is the root") >= tree_pictures.SHOWN_ROUNDS
-    assert not content["measured"][0]["trees"]
     assert [one["drafter"] for one in content["trees"]] == ["layers:1"]

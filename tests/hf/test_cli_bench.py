@@ -10,19 +10,16 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf.api import SpeculativeDecoder
-from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.lab.bench import configs as bench_configs
 from specdec_hf.lab.bench import results, summary
 from specdec_hf.lab.bench import runs as bench_runs
-from specdec_hf.lab.bench.efficiency import forward_costs, predict, round_costs
+from specdec_hf.lab.bench.efficiency import predict, round_costs
 from specdec_hf.lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
-from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.schedules.costs import MonotoneCost
-from support import hf_models
 from support.cli_models import END, folder, home, masked, reported, succeed  # noqa: F401
 
 from specdec_kernels.analysis import walltime_factor
@@ -74,10 +71,7 @@ def test_bench_compares_drafters_and_schedules(bench, tmp_path):
         assert row["tokens_per_second"] == pytest.approx(tokens / seconds)
     assert found[0]["rows"][2]["tokens_per_round"] == 1
     assert found[0]["rows"][0]["ratio"] == pytest.approx(1)
-    text = markdown.read_text()
-    assert text.count("| prompt_lookup, heuristic |") == 6  # two lines and a column for each dtype
-    assert "| b | " in text
-    assert "2 of 2" in text
+    assert "| prompt_lookup, heuristic |" in markdown.read_text()
 
 
 BENCHED = """
@@ -121,10 +115,6 @@ def test_bench_says_which_configs_are_lossy(bench):
     for row in others:
         assert "lossy" not in row["name"]
         assert row["identical"] == row["texts"]
-    chosen = Settings(drafter=["layers:1"], rule="token", ablate="residual")
-    loaded = SimpleNamespace(drafters=[None], dtype="float32", model=None)
-    configs, _ = bench_configs.make_configs([chosen], loaded, (), None)
-    assert configs[-1].name == "layers:1, rule token, lossy without the residual"
 
 
 def test_ragged_batches_are_compared_greedily_and_sampled(bench):
@@ -157,61 +147,33 @@ def test_the_baselines_of_speculative_sampling_take_part(bench):
     assert "the longest of sampled chains is biased" in sampled["left_out"][names[1]]
 
 
-def in_turns(monkeypatch, answer, configs, batches, runs):
-    """The turns of configs whose answers are faked."""
-    monkeypatch.setattr(bench_runs, "_answer", answer)
-    monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
-    ids = {"input_ids": torch.ones(1, 2)}
-    prompts = [Batch([str(n)], "ab"[n % 2], ids) for n in range(batches)]
-    loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
-    taken, left_out = bench_runs.warm_up(loaded, configs, prompts, arguments, str)
-    assert not left_out
-    return bench_runs.run_turns(loaded, taken, prompts, arguments, runs, str)
+def measured(monkeypatch, seconds, accepted):
+    """The rows of faked answers and their calls, in turns of three.
 
-
-def test_texts_must_equal_those_of_the_reference(monkeypatch):
-    """Those of other ways to generate must equal those of plain Transformers all the same."""
-    texts = {GENERATE: [[1]], "peer": [[1]], WITHOUT: [[2]], "equal": [[2]], "other": [[1]]}
-
-    def answer(model, config, batch, arguments):
-        return Answer(batch.prompts, "", texts[config.name], 1.0, [1.0])
-
-    decoder = SpeculativeDecoder()
-    without = Config(WITHOUT, decoder, without_drafts=True, reference=True)
-    drafting = [Config("equal", decoder), Config("other", decoder)]
-    turns = in_turns(
-        monkeypatch, answer, [Config(GENERATE), Config("peer"), without, *drafting], 1, 1
-    )
-    same = {name: each[0].mine.identical for name, each in turns.items()}
-    assert same == {"peer": True, "equal": True, "other": False}
-    assert all(each[0].generate.identical for each in turns.values())
-    assert turns["equal"][0].without_drafts.identical
-    alone = in_turns(monkeypatch, answer, [Config(GENERATE), without], 1, 1)
-    assert alone[WITHOUT][0].mine.identical
-
-
-def measured(monkeypatch, seconds, drafts=None):
-    """The rows of faked answers and their calls; ``seconds`` takes config and number of a call.
-
-    With ``drafts``, how many of an answer are accepted, the config drafts in turns of three.
+    Args:
+        seconds: of an answer, by config and number of the call.
+        accepted: how many of the two drafts of an answer.
     """
     calls = []
 
     def answer(model, config, batch, arguments):
         calls.append(config.name)
         took = seconds(config.name, calls.count(config.name))
-        accepted = drafts if config.name == "fast" else 0
-        text = [[1, 2]]
         return Answer(
-            batch.prompts, batch.category, text, took, [took], drafted=2, accepted=accepted
-        )
+            batch.prompts, batch.category, [[1, 2]], took, [took], drafted=2,
+            accepted=accepted if config.name == "fast" else 0,
+        )  # fmt: skip
 
-    every = [Config(GENERATE), Config("peer")]
-    if drafts is not None:
-        without = Config(WITHOUT, SpeculativeDecoder(None), without_drafts=True)
-        every = [Config(GENERATE), without, Config("fast", SpeculativeDecoder())]
-    turns = in_turns(monkeypatch, answer, every, 6, 3)
-    return summary.rows_of(every, turns, None, sampled=False), calls
+    monkeypatch.setattr(bench_runs, "_answer", answer)
+    monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
+    prompts = [Batch([str(n)], "ab"[n % 2], {"input_ids": torch.ones(1, 2)}) for n in range(6)]
+    loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
+    without = Config(WITHOUT, SpeculativeDecoder(None), without_drafts=True)
+    configs = [Config(GENERATE), without, Config("fast", SpeculativeDecoder())]
+    taken, left_out = bench_runs.warm_up(loaded, configs, prompts, arguments, str)
+    assert not left_out
+    turns = bench_runs.run_turns(loaded, taken, prompts, arguments, 3, str)
+    return summary.rows_of(configs, turns, None, sampled=False), calls
 
 
 @pytest.mark.parametrize("accepted", [1, 0], ids=["accepted", "none accepted"])
@@ -230,13 +192,6 @@ def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatc
     assert {one.speculation for one in fast.categories.values()} == {gain[0]}
     assert (without.ratio, without.interval, without.speeds.speculation) == (2, (2, 2), None)
     assert [row.notes for row in rows] == [[], [], []]
-    line = [
-        cell.strip() for cell in results.markdown_text("", rows, []).split("| fast |")[1].split("|")
-    ]
-    assert line[:6] == (
-        ["1.0", "2.50", "2.50-2.50", "2.00", "1.25", "1.25-1.25"] if accepted
-        else ["1.0", "2.50", "2.50-2.50", "2.00", "", ""]
-    )  # fmt: skip
     shown = "| a | 2.00 | 2.50 (1.25) |" if accepted else "| a | 2.00 | 2.50 |"
     assert shown in results.markdown_text("", rows, [])
 
@@ -251,20 +206,6 @@ def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch, side, word):
         f"unfair: the first answer of {word} took 9.0 times the seconds of the same later"
     ]
     assert rows[2].ratio == 1  # by the median
-
-
-def test_an_effect_of_the_order_is_flagged_with_the_side_that_has_it(monkeypatch):
-    """What answers after this library without drafts takes twice as long."""
-    made = []
-
-    def seconds(name, call):
-        made.append(name)
-        turn = made[(len(made) - 1) // 3 * 3 :]
-        return 2.0 if name == "fast" and WITHOUT in turn else 1.0
-
-    rows, _ = measured(monkeypatch, seconds, 1)
-    (note,) = rows[2].notes
-    assert "unfair: the ratio over this library without drafts depends on which" in note
 
 
 def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(tmp_path, monkeypatch):
@@ -364,19 +305,3 @@ def test_predictions_from_rounds():
     assert found.tokens == pytest.approx(4 / (2 * (DRAFT + VERIFY)))
     assert round_costs([call([0, 4])]).medians() == {1 + GAMMA: VERIFY}, "without the prompt"
     assert curve().scaled(2).medians() == {1: 2 * STEP, 1 + GAMMA: 2 * VERIFY}
-
-
-def test_forwards_are_timed_behind_a_prompt_that_stays_as_long():
-    model = hf_models.build("llama")
-    widths = []
-    model.register_forward_pre_hook(
-        lambda module, _, given: widths.append(
-            (given["input_ids"].shape[1], given[CACHE_NAME].get_seq_length())
-        ),
-        with_kwargs=True,
-    )
-    ids = torch.ones(2, 7, dtype=torch.int64)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    found = forward_costs(model, inputs, [5, 3])
-    assert sorted(found.medians()) == [1, 3, 5]
-    assert set(widths) == {(7, 0), (1, 7), (3, 7), (5, 7)}

@@ -1,18 +1,11 @@
-"""`--trace`, marks and the page of tokens say of drafts and trees what plain forwards give."""
-
-import html
-import io
-import re
+"""`--trace` and marks say of drafts and trees what plain forwards give."""
 
 import pytest
 import torch
-from rich.console import Console
 from specdec_hf import SpeculativeDecoder
-from specdec_hf.cli.decisions import COLUMNS, draw_mask, draw_tree
-from specdec_hf.cli.explain import Explained, ExplainedTree, Explainer, Node
+from specdec_hf.cli.decisions import COLUMNS, draw_mask
+from specdec_hf.cli.explain import Explainer
 from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, render
-from specdec_hf.lab.analysis.page import MEANINGS, Answer, details_of, render_page
-from specdec_hf.lab.analysis.tables import ShownTable
 from specdec_hf.loop.streaming import Step
 from support import cli_models, hf_models, toy_tokenizers
 from support.cli_models import folder, reported  # noqa: F401
@@ -146,20 +139,6 @@ def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
     assert seen == {"accepted", "rejected", "drafted"}
 
 
-def test_rule_traversal_accepts_one_of_equal_siblings(models):
-    explainer, *_ = explained(models, "traversal", {**SAMPLING, "temperature": 0.1}, tree=(3, 2, 1))
-    twins = 0
-    for tree in explainer.trees:
-        accepted = [node for node in tree.nodes if node.kind == "accepted"]
-        parents = [node.parent for node in accepted]
-        assert len({*parents}) == len(parents)
-        twins += sum(
-            (a.token, a.parent) == (b.token, b.parent)
-            for a in accepted for b in tree.nodes if b is not a
-        )  # fmt: skip
-    assert twins > 0
-
-
 def test_the_mask_of_a_picture_is_that_of_the_op(models):
     explainer, *_ = explained(models, "target_only", tree=(3, 2, 1))
     tree = explainer.trees[0]
@@ -169,26 +148,6 @@ def test_the_mask_of_a_picture_is_that_of_the_op(models):
     assert tree.mask == mask[0].tolist()
     drawn = draw_mask(tree).plain.splitlines()
     assert [line.count("■") for line in drawn[1:]] == mask[0].sum(-1).tolist()
-
-
-NODES = [
-    Node(5, " cat", -1, "accepted", 0.5, 0.25, 1.0),
-    Node(6, "\x1b", -1, "drafted", 0.125, 0.5),
-    Node(7, " sat", 0, "rejected", 0.0005, 0.5, 0.001),
-]
-TREE = ExplainedTree(4, 31, " the", NODES, 0, Explained(9, " on", "recovered", 0.75, position=32))
-
-
-def test_a_tree_is_drawn_with_the_verdict_of_each_node():
-    console = Console(width=100, file=io.StringIO())
-    console.print(draw_tree(TREE, MARKS))
-    lines = console.file.getvalue().splitlines()
-    first, cat, sat, on, other = (line.rstrip() for line in lines)
-    assert first == "round 4, position 31: 3 nodes, 1 accepted; root  the"
-    assert cat == "├── 1  «cat»  accepted, P 0.5000, Q 0.2500, accept 1.0000"
-    assert sat == "│   ├── 3  ×sat×  rejected, P 5.00e-04, Q 0.5000, accept 0.0010"
-    assert on == "│   └──  ‹on›  recovered, P 0.7500"
-    assert other == "└── 2 ␛  not looked at, P 0.1250, Q 0.5000"
 
 
 @pytest.mark.parametrize("options", [["--gamma", 3], ["--tree", "2,1"]], ids=["chain", "tree"])
@@ -207,68 +166,9 @@ def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  
     assert result.output.count("mask, 0 is the root") == ("--tree" in options)
 
 
-# The page of tokens.
-
-ROUNDS = [
-    [
-        Explained(5, "Hi", "accepted", 0.5, "small & <b>", 0.25, 1.0, 0.75),
-        Explained(6, "<script>", "rejected", 0.125, "small & <b>", 0.5, 0.25, 0.625, unread=2),
-        Explained(7, " there\n", "recovered", 0.375, q=0.0625, residual=0.5, uniform=0.875),
-    ],
-    [
-        Explained(8, "!\x1b", "accepted", 1.0, "small & <b>", 0.0000021, 1.0, 0.0),
-        Explained(9, "\t“é”", "bonus", 0.25),
-    ],
-    [Explained(10, " " + "x" * 300, "plain", 1.0), Explained(11, "", "plain", 1.0)],
-]
-TITLE = "How each token came about"
-TOKENS = [token for said in ROUNDS for token in said]
-
-
-def page():
-    answer = Answer("small: prompt 1", "Say <i>hello</i> & goodbye.\nTwice.", ROUNDS)
-    tables = [
-        ShownTable("Table <2>", ("M_q", "α"), [("a & b", "0.50"), ("c", "-")], "★ fastest"),
-        ShownTable("Nothing", (), (), "nothing was drafted"),
-    ]
-    return render_page(TITLE, {"model": "tiny <1>", "temperature": "0.7"}, [answer], tables)
-
-
-def test_the_page_tells_of_every_token_and_needs_nothing_beside_itself():
-    text = page()
-    assert text.count("data-kind=") == len(TOKENS)
-    for token in TOKENS:
-        assert f'data-kind="{token.kind}"' in text
-        assert MEANINGS[token.kind] in text
-        for name, value in details_of(token).items():
-            assert html.escape(name) in text
-            assert html.escape(value) in text
-    assert details_of(TOKENS[1])["decision"] == "0.6250 ≥ 0.2500, rejected"
-    assert details_of(TOKENS[0])["decision"] == "0.7500 < 1.0000, accepted"
-    for shown in ("&lt;script&gt;", " there↵", "!␛", "Say &lt;i&gt;hello", "tiny &lt;1&gt;",
-                  "<h2>Table &lt;2&gt;</h2>", "<tr><td>a &amp; b</td><td>0.50</td></tr>",
-                  '<p class="note">nothing was drafted</p>'):  # fmt: skip
-        assert shown in text
-    assert text.count("<table>") == 1
-    assert not re.search(r"https?:|url\(|@import|<(link|img|iframe|object|base)| (src|href)=", text)
-
-
-# The text of an answer, with its drafts.
-
-
-def test_where_there_is_no_colour_marks_tell_drafted_tokens_apart():
-    tokenizer = cli_models.tokenizer()
-    ids = tokenizer("a cat sat on").input_ids
-    kinds = ["accepted"] * 5 + ["recovered"] * 4 + ["accepted"] + ["plain"] * 2
-    steps = [Step(0, ids, kinds, [0.0] * len(ids))]
-    assert render(tokenizer, steps, marks=MARKS).plain == "«a cat» ‹sat› on"
-    assert render(tokenizer, steps, marks=ASCII_MARKS).plain == "[a cat] {sat} on"
-    assert not render(tokenizer, steps, marks=MARKS).spans
-
-
-def test_rejected_drafts_stand_before_the_token_that_replaces_them():
-    """Siblings are apart, and half of a character is not shown."""
-    tokenizer = cli_models.tokenizer()
+def test_marks_tell_drafted_tokens_apart_and_rejected_ones_stand_before_what_replaces_them():
+    """Siblings are apart, the end of the text has its name, half of a character is not shown."""
+    tokenizer, end = cli_models.tokenizer(), cli_models.END
     s, o, first, second, t = tokenizer("soét").input_ids
     c, d, half = tokenizer("cdé").input_ids[:3]
     steps = [
@@ -276,23 +176,13 @@ def test_rejected_drafts_stand_before_the_token_that_replaces_them():
         Step(0, [first], ["recovered"], [0.0], rejected=[c, d, half]),
         Step(0, [second], ["recovered"], [0.0], rejected=[c]),
         Step(0, [t], ["bonus"], [0.0]),
+        Step(0, [s], ["recovered"], [0.0], rejected=[end]),
     ]
-    assert render(tokenizer, steps, marks=MARKS).plain == "«s»×c×‹o›×c××d××c×‹é›t"
+    assert render(tokenizer, steps, marks=MARKS).plain == "«s»×c×‹o›×c××d××c×‹é›t×</s>×‹s›"
+    assert "[s]" in render(tokenizer, steps, marks=ASCII_MARKS).plain
     coloured = render(tokenizer, steps)
     struck = {coloured.plain[a:b] for a, b, style in coloured.spans if style == "red strike"}
-    assert struck == {"c", "d"}
-
-
-def test_a_rejected_end_of_the_text_has_its_name():
-    tokenizer = cli_models.tokenizer()
-    s, first, second = tokenizer("sé").input_ids
-    end = cli_models.END
-    kinds = ["plain", "recovered", "bonus"]
-    steps = [
-        Step(0, [s], ["recovered"], [0.0], rejected=[end]),
-        Step(0, [first, second, end], kinds, [0.0] * 3, rejected=[end]),
-    ]
-    assert render(tokenizer, steps, marks=MARKS).plain == "×</s>×‹s›×</s>×‹é›"
+    assert struck == {"c", "d", "</s>"}
 
 
 def test_a_stream_of_pieces_decodes_a_long_text_once():

@@ -20,6 +20,8 @@ uvicorn = pytest.importorskip("uvicorn", reason=EXTRA)
 from specdec_hf.server.app import Server, make_app  # noqa: E402
 from support.text_server import NAME, serving  # noqa: E402
 
+pytestmark = pytest.mark.server
+
 
 def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # noqa: F811
     """The server answers from within its start, and then ends."""

@@ -11,6 +11,8 @@ from support import hf_models
 from support.cli_models import folder, home, invoke, masked, one_line_error, says, succeed  # noqa: F401
 from support.heads import head_folder
 
+pytestmark = pytest.mark.training
+
 SMALL = ("--tokens", 900, "--length", 24, "--rows", 8, "--steps", 12, "--batch-size", 4)
 
 
@@ -65,10 +67,6 @@ def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
     [
         (("--length", 300), "--length must be at most 256, the model's context, got 300"),
         ((*SMALL, "--head", "exit_head", "--layer", 2), "layer must be an integer in [1, 1], got"),
-        (
-            (*SMALL, "--draft-vocab-size", 259),
-            "--draft-vocab-size must be at most 258, the vocabulary of",
-        ),
         (("--draft-model", *SMALL, "--width", 64), "--width must be at most 32, that of"),
     ],
 )
@@ -93,24 +91,14 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
     assert not (output / "2" / "work" / "texts.jsonl").exists()
     reports = [json.loads((output / n / "report.json").read_text()) for n in "12"]
     assert [report["covered"] is None for report in reports] == [True, False]
-    assert all(report["settings"]["loss"] == "total_variation" for report in reports)
-    assert all(report["loss_name"] == "total_variation" for report in reports)
-    for report in reports:
-        assert set(report["curves"]["loss_names"]) == {"forward_kl", "total_variation"}
+    assert {report["loss_name"] for report in reports} == {"total_variation"}
     card = (output / "2" / "README.md").read_text()
     assert "forward_kl for the first half of the steps, then total_variation" in card
-    assert "writes the answers of 25% of the steps" in card
     assert f"At {reports[1]['covered']:.3f} of the places" in card
-    assert "AutoModelForCausalLM.from_pretrained(FOLDER)" in card
     assert invoke(*given).exit_code == 0  # again, from what is there
     drafters = [word for n in "12" for word in ("--drafter", output / n)]
     asked = ("--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8)
-    for more in ((), ("--temperature", 1)):
-        succeed("generate", *asked, *drafters, *more)
-    succeed(
-        "train", "--draft-model", "--model", folder, "--output", tmp_path / "other", "--dtype",
-        "float32", "--width", 32, "--reuse", output / "1", *SMALL[:-4], "--steps", 1,
-    )  # fmt: skip
+    succeed("generate", *asked, *drafters)
 
 
 @pytest.mark.parametrize("drafters", [1, 2])
@@ -138,8 +126,6 @@ def test_the_target_and_other_models_are_not_overwritten(drafters, folder, tmp_p
 
 def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811
     given = ("generate", "--model", folder, "--prompt", "a", "--drafter")
-    missing = tmp_path / "nowhere"
-    assert f"folder {missing} does not exist" in one_line_error(*given, f"eagle3:{missing}")
     assert "cannot read a head's" in one_line_error(*given, f"eagle3_chain:{tmp_path}")
     for name in (name for name, entry in DRAFTERS.items() if FOLDER in entry.value.split("|")):
         line = one_line_error(*given, f"{name}:{__file__}")
@@ -171,13 +157,12 @@ def test_training_that_diverges_says_so_and_what_to_try(folder, tmp_path, option
     assert not (output / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("head", ["eagle3", "medusa"])
-def test_texts_shorter_than_the_drafts_are_read(folder, tmp_path, head):  # noqa: F811
+def test_texts_shorter_than_the_drafts_are_read(folder, tmp_path):  # noqa: F811
     texts = [tmp_path / f"{n}.txt" for n in range(24)]
     for n, file in enumerate(texts):
         file.write_text("one"[: 2 + n % 2])
     succeed(
-        "train", "--model", folder, "--output", tmp_path / "head", "--head", head, "--dtype",
-        "float32", *(word for file in texts for word in ("--texts", file)), "--tokens", 900,
+        "train", "--model", folder, "--output", tmp_path / "head", "--dtype", "float32",
+        *(word for file in texts for word in ("--texts", file)), "--tokens", 900,
         "--length", 8, "--batch-size", 4, "--steps", 2, "--draft-steps", 5,
     )  # fmt: skip

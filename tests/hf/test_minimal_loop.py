@@ -25,16 +25,19 @@ def model():
     return hf_models.build("llama", vocab_size=11)
 
 
+def plain(model, prompts=PROMPTS):
+    return [
+        model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0].tolist()
+        for prompt in prompts
+    ]
+
+
 @pytest.mark.parametrize("drafted", ["copied", "drafted", "drafted well"])
 def test_the_greedy_text_is_that_of_generate(example, model, drafted):
     noise = {"drafted": 0.1, "drafted well": 0.0}.get(drafted)
     draft_model = None if noise is None else hf_models.with_noise(model, noise)
-    want = [
-        model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0].tolist()
-        for prompt in PROMPTS
-    ]
     texts, rounds = example.generate(model, PROMPTS, 24, draft_model=draft_model)
-    assert texts == want
+    assert texts == plain(model)
     if drafted == "drafted well":
         assert rounds == [4] * 3  # of six tokens each
     else:
@@ -42,14 +45,10 @@ def test_the_greedy_text_is_that_of_generate(example, model, drafted):
 
 
 def test_a_text_ends_at_the_end_of_sequence(example, model):
-    (whole,), _ = example.generate(model, PROMPTS[:1], 24)
-    end = whole[9]
+    (whole,) = plain(model, PROMPTS[:1])
     model = hf_models.build("llama", vocab_size=11)
-    model.generation_config.eos_token_id = [end, 10]
-    want = [
-        model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0].tolist()
-        for prompt in PROMPTS
-    ]
+    model.generation_config.eos_token_id = [whole[9], 10]
+    want = plain(model)
     assert len(want[0]) < len(whole)
     assert example.generate(model, PROMPTS, 24)[0] == want
 

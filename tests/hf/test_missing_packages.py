@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 import transformers
@@ -80,16 +79,6 @@ def test_a_version_that_is_not_supported_is_refused_by_name(monkeypatch):
     with pytest.raises(ImportError, match=re.escape(refusal)):
         importlib.import_module("specdec_hf.api")
     assert one_line_error("generate", "--prompt", "a", code=1) == f"error: {refusal}"
-
-
-def test_a_source_tree_names_the_module_that_is_missing(monkeypatch):
-    def unknown(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(requirements, "requires", unknown)
-    missing = ModuleNotFoundError("No module named 'rich.table'", name="rich.table")
-    assert requirements.explain(missing) == f"{LINE}rich"
-    assert requirements.explain(ImportError("_C.so is missing", name="x")) == "_C.so is missing"
 
 
 def test_other_import_errors_keep_their_message(monkeypatch):

