@@ -55,6 +55,7 @@ def test_acceptance_of_lenient_and_token_equals_the_rational_enumeration(lenienc
         assert float(rate) == pytest.approx(float(sum(accepted)), abs=1e-15)
         if lenience == 1:
             assert float(analysis.acceptance_rate(a, b)) == float(rate)
+            assert float(analysis.divergence(a, b)) == pytest.approx(1 - float(rate), abs=1e-15)
 
 
 def typical(p, epsilon, delta):
@@ -206,15 +207,6 @@ def test_nothing_waits_for_the_device():
     assert estimate.expected_tokens(3).is_meta
 
 
-def test_divergence_is_one_minus_the_acceptance_rate():
-    """Definition 3.2 and Theorem 3.5 of Leviathan et al. 2023."""
-    for p, q in rational_pairs(np.random.default_rng(3)):
-        want = sum(abs(a - (a + b) / 2) for a, b in zip(p, q, strict=True))
-        assert want == 1 - sum(map(min, p, q))
-        found = float(analysis.divergence(tensor(p), tensor(q)))
-        assert found == pytest.approx(float(want), abs=1e-15)
-
-
 def test_lenience_at_argmax_is_that_of_the_op():
     generator = torch.Generator().manual_seed(7)
     logits = 2 * torch.randn(80, 2, 9, generator=generator)
@@ -235,28 +227,15 @@ def test_lenience_at_argmax_is_that_of_the_op():
 # Baselines.
 
 
-def emitted(p, accepted, after):
-    """Rational distribution of the token of a round with one draft.
-
-    Args:
-        p: the target's.
-        accepted: probability that each token is drafted and accepted.
-        after: distribution of the token after a rejection.
-    """
-    rejected = 1 - sum(accepted)
-    return [a + rejected * x for a, x in zip(accepted, after, strict=True)]
-
-
-def test_rejection_sampling_keeps_the_distribution_and_accepts_less():
-    """Appendix A.2, by enumeration: draft from Q, accept with p / (M q), else draw from P."""
-    fewer = biased = 0
+def test_rejection_sampling_accepts_less():
+    """Appendix A.2: draft from Q, and accept with p / (M q). See test_baselines.py."""
+    fewer = 0
     for p, q in rational_pairs(np.random.default_rng(5)):
         lacks = any(a and not b for a, b in zip(p, q, strict=True))
         m = None if lacks else max(a / b for a, b in zip(p, q, strict=True) if b)
         accepted = [
             b * (a / (m * b)) if b and m else Fraction(0) for a, b in zip(p, q, strict=True)
         ]
-        assert emitted(p, accepted, p) == p
         mass = analysis.rejection_mass(tensor(p), tensor(q))
         assert_close("mass", mass, tensor(accepted), atol=1e-15)
         rate = float(analysis.rejection_acceptance(tensor(p), tensor(q)))
@@ -264,11 +243,7 @@ def test_rejection_sampling_keeps_the_distribution_and_accepts_less():
         alpha = float(analysis.acceptance_rate(tensor(p), tensor(q)))
         assert rate <= alpha + 1e-15
         fewer += rate < alpha - 1e-3
-        # Negative control: what rule token accepts must not be followed by a draw from P.
-        token = [min(a, b) for a, b in zip(p, q, strict=True)]
-        assert emitted(p, token, rational_residual(p, q)) == p
-        biased += emitted(p, token, p) != p
-    assert min(fewer, biased) > 40
+    assert fewer > 40
 
 
 def lengths(gamma, first, alpha):

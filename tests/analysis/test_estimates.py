@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from specdec_kernels import verify_chain
 from specdec_kernels.analysis.estimates import (
     AcceptanceEstimate,
     clustered_mean,
@@ -31,25 +30,6 @@ def test_positions_that_were_not_drafted_are_not_visited():
     same = AcceptanceEstimate.empty(5).update(torch.tensor([0, 2, 1]), 2)
     assert same.visits.tolist() == [3, 2, 0, 0, 0]
     assert same.by_position.isnan().tolist() == [False, False, True, True, True]
-
-
-def test_drafts_that_were_never_visited_follow_from_the_verdict():
-    """One-hot rows accept all drafts up to a missing one, an end of sequence or a maximum."""
-    one = torch.zeros(4, dtype=torch.int64)
-    target = torch.tensor([0.0, 90.0, 0.0]).repeat(4, 4, 1)
-    target[1, 1] = torch.tensor([0.0, 0.0, 90.0])
-    drafts = torch.tensor([[1, 1, -1], [1, 2, 1], [1, 1, 1], [1, 0, 1]])
-    verdict = verify_chain(
-        target, drafts, seeds=one, positions=one, eos_token_ids=torch.tensor([2]),
-        max_new_tokens=torch.tensor([9, 9, 1, 9]),
-    )  # fmt: skip
-    accepted = verdict.num_accepted
-    given = (drafts != -1).long().cumprod(-1).sum(-1)
-    cut = (verdict.tokens >= 0).sum(-1) == accepted
-    estimate = AcceptanceEstimate.empty(3).update(accepted, torch.where(cut, accepted, given))
-    assert accepted.tolist() == [2, 2, 1, 1]
-    assert estimate.visits.tolist() == [4, 3, 0]
-    assert estimate.accepted.tolist() == [4, 2, 0]
 
 
 def test_counts_fade_and_the_old_estimate_does_not_change():

@@ -167,19 +167,6 @@ def test_a_printed_seed_gives_the_answer_again():
     assert answer("--seed", seed) == (seed, tokens)
 
 
-def test_an_answer_copies_nothing_that_its_seed_drew_before(home):  # noqa: F811
-    (home / "prompts.jsonl").write_text('{"turns": ["Say yes."]}\n' * 2)
-    report, _ = reported(
-        HERE, "generate", "--model", "tiny", "--prompts", "prompts.jsonl", "--drafter",
-        "suffix_automaton:keep=1MiB", "--temperature", 1, "--seed", 3, "--max-new-tokens", 8,
-        "--guard", "off",
-    )  # fmt: skip
-    first, second = (prompt["turns"][0] for prompt in report["prompts"])
-    assert first["tokens"] == second["tokens"]
-    noted = [any("had the same seed" in x for x in y["stats"]["notes"]) for y in (first, second)]
-    assert noted == [False, True]
-
-
 @pytest.mark.full
 def test_models_are_folders_files_and_ids_of_the_cache(home, monkeypatch):  # noqa: F811
     cached = home / "models--someone--tiny"

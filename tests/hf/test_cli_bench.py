@@ -11,16 +11,15 @@ import pytest
 import torch
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.speeds import GENERATE
-from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.lab.bench import configs as bench_configs
 from specdec_hf.lab.bench import results, summary
 from specdec_hf.lab.bench import runs as bench_runs
-from specdec_hf.lab.bench.efficiency import predict, round_costs
+from specdec_hf.lab.bench.efficiency import predict
 from specdec_hf.lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
-from support.cli_models import END, folder, home, masked, reported, succeed  # noqa: F401
+from support.cli_models import folder, home, masked, reported, succeed  # noqa: F401
 
 from specdec_kernels.analysis import walltime_factor
 
@@ -196,31 +195,21 @@ def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatc
     assert shown in results.markdown_text("", rows, [])
 
 
-@pytest.mark.parametrize(
-    ("side", "word"),
-    [("fast", "it"), (GENERATE, GENERATE), (WITHOUT, "this library without drafts")],
-)
-def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch, side, word):
-    rows, _ = measured(monkeypatch, lambda name, call: 9.0 if (name, call) == (side, 1) else 1.0, 1)
-    assert rows[2].notes == [
-        f"unfair: the first answer of {word} took 9.0 times the seconds of the same later"
-    ]
+def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch):
+    rows, _ = measured(
+        monkeypatch, lambda name, call: 9.0 if (name, call) == (WITHOUT, 1) else 1.0, 1
+    )
+    (note,) = rows[2].notes
+    assert note.startswith("unfair: the first answer of this library without drafts took 9.0 times")
     assert rows[2].ratio == 1  # by the median
 
 
-def test_a_plus_in_the_path_of_a_file_or_folder_merges_nothing(tmp_path, monkeypatch):
+def test_a_plus_in_the_path_of_a_folder_merges_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
     Path("draft+nasd").mkdir()
-    Path("prompt_lookup+nasd").mkdir()
-    NgramTable.build([np.array([1, 2])], END + 1, 2).save("a+nasd")
     names = {
-        "prompt_lookup+ngram:a+nasd+nasd": ["prompt_lookup", "ngram:a+nasd", "nasd"],
-        "draft+nasd+prompt_lookup": ["draft+nasd", "prompt_lookup"],
         "prompt_lookup+layers:1": ["prompt_lookup", "layers:1"],
-        "prompt_lookup+nasd": ["prompt_lookup", "nasd"],
-        "ngram:~/a+nasd": ["ngram:~/a+nasd"],
-        "~/draft+nasd+nasd": ["~/draft+nasd", "nasd"],
+        "draft+nasd+prompt_lookup": ["draft+nasd", "prompt_lookup"],
     }
     assert {name: bench_configs.merged(name) for name in names} == names
 
@@ -268,26 +257,21 @@ def curve(verify=VERIFY):
     return costs
 
 
-def row(costs):
-    """The row of a drafter whose drafts are all accepted, in ten rounds after the prompt's."""
-    stats = call([GAMMA] * 10)
-    seconds = 10 * (DRAFT + VERIFY + HOST)
-    text = [list(range(51))]
-    mine = Answer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11, stats=stats)
-    plain = Answer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP)
-    turns = {"drafter": [Turns(mine, plain, ["pm"])]}
-    return summary.rows_of([Config(GENERATE), Config("drafter")], turns, costs, sampled=False)[1]
-
-
 def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it():
-    found = row(curve())
-    assert (found.alpha, found.theorem) == (1, pytest.approx(BOUND))
-    assert found.efficiency == pytest.approx((DRAFT + VERIFY) / (DRAFT + VERIFY + HOST))
-    wrong = "costs or acceptance are not those"
-    assert not any(wrong in note for note in found.notes)
-    found = row(curve(verify=2 * VERIFY))  # an efficiency above 1 is flagged
-    assert found.efficiency > 1.5
-    assert any(wrong in note for note in found.notes)
+    """Of a drafter whose drafts are all accepted, in ten rounds after the prompt's."""
+    seconds, text = 10 * (DRAFT + VERIFY + HOST), [list(range(51))]
+    mine = Answer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11)
+    mine.stats = call([GAMMA] * 10)
+    turns = {"drafter": [Turns(mine, Answer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP), ["pm"])]}
+    for verify, flagged in ((VERIFY, False), (2 * VERIFY, True)):
+        rows = summary.rows_of(
+            [Config(GENERATE), Config("drafter")], turns, curve(verify), sampled=False
+        )
+        notes = " ".join(rows[1].notes)  # an efficiency above 1 is flagged
+        assert ("costs or acceptance are not those" in notes) is flagged is (rows[1].efficiency > 1)
+        if not flagged:
+            assert (rows[1].alpha, rows[1].theorem) == (1, pytest.approx(BOUND))
+            assert rows[1].efficiency == pytest.approx((DRAFT + VERIFY) / (DRAFT + VERIFY + HOST))
 
 
 def test_predictions_from_rounds():
@@ -298,10 +282,3 @@ def test_predictions_from_rounds():
     assert shares == pytest.approx([HOST / whole, (HOST + DRAFT) / whole])
     assert predict([call([0, 4, 1])], curve(), drafts_on_host=True).alpha == 5 / 7
     assert predict([call([])], curve(), drafts_on_host=True) is None
-    tree = call([0, 2])
-    tree.tree = "4 nodes"
-    found = predict([tree], curve(), drafts_on_host=True)
-    assert found.alpha is None
-    assert found.tokens == pytest.approx(4 / (2 * (DRAFT + VERIFY)))
-    assert round_costs([call([0, 4])]).medians() == {1 + GAMMA: VERIFY}, "without the prompt"
-    assert curve().scaled(2).medians() == {1: 2 * STEP, 1 + GAMMA: 2 * VERIFY}

@@ -67,19 +67,6 @@ def test_bench_pads_the_prompts_of_an_encoder_on_the_right(tmp_path):
         assert answer["texts"] == wanted
 
 
-@pytest.mark.build
-def test_bench_leaves_out_what_an_encoder_decoder_refuses(t5, tmp_path):
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text(json.dumps({"turns": [TEXT]}) + "\n")
-    start = ("bench", "--questions", questions, "--model", t5, "--max-new-tokens", 4, "--runs", 1)
-    line = one_line_error(*start, "--drafter", "token_recycling", code=1)
-    assert "T5ForConditionalGeneration cannot be used with a tree of drafts" in line
-    peers = ("--peer", "rejection", "--peer", "best_of")
-    (content,) = reported(tmp_path, *start, "--drafter", t5, *peers)[0]["results"]
-    needs = "it needs decoder-only models, got T5ForConditionalGeneration"
-    assert content["left_out"] == {"rejection": needs, "best_of": needs}
-
-
 def test_other_commands_refuse_encoder_decoders_by_name(t5, tmp_path):
     result = invoke("train", "--model", t5, "--output", tmp_path / "head")
     assert result.exit_code == 2

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import sys
 import threading
 
@@ -17,7 +16,7 @@ httpx = pytest.importorskip("httpx", reason=EXTRA)
 pytest.importorskip("fastapi", reason=EXTRA)
 uvicorn = pytest.importorskip("uvicorn", reason=EXTRA)
 
-from specdec_hf.server.app import Server, make_app  # noqa: E402
+from specdec_hf.server.app import Server  # noqa: E402
 from support.text_server import NAME, serving  # noqa: E402
 
 pytestmark = pytest.mark.server
@@ -68,31 +67,6 @@ def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, mon
         port = taken.getsockname()[1]
         line = one_line_error("serve", "--model", folder, "--port", port, code=1)
     assert line == f"error: --port {port} of --host 127.0.0.1: {os.strerror(98)}"
-
-
-@pytest.fixture
-def _python_handles_interruptions():
-    """As in a program; commands of other tests have left their handler."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_python_handles_interruptions")
-def test_an_interruption_ends_a_server_of_a_program_without_an_error():
-    """Negative control: Uvicorn alone raises the signal again, which asyncio makes an error."""
-    app = make_app(BatchQueue(None, None), None)
-    server = Server(app, lambda: signal.raise_signal(signal.SIGINT))
-    server.config.port = 0
-    try:
-        server.run()
-    except KeyboardInterrupt:  # which would end the tests
-        pytest.fail("Ctrl-C is an error")
-    assert server.should_exit
-    again = Server(app, lambda: signal.raise_signal(signal.SIGINT))
-    again.config.port = 0
-    with pytest.raises(KeyboardInterrupt):
-        super(Server, again).run()
 
 
 def test_an_interruption_has_the_exit_code_of_all_commands(folder, monkeypatch):  # noqa: F811

@@ -79,10 +79,3 @@ def test_a_version_that_is_not_supported_is_refused_by_name(monkeypatch):
     with pytest.raises(ImportError, match=re.escape(refusal)):
         importlib.import_module("specdec_hf.api")
     assert one_line_error("generate", "--prompt", "a", code=1) == f"error: {refusal}"
-
-
-def test_other_import_errors_keep_their_message(monkeypatch):
-    stated = ["torch>=2.10", *(f"{requirement}; extra == 'hf'" for requirement in EXTRA)]
-    monkeypatch.setattr(requirements, "requires", lambda name: stated)
-    for error in (ImportError("_C.so does not load"), ModuleNotFoundError("no einops", name="e")):
-        assert requirements.explain(error) == str(error)

@@ -5,11 +5,10 @@ import json
 
 import pytest
 import torch
-from specdec_hf import SpeculativeDecoder, TreeSpec, TrieTree, generate, warm_up
+from specdec_hf import SpeculativeDecoder, TreeSpec, generate
 from specdec_hf.cli.weights import load_folder
 from specdec_hf.lab.tune import search
 from specdec_hf.lab.tune.candidates import DRAFTERS_TRIED
-from specdec_hf.loop.streaming import run_stream
 from specdec_hf.options import Options, read_profile
 from support import hf_models
 from support.cli_models import (  # noqa: F401
@@ -25,7 +24,6 @@ from support.cli_models import (  # noqa: F401
 NEW = 16
 LOOKUP = {"drafter": "prompt_lookup", "num_assistant_tokens": 3}
 ASKED = ("generate", "--prompt", "a", "--profile")
-MERGED = {"drafter": ["prompt_lookup", "ngram"], "tree": TrieTree(2, 3, 5)}
 
 
 @pytest.fixture
@@ -43,10 +41,6 @@ def run(model, lengths=(9,), **kwargs):
     inputs = hf_models.prompts(lengths, vocab_size=11)
     how = {"max_new_tokens": NEW, "guard": False, "return_dict_in_generate": True, **kwargs}
     return generate(model, **inputs, **how)
-
-
-def most_drafted(out):
-    return max(max(record.drafted) for record in out.stats.round_log)
 
 
 def changed(**changes):
@@ -71,7 +65,6 @@ FAULTS = {
     "a schedule that needs a distribution": (
         changed(options__num_assistant_tokens_schedule="egag"), "distribution or a confidence, got"
     ),
-    "no sizes": (changed(model__sizes={}), "model: sizes must hold model_type, which is missing"),
     "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
     "a schedule for chains with trees of a drafter's own": (
         changed(options={"drafter": "lookahead", "num_assistant_tokens_schedule": "heuristic"}),
@@ -92,14 +85,6 @@ def test_a_fault_is_refused_by_file_and_key(write, fault):
         assert message in str(error.value)
 
 
-def test_what_is_no_json_is_refused_by_file(tmp_path):
-    path = tmp_path / "profile.json"
-    path.write_bytes(b'{"format": ')
-    assert "must be a JSON file that tune wrote" in one_line_error(*ASKED, path)
-    with pytest.raises(ValueError, match=f"profile {path} must be a JSON file that tune wrote: "):
-        Options(profile=str(path))
-
-
 def test_options_that_are_given_win_over_the_profile(write):
     path = write(**LOOKUP, num_assistant_tokens_schedule="heuristic")
 
@@ -118,20 +103,6 @@ def test_options_that_are_given_win_over_the_profile(write):
     # What was measured with one drafter is not taken for another.
     for drafter in ("auto", None, "nasd"):
         assert taken(drafter=drafter) == (drafter, None, None, None)
-    path = write(**MERGED)
-    assert taken(num_assistant_tokens=2) == (["prompt_lookup", "ngram"], 2, None, None)
-
-
-def test_every_entry_takes_a_profile(model, write):
-    path = write()
-    inputs = hf_models.prompts((9,), vocab_size=11)
-    how = {"max_new_tokens": NEW, "return_dict_in_generate": True, "do_sample": False}
-    decoder = SpeculativeDecoder(profile=path, guard=False)
-    _, streamed = run_stream(decoder.stream(model, **inputs, **how), lambda step: None)
-    for out in (run(model, profile=path), model.generate(**inputs, custom_generate=decoder, **how),
-                streamed):  # fmt: skip
-        assert (out.stats.drafter, most_drafted(out), out.stats.notes) == ("prompt_lookup", 3, [])
-    assert warm_up(model, profile=path)[1].drafter == "prompt_lookup"
 
 
 def test_a_profile_of_another_model_is_refused_by_name(model, write):
@@ -145,31 +116,6 @@ def test_a_profile_of_another_model_is_refused_by_name(model, write):
         with pytest.raises(ValueError, match=message) as error:
             run(other, profile=path)
         assert f"profile {path} must be that of the model, got one of tiny" in str(error.value)
-        # A drafter of the call does not make it fit.
-        with pytest.raises(ValueError, match=message):
-            run(other, profile=path, drafter="ngram")
-
-
-def test_other_conditions_are_noted(model, write):
-    path = write()
-    assert run(model, profile=path, do_sample=False).stats.notes == []
-    (note,) = run(model, (9, 4), profile=path, do_sample=False).stats.notes
-    assert note.endswith(
-        "other conditions, so other drafts may pay here: batch_size was 1 and is 2"
-    )
-
-
-def test_the_command_line_takes_a_profile(folder, tmp_path):  # noqa: F811
-    """The model that drafts come from is loaded, and what is given wins."""
-    path = tmp_path / "profile.json"
-    options = {"drafter": str(folder), "tree": (2, 1)}
-    hf_models.profile_of(load_folder(folder)[0], options).save(path)
-    asked = (path.parent, "--prompt", "one two one two one", "--model", folder, "--guard", "off",
-             "--no-compare", "--max-new-tokens", 8, "--profile", path)  # fmt: skip
-    stats = answered(*asked)["stats"]
-    assert "model" in stats["drafter"]
-    assert stats["tree"].startswith("TreeSpec")
-    assert answered(*asked, "--drafter", "auto")["stats"]["drafter"] == "auto"
 
 
 @pytest.mark.build
@@ -197,3 +143,8 @@ def test_tune_writes_what_calls_read(home, monkeypatch):  # noqa: F811
     out = generate(model, **inputs, profile="profile.json", **how)
     assert torch.equal(out.sequences, generate(model, **inputs, drafter=None, **how).sequences)
     assert out.stats.drafter != "none"
+    asked = (home, "--model", "tiny", "--prompt", "a", "--profile", "profile.json")
+    assert answered(*asked)["stats"]["drafter"] == out.stats.drafter
+    assert answered(*asked, "--drafter", "ngram")["stats"]["drafter"] == "ngram"
+    (home / "cut.json").write_bytes(b'{"format": ')
+    assert "must be a JSON file that tune wrote" in one_line_error(*ASKED, "cut.json")

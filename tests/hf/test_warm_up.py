@@ -65,16 +65,6 @@ def assert_warm(call, graphs):
     assert packed == []
 
 
-@pytest.mark.build
-def test_the_second_call_after_a_long_prompt_makes_no_graphs(traced_only):
-    """The prompt is read eagerly, with hidden states, for which Transformers changes the model."""
-    model = build("llama", layers=1)
-    first, _ = compiled_call(model, 100, output_hidden_states=True)
-    assert first.stats.compiled.seconds > 0
-    for _ in range(2):
-        assert_warm(compiled_call(model, 100, output_hidden_states=True), graphs=2)
-
-
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "gemma2"))]
 )
