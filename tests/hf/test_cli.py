@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import compare
+from specdec_hf.cli.speeds import Speeds
 from specdec_hf.cli.terminal import visible
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.fit import Fit
@@ -95,8 +97,13 @@ def test_check_prints_this_and_fails_where_no_cache_fits(monkeypatch):
 
 def test_info_lists_versions_and_providers_and_help_the_drafters():
     report, result = reported(HERE, "info")
-    words = ("torch", "transformers", "verify_chain", "cpu instructions", "gpu", "heads shipped")
-    for word in (*words, "SmolLM2-135M-Instruct (Q4_1)"):
+    for word in (
+        "torch",
+        "verify_chain",
+        "cpu instructions",
+        "gpu",
+        "SmolLM2-135M-Instruct (Q4_1)",
+    ):
         assert word in result.output
     assert report["providers"]["sample"]["cpu"]
     built = specdec_kernels.has_cuda_kernels()
@@ -232,7 +239,38 @@ def test_prompts_and_answers_are_printed_as_they_are(home):  # noqa: F811
     assert visible("a\tb\n\x1b[0m\r\x7f\x9b") == "a\tb\n␛[0m␍␡\N{REPLACEMENT CHARACTER}"
 
 
-# Texts that are compared.
+# Speeds and texts that are compared.
+
+LINE_OF_SPEEDS = "model.generate 10.0 tokens/s, without drafts 24.0 (2.40 times)"
+OVER = "times as fast as model.generate"
+SPEEDS = {
+    "speculation": (
+        20, 30.0,
+        "with drafts 30.0 (3.00 times); speculation: 1.25 times as fast as without drafts",
+        f"3.00 {OVER}: 2.40 times without drafts, 1.25 times by speculation"),
+    "none accepted": (
+        0, 12.0, "with drafts 12.0 (1.20 times); none of 50 drafts was accepted",
+        f"1.20 {OVER}: 2.40 times without drafts, 0.50 times by drafts of which none was accepted"),
+    "no time": (20, 0.0, "with drafts 0.0", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPEEDS)
+def test_every_factor_has_its_cause(name):
+    accepted, with_drafts, line, conclusion = SPEEDS[name]
+    speeds = Speeds(10.0, 24.0, with_drafts, drafted=50, accepted=accepted)
+    assert str(speeds) == f"{LINE_OF_SPEEDS}, {line}"
+    assert speeds.conclusion() == conclusion
+
+
+def test_to_compare_leaves_the_random_numbers_of_others_alone():
+    decoder = SpeculativeDecoder("prompt_lookup", rule="match", seed=3)
+    settings, before = {"do_sample": True, "max_new_tokens": 6}, torch.get_rng_state()
+    model, inputs = hf_models.build("llama"), hf_models.prompts((9,))
+    turn = compare.run_turn(model, inputs, decoder, settings, compare=True)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert turn.identical is True
+    assert turn.generate.tokens != turn.tokens  # a text of its own, whose speed counts
 
 
 @pytest.fixture(scope="module")

@@ -118,11 +118,11 @@ def test_bench_says_which_configs_are_lossy(bench):
 
 def test_ragged_batches_are_compared_greedily_and_sampled(bench):
     greedy, sampled = bench(
-        "--max-new-tokens 5 --drafter layers:1 --peer assisted --peer llama.cpp --batch-size 2 "
+        "--max-new-tokens 5 --drafter layers:1 --peer assisted --peer best_of --batch-size 2 "
         "--temperature 0 --temperature 0.7 --top-p 0.9 --runs 1"
     )
     assert (greedy["batch_size"], sampled["temperature"], sampled["top_p"]) == (2, 0.7, 0.9)
-    assert set(greedy["left_out"]) == {"llama.cpp", "assisted, Transformers"}
+    assert "assisted, Transformers" in greedy["left_out"]
     names = [row["name"] for row in greedy["rows"]]
     assert names == [GENERATE, WITHOUT, "layers:1"]
     for row, other in zip(greedy["rows"], sampled["rows"], strict=True):
@@ -132,32 +132,13 @@ def test_ragged_batches_are_compared_greedily_and_sampled(bench):
         assert all(1 <= len(text) <= 5 for a in row["answers"] for text in a["texts"])
 
 
-def test_the_baselines_of_speculative_sampling_take_part(bench):
-    greedy, sampled = bench(
-        "--max-new-tokens 5 --drafter layers:1 --peer rejection --peer best_of --limit 1 "
-        "--temperature 0 --temperature 0.7 --runs 1"
-    )
-    names = ["rejection sampling, A.2", "best of 4 chains"]
-    rows = {row["name"]: row for row in greedy["rows"]}
-    assert all(rows[name]["identical"] == rows[name]["texts"] for name in names)
-    assert rows[names[1]]["tokens_per_round"] >= rows[names[0]]["tokens_per_round"] >= 1
-    assert rows[GENERATE]["tokens_per_round"] is None
-    assert names[0] in [row["name"] for row in sampled["rows"]]
-    assert "the longest of sampled chains is biased" in sampled["left_out"][names[1]]
-
-
 def measured(monkeypatch, seconds, accepted):
-    """The rows of faked answers and their calls, in turns of three.
-
-    Args:
-        seconds: of an answer, by config and number of the call.
-        accepted: how many of the two drafts of an answer.
-    """
+    """The rows of faked answers, which take so many seconds by config, and their calls."""
     calls = []
 
     def answer(model, config, batch, arguments):
         calls.append(config.name)
-        took = seconds(config.name, calls.count(config.name))
+        took = seconds[config.name]
         return Answer(
             batch.prompts, batch.category, [[1, 2]], took, [took], drafted=2,
             accepted=accepted if config.name == "fast" else 0,
@@ -179,7 +160,7 @@ def measured(monkeypatch, seconds, accepted):
 def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatch, accepted):
     """Forwards of this library are 2 times as fast as the others, and drafts of it 1.25 times."""
     took = {GENERATE: 5.0, WITHOUT: 2.5, "fast": 2.0}
-    rows, calls = measured(monkeypatch, lambda name, call: took[name], accepted)
+    rows, calls = measured(monkeypatch, took, accepted)
     names = [row.name for row in rows]
     turns = Counter(zip(calls[::3], calls[1::3], calls[2::3], strict=True))
     assert names == [*took]
@@ -193,15 +174,6 @@ def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatc
     assert [row.notes for row in rows] == [[], [], []]
     shown = "| a | 2.00 | 2.50 (1.25) |" if accepted else "| a | 2.00 | 2.50 |"
     assert shown in results.markdown_text("", rows, [])
-
-
-def test_a_warm_up_that_one_side_pays_for_is_flagged(monkeypatch):
-    rows, _ = measured(
-        monkeypatch, lambda name, call: 9.0 if (name, call) == (WITHOUT, 1) else 1.0, 1
-    )
-    (note,) = rows[2].notes
-    assert note.startswith("unfair: the first answer of this library without drafts took 9.0 times")
-    assert rows[2].ratio == 1  # by the median
 
 
 def test_a_plus_in_the_path_of_a_folder_merges_nothing(tmp_path, monkeypatch):

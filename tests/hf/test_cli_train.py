@@ -49,14 +49,17 @@ def test_train_writes_a_head_that_drafts(tmp_path):
 
 @pytest.mark.build
 def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
-    texts, prompts = tmp_path / "a.txt", tmp_path / "prompts.jsonl"
-    texts.write_text("one two three " * 80)
+    """Also of fewer tokens than a head drafts."""
+    texts, prompts = [tmp_path / f"{n}.txt" for n in range(24)], tmp_path / "prompts.jsonl"
+    for n, file in enumerate(texts):
+        file.write_text("one"[: 2 + n % 2])
     prompts.write_text('{"turns": ["hey you"]}\n' * 24)
-    for option, path in (("--texts", texts), ("--prompts", prompts)):
+    for option, paths in (("--texts", texts), ("--prompts", [prompts])):
         output = tmp_path / option
         succeed(
-            "train", "--model", folder, "--output", output, option, path, *SMALL[:-4],
-            "--steps", 1, "--dtype", "float32",
+            "train", "--model", folder, "--output", output, "--dtype", "float32", "--tokens", 900,
+            *(word for path in paths for word in (option, path)), "--length", 8,
+            "--batch-size", 4, "--steps", 2, "--draft-steps", 5, "--rows", 8,
         )  # fmt: skip
     lines = [json.loads(line) for line in (output / "work" / "texts.jsonl").open()]
     assert sorted(one["number"] for one in lines) == list(range(24))
@@ -101,27 +104,23 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
     succeed("generate", *asked, *drafters)
 
 
-@pytest.mark.parametrize("drafters", [1, 2])
-def test_the_target_and_other_models_are_not_overwritten(drafters, folder, tmp_path):  # noqa: F811
-    copied, other = tmp_path / "drafts" / "1", tmp_path / "other"
+def test_the_target_and_other_models_are_not_overwritten(folder, tmp_path):  # noqa: F811
+    copied, link, other = (tmp_path / name for name in ("drafts/1", "link", "other"))
     shutil.copytree(folder, copied)
-    output = copied.parent if drafters > 1 else copied
-    given = ("train", "--draft-model", "--num-drafters", drafters)
-    line = one_line_error(*given, "--model", copied, "--output", output)
-    assert f"--output must not be the folder of --model, got {copied}" in line
-    (tmp_path / "link").symlink_to(copied)
-    line = one_line_error("train", "--model", copied, "--output", tmp_path / "link")
-    assert "--output must not be the folder of --model, got" in line
+    link.symlink_to(copied)
     other.mkdir()
     (other / "notes.txt").write_text("mine")
+    two = ("train", "--draft-model", "--num-drafters", 2)
+    line = one_line_error(*two, "--model", copied, "--output", copied.parent)
+    assert f"--output must not be the folder of --model, got {copied}" in line
+    line = one_line_error("train", "--model", copied, "--output", link)
+    assert "--output must not be the folder of --model, got" in line
     rule = "--output must be a new folder, an empty one or that of an earlier run, and"
     line = one_line_error("train", "--model", copied, "--output", other)
     assert f"{rule} {other} holds notes.txt and no work/run.json" in line
-    line = one_line_error(*given, "--model", folder, "--output", output)
+    line = one_line_error(*two, "--model", folder, "--output", copied.parent)
     assert f"{rule} {copied} holds chat_template.jinja and no work/run.json" in line
-    assert sorted(path.name for path in copied.iterdir()) == sorted(
-        path.name for path in folder.iterdir()
-    )
+    assert {path.name for path in copied.iterdir()} == {path.name for path in folder.iterdir()}
 
 
 def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811
@@ -155,14 +154,3 @@ def test_training_that_diverges_says_so_and_what_to_try(folder, tmp_path, option
     assert ("another --dtype than float16" in line) == (dtype == "float16")
     assert f"--reuse {output}" in line
     assert not (output / "model.safetensors").exists()
-
-
-def test_texts_shorter_than_the_drafts_are_read(folder, tmp_path):  # noqa: F811
-    texts = [tmp_path / f"{n}.txt" for n in range(24)]
-    for n, file in enumerate(texts):
-        file.write_text("one"[: 2 + n % 2])
-    succeed(
-        "train", "--model", folder, "--output", tmp_path / "head", "--dtype", "float32",
-        *(word for file in texts for word in ("--texts", file)), "--tokens", 900,
-        "--length", 8, "--batch-size", 4, "--steps", 2, "--draft-steps", 5,
-    )  # fmt: skip

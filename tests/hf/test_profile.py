@@ -1,5 +1,6 @@
 """Profiles: what `tune` writes, what calls take, and the faults of a file by its keys."""
 
+import functools
 import itertools
 import json
 
@@ -21,7 +22,6 @@ from support.cli_models import (  # noqa: F401
     succeed,
 )
 
-NEW = 16
 LOOKUP = {"drafter": "prompt_lookup", "num_assistant_tokens": 3}
 ASKED = ("generate", "--prompt", "a", "--profile")
 
@@ -37,10 +37,9 @@ def write(model, tmp_path):
     return save
 
 
-def run(model, lengths=(9,), **kwargs):
-    inputs = hf_models.prompts(lengths, vocab_size=11)
-    how = {"max_new_tokens": NEW, "guard": False, "return_dict_in_generate": True, **kwargs}
-    return generate(model, **inputs, **how)
+def run(model, **kwargs):
+    inputs = hf_models.prompts((9,), vocab_size=11)
+    return generate(model, **inputs, max_new_tokens=16, **kwargs)
 
 
 def changed(**changes):
@@ -49,10 +48,7 @@ def changed(**changes):
     def change(content):
         for path, value in changes.items():
             *above, last = path.split("__")
-            place = content
-            for key in above:
-                place = place[key]
-            place[last] = value
+            functools.reduce(dict.get, above, content)[last] = value
         return content
 
     return change
