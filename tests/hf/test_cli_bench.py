@@ -14,7 +14,6 @@ from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.lab.bench import configs as bench_configs
 from specdec_hf.lab.bench import results, summary
 from specdec_hf.lab.bench import runs as bench_runs
-from specdec_hf.lab.bench.efficiency import predict
 from specdec_hf.lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
@@ -244,13 +243,3 @@ def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it(
         if not flagged:
             assert (rows[1].alpha, rows[1].theorem) == (1, pytest.approx(BOUND))
             assert rows[1].efficiency == pytest.approx((DRAFT + VERIFY) / (DRAFT + VERIFY + HOST))
-
-
-def test_predictions_from_rounds():
-    """Drafting is a forward or a part of the loop; drafts after a rejection are not visited."""
-    stats = [call([GAMMA] * 3)]
-    shares = [predict(stats, curve(), drafts_on_host=host).loop_share for host in (False, True)]
-    whole = DRAFT + VERIFY + HOST
-    assert shares == pytest.approx([HOST / whole, (HOST + DRAFT) / whole])
-    assert predict([call([0, 4, 1])], curve(), drafts_on_host=True).alpha == 5 / 7
-    assert predict([call([])], curve(), drafts_on_host=True) is None

@@ -12,7 +12,6 @@ from specdec_hf.cli.commands import run_command
 from specdec_hf.cli.conversation import Conversation
 from specdec_hf.cli.load import Loaded, load
 from specdec_hf.cli.run import View, encode, make_decoder
-from specdec_hf.cli.terminal import visible
 from specdec_hf.cli.trace import PieceStream
 from support import cli_models, hf_models
 from support.cli_models import answered, folder, home, invoke, masked, says, succeed  # noqa: F401
@@ -77,10 +76,9 @@ def test_chat_answers_every_line_of_standard_input(tmp_path):
     assert masked(result.stderr).count(talked) == 2
     for command in ("/speculative", "/gamma N", "/processor NAME", "/debug", "/exit"):
         assert command in result.stderr  # of the help
-    for option, prompt in ((), "/target\nSay it\n"), (("--show-drafts",), "Say it\n"):
-        more = succeed("chat", *given, *option, input=prompt)
-        assert "> Say it\n" in more.stdout
-        assert re.search(r"^90 tokens; .*; cut at --max-new-tokens 90$", more.stdout, re.MULTILINE)
+    more = succeed("chat", *given, "--show-drafts", input="/target\n/ngram\nSay it\n")
+    for said in ("> Say it\n", "target alone\n", "drafted by nasd\n"):
+        assert said in more.stdout
 
 
 def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatch):
@@ -187,26 +185,3 @@ def test_commands_change_how_the_next_answer_is_made(drafting, capsys):
     drafting.reset()
     plain = drafting.answer("Say it")
     assert (plain.tokens, plain.stats.drafted) == (greedy.tokens, 0)
-
-
-def test_other_answers_are_those_of_the_models_alone(drafting, capsys):
-    said(drafting, capsys, "/target", "/drafter", "/ngram", "/debug", "/gamma 4")
-    turn = drafting.answer("Say it")
-    capsys.readouterr()
-    drafting.show_more(turn)
-    shown = capsys.readouterr().out
-    loaded, messages = drafting.loaded, drafting.messages[:-1]
-    inputs = encode(loaded.tokenizer, messages, "cpu")
-    (small,) = loaded.draft_models()
-    assert small.model is not loaded.model
-    texts = []
-    for name, model in (("target", loaded.model), ("drafter layers:1", small.model)):
-        ids = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0]
-        text = loaded.tokenizer.decode(ids[turn.prompt_tokens :], skip_special_tokens=True)
-        head = f"{name} alone\n{visible(text)}\n{len(ids) - turn.prompt_tokens} tokens, "
-        assert head in shown
-        texts.append(text)
-    assert texts[0] != texts[1]
-    assert texts[0] == drafting.messages[-1]["content"]
-    assert "drafted by nasd\n" in shown
-    assert "uniform" in shown  # of the table of decisions
