@@ -258,29 +258,22 @@ def tree_drafters(model):
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["eagle3", "token_recycling", "merged"])
 def test_a_tree_is_accepted_as_often_as_the_target_draws_one_of_its_children(name, sampling):
-    model = hf_models.tiny("llama")
-    arguments = {"do_sample": sampling is HOT, "max_new_tokens": 16}
-    arguments |= sampling if sampling is HOT else {}
-    text = write_text(model, hf_models.prompts((9,)), arguments, 3)
+    model, text = text_of(sampling, seed=3, tokens=16)
     drafter = tree_drafters(model)[name]
     assert rule_for(drafter) == "target_only"
     positions, rates, firsts = list(replay(drafter, model, text, sampling)), [], []
     measured = measured_by(positions, greedy=sampling is GREEDY)
-    with torch.inference_mode():
-        logits = model(torch.from_numpy(text.tokens)[None]).logits[0].double()
+    probs = (rows_of(model, text) / (sampling["temperature"] or 1e-9)).softmax(-1)
     for position in positions:
-        row = logits[position.index - 1]
-        p = (row / (sampling["temperature"] or 1e-9)).softmax(-1)
         if position.draft is None:
             continue
-        tokens, parents = position.draft.tokens[0].tolist(), position.draft.parents[0].tolist()
-        below = {t for t, above in zip(tokens, parents, strict=True) if above == -1 and t >= 0}
-        if not below:
-            continue
-        assert set(position.children) == below
-        assert position.q is None
-        rates.append(float(p[list(below)].sum()))
-        firsts.append(float(p[position.children[0]]))
+        drafts = zip(position.draft.tokens[0].tolist(), position.draft.parents[0], strict=True)
+        below = {token for token, parent in drafts if parent == -1 and token >= 0}
+        if below:
+            p = probs[position.index - text.begin]
+            assert set(position.children) == below
+            rates.append(float(p[list(below)].sum()))
+            firsts.append(float(p[position.children[0]]))
     assert len(rates) == measured.drafted > 2
     assert measured.alpha == pytest.approx(sum(rates) / len(rates), abs=1e-5)
     share, _ = measured.first_estimates()[0]

@@ -208,16 +208,15 @@ STEP, DRAFT, VERIFY, HOST, GAMMA = 0.1, 0.04, 0.15, 0.01, 4  # seconds of each, 
 BOUND = walltime_factor(1.0, GAMMA, DRAFT / GAMMA / STEP, VERIFY / STEP)
 
 
-def call(accepted):
-    """Statistics of the prompt's round and of rounds that draft ``GAMMA`` tokens."""
-    stats, began = SpecStats(sequences=[SequenceStats()]), 0.0
-    for width, verify, kept in [(0, 1.0, 0), *((GAMMA, VERIFY, kept) for kept in accepted)]:
-        draft = DRAFT if width else 0.0
-        record = RoundRecord(began, draft, verify, HOST, 0.0, 0.0, [width], [kept], [kept + 1])
-        began += record.seconds
+def statistics():
+    """Of the prompt's round and ten of which each accepts ``GAMMA`` drafts."""
+    stats = SpecStats(sequences=[SequenceStats()])
+    for width, verify, draft in [(0, 1.0, 0.0), *[(GAMMA, VERIFY, DRAFT)] * 10]:
+        begin = stats.total_seconds
+        record = RoundRecord(begin, draft, verify, HOST, 0.0, 0.0, [width], [width], [width + 1])
         stats.record_round(width, record)
-        stats.sequences[0].record(width, kept, kept + 1)
-    stats.total_seconds = began
+        stats.sequences[0].record(width, width, width + 1)
+        stats.total_seconds += record.seconds
     return stats
 
 
@@ -232,7 +231,7 @@ def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it(
     """Of a drafter whose drafts are all accepted, in ten rounds after the prompt's."""
     seconds, text = 10 * (DRAFT + VERIFY + HOST), [list(range(51))]
     mine = Answer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11)
-    mine.stats = call([GAMMA] * 10)
+    mine.stats = statistics()
     turns = {"drafter": [Turns(mine, Answer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP), ["pm"])]}
     for verify, flagged in ((VERIFY, False), (2 * VERIFY, True)):
         rows = summary.rows_of(
