@@ -123,27 +123,6 @@ def test_noise_of_a_round_is_drawn_once(rule):
     assert len(set(seen)) == len(seen) == 3 * 2 * 3 * 3
 
 
-class DrawsItsOwn(ModelDrafter):
-    """Its random numbers are none of the call's."""
-
-    noise = "independent"
-
-    def propose(self, history, limits):
-        draft = super().propose(history, limits)
-        self._context.asked_for_noise = False
-        return draft
-
-
-def test_drafters_of_a_horizontal_cascade_may_bring_their_own_noise():
-    model = hf_models.tiny("llama")
-    drafters = [DrawsItsOwn(middle(model)), DrawsItsOwn(small(model))]
-    settings = {"max_new_tokens": 8, "do_sample": True, "rule": "block"}
-    hf_models.decode(model, (9, 4), **settings, drafter=HorizontalCascade(drafters, [1]))
-    drafters[1].noise = "context"
-    with pytest.raises(ValueError, match=r"DrawsItsOwn\.propose must draw at positions"):
-        hf_models.decode(model, (9, 4), **settings, drafter=HorizontalCascade(drafters, [1]))
-
-
 def test_each_model_of_a_list_drafts_for_the_one_before_it():
     model = hf_models.tiny("llama")
     large, less = middle(model), small(model)
@@ -270,37 +249,6 @@ def test_a_level_whose_nodes_were_guessed_needs_no_forward():
     assert rounds < decoded(two, model, **arguments)[1] < alone
 
 
-def test_guesses_are_made_below_every_new_node():
-    """In a tree of two children at two levels, only those below the second are a new forward."""
-    model = draft_model()
-    right = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 3)
-    out, forwards = decoded(right, model, "greedy", lengths=(9,), new_tokens=24)
-    # By the nodes of a round, whose tree is cut where the text ends: levels with new nodes.
-    needed = {0: 0, 2: 1, 6: 2, 10: 3, 14: 3}
-    assert forwards == sum(needed[one.drafted[0]] for one in out.stats.round_log)
-
-
-def test_several_draft_models_may_be_staged():
-    model = draft_model()
-    other = hf_models.with_noise(model, 0.3)
-    tree = TreeSpec.branching((1, 1, 1))
-    expected, _ = decoded([model, other], model, "multi_draft", tree=tree)
-    staged = VerticalCascade(model, "prompt_lookup")
-    found, _ = decoded([staged, other], model, "multi_draft", tree=tree)
-    assert found.sequences.equal(expected.sequences)
-    assert found.stats.drafter == "model"
-    assert outcomes(found.stats) == outcomes(expected.stats)
-
-
-def test_a_cascade_near_the_end_of_its_context_drafts_what_fits():
-    model = copy.deepcopy(hf_models.with_noise(hf_models.build("llama", context=20), 0.0))
-    staged = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 3)
-    plain = hf_models.decode(hf_models.tiny("llama"), max_new_tokens=24)
-    found, _ = decoded(staged, model, "greedy", lengths=(9,), new_tokens=24)
-    assert found.sequences.equal(plain.sequences)
-    assert found.stats.drafted > 0
-
-
 def test_names_and_models_of_a_cascade_are_checked():
     model = hf_models.tiny("llama")
     same = ModelDrafter(model)
@@ -338,27 +286,15 @@ def test_cascades_of_the_command_line_draft(cascade, folder):  # noqa: F811
     assert "draft" in result.output
 
 
-def test_the_first_drafter_of_a_cascade_need_not_take_drafts_back(folder):  # noqa: F811
-    result = decode_by_command(folder, "nasd", "prompt_lookup", cascade=["horizontal:1"])
-    assert result.exit_code == 0, result.output
-
-
 WRONG = [
     ("prompt_lookup", "vertical", "--cascade needs several --drafter, the largest"),
     ("layers:1 random", "deep", "--cascade must be one of vertical, horizontal, got 'd"),
     ("random prompt_lookup", "vertical", "--cascade vertical needs draft models, such "),
     ("layers:1 auto", "vertical", "--cascade needs drafters of chains of their"),
     ("layers:1 random", "vertical:2", "--cascade vertical takes no numbers, got"),
-    ("layers:1 random", "horizontal", "--cascade must be horizontal:N,N with tokens to"),
     ("layers:1 random", "horizontal:2,2", "--cascade horizontal needs a number for"),
     ("layers:1 random", "horizontal:2 --tree 2,1", "--tree must not be given"),
-    ("layers:1 ngram", "vertical", "--cascade needs models, prompt_lookup, random or"),
-    ("layers:1,top_k=2 random", "vertical", "--cascade vertical: top_k of a model must"),
-    (
-        "layers:1 prompt_lookup", "horizontal:2 --num-assistant-tokens-schedule egag",
-        "'egag' needs a drafter with a draft distribution",
-    ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("drafters", "cascade", "message"), WRONG)
@@ -366,12 +302,3 @@ def test_a_wrong_cascade_gets_one_line(drafters, cascade, message, folder):  # n
     named = [word for name in drafters.split() for word in ("--drafter", name)]
     asked = ("generate", "--model", folder, "--prompt", "ab", *named, "--cascade", *cascade.split())
     assert message in one_line_error(*asked)
-
-
-def test_a_table_in_a_cascade_does_not_learn(folder, tmp_path):  # noqa: F811
-    text, table = tmp_path / "text", tmp_path / "table"
-    text.write_text("ab ab ab ba ab")
-    succeed("build", "ngram", text, "--model", folder, "--output", table)
-    result = decode_by_command(folder, "layers:1", f"ngram:{table}", cascade=["vertical"])
-    assert result.exit_code == 0, result.output
-    assert not says(result, "was not checked")

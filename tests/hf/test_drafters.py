@@ -10,7 +10,6 @@ from specdec_hf import (
     Candidates,
     Draft,
     Drafter,
-    LayersDrafter,
     ModelDrafter,
     SequenceStats,
     SpecStats,
@@ -19,7 +18,6 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.drafters.copying import lookup
-from specdec_hf.drafting.registry import DRAFTERS, class_of, entry_of, has_own_tree, usage
 from support import hf_models
 from support.clocks import Clock, SlowLookup
 
@@ -164,19 +162,6 @@ def test_the_statistics_of_a_call_are_those_of_all_sequences():
 RAGGED = (9, 5, 12)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_every_entry_names_its_class(name):
-    entry = DRAFTERS[name]
-    made = class_of(name)
-    assert issubclass(made, Drafter)
-    assert made.name == name
-    assert entry.capabilities().items() <= {n: getattr(made, n) for n in dir(made)}.items()
-    assert entry.is_model == issubclass(made, LayersDrafter)
-    assert entry.makes_forward or made.forward is Drafter.forward
-    assert entry.summary
-    assert entry_of(usage(name).replace("[", "").replace("]", "")) is entry
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -272,10 +257,3 @@ def test_the_rows_of_a_path_hang_below_one_another():
     tokens, parents = np.array([[4, 5, 6, 6]]), np.array([[-1, 0, 0, 1]])
     candidates = Candidates(tokens, parents, np.zeros((1, 4, 1), dtype=np.int64))
     assert candidates.path(0, [5, 6, 6]) == [0, 1, 3]
-
-
-def test_drafters_that_are_merged_draft_no_tree_of_their_own():
-    alone = [name for name in DRAFTERS if has_own_tree([name])]
-    assert {"auto", "lookahead", "medusa"} <= {*alone}
-    assert not {"prompt_lookup", "eagle3_chain"} & {*alone}
-    assert not any(has_own_tree([name, "prompt_lookup"]) for name in alone)

@@ -6,7 +6,6 @@
 import pytest
 import torch
 from specdec_hf import (
-    Drafter,
     PromptLookupDrafter,
     SpeculativeDecoder,
     TrieTree,
@@ -17,7 +16,6 @@ from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.runner.plain_runner import PlainRunner
 from support import encoder_models, hf_models
 from support.encoder_models import inputs_for, perturbed, texts, tiny
-from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import EncoderDecoderCache
 
 from bench.model_table import WAYS
@@ -188,27 +186,16 @@ def test_processors_and_ends_are_those_of_plain_generation(name):
         torch.testing.assert_close(ours[field], theirs[field], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["t5", pytest.param("bart", marks=pytest.mark.full)])
-def test_arguments_may_be_given_in_other_ways(name):
-    model, inputs = tiny(name), texts(RAGGED)
-    expected = plain(name, inputs).tolist()
+def test_arguments_may_be_given_in_other_ways():
+    model, inputs = tiny("t5"), texts(RAGGED)
+    expected = plain("t5", inputs).tolist()
     ids, mask = inputs["input_ids"], {"attention_mask": inputs["attention_mask"]}
-    options = {**GREEDY, "guard": False, "drafter": perturbed(name)}
+    options = {**GREEDY, "guard": False, "drafter": perturbed("t5")}
     assert generate(model, inputs=ids, **mask, **options).tolist() == expected
-
-    begun = plain(name, inputs, max_new_tokens=5, output_scores=True)
-    held = begun.past_key_values.get_seq_length()
-    given = {
-        **inputs, "decoder_input_ids": begun.sequences, "past_key_values": begun.past_key_values,
-        "decoder_attention_mask": torch.ones_like(begun.sequences),
-    }  # fmt: skip
-    assert generate(model, **given, **{**options, "max_new_tokens": NEW - 5}).tolist() == expected
-    assert begun.past_key_values.get_seq_length() == held
-
     embeds = {"inputs_embeds": model.get_input_embeddings()(ids).detach() / 2, **mask}
     got = generate(model, **embeds, **{**options, "drafter": "prompt_lookup"})
-    assert got.tolist() == plain(name, embeds).tolist()
-    asked = {"assistant_model": perturbed(name), "custom_generate": SpeculativeDecoder(guard=False)}
+    assert got.tolist() == plain("t5", embeds).tolist()
+    asked = {"assistant_model": perturbed("t5"), "custom_generate": SpeculativeDecoder(guard=False)}
     assert model.generate(**inputs, **GREEDY, **asked).tolist() == expected
     sampled = {"do_sample": True, "temperature": [0.5, 1.0, 0.0], "top_k": 0, "seed": 3}
     assert generate(model, **inputs, **{**options, **sampled})[2].tolist() == expected[2]
@@ -237,38 +224,16 @@ def test_drafters_copy_from_what_the_encoder_read(kind):
     assert out.sequences.tolist() == expected.tolist()
 
 
-def test_a_drafter_learns_what_the_encoder_read():
-    class Reader(Drafter):
-        def start(self, context):
-            self.read = context.encoder.texts(encoder_models.VOCAB)
-            self.known = context.encoder.texts(50)
-
-        def propose(self, history, limits):
-            return None
-
-    drafter, call = Reader(), {**CALL, "do_sample": True, "num_return_sequences": 2}
-    generate(tiny("bart"), **texts(RAGGED), **call, drafter=drafter)
-    assert [len(read) for read in drafter.read] == [9, 9, 5, 5, 7, 7]
-    below = [[token for token in read.tolist() if token < 50] for read in drafter.read]
-    assert [read.tolist() for read in drafter.known] == below
-    generate(tiny("whisper"), **inputs_for("whisper", RAGGED), **CALL, drafter=drafter)
-    assert drafter.read is None
-
-
-@pytest.mark.parametrize("as_dict", [pytest.param(False, marks=pytest.mark.full), True])
-def test_whisper_decodes_a_long_recording_in_several_texts(as_dict):
+def test_whisper_decodes_a_long_recording_in_several_texts():
     model = encoder_models.build("whisper")
     config = model.generation_config
     config.no_timestamps_token_id, config.eos_token_id, config.is_multilingual = 60, 59, False
     inputs = {**encoder_models.sounds(2, frames=96), "attention_mask": torch.ones(2, 96).long()}
-    options = {"max_new_tokens": 10, "return_timestamps": True, "return_dict_in_generate": as_dict}
+    options = {"max_new_tokens": 10, "return_timestamps": True, "return_dict_in_generate": True}
     expected = model.generate(**inputs, **options)
     out = generate(model, **inputs, **options, drafter=perturbed("whisper"), guard=False)
-    if as_dict:
-        assert out["stats"].accepted > 0
-        assert any("texts were decoded" in note for note in out["stats"].notes)
-        out, expected = out["sequences"], expected["sequences"]
-    assert out.tolist() == expected.tolist()
+    assert out["sequences"].tolist() == expected["sequences"].tolist()
+    assert out["stats"].accepted > 0
     with pytest.raises(ValueError, match="seed must be None where the generate of Whisper"):
         generate(model, **inputs, **options, temperature=0.5, seed=1)
 
@@ -371,31 +336,3 @@ def test_classes_of_encoder_decoders_give_plain_text_or_refuse_drafts(name, leng
     if name in WITHOUT_DRAFTS:
         assert found.pop("none") == "equal"
     assert set(found.values()) == {"refused" if name in WITHOUT_DRAFTS else "equal"}, found
-
-
-class Pads(LogitsProcessor):
-    """Makes the text hold the padding token here and there."""
-
-    def __call__(self, input_ids, scores):
-        forced = scores.clone()
-        forced[:, 0] = 1e4
-        return forced if input_ids.shape[1] in (4, 8) else scores
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["M2M100ForConditionalGeneration",
-     pytest.param("SeamlessM4TForTextToText", marks=pytest.mark.full)],
-)  # fmt: skip
-def test_positions_after_padding_in_the_text_are_those_of_plain_generation(name):
-    model, inputs = build(name), compare.prompts(LENGTHS)
-    options = {
-        "max_new_tokens": 12, "do_sample": False, "logits_processor": LogitsProcessorList([Pads()]),
-        "return_dict_in_generate": True, "output_logits": True,
-    }  # fmt: skip
-    plain = model.generate(**inputs, **options)
-    drafter = compare.OracleDrafter(plain.sequences[:, 1:].numpy(), first_wrong=99)
-    out = generate(model, **inputs, **options, drafter=drafter, guard=False)
-    assert out.stats.accepted > 0
-    assert out.sequences.tolist() == plain.sequences.tolist()
-    torch.testing.assert_close(out.logits, plain.logits, rtol=1e-4, atol=1e-4)

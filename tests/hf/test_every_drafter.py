@@ -164,36 +164,20 @@ def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rules,
             assert_independent_of_batch(lambda: next(made), model, 7, temperature=0.7)
 
 
-def test_a_draft_model_whose_angles_depend_on_the_batch_has_a_note():
-    model, rope = hf_models.tiny("llama"), {"rope_type": "dynamic", "factor": 2.0}
-    drafter = hf_models.build("llama", rope_scaling={**rope, "rope_theta": 10000.0})
-    for lengths, rule, noted in (
-        ((9, 4), "token", True), ((9,), "token", False), ((9, 4), "match", False)
-    ):  # fmt: skip
-        out = hf_models.decode(model, lengths, drafter=drafter, rule=rule, do_sample=True, seed=1)
-        assert any("rest of the batch" in note for note in out.stats.notes) == noted
-
-
 @pytest.mark.parametrize("name", drafter_cases.KEEPING)
-def test_a_text_that_depends_on_earlier_calls_has_a_note(name, tmp_path):
-    model, _ = target()
-    drafter = resolved(name, model, tmp_path)
+@pytest.mark.parametrize("rule", ["typical", "greedy"])
+def test_a_text_that_depends_on_earlier_calls_has_a_note(name, rule, tmp_path):
+    drafter = resolved(name, target()[0], tmp_path)
 
-    def call(rule, seed):
+    def call(seed):
         how = {"do_sample": rule != "greedy", "rule": rule, "max_new_tokens": 24, "gamma": None}
         seeds = [seed, seed + 1, seed + 2]
-        out = hf_models.decode(model, BATCHES[-1], drafter=drafter, seed=seeds, **how)
-        return any("drafts from earlier calls" in x for x in out.stats.notes), out.sequences
+        return hf_models.decode(target()[0], BATCHES[-1], drafter=drafter, seed=seeds, **how)
 
-    begins_with_texts = name == "suffix_automaton, kept"
-    (noted, text), _, (noted_again, again) = (call("typical", seed) for seed in (5, 50, 5))
-    assert noted == begins_with_texts
-    assert noted_again
-    assert not torch.equal(text, again)
-    (noted, text), (noted_again, again) = call("greedy", 5), call("greedy", 6)
-    assert not noted
-    assert not noted_again
-    assert torch.equal(text, again)
+    first, _, again = (call(seed) for seed in (5, 50, 5))
+    depends = rule == "typical"
+    assert any("drafts from earlier calls" in x for x in again.stats.notes) == depends
+    assert torch.equal(first.sequences, again.sequences) != depends
 
 
 @pytest.mark.parametrize(

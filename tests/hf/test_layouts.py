@@ -2,7 +2,6 @@
 
 import math
 import random
-import re
 
 import numpy as np
 import pytest
@@ -14,10 +13,6 @@ from specdec_hf.drafters.model import DraftModel
 from specdec_hf.trees import as_layout
 from support import hf_models
 from support.histories import chains_of, context_of, history_of, propose
-from support.sources import ROOT
-
-PAGE = ROOT / "docs" / "loop.md"
-TREES = re.compile(r"```python\n(from specdec_hf import EagleTree.*?)```", re.DOTALL)
 
 
 def all_trees(size):
@@ -134,17 +129,6 @@ def test_acceptance_files_round_trip_or_name_their_fault(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             load_acceptance(path)
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
-def test_the_printed_trees_run_and_leave_no_file(tmp_path, monkeypatch):
-    (block,) = TREES.findall(PAGE.read_text())
-    given = {"model": hf_models.tiny("llama"), "inputs": hf_models.prompts((9, 4))}
-    models = {"small": hf_models.perturbed("llama"), "other": hf_models.perturbed("llama", 0.1)}
-    monkeypatch.chdir(tmp_path)
-    exec(block, given | models)
-    assert not list(tmp_path.iterdir())
 
 
 def test_several_lookups_begin_with_the_single_one():

@@ -3,21 +3,16 @@
 `python -m bench.model_table` compares every class of Transformers.
 """
 
-import re
 from functools import cache
 
 import pytest
 import torch
-import transformers
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.request import prefill
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.later_inputs import LaterInputs
 from support import hf_models
 from support.hf_models import needs_class, with_noise
-from support.sources import ROOT
 
-from bench.model_table import generating_classes
 from bench.tiny_models import compare
 from bench.tiny_models.build import build
 from bench.tiny_models.config import CONTEXT
@@ -138,18 +133,6 @@ def test_at_the_last_position_text_equals_plain_generation_or_its_stop_is_named(
     got = through("generate", model, inputs, drafter=oracle(inputs, expected), **options)
     assert got.sequences.tolist() == expected[:, : CONTEXT + more].tolist()
     assert got.stats.sequences[0].stop_reason == ("length" if more else "context")
-
-
-def test_the_document_lists_every_class_of_its_version_of_transformers():
-    text = (ROOT / "docs" / "models.md").read_text()
-    counts = {k: int(v) for k, v in re.findall(r"^\| ([\w ,]+) \| (\d+) \|$", text, re.MULTILINE)}
-    rows = re.findall(r"^\| (\w+) \| (?!classes)", text, re.MULTILINE)
-    listed = [name for name in rows if name not in ("outcome", "class", *counts)]
-    assert sum(counts.values()) == len(listed)
-    assert counts["WRONG"] == counts["CRASH"] == 0
-    assert set(listed) & set(generating_classes())
-    if re.search(r"with Transformers (\S+)", text)[1] == transformers.__version__:
-        assert listed == generating_classes()
 
 
 LENGTHS = (9, 6)
@@ -339,11 +322,6 @@ def test_a_second_turn_keeps_the_positions_of_the_images():
 def test_several_sequences_of_a_prompt_share_its_image():
     model, made = tiny("llava"), inputs("llava")
     settings = {"do_sample": True, "max_new_tokens": 4, "num_return_sequences": 2}
-    out = generate(model, **made, **settings, drafter=None, seed=5)
-    hooked = model.generate(**made, **settings, custom_generate=SpeculativeDecoder(None, seed=5))
-    assert out.shape[0] == 4
-    assert hooked.equal(out)
-    assert out[::2, : made["input_ids"].shape[1]].equal(made["input_ids"])
     several = generate(model, **made, **settings, top_k=1, drafter=None, seed=5)
     repeated = {key: value.repeat_interleave(2, dim=0) for key, value in made.items()}
     settings["num_return_sequences"] = 1
@@ -395,19 +373,3 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards():
     assert "runs with cache='dynamic'; cache='spec': logits of Llava" in out.stats.notes[0]
     forget_fits()
     assert generate(model, **made, **call, self_check=False).stats.cache == "spec"
-
-
-@pytest.mark.usefixtures("forgetful")
-def test_a_single_sequence_proves_nothing_for_a_batch(monkeypatch):
-    checked, compared = [], prefill._compare
-    monkeypatch.setattr(
-        prefill, "_compare",
-        lambda model, cache, *args: checked.append(len(cache.lengths))
-        or compared(model, cache, *args),
-    )  # fmt: skip
-    model = hf_models.tiny("llama")
-    embeds = model.get_input_embeddings()(torch.arange(1, 9)[None]).detach()
-    for rows in (1, 1, 3, 3):
-        given = {"inputs_embeds": embeds.expand(rows, -1, -1), "max_new_tokens": 3}
-        generate(model, **given, drafter="prompt_lookup")
-    assert checked == [1, 3]

@@ -1,6 +1,5 @@
 """Packed twins: the text is the same whatever is drafted, and what cannot be packed is named."""
 
-import copy
 import gc
 import types
 import warnings
@@ -9,7 +8,6 @@ import weakref
 import pytest
 import torch
 from specdec_hf import EagleTree, generate
-from specdec_hf.runner.compiled.compiled_call import pack_for
 from specdec_hf.runner.packed import attention, twin
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
@@ -136,38 +134,21 @@ def grouped(query, key, value, mask, scale):
     ).transpose(1, 2)
 
 
-class Quantized(torch.nn.Linear):
-    """In the place of a library's, with a weight that is no parameter."""
-
-    @classmethod
-    def take(cls, layer):
-        weight = layer.weight.detach()
-        del layer.weight
-        layer.register_buffer("qweight", weight)
-        layer.__class__ = cls
-
-    def forward(self, x):
-        return torch.nn.functional.linear(x, self.qweight)
-
-
 @REFUSED
 def test_a_model_that_cannot_be_packed_says_why_once(change, reason):
     model = build("llama")
     change(model)
-    note = f"LlamaForCausalLM runs its own forwards: {reason}"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         output = decode(model, (9,))
     (found,) = (note for note in output.stats.notes if "own forwards" in note)
     assert reason in found
-    assert reason in output.stats.packed.reason
     assert output.stats.forwards == "own"
     with pytest.warns(UserWarning, match="runs its own forwards: .*" + reason) as caught:
         decode(model, (9,), compile=True)
     assert len(caught) == 1
     silent = decode(model, (9,), compile=False)
     assert silent.stats.packed is None
-    assert not any(note in one for one in silent.stats.notes)
     assert torch.equal(silent.sequences, output.sequences)
 
 
@@ -183,21 +164,8 @@ def test_hooks_that_come_and_go_are_seen_in_each_call():
     assert torch.equal(again.sequences, before.sequences)
 
 
-def test_linear_layers_of_other_classes_stay_and_are_named():
-    model = build("llama")
-    for layer in model.model.layers:
-        Quantized.take(layer.mlp.up_proj)
-    twins = twin.PackedTwin(model)
-    assert twins.unpacked == {"Quantized": 2}
-    assert len(twins.layers) == 13
-    assert not twins.invariant
-    assert twins.model.model.layers[0].mlp.up_proj is model.model.layers[0].mlp.up_proj
-    output = decode(model, (9,))
-    assert output.stats.packed.unpacked == {"Quantized": 2}
-    (note,) = output.stats.notes
-    assert note.endswith(
-        "matrices of other classes than torch.nn.Linear are not packed: 2 Quantized"
-    )
+class Other(torch.nn.Linear):
+    """In the place of a library's."""
 
 
 class Adapted(torch.nn.Module):
@@ -211,16 +179,36 @@ class Adapted(torch.nn.Module):
         return self.scale * self.base_layer(x)
 
 
-def test_adapters_are_named_in_full_with_the_way_to_pack_them():
-    model, kind = build("llama"), type("Linear", (Adapted,), {"__module__": "peft.lora"})
+def of_other_classes(model):
+    for layer in model.model.layers:
+        layer.mlp.up_proj.__class__ = Other
+
+
+def adapted(model):
+    kind = type("Linear", (Adapted,), {"__module__": "peft.lora"})
     model.lm_head = kind(model.lm_head)
-    (note,) = decode(model, (9,)).stats.notes
-    way = "merge its adapters to pack them, with merge_and_unload() of PEFT"
-    assert note.endswith(f"torch.nn.Linear are not packed: 1 peft.lora.Linear; {way}")
-    wrapper = torch.nn.Linear(1, 1)
-    assert twin.twin_reason(wrapper) == "it is a wrapper"
-    wrapper.merge_and_unload = None  # as a PeftModel has it
-    assert twin.twin_reason(wrapper) == f"it is a wrapper; {way}"
+
+
+WAY = "merge its adapters to pack them, with merge_and_unload() of PEFT"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "unpacked", "packed", "named"),
+    [
+        ("llama", of_other_classes, {"Other": 2}, 13, "2 Other"),
+        ("llama", adapted, {"peft.lora.Linear": 1}, 14, f"1 peft.lora.Linear; {WAY}"),
+        ("gpt2", lambda model: None, {"Conv1D": 8}, 1, "8 Conv1D"),
+    ],
+    ids=["subclass", "adapter", "Conv1D"],
+)
+def test_matrices_of_other_classes_stay_and_are_named(name, change, unpacked, packed, named):
+    model = build(name)
+    change(model)
+    assert not twin.PackedTwin(model).invariant
+    stats = decode(model, (9,)).stats
+    assert (stats.packed.unpacked, stats.packed.layers) == (unpacked, packed)
+    end = f"matrices of other classes than torch.nn.Linear are not packed: {named}"
+    assert any(note.endswith(end) for note in stats.notes)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -231,14 +219,7 @@ def test_modules_that_quantise_by_the_whole_forward_are_the_cause_that_is_named(
     kind = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
     with pytest.raises(ValueError, match=f"Its 15 modules {kind} quantise what they read by the"):
         decode(quantised, (9,), drafter="prompt_lookup")
-    plain = decode(quantised, (9,))
-    assert plain.stats.packed.reason == f"it has no plain linear layers, but 15 {kind}"
-
-
-def test_matrices_of_other_classes_are_named():
-    output = decode(build("gpt2"), (9,), drafter=None)
-    assert output.stats.packed.unpacked == {"Conv1D": 8}
-    assert any(note.endswith("not packed: 8 Conv1D") for note in output.stats.notes)
+    assert decode(quantised, (9,)).stats.packed.layers == 0
 
 
 def test_attention_of_its_own_makes_no_promise_of_equal_bits():
@@ -306,54 +287,6 @@ def test_a_changed_model_gets_a_new_twin(change):
     assert packed_twin(model) is not before
 
 
-class Scaled(torch.nn.Module):
-    """What a norm gives times the result of a function of numbers, which users replace."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.norm, self.function, self.numbers = norm, max, {"one": 1.0}
-        self.config = 0.5  # some modules of Transformers call a number so
-
-    def forward(self, x):
-        return self.norm(x) * self.function(0.0, *self.numbers.values())
-
-
-@pytest.mark.parametrize(
-    ("change", "new"),
-    [
-        (lambda norm: setattr(norm, "function", min), True),
-        (lambda norm: setattr(norm, "numbers", {"one": -1.0}), True),
-        (lambda norm: norm.numbers.update(one=-1.0), False),
-    ],
-    ids=["function", "dict", "in-the-dict"],
-)
-def test_functions_and_dicts_of_modules_are_those_of_the_model(change, new):
-    model = build("llama")
-    model.model.norm = Scaled(model.model.norm)
-    first = decode(model, (9,))
-    before = packed_twin(model)
-    change(model.model.norm)
-    second = decode(model, (9,))
-    assert second.stats.packed.reason == ""
-    assert torch.equal(second.sequences, decode(model, (9,), compile=False).sequences)
-    assert not torch.equal(second.sequences, first.sequences)
-    assert (packed_twin(model) is not before) == new
-
-
-def test_what_forwards_and_calls_leave_on_a_model_makes_no_new_twin():
-    """Some classes keep a tensor of the last forward."""
-    model = build("llama")
-    model.model.rope_deltas = None
-    before = packed_twin(model)
-    model.model.rope_deltas = torch.zeros(1)
-    model.generation_config = copy.copy(model.generation_config)
-    model.generate(
-        **prompts((9,)), max_new_tokens=2, cache_implementation="static",
-        return_dict_in_generate=True, output_hidden_states=True, output_attentions=True,
-    )  # fmt: skip
-    assert packed_twin(model) is before
-
-
 def test_the_model_is_as_before_and_its_packed_weights_go_with_it():
     model = build("llama", layers=1)
     packed = set(packed_linear._copies)
@@ -366,31 +299,6 @@ def test_the_model_is_as_before_and_its_packed_weights_go_with_it():
     gc.collect()
     assert gone() is None
     assert not set(packed_linear._copies) & made
-
-
-def test_a_model_that_moves_leaves_no_packed_weights_behind():
-    gc.collect()  # what other tests left
-    model, before = build("llama", layers=1), set(packed_linear._copies)
-    decode(model, (9,), max_new_tokens=2)
-    assert set(packed_linear._copies) != before
-    model.to("meta")
-    twins, stats = pack_for(model, None)
-    assert twins is None
-    assert stats.reason == "weights are packed on a CPU only"
-    assert set(packed_linear._copies) == before
-
-
-def test_the_statistics_say_what_was_packed():
-    model = build("llama")
-    drafter = with_noise(model, 0.05)
-    first, second = (decode(model, (9,), drafter=drafter).stats for _ in range(2))
-    made = first.packed
-    assert made.layers == 15
-    assert made.bytes >= sum(m.weight.nbytes for m in model.modules() if type(m) is torch.nn.Linear)
-    assert made.resident_bytes > made.bytes
-    assert made.seconds > second.packed.seconds == 0
-    assert first.to_dict()["packed"]["drafts"][0]["layers"] == 15
-    assert first.to_dict()["forwards"] == "packed"
 
 
 @pytest.mark.parametrize(

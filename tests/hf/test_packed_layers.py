@@ -6,7 +6,6 @@ import pytest
 import torch
 from specdec_hf.runner.packed import attention, decoder_layer
 from specdec_hf.runner.packed.twin import PackedTwin, packed_twin
-from support import hf_models
 from support.hf_models import VOCAB, build, decode, with_noise
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
@@ -153,23 +152,18 @@ def test_layers_that_are_not_those_of_the_ops_stay(case):
 
 
 @pytest.mark.parametrize(
-    "name", ["LlamaRMSNorm", "LlamaAttention", "LlamaDecoderLayer", "LlamaMLP"]
+    "name",
+    ["LlamaRMSNorm", "LlamaAttention", "LlamaDecoderLayer", "LlamaMLP", "apply_rotary_pos_emb"],
 )
-def test_a_class_that_a_library_patched_stays(name, monkeypatch):
-    patched(monkeypatch, getattr(modeling_llama, name), "forward")
-
-
-def test_a_rotation_that_a_library_patched_stays(monkeypatch):
-    patched(monkeypatch, modeling_llama, "apply_rotary_pos_emb")
-
-
-def patched(monkeypatch, owner, name):
+def test_what_a_library_patched_stays(name, monkeypatch):
+    owner = getattr(modeling_llama, name)
+    owner, name = (owner, "forward") if isinstance(owner, type) else (modeling_llama, name)
     own = getattr(owner, name)
 
-    def function(*args, **kwargs):
+    def patched(*args, **kwargs):
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(owner, name, function)
+    monkeypatch.setattr(owner, name, patched)
     assert packed_twin(made("llama")).fused == 0
 
 
@@ -187,18 +181,6 @@ def test_layers_that_differ_from_the_model_are_found_by_the_self_check(op, monke
     output = decode(model, (9,), max_new_tokens=8)
     assert output.stats.forwards == "own"
     assert any("packed weights" in note for note in output.stats.notes)
-
-
-def test_the_loop_runs_a_layer_after_the_prompt_in_one_op(monkeypatch):
-    calls, own = [], decoder_layer.decoder_layer_
-    monkeypatch.setattr(
-        decoder_layer, "decoder_layer_", lambda *args: calls.append(args[0].shape[1]) or own(*args)
-    )
-    model = made("llama")
-    decode(model, (9,))  # with the self-check
-    calls.clear()
-    output = decode(model, (9,))
-    assert calls == [1] * (2 * (output.stats.rounds - 1))
 
 
 GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16
@@ -233,19 +215,3 @@ def test_it_is_transformers_own(rows, size, dtype, additive):
         assert ours.is_contiguous()
         tolerance = 1e-6 if dtype == torch.float32 else 2e-2
         assert torch.allclose(ours.float(), own.float(), atol=tolerance)
-
-
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_a_packed_twin_attends_so(activation, monkeypatch):
-    """In decoder layers that run by ops of their own, and as their classes say."""
-    attended, attend = [], attention.attend
-
-    def spied(*args, **kwargs):
-        attended.append(args)
-        return attend(*args, **kwargs)
-
-    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, spied)
-    monkeypatch.setattr(decoder_layer, "attend", spied)
-    packed = hf_models.decode(hf_models.build("llama", hidden_act=activation)).stats.packed
-    assert (packed.reason, packed.fused) == ("", 2 if activation == "silu" else 0)
-    assert attended

@@ -219,18 +219,6 @@ def test_a_grammar_never_sees_a_forbidden_path():
     assert got.sequences.tolist() == plain.sequences.tolist()
 
 
-def test_a_call_makes_one_forward_of_the_target_a_round():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    drafter, tree = drafters("llama")["branching"]
-    run(model, inputs, drafter=drafter, tree=tree)  # checks the model
-    forwards = []
-    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    out = run(model, inputs, drafter=drafter, tree=tree)
-    handle.remove()
-    assert len(forwards) == out.stats.rounds
-    assert out.stats.accepted > 0
-
-
 @pytest.mark.parametrize(("rule", "most"), [("traversal", 2), ("multi_draft", 4), ("k_seq", 4)])
 def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them(rule, most):
     """Siblings of a small vocabulary are often equal; only traversal keeps their children apart."""
