@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf import generate
 from support import encoder_models, hf_models
 from support.hf_models import Recorder
 from transformers import (
@@ -51,20 +51,6 @@ def test_beams_equal_those_of_model_generate(name, num_beams, lengths):
         assert got.stats.rounds <= len(want.scores)
 
 
-@pytest.mark.parametrize("num_beams", [2, 3])
-def test_beams_remain_where_most_candidates_end(num_beams):
-    """Each beam's five best tokens end it, so that the best that goes on is candidate 5w + 1."""
-    model, inputs, eos = hf_models.tiny("llama"), hf_models.prompts((9, 5)), [7, 11, 20, 30, 41]
-    kwargs = settings(
-        num_beams, max_new_tokens=8, eos_token_id=eos, sequence_bias=[[[t], 12.0] for t in eos],
-        renormalize_logits=True, early_stopping="never", length_penalty=2.0,
-    )  # fmt: skip
-    want = model.generate(**inputs, **kwargs)
-    assert len(want.scores) == 8
-    assert_same(search(model, inputs, None, kwargs), want)
-    assert_same(search(model, inputs, model, kwargs, gamma=3), want)
-
-
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
@@ -89,19 +75,6 @@ def test_every_argument_of_beam_search_is_honoured(more, entry, seed):
     assert_same(got, want)
 
 
-@pytest.mark.parametrize("allowed", [1, 2, 4])
-def test_beams_without_a_continuation_equal_those_of_model_generate(allowed):
-    """Fewer tokens are allowed than there are beams, and all beams are returned."""
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    kwargs = settings(
-        5, num_return_sequences=5, eos_token_id=[7, 20, 30], max_new_tokens=6,
-        prefix_allowed_tokens_fn=lambda b, ids: [3 + b, 20 + b, 41, 50][:allowed],
-    )  # fmt: skip
-    want = model.generate(**inputs, **kwargs)
-    for drafter in (None, model):
-        assert_same(search(model, inputs, drafter, kwargs, gamma=3), want)
-
-
 class _Ends(StoppingCriteria):
     """Ends a sequence at a token, one sequence at a time."""
 
@@ -120,16 +93,41 @@ class _Ties(LogitsProcessor):
         return scores
 
 
-def test_tokens_of_equal_scores_are_chosen_as_by_model_generate():
-    """Of the best four candidates three end, and the penalty prefers what follows the fourth."""
+ENDS, MORE_ENDS = [7, 20, 30], [7, 11, 20, 30, 41]
+HARD = {
+    # Each beam's five best tokens end it, so that the best that goes on is candidate 5w + 1.
+    "most candidates end": {
+        "num_beams": 3, "max_new_tokens": 8, "eos_token_id": MORE_ENDS, "length_penalty": 2.0,
+        "sequence_bias": [[[t], 12.0] for t in MORE_ENDS], "renormalize_logits": True,
+        "early_stopping": "never",
+    },
+    # Fewer tokens are allowed than there are beams, and all beams are returned.
+    **{
+        f"{n} continuations": {
+            "num_beams": 5, "num_return_sequences": 5, "eos_token_id": ENDS, "max_new_tokens": 6,
+            "prefix_allowed_tokens_fn": lambda b, ids, n=n: [3 + b, 20 + b, 41, 50][:n],
+        }
+        for n in (1, 2, 4)
+    },
+    "a stopping criterion": {
+        "num_beams": 3, "stopping_criteria": StoppingCriteriaList([_Ends()]),
+    },
+    # Of the best four candidates three end, and the penalty prefers what follows the fourth.
+    "equal scores": {
+        "num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 3, "length_penalty": 10.0,
+        "early_stopping": "never", "logits_processor": LogitsProcessorList([_Ties()]),
+        "stopping_criteria": StoppingCriteriaList([_Ends()]),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HARD)
+def test_beams_that_end_early_or_nowhere_are_those_of_model_generate(case):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    kwargs = settings(
-        2, num_return_sequences=2, max_new_tokens=3, length_penalty=10.0, early_stopping="never",
-        logits_processor=LogitsProcessorList([_Ties()]),
-        stopping_criteria=StoppingCriteriaList([_Ends()]),
-    )  # fmt: skip
+    kwargs = settings(**HARD[case])
     want = model.generate(**inputs, **kwargs)
-    assert_same(search(model, inputs, None, kwargs), want)
+    for drafter in (None, model):
+        assert_same(search(model, inputs, drafter, kwargs, gamma=3), want)
 
 
 def test_drafted_beams_do_not_end():
@@ -144,14 +142,6 @@ def test_drafted_beams_do_not_end():
     assert {one.stop_reason for one in got.stats.sequences} == {"length"}
     ended = search(model, inputs, None, settings(2, eos_token_id=[56, 48, 23]))
     assert {one.stop_reason for one in ended.stats.sequences} == {"eos"}
-
-
-def test_a_stopping_criterion_ends_a_beam():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    kwargs = settings(3, stopping_criteria=StoppingCriteriaList([_Ends()]))
-    want = model.generate(**inputs, **kwargs)
-    assert_same(search(model, inputs, hf_models.perturbed("llama"), kwargs, gamma=3), want)
-    assert len({int((row >= 0).sum()) for row in want.beam_indices}) > 1
 
 
 def test_drafts_end_where_the_context_of_the_draft_model_does():
@@ -186,12 +176,6 @@ def test_what_does_not_go_together_with_beams_is_refused_by_name(arguments, mess
     arguments = {"num_beams": 3, **arguments}
     with pytest.raises(ValueError, match=message):
         hf_models.decode(hf_models.tiny("llama"), **arguments)
-
-
-def test_beams_are_not_streamed():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
-    with pytest.raises(ValueError, match="num_beams must be 1 with stream, got 2"):
-        list(SpeculativeDecoder().stream(model, **inputs, num_beams=2))
 
 
 IDS = torch.tensor([[11, 12, 13], [4, 9, 2]])

@@ -289,23 +289,6 @@ def forwards(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
-def test_a_sequence_alone_gets_a_mask_only_where_it_hides_something(drafter, forwards):
-    """In the model's own forwards; packed ones of few tokens have one always."""
-    model, seen = hf_models.build("llama"), forwards
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7]])
-    choose_runner(model, 1, 8, "spec")  # the self-check is not counted
-    seen.clear()
-    text = generate(model, ids, drafter=drafter, max_new_tokens=9, guard=False, compile=False)
-    assert text.tolist() == model.generate(ids, max_new_tokens=9, do_sample=False).tolist()
-    assert len(seen) > 1
-    assert all(left_out == (start == 0 or size == 1) for start, size, left_out in seen), seen
-    for options in ({"input_ids": ids.expand(2, -1)}, {"input_ids": ids, "self_check": False}):
-        seen.clear()
-        generate(model, **options, drafter=drafter, max_new_tokens=2, compile=False)
-        assert not any(left_out for *_, left_out in seen)
-
-
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
 @pytest.mark.parametrize(("window", "length"), [(200, 9), (200, 190), (12, 4), (12, 20)])
@@ -322,24 +305,6 @@ def test_a_window_is_masked_where_it_ends_or_the_self_check_passed_its_end(
     for start, size, left_out in forwards:
         inside = window > LARGEST_WINDOW and start + size < window
         assert left_out == (inside and (start == 0 or size == 1))
-
-
-def test_keys_of_a_callers_batch_with_padding_everywhere_are_not_moved():
-    model = hf_models.tiny("llama")
-    ids = torch.tensor([[0, 0, 7, 8, 9, 10], [0, 5, 6, 7, 8, 9]])
-    mask = (ids > 0).long()
-    with torch.no_grad():
-        past = model(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True).past_key_values
-    before = [layer.keys.clone() for layer in past.layers]
-    texts = [
-        generate(
-            model, ids, attention_mask=mask, past_key_values=past, cache="aligned",
-            drafter="prompt_lookup", max_new_tokens=6, do_sample=False,
-        ).tolist()
-        for _ in range(2)
-    ]  # fmt: skip
-    assert texts[0] == texts[1]
-    assert all(layer.keys.equal(keys) for layer, keys in zip(past.layers, before, strict=True))
 
 
 UNLIKE, ALIKE = (9, 200, 5), (60, 64, 50)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from specdec_hf import HorizontalCascade, ModelDrafter, TreeSpec, VerticalCascade, generate
 from specdec_hf.drafters.cascade import level_context
-from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import History
@@ -136,25 +135,6 @@ def test_each_model_of_a_list_drafts_for_the_one_before_it():
             generate(model, **hf_models.prompts((9, 4)), drafter=wrong)
 
 
-def over_random_drafts(model):
-    return VerticalCascade(model, "random", 1)
-
-
-@pytest.mark.parametrize("kind", [ModelDrafter, over_random_drafts])
-def test_a_round_begins_once_for_the_draft_model(kind, monkeypatch):
-    """However many rounds of its own the draft model has in a round of the target."""
-    begun, model = [], hf_models.tiny("llama")
-    monkeypatch.setattr(
-        DraftModel, "begin_round", lambda draft, history: begun.append(int(history.lengths[0]))
-    )
-    out = hf_models.decode(model, gamma=3, max_new_tokens=16, drafter=kind(small(model)))
-    emitted = [record.emitted[0] for record in out.stats.round_log]
-    lengths = 9 + np.cumsum([0, *emitted[:-1]])
-    drafted = [record.drafted[0] > 0 for record in out.stats.round_log]
-    assert begun == lengths[drafted].tolist()
-    assert len(begun) > 3
-
-
 def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():
     """As good as the first one, it is never wrong."""
     model = hf_models.tiny("llama")
@@ -162,20 +142,6 @@ def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():
     out = hf_models.decode(model, (9, 4), gamma=4, max_new_tokens=16, drafter=both)
     assert max(out.stats.gammas) == 4
     assert out.stats.draft_acceptance_rate == 1
-
-
-@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True, "seed": 3}], ids=str)
-def test_a_schedule_that_reads_the_drafts_ends_those_of_a_vertical_cascade(how):
-    """Greedy, too, where the rule does not read their distribution."""
-    model = hf_models.build("llama", vocab_size=31)
-    drafter = VerticalCascade(hf_models.with_noise(model, 0.6), "prompt_lookup", 2)
-    out = hf_models.decode(
-        model, drafter=drafter, num_assistant_tokens=6, max_new_tokens=24,
-        num_assistant_tokens_schedule="confidence", **how,
-    )  # fmt: skip
-    drafted = [sum(one.drafted) for one in out.stats.round_log]
-    assert 0 < sum(drafted) < 6 * len(drafted) / 2
-    assert not [note for note in out.stats.notes if "neither" in note]
 
 
 TREE = TreeSpec.branching((2, 2, 1, 1))

@@ -9,7 +9,6 @@ from specdec_hf import (
     PromptLookupDrafter,
     SpeculativeDecoder,
     TrieTree,
-    check_model,
     generate,
 )
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
@@ -275,13 +274,6 @@ def test_a_cache_without_its_mask_is_refused_as_plain_generation_would_read_the_
             tiny("t5"), **inputs, **CALL, decoder_input_ids=out.sequences,
             past_key_values=out.past_key_values,
         )  # fmt: skip
-
-
-def test_check_model_reads_a_text_of_its_own():
-    assert check_model(tiny("t5")).fitting() == ["aligned", "dynamic"]
-    assert check_model(tiny("bart")).fitting() == ["dynamic"]
-    with pytest.raises(ValueError, match="whose encoder reads input_features"):
-        check_model(tiny("whisper"))
 
 
 @pytest.mark.parametrize("fault", ["one token too many", "keys of cross-attention"])

@@ -319,15 +319,6 @@ def test_a_second_turn_keeps_the_positions_of_the_images():
     assert second.sequences.tolist() == plain.sequences.tolist()
 
 
-def test_several_sequences_of_a_prompt_share_its_image():
-    model, made = tiny("llava"), inputs("llava")
-    settings = {"do_sample": True, "max_new_tokens": 4, "num_return_sequences": 2}
-    several = generate(model, **made, **settings, top_k=1, drafter=None, seed=5)
-    repeated = {key: value.repeat_interleave(2, dim=0) for key, value in made.items()}
-    settings["num_return_sequences"] = 1
-    assert generate(model, **repeated, **settings, top_k=1, drafter=None, seed=5).equal(several)
-
-
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 def test_a_class_that_replaces_generate_prepares_its_inputs_itself(entry):
     model, made = tiny("blip2"), inputs("blip2")

@@ -17,8 +17,6 @@ from specdec_hf.runner.spec_runner import SpecRunner
 from support.compiled import CHANGES, REFUSED
 from support.hf_models import build, decode, prompts, unchanged, with_noise
 
-from bench.tiny_models.build import build as build_any
-
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -220,14 +218,6 @@ def test_modules_that_quantise_by_the_whole_forward_are_the_cause_that_is_named(
     with pytest.raises(ValueError, match=f"Its 15 modules {kind} quantise what they read by the"):
         decode(quantised, (9,), drafter="prompt_lookup")
     assert decode(quantised, (9,)).stats.packed.layers == 0
-
-
-def test_attention_of_its_own_makes_no_promise_of_equal_bits():
-    model = build_any("GPTNeoXJapaneseForCausalLM").to(torch.bfloat16)
-    assert not packed_twin(model).invariant
-    output = decode(model, (9,), drafter="prompt_lookup", guard=True)
-    assert output.stats.forwards == "packed"
-    assert any("timing decides" in note for note in output.stats.notes)
 
 
 def test_too_little_memory_is_said_and_packs_nothing(monkeypatch):

@@ -8,7 +8,6 @@ import functools
 
 import pytest
 import torch
-from specdec_hf import generate
 from support import drafter_cases, hf_models
 from transformers import Phi3Config, Phi3ForCausalLM
 
@@ -102,16 +101,3 @@ def test_a_text_beyond_the_context_leaves_nothing_in_later_calls():
         out = decode("dynamic", (9,), drafter=drafter)
         assert out.sequences.tolist() == expected
         assert any("rotary embedding 'dynamic' goes by the len" in note for note in out.stats.notes)
-
-
-@pytest.mark.parametrize("kind", ["longrope", "phi3"])
-def test_beams_turn_where_those_of_generate_do(kind):
-    model, inputs = model_of(kind), hf_models.prompts((9, 4), vocab_size=11)
-    drafter, settings = hf_models.with_noise(model, 0.1), {"num_beams": 2, "do_sample": False}
-    for new_tokens, one in ((30, None), (30 if kind == "longrope" else BOUND - 9, drafter)):
-        settings["max_new_tokens"] = new_tokens
-        own = model.generate(**inputs, **settings).tolist()
-        assert generate(model, **inputs, **settings, drafter=one).tolist() == own
-    if kind == "phi3":
-        with pytest.raises(ValueError, match="drafter must be None with num_beams=2 for Phi3ForCa"):
-            generate(model, **inputs, **{**settings, "max_new_tokens": 30}, drafter=drafter)

@@ -16,7 +16,7 @@ from specdec_hf.runner.sparse_runner import SparseRunner
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.histories import context_of
-from transformers import AttentionInterface, DynamicCache
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -175,56 +175,6 @@ def test_chunks_are_chosen_anew_after_as_many_tokens(interval, monkeypatch):
     assert chosen == expected[: len(chosen)]
     assert len(expected) - len(chosen) <= 1  # a last round without drafts
     assert len(chosen) > 2
-
-
-@pytest.mark.parametrize("compile", [None, False])
-def test_drafts_see_what_is_held_at_its_positions(compile):
-    """Without chunks every head sees the same tokens, so a mask over a plain forward does it too.
-
-    The draft's rows of logits are compared with those of the target over its own keys and values.
-    """
-    model, length, sinks, recent = hf_models.tiny("llama"), 30, 2, 5
-    drafter = Watched(7, chunk=4, sinks=sinks, recent=recent)
-    assert drafter.pattern.num_chunks == 0
-    out = decode(
-        model, (30,), drafter=drafter, do_sample=True, seed=3, rule="token", compile=compile,
-        max_new_tokens=5,
-    )  # fmt: skip
-    draft, history = drafter.drafts[0]
-    text = torch.from_numpy(history.tokens[:, : length + 1].copy())
-    past = DynamicCache()
-    with torch.no_grad():
-        model(text[:, :length], past_key_values=past, use_cache=True)
-        for i in range(3):
-            size = length + 1 + i
-            visible = torch.ones(1, 1, 1, size, dtype=torch.bool)
-            begin = sinks + -(-(length - sinks - recent) // 4) * 4
-            visible[..., sinks:begin] = False
-            token = text[:, -1:] if i == 0 else draft.tokens[:, i - 1 : i]
-            row = model(
-                token, past_key_values=past, attention_mask=visible, use_cache=True,
-                position_ids=torch.tensor([[size - 1]]),
-            ).logits[:, -1]  # fmt: skip
-            torch.testing.assert_close(draft.distribution.logits[:, i], row, atol=2e-4, rtol=1e-3)
-            whole = model(torch.cat([text, draft.tokens[:, :i]], dim=1), use_cache=False).logits[
-                :, -1
-            ]
-            assert (whole - row).abs().max() > 0.01  # the control: the mask matters
-    assert not [note for note in out.stats.notes if "cannot" in note]
-
-
-class Watched(SparseCacheDrafter):
-    """Remembers its drafts, and the texts that they continue."""
-
-    def start(self, context):
-        self.drafts = []
-        super().start(context)
-
-    def propose(self, history, limits):
-        draft = super().propose(history, limits)
-        if draft is not None:
-            self.drafts.append((draft, history))
-        return draft
 
 
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True, "seed": [1, 2, 3], "rule": "token"}])
