@@ -14,6 +14,8 @@ from transformers import (
 
 from bench.tiny_models.build import build
 
+pytestmark = pytest.mark.papers
+
 RAGGED = (9, 4, 12)
 NEW = 15
 

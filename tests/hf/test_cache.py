@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from specdec_hf import EagleTree, SpeculativeDecoder, TreeSpec, generate
+from specdec_hf import EagleTree, TreeSpec, generate
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.loop import rounds
@@ -160,29 +160,6 @@ def test_the_cache_returned_by_aligned_has_the_columns_of_the_sequences(name, ma
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("cache", ["spec", "dynamic"])
-@pytest.mark.parametrize("lengths", [(9, 4), (7, 4)], ids=str)
-def test_a_spec_cache_of_a_left_padded_batch_continues(lengths, cache):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    mask = (torch.arange(9) >= 9 - torch.tensor(lengths)[:, None]).long()
-    ids, kwargs = inputs["input_ids"], {"max_new_tokens": NEW, "do_sample": False}
-    whole = model.generate(ids, attention_mask=mask, **kwargs)
-    runner = SpecRunner(model, 2, 16)
-    past = runner.cache
-    with torch.inference_mode():
-        runner.forward(ids[:, :8], np.array(lengths) - 9, 1)
-    got = generate(
-        model, ids, attention_mask=mask, past_key_values=past, drafter="prompt_lookup",
-        cache=cache, **kwargs,
-    )  # fmt: skip
-    assert got.tolist() == whole.tolist()
-    past.truncate(past.lengths - [1, 0])
-    with pytest.raises(ValueError, match=r"past_key_values holds .* the attention_mask has no"):
-        generate(model, ids, attention_mask=mask, past_key_values=past, **kwargs)
-    with pytest.raises(ValueError, match="past_key_values must hold 1 sequences as input_ids"):
-        generate(model, ids[:1], past_key_values=past, **kwargs)
-
-
 def test_a_second_turn_continues_the_cache_of_sequences_that_ended_at_different_places():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
@@ -207,8 +184,8 @@ def test_a_cache_of_the_caller_may_be_called_cache_as_transformers_does():
     assert generate(model, first.sequences, cache=past, **rest).tolist() == want.tolist()
     with pytest.raises(ValueError, match="past_key_values holds 15 tokens, but input_ids has 9"):
         generate(model, inputs["input_ids"], cache=past)
-    with pytest.raises(ValueError, match="past_key_values holds 15 tokens, but input_ids has 9"):
-        next(SpeculativeDecoder(None).stream(model, inputs["input_ids"], cache=past))
+    with pytest.raises(ValueError, match="past_key_values must hold 2 sequences as input_ids"):
+        generate(model, first.sequences.repeat(2, 1), cache=past)
     with pytest.raises(ValueError, match="cache and past_key_values are the same argument, got"):
         generate(model, first.sequences, cache=past, past_key_values=past)
 

@@ -172,20 +172,6 @@ def test_what_reads_while_it_runs_is_not_recorded(llama, monkeypatch):
                 assert any("runs without CUDA graphs" in note for note in out.stats.notes)
 
 
-def test_a_recorder_that_fails_in_a_round_is_asked_no_more(llama):
-    fast(llama)
-
-    def failing(run):
-        raise torch.OutOfMemoryError("no memory left")
-
-    graphs_of(llama)._recorder.record = failing
-    out = fast(llama, (120,), max_new_tokens=40)
-    assert torch.equal(out.sequences, decode(llama, (120,), max_new_tokens=40).sequences)
-    assert "no memory left" in out.stats.compiled.without_cuda_graphs
-    assert out.stats.compiled.eager == ""
-    assert "no memory left" in fast(llama).stats.compiled.without_cuda_graphs
-
-
 @pytest.mark.parametrize("left_out", ["positions", "mask", "starts", "copies"])
 def test_the_self_check_finds_inputs_that_a_replay_leaves_out(llama, monkeypatch, left_out):
     """Negative controls."""

@@ -162,22 +162,6 @@ def test_the_statistics_of_a_call_are_those_of_all_sequences():
 RAGGED = (9, 5, 12)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("prompt_lookup:3", "drafter 'prompt_lookup' takes no value, got 'prompt_lookup:3'"),
-        ("prompt_lookup:", "drafter must be prompt_lookup, got 'prompt_lookup:'"),
-        ("magic", "got 'magic'; drafters with a name are auto, prompt_lookup, "),
-        ("promt_lookup", "got 'promt_lookup'; did you mean 'prompt_lookup'?"),
-        ("Ngram:2", "got 'Ngram:2'; did you mean 'ngram'?"),
-    ],
-)
-def test_a_wrong_name_is_refused(text, message):
-    with pytest.raises(ValueError) as raised:
-        hf_models.decode(hf_models.tiny("llama"), drafter=text)
-    assert message in str(raised.value)
-
-
 class Observer:
     """Drafts what an earlier call has taught it, and keeps every observation."""
 
@@ -212,19 +196,23 @@ class Trees(Observer, Drafter):
         return Draft(tokens, parents.expand_as(tokens), depth=2)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"num_assistant_tokens_schedule": "heuristik"}, "'heuristik'; did you mean 'heuristic'?"),
-        ({"rule": "blocks"}, "got 'blocks'; did you mean 'block'?"),
-        ({"drafter": Trees(), "tree": (2, 1)}, "must be a TrieTree or None with drafter pairs"),
-        ({"drafter": Trees(), "gamma": 3}, "num_assistant_tokens must not be given with a drafter"),
-    ],
-    ids=["schedule", "rule", "tree", "length"],
-)
-def test_a_wrong_argument_beside_a_drafter_is_named(wrong, message):
+WRONG = {
+    "'prompt_lookup' takes no value, got 'prompt_lookup:3'": {"drafter": "prompt_lookup:3"},
+    "drafter must be prompt_lookup, got 'prompt_lookup:'": {"drafter": "prompt_lookup:"},
+    "got 'magic'; drafters with a name are auto, prompt_lookup, ": {"drafter": "magic"},
+    "got 'promt_lookup'; did you mean 'prompt_lookup'?": {"drafter": "promt_lookup"},
+    "got 'Ngram:2'; did you mean 'ngram'?": {"drafter": "Ngram:2"},
+    "'heuristik'; did you mean 'heuristic'?": {"num_assistant_tokens_schedule": "heuristik"},
+    "got 'blocks'; did you mean 'block'?": {"rule": "blocks"},
+    "must be a TrieTree or None with drafter pairs": {"drafter": Trees(), "tree": (2, 1)},
+    "num_assistant_tokens must not be given with a drafter": {"drafter": Trees(), "gamma": 3},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_name_is_refused(message):
     with pytest.raises(ValueError) as raised:
-        hf_models.decode(hf_models.tiny("llama"), **{"drafter": "prompt_lookup", **wrong})
+        hf_models.decode(hf_models.tiny("llama"), **{"drafter": "prompt_lookup", **WRONG[message]})
     assert message in str(raised.value)
 
 

@@ -120,10 +120,8 @@ def test_outputs_of_the_encoder_may_be_given(name):
     inputs = texts(RAGGED)
     encoded = tiny(name).get_encoder()(**inputs)
     given = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"]}
-    before = encoded.last_hidden_state.clone()
     out = generate(tiny(name), **given, **CALL, drafter="prompt_lookup")
     assert out.sequences.tolist() == plain(name, inputs).tolist()
-    assert torch.equal(encoded.last_hidden_state, before)
     with pytest.raises(ValueError, match="has an encoder, and the call holds no input for it"):
         generate(tiny(name), **given, **CALL, drafter=perturbed(name))
     given = {**inputs, "encoder_outputs": (encoded.last_hidden_state,)}

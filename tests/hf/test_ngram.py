@@ -30,6 +30,8 @@ from support.histories import (
 )
 from support.providers import chi_square_of_counts
 
+pytestmark = pytest.mark.papers
+
 VOCAB, LLAMA = hf_models.VOCAB, hf_models.tiny("llama")
 
 

@@ -150,18 +150,6 @@ def test_a_model_that_cannot_be_packed_says_why_once(change, reason):
     assert torch.equal(silent.sequences, output.sequences)
 
 
-def test_hooks_that_come_and_go_are_seen_in_each_call():
-    model, seen = build("llama"), []
-    before = decode(model, (9,))
-    handle = model.lm_head.register_forward_hook(lambda *_: seen.append(1))
-    assert "has a hook" in decode(model, (9,)).stats.packed.reason
-    assert seen
-    handle.remove()
-    again = decode(model, (9,))
-    assert (again.stats.packed.reason, again.stats.packed.seconds) == ("", 0)
-    assert torch.equal(again.sequences, before.sequences)
-
-
 class Other(torch.nn.Linear):
     """In the place of a library's."""
 

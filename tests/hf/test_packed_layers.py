@@ -167,22 +167,6 @@ def test_what_a_library_patched_stays(name, monkeypatch):
     assert packed_twin(made("llama")).fused == 0
 
 
-@pytest.mark.parametrize("op", ["norm_qkv_rope", "decoder_layer_"])
-def test_layers_that_differ_from_the_model_are_found_by_the_self_check(op, monkeypatch):
-    """Negative control: prompts, or what follows them, are read by half of an op's output."""
-    own = getattr(decoder_layer, op)
-
-    def halved(*args, **more):
-        y = own(*args, **more)
-        return y / 2 if torch.is_tensor(y) else tuple(part / 2 for part in y)
-
-    monkeypatch.setattr(decoder_layer, op, halved)
-    model = build("llama", intermediate_size={"norm_qkv_rope": 52, "decoder_layer_": 60}[op])
-    output = decode(model, (9,), max_new_tokens=8)
-    assert output.stats.forwards == "own"
-    assert any("packed weights" in note for note in output.stats.notes)
-
-
 GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16
 
 

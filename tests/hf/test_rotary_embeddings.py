@@ -85,13 +85,6 @@ def test_drafters_of_every_shape_do(kind, name, tmp_path):
     assert out.stats.drafted > 0
 
 
-def test_a_short_prompt_beside_a_long_one_is_read_with_it():
-    """Prompts of very different lengths are read one by one elsewhere."""
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, **KINDS["longrope"]}
-    model = hf_models.build("llama", vocab_size=11, rope_parameters=rope)
-    hf_models.decode_as_generate(model, (90, 9), drafter="prompt_lookup", num_assistant_tokens=3)
-
-
 def test_a_text_beyond_the_context_leaves_nothing_in_later_calls():
     """The model's rotary embedding keeps its length; a packed twin would not see that."""
     model, inputs = model_of("dynamic"), hf_models.prompts((9,), vocab_size=11)

@@ -19,6 +19,8 @@ from support.histories import context_of
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+pytestmark = pytest.mark.papers
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SMALL = {"chunk": 2, "sinks": 1, "recent": 3, "interval": 3}
 RAGGED = (30, 7, 21)

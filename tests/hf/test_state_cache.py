@@ -129,18 +129,6 @@ def test_a_released_state_has_read_the_tokens_that_were_kept():
     torch.testing.assert_close(rows, model(text).logits[:, 11:], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.full
-def test_a_draft_model_may_keep_a_state():
-    """It feeds one token after the other, and its state goes back to the last one accepted."""
-    model, drafter = model_of("Qwen3NextForCausalLM"), build("Mamba2ForCausalLM")
-    want = plain(model, prompts(BATCH), 8)
-    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-    for one in (drafter, model):
-        out = generate(model, **prompts(BATCH), drafter=one, gamma=3, guard=False, **options)
-        assert out.sequences.tolist() == want.tolist()
-    assert out.stats.draft_acceptance_rate == 1.0
-
-
 def test_the_convolution_states_of_a_callers_cache_are_not_written():
     needs_class("Lfm3ForCausalLM")
     model = build("Lfm3ForCausalLM")

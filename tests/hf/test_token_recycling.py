@@ -3,10 +3,13 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from specdec_hf import Candidates, SpeculativeDecoder, TokenRecyclingDrafter, TreeSpec
 from support import hf_models
 from support.hf_models import NEW, run
 from support.histories import history_of
+
+pytestmark = pytest.mark.papers
 
 
 def started(*arguments, **options):

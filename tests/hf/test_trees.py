@@ -71,19 +71,10 @@ def test_a_sequence_does_not_depend_on_its_batch(kind, rule):
     assert stats.accepted > 0
 
 
-@pytest.mark.parametrize(
-    ("tree", "rule"),
-    [
-        pytest.param(None, "block", marks=pytest.mark.full),
-        ((2, 2), "multi_draft_wor"),
-        pytest.param(TrieTree(depth=4), "traversal", marks=pytest.mark.full),
-    ],
-    ids=str,
-)
-def test_a_sequence_does_not_depend_on_others_beyond_the_drafters_context(tree, rule):
+def test_a_sequence_does_not_depend_on_others_beyond_the_drafters_context():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((14, 6))
     drafter = hf_models.build("llama", context=16)
-    kwargs = {"drafter": drafter, "tree": tree, "rule": rule, **SAMPLED}
+    kwargs = {"drafter": drafter, "tree": (2, 2), "rule": "multi_draft_wor", **SAMPLED}
     together = run(model, inputs, **{**kwargs, "seed": [4, 5]})
     alone = {key: value[1:, -6:] for key, value in inputs.items()}
     got = run(model, alone, **kwargs)
@@ -247,10 +238,8 @@ MODEL = hf_models.perturbed("llama")
 LENIENT = {"rule": "lenient", "lenience": 0.5, "do_sample": True}
 # The message, and what is given in place of `tree=(2,)` and a draft model, or beside them.
 REFUSED = {
-    "tree must be a TreeSpec, EagleTree, TrieTree": {"tree": 3},
     "must be given with tree, got None": {"drafter": None},
     "tree must be a TrieTree or None with drafter auto": {"drafter": "auto"},
-    "drafter must be given with tree, got []": {"drafter": []},
     "num_assistant_tokens must not be given with tree": {"gamma": 3},
     "_schedule must be 'constant' or 'optimal' with tree": {
         "num_assistant_tokens_schedule": "heuristic"
@@ -269,7 +258,6 @@ REFUSED = {
     "tree must have at most 1024 nodes over all draft models, got 540 for each of 2": {
         "tree": (60, 8), "drafter": [MODEL, MODEL]
     },
-    "drafter has 97 tokens, model has 67": {"drafter": hf_models.build("llama", vocab_size=97)},
 }  # fmt: skip
 
 
