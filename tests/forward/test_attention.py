@@ -5,7 +5,6 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
-from support.compiled import assert_one_graph
 from support.providers import assert_bits, assert_close, run_case
 
 import specdec_kernels as sk
@@ -36,11 +35,6 @@ def alone(query, keys, values, mask, **more):
             query[seq, head, i][None, None, None], key, value, **more
         )[0, 0, 0]
     return out
-
-
-def tree_mask(parents, length, slots):
-    mask = sk.tree_attention(torch.tensor([parents]), torch.tensor([length]), slots=slots).mask
-    return mask[:, None]
 
 
 @pytest.mark.parametrize("case", proofs.cases("cached_attention"), ids=str)
@@ -115,27 +109,6 @@ def test_slots_may_lie_anywhere_in_the_same_order(dtype):
         mask = torch.zeros(1, 1, 2, 90 + gap, dtype=torch.bool)
         mask[..., places] = True
         assert_bits(sk.cached_attention(query, *wide, mask), want)
-
-
-@by_dtype
-def test_a_tree_a_chain_and_a_plain_step_give_the_same_bits(dtype):
-    """Node 3 (a child of node 1, of the root), as the third token of a chain, and as one alone."""
-    length, d = 300, 64
-    query, keys, values = drawn(1, 9, 3, 6, length + 6, d, dtype)
-    mask = tree_mask([-1, 0, 0, 2, -1], length, length + 6)  # node 2 is row 3, below node 0
-    tree = sk.cached_attention(query, keys, values, mask)
-    path = [0, 1, 3]
-    slots = [*range(length), *(length + i for i in path)]
-    chain_keys, chain_values = (x[:, :, slots] for x in (keys, values))
-    chain_mask = tree_mask([-1, 0], length, length + 3)
-    chain = sk.cached_attention(query[:, :, path], chain_keys, chain_values, chain_mask)
-    assert_bits(tree[:, path], chain)
-    for i in range(3):
-        seen = length + i + 1
-        step = sk.cached_attention(
-            query[:, :, path[i : i + 1]], chain_keys[:, :, :seen], chain_values[:, :, :seen]
-        )
-        assert_bits(step, chain[:, i : i + 1])
 
 
 @by_dtype
@@ -257,16 +230,6 @@ def test_soft_capped_scores_are_exact(soft_cap):
     assert ((out.double() - want).abs() <= 3e-7 * want + 2e-7 * scores.abs() * want).all()
 
 
-@by_dtype
-def test_the_output_is_rounded_once(dtype):
-    """The mean of two values that no 16-bit number is rounds to even, and not by way of another."""
-    eps = torch.finfo(dtype).eps
-    values = torch.tensor([1.0, 1 + eps, 1 + eps, 1 + 2 * eps]).to(dtype).view(2, 1, 2, 1)
-    zeros = torch.zeros(2, 1, 2, 1, dtype=dtype)
-    out = sk.cached_attention(zeros[:, :, :1], zeros, values).flatten()
-    assert out.tolist() == [1.0, 1 + 2 * eps]
-
-
 def test_more_queries_than_a_pass_takes():
     """As a prompt has; rows of several passes, over a cache whose scores fill a pass."""
     query, keys, values = drawn(1, 2, 1, 70, 9000, 8)
@@ -278,15 +241,6 @@ def test_more_queries_than_a_pass_takes():
     assert_close("out", out.double(), want, atol=1e-7)
 
 
-@pytest.mark.build  # it traces
-def test_one_graph_serves_all_lengths():
-    calls = []
-    for n, s in ((5, 40), (7, 90), (13, 150)):
-        query, keys, values = drawn(1, 6, 2, n, s, 16)
-        calls.append((query, keys, values, torch.rand(1, 1, n, s) < 0.8))
-    assert_one_graph(lambda q, k, v, m: [sk.cached_attention(q, k, v, m)], calls)
-
-
 def on_another_instruction_set():
     """What test_instruction_sets.py runs in processes of their own."""
     for case in proofs.cases("cached_attention"):
@@ -296,7 +250,6 @@ def on_another_instruction_set():
             test_a_query_has_the_same_bits_alone_with_what_it_sees(d, dtype)
         test_hidden_slots_of_any_content_change_nothing(dtype)
         test_slots_may_lie_anywhere_in_the_same_order(dtype)
-        test_a_tree_a_chain_and_a_plain_step_give_the_same_bits(dtype)
         test_the_number_of_threads_changes_nothing((1, 9, 3, 13, 300, 64), "chain", dtype)
         test_nan_and_infinity_are_those_of_the_softmax(dtype)
         test_scores_far_apart_leave_one_key(dtype)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from proofs import intervals
 from proofs.forward import norm_qkv_rope_case, output_norm_mlp_case
-from support.compiled import assert_one_graph
 from support.providers import OUTPUTS, assert_close, run_case
 
 import specdec_kernels as sk
@@ -48,10 +47,6 @@ def assert_bits(got, want):
     for g, w in zip(got, want, strict=True):
         assert_close("an output", g, w)
         assert torch.equal(g.signbit() | g.isnan(), w.signbit() | w.isnan())
-
-
-def picked(tensors, *at):
-    return [x[at] for x in tensors]
 
 
 @contextmanager
@@ -96,35 +91,6 @@ def test_a_token_has_the_same_bits_whatever_stands_beside_it(op, dtype):
     for shape in ((13, 10), (2, 65), (130, 1)):
         out = call(op, args, lambda x, shape=shape: x.view(*shape, -1))
         assert_bits([y.view(1, 130, *y.shape[2:]) for y in out], alone)
-
-
-@by_dtype
-def test_all_sequences_may_share_cos_and_sin(dtype):
-    args = list(drawn("norm_qkv_rope", 5, 7, dtype, shared=True))
-    out = call("norm_qkv_rope", args)
-    args[5], args[6] = (x.expand(5, 7, 34) for x in args[5:7])
-    assert_bits(call("norm_qkv_rope", args), out)
-    for b in range(5):
-        assert_bits(call("norm_qkv_rope", args, lambda x, b=b: x[b : b + 1]), picked(out, [b]))
-
-
-@by_dtype
-@by_op
-def test_neighbours_of_any_content_change_nothing(op, dtype):
-    """Nor does what an earlier call left in memory."""
-    args = drawn(op, 1, 64, dtype)
-    want = call(op, args, lambda x: x[:, :1])
-    for n in (2, 7, 64):
-        for filler in (torch.nan, torch.inf, -torch.inf, 1e38, 1e-42, 0.0):
-            for at in {0, n // 2, n - 1}:
-
-                def beside(x, n=n, filler=filler, at=at):
-                    rows = torch.full((1, n, x.shape[2]), filler).to(dtype)
-                    rows[:, at] = x[:, 0]
-                    return rows
-
-                call(op, args, lambda x, n=n: torch.full_like(x[:, :n], torch.nan))
-                assert_bits([y[:, at : at + 1] for y in call(op, args, beside)], want)
 
 
 @by_dtype
@@ -212,11 +178,9 @@ def test_nan_of_an_angle_reaches_two_numbers_of_each_head(dtype):
     assert_bits([value], [clean[2]])
 
 
-@by_dtype
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda d: str(d)[6:])
 def test_numbers_that_overflow_are_those_of_a_norm_in_float32(dtype):
     """A square overflows, so that the factor is 0, as it is in Transformers."""
-    if dtype == torch.float16:
-        pytest.skip("no square of float16 overflows in float32")
     args = norm_qkv_rope_case((1, 2, 7, 1, 1, 2), dtype).args()
     args[0][0, 1] = 1e30
     assert not any(y[0, 1].any() for y in call("norm_qkv_rope", args))
@@ -232,18 +196,6 @@ def test_numbers_whose_squares_underflow_are_those_of_a_norm_in_float32():
         assert y[0, 0].isfinite().all()
         assert not y[0, 1].isfinite().any()
         assert interval.holds(y).all()
-
-
-def test_float16_numbers_that_overflow_are_infinite():
-    case = output_norm_mlp_case((1, 1, 1, 1, 1), torch.float16)
-    args = list(case.args())
-    args[0], args[1] = torch.full((1, 1, 1), 6e4).half(), torch.full((1, 1, 1), 6e4).half()
-    args[3] = reference.pack_linear(torch.ones(1, 1).half())
-    assert call("output_norm_mlp", args)[0].isnan().all()  # infinity times the factor 0
-    args[1] = -args[1] / 2  # 30,000 remain
-    want = reference.output_norm_mlp(*args)
-    assert_close("y", call("output_norm_mlp", args)[0], want)
-    assert want.isfinite().all()
 
 
 def activated(x):
@@ -326,7 +278,7 @@ def attend(module, query, keys, values, mask, scaling, **_):
     return sk.cached_attention(query, keys, values, mask, scale=scaling), None
 
 
-def layer_of(family, sizes, dtype, seed=0):
+def layer_of(family, sizes, dtype):
     """A decoder layer of Transformers with random numbers in all of its weights."""
     transformers = pytest.importorskip("transformers")
     module = getattr(transformers.models, family.lower())
@@ -336,7 +288,7 @@ def layer_of(family, sizes, dtype, seed=0):
     transformers.AttentionInterface.register(attend.__module__, attend)
     kind = getattr(getattr(module, f"modeling_{family.lower()}"), f"{family}DecoderLayer")
     layer, g = kind(config, 0).requires_grad_(requires_grad=False), torch.Generator()
-    g.manual_seed(seed)
+    g.manual_seed(0)
     for weight in layer.parameters():
         weight.copy_(torch.randn(weight.shape, generator=g))
         if weight.dim() == 2:
@@ -367,9 +319,9 @@ def by_ops(layer, x, cos, sin, mask):
     )  # fmt: skip
 
 
-def model_inputs(layer, dtype, b=2, n=13, seed=0):
+def model_inputs(layer, dtype, b=2, n=13):
     """Hidden states, the cos and sin of their positions, and the mask of a chain."""
-    attention, g = layer.self_attn, torch.Generator().manual_seed(seed)
+    attention, g = layer.self_attn, torch.Generator().manual_seed(0)
     x = torch.randn(b, n, attention.q_proj.in_features, generator=g).to(dtype)
     positions = torch.arange(b * n).view(b, n, 1).double()
     frequencies = 10_000 ** -torch.linspace(0, 1, attention.head_dim // 2).double()
@@ -401,37 +353,6 @@ def test_with_attention_they_are_a_layer_of_transformers(family, sizes, dtype):
     assert (y == want).double().mean() >= equal
 
 
-@pytest.mark.parametrize("seed", range(3))
-@by_model
-@by_family
-def test_the_error_is_no_larger_than_that_of_transformers(family, sizes, seed):
-    layer = layer_of(family, sizes, torch.float32, seed)
-    inputs = model_inputs(layer, torch.float32, b=4, seed=seed)
-    pair = by_ops(layer, *inputs), by_transformers(layer, *inputs)
-    exact = by_transformers(layer.double(), *(x.double() for x in inputs[:3]), inputs[3])
-    ours, theirs = ((y.double() - exact).abs() for y in pair)
-    assert ours.square().mean().sqrt() <= theirs.square().mean().sqrt()
-    assert ours.max() <= theirs.max() * 1.25
-
-
-@pytest.mark.build  # it traces
-def test_one_graph_serves_every_number_of_tokens():
-    first, second = (
-        drawn("norm_qkv_rope", 2, 30, DTYPES[0]),
-        drawn("output_norm_mlp", 2, 30, DTYPES[0]),
-    )
-
-    def both(x, cos, sin, attended, residual):
-        one = torch.ops.specdec_kernels.norm_qkv_rope.default(x, *first[1:5], cos, sin, *first[7:])
-        return [
-            *one,
-            torch.ops.specdec_kernels.output_norm_mlp.default(attended, residual, *second[2:]),
-        ]
-
-    tokens = first[0], *first[5:7], *second[:2]
-    assert_one_graph(both, [[x[:, :n].contiguous() for x in tokens] for n in (5, 9, 30)])
-
-
 def on_another_instruction_set():
     """What test_instruction_sets.py runs in processes of their own."""
     for case in EVERY_CASE:
@@ -439,7 +360,6 @@ def on_another_instruction_set():
     for dtype in DTYPES:
         for op in OPS:
             test_a_token_has_the_same_bits_whatever_stands_beside_it(op, dtype)
-            test_neighbours_of_any_content_change_nothing(op, dtype)
             test_the_number_of_threads_changes_nothing(op, False, dtype)
             test_strides_change_nothing_and_the_memory_around_is_not_read(op, dtype)
             test_nan_and_infinity_reach_all_of_their_token_and_no_other(op, torch.inf, dtype)
@@ -451,6 +371,3 @@ def on_another_instruction_set():
         test_every_number_of_16_bits_is_activated_as_by_torch(dtype)
         test_a_number_is_rounded_before_it_is_weighted(dtype)
     test_the_sigmoid_of_small_and_large_numbers_is_exact()
-    test_float16_numbers_that_overflow_are_infinite()
-    torch.set_num_threads(1)
-    test_the_error_is_no_larger_than_that_of_transformers("Llama", MODELS[1], 0)

@@ -12,7 +12,6 @@ from support.layer_by_ops import layer_by_ops
 from support.providers import assert_close
 
 import specdec_kernels as sk
-from specdec_kernels import reference
 
 CASES = proofs.cases("decoder_layer_")
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -41,16 +40,6 @@ def test_it_is_the_four_ops_bit_for_bit(case):
     assert_same(args, y, want, other[CACHES])
 
 
-@by_case
-def test_it_agrees_with_the_specification(case):
-    args, other = case.args(), case.args()
-    y, want = op(*args), reference.decoder_layer_(*other)
-    eps = torch.finfo(y.dtype).eps
-    for got, expected in [(y, want), *zip(args[CACHES], other[CACHES], strict=True)]:
-        largest = float(expected.abs().amax()) if expected.numel() else 0.0
-        assert_close("numbers", got, expected, atol=32 * eps * largest)
-
-
 @pytest.mark.parametrize("at", [X, MASK, NORMS])
 def test_what_lies_in_a_cache_is_read_before_it_is_written(at):
     args = drawn(hidden_slots=60)
@@ -67,16 +56,6 @@ def test_what_lies_in_a_cache_is_read_before_it_is_written(at):
     else:
         args[at] = inside
     assert_close("y", op(*args), want)
-
-
-def test_padding_and_tokens_beyond_the_cache_are_not_stored():
-    args = drawn()
-    args[POSITIONS] = torch.tensor([-2, 11])  # of 3 tokens and 12 slots
-    before = copy.deepcopy(args[CACHES])
-    op(*args)
-    for cache, was in zip(args[CACHES], before, strict=True):
-        written = (cache != was).any(3).any(1)  # [B, slots]
-        assert torch.equal(written.nonzero(), torch.tensor([[0, 0], [1, 11]]))
 
 
 def test_the_version_of_a_cache_rises():
@@ -157,12 +136,6 @@ def test_nothing_is_written_where_an_argument_does_not_fit(at, change, message, 
     if device == "cpu":
         for cache, was in zip(args[CACHES], before, strict=True):
             assert_close("a cache", cache, was)
-
-
-def test_heads_that_share_no_keys_are_refused():
-    args = decoder_layer_case((1, 1, 7, 3, 2, 4, 5, 6)).args()
-    with pytest.raises(RuntimeError, match=r"qkv\[1\] must have a number of heads that divides 3"):
-        op(*args)
 
 
 def test_keys_and_values_in_one_memory_are_refused():

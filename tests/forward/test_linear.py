@@ -9,7 +9,6 @@ import proofs
 import pytest
 import torch
 from proofs.forward import numbers
-from support.compiled import assert_one_graph
 from support.providers import assert_bits, assert_close, run_case
 
 import specdec_kernels as sk
@@ -94,19 +93,6 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(n, k, dtype):
     for m in WIDTHS:
         assert_bits(sk.packed_linear(x[order[:m]], packed, bias), alone[order[:m]])
     assert_bits(sk.packed_linear(x.view(13, 2, 5, k), packed, bias).view(130, n), alone)
-
-
-@by_dtype
-def test_neighbouring_rows_of_any_content_change_nothing(dtype):
-    x, weight, bias = drawn(40, 301, 64, dtype)
-    packed = sk.pack_linear(weight)
-    want = sk.packed_linear(x[:1], packed, bias)
-    for m in (2, 3, 6, 7, 13, 64):
-        for filler in (torch.nan, torch.inf, -torch.inf, 1e38, 1e-42, 0.0):
-            for at in (0, m // 2, m - 1):
-                rows = torch.full((m, 301), filler).to(dtype)
-                rows[at] = x[0]
-                assert_bits(sk.packed_linear(rows, packed, bias)[at : at + 1], want)
 
 
 @by_dtype
@@ -195,44 +181,11 @@ def test_float16_results_are_subnormal_or_overflow():
     assert_close("y", sk.packed_linear(x, packed)[:, 0], x.double().sum(1).half())
 
 
-@by_dtype
-def test_memory_around_the_arguments_is_not_read_and_around_y_not_written(dtype):
-    """The sanitizer sees a byte; here the neighbours are NaN."""
-    x, weight, bias = drawn(19, 37, 5, dtype)
-    wide = torch.full((7, 50), torch.nan).to(dtype)
-    wide[1:6, 5:42] = x
-    around = torch.full((40,), torch.nan).to(dtype)
-    around[7:26] = bias
-    packed = sk.pack_linear(weight)
-    torch.use_deterministic_algorithms(True)
-    y = sk.packed_linear(wide[1:6, 5:42], packed, around[7:26])
-    assert_bits(y, sk.packed_linear(x, packed, bias))
-    assert not y.isnan().any()
-
-
-@pytest.mark.build  # it traces
-def test_one_graph_serves_every_number_of_rows():
-    x, weight, bias = drawn(33, 40, 64, torch.float32)
-    packed = sk.pack_linear(weight)
-    calls = [(x[:m], bias) for m in (5, 9, 64)]
-    assert_one_graph(lambda x, bias: [sk.packed_linear(x, packed, bias)], calls)
-
-
-@pytest.mark.build  # it traces
-def test_the_weight_may_be_packed_in_a_graph():
-    graph = torch.compile(sk.pack_linear, fullgraph=True, backend="aot_eager")
-    weight = torch.randn(20, 7, dtype=torch.bfloat16)
-    got, want = graph(weight), sk.pack_linear(weight)
-    assert got[1:] == want[1:] == (7, 20)
-    assert_bits(got.panels, want.panels)
-
-
 def on_another_instruction_set():
     """What test_instruction_sets.py runs in processes of their own."""
     for dtype in DTYPES:
         for shape in [(3, 17), (50, 577)]:
             test_a_row_has_the_same_bits_whatever_stands_beside_it(*shape, dtype)
-        test_neighbouring_rows_of_any_content_change_nothing(dtype)
         test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, 256)
         test_subnormal_results_are_kept(dtype)
         test_the_number_of_threads_changes_nothing(577, 257, dtype)
