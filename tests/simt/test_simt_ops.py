@@ -97,14 +97,6 @@ def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
         assert_outputs_equal(case.op, got, of_one_block(simt, case))
 
 
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("order", ["reverse", "seed-1", "interleaved-1"])
-@pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5]], ids=str)
-def test_every_order_of_threads_gives_the_same_bits_for_a_large_row(simt, case, order):
-    got = outputs(simt, case, schedule="parallel", group=8, order=order)
-    assert_outputs_equal(case.op, got, of_one_block(simt, case))
-
-
 @pytest.mark.parametrize("schedule", ["lazy", "parallel"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_the_workspace_holds_only_statistics_of_tiles(simt, schedule, rule):

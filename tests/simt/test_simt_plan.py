@@ -36,10 +36,6 @@ OTHERS = {"small": device(10, 10), "one-cluster": device(7), "no-clusters": A100
 on_each_die = pytest.mark.parametrize("die", DIES.values(), ids=DIES)
 
 
-def test_the_dies_differ_in_groups_of_8():
-    assert [die[8] for die in DIES.values()] == [32, 31, 31, 29]
-
-
 @on_each_die
 def test_one_more_sequence_makes_groups_no_more_than_one_block_smaller(simt, die):
     plans = [simt.plan(die, b, 6, TILES) for b in range(1, 300)]
@@ -53,12 +49,6 @@ def test_32_sequences_keep_every_die_of_132_multiprocessors_busy(simt, die):
     plan = simt.plan(die, 32, 6, TILES)
     assert plan.groups == 32
     assert plan.group_size >= 7
-
-
-def test_with_powers_of_two_alone_32_sequences_would_leave_half_of_a_die_idle(simt):
-    """The tests above find a plan that skips sizes."""
-    die = device(*[18] * 4, 16, 16, 16, 12, sizes=[1, 2, 4, 8])
-    assert [simt.plan(die, b, 6, TILES).group_size for b in (31, 32)] == [8, 4]
 
 
 @pytest.mark.parametrize("die", [*DIES.values(), *OTHERS.values()], ids=[*DIES, *OTHERS])
@@ -77,34 +67,6 @@ def test_rows_are_split_if_few_sequences_would_leave_the_device_idle(simt):
     assert simt.plan(A100, 32, 6, TILES) == (0, 32, 1, 1, 0)
 
 
-def test_rows_in_parallel_pay_longer_if_the_last_group_decides_fast(simt):
-    die = device(*[16] * 6, 18, 18, blocks=4)
-    parallel = [b for b in range(1, 200) if simt.plan(die, b, 6, TILES, tests=True).parallel]
-    assert parallel == list(range(1, 34))
-    plan = simt.plan(die, 32, 6, TILES, tests=True)
-    assert (plan.group_size, plan.splits, plan.groups) == (8, 1, 32 * 6)
-    # One row a sequence, which the last group reads again.
-    one_row = [simt.plan(die, b, 1, TILES, tests=True) for b in (1, 8, 9, 32, 66)]
-    assert [p.splits for p in one_row] == [5, 5, 1, 1, 1]
-    assert [p.parallel for p in one_row] == [1, 1, 0, 0, 0]
-    # A group of 8 blocks has a warp for each of 64 warp tiles: there is nothing to share.
-    assert [simt.plan(die, 1, 1, tiles).parallel for tiles in (64, 65)] == [0, 1]
-
-
-def test_one_row_for_each_sequence_is_split_until_the_device_is_full(simt):
-    """That nothing reads again, such as a row that `sample` does not filter."""
-    die = device(*[16] * 6, 18, 18, blocks=4)
-    plans = [simt.plan(die, b, 1, TILES, again=False) for b in (1, 14, 65, 66)]
-    assert [(p.group_size, p.splits) for p in plans] == [(1, 38), (1, 37), (1, 8), (8, 1)]
-
-
-def test_a_row_beside_one_of_the_draft_has_work_for_twice_as_many_groups(simt):
-    die = device(*[16] * 6, 18, 18, blocks=4)
-    plans = [simt.plan(die, b, 6, TILES, tests=True, drafts=True) for b in (1, 2, 3)]
-    assert [p.splits for p in plans] == [10, 5, 3]  # a warp tile of 594 for each of 640 warps
-    assert simt.plan(die, 1, 6, TILES, tests=True).splits == 5
-
-
 @on_each_die
 def test_the_rows_of_few_sequences_are_read_in_one_wave(simt, die):
     """6 sequences of 6 rows do not fit as groups of 8; a fourth of that size would read slowly."""
@@ -114,13 +76,6 @@ def test_the_rows_of_few_sequences_are_read_in_one_wave(simt, die):
         assert plan.groups <= die[plan.group_size]
         assert plan.group_size >= 4
     assert simt.plan(die, 8, 31, TILES).group_size == 8
-
-
-def test_a_group_has_no_more_blocks_than_a_row_has_work_for(simt):
-    # A block takes eight tiles at once.
-    assert [simt.plan(H200, 20, 1, tiles).group_size for tiles in (1, 8, 9, 40, 41, 64, 65)] == [
-        *(1, 1, 2, 5, 6, 8, 8),
-    ]
 
 
 def test_a_plan_does_not_overflow_the_ticket_counter(simt):

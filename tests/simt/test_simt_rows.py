@@ -74,14 +74,6 @@ def test_rows_of_probabilities_are_read_to_draw_from_alone(simt, gamma, acceptan
     assert_outputs_equal("verify_chain", got, want)
 
 
-@pytest.mark.full
-def test_a_draft_has_one_logprob_however_it_is_tested(simt):
-    """By itself, or from its entry alone. One in a thousand differs if one of them rounds again."""
-    case = chain_case(2000, 1, 67, kind="probs", acceptance=0.95)
-    want = outputs(simt, case, schedule="lazy", group=1)
-    assert_outputs_equal("verify_chain", outputs(simt, case, schedule="parallel", group=1), want)
-
-
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 @pytest.mark.parametrize("order", list(simt_ops.ORDERS))

@@ -109,14 +109,3 @@ def test_the_factor_of_k_seq_is_that_of_all_siblings(simt):
     beta = sum(min(0.25, x / rho) for x in p.tolist())
     assert 1 < rho < 1.6
     assert 1 - (1 - beta) ** 4 == pytest.approx(rho * beta, abs=1e-5)
-
-
-@pytest.mark.parametrize("rule", ["typical", "multi_draft", "k_seq"])
-def test_the_workspace_is_too_small_for_a_row(simt, rule):
-    b, n, group = 5, 6, 2
-    for v in (4096, 40_001):
-        outputs(simt, tree_case(b, n, v, rule=rule, rows="shared").args(), group=group)
-        blocks, statistics = simt_ops.MULTIPROCESSORS * group, 11
-        warp_tiles = -(-v // 512)
-        most = blocks * (n + 1) * 600 + blocks * statistics * (20 * warp_tiles + 15) + 64
-        assert simt.last_plan().workspace_bytes <= most
