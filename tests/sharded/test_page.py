@@ -27,22 +27,6 @@ def test_the_printed_program_gives_the_verdict_of_the_whole_rows(ranks):
     assert printed == [f"{rank} {want.tokens.tolist()}\n" for rank in range(4)]
 
 
-@pytest.mark.build
-def test_the_table_of_bytes_is_what_the_benchmark_counts(ranks):
-    """Neither the vocabulary nor the number of ranks changes these columns."""
-    program = (
-        "import torch.distributed as dist\n"
-        "from bench.sharded import measure\n"
-        "measure(dist.get_rank(), dist.get_world_size(), 64, None, 1)\n"
-    )
-    counted = [line.split("|")[1:5] for line in ranks.run(4, run_program, program)[0].splitlines()]
-    _, _, table = PAGE.read_text().partition("| rule | filters | exchanges |")
-    printed = [line.split("|")[1:5] for line in table.splitlines()[2:] if line.startswith("|")]
-    greedy = next(row for row in printed if row[0] == " greedy ")
-    greedy[1] = " none "  # no filter changes it
-    assert printed == counted
-
-
 def torchrun(script):
     """What two processes print, in any order."""
     return output_of(

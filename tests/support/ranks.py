@@ -41,8 +41,7 @@ def _serve(rank, size, store, timeout, connection):
         try:
             answer = True, function(groups[members], *args)
         except Exception as error:
-            told = getattr(error, "seconds", None) or traceback.format_exc()
-            answer = False, (type(error).__name__, str(error), told)
+            answer = False, (type(error).__name__, str(error), traceback.format_exc())
         connection.send_bytes(pickle.dumps(answer))
 
 
@@ -62,8 +61,7 @@ class Ranks:
             self._processes.append(process)
 
     def answers(self, ranks, function, *args):
-        """For each rank: (True, what it returned), (False, (type, message, traceback
-        or the `seconds` of the error)), or None if
+        """For each rank: (True, what it returned), (False, (type, message, traceback)), or None if
         its process died. `function(group, *args)` is called in all of them."""
         for end in self._ends[:ranks]:
             end.send_bytes(pickle.dumps((function, ranks, args)))

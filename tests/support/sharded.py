@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import time
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import SampledDraft, SparseDraft
 from specdec_kernels.arguments.chain import ChainArguments
@@ -89,34 +86,6 @@ def verify_outside(_group, args):
     return verify_on_rank(dist.GroupMember.NON_GROUP_MEMBER, args, [0])
 
 
-class _Waits(TorchDispatchMode):
-    """Collects operations whose result the host needs before it can go on."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        by_mask = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if by_mask or name in ("nonzero", "_local_scalar_dense", "masked_select"):
-            self.seen.append(name)
-        return function(*args, **(kwargs or {}))
-
-
-def waits_of_host(group, args):
-    """The operations between the first and the last exchange for which the host would wait."""
-    waits, decide = _Waits(), verify_chain._decide
-
-    def watched(*given):
-        with waits:
-            return decide(*given)
-
-    with mock.patch.object(verify_chain, "_decide", watched):
-        verify_on_rank(group, args)
-    return waits.seen
-
-
 # Where a function is looked up, so that a test can replace it.
 PLACES = {
     "pack_maxima": (verify_chain, "pack_maxima"),
@@ -139,32 +108,6 @@ def fail_on_rank(group, args, rank, name):
 
     with mock.patch.object(place, attribute, fails_once):
         return verify_on_rank(group, args)
-
-
-def leave_on_rank(group, args, rank, _seconds):
-    """`verify_on_rank`; one rank ends its process at its second exchange."""
-    if dist.get_rank(group) != rank:
-        return _timed(group, args)
-    with mock.patch.object(dist, "all_reduce", side_effect=lambda *_, **__: os._exit(1)):
-        return verify_on_rank(group, args)
-
-
-def wait_on_rank(group, args, rank, seconds):
-    """`verify_on_rank`; one rank does not make the call for some seconds."""
-    if dist.get_rank(group) != rank:
-        return _timed(group, args)
-    time.sleep(seconds)
-    return None
-
-
-def _timed(group, args):
-    """`verify_on_rank`; an error carries the seconds after which it was raised."""
-    begin = time.monotonic()
-    try:
-        return verify_on_rank(group, args)
-    except RuntimeError as error:
-        error.seconds = time.monotonic() - begin
-        raise
 
 
 def decide_alone(group, args):
