@@ -108,13 +108,3 @@ def test_inference_tensors_are_written_inside_and_outside_of_inference_mode():
     sk.kv_append_([kept, other], [entry * 2, entry], i64(1))
     assert (kept.flatten().tolist(), other.flatten().tolist()) == ([2, 0, 0], [1, 0, 0])
     assert other._version == 1
-
-
-@pytest.mark.slow
-def test_a_compiled_call_raises_the_version_counter():
-    torch._dynamo.reset()
-    append = torch.compile(sk.kv_append_, fullgraph=True, backend="aot_eager")
-    kept = f32(1, 1, 3, 1)
-    append([kept], [f32(1, 1, 1, 1) + 1], i64(1))
-    assert kept.flatten().tolist() == [1, 0, 0]
-    assert kept._version > 0

@@ -33,7 +33,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import specdec_kernels
 from specdec_kernels import _library
-from specdec_kernels.arguments import checks
 
 # Where each row runs: "meta" and "fake" are the fake kernel.
 WHERE = [
@@ -234,11 +233,6 @@ def test_what_is_no_record_is_named(op, name, value, message):
     assert str(error.value) == message
 
 
-def test_a_draft_temperature_is_never_assumed():
-    with pytest.raises(TypeError, match="temperature"):
-        specdec_kernels.SampledDraft(*SAMPLED[:3])
-
-
 @pytest.mark.parametrize(
     ("name", "value", "error", "message"),
     [
@@ -300,15 +294,6 @@ def test_a_count_beyond_int32_keeps_every_token():
 def test_a_count_below_int32_is_out_of_range_and_not_wrapped():
     out = sampled(top_k=torch.tensor([-(2**40)]))
     assert (out.tokens.tolist(), out.status.tolist()) == ([-1], [16])
-
-
-def test_devices_of_one_kind_are_told_apart():
-    """In the checks of `compat`; two CUDA devices need not exist for their names."""
-    meta = torch.zeros(1, 2, device="meta")
-    with pytest.raises(RuntimeError, match="the device of logits, cuda:0, got cpu"):
-        checks.check_same_device("seeds", torch.zeros(1), torch.device("cuda:0"), "logits")
-    checks.check_same_device("seeds", meta, meta.device, "logits")
-    assert checks.device_name(torch.device("cuda:1")) == "cuda:1"
 
 
 @pytest.mark.parametrize(
