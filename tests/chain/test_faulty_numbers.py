@@ -7,15 +7,7 @@ that P excludes, among them ids beyond the target's vocabulary. A probability of
 import proofs
 import pytest
 import torch
-from support.providers import (
-    ALL_PROVIDERS,
-    HEAVY_PROVIDERS,
-    assert_close,
-    assert_outputs_equal,
-    provider,
-    verify,
-    verify_tree,
-)
+from support.providers import ALL_PROVIDERS, assert_close, assert_outputs_equal, provider, verify
 
 from specdec_kernels import RULES, RULES_READING_DRAFT, TREE_RULES, Status
 from specdec_kernels.arguments.chain import ChainArguments
@@ -97,38 +89,6 @@ def test_a_uniform_outside_the_unit_interval_emits_no_path(name, rule):
     a = TreeArguments(*proofs.tree_case(B, 3, 37, rule=rule).args())
     got, want = with_and_without_faults(provider("verify_tree", name), a, uniforms(7))
     assert_faulty_sequences_emit_nothing(got[1:], want[1:], path=got[:1])
-
-
-@pytest.mark.parametrize("kind", ["logits", "probs"])
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_a_negative_uniform_does_not_accept_an_id_beyond_the_vocabulary(name, kind):
-    """The draft has more columns than the target, and Q is certain of one of these."""
-    v, beyond = 5, 8
-    target, q = torch.zeros(1, 2, v), torch.zeros(1, 1, 9)
-    if kind == "probs":
-        target += 1 / v
-    q[..., beyond] = 1.0
-    negative = torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
-    for rule in RULES_READING_DRAFT:
-        got = verify(provider("verify_chain", name), target, torch.tensor([[beyond]]), q,
-                     kind=kind, rule=rule, uniforms=negative)  # fmt: skip
-        assert (got[0].tolist(), got[1].tolist(), got[2].tolist()) == ([[-1, -1]], [0], [16])
-    negative = torch.tensor([[-0.5, 0.5, 0.5]], dtype=torch.float64)
-    for rule in TREE_RULES_READING_DRAFT:
-        got = verify_tree(provider("verify_tree", name), target, torch.tensor([[beyond]]),
-                          torch.tensor([[-1]]), q, kind=kind, rule=rule,
-                          uniforms=negative)  # fmt: skip
-        assert (got[1].tolist(), got[2].tolist(), got[3].tolist()) == ([[-1, -1]], [0], [16])
-
-
-@pytest.mark.parametrize("name", HEAVY_PROVIDERS)
-def test_a_uniform_of_minus_zero_is_zero(name):
-    for rule in ("token", "block", "typical", "top_beta"):
-        a = ChainArguments(*proofs.chain_case(3, 2, 37, rule=rule, kind="probs").args())
-        op, zeros = provider("verify_chain", name), torch.zeros(3, 3, dtype=torch.float64)
-        want = op(*a._replace(uniforms=zeros))
-        assert not (want[2] & Status.BAD_PARAMETER).any()
-        assert_outputs_equal("verify_chain", op(*a._replace(uniforms=-zeros)), want)
 
 
 # Probabilities of -0. The target's rows at odd tokens and the draft's at every third one are 0.

@@ -12,7 +12,6 @@ from support.providers import (
     assert_close,
     assert_outputs_equal,
     enumerated,
-    needs_triton,
     provider,
     verify,
 )
@@ -104,18 +103,6 @@ def test_up_to_max_new_tokens_the_distribution_is_the_targets(name, rule, most):
     assert float(got.accepted[most + 1 :].sum()) == 0
 
 
-@pytest.mark.full
-@needs_triton
-@pytest.mark.parametrize(
-    "limit", [dict(eos_token_ids=[EOS]), dict(max_new_tokens=1)], ids=["eos", "max_new_tokens"]
-)
-def test_under_a_limit_the_distribution_is_the_targets_in_triton(limit):
-    toy = ToyChain(v=2, gamma=1)
-    p = ending(toy.target_probs) if "eos_token_ids" in limit else toy.target_probs
-    got = realized(toy, "triton", p, **limit)
-    assert_joint_distribution(got, proofs.joint_distribution(p))
-
-
 def test_the_enumeration_rejects_an_end_of_sequence_that_is_ignored():
     toy = ToyChain()
     p = ending(toy.target_probs)
@@ -182,18 +169,6 @@ def test_nothing_is_read_where_nothing_may_be_emitted(name, rule):
     assert [x.tolist() for x in got[:4]] == [[[-1] * 2] * 2, [0, 0], [0, 0], [[0.0] * 2] * 2]
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "match"])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_limits_that_are_not_reached_change_no_bit(name, rule):
-    target, drafts, q = proofs.chain_case(5, 3, 67, rule=rule).args()[:3]
-    op = provider("verify_chain", name)
-    want = verify(op, target, drafts, q, rule=rule)
-    loose = dict(
-        eos_token_ids=torch.empty(0, dtype=torch.int64), max_new_tokens=torch.full((5,), 4)
-    )
-    assert_outputs_equal("verify_chain", verify(op, target, drafts, q, rule=rule, **loose), want)
-
-
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", FAST_PROVIDERS)
 def test_a_cut_chain_equals_the_shorter_chain(name, rule):
@@ -215,23 +190,3 @@ def test_a_cut_chain_equals_the_shorter_chain(name, rule):
         short = [x[:, : w.shape[1]] if x.dim() == 2 else x for x, w in zip(got, want, strict=True)]
         assert_outputs_equal("verify_chain", short, want)
         assert (got[0][:, 3] == -1).all()
-
-
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_optional_outputs_are_empty_unless_asked_for(name):
-    case = proofs.chain_case(2, 2, 67, rule="block")
-    op = provider("verify_chain", name)
-    args = case.args()[:3]
-    whole = verify(op, *args, rule="block")
-    for logprobs in (False, True):
-        for accept_probs in (False, True):
-            got = verify(op, *args, rule="block", logprobs=logprobs, accept_probs=accept_probs)
-            for i in range(3):
-                assert_close(f"output {i}", got[i], whole[i])
-            for given, asked, full in (
-                (got[3], logprobs, whole[3]),
-                (got[4], accept_probs, whole[4]),
-            ):
-                assert given.shape == (full.shape if asked else (0, 0))
-                if asked:
-                    assert_close("optional", given, full)

@@ -140,20 +140,6 @@ def test_an_invalid_draft_row_ends_the_drafts(name, value, rule):
     assert (got.accepted, got.status) == ([3, 0, 1, 2], [0, DRAFT, DRAFT, DRAFT])
 
 
-@pytest.mark.parametrize("kind", ["logits", "probs"])
-@by_provider
-def test_an_invalid_draft_row_counts_as_no_draft(name, kind):
-    """Elsewhere: a NaN draft row re-emits the token that it just rejected, or accepts it."""
-    b = 64 if name != "triton" else 8
-    p = torch.zeros(b, 2, 4) if kind == "logits" else torch.full((b, 2, 4), 0.25)
-    uniforms = torch.stack([torch.zeros(b), (torch.arange(b) + 0.5) / b], 1).double()
-    got = decided(name, p, torch.full((b, 1), 2), torch.full((b, 1, 4), NAN), kind=kind,
-                  uniforms=uniforms)  # fmt: skip
-    # Drawn from the whole target, token 2 included.
-    assert [row[0] for row in got.tokens] == (torch.arange(b) * 4 // b).tolist()
-    assert (got.accepted, got.status) == ([0] * b, [DRAFT] * b)
-
-
 @pytest.mark.parametrize("rule", [r for r in RULES if r not in RULES_READING_DRAFT])
 @by_provider
 def test_rules_that_do_not_compare_with_the_draft_read_no_draft_row(name, rule):
@@ -198,17 +184,6 @@ def test_an_invalid_entry_beside_the_drafted_one_makes_the_draft_row_invalid(nam
             sampled=sampled if kind == "sampled" else None,
         )  # fmt: skip
         assert got[:3] == ([[7, -1]], [0], [DRAFT])
-
-
-@by_provider
-def test_a_bad_entry_beyond_the_target_makes_the_draft_row_unusable(name):
-    target, drafts, _ = certain(2, 1)
-    for rule in RULES_READING_DRAFT:
-        q = torch.zeros(2, 1, 80)
-        q[:, :, 5] = 100.0
-        q[1, 0, 75] = NAN
-        got = decided(name, target, drafts, q, **options(rule, 1))
-        assert (got.status, got.tokens[1]) == ([0, DRAFT], [5, -1])
 
 
 @by_provider
@@ -282,26 +257,6 @@ def test_a_parameter_out_of_range_stops_its_own_sequence_only(name, fault):
     assert (tokens[1], status) == (-1, [0, PARAMETER, 0])
 
 
-@pytest.mark.parametrize(
-    ("parameter", "values"),
-    [("temperature", [0.1, 1.0, 4.0]), ("top_k", [1, 3, 50]), ("top_p", [0.05, 0.6, 1.0]),
-     ("min_p", [1.0, 0.2, 0.0]), ("max_new_tokens", [0, 1, 3])],
-)  # fmt: skip
-@pytest.mark.parametrize("rule", ["token", "block", "typical", "top_beta", "lenient"])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_parameters_of_each_sequence_are_the_ones_used(name, parameter, values, rule):
-    """vLLM on the CPU: the vectors expanded to rows were uninitialised memory. Strided ones too."""
-    dtypes = {"top_k": torch.int32, "max_new_tokens": torch.int64}
-    values = torch.tensor(values, dtype=dtypes.get(parameter))
-    args = proofs.chain_case(3, 2, 300, rule=rule).args()[:3]
-    op = provider("verify_chain", name)
-    for given in (values, values.repeat_interleave(3)[::3]):
-        got = verify(op, *args, rule=rule, **{parameter: given})
-        for b in (slice(i, i + 1) for i in range(3)):
-            alone = verify(op, *(x[b] for x in args), rule=rule, **{parameter: values[b]})
-            assert_outputs_equal("verify_chain", [x[b] for x in got], alone)
-
-
 # Ids.
 
 
@@ -354,23 +309,6 @@ def test_a_wide_draft_may_name_ids_beyond_the_target_but_not_beyond_itself(name,
     got = decided(name, target, drafts, q, **options(rule, 1))
     assert got[:3] == ([[5, -1]] * 2, [0, 0], [0, RANGE])
     assert float(got.accept_probs[0, 0]) == 0
-
-
-@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("name", FAST_PROVIDERS)
-def test_ids_above_16_bits_are_not_cut(name, ids_dtype):
-    v, token = 70_000, 66_000
-    target, drafts, _ = certain(1, 2, v, token)
-    drafts = drafts.to(ids_dtype)
-    sparse = torch.tensor([[[464, token, -1]] * 2], dtype=ids_dtype)  # 464 is its lower half
-    columns = torch.full((v,), -1, dtype=torch.int32)
-    columns[token] = 1
-    for rule in RULES_READING_DRAFT:
-        for q, form in (
-            (torch.tensor([[[0.5, 0.5, 0.0]] * 2]), dict(ids=sparse)),
-            (torch.zeros(1, 2, 3), dict(columns=columns)),
-        ):
-            assert decided(name, target, drafts, q, rule=rule, **form).tokens == [[token] * 3]
 
 
 @pytest.mark.parametrize("rule", RULES)

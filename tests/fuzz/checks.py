@@ -181,34 +181,6 @@ def check_expand_tree(given, tokens, scores, frontier):
     assert not scores.isnan().any(), f"scores: {scores}"
 
 
-def check_paged_truncate(given, blocks, num_freed):
-    assert_in("num_freed", num_freed, 0, blocks.shape[1] + 1)
-    assert (given["lengths"] >= 0).all()
-
-
-def check_rerank_tree(given, tokens, parents, nodes):
-    size = tokens.shape[1]
-    assert_in("nodes", nodes, -1, given["tokens"].shape[1])
-    assert_in("parents", parents - torch.arange(size), -size - 1, 0)
-    assert_in("parents", parents, -1, size)
-
-
-def check_build_trie(given, tokens, parents, nodes, num_nodes):
-    size = tokens.shape[1]
-    assert_in("num_nodes", num_nodes, 0, size + 1)
-    assert_in("nodes", nodes, -1, max(size, 0))
-    assert_in("parents", parents - torch.arange(size), -size - 1, 0)
-    assert_in("parents", parents, -1, size)
-
-
-def check_ngram_propose(given, tokens, counts):
-    drafted = counts == given["gamma"]
-    assert (drafted | (counts == 0)).all(), f"counts: {counts}"
-    assert (tokens[~drafted] == -1).all(), f"tokens {tokens}, counts {counts}"
-    for row, text in zip(tokens[drafted], given["history"][drafted], strict=True):
-        assert torch.isin(row, text).all(), f"{row} is not copied from {text}"
-
-
 def check_pack_linear(given, panels):
     bits = {4: torch.int32, 2: torch.int16}[panels.itemsize]
     assert torch.equal(panels.view(bits), reference.pack_linear(given["weight"]).view(bits))

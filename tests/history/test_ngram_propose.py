@@ -11,13 +11,10 @@ from __future__ import annotations
 import functools
 import itertools
 
-import numpy as np
-import proofs
 import pytest
 import torch
 from proofs.history import ngram_case
-from specdec_hf.drafters.copying import PromptLookupDrafter, lookup
-from support.compiled import assert_one_graph
+from specdec_hf.drafters.copying import PromptLookupDrafter
 from support.providers import ALL_PROVIDERS, assert_outputs_equal, provider, provider_cases
 
 import specdec_kernels as sk
@@ -83,19 +80,6 @@ def check_every_text(op, ids, longest, setting):
 def test_every_text_gets_the_draft_of_the_definition(name, setting):
     torch.use_deterministic_algorithms(True)
     check_every_text(provider(OP, name), *(ALL if name in ("reference", "cpp") else FEW), setting)
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_every_text_gets_the_draft_of_the_drafter(setting):
-    def drafted(history, lengths, gamma, *ngrams):
-        tokens = np.full((len(history), gamma), -1)
-        for b, (row, n) in enumerate(zip(history.numpy(), lengths.tolist(), strict=True)):
-            found = lookup(row[:n], gamma, *ngrams)
-            tokens[b, : len(found)] = found
-        tokens = torch.from_numpy(tokens)
-        return tokens, (tokens >= 0).sum(-1).int()
-
-    check_every_text(drafted, *ALL, setting)
 
 
 # Negative controls: each is wrong in one way.
@@ -217,15 +201,6 @@ def test_place_in_the_batch_layout_dtype_and_threads_change_nothing(name):
     assert_outputs_equal(OP, shared, [t[8:].expand(3, *t.shape[1:]) for t in want])
 
 
-def test_many_sequences_are_shared_among_threads():
-    case = ngram_case(70, 1000, 6, ids=9)
-    torch.set_num_threads(1)
-    want = run("cpp", *case.args())
-    for threads in (2, 3):
-        torch.set_num_threads(threads)
-        assert_outputs_equal(OP, run("cpp", *case.args()), want)
-
-
 @pytest.mark.parametrize("name", [n for n in ALL_PROVIDERS if n != "reference"])
 def test_addresses_beyond_2_to_the_31_elements(name):
     """Two rows that lie so far apart; the memory between them is never touched."""
@@ -243,26 +218,3 @@ def test_the_defaults_are_those_of_prompt_lookup():
     same = {"max_ngram": drafter.max_ngram, "min_ngram": drafter.min_ngram}
     want = sk.ngram_propose(history, lengths, gamma=gamma, **same)
     assert_outputs_equal(OP, sk.ngram_propose(history, lengths, gamma=gamma), want)
-
-
-def a_round(history, lengths, target, gamma):
-    drafted = sk.ngram_propose(history, lengths, gamma=gamma)
-    verdict = sk.verify_chain(
-        target, drafted.tokens, rule="match", seeds=lengths, positions=lengths
-    )
-    return (*drafted, *verdict[:3])
-
-
-@pytest.mark.build  # it traces
-def test_a_draft_and_its_verification_compile_as_one_graph_for_all_sizes():
-    calls = []
-    for b, columns, gamma in ((3, 20, 4), (2, 33, 3), (5, 17, 6)):
-        history, lengths, *_ = ngram_case(b, columns, gamma).args()
-        target = torch.randn(b, gamma + 1, 61, generator=torch.Generator().manual_seed(b))
-        calls.append((history, lengths, target, gamma))
-    assert_one_graph(a_round, calls)
-
-
-def test_the_cases_find_matches_and_miss_some():
-    drafted = torch.cat([run("cpp", *case.args())[1] > 0 for case in proofs.cases(OP)])
-    assert 15 < int(drafted.sum()) < len(drafted) - 10

@@ -213,13 +213,6 @@ def test_caches_that_overlap_in_part_are_refused():
                 append(pair, [entry] * 2, where)
 
 
-def test_nothing_is_written_if_one_cache_is_invalid():
-    caches = [torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 4)]
-    with pytest.raises(RuntimeError, match=r"entries\[1\] must be"):
-        sk.kv_append_(caches, [torch.ones(1, 1, 1, 3)] * 2, torch.tensor([0]))
-    assert not caches[0].any()
-
-
 def test_node_ids_on_a_path_may_decrease(ops):
     """Among siblings with equal tokens, `verify_tree` may go on below another one than it names."""
     cache = torch.arange(6.0).view(1, 1, 6, 1)

@@ -37,22 +37,6 @@ def test_one_launch_serves_the_caches_of_a_word_width():
     assert groups() == groups(half(2, 0, 5, 4)) == []
 
 
-def test_the_stride_of_a_dimension_of_size_1_does_not_narrow_words():
-    loose = half(64).as_strided((1, 1, 2, 8), (1, 3, 24, 1))
-    (group,) = groups(loose)
-    assert group.word_bytes == 8
-    assert group.table[0, 1:4].tolist() == [0, 0, 6]
-
-
-def test_adjacent_heads_are_copied_as_one_row():
-    (group,) = groups(half(3, 4, 2, 8), slot=1)
-    assert group.table[0, 4:7].tolist() == [1, 4, 4]
-    (group,) = groups(half(3, 4, 2, 8).transpose(1, 2))
-    assert group.table[0, 4:7].tolist() == [1, 4, 4]
-    (group,) = groups(half(3, 2, 4, 8))
-    assert group.table[0, 4:7].tolist() == [2, 4, 2]
-
-
 def test_a_table_is_reused_only_for_the_same_caches():
     keys, values, new = half(2, 2, 5, 8), half(2, 2, 5, 8), half(2, 2, 1, 8)
     (first,) = groups(keys, values)
@@ -68,13 +52,6 @@ def test_a_table_is_reused_only_for_the_same_caches():
     assert not any(torch.equal(o[0].table, first.table) for o in others)
 
 
-def test_at_most_64_tables_are_kept():
-    kv_table._uploaded.cache_clear()
-    for i in range(200):
-        groups(half(1, 1, 1 + i, 2))
-    assert kv_table._uploaded.cache_info().currsize == 64
-
-
 def test_a_captured_graph_writes_the_same_table_that_is_copied_otherwise(monkeypatch):
     """Of caches that are all different, and of ten alike between them, more than a launch takes."""
     monkeypatch.setattr(kv_table, "CACHES", 4)
@@ -88,36 +65,6 @@ def test_a_captured_graph_writes_the_same_table_that_is_copied_otherwise(monkeyp
         for a, b in zip(copied, written, strict=True):
             assert torch.equal(a.table, b.table)
             assert a[1:] == b[1:]
-
-
-def launches(monkeypatch, layouts):
-    """How many rows each launch writes for a graph; nothing is written."""
-    counts = []
-
-    class Counting:
-        def __getitem__(self, grid):
-            return lambda *args, **options: counts.append(grid[0])
-
-    monkeypatch.setattr(kv_table, "write_rows", Counting())
-    kv_table._captured(CPU, layouts, None, 2)
-    return counts
-
-
-def test_a_captured_graph_writes_a_table_by_one_launch(monkeypatch):
-    """For 64 layers of keys and values, however they alternate; 65 need a second one."""
-    keys, values = half(2, 3, 5, 8), half(2, 3, 5, 16).transpose(1, 2).contiguous().transpose(1, 2)
-    layouts = [kv_table._layout(t) for t in (keys, values)]
-    assert launches(monkeypatch, (layouts[0],) * 128) == [128]
-    assert launches(monkeypatch, (layouts[0],) * 130) == [128, 2]
-    assert sorted(launches(monkeypatch, tuple(layouts * 64))) == [64, 64]
-
-
-@pytest.mark.parametrize("address", [0, 1, 16, 1 << 33, (1 << 57) - 1])
-def test_an_encoded_address_looks_the_same_to_triton(address):
-    code = kv_table.encoded(address)
-    assert code % 2 == 1
-    assert 1 << 62 < code < 1 << 63
-    assert (code & ((1 << 62) - 1)) >> 1 == address
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,16 @@ from proofs.case import Case, noisy_draft, sliced, zipf_logits
 from proofs.chain import chain_case
 from proofs.distributions import filtered_distribution, joint_distribution
 from proofs.drawn_trees import drawn_trees, lineage
-from proofs.enumeration import RealizedDistribution, enumerate_distribution
+from proofs.enumeration import enumerate_distribution
 from proofs.row import sample_case
 from proofs.tree import tree_case
-from proofs.tree_enumeration import RealizedTreeDistribution, enumerate_tree_distribution
+from proofs.tree_enumeration import enumerate_tree_distribution
 from specdec_kernels import reference, triton
 from specdec_kernels._library import CPU_OPS, OPS
 
 __all__ = [
     "CASES",
     "Case",
-    "RealizedDistribution",
-    "RealizedTreeDistribution",
     "acceptance_bound",
     "cases",
     "chain_case",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -15,14 +14,9 @@ def filtered_distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
     A token survives if fewer than top_k tokens are larger, if the larger survivors hold less than
     top_p of the survivors' mass, and if it has at least min_p of the largest probability.
 
-    Raises:
-        ValueError: temperature is negative or not finite.
-
     >>> filtered_distribution(torch.tensor([0.0, 0.0, -1.0]), top_k=1)
     tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
     """
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
     x = logits.double()
     if temperature == 0:
         return torch.nn.functional.one_hot(x.argmax(), len(x)).double()

@@ -29,12 +29,10 @@ class RealizedDistribution:
     joint: [V] * (gamma + 1) float64, joint distribution of the first gamma + 1 tokens, if the
         target's own distribution goes on after the emitted tokens.
     accepted: [gamma + 1] float64, distribution of the number of accepted drafts.
-    cells: number of cells that were evaluated.
     """
 
     joint: Tensor
     accepted: Tensor
-    cells: int
 
     @property
     def mean_accepted(self) -> float:
@@ -58,10 +56,6 @@ def enumerate_distribution(verify, draft, target, *, steps=36, like=None) -> Rea
         steps: bisection steps; an edge is known to 2^-steps.
         like: a faster verifier whose edges are tried first: where `verify` turns within 2^-22 of
             an edge, that edge is not searched by bisection.
-
-    Raises:
-        ValueError: two inner places of one cell give different answers, the last token falls as
-            the last uniform grows, or a token is outside of the vocabulary.
 
     >>> def verify(drafts, uniforms):
     ...     return (uniforms >= 0.25).long(), torch.zeros(len(uniforms), dtype=torch.int32)
@@ -89,7 +83,7 @@ def enumerate_distribution(verify, draft, target, *, steps=36, like=None) -> Rea
         joint[prefix] += w * joint_distribution([table[prefix] for table in target[n + 1 :]])
     by_count = torch.zeros(gamma + 1, dtype=torch.float64)
     by_count.index_add_(0, accepted.long(), volume)
-    return RealizedDistribution(joint, by_count, len(tokens))
+    return RealizedDistribution(joint, by_count)
 
 
 def check_constant(

@@ -68,21 +68,13 @@ def enumerate_tree_distribution(
     Args:
         verify: (drafts [C, N], uniforms [C, 2N+1]) -> (path [C, D], tokens [C, D+1]), as
             `verify_tree` takes and returns them; D is at least the depth of the tree.
-        parents: [N], -1 the root; parents[n] < n.
         drafts, weights: [C, N] and [C], as from `drawn_trees`.
-        target: conditionals of the target, target[i] [V] * (i + 1) float64, one more than the tree
-            is deep.
+        target, steps: as of `enumerate_distribution`.
         upward: the rule goes from the leaves to the root (traversal): the uniform of a node is used
             after those of its descendants, and nothing is used after the draw.
-        steps: bisection steps; an edge is known to 2^-steps.
         like: a faster verifier whose cells are tried first: if `verify` gives the same answers in
             the middle of each cell and near each of its faces (where a mass of 2^-22 is cut off),
             its own cells are not measured.
-
-    Raises:
-        ValueError: an acceptance uniform decides only for some values of uniforms that come later,
-            two inner places of one cell give different answers, or a token is outside of the
-            vocabulary.
 
     >>> def verify(drafts, uniforms):
     ...     token = (uniforms[:, 1:2] >= 0.25).long()
@@ -106,11 +98,7 @@ def enumerate_tree_distribution(
     accepted = torch.zeros(len(target), dtype=torch.float64).index_add_(0, counts, volume)
     on_path = torch.stack([(path == n).any(-1) for n in range(len(parents))], -1)
     return RealizedTreeDistribution(
-        _joint(tokens, volume, target),
-        accepted,
-        len(volume),
-        (on_path * volume[:, None]).sum(0),
-        decisions,
+        _joint(tokens, volume, target), accepted, (on_path * volume[:, None]).sum(0), decisions
     )
 
 

@@ -79,9 +79,8 @@ def vectors(*columns):
     return [Ints(column, (len(column),)) for column in columns]
 
 
-def matrix(rows, width, dtype=torch.int64):
-    """width: of a matrix without rows."""
-    return Ints(rows, (len(rows), len(rows[0]) if rows else width), dtype)
+def matrix(rows, dtype=torch.int64):
+    return Ints(rows, (len(rows), len(rows[0])), dtype)
 
 
 def made(op, name, caches, *rest, entries=None, dtype=F32, layout="contiguous",
@@ -100,9 +99,8 @@ def made(op, name, caches, *rest, entries=None, dtype=F32, layout="contiguous",
     return Case(op, name, build)
 
 
-def columns_of(pairs, width=2):
-    """The columns of a list of tuples, which may be empty."""
-    return [*map(list, zip(*pairs, strict=True))] or [[]] * width
+def columns_of(pairs):
+    return [*map(list, zip(*pairs, strict=True))]
 
 
 def filled(name, fill):
@@ -161,10 +159,8 @@ def append_cases():
         append("strided-positions", [(2, 7, 3, 8)], _edges(7, 3), step=3),
         append("S1", [(2, 1, 1, 8), (2, 1, 3, 8)], _edges(1, 1)),
         append("n-above-S", [(2, 3, 11, 8)], _edges(3, 11)),
-        append("B0", [(2, 5, 3, 8)], []),
         append("B0-no-caches", [], []),
         append("no-caches", [], [0, 1]),
-        append("n0", [(2, 5, 0, 8)], [0, 1]),
         append("H0-S0-D0", [(0, 5, 2, 8), (2, 0, 2, 8), (2, 5, 2, 0)], [0, 1]),
         append("n0-beside-others", [(2, 5, 0, 8), (2, 5, 2, 8), (0, 5, 2, 8)], [0, 4]),
         append("batch-of-one", [(1, 9, 4, 128)], [3], BF16, "transposed"),
@@ -202,7 +198,6 @@ def truncate_cases():
             *(cut(f"D{d}", [(2, 7, d)], *_old_and_new(7), HALF) for d in (1, 3, 65, 128)),
             cut("strided-lengths", [(2, 7, 8)], *_old_and_new(7), step=3),
             cut("S1", [(2, 1, 8)], *_old_and_new(1)),
-            cut("B0", [(2, 5, 8)], [], []),
             cut("no-caches", [], [4, 1], [2, 3]),
             cut("H0-S0-D0", EMPTY, [3, 4], [1, 0]),
             cut("long-drop", [(2, 300, 32)], [300, 290], [0, 5], HALF, "transposed"),
@@ -234,7 +229,7 @@ def random_case(op, seed):
 def realign(name, shapes, moves, *, fill=True, **more):
     """A shift of each sequence; moves: (start, length, shift)."""
     caches = [(len(moves), *shape) for shape in shapes]
-    return made("kv_realign_", filled(name, fill), caches, *vectors(*columns_of(moves, 3)), fill,
+    return made("kv_realign_", filled(name, fill), caches, *vectors(*columns_of(moves)), fill,
                 **more)  # fmt: skip
 
 
@@ -252,7 +247,6 @@ def realign_cases():
             realign("strided", [(2, 9, 1), (1, 5, 8)], some, step=3, fill=fill),
         )),
         realign("every", [(1, 4, 3)], list(every), dtype=torch.int8),
-        realign("B0", [(2, 5, 3)], []),
         realign("no-caches", [], some),
         realign("H0-S0-D0", EMPTY, [(0, 3, 1)]),
         realign("long", [(2, 300, 32)], long, dtype=HALF),
@@ -279,7 +273,6 @@ def ring_cases():
         ring("whole", [(3, 9, 16)], some, 9, dtype=HALF),
         ring("plain", [(2, 9, 16)], some, 4, fill=False),
         ring("strided", [(2, 9, 1)], some, 4, step=3),
-        ring("B0", [(2, 5, 3)], [], 2),
         ring("no-caches", [], some, 4),
         ring("H0-D0", [(0, 5, 2), (2, 6, 0)], some, 5),
         ring("smallest-first", [(2, 7, 3), (2, 9, 16)], [(13, 9), (20, 15), (9, 7)], 4),
@@ -303,7 +296,7 @@ def compact(name, shapes, paths, ids=torch.int64, **more):
     """shapes: (H, S, D) of each cache; paths: (base, path) of each sequence."""
     base, path = columns_of(paths)
     return made("kv_compact_", name, [(len(paths), *shape) for shape in shapes], *vectors(base),
-                matrix(path, 0, ids), **more)  # fmt: skip
+                matrix(path, ids), **more)  # fmt: skip
 
 
 @functools.cache
@@ -317,8 +310,6 @@ def compact_cases():
         compact("strided-ids", [(2, 9, 8)], PATHS, step=3),
         compact("strided-int32", [(2, 9, 8)], PATHS, torch.int32, step=2, **transposed),
         compact("scales", [(2, 9, 16), (2, 9, 1), (1, 9, 1)], PATHS, dtype=torch.int8),
-        compact("B0", [(2, 5, 8)], []),
-        compact("P0", [(2, 5, 8)], [(0, []), (1, [])]),
         compact("no-caches", [], [(0, [0, 2]), (1, [1, 2])]),
         compact("H0-S0-D0", EMPTY, [(0, [1, 2])]),
         compact("beside-empty", [(0, 5, 2), (2, 5, 2)], [(0, [1, 2])]),
@@ -353,7 +344,7 @@ def paged_append(name, heads, n, tables, positions, counts=None, pool=(60, 4), i
     """n: entries of each sequence. ids: the dtype of tables."""
     where, *ragged = vectors(positions, *([] if counts is None else [counts]))
     return made(
-        "paged_append_", name, [(*pool, *head) for head in heads], matrix(tables, 2, ids), where,
+        "paged_append_", name, [(*pool, *head) for head in heads], matrix(tables, ids), where,
         *(ragged or [None]), entries=[(len(tables), n, *head) for head in heads], **more,
     )  # fmt: skip
 
@@ -385,9 +376,6 @@ def paged_append_cases():
         edges("blocks-of-1", one, pool=(60, 1)),
         edges("blocks-of-64", one, pool=(60, 64)),
         paged_append("huge-blocks", one, 4, huge, positions, counts, ids=torch.int64),
-        paged_append("B0", one, 3, [], [], **small),
-        paged_append("n0", one, 0, [[0, 1]], [2], **small),
-        paged_append("M0", one, 3, [[]], [0], **small),
         paged_append("no-caches", [], 3, [[0, 1]], [0], **small),
         paged_append("no-blocks", one, 3, [[0, 1]], [0], pool=(0, 4)),
         paged_append("blocks-of-0", one, 3, [[0, 1]], [0], pool=(3, 0)),
@@ -401,7 +389,7 @@ def paged_append_cases():
 def paged_compact(name, heads, tables, paths, pool=(60, 4), ids=torch.int64, **more):
     base, path = columns_of(paths)
     return made("paged_compact_", name, [(*pool, *head) for head in heads],
-                matrix(tables, 2, torch.int32), *vectors(base), matrix(path, 0, ids),
+                matrix(tables, torch.int32), *vectors(base), matrix(path, ids),
                 **more)  # fmt: skip
 
 
@@ -419,9 +407,6 @@ def paged_compact_cases():
         edges("strided", [(2, 8), (2, 1)], dtype=HALF, step=3),
         edges("blocks-of-1", one, pool=(60, 1)),
         edges("blocks-of-64", one, pool=(60, 64)),
-        paged_compact("B0", one, [], [], **small),
-        paged_compact("P0", one, [[0, 1]], [(2, [])], **small),
-        paged_compact("M0", one, [[]], pair, **small),
         paged_compact("no-caches", [], [[0, 1]], pair, **small),
         paged_compact("no-blocks", one, [[0, 1]], pair, pool=(0, 4)),
         paged_compact("blocks-of-0", one, [[0, 1]], pair, pool=(3, 0)),
@@ -432,7 +417,7 @@ def paged_compact_cases():
 
 
 def paged_truncate(name, tables, old, new, size, step=1):
-    return made("paged_truncate_", name, None, matrix(tables, 3, torch.int32), *vectors(old, new),
+    return made("paged_truncate_", name, None, matrix(tables, torch.int32), *vectors(old, new),
                 size, step=step)  # fmt: skip
 
 
@@ -448,8 +433,6 @@ def paged_truncate_cases():
         *(paged_truncate(f"size-{n}", tables, *lengths, n) for n in (1, 3, 4, 16, HUGE)),
         paged_truncate("strided", tables, *lengths, 4, 3),
         paged_truncate("long", long, [800, 790, 3], [2, 150, 1], 4),
-        paged_truncate("B0", [], [], [], 4),
-        paged_truncate("M0", [[], []], [4, 9], [1, 0], 4),
         paged_truncate("many-sequences", many, [8] * 3000, [4] * 3000, 4),
     ]
 

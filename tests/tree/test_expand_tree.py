@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch._dynamo.testing
 from proofs.tree_layout import expand_case
-from support.compiled import assert_one_graph
 from support.providers import assert_all_equal, assert_close, provider
 from support.tree_layout_oracles import check_expansion
 
@@ -170,16 +169,6 @@ def grown(logits, scores, lengths, size, slots):
     candidates = torch.cat([first.scores.view(b, 3), second.scores.view(b, 9)], 1)
     tree = sk.rerank_tree(tokens, parents, candidates, size=size)
     return (*tree, *sk.tree_attention(tree.parents, lengths, slots=slots))
-
-
-@pytest.mark.build  # it traces
-def test_growing_a_tree_compiles_as_one_graph_for_all_sizes():
-    calls = []
-    for b, v, size in ((3, 40, 7), (2, 61, 9), (5, 33, 8)):
-        g = torch.Generator().manual_seed(b)
-        logits = torch.randn(b, 4, v, generator=g)
-        calls.append((logits, torch.zeros(b, 1), torch.arange(b), size, 20 + b))
-    assert_one_graph(grown, calls)
 
 
 def test_a_grown_tree_holds_the_best_paths():

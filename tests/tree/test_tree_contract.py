@@ -8,7 +8,6 @@ import proofs
 import pytest
 import torch
 import torch._dynamo.testing
-from support.compiled import assert_one_graph
 from support.providers import KERNEL_PROVIDERS, assert_close, assert_outputs_equal, provider
 from support.tree_pairs import RULES, TREE_PAIRS
 
@@ -122,30 +121,6 @@ def test_rows_off_the_path_are_not_read(name, rule, filters):
                 untouched += 1
     assert untouched > 0
     assert_outputs_equal("verify_tree", op(*a), want)
-
-
-def tree_rules(target, tokens, parents, draft, seeds, positions):
-    tree, kw = specdec_kernels.Tree(tokens, parents), dict(seeds=seeds, positions=positions)
-    verify = specdec_kernels.verify_tree
-    return (
-        *verify(target, tree, draft, rule="multi_draft", with_accept_probs=True, **kw),
-        *verify(target, tree, draft, rule="k_seq", draft_rows=parents.int() + 1, **kw),
-        *verify(target, tree, draft, rule="traversal", temperature=0.7, top_k=9, **kw),
-        *verify(target, tree, rule="typical", max_depth=1, max_new_tokens=positions + 1, **kw),
-    )
-
-
-@pytest.mark.build  # it traces
-def test_rules_compile_as_one_graph_for_all_sizes():
-    calls = []
-    for b, n, v in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):
-        g = torch.Generator().manual_seed(b)
-        calls.append((
-            torch.randn(b, n + 1, v, generator=g), torch.randint(0, v, (b, n), generator=g),
-            torch.arange(-1, n - 1).repeat(b, 1), torch.randn(b, n, v, generator=g),
-            torch.arange(b), torch.arange(b) * 9,
-        ))  # fmt: skip
-    assert_one_graph(tree_rules, calls)
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "accepted"), [(0.3, 0.9, 0), (0.9, 0.3, 1)])

@@ -127,16 +127,6 @@ def test_triton_emits_the_target_distribution_in_the_interpreter(rule):
     assert_target_distribution(setting.realized("triton", steps=26), setting)
 
 
-def test_boundaries_of_another_verifier_do_not_change_the_distribution():
-    """Cell boundaries of a different verifier (`like`) are only a first guess."""
-    setting, other = (ToyTree("multi_draft", tree="21", seed=s) for s in (0, 99))
-    realized = proofs.enumerate_tree_distribution(
-        setting.verifier("cpp"), setting.parents, setting.drafts, setting.weights,
-        setting.target_probs, like=other.verifier("cpp"),
-    )  # fmt: skip
-    assert_target_distribution(realized, setting)
-
-
 @pytest.mark.parametrize("rule", RATIO)
 @pytest.mark.parametrize("name", [pytest.param("reference", marks=pytest.mark.full), "cpp"])
 def test_accept_probs_are_the_measured_probabilities(name, rule):

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch._dynamo.testing
 from proofs.tree_layout import random_parents
-from support.compiled import assert_one_graph
 from support.providers import assert_outputs_equal, provider
 from support.tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
 
@@ -120,23 +119,6 @@ def test_attention_over_a_tree_equals_attention_over_each_path(name, window):
         assert error < 1e-12, (node, float(error))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_number_of_threads_and_the_layout_change_nothing(name):
-    g = torch.Generator().manual_seed(7)
-    b, n, slots = (2, 9, 33) if name == "triton" else (3, 200, 1500)
-    parents = random_parents(b, n, g)
-    lengths = torch.randint(0, slots, (b,), generator=g)
-    op = checked("tree_attention", name)
-    torch.set_num_threads(1)
-    want = op(parents, lengths, slots, 5)
-    torch.set_num_threads(3)
-    spread = parents.T.contiguous().T, lengths.repeat_interleave(2)[::2]
-    assert_outputs_equal("tree_attention", op(*spread, slots, 5), want)
-    assert_outputs_equal("tree_attention", op(parents.int(), lengths, slots, 5), want)
-    last = op(parents[-1:], lengths[-1:], slots, 5)
-    assert_outputs_equal("tree_attention", last, [t[-1:] for t in want])
-
-
 def test_the_public_function_names_its_outputs():
     out = sk.tree_attention(torch.tensor([[-1]]), torch.tensor([2]), slots=4)
     assert out.mask.tolist() == [[[True, True, True, False], [True, True, True, True]]]
@@ -194,7 +176,7 @@ def test_a_trie_has_room_for_every_token_by_default():
     assert trie.num_nodes.tolist() == [12]
 
 
-@pytest.mark.parametrize("op", ["rerank_tree", "build_trie"])
+@pytest.mark.parametrize("op", ["tree_attention", "rerank_tree", "build_trie"])
 @pytest.mark.parametrize("name", NAMES)
 def test_place_in_the_batch_and_threads_change_nothing(name, op):
     case = proofs.cases(op)[0 if name == "triton" else -1]
@@ -210,27 +192,3 @@ def test_place_in_the_batch_and_threads_change_nothing(name, op):
     assert_outputs_equal(op, run(*chosen(alone)), [t[alone] for t in want])
     order = torch.tensor([1, 0] if name == "triton" else [1, 0] * 40)
     assert_outputs_equal(op, run(*chosen(order)), [t[order] for t in want])
-
-
-def layout_of_a_round(tokens, parents, scores, sequences, lengths, size):
-    """A re-ranked tree and a trie, each with its mask."""
-    chosen = sk.rerank_tree(tokens, parents, scores, size=size)
-    trie = sk.build_trie(sequences)
-    slots = 2 * size + 50
-    return (
-        *chosen, *sk.tree_attention(chosen.parents, lengths, slots=slots, window=7),
-        *trie, *sk.tree_attention(trie.parents, lengths, slots=slots),
-    )  # fmt: skip
-
-
-@pytest.mark.build  # it traces
-def test_the_layout_of_a_round_compiles_as_one_graph_for_all_sizes():
-    calls = []
-    for b, m, k, length, size in ((3, 20, 4, 5, 9), (2, 33, 3, 6, 11), (5, 17, 6, 4, 8)):
-        g = torch.Generator().manual_seed(b)
-        calls.append((
-            torch.randint(0, 9, (b, m), generator=g), random_parents(b, m, g),
-            -torch.rand(b, m, generator=g), torch.randint(0, 3, (b, k, length), generator=g),
-            torch.randint(0, 30, (b,), generator=g), size,
-        ))  # fmt: skip
-    assert_one_graph(layout_of_a_round, calls)

@@ -12,11 +12,10 @@ pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
 import torch
-from support.providers import assert_close, assert_outputs_close, record_allocations, verify_tree
+from support.providers import assert_close, assert_outputs_close, verify_tree
 from support.triton_interpreter import small_tiles  # noqa: F401  # a fixture
 
 from specdec_kernels import reference
-from specdec_kernels.triton import launch
 from specdec_kernels.triton.tree import verify_tree as tree
 
 # Siblings.
@@ -99,15 +98,3 @@ def test_many_siblings_of_several_rows_in_many_tiles(rule):
     want = verify_tree(reference.verify_tree, *args, **options)
     assert_outputs_close("verify_tree", verify_tree(tree.verify_tree, *args, **options), want)
     assert int(want[2]) == 0
-
-
-def test_scratch_is_a_few_numbers_a_tile_and_a_node(monkeypatch):
-    """No allocation is as large as the rows."""
-    sizes = record_allocations(monkeypatch)
-    b, n, v = 2, 5, 9000
-    nodes = torch.zeros(b, n, dtype=torch.int64)
-    verify_tree(
-        tree.verify_tree, torch.zeros(b, n + 1, v), nodes, nodes - 1, torch.zeros(b, n, v),
-        rule="traversal", max_new_tokens=torch.zeros(b).long(),
-    )  # fmt: skip
-    assert max(sizes) <= b * max(3 * launch.tiling(v).tiles, 16 * (n + 1))
