@@ -5,7 +5,6 @@ import importlib.util
 import proofs
 import pytest
 import torch
-import torch._dynamo.testing
 from support.compiled import assert_one_graph
 from support.lanes import covering
 from support.providers import KERNEL_PROVIDERS, assert_all_equal, assert_close, run_case, tensors

@@ -5,15 +5,9 @@ import pytest
 import torch
 from support.providers import provider, verify
 from support.toy_chain import (
-    RATES,
     ToyChain,
-    assert_joint_distribution,
     assert_target_distribution,
     assert_wrong_distribution,
-    chain_joint_distribution,
-    lenient_masses,
-    lossy_joint_distribution,
-    typical_masses,
 )
 
 # The enumeration itself.
@@ -49,8 +43,7 @@ def test_the_enumeration_rejects_a_cdf_that_ends_below_1(gamma, token, words, wi
         )
 
 
-# Correct kernels that are called wrongly, and lossy rules with one wrong term. Wrong kernels are in
-# the ledger of mutants.
+# Correct kernels that are called wrongly. Wrong kernels are in the ledger of mutants.
 
 
 def changed(**new):
@@ -101,39 +94,3 @@ def test_the_enumeration_rejects(call, rule):
 
     realized = proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=24)
     assert_wrong_distribution(realized, toy)
-
-
-TYPICAL = dict(epsilon=0.9, delta=1.1)
-
-
-def typical_with_the_unfiltered_entropy(toy):
-    full = ToyChain(v=4, target_filters=dict(temperature=1.3))
-    rows = zip(toy.target_probs, toy.draft_probs, full.target_probs, strict=False)
-    masses = [typical_masses(p, q, **TYPICAL, unfiltered=u) for p, q, u in rows]
-    return chain_joint_distribution(
-        [a for a, _ in masses], [r for _, r in masses], toy.target_probs
-    )
-
-
-FORMULAS = {
-    "lenient with the residual of token": (
-        dict(rule="lenient", lenience=0.5),
-        lambda toy: lossy_joint_distribution(toy, lenient_masses, lenience=0.5, of_token=True),
-    ),
-    "typical with the entropy of all tokens": (
-        dict(v=4, rule="typical", **TYPICAL, target_filters=dict(temperature=1.3, top_k=2)),
-        typical_with_the_unfiltered_entropy,
-    ),
-    "synthetic as token": (
-        dict(rule="synthetic", rates=RATES),
-        lambda toy: proofs.joint_distribution(toy.target_probs),
-    ),
-}
-
-
-@pytest.mark.parametrize("formula", FORMULAS)
-def test_a_formula_that_is_not_the_rules_is_rejected(formula):
-    options, wrong = FORMULAS[formula]
-    toy = ToyChain(**options)
-    with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_joint_distribution(toy.realized("cpp"), wrong(toy))

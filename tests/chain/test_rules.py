@@ -28,7 +28,6 @@ from support.providers import (
     verify_tree,
 )
 from support.toy_chain import (
-    BOUNDARY_PROVIDER,
     RATES,
     TOLERANCE,
     ToyChain,
@@ -121,31 +120,6 @@ def test_emitted_tokens_have_the_targets_distribution(name, rule, form):
 def test_without_drafts_or_noise_the_distribution_is_the_targets(name, options):
     toy = ToyChain(**options)
     assert_target_distribution(toy.realized(name), toy)
-
-
-@pytest.mark.parametrize("invalid", [False, True], ids=["missing", "invalid"])
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", ENUMERATED_PROVIDERS)
-def test_after_a_missing_or_invalid_draft_the_distribution_is_the_targets(name, rule, invalid):
-    toy = toy_of(rule, "logits")
-
-    def run_by(provider_name):
-        def run(drafts, uniforms):
-            arguments = toy.arguments(drafts, provider_name)
-            if invalid:
-                arguments["draft"][:, 1] = torch.nan
-            else:
-                drafts = drafts.where(torch.arange(2) < 1, -1)
-            op = provider("verify_chain", provider_name)
-            return verify(op, tokens=drafts, uniforms=uniforms, **arguments)[:2]
-
-        return run
-
-    like = None if name == BOUNDARY_PROVIDER else run_by(BOUNDARY_PROVIDER)
-    realized = proofs.enumerate_distribution(
-        run_by(name), toy.draft_probs, toy.target_probs, like=like
-    )
-    assert_target_distribution(realized, toy)
 
 
 class PaperModel:

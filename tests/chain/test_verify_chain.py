@@ -70,26 +70,6 @@ def fixed(v=5):
     return p, q
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_tokens_counts_and_padding_of_the_verdict(name):
-    """P/Q = 2/3; the residual is token 0 alone; the bonus token is uniform over 0, 1 and 2."""
-    p, q = fixed()
-    drafts = torch.tensor([[1, 2]])
-    for accept, last, want, count in [
-        ((0.6, 0.6), 0.99, [1, 2, 2], 2),
-        ((0.6, 0.6), 0.0, [1, 2, 0], 2),
-        ((0.6, 0.7), 0.99, [1, 0, -1], 1),
-        ((0.7, 0.0), 0.5, [0, -1, -1], 0),
-    ]:
-        uniforms = torch.tensor([[*accept, last]], dtype=torch.float64)
-        got = verify(provider("verify_chain", name), p, drafts, q, uniforms=uniforms)
-        assert got[0].tolist() == [want]
-        assert got[1].tolist() == [count]
-        assert got[2].tolist() == [0]
-        third = torch.tensor([[-1.0986123] * (count + 1) + [0.0] * (2 - count)])
-        assert_close("logprobs", got[3], third, atol=1e-6)
-
-
 EDGES = {  # target row, draft row, uniform, whether draft 0 is accepted
     "P=0 is never accepted": ([0.0, 1.0], [0.5, 0.5], 0.0, False),
     "P=Q is always accepted": ([0.3, 0.7], [0.3, 0.7], 1 - 2.0**-53, True),
@@ -143,18 +123,6 @@ def test_minus_one_ends_the_drafts_and_samples_the_target_not_the_residual(name,
     assert seen == {"greedy": {0}, "match": seen}.get(rule, {0, 1, 2})
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_greedy_accepts_the_argmax_and_recovers_with_it(name):
-    target = torch.zeros(3, 3, 9)
-    target[:, 0, 4] = target[:, 1, 7] = target[:, 2, 2] = 1.0
-    target[:, 1, 8] = 1.0  # tied with 7: the lower id is the argmax
-    drafts = torch.tensor([[4, 7], [4, 8], [3, 7]])
-    got = verify(provider("verify_chain", name), target, drafts, rule="greedy", temperature=0.3)
-    assert got[0].tolist() == [[4, 7, 2], [4, 7, -1], [4, -1, -1]]
-    assert got[1].tolist() == [2, 1, 0]
-    assert not got[3].any()
-
-
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
 def test_match_emits_what_sampling_with_shared_noise_draws(name):
     """Whatever the drafts, emitted tokens are those of plain sampling at the same positions."""
@@ -180,31 +148,6 @@ def test_match_emits_what_sampling_with_shared_noise_draws(name):
     assert_close("logprobs", got[3], torch.where(emitted, logprobs, 0.0), atol=1e-5)
     matches = (drafts == tokens[:, :gamma]).int().cumprod(-1).sum(-1)
     assert_close("num_accepted", got[1], matches.int())
-
-
-# Triton's interpreter takes a second for each row.
-SLOW = {("triton", rule) for rule in ("token", "typical", "lenient", "match")}
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        (n, r)
-        for n in KERNEL_PROVIDERS
-        for r in ("token", "block", "typical", "lenient", "match")
-        if (n, r) not in SLOW
-    ],
-)
-def test_sequences_of_temperature_zero_are_greedy_in_a_mixed_batch(name, rule):
-    case = proofs.chain_case(6, 3, 67, rule=rule)
-    target, drafts, q, *_ = case.args()
-    temperature = torch.tensor([0.0, 1.0, 0.0, 0.7, 2.0, 0.0])
-    op = provider("verify_chain", name)
-    mixed = verify(op, target, drafts, q, rule=rule, temperature=temperature)
-    greedy = verify(op, target, drafts, q, rule="greedy")
-    cold = temperature == 0
-    assert_outputs_equal("verify_chain", [x[cold] for x in mixed], [x[cold] for x in greedy])
-    assert not torch.equal(mixed[0][~cold], greedy[0][~cold])
 
 
 @pytest.mark.parametrize("name", KERNEL_PROVIDERS)
@@ -241,7 +184,7 @@ def ragged(target, draft, lengths):
         pytest.param(n, r, marks=pytest.mark.full if n == "triton" else [])
         for n in KERNEL_PROVIDERS
         for r in ("token", "block", "match")
-        if (n, r) not in SLOW
+        if n != "triton" or r == "block"  # the interpreter takes a second for each row
     ],
 )
 def test_ragged_equals_padded(name, rule):

@@ -87,39 +87,6 @@ __global__ void ticket_kernel(const int* in, int* sums, unsigned* ticket, int* o
   if (threadIdx.x == 0) *out = total;
 }
 
-// Writes one row of 32 results for each warp-wide operation.
-__global__ void lanes_kernel(const unsigned* in, unsigned long long* out) {
-  const unsigned lane = threadIdx.x, x = in[lane];
-  const unsigned half = lane < 16 ? 0xFFFFu : 0xFFFF0000u;
-  unsigned long long* row = out + lane;
-  const auto put = [&](unsigned long long value) {
-    *row = value;
-    row += 32;
-  };
-  put(__shfl_sync(kFull, x, 5));
-  put(__shfl_sync(kFull, x, 35 - static_cast<int>(lane)));
-  put(__shfl_sync(kFull, x, 1, 8));
-  put(__shfl_up_sync(kFull, x, 3));
-  put(__shfl_xor_sync(kFull, x, 9, 8));
-  put(__shfl_xor_sync(kFull, x, 9));
-  put(static_cast<unsigned long long>(__shfl_xor_sync(kFull, x * 0.5, 1)));
-  put(static_cast<unsigned long long>(__shfl_xor_sync(kFull, x * 0.25f, 1)));
-  put(__shfl_xor_sync(kFull, x * 0x100000001ull, 1));
-  put(static_cast<unsigned long long>(__shfl_xor_sync(kFull, static_cast<long long>(x), 1)));
-  put(__ballot_sync(half, x & 1));
-  put(__any_sync(half, x == in[0]));
-  put(__all_sync(half, lane < 16));
-  put(__reduce_add_sync(half, x));
-  put(__reduce_max_sync(half, x));
-  if (lane % 2) {
-    put(__ballot_sync(0xAAAAAAAAu, lane > 7));
-  } else {
-    put(__ballot_sync(0x55555555u, lane > 7));
-  }
-  __syncwarp();
-  put(__syncthreads_and(lane < 32) * 2 + __syncthreads_and(lane < 31));
-}
-
 // Writes the initial contents of a block's shared memory, and then fills it.
 __global__ void poison_kernel(unsigned* out) {
   unsigned* const s = shared<unsigned>();
@@ -215,9 +182,6 @@ int run_ticket(const int* in, int* sums, unsigned* ticket, int* out, unsigned gr
   return launch(one_step ? ticket_kernel<true> : ticket_kernel<false>, grid, 128, 1, 256, in, sums,
                 ticket, out);
 }
-int run_lanes(const unsigned* in, unsigned long long* out) {
-  return launch(lanes_kernel, 1, 32, 1, 0, in, out);
-}
 int run_poison(unsigned* out, unsigned grid, unsigned cluster) {
   return launch(poison_kernel, grid, 64, cluster, 256, out);
 }
@@ -227,40 +191,6 @@ int run_neighbour(int* out, bool barrier) {
 int run_fault(int fault, unsigned threads) {
   unsigned flag = 0;
   return launch(fault_kernel, 2, threads, 2, 64, fault, &flag);
-}
-int run_empty(unsigned grid, unsigned block, unsigned cluster, size_t shared_bytes) {
-  return launch(fault_kernel, grid, block, cluster, shared_bytes, int{kNone},
-                static_cast<unsigned*>(nullptr));
-}
-int allow(bool large_cluster, int shared_bytes) {
-  cudaFuncSetAttribute(fault_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, large_cluster);
-  return cudaFuncSetAttribute(fault_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              shared_bytes);
-}
-int attribute(int id) {
-  int device = -1, value = -1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&value, static_cast<cudaDeviceAttr>(id), device);
-  return value;
-}
-int active_blocks(int threads, size_t shared_bytes) {
-  int blocks = -1;
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, fault_kernel, threads, shared_bytes);
-  return blocks;
-}
-int active_clusters(unsigned threads, unsigned cluster) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(cluster);
-  config.blockDim = dim3(threads);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = -1;
-  cudaOccupancyMaxActiveClusters(&clusters, fault_kernel, &config);
-  return clusters;
 }
 int last_error() { return cudaGetLastError(); }
 const char* error_string(int status) {
@@ -272,10 +202,6 @@ void set_order(bool reverse, uint64_t seed, unsigned clusters) {
   simt::reverse = reverse;
   simt::shuffle_seed = seed;
   simt::clusters_at_once = clusters;
-}
-void set_device(int multiprocessors, int major) {
-  simt::multiprocessors = multiprocessors;
-  simt::capability_major = major;
 }
 #endif
 

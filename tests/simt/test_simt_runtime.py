@@ -26,8 +26,6 @@ def built():
     library = ctypes.CDLL(str(built_once("libruntime_simt.so", build)))
     library.error_string.restype = ctypes.c_char_p
     library.set_order.argtypes = [ctypes.c_bool, ctypes.c_uint64, ctypes.c_uint]
-    library.active_blocks.argtypes = [ctypes.c_int, ctypes.c_size_t]
-    library.run_empty.argtypes = [ctypes.c_uint] * 3 + [ctypes.c_size_t]
     return library
 
 

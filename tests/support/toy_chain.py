@@ -250,26 +250,23 @@ def rejection_mass(accepted, probs):
     return (1 - accepted.sum(-1, keepdim=True)) * probs
 
 
-def lenient_masses(p, q, lenience, of_token=False):
-    """Rule lenient. of_token: with the residual of rule token, which is wrong."""
+def lenient_masses(p, q, lenience):
     accepted = torch.minimum(q, p / lenience)
-    residual = (p - (1.0 if of_token else lenience) * q).clamp(min=0)
+    residual = (p - lenience * q).clamp(min=0)
     total = residual.sum(-1, keepdim=True)
     return accepted, rejection_mass(accepted, torch.where(total > 0, residual / total, p))
 
 
-def typical_masses(p, q, epsilon, delta, unfiltered=None):
-    """Rule typical. unfiltered: the distribution whose entropy counts, where it is not p."""
-    h = -torch.special.xlogy(*[unfiltered if unfiltered is not None else p] * 2).sum(-1, True)
+def typical_masses(p, q, epsilon, delta):
+    h = -torch.special.xlogy(p, p).sum(-1, True)
     accepted = torch.where(p > (delta * (-h).exp()).clamp(max=epsilon), q, 0.0)
     return accepted, rejection_mass(accepted, p)
 
 
-def top_beta_masses(p, q, beta, tau, unfiltered=None):
-    """Rule top_beta by pairwise comparisons. unfiltered: as in `typical_masses`, of the ranks."""
-    ranked = p if unfiltered is None else unfiltered
-    likelier = (ranked.unsqueeze(-2) > ranked.unsqueeze(-1)).sum(-1)
-    near = (p > 0) & (ranked.amax(-1, keepdim=True) <= ranked * math.exp(min(tau, 700.0)))
+def top_beta_masses(p, q, beta, tau):
+    """Rule top_beta by pairwise comparisons."""
+    likelier = (p.unsqueeze(-2) > p.unsqueeze(-1)).sum(-1)
+    near = (p > 0) & (p.amax(-1, keepdim=True) <= p * math.exp(min(tau, 700.0)))
     accepted = torch.where(near & (likelier < beta), q, 0.0)
     return accepted, rejection_mass(accepted, p)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
-import torch._dynamo.testing
 from proofs.tree_layout import expand_case
 from support.providers import assert_all_equal, assert_close, provider
 from support.tree_layout_oracles import check_expansion

@@ -32,11 +32,8 @@ EVERY_RULE = [r for r in DRAWN if r != "greedy"]
 # Name -> (rules, arguments of ToyTree). The other providers take the trees of TINY.
 LOSSLESS = {
     "221": ([r for r in EVERY_RULE if r != "k_seq"], dict(tree="221")),
-    "312": ([r for r in EVERY_RULE if r != "k_seq"], dict(tree="312", seed=1)),
     "mixed-zeros": (EVERY_RULE, dict(tree="mixed", holes=True, seed=1)),
     "22": (EVERY_RULE, dict(tree="22", seed=2)),
-    "V4-zeros": (EVERY_RULE, dict(tree="21", v=4, holes=True, seed=3)),
-    "V5": (EVERY_RULE, dict(tree="3", v=5, seed=4)),
     "equal": (EVERY_RULE, dict(tree="22", same=True, seed=5)),
     "bf16": (RATIO, dict(tree="22", dtype=torch.bfloat16, seed=6)),
     "probs-zeros": (RATIO, dict(tree="22", kind="probs", holes=True, seed=7)),
@@ -44,15 +41,11 @@ LOSSLESS = {
                                         target_filters=dict(temperature=0.7, top_p=0.8))),
     "one-hot": (["multi_draft", "multi_draft_wor", "traversal"],
                    dict(tree="22", draft="none", how="independent", seed=9)),
-    "sampled": (RATIO, dict(tree="22", v=4, draft="sampled", seed=10,
-                            draft_filters=dict(temperature=0.6, top_k=2))),
     "sampled-both": (RATIO, dict(tree="22", draft="sampled", seed=11,
                                  draft_filters=dict(temperature=1.8, top_p=0.9),
                                  target_filters=dict(temperature=0.8, top_k=2, min_p=0.05))),
     "drafters": (["multi_draft", "multi_draft_wor", "traversal"],
                  dict(tree="22", drafters=2, seed=12)),
-    "three-of-two-drafters": (["multi_draft", "multi_draft_wor", "traversal"],
-                              dict(tree="3", v=4, drafters=2, holes=True, seed=13)),
     "missing": ([r for r in EVERY_RULE if r != "top_k_plus_one"],
                 dict(tree="22", missing=(3,), seed=14)),
     "missing-group": (EVERY_RULE, dict(tree="22", missing=(2, 3), seed=14)),
@@ -74,10 +67,7 @@ TINY = {
     "sampled": dict(tree=[-1, -1], draft="sampled", draft_filters=dict(temperature=0.6, top_k=2)),
 }
 # Settings whose parts the others have too.
-IN_ALL = (
-    *("312", "22", "V4-zeros", "V5", "equal", "bf16", "probs-filtered", "missing", "sampled"),
-    *("ragged", "three-of-two-drafters", "max-depth"),
-)
+IN_ALL = ("22", "equal", "bf16", "probs-filtered", "missing", "ragged", "max-depth")
 CASES = [
     pytest.param(r, s, id=f"{r}-{s}", marks=[pytest.mark.full] if s in IN_ALL else [])
     for s, (rules, _) in LOSSLESS.items()

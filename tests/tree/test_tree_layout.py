@@ -13,7 +13,6 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
-import torch._dynamo.testing
 from proofs.tree_layout import random_parents
 from support.providers import assert_outputs_equal, provider
 from support.tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
