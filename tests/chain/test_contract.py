@@ -5,7 +5,6 @@ import importlib.util
 import proofs
 import pytest
 import torch
-from support.compiled import assert_one_graph
 from support.lanes import covering
 from support.providers import KERNEL_PROVIDERS, assert_all_equal, assert_close, run_case, tensors
 
@@ -86,8 +85,17 @@ def round_inputs(b, gamma, v):
 
 @pytest.mark.slow
 def test_a_round_compiles_as_one_graph_for_all_sizes():
-    sizes = (3, 4, 61), (5, 2, 130), (4, 3, 97)
-    assert_one_graph(draft_and_verify, [round_inputs(*size) for size in sizes])
+    from torch._dynamo.testing import CompileCounterWithBackend  # noqa: PLC0415  # slow
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(draft_and_verify, fullgraph=True, backend=counter, dynamic=True)
+    frames = []
+    for sizes in ((3, 4, 61), (5, 2, 130), (4, 3, 97)):
+        args = round_inputs(*sizes)
+        assert_all_equal(compiled(*args), draft_and_verify(*args))
+        frames.append(counter.frame_count)
+    assert frames == frames[:1] * len(frames)
 
 
 @pytest.mark.parametrize("name", _library.OPS)

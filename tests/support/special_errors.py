@@ -44,8 +44,7 @@ TOGETHER = "draft logsumexp and draft threshold must come together and with draf
 VOCABULARY = "must have a vocabulary of 1 to 2147483647 entries, got"
 NO_MAP = "draft_map must be None unless draft holds rows over a vocabulary of its own"
 SYNTHETIC = "synthetic_rates must be given with rule synthetic and with no other"
-HUGE = i64(1).expand(2**40)  # holds no memory
-WIDE = i64(1, 1).expand(2**29, 2**29)
+WIDE = i64(1, 1).expand(2**29, 2**29)  # holds no memory
 BESIDE = dict(draft_rows=i32(3, 4))
 
 
@@ -80,8 +79,6 @@ SPECIAL = {
         *VERIFIERS,
         (dict(rule="match", uniforms=f64(3, 5)), "uniforms must be None when rule is match"),
         (dict(rule=2**32), "rule must be in [0, 7], got 4294967296"),
-        (dict(tokens=HUGE.expand(2**20, 2**40)),
-         f"draft_token_ids {less('outputs [B, gamma]', [2**20, 2**40])}"),
         (dict(target=f32(2, 7), target_indptr=i32(4), draft=f32(0, 7)),
          "target must be [R, V] with R >= B = 3 when draft is [R-B, D], got [2, 7]"),
         (dict(target=f32(2, 7), target_indptr=i32(4), draft=f32(0, 2), ids=i64(0, 2)),
@@ -101,8 +98,6 @@ SPECIAL = {
     "verify_tree": [
         *VERIFIERS,
         (dict(rule="match", uniforms=f64(3, 9)), "uniforms must be None when rule is match"),
-        (dict(tokens=HUGE.expand(2**16, 2**40)),
-         f"tree tokens {less('outputs [B, N]', [2**16, 2**40])}"),
         (dict(draft=f32(12, 7)),
          "draft must be [B, N, D] unless draft_rows is given, got two dimensions"),
         (dict(rule="k_seq"), "draft must be given when rule is k_seq, got None"),
@@ -128,13 +123,8 @@ SPECIAL = {
     "build_trie": [
         (dict(sequences=WIDE[:, None], size=2**30),
          f"size {less('tree [B, size]', [2**29, 2**30])}"),
-        (dict(sequences=WIDE[:, None]),
-         f"sequences {less('nodes [B, K, L]', [2**29, 1, 2**29])}"),
     ],
     "expand_tree": [
-        (dict(logits=f32(1, 1, 1).expand(2**30, 2**30, 1),
-              scores=f32(1, 1).expand(2**30, 2**30)),
-         f"logits {less('children [B, F, width]', [2**30, 2**30, 2])}"),
         (dict(logits=f32(3, 2, 0)), f"logits {VOCABULARY} [3, 2, 0]"),
         (dict(logits=f32(3, 0, 7), scores=f32(3, 0)),
          "logits must have a frontier of at least one node, got [3, 0, 7]"),
@@ -142,8 +132,6 @@ SPECIAL = {
     "ngram_propose": [
         (dict(history=i64(3, 1).expand(3, 2**31)),
          "history must have at most 2147483647 columns, got [3, 2147483648]"),
-        (dict(history=i64(1, 9).expand(2**27, 9), lengths=i64(1).expand(2**27), gamma=2**30),
-         f"gamma {less('tokens [B, gamma]', [2**27, 2**30])}"),
     ],
 }  # fmt: skip
 
@@ -197,7 +185,6 @@ SPECIAL |= {
 
 BF16 = torch.bfloat16
 SET = "for the instruction set of this process, got"
-HUGE_ROWS, HUGE_ANGLES = f32(1, 1, 5).expand(2**27, 2**27, 5), f32(1, 1, 4).expand(1, 2**27, 4)
 QKV, MLP = [(8, 5), (4, 5), (4, 5)], [(5, 8), (7, 5), (7, 5), (5, 7)]
 
 
@@ -221,14 +208,10 @@ SPECIAL |= {
         (dict(panels=PANELS[:, :4]), f"panels must be [1, 5, {WIDTH}] {SET} [1, 4, {WIDTH}]"),
         (dict(panels=PANELS.mT.contiguous().mT), "panels must be contiguous"),
         (dict(x=f32(2, 0), in_features=0), "in_features must be at least 1, got 0"),
-        (dict(out_features=2**62), f"out_features {less('weight [N, K]', [2**62, 5])}"),
     ],
     "cached_attention": [
         (dict(query=f32(2, 4, 3, 0)),
          "query must have at least 1 entry in the last dimension, got [2, 4, 3, 0]"),
-        (dict(query=f32(1, 1, 1, 5).expand(2, 2**27, 2**27, 5), keys=f32(2, 1, 7, 5),
-              values=f32(2, 1, 7, 6)),
-         f"query {less('output [B, n, H, D_v]', [2, 2**27, 2**27, 6])}"),
         *((dict(keys=f32(2, heads, 7, 5)),
            f"keys must have a number of heads that divides 4, that of query, got {heads}")
           for heads in (3, 0)),
@@ -258,9 +241,6 @@ SPECIAL |= {
          f"qkv[2] must be [1, 5, {WIDTH}] {SET} [1, 4, {WIDTH}]"),
         (dict(head_norms=[f32(4).bfloat16(), f32(4)]),
          "head_norms[0] must be float32, got bfloat16"),
-        (dict(x=HUGE_ROWS, cos=HUGE_ANGLES, sin=HUGE_ANGLES),
-         "x must leave an output [B, n, H * D] with less than 2**56 entries, got [134217728, "
-         "134217728, 8]"),
         (dict(epsilon=1e39), "epsilon must be finite and at least 0, got 1e+39"),
     ],
     "output_norm_mlp": [
@@ -279,7 +259,5 @@ SPECIAL |= {
          f"output must be [1, 8, {WIDTH}] {SET} [1, 9, {WIDTH}]"),
         (dict(mlp=[panels_of(7, 5), panels_of(7, 5).bfloat16(), panels_of(5, 7)]),
          "mlp[1] must be float32, got bfloat16"),
-        (dict(residual=HUGE_ROWS, attended=f32(1, 1, 8).expand(2**27, 2**27, 8)),
-         f"residual {less('result [B, n, C]', [2**27, 2**27, 5])}"),
     ],
 }  # fmt: skip
