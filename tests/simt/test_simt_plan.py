@@ -14,12 +14,12 @@ TILES = 297  # of a row of 151,936 entries
 SIZES = range(1, 9)
 
 
-def device(*processors, sizes=SIZES, blocks=2):
-    """A device whose GPU processing clusters have so many multiprocessors, each for `blocks`.
+def device(*processors, sizes=SIZES):
+    """A device whose GPU processing clusters have so many multiprocessors, each for two blocks.
 
     A group of blocks fits within one processing cluster. The result is as Library.plan takes it.
     """
-    fit = {n: sum(blocks * p // n for p in processors) for n in sizes}
+    fit = {n: sum(2 * p // n for p in processors) for n in sizes}
     return (sum(processors), *(fit.get(n, 0) for n in SIZES))
 
 

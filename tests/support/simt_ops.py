@@ -129,18 +129,12 @@ class Library:
             self._native.simt_order(*ORDERS["forward"])
             self._native.simt_workspace(ALL_ONES)
 
-    def plan(
-        self, device, sequences, rows, warp_tiles, *, again=True, tests=False, drafts=False
-    ) -> Plan:
-        """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once.
-
-        again: the last group reads rows a second time.
-        tests: the last group tests all drafts side by side.
-        drafts: each row is read beside one of the draft.
-        """
+    def plan(self, device, sequences, rows, warp_tiles) -> Plan:
+        """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once."""
         out = (ctypes.c_int64 * 5)()
         sizes = [ctypes.c_int64(n) for n in (sequences, rows, warp_tiles)]
-        flags = [ctypes.c_bool(b) for b in (again, tests, drafts)]
+        # The last group reads rows again; it does not test all drafts, nor read draft rows.
+        flags = [ctypes.c_bool(b) for b in (True, False, False)]
         self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, *flags, out)
         return Plan(*out)
 
