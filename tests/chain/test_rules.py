@@ -160,13 +160,8 @@ def synthetic_masses(p, q, rate):
 SMALL = {
     "block": dict(rule="block"),
     "block-sparse": dict(rule="block", draft="sparse", gamma=1),
-    "block-wide": dict(rule="block", draft="wide", gamma=1),
-    "block-mapped": dict(rule="block", draft="mapped", gamma=1),
-    "token": dict(gamma=1),
     "token-probs-zeros": dict(v=3, gamma=1, kind="probs", holes=True),
-    "token-one-hot": dict(gamma=1, draft="none", target_filters=dict(temperature=0.8)),
     "token-sampled": dict(gamma=1, draft="sampled", draft_filters=dict(temperature=0.6)),
-    "token-sparse": dict(draft="sparse", gamma=1),
     "token-wide": dict(draft="wide", gamma=1),
     "token-mapped": dict(draft="mapped", gamma=1),
     "lenient": dict(rule="lenient", gamma=1, lenience=0.5),
