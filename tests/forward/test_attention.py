@@ -239,22 +239,3 @@ def test_more_queries_than_a_pass_takes():
         query.double(), keys.double(), values.double(), mask, enable_gqa=True
     ).transpose(1, 2)
     assert_close("out", out.double(), want, atol=1e-7)
-
-
-def on_another_instruction_set():
-    """What test_instruction_sets.py runs in processes of their own."""
-    for case in proofs.cases("cached_attention"):
-        test_agrees_with_the_specification(case)
-    for dtype in DTYPES:
-        for d in (3, 64, 80, 256):
-            test_a_query_has_the_same_bits_alone_with_what_it_sees(d, dtype)
-        test_hidden_slots_of_any_content_change_nothing(dtype)
-        test_slots_may_lie_anywhere_in_the_same_order(dtype)
-        test_the_number_of_threads_changes_nothing((1, 9, 3, 13, 300, 64), "chain", dtype)
-        test_nan_and_infinity_are_those_of_the_softmax(dtype)
-        test_scores_far_apart_leave_one_key(dtype)
-    torch.set_num_threads(1)
-    for kind in ("normal", "peaked", "flat"):
-        test_the_error_is_no_larger_than_that_of_torch(500, kind)
-    for soft_cap in (0.7, 50.0):
-        test_soft_capped_scores_are_exact(soft_cap)

@@ -351,23 +351,3 @@ def test_with_attention_they_are_a_layer_of_transformers(family, sizes, dtype):
     # follows from them. Over 16 seeds at least 0.957 and 0.877 were equal.
     equal = {torch.float32: 0.0, torch.bfloat16: 0.95, torch.float16: 0.85}[dtype]
     assert (y == want).double().mean() >= equal
-
-
-def on_another_instruction_set():
-    """What test_instruction_sets.py runs in processes of their own."""
-    for case in EVERY_CASE:
-        test_agrees_with_the_specification(case)
-    for dtype in DTYPES:
-        for op in OPS:
-            test_a_token_has_the_same_bits_whatever_stands_beside_it(op, dtype)
-            test_the_number_of_threads_changes_nothing(op, False, dtype)
-            test_strides_change_nothing_and_the_memory_around_is_not_read(op, dtype)
-            test_nan_and_infinity_reach_all_of_their_token_and_no_other(op, torch.inf, dtype)
-        test_nan_and_infinity_are_activated_as_by_torch(dtype)
-        test_nan_of_an_angle_reaches_two_numbers_of_each_head(dtype)
-        for sizes in MODELS:
-            test_with_attention_they_are_a_layer_of_transformers("Qwen3", sizes, dtype)
-    for dtype in DTYPES[1:]:
-        test_every_number_of_16_bits_is_activated_as_by_torch(dtype)
-        test_a_number_is_rounded_before_it_is_weighted(dtype)
-    test_the_sigmoid_of_small_and_large_numbers_is_exact()

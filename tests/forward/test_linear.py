@@ -179,24 +179,3 @@ def test_float16_results_are_subnormal_or_overflow():
     x = torch.tensor(x).half()
     packed = sk.pack_linear(torch.ones(1, 2, dtype=torch.float16))
     assert_close("y", sk.packed_linear(x, packed)[:, 0], x.double().sum(1).half())
-
-
-def on_another_instruction_set():
-    """What test_instruction_sets.py runs in processes of their own."""
-    for dtype in DTYPES:
-        for shape in [(3, 17), (50, 577)]:
-            test_a_row_has_the_same_bits_whatever_stands_beside_it(*shape, dtype)
-        test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, 256)
-        test_subnormal_results_are_kept(dtype)
-        test_the_number_of_threads_changes_nothing(577, 257, dtype)
-    for dtype in DTYPES[1:]:
-        test_every_number_of_16_bits_passes_through(dtype)
-        test_ties_round_to_even(dtype)
-        test_the_sum_is_rounded_once_after_the_bias(dtype)
-    test_float16_results_are_subnormal_or_overflow()
-    for case in proofs.cases("pack_linear"):
-        test_panels_hold_the_weight(case)
-    for case in proofs.cases("packed_linear"):
-        test_agrees_with_the_specification(case)
-    torch.set_num_threads(1)
-    test_the_error_of_a_product_is_no_larger_than_that_of_torch(1536, "normal")
