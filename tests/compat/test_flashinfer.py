@@ -138,19 +138,6 @@ def test_a_chain_equals_verify_chain():
     assert emitted.tolist() == want.num_accepted.tolist()
 
 
-def test_one_hot_targets_accept_every_draft_and_counts_are_added_to_those_given():
-    ids = torch.randint(111, (9, 4), generator=torch.Generator().manual_seed(3))
-    target = torch.nn.functional.one_hot(ids, 111)
-    accepted, emitted = torch.ones(9, dtype=torch.int32), torch.zeros(9, dtype=torch.int64)
-    draft = torch.full((9, 3, 111), 1 / 111).half()
-    out = chain(draft, ids[:, :3], target.double(), accepted, emitted)
-    assert out[0].tolist() == ids.tolist()
-    assert out[1] is accepted
-    assert out[2] is emitted
-    assert accepted.eq(4).all()
-    assert emitted.eq(3).all()
-
-
 @pytest.mark.parametrize("first", [0, 1])
 def test_drafts_may_be_drawn_with_the_noise_of_their_verification(first):
     """Negative control: from its first position on, a chain would draw with the drafts' noise."""
@@ -207,16 +194,6 @@ def test_a_draft_counts_only_with_valid_probabilities():
         target = torch.tensor([[[0.0, 1.0], [p, 0.5], [1.0, 0.0]]])
         out = chain(draft, torch.zeros(1, 2).int(), target)
         assert [t.tolist() for t in out] == [[[1, -1, -1]], [int(p == q == 0.5)], [0]], (p, q)
-
-
-def test_no_count_is_written_if_the_other_is_refused():
-    names = ("maybe_output_accepted_token_num", "maybe_output_emitted_draft_token_num")
-    rows, ids = [t[None] for t in (DRAFT, TARGET)], torch.zeros(1, 2, dtype=torch.int64)
-    for good, bad in (names, names[::-1]):
-        count = torch.full((1,), 7)
-        with pytest.raises(RuntimeError, match=f"{bad} must"):
-            chain(rows[0], ids, rows[1], **{good: count, bad: torch.zeros(1)})
-        assert count.tolist() == [7]
 
 
 # Noise: each seed, row and offset has its own.
@@ -277,13 +254,6 @@ def test_no_position_of_a_row_is_that_of_another_row_or_offset():
     assert last_tokens(2**16 + 1).tolist() == tokens(1, 1)[:4].tolist()
 
 
-def test_each_row_may_have_a_seed_and_an_offset_of_its_own():
-    odd = torch.arange(ROWS) % 2
-    one, other_offset, other_seed = tokens(3, 5), tokens(3, 9), tokens(4, 5)
-    assert torch.equal(tokens(3 + 0 * odd, 5 + 4 * odd), torch.where(odd == 1, other_offset, one))
-    assert torch.equal(tokens(3 + odd, 5 + 0 * odd), torch.where(odd == 1, other_seed, one))
-
-
 @pytest.mark.parametrize("given", [{"seed": 1}, {"offset": 1}])
 def test_a_seed_or_an_offset_alone_is_ignored_with_a_warning(given):
     rows, generator = EQUAL[0].expand(ROWS, -1), torch.Generator()
@@ -305,23 +275,13 @@ CHAIN = dict(
 OF_P = dict(probs=P)
 ERRORS = [
     ("sampling_from_probs", dict(probs=P * NAN, check_nan=True), ValueError, "no NaN"),
-    ("sampling_from_logits", dict(logits=P * NAN, check_nan=True), ValueError, "no NaN"),
     ("sampling_from_probs", OF_P | dict(indices=ONE - 1), RuntimeError, r"in \[0, 1\], got -1"),
-    ("top_k_top_p_sampling_from_logits", dict(logits=P, indices=ONE + 2, **BOTH), RuntimeError,
-     r"indices must be in \[0, 1\], got 2"),
     ("sampling_from_probs", OF_P | dict(seed=1, offset=ONE), ValueError, "both be tensors"),
-    ("sampling_from_probs", OF_P | dict(seed=ONE, offset=ONE.int()), ValueError,
-     "offset must be int64 or uint64, got int32"),
     ("sampling_from_probs", OF_P | dict(seed=ONE, offset=ONE.to("meta")), ValueError,
      "offset must be on the device of the rows, cpu, got meta"),
-    ("sampling_from_probs", OF_P | dict(seed=ONE[None], offset=ONE), ValueError,
-     r"seed must be \[1\] or \[2\], got \[1, 1\]"),
     ("top_p_sampling_from_probs", OF_P | dict(top_p=P), ValueError,
      r"top_p must be a scalar or \[2\], got a tensor \[2, 5\]"),
     ("min_p_sampling_from_probs", OF_P | dict(min_p=2.0), RuntimeError, "min_p must be in"),
-    ("top_k_sampling_from_probs", OF_P | dict(top_k=0), ValueError, "at least 1, got 0"),
-    ("top_k_top_p_sampling_from_probs", OF_P | BOTH | dict(filter_apply_order="top_p_first"),
-     ValueError, "must be top_k_first or joint"),
     ("chain_speculative_sampling", CHAIN | dict(draft_token_ids=ONE[None]), RuntimeError,
      r"draft_token_ids must be \[1, 2\], got \[1, 1\]"),
     ("chain_speculative_sampling", CHAIN | dict(target_probs=P[None]), RuntimeError,

@@ -171,17 +171,6 @@ def test_every_call_in_the_files_of_sglang_passes_what_the_functions_take():
     }
 
 
-def test_the_search_for_arguments_reads_all_kinds(tmp_path, monkeypatch):
-    (tmp_path / "sglang").mkdir()
-    (tmp_path / "sglang/version.py").write_text("def f(a, /, b, *, c=1): pass\n")
-    monkeypatch.setenv("SGLANG_SOURCE", str(tmp_path))
-    assert sglang_source.arguments("sglang.version", "f") == "a b c"
-    assert sglang_source.arguments("sglang.version", "g") == "nothing"
-    monkeypatch.setenv("SGLANG_SOURCE", str(tmp_path / "sglang"))
-    with pytest.raises(FileNotFoundError, match="must name a folder with sglang/, got"):
-        sglang_source.source()
-
-
 def test_the_arguments_are_those_of_transformers():
     want, got = (
         inspect.signature(of._speculative_sampling).parameters for of in (utils, transformers)

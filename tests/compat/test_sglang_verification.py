@@ -236,16 +236,6 @@ def test_a_uniform_of_0_accepts_no_impossible_token_and_1_draws_the_last():
     assert out["predicts"].tolist() == [1, -1, 3, 3]
 
 
-def test_a_rejected_token_is_written_into_draft_probs_and_may_be_accepted_in_the_next_call():
-    tree = {k: v[:1] for k, v in two_levels((2, 1, 3)).items()}
-    probs, buffer = ROOT.expand(1, 4, 4).contiguous(), torch.zeros(1, 4, 4)
-    drawn(tree, probs, uniforms=(torch.full((1, 4), 0.6), torch.zeros(1)), draft_probs=buffer)
-    assert buffer[0, 0].tolist() == [0, 0, ROOT[2], 0]
-    assert buffer[0, 1:].sum() == ROOT[3]  # token 3 below node 2
-    out = drawn(tree, probs, uniforms=(torch.full((1, 4), 0.3), torch.zeros(1)), draft_probs=buffer)
-    assert out["accept_index"].tolist() == [[0, 1, -1, -1]]
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

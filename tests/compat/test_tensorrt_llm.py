@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from specdec_kernels import verify_chain
-from specdec_kernels.compat import tensorrt_llm
 from specdec_kernels.compat.tensorrt_llm import accept_draft_tokens_by_ids
 
 SLOTS, LENGTH, VOCAB, DRAFTS = 64, 16, 32, 8
@@ -78,22 +77,6 @@ def test_it_equals_rule_greedy_and_not_a_count_of_equal_tokens():
     length = torch.where(want < DRAFTS, want + 1, want)
     assert (c["sequence_lengths"] - c["context_lengths"]).tolist() == length.tolist()
     assert length.tolist() != torch.where(equal < DRAFTS, equal + 1, equal).tolist()
-
-
-def test_the_sum_may_be_left_out_and_the_text_may_be_full():
-    c = case(1)
-    c["context_lengths"].fill_(LENGTH - 1)
-    c["sequence_lengths"].fill_(LENGTH)
-    c["target_ids"][:, -1], c["draft_ids"][:, 0] = 1, 2
-    del c["finished_sum"]
-    accept_draft_tokens_by_ids(**c)
-    assert c["sequence_lengths"].eq(LENGTH).all()
-    assert c["finished_final"].tolist() == c["finished"][0].tolist()
-    assert tensorrt_llm.FINISHED == 7
-    c["context_lengths"].fill_(LENGTH + 2)
-    c["sequence_lengths"].fill_(LENGTH + 5)
-    accept_draft_tokens_by_ids(**c)  # beyond the text
-    assert c["sequence_lengths"].eq(LENGTH).all()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Drafters of the caller: what they may return, what they are told, and what they cannot harm."""
+"""Drafters of the caller, of chains and trees: what they may return, are told, and cannot harm."""
 
 import gc
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 from specdec_hf import (
     Draft,
+    DraftContext,
     Drafter,
     PromptLookupDrafter,
     SpeculativeDecoder,
@@ -15,7 +16,7 @@ from specdec_hf import (
 from support import hf_models
 from support.hf_models import NEW, RAGGED, SAMPLED, run
 
-from specdec_kernels import SampledDraft
+from specdec_kernels import SampledDraft, sample
 
 TREES = pytest.mark.parametrize("tree", [None, TrieTree(depth=5)], ids=["chain", "trie"])
 
@@ -25,12 +26,11 @@ class Proposes(Drafter):
 
     name = "made up"
 
-    def __init__(self, function):
-        self.function = function
+    def __init__(self, function, size=0, depth=0):
+        self.function, self.size, self.depth = function, size, depth
 
     def propose(self, history, limits):
-        gamma = int(limits.max())
-        return self.function(history, gamma)
+        return self.function(history, int(limits.max()))
 
 
 def always(value):
@@ -103,14 +103,10 @@ def test_a_drafter_cannot_write_to_seeds_parameters_or_lengths(tree):
 
 FORMS = {
     "tensor": torch.tensor,
-    "int32 tensor": lambda rows: torch.tensor(rows, dtype=torch.int32),
-    "array": np.array,
     "uint8 array": lambda rows: np.array(rows, dtype=np.uint8),
     "lists": lambda rows: rows,
-    "tuple of arrays": lambda rows: tuple(np.array(row) for row in rows),
     "list of tensors": lambda rows: [torch.tensor(row) for row in rows],
     "draft of lists": Draft,
-    "counts in a list": lambda rows: Draft(rows, counts=[len(row) for row in rows]),
     "counts in a tensor": lambda rows: Draft(
         rows, counts=torch.tensor([len(row) for row in rows], dtype=torch.int32)
     ),
@@ -139,18 +135,6 @@ def test_tokens_may_be_a_tensor_an_array_or_lists(form, tree):
     assert got.stats.notes == []
 
 
-def test_lists_of_different_lengths_draft_as_much_as_they_hold():
-    model, inputs, expected = plain_text()
-    drafter = Proposes(lambda history, gamma: [[], [1], [1, 2, 3][:gamma]])
-    got = run(model, inputs, drafter=drafter, max_new_tokens=5)
-    assert got.stats.sequences[0].drafted_at == {}
-    assert max(got.stats.sequences[1].drafted_at) == 0
-    assert max(got.stats.sequences[2].drafted_at) == 2
-    assert got.sequences.tolist() == [text[: max(RAGGED) + 5] for text in expected]
-    nothing = run(model, inputs, drafter=always([[], [], []]), max_new_tokens=5)
-    assert nothing.stats.gammas == [0] * 5
-
-
 def rows(**other):
     """A draft whose distribution has other rows or statistics."""
     zeros = SampledDraft(torch.zeros(1, 2, 67), torch.zeros(1, 2), torch.zeros(1, 2), 1.0)
@@ -159,32 +143,16 @@ def rows(**other):
 
 WRONG = {  # what propose returns for one sequence and gamma = 5, and the message
     "a number": (3, TypeError, "None, a Draft, or its tokens as a tensor, array or list, got int"),
-    "tokens None": (Draft(None), TypeError, "as a tensor, array or list, got NoneType"),
     "bool tensor": (torch.ones(1, 2) > 0, TypeError, "tokens of an integer type, got torch.bool"),
-    "float array": (np.ones((1, 2)), TypeError, "tokens of an integer type, got float64"),
-    "bool list": ([[True]], TypeError, r"tokens\[0\]\[0\] must be an integer, got True"),
     "flat list": ([1], TypeError, r"tokens\[0\] must be a sequence, got 1"),
-    "float rows": ([torch.ones(2)], TypeError, r"tokens\[0\]\[0\] must be an integer, got tensor"),
     "too many": (torch.ones(1, 6, dtype=int), ValueError, r"tokens \[1, 0..5\], got \[1, 6\]"),
-    "long list": ([[1] * 6], ValueError, r"tokens \[1, 0..5\], got \[1, 6\]"),
     "two lists": ([[1], [1]], ValueError, r"tokens \[1, 0..5\], got 2 lists"),
     "meta": (torch.ones(1, 2, dtype=int, device="meta"), ValueError, "stores them, got meta"),
     "float counts": (Draft([[1]], counts=[1.0]), TypeError, "counts as integers .* got float64"),
-    "device counts": (
-        Draft([[1]], counts=torch.ones(1, dtype=int, device="meta")),
-        TypeError,
-        "counts as integers on the host, got a tensor on meta",
-    ),
     "tensor as distribution": (
         Draft([[1, 2]], distribution=torch.zeros(1, 2, 67)),
         TypeError,
         "distribution that is None or a SampledDraft, got Tensor",
-    ),
-    "lists as thresholds": (rows(threshold=[[0.0]]), TypeError, "threshold as floats, got list"),
-    "integer logits": (
-        rows(logits=torch.zeros(1, 2, 67, dtype=int)),
-        TypeError,
-        "distribution.logits as floats, got torch.int64",
     ),
     "sums elsewhere": (
         rows(logsumexp=torch.zeros(1, 2, device="meta")),
@@ -206,9 +174,7 @@ def test_a_wrong_draft_is_refused_with_the_name_of_the_drafter(case, tree):
 NAN = torch.full((3, 2, 67), torch.nan)
 NOTED = {  # what propose returns for RAGGED, and the note
     "huge ids": ([[10**30, 1]] * 3, "drafted ids outside the vocabulary"),
-    "negative ids": ([[-7, 2]] * 3, "drafted ids outside the vocabulary"),
     "negative counts": (Draft([[1, 2]] * 3, counts=[-1, 2, 2]), "counts outside [0, gamma]"),
-    "large counts": (Draft([[1, 2]] * 3, counts=[2, 3, 2]), "counts outside [0, gamma]"),
     "misshapen counts": (Draft([[1, 2]] * 3, counts=[2, 2]), "counts that are not [B]"),
     "misshapen distribution": (
         Draft(
@@ -261,35 +227,6 @@ def test_ids_that_only_the_verification_sees_leave_a_note(monkeypatch):
         "round 2: drafter made up (Proposes) drafted ids outside the vocabulary; "
         "those drafts count as absent"
     ]
-
-
-def test_a_note_names_the_first_round_it_is_true_of():
-    model, inputs, expected = plain_text((9,))
-    bad = Proposes(lambda history, gamma: [[66 if history.lengths[0] < 12 else 70]])
-    got = run(model, inputs, drafter=bad)
-    assert got.sequences.tolist() == expected
-    [note] = got.stats.notes
-    rounds = 2 + got.stats.gammas[1:].index(0)
-    assert rounds in (3, 4)
-    assert note.startswith(f"round {rounds}: ")
-
-
-def test_a_distribution_that_leaves_no_residual_leaves_a_note():
-    """P is uniform, and the statistics say that Q is twice as large everywhere."""
-    model = hf_models.build("llama")
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-    inputs = hf_models.prompts(RAGGED)
-    uniform = torch.zeros(3, 2, 67)
-    q = SampledDraft(uniform, torch.full((3, 2), np.log(67.0)).double(), uniform[..., 0] - 9, 1.0)
-    wrong = q._replace(logsumexp=q.logsumexp - np.log(2.0))
-    sampled = {"do_sample": True, "seed": 5, "rule": "token", "top_k": 0}
-    for given, count in ((q, 0), (wrong, 1)):
-        drafter = always(Draft([[1, 2]] * 3, distribution=given))
-        drafter.noise = "independent"
-        got = run(model, inputs, drafter=drafter, **sampled)
-        notes = [note for note in got.stats.notes if "the residual is empty" in note]
-        assert len(notes) == count, got.stats.notes
 
 
 @TREES
@@ -366,7 +303,6 @@ def test_a_chain_carries_integers_to_its_outcome():
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
-        ("carried", torch.zeros(1, 1), TypeError),
         ("carried", torch.zeros(1, 1, dtype=torch.int64), ValueError),
         ("draft_rows", torch.zeros(len(RAGGED), 1, dtype=torch.int32), ValueError),
         ("scores", torch.zeros(len(RAGGED), 1), ValueError),
@@ -376,13 +312,6 @@ def test_a_chain_with_what_it_cannot_have_is_refused(field, value, error):
     drafter = Proposes(lambda history, gamma: Draft([[1]] * len(RAGGED), **{field: value}))
     with pytest.raises(error, match=f"Proposes.propose must return {field} "):
         run(*plain_text()[:2], drafter=drafter)
-
-
-def test_a_class_must_agree_with_its_entry():
-    with pytest.raises(TypeError, match=r"Wrong.draws must be False, as in its entry"):
-
-        class Wrong(Drafter, entry="nasd"):
-            draws = True
 
 
 def test_the_store_of_committed_tokens_grows_with_the_text(monkeypatch):
@@ -396,3 +325,163 @@ def test_the_store_of_committed_tokens_grows_with_the_text(monkeypatch):
 
     assert run(model, inputs, drafter=Proposes(copies)).sequences.tolist() == expected
     assert len(shapes) > 1
+
+
+# Trees.
+
+TOKENS, PARENTS = torch.tensor([[3, 4, 5]]), torch.tensor([[-1, -1, 0]])
+ROWS = SampledDraft(
+    torch.zeros(1, 2, hf_models.VOCAB), torch.full((1, 2), 4.2), torch.zeros(1, 2), 1.0
+)
+
+
+def in_trees(value):
+    """Proposes the same tree in every round."""
+    return Proposes(lambda history, gamma: value, 3, 2)
+
+
+def call(drafter, **kwargs):
+    return hf_models.decode(hf_models.tiny("llama"), drafter=drafter, max_new_tokens=8, **kwargs)
+
+
+def tree_of(tokens=TOKENS, parents=PARENTS, **more):
+    return Draft(tokens, parents, depth=2, **more)
+
+
+DOUBLE = tree_of(
+    TOKENS[:, :2], PARENTS[:, :2], distribution=ROWS._replace(logits=ROWS.logits.double())
+)
+OTHER_ROWS = torch.zeros(1, 2, dtype=torch.int32)
+NODES = tree_of(TOKENS.repeat(1, 2), PARENTS.repeat(1, 2))
+WRONG_TREES = {
+    "too many nodes": (NODES, ValueError, "at most size=3 nodes, got 6"),
+    "float tokens": (tree_of(TOKENS * 1.0), TypeError, "tokens as a tensor of integers, got to"),
+    "listed parents": (tree_of(parents=[[-1]]), TypeError, "parents as a tensor of integers"),
+    "few parents": (tree_of(parents=PARENTS[:, :2]), ValueError, r"parents \[1, 3\], got \[1, 2"),
+    "parents elsewhere": (
+        tree_of(parents=PARENTS.to("meta")), ValueError, "on the host or on the target's device cpu"
+    ),
+    "misshapen draft_rows": (
+        tree_of(distribution=ROWS, draft_rows=OTHER_ROWS), ValueError, r"draft_rows \[1, 3\], got"
+    ),
+    "float64 logits": (DOUBLE, TypeError, "distribution.logits of at most 32 bits, got float64"),
+}  # fmt: skip
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize("case", WRONG_TREES)
+def test_a_wrong_tree_is_refused_with_the_name_of_the_drafter(case, merged):
+    value, error, message = WRONG_TREES[case]
+    tree = {"tree": TrieTree(depth=2)} if merged else {}
+    drafter = [in_trees(value)] if merged else in_trees(value)
+    with pytest.raises(error, match=rf"^Proposes\.propose.*{message}"):
+        call(drafter, **tree)
+
+
+@pytest.mark.covering(test=1)
+@pytest.mark.parametrize("depth", [None, 1, 2, 9])
+@pytest.mark.parametrize("tree", [None, TrieTree(depth=2)], ids=["alone", "merged"])
+def test_integers_of_a_tree_may_be_of_any_type_and_its_depth_is_a_bound(tree, depth):
+    """A tree that is said to be less deep than it is loses drafts and no text."""
+    tokens, parents = TOKENS.to(torch.int16), PARENTS.to(torch.int16)
+    for size in (3, 0):  # a tree without nodes is a round without drafts
+        made = Draft(tokens[:, :size], parents[:, :size], depth=depth)
+        drafter = in_trees(made) if tree is None else [in_trees(made)]
+        assert call(drafter, tree=tree).sequences.tolist() == call(None).sequences.tolist()
+
+
+class Drawn(Drafter):
+    """Two children of the root, drawn from one row at the positions that a function gives."""
+
+    rules = ("multi_draft", "target_only")
+    size, depth = 2, 1
+
+    def __init__(self, positions, noise="context"):
+        self.positions, self.noise = positions, noise
+
+    def start(self, context: DraftContext):
+        self.context = context
+
+    def propose(self, history, limits):
+        rows = torch.zeros(2, hf_models.VOCAB)
+        seeds = self.context.seeds.repeat_interleave(2)
+        positions = self.positions(self.context, history.lengths)
+        drawn = sample(rows, seeds=seeds, positions=positions.flatten())
+        rows, sums, thresholds = rows[None], drawn.logsumexp[None], drawn.threshold[None]
+        distribution = SampledDraft(rows, sums, thresholds, 1.0)
+        return Draft(drawn.tokens[None], torch.full((1, 2), -1), distribution, depth=1)
+
+
+def of_the_round(context, lengths):
+    return context.noise_positions(lengths, [0, 1], depth=1)
+
+
+def of_the_position(context, lengths):
+    return torch.from_numpy(lengths.copy()).repeat(2)
+
+
+DRAWN = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 3}
+
+
+def test_noise_of_positions_is_refused_in_trees_too():
+    with pytest.raises(ValueError, match=r"Drawn\.propose must draw at positions from context"):
+        call(Drawn(of_the_position), rule="multi_draft", **DRAWN)
+    assert call(Drawn(of_the_round), rule="multi_draft", **DRAWN).stats.drafted > 0
+    own = Drawn(of_the_position, noise="independent")
+    assert call(own, rule="multi_draft", **DRAWN).stats.drafted > 0
+    # Where nothing is compared with the distribution, any noise serves.
+    assert call(Drawn(of_the_position), rule="target_only", **DRAWN).stats.drafted > 0
+
+
+class Several(PromptLookupDrafter):
+    """Proposes the same chains in every round."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def propose(self, history, limits):
+        return self.value
+
+
+TOO_MANY = r"up to 2 proposals of up to 2 tokens for each of 1 sequences, got tokens"
+SEVERAL = {
+    "floats": (torch.ones(1, 2), 2, TypeError, "tokens as a tensor of integers, got torch.float32"),
+    "odd": (TOKENS, 2, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=2"),
+    "too long": (TOKENS.repeat(1, 2), 2, ValueError, rf"{TOO_MANY} \[1, 6\] with num_proposals=2"),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_proposals_are_checked_too(case):
+    value, count, error, message = SEVERAL[case]
+    with pytest.raises(error, match=rf"^Several\.propose must return {message}"):
+        call(Several(Draft(value, num_proposals=count)), tree=TrieTree(sequences=2, depth=2))
+
+
+def test_proposals_that_nobody_asked_for_are_refused():
+    two = Draft(TOKENS[:, :2], num_proposals=2)
+    with pytest.raises(ValueError, match=r"^Several\.propose must return up to 1 proposals"):
+        call(Several(two))
+
+
+def test_a_chain_of_a_drafter_of_trees_is_a_tree_with_one_path():
+    chain = call(in_trees([[3]]))
+    assert chain.sequences.tolist() == call(None).sequences.tolist()
+    assert chain.stats.drafted > 0
+    right = call(None).sequences[0]
+
+    class Right(Proposes):
+        def propose(self, history, limits):
+            length = int(history.lengths[0])
+            return [right[length : length + int(limits[0])].tolist()]
+
+    got = call(Right(None, 3, 2))
+    assert got.sequences[0].tolist() == right.tolist()
+    assert got.stats.accepted == got.stats.drafted > 3
+
+
+def test_parents_need_a_drafter_that_says_how_large_its_trees_are():
+    with pytest.raises(ValueError, match=r"^Proposes\.propose must return a chain"):
+        call(Proposes(lambda history, gamma: tree_of()))

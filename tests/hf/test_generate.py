@@ -132,30 +132,6 @@ def test_custom_stopping_criteria_see_every_prefix_once(cache, tree):
     assert got.stats.sequences[0].stop_reason == "criteria"
 
 
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("eos", [None, 0])
-@pytest.mark.parametrize("tree", [None, (2, 1)])
-def test_a_sequence_that_a_criterion_ended_goes_on_with_padding(tree, eos):
-    """Transformers pads it only where there is an end-of-sequence token, as docs/loop.md says."""
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    free = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)[:, -NEW:]
-    assert (free != 0).all()  # so that no text ends with token 0
-    kwargs = {
-        "max_new_tokens": NEW, "do_sample": False, "pad_token_id": hf_models.PAD,
-        "stopping_criteria": StoppingCriteriaList([EndsWith(free[1, 6:8].tolist())]),
-    }  # fmt: skip
-    expected = model.generate(**inputs, **kwargs, eos_token_id=0)[:, -NEW:].tolist()
-    assert expected[1] == [*free[1, :8].tolist(), *[hf_models.PAD] * (NEW - 8)]
-    got = run(
-        model, inputs, **kwargs, eos_token_id=eos, drafter=hf_models.perturbed("llama"), tree=tree
-    )
-    assert got.sequences[:, -NEW:].tolist() == expected
-    assert [one.stop_reason for one in got.stats.sequences] == ["length", "criteria", "length"]
-    without = model.generate(**inputs, **kwargs)[:, -NEW:].tolist()
-    assert without == free.tolist()  # without such a token Transformers goes on with its text
-    assert [without[b] == expected[b] for b in range(3)] == [True, False, True]
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_the_context_ends_generation(name):
     model = hf_models.build(name, context=32)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import (
-    BenefitGuard,
     Draft,
     Drafter,
     HorizontalCascade,
@@ -177,7 +176,6 @@ ASKED = r"must draw at positions from context.noise_positions\(history.lengths, 
 REFUSED = {  # the rule, the drafters, and the message
     "token": ("token", ["position"], f"Markov.propose {ASKED} 'token', but did not ask for them"),
     "block": ("block", ["position"], f"Markov.propose {ASKED} 'block'"),
-    "traversal": ("traversal", ["position"] * 2, f"Markov.propose {ASKED} 'traversal'"),
     "one of several": ("multi_draft", ["context", "position"], f"Markov.propose {ASKED} 'multi_d"),
     "asked once": ("block", [AsksOnce("context")], f"AsksOnce.propose {ASKED} 'block'"),
     "unknown": ("block", [Markov("own", "position")], "Markov.noise must be 'context' or 'indep"),
@@ -190,11 +188,6 @@ def test_other_noise_is_refused_by_name(case):
     rule, drafters, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         call([Markov(one) if isinstance(one, str) else one for one in drafters], rule)
-
-
-def test_chains_of_a_trie_need_the_temperature_of_the_call():
-    with pytest.raises(ValueError, match=r"Markov.propose must return a distribution of context.t"):
-        call([Markov("context")], "multi_draft", temperature=0.5)
 
 
 @pytest.mark.parametrize(
@@ -295,24 +288,6 @@ def test_no_draft_of_a_call_is_drawn_with_noise_of_another(name, draws):
     )  # fmt: skip
     assert out.stats.accepted < out.stats.drafted
     assert len(set(draws)) == len(draws) >= out.stats.drafted > 60
-
-
-def test_a_pause_that_depends_on_drafts_draws_with_other_noise(draws):
-    """The last draft decides how long the target takes, and so whether the next round drafts."""
-    model, now = hf_models.build("llama", vocab_size=VOCAB), [0.0]
-
-    def forward(module, args, kwargs):
-        ids = kwargs["input_ids"]
-        now[0] += 7.0 if ids.shape[1] > 1 and ids[0, -1] >= VOCAB // 2 else 1.0
-
-    model.register_forward_pre_hook(forward, with_kwargs=True)
-    out = generate(
-        model, PROMPT, drafter="random", gamma=2, rule="token", do_sample=True, top_k=0, seed=0,
-        clock=lambda: now[0], guard=BenefitGuard(max_loss=math.inf, window=1, pause=1),
-        max_new_tokens=60, self_check=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert out.stats.gammas[1:].count(0) > 5, "drafting pauses"
-    assert len(set(draws)) == len(draws) == out.stats.drafted > 10
 
 
 # A drafter that knows texts of earlier calls, and how it takes also those of the same seeds. Its

@@ -1,6 +1,5 @@
 """The schedule "optimal" and the benefit guard, on made-up machines whose times are formulas."""
 
-import copy
 import math
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from specdec_hf import BenefitGuard, Drafter, generate
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 from specdec_hf.schedules.costs import Costs
-from specdec_hf.schedules.optimal import AcceptanceByPosition
 from specdec_hf.schedules.registry import make_schedule
 from support import hf_models
 
@@ -90,26 +88,6 @@ def test_the_speed_is_close_to_the_best_constant_length(alpha, step, forward):
     best, _ = machine.best()
     expected = expected_tokens(alpha, best) / (best * step + forward(best + 1))
     assert machine.tokens / machine.seconds > 0.93 * expected
-
-
-def test_the_first_guess_is_not_far_from_what_was_measured():
-    """One time alone says nothing of longer drafts, which would all seem to cost as much."""
-    machine = Machine(0.9, 0.0, steep, number=3)
-    machine.run(2)
-    assert machine.lengths == [3, 6]
-
-
-def test_acceptance_by_position_approaches_the_rates():
-    acceptance = AcceptanceByPosition(3)
-    assert acceptance.expected_tokens() == [1.0, 1.5, 1.75, 1.875]
-    for _ in range(300):
-        acceptance.observe(Outcome(np.array([3]), np.array([1]), np.array([True])))
-    # Position 0 is always accepted, 1 never, and nothing is known of 2.
-    assert acceptance.expected_tokens()[1:3] == pytest.approx([2.0, 2.0], abs=0.1)
-    ended = AcceptanceByPosition(3)
-    ended.observe(Outcome(np.array([3]), np.array([1]), np.array([False])))
-    pairs = zip(ended.expected_tokens(), acceptance.expected_tokens(), strict=True)
-    assert any(more > fewer for more, fewer in pairs)
 
 
 def guarded(machine, guard, tokens, prompt=20):
@@ -213,213 +191,9 @@ def test_no_call_is_slower_than_plain_decoding_without_a_note_that_says_so(name,
         assert took < 0.4 * alone
 
 
-@pytest.mark.parametrize("plain", [0.001, 0.5])
-@pytest.mark.parametrize(("each", "first"), [(0.0, 16), (0.05, 13), (0.3, 2)])
-def test_the_first_draft_is_as_long_as_the_machine_lets_it_be(each, first, plain):
-    """Where each token adds so many plain rounds, 2 % of 32 of them and of the prompt's forward."""
-    machine = Machine(
-        0.0, 0.0, lambda n: plain * (1 + each * (n - 1)), schedule="constant", number=16
-    )
-    guarded(machine, BenefitGuard(max_loss=0.02), 32)
-    assert next(filter(None, machine.lengths)) == first
-
-
-def test_a_draft_model_reads_the_prompt_before_its_first_draft():
-    """Half a second of the draft model's prefill is paid for by 25 seconds of plain decoding.
-
-    A drafter over the target's cache does not pay for it.
-    """
-    rounds = []
-    for reads_prompt in (True, False):
-        guard, costs = (
-            BenefitGuard(max_loss=0.02),
-            Costs(relative_cost=0.5, reads_prompt=reads_prompt),
-        )
-        costs.observe_prompt(100, 1.0)
-        guard.start(costs, 5000)
-        costs.observe(0, 0, 0.0, 0.01)
-        rounds.append(0)
-        while not guard.affordable(rounds[-1], 1):
-            guard.observe(0, 1.0, 0.01)
-            rounds[-1] += 1
-    draft = 0.5 * 0.01 + 0.01  # its step, and a token more in the target's forward
-    assert rounds[0] == pytest.approx((0.5 + draft) / 0.02 / 0.01 - 100, abs=2)
-    assert rounds[1] <= 1
-    costs.observe(2, 2, 0.1, 0.2)  # of such a drafter, the first round is like all others
-    assert costs.drafted
-
-
-def test_a_round_drafts_as_much_as_the_account_can_lose():
-    guard, costs = BenefitGuard(max_loss=0.02), Costs()
-    guard.start(costs, 200)
-    for tokens in (0, 8):
-        costs.observe(tokens, tokens, 0.0, 1.0 + 0.25 * tokens)
-    guard.observe(0, 1.0, 1.0)
-    # 2 % of 32 plain rounds are .64 of one, and each token costs .25.
-    assert [guard.affordable(1, length) for length in (1, 2, 3, 8)] == [1, 2, 2, 2]
-    guard.observe(2, 1.0, 1.5)
-    assert guard.affordable(2, 8) == 0, ".14 are left"
-
-
-def test_every_token_of_a_draft_earns_what_may_be_lost():
-    guard, costs = BenefitGuard(max_loss=0.02), Costs()
-    guard.start(costs, 100)
-    for tokens in (0, 4):
-        costs.observe(tokens, tokens, 0.0, 1.0 + 0.25 * tokens)
-    for _ in range(10):
-        guard.observe(4, 5.0, 5.0)
-    guard.observe(0, 1.0, 1.0)
-    # 2 % of 51 plain rounds are 1.02 of one, and each token costs .25.
-    assert guard.affordable(11, 8) == 4
-
-
-def test_a_drafter_that_was_asked_in_vain_is_charged():
-    guard = BenefitGuard(max_loss=0.02)
-    costs = Costs()
-    guard.start(costs, 5000)
-    costs.observe(0, 0, 0.0, 1.0)
-    for _ in range(100):
-        guard.observe(0, 1.0, 1.0)
-    assert guard.affordable(1, 1)
-    guard.observe(0, 1.0, 3.0, in_vain=2.0)
-    assert guard.plain_step == 1.0
-    assert not guard.affordable(1, 1)
-
-
 def test_a_guard_that_must_not_stop_only_reports():
     machine = Machine(0.1, 0.01, steep, schedule="constant")
     _, _, notes = guarded(machine, BenefitGuard(stops=False), 60)
     assert machine.lengths.count(0) == 1
     assert machine.lengths[5] == 0, "the plain round has a fixed number"
     assert "drafting goes on because the text must not depend on time" in notes[0]
-
-
-@pytest.mark.parametrize(("budget", "times"), [(8, 4), (16, 4), (60, 4), (500, 0.512)])
-def test_one_unlucky_round_does_not_end_the_drafts_of_a_trusted_drafter(budget, times):
-    """It may lose as much as a text may that is several times as long, of at most 256 tokens."""
-    costs = Costs()
-    costs.observe(0, 0, 0.0, 1.0)
-    costs.observe(5, 5, 0.0, 1.5)
-    for trusted, horizon in ((True, times * budget), (False, min(budget, 32))):
-        guard = BenefitGuard(max_loss=0.02)
-        guard.start(costs, budget, trusted=trusted)
-        guard.observe(0, 1.0, 1.0)
-        spare = 0.02 * horizon - 0.1  # plain rounds, beside what one more token costs
-        for slower, drafts in ((0.9, True), (1.1, False)):
-            after = copy.deepcopy(guard)
-            after.observe(5, 1.0, 1.0 + slower * spare)  # none of the draft was accepted
-            assert bool(after.affordable(2, 1)) == drafts
-
-
-def test_the_length_is_chosen_in_the_first_rounds_and_in_every_fourth():
-    machine = Machine(0.8, 0.001, wide)
-    speeds, chosen = machine.schedule.speeds, []
-    machine.schedule.speeds = lambda: chosen.append(len(machine.lengths) + 1) or speeds()
-    machine.run(32)
-    assert chosen == [*range(2, 9), 12, 16, 20, 24, 28, 32], "the first round reads the prompt"
-    for explored in (8, 16, 24):
-        tried, *after = machine.lengths[explored : explored + 4]
-        assert len(set(after)) == 1
-        assert tried != after[0], "another length has one round"
-
-
-# The guard by rounds of made-up seconds: what it measures, and when it pauses.
-
-
-def guard_after(plain=1.0, **settings):
-    """A guard that has seen a plain round."""
-    guard = BenefitGuard(**{"max_loss": math.inf, **settings})
-    guard.observe(0, 1.0, plain)
-    return guard
-
-
-def test_tokens_and_seconds_of_a_benefit_are_those_of_the_same_rounds():
-    guard = guard_after(window=3)
-    for tokens, seconds in [(4.0, 2.0)] * 4 + [(2.0, 1.0)] * 2:
-        guard.observe(3, tokens, seconds)
-    assert guard.benefit == pytest.approx((4 * 4.0 + 2 * 2.0) / 6 / 2.0), "it has won: all of them"
-    guard.observe(3, 2.0, 20.0)
-    assert guard.benefit == pytest.approx(2.0 / 1.0), "it has lost: the last three, and a median"
-
-
-@pytest.mark.parametrize(("before", "after", "step"), [(5.0, 2.0, 2.0), (1.0, 5.0, 1.0)])
-def test_a_plain_round_takes_the_lower_median_of_the_last_and_of_many(before, after, step):
-    guard = guard_after(plain=before)
-    for seconds in [before] * 5 + [after] * 3:
-        guard.observe(0, 1.0, seconds)
-    assert guard.plain_step == step
-
-
-def test_each_pause_takes_twice_as_many_rounds():
-    guard = guard_after(window=2, pause=3)
-    for pauses, rounds in enumerate((3, 6), 1):
-        assert guard.observe(3, 1.0, 2.0) is None
-        assert guard.benefit == 0.5
-        assert guard.observe(3, 1.0, 2.0).endswith(f"drafting pauses for {rounds} rounds")
-        assert guard.stopped == pauses
-        for _ in range(rounds):
-            assert guard.pausing
-            assert guard.affordable(9, 3) == 0
-            guard.observe(0, 1.0, 1.0)
-        assert not guard.pausing
-        assert guard.affordable(9, 3) == 3
-
-
-def test_a_measurement_after_a_pause_begins_anew():
-    guard = guard_after(window=2, pause=1)
-    for _ in range(2):
-        guard.observe(3, 1.0, 2.0)
-    guard.observe(0, 1.0, 1.0)
-    guard.observe(3, 3.0, 2.0)
-    assert guard.benefit == 1.5
-
-
-def test_a_call_that_has_won_pauses_after_four_times_as_many_rounds():
-    """Most rounds are slower than plain ones here, and a few save more than all others lose."""
-    guard = guard_after(window=3)
-    notes = [guard.observe(3, 1.5, seconds) for seconds in (0.1, 2.0, 2.0) * 4]
-    assert notes[:-1] == [None] * 11
-    assert "benefit 0.75" in notes[-1]
-
-
-@pytest.mark.parametrize(("tokens", "drafts"), [(1.0, 4), (1.2, 16), (1.25, 40)])
-def test_without_a_clear_benefit_a_plain_round_follows_half_a_window(tokens, drafts):
-    """The window is 8 rounds, and 32 in a call that has won."""
-    guard, made = guard_after(max_loss=0.02), 0
-    while made < 40 and guard.affordable(made, 3):
-        guard.observe(3, tokens, 1.0)
-        made += 1
-    assert made == drafts
-
-
-def test_without_a_limit_half_a_window_is_drafted_before_the_first_plain_round():
-    guard, made = BenefitGuard(max_loss=math.inf), 0
-    while guard.affordable(made, 3):
-        guard.observe(3, 1.0, 1.0)
-        made += 1
-    assert made == 4
-    guard.observe(0, 1.0, 1.0)
-    assert guard.affordable(made, 3) == 3
-
-
-def test_a_draft_model_reads_the_prompt_once():
-    guard, costs = BenefitGuard(max_loss=0.02), Costs(relative_cost=0.5)
-    costs.prefill = 1.0  # half of it for the draft model
-    guard.start(costs, 100)
-    costs.observe(0, 0, 0.0, 1.0)
-    guard.observe(0, 1.0, 1.0)
-    for draft in (0.6, 0.1):
-        costs.observe(1, 1, draft, 1.0)
-    guard.observe(1, 1.0, 1.6)
-    # Of 33 seconds 0.66 may be lost, 0.6 are, and a round costs 0.1 more than a plain one.
-    assert guard.affordable(2, 1) == 0
-    guard.observe(1, 2.0, 1.5)
-    assert guard.affordable(3, 1) == 1
-
-
-def test_before_a_plain_round_a_round_of_drafts_counts_as_one_that_takes_as_long():
-    guard = BenefitGuard(window=1)
-    guard.observe(3, 4.0, 1.0)
-    guard.observe(0, 1.0, 1.0)
-    guard.observe(3, 1.0, 1.0)
-    assert guard.benefit == 2.5, "the call has won three rounds, so that more than the last counts"

@@ -108,30 +108,6 @@ def test_greedy_sequences_draft_the_most_likely_tokens():
     assert len(seen) > 1  # a row of equal logits drafts token 0
 
 
-def test_equal_sampling_parameters_draft_as_those_of_the_call():
-    model = draft_model(target()[0])
-    own, others = ModelDrafter(model, temperature=0.8, top_k=3), {**CALL, "top_k": 3}
-    ours = drafted(own, size=64)
-    theirs = drafted(ModelDrafter(model), size=64, **others)
-    assert ours.tokens.equal(theirs.tokens)
-    for got, expected in zip(ours.distribution[:3], theirs.distribution[:3], strict=True):
-        torch.testing.assert_close(got, expected, check_dtype=False)
-
-
-def test_shared_noise_keeps_the_text_and_not_the_drafts():
-    """Under rule match drafts agree with the target's most where both have one temperature."""
-    model, lengths = target()[0], (9, 1, 12)
-    settings = {"do_sample": True, "max_new_tokens": 40, "rule": "match", "seed": [5, 6, 7]}
-    plain = hf_models.decode(model, lengths, **settings)
-    accepted = []
-    for own in ({}, {"temperature": 0.0}, {"temperature": 0.8}):
-        drafter = ModelDrafter(draft_model(model), **own)
-        out = hf_models.decode(model, lengths, **settings, drafter=drafter)
-        assert out.sequences.equal(plain.sequences)
-        accepted.append(out.stats.draft_acceptance_rate)
-    assert accepted[0] > accepted[1] > 0
-
-
 def test_trees_that_draw_nothing_take_no_parameters():
     drafter = ModelDrafter(draft_model(target()[0]), temperature=0.5)
     with pytest.raises(
@@ -146,7 +122,5 @@ def test_a_name_is_followed_by_parameters():
     assert split_options("a/b:c,d:top_p=0.5", SAMPLING) == ("a/b:c,d", {"top_p": "0.5"})
     with pytest.raises(ValueError, match=r"top_p must be given once, got 'a:top_p=0.5,top_p=0.5'"):
         split_options("a:top_p=0.5,top_p=0.5", SAMPLING)
-    for text in ("a/b:c", "embedded", "layers:1,heat=3"):
-        assert split_options(text, SAMPLING) == (text, {})
     with pytest.raises(ValueError, match=r"top_k of a drafter must be an integer, got '1\.5'"):
         sampling_of({"top_k": "1.5"})

@@ -1,17 +1,15 @@
 """Schedules in the loop: same text, same distribution, what they record, and what is refused."""
 
 import time
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import proofs
 import pytest
 import torch
-from specdec_hf import BenefitGuard, Draft, Drafter, ModelDrafter, PromptLookupDrafter, generate
+from specdec_hf import BenefitGuard, Drafter, ModelDrafter, PromptLookupDrafter, generate
 from specdec_hf.runner.fit import record_of
 from specdec_hf.schedules import measurements
 from specdec_hf.schedules.base import Schedule, ScheduleContext, TokenStats
-from specdec_hf.schedules.heuristic import ConstantSchedule
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 from support import hf_models
 from support.drafter_proof import assert_independent_of_batch
@@ -75,26 +73,6 @@ def test_a_text_that_depends_on_more_than_its_seed_has_a_note(name, on):
     assert not any("depends" in note for note in call(name, (9, 4)).stats.notes)
 
 
-class SizesTrees(ConstantSchedule):
-    """Verifies as many nodes as the sequence with the fewest has."""
-
-    sizes_trees = True
-
-    def nodes(self, depth, values):
-        return int((values > 0).sum(axis=1).min())
-
-
-def test_trees_that_all_sequences_size_have_a_note():
-    for lengths, rule, noted in (
-        ((9, 4), "typical", True), ((9,), "typical", False), ((9, 4), "target_only", False)
-    ):  # fmt: skip
-        out = hf_models.decode(
-            hf_models.tiny("llama"), lengths, drafter="auto", rule=rule, do_sample=True, seed=1,
-            num_assistant_tokens_schedule=SizesTrees(),
-        )  # fmt: skip
-        assert any("rest of the batch" in note for note in out.stats.notes) == noted
-
-
 def test_only_schedules_that_read_token_statistics_cost_reads():
     constant, reading = call("constant"), call("confidence")
     assert constant.stats.device_reads == constant.stats.rounds
@@ -110,37 +88,6 @@ def test_optimal_chooses_the_depth_of_trees():
     assert set(out.stats.gammas) <= {0, 2, 4, 6}
     out = call("optimal:max_length=2", (9, 4), tree=(2, 1, 1), max_new_tokens=40)
     assert max(out.stats.gammas) == 4
-
-
-SHARED = {"num_assistant_tokens_schedule": "budget:tokens=4,max_length=6", "guard": False}
-
-
-def test_a_draft_that_ended_by_itself_takes_no_part_of_the_budget():
-    """Three of four texts go on with a token that no n-gram holds, and draft nothing."""
-    model = hf_models.build("llama", vocab_size=7)
-    texts = [[1, 2, 3, 1, 3, 2, 1, 1, 2, 2, 3, 3, 1], *[[4, 5] * 6 + [4]] * 3]
-
-    def drafted(count, seed):
-        out = generate(
-            model, torch.tensor(texts[:count]), drafter="ngram:2", rule="token", **SHARED,
-            prefix_allowed_tokens_fn=lambda b, ids: [1, 2, 3] if 1 in ids else [6],
-            seed=[seed, 1, 2, 3][:count], max_new_tokens=8, do_sample=True, top_k=0,
-            return_dict_in_generate=True,
-        )  # fmt: skip
-        return out.stats.round_log[1].drafted
-
-    for seed in range(4):
-        assert drafted(4, seed) == [*drafted(1, seed), 0, 0, 0] == [4, 0, 0, 0]
-
-
-def test_a_draft_model_whose_context_ends_takes_no_part_of_the_budget():
-    drafter, drafted = hf_models.build("llama", seed=1, context=20), []
-    for lengths in ((9, 20, 20, 20), (9,)):
-        out = hf_models.decode(
-            hf_models.tiny("llama"), lengths, drafter=drafter, max_new_tokens=8, **SHARED
-        )
-        drafted.append(out.stats.round_log[1].drafted)
-    assert drafted[0] == [*drafted[1], 0, 0, 0]
 
 
 class Confident(PromptLookupDrafter):
@@ -170,13 +117,6 @@ def test_schedules_refuse_drafters_without_the_statistics_that_they_read(name):
     message = f"schedule '{name}' needs a drafter with a draft distribution or a confidence"
     with pytest.raises(ValueError, match=message.replace("+", r"\+")):
         call(name, drafter="prompt_lookup")
-
-
-def test_a_drafter_that_gives_no_statistics_after_all_leaves_a_note():
-    silent = PromptLookupDrafter()
-    silent.reports_confidence = True
-    out = call("confidence", drafter=silent, max_new_tokens=24)
-    assert any("gave neither a distribution nor a confidence" in note for note in out.stats.notes)
 
 
 @pytest.mark.parametrize(
@@ -235,10 +175,6 @@ def test_the_threshold_of_transformers_is_honoured():
     for given in (None, "constant"):
         honoured = call(given, assistant_confidence_threshold=0.2).stats
         assert honoured.gammas == own.gammas
-    default = call("constant").stats.gammas
-    for value in (None, 0):
-        assert call(None, assistant_confidence_threshold=value).stats.gammas == default
-    assert call(None, assistant_confidence_threshold=0.4).stats.gammas != default
     with pytest.raises(ValueError, match="threshold and num_assistant_tokens_schedule='egag'"):
         call("egag", assistant_confidence_threshold=0.2)
 
@@ -274,72 +210,6 @@ def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
     assert plain() > 0
     assert plain(size=2) is None
     assert plain(hf_models.build("llama")) is None
-
-
-def test_the_prompts_forward_is_measured_with_its_width(monkeypatch):
-    """Tokens of the longest prompt, without those that a given cache holds."""
-    model, seen, inputs = hf_models.tiny("llama"), [], hf_models.prompts((9,))
-    monkeypatch.setattr(
-        measurements.Costs, "observe_prompt", lambda self, width, seconds: seen.append(width)
-    )
-
-    def run(*text, **settings):
-        settings |= {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
-        return generate(model, *text, drafter=hf_models.perturbed("llama"), **settings)
-
-    run(**hf_models.prompts((9, 4)))
-    run(**inputs, num_beams=2)
-    first = run(**inputs)
-    text = torch.cat([first.sequences, inputs["input_ids"]], dim=1)
-    run(text, past_key_values=first.past_key_values)  # which lacks the last token of its text
-    run(inputs_embeds=model.get_input_embeddings()(inputs["input_ids"]).detach())
-    assert seen == [9, 9, 9, 10, 0], "the last prompt is read by the model's own prefill"
-
-
-def test_measurements_are_an_average_and_a_copy():
-    measured, drafter, costs = WeakKeyDictionary(), PromptLookupDrafter(), measurements.Costs()
-    costs.observe(0, 0, 0.0, 1.0)
-    for benefit in (2.0, None, 1.0):
-        measurements.remember(measured, drafter, 1, costs, benefit)
-    known = measurements.recall(measured, drafter, 1)
-    assert (known.benefit, known.trusted, known.costs.plain) == (1.5, True, 1.0)
-    known.costs.observe(0, 0, 0.0, 9.0)
-    assert measurements.recall(measured, drafter, 1).costs.plain == 1.0
-    assert not measurements.recall(measured, Draft, 1).trusted
-    trusted = []  # one unlucky call does not outweigh what was expected
-    for _ in range(4):
-        measurements.remember(measured, drafter, 2, costs, 0.8, 1.5)
-        trusted.append(measurements.recall(measured, drafter, 2).trusted)
-    assert trusted == [True, True, True, False]
-    measurements.remember(measured, drafter, 3, costs, 0.8)
-    assert not measurements.recall(measured, drafter, 3).trusted
-
-
-@pytest.mark.parametrize("guard", [None, True, False])
-def test_a_schedule_may_drop_every_copied_token(guard):
-    """A copy that occurred once has a confidence far below .99."""
-    given = {"drafter": "suffix_automaton", "max_new_tokens": 40, "guard": guard}
-    out = call("confidence:threshold=0.99", (40,), **given)
-    again = hf_models.tiny("llama").generate(
-        **hf_models.prompts((40,)), max_new_tokens=40, do_sample=False
-    )
-    assert out.sequences.tolist() == again.tolist()
-    assert out.stats.drafted == 0
-    assert set(out.stats.gammas) == {0}
-
-
-def test_a_confidence_threshold_hides_nothing_of_its_schedule():
-    class ReadsClock(Alternates):
-        name, reads_clock, mixes_sequences = "inner", True, True
-
-        def record(self):
-            return {"inner": 1}
-
-    out = sampled(ReadsClock(), (9, 4), assistant_confidence_threshold=0.3)
-    notes = " ".join(out.stats.notes)
-    assert "depends on timing" in notes
-    assert "depends on the rest of the batch" in notes
-    assert out.stats.round_log[-1].schedule == {"inner": 1}
 
 
 V, GAMMA = 3, 3

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Candidates, Draft, Drafter, LookaheadDrafter, TokenRecyclingDrafter, TrieTree
+from specdec_hf import Candidates, Draft, Drafter, TrieTree
 from specdec_hf.drafters.merge import ChainSource, agreement
-from specdec_hf.drafters.node_budget import EXPLORE_EVERY, NodeBudget
+from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.schedules.base import ScheduleContext
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import OptimalSchedule
@@ -27,49 +27,6 @@ def test_agreement_counts_the_common_beginning():
     assert agreement(chains, np.array([[1, 2, 3]])).tolist() == [[3, 1, 0, 0]]
     assert agreement(chains, np.array([[1]])).tolist() == [[1, 1, 0, 0]]
     assert agreement(chains, np.array([[-1, -1]])).tolist() == [[0, 0, 0, 0]]
-
-
-def test_a_limited_tree_keeps_the_most_probable_nodes():
-    budget = NodeBudget([0, 0], 1)
-    chains = np.array([[[1, 2, 3, 4], [5, 6, 7, 8]]])
-    for _ in range(40):
-        budget.observe(chains, np.array([[1, 4]]))
-    first, second = budget.acceptance()[0]
-    assert first[0] > 0.9
-    assert first[1] < 0.1
-    assert second.min() > 0.9
-    assert budget.cut(chains, 5).tolist() == [[[1, -1, -1, -1], [5, 6, 7, 8]]]
-    assert budget.cut(chains, 4).tolist() != budget.cut(chains, 3).tolist()
-    for size in range(1, 9):
-        assert (budget.cut(chains, size) >= 0).sum() == size
-    # Tokens after the end of a chain take no nodes, and a common prefix takes them once.
-    ended = np.array([[[1, -1, 3], [5, 6, 7]]])
-    for size in (4, 9):
-        kept = NodeBudget([0, 0], 1).cut(ended, size)
-        assert kept.tolist() == [[[1, -1, -1], [5, 6, 7]]]
-    shared = np.array([[[5, 6, 7, 8], [5, 6, 7, 9]]])
-    assert (budget.cut(shared, 5) >= 0).sum() == 8
-
-
-def test_a_token_counts_where_the_tokens_above_it_were_committed():
-    """All depths from the third have one acceptance, which forgets once a round."""
-    budget = NodeBudget([0, 1], 2)
-    chains = np.array([[[1, 2, 3, 4, 5], [1, 2, -1, 4, 5]]] * 2)
-    budget.observe(chains, np.array([[4, 2], [1, 0]]))
-
-    def share(prior, accepted, tried):
-        """Two rounds of the prior acceptance weigh 95 % of what they weighed."""
-        return (0.95 * 2 * prior + accepted) / (0.95 * 2 + tried)
-
-    assert budget.acceptance()[0] == pytest.approx(
-        np.array([
-            [share(0.6, 1, 1), share(0.6, 1, 1), share(0.6, 2, 3)],
-            [share(0.36, 1, 1), share(0.36, 1, 1), 0.36],
-        ])
-    )  # fmt: skip
-    assert budget.acceptance()[1] == pytest.approx(
-        np.array([[share(0.6, 1, 1), share(0.6, 0, 1), 0.6], [share(0.36, 0, 1), 0.36, 0.36]])
-    )
 
 
 class Known(Drafter):
@@ -171,15 +128,6 @@ def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
         run(model, drafter=[Elsewhere(texts)], tree=TrieTree())
 
 
-@pytest.mark.parametrize("drafter", [LookaheadDrafter(), TokenRecyclingDrafter()])
-def test_drafters_of_host_trees_can_be_merged_beside_a_target_on_a_device(known, drafter):
-    target = SimpleNamespace(device=torch.device("meta"), config=known[0].config)
-    source = ChainSource(drafter, 1)
-    source.start(context_of(target), 0)
-    history = history_of([1, 2, 1, 2, 1])
-    assert source.propose(history, np.array([3])).tokens[0, 0, 0] >= 0
-
-
 class Listener(KnownTree):
     """Keeps what it is told."""
 
@@ -217,30 +165,6 @@ def test_candidates_come_in_the_rows_of_the_drafters_own_tree():
     assert got.path(0, [5, 9]) == [0, 2, others[0]]
 
 
-def test_a_round_without_a_tree_has_no_outcome(known):
-    model, plain, texts = known
-    listener = Listener(texts)
-    listener.candidates = 1
-    text = run(model, max_new_tokens=1, drafter=[listener], tree=TrieTree()).sequences
-    assert torch.equal(text, plain[:, : text.shape[1]])
-    (nothing,) = listener.outcomes
-    assert nothing.accepted.tolist() == [0] * len(RAGGED)
-    assert nothing.path.size == nothing.carried.size == 0
-    source = ChainSource(listener, 1)
-    source.start(ON_HOST, 0)
-    history = history_of([0] * 5)
-    nothing = np.full((1, 1, 1), -1)
-    shown = Candidates(np.array([[4]]), np.array([[-1]]), np.array([[[3]]]))
-    listener.texts = texts[:1]
-    source.propose(history, np.array([3]))
-    for _ in range(2):
-        source.observe(history, shown)
-        source.commit(np.array([5]), nothing, nothing[:, 0])
-    assert listener.outcomes[1].carried.shape == (1, 1)
-    assert listener.outcomes[2].carried.size == 0
-    assert listener.seen[-1].ids.tolist() == shown.ids.tolist()
-
-
 def test_drawn_tokens_are_never_left_out_for_their_value():
     """What is kept of drawn chains depends on their lengths alone."""
     rng, budget = np.random.default_rng(2), NodeBudget([0, 0], 1)
@@ -272,46 +196,6 @@ def test_a_tree_keeps_the_most_valuable_prefixes_of_random_chains():
         assert (unknown == budget.cut(chains, size)).all()
         drawn = budget.cut(chains, size, merge=False, values=values)
         assert (drawn == budget.cut(chains, size, merge=False)).all()
-
-
-def test_the_first_node_of_a_drafter_without_values_is_tried_however_unlikely():
-    budget = NodeBudget([0, 1, 0], 1)
-    chains = np.array([[[1, 2, 3], [1, 5, 6], [7, 8, 9]]])
-    values = np.array([[[0.9, 0.2, 0.1], [0.9, 0.05, 0.01], [np.nan] * 3]])
-    for _ in range(40):
-        budget.observe(chains, np.array([[1, 1, 0]]))
-    kept = budget.cut(chains, 9, values=values, min_probability=0.15)
-    assert kept.tolist() == [[[1, 2, -1], [1, -1, -1], [7, -1, -1]]]
-
-
-def test_a_schedule_says_how_many_of_the_nodes_are_taken():
-    budget = NodeBudget([0, 1, 0], 2)
-    chains = np.array([[[1, 2, 3], [1, 5, 6], [7, -1, -1]]] * 2)
-    chains[1, 1:] = -1
-    values = np.array([[[0.9, 0.2, 0.1], [0.9, 0.7, 0.6], [np.nan] * 3]] * 2)
-    asked = []
-
-    def three(found):
-        asked.append(found)
-        return 3
-
-    wanted = [[1, -1, -1], [1, 5, 6], [-1, -1, -1]]
-    for cut in range(1, 25):
-        for _ in range(5):
-            budget.observe(chains, np.array([[3, 3, 0], [3, 3, 0]]))
-        got = budget.cut(chains, 9, values=values, nodes=three)
-        assert got[1].tolist() == [[1, 2, 3], [-1] * 3, [-1] * 3]
-        # The third chain has no values: every eighth tree tries its first node.
-        if cut % EXPLORE_EVERY:
-            assert got[0].tolist() == wanted
-            assert (np.diff(asked[-1], axis=1) <= 0).all()
-        else:
-            assert got[0].tolist() == [[1, -1, -1], [1, 5, -1], [7, -1, -1]]
-    assert [len(row[row > 0]) for row in asked[0]] == [6, 3]
-    assert budget.cut(chains, 9, values=values, nodes=lambda found: 0).max() == -1
-    # What is kept of drawn chains must not depend on the time that they take.
-    drawn = budget.cut(chains, 9, merge=False, values=values, nodes=lambda found: 0)
-    assert (drawn == chains).all()
 
 
 DEPTH, NODES, DRAFT = 5, 32, 0.004
@@ -370,35 +254,3 @@ def test_one_size_for_all_machines_would_be_found():
     for nodes in (1, 4, NODES):
         found = (best(machine, 0.9, 4) for machine in MACHINES.values())
         assert min(speeds[nodes] / speeds[number] for number, speeds in found) < 0.97
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_narrower_trees_are_tried_where_no_plain_round_was_seen(name):
-    taken = rounds(MACHINES[name], 0.6, plain=False, count=24)
-    number, speeds = best(MACHINES[name], 0.6)
-    assert speeds[taken[-1]] > 0.9 * speeds[number], (taken, number)
-
-
-def padded(size):
-    return -(-size // 8) * 8
-
-
-def test_nodes_that_padding_would_take_are_charged_and_taken():
-    _, costs = begin(padded=padded)
-    for nodes, seconds in ((0, 0.03), (7, 0.03), (15, 0.06)):
-        costs.observe(nodes, nodes, 0.0, seconds)
-    assert costs.round(5) == costs.round(7) == 0.03
-    assert costs.round(9) == 0.06
-    schedule, costs = begin(padded=padded)
-    costs.observe(0, 0, 0.0, 0.03)
-    assert costs.plain == 0.03
-    for nodes, seconds in ((7, 0.04), (15, 0.06), (31, 0.3)):
-        costs.observe(DEPTH, nodes, DRAFT, seconds)
-    assert 1 + schedule.nodes(DEPTH, values_of(0.7)) in (8, 16)
-
-
-def test_the_first_trees_are_small_in_a_batch():
-    """All sequences together get as many tokens as one alone, then at most twice the widest."""
-    assert rounds(MACHINES["flat"], 0.9)[0] == NODES
-    assert rounds(MACHINES["flat"], 0.9, rows=4, count=3) == [7, 15, 31]
-    assert rounds(MACHINES["flat"], 0.9, rows=64)[0] == 1

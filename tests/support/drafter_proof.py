@@ -33,17 +33,7 @@ BATCHES = ((9,), (9, 1, 12))  # lengths of prompts; one of one token is drafted 
 
 
 def assert_greedy_identical(make: Any, model: Any, new_tokens: int = 24, **kwargs: Any) -> Any:
-    """Greedy text equals plain generation, for one sequence and for a ragged batch of three.
-
-    Args:
-        make: makes the drafter of a call.
-        model: the target.
-        new_tokens: length of each text.
-        kwargs: of `generate`.
-
-    Returns:
-        The statistics of the batch.
-    """
+    """Greedy text is that of plain generation, of one sequence and of a ragged batch of three."""
     for lengths in BATCHES:
         inputs, expected = _plain_greedy(model, lengths, new_tokens)
         out = generate(
@@ -65,11 +55,7 @@ def _plain_greedy(model: Any, lengths: tuple[int, ...], new_tokens: int) -> tupl
 
 
 class RaggedSchedule(Schedule):
-    """Limits of each sequence that differ from those of the others in every round, 0 among them.
-
-    Args:
-        sequences: which three of a batch these are.
-    """
+    """Limits of some sequences of a batch, other ones of each in every round, and 0 among them."""
 
     name = "ragged"
     trees = True
@@ -87,10 +73,7 @@ class RaggedSchedule(Schedule):
 
 @contextmanager
 def recorded_drafts() -> Iterator[list[tuple[Any, list[Any]]]]:
-    """The limits [B] of each round of calls, and what each sequence drafts within its limit.
-
-    That is a list of the paths from the root to each node, as tuples of tokens.
-    """
+    """The limits [B] of each round, and the paths to the nodes that each sequence drafts in it."""
     rounds: list[tuple[Any, list[Any]]] = []
 
     def ask(drafter: Any, history: History, limits: Any, context: DraftContext) -> Draft | None:
@@ -134,16 +117,9 @@ def assert_independent_of_batch(
     Args:
         make: makes the drafter of a call. One that always returns the same object shows that what
             it learns in a call does not change the next one.
-        model: the target.
-        new_tokens: length of each text.
-        seed: of the first sequence; each other one has the next.
         drafts: whether as many tokens are drafted for it and accepted, too.
         ragged: whether the limits are those of a `RaggedSchedule`. The same tokens must then be
             drafted, as long as the text is the same.
-        kwargs: of `generate`.
-
-    Returns:
-        The statistics of the batch.
     """
     lengths = BATCHES[-1]
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
@@ -219,15 +195,7 @@ def joint_p_value(
 ) -> float:
     """The probability that texts of the target's distribution lie as far from it as those drafted.
 
-    Args:
-        drafter: drafts up to `GAMMA` tokens of texts that are `GAMMA` tokens longer than those
-            compared, so that the end of a text cuts none of their drafts.
-        rule: acceptance rule.
-        texts: how many are generated, as one batch.
-        prompt: which of `PROMPTS` they begin with; faults show most after the last.
-        temperature, top_k: of the texts.
-        eos: token that ends a text, also inside of a draft.
-        kwargs: of `generate`.
+    The texts are `GAMMA` tokens longer than those compared, so that their end cuts no drafts.
     """
     model, probs = target(prompt, temperature, top_k, top_p)
     if eos is not None:
