@@ -1,6 +1,5 @@
 """The functions of Speculative-Decoding: greedy text, distributions, beams, caches, errors."""
 
-import inspect
 import math
 import re
 
@@ -306,18 +305,6 @@ def test_wrong_arguments_of_compat_are_refused_by_name_before_anything_is_printe
         function(**given) if isinstance(given, dict) else function(*given)
     assert message in str(raised.value)
     assert not capsys.readouterr().out
-
-
-def test_the_arguments_are_those_of_the_paper():
-    paper = {
-        "tokenizer": None, "gamma": 5, "use_egag": False, "gamma_min": 1, "gamma_max": None,
-        "egag_ema_beta": 0.0, "logits_processor": GREEDY, "max_gen_len": 40,
-        "eos_tokens_id": 1, "pad_token_id": 0, "use_cache": False, "skip_sample_adjustment": False,
-        "first_target": True, "debug": False,
-    }  # fmt: skip
-    found = inspect.signature(compat.speculative_generate).parameters
-    assert list(found)[:3] == ["inputs", "drafter", "target"]
-    assert {name: one.default for name, one in list(found.items())[3:]} == paper
 
 
 @pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documents are not here")

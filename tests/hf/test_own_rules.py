@@ -343,25 +343,22 @@ def test_what_is_no_path_from_the_root_ends_the_call_by_name(case):
 
 
 class Drafts(Drafter):
-    """Drafts tokens [N], each below the one before it, with logits [N, V]."""
+    """Drafts one token with logits of its own."""
 
     noise = "independent"
 
-    def __init__(self, tokens, rows, rules=("multi_draft",), size=0):
-        self.tokens, self.rows, self.rules = tokens, rows, rules
-        self.size = self.depth = size
+    def __init__(self, vocab_size, rules):
+        self.vocab_size, self.rules = vocab_size, rules
 
     def propose(self, history, limits):
-        tokens = torch.tensor([self.tokens]).expand(len(limits), -1)
-        logits = self.rows.expand(len(limits), -1, -1)
+        logits = torch.zeros(len(limits), 1, self.vocab_size)
         lowest = torch.full(logits.shape[:2], -torch.inf)
         sampled = SampledDraft(logits, logits.double().logsumexp(-1), lowest, 0.8)
-        parents = torch.arange(-1, tokens.shape[1] - 1).expand_as(tokens) if self.size else None
-        return Draft(tokens, parents, sampled)
+        return Draft(torch.ones(len(limits), 1, dtype=torch.int64), distribution=sampled)
 
 
-WIDE = Drafts([1], torch.zeros(1, 68), ("token",))  # its Q has more tokens than the target
-MATCHING = Drafts([1], torch.zeros(1, 67), ("match",))
+WIDE = Drafts(68, ("token",))  # its Q has more tokens than the target
+MATCHING = Drafts(67, ("match",))
 REFUSED = {
     "beams": ({"num_beams": 2}, "rule must be 'auto' or 'greedy' with num_beams=2, got <function"),
     "chain rule of trees": (
@@ -382,20 +379,3 @@ def test_what_no_rule_of_ones_own_serves_is_refused_by_name(case):
     changed, message = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(message)):
         run(**{"rule": token_rule, **changed})
-
-
-@pytest.mark.parametrize(
-    ("token", "row", "note"),
-    [(67, 0.0, "drafted ids outside the vocabulary"), (2, torch.nan, "that is not finite")],
-)
-def test_faulty_nodes_are_left_out_with_a_note(token, row, note):
-    sizes = []
-
-    def recording(P, Q, tokens, uniforms, parents):
-        sizes.append((len(tokens), len(P), len(Q), len(uniforms), parents.tolist()))
-        return multi_draft_rule(P, Q, tokens, uniforms, parents)
-
-    drafter = Drafts([1, token], torch.tensor([0.0, row])[:, None].expand(2, 67), size=2)
-    out = run(rule=recording, drafter=drafter, num_assistant_tokens=None, **SAMPLED)
-    assert set(map(str, sizes)) == {"(1, 2, 1, 2, [-1])"}
-    assert any(note in one for one in out.stats.notes)
