@@ -113,12 +113,6 @@ DIFFERENCES = (
         "specdec_kernels/compat/transformers.py",
         "These are the arguments of `_speculative_sampling`.",
     ),
-    Difference(
-        "transformers",
-        "5.24",
-        "tests/hf/test_model_classes.py",
-        "The table of model classes is that of the version that it was made with.",
-    ),
 )
 
 
