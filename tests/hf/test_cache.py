@@ -184,8 +184,11 @@ def test_a_cache_of_the_caller_may_be_called_cache_as_transformers_does():
     assert generate(model, first.sequences, cache=past, **rest).tolist() == want.tolist()
     with pytest.raises(ValueError, match="past_key_values holds 15 tokens, but input_ids has 9"):
         generate(model, inputs["input_ids"], cache=past)
-    with pytest.raises(ValueError, match="past_key_values must hold 2 sequences as input_ids"):
-        generate(model, first.sequences.repeat(2, 1), cache=past)
+    two = first.sequences.repeat(2, 1)
+    holes = torch.ones_like(two).index_fill(1, torch.tensor([3]), 0)
+    for mask in (None, holes):  # with holes the model's own prefill reads the input
+        with pytest.raises(ValueError, match="past_key_values must hold 2 sequences as input_ids"):
+            generate(model, two, cache=past, attention_mask=mask)
     with pytest.raises(ValueError, match="cache and past_key_values are the same argument, got"):
         generate(model, first.sequences, cache=past, past_key_values=past)
 

@@ -25,7 +25,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from specdec_hf.runner.choose import rollback_kinds
 from specdec_hf.runner.encoded import counts_tokens
 from specdec_hf.runner.fit import Comparison, Fit, compare, fits_of, tolerance_of
-from specdec_hf.runner.handover import take_over
+from specdec_hf.runner.handover import check_batch, take_over
 from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.make import kind_reason
 from specdec_hf.runner.plain_runner import PlainRunner, Prompt, copy_of
@@ -128,6 +128,7 @@ def given_prefill(
     past = kwargs.get(CACHE_NAME)
     if past is not None and getattr(past, "_is_user_defined", False):
         kwargs[CACHE_NAME] = _copied(past)
+        check_batch(past.layers, len(input_ids))
     if kwargs.get("use_cache") is False:
         kwargs["use_cache"] = True
         model._prepare_cache_for_generation(

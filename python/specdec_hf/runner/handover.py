@@ -70,18 +70,23 @@ def import_cache(
     batch_size = mask.shape[0]
     if columns == 0:
         return choose_runner(model, batch_size, capacity, kind, prompt=prompt, **options)
-    held = next(x.keys for x in layers if isinstance(getattr(x, "keys", None), torch.Tensor))
-    if held.shape[0] != batch_size:
-        raise ValueError(
-            f"past_key_values must hold {batch_size} sequences as input_ids does, "
-            f"got {held.shape[0]}"
-        )
+    check_batch(layers, batch_size)
     runner, notes = choose_runner(
         model, batch_size, capacity, kind, prompt=prompt, past=past, **options
     )
     if isinstance(runner, SpecRunner):
         _fill(runner.cache, past, mask)
     return runner, notes
+
+
+def check_batch(layers: Sequence[Any], batch_size: int) -> None:
+    """A ValueError where the layers of a cache hold another number of sequences."""
+    held = (getattr(layer, "keys", None) for layer in layers)
+    sizes = {len(keys) for keys in held if isinstance(keys, torch.Tensor) and keys.numel()}
+    if sizes - {batch_size}:
+        raise ValueError(
+            f"past_key_values must hold {batch_size} sequences as input_ids does, got {max(sizes)}"
+        )
 
 
 def _columns_of(past: SpecCache, mask: NDArray[np.bool_]) -> int:
