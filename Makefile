@@ -101,7 +101,7 @@ test-all: $(STAMP_ALL) ## all tests: also whole products of parameters, builds a
 	$(PYTEST) $(ARGS)
 
 # Most builds are of sources that were compiled before, which ccache remembers where it is installed.
-mutants: $(SETUP) ## plant each fault of tests/mutants and run the tests that must find it: an hour on two cores
+mutants: $(SETUP) ## plant each fault of tests/mutants and run the tests that must find it
 	$(MAKE) more TASK=setup-vllm
 	PATH="$(abspath $(BIN)):$(addsuffix :,$(wildcard /usr/lib/ccache))$$PATH" \
 	VLLM_PYTHON="$(abspath $(VLLM_VENV)/bin/python)" \

@@ -280,7 +280,7 @@ def test_what_no_run_can_begin_with_is_refused_by_name(target, model_run, tmp_pa
     ):
         with pytest.raises(ValueError, match=message):
             trained(target, tmp_path / "out", **given)
-        assert not list(tmp_path.glob("out/work/*.jsonl"))
+        assert not list((tmp_path / "out").rglob("*.jsonl"))
     with pytest.raises(ValueError, match="was begun with other reused texts"):
         trained(target, reusing, settings=DRAFT_MODEL)
 

@@ -15,7 +15,6 @@ import argparse
 import ast
 import difflib
 import json
-import platform
 import random
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mutants.ledger import ROOT, Tree, over_trees
+
+from bench.results import processor
 
 PACKAGE = "python/specdec_hf"
 TESTS = ["tests/hf", "tests/analysis", "tests/compat"]
@@ -244,7 +245,7 @@ def main() -> int:
     record = args.record or ROOT / f"bench/results/mutation-{date.today():%Y%m%d}.json"
     about = {
         "commit": commit.stdout.strip(), "date": f"{date.today()}", "seed": args.seed,
-        "cpu": platform.processor() or platform.machine(), "under": args.under,
+        "cpu": processor(), "under": args.under,
     }  # fmt: skip
     for one in over_trees(lambda tree, site: outcome(tree, site, coverage), chosen, args.jobs):
         found.append(one)
