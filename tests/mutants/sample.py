@@ -5,8 +5,9 @@ make more TASK=mutation ARGS='--size 40 --under loop'      # of the files of a f
 make more TASK=mutation ARGS='--again FILE'                # the survivors of a record alone
 
 First the tests run once, to learn which lines each of them covers and how long it takes. Then a
-mutant meets the tests that cover its line, the quickest first. The record has the score, and each
-survivor as a change.
+mutant meets the tests that cover its line, the quickest first. Those of equivalent/*.toml meet
+none: an entry there has a function and a change as in the ledger, and says why no test can show it.
+The record has the score, and each survivor as a change.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import functools
 import json
 import random
 import subprocess
@@ -25,13 +27,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mutants.ledger import ROOT, Tree, over_trees
+from mutants.ledger import ROOT, Mutant, Tree, over_trees
+from setuptools.compat.py310 import tomllib
 
 from bench.results import processor
 
 PACKAGE = "python/specdec_hf"
 TESTS = ["tests/hf", "tests/analysis", "tests/compat"]
-LANE = "not build and not full and not simt and not triton"
+LANE = "not full and not simt and not triton"
 # Changes that somebody could make. cosmic-ray has more, most of which end in a TypeError.
 OPERATORS = [
     "AddNot", "ExceptionReplacer", "NumberReplacer", "ZeroIterationForLoop",
@@ -50,7 +53,7 @@ OPERATORS = [
 # Seconds of covering tests that a mutant meets at first, and where these pass.
 BUDGETS = (10.0, 90.0)
 LONGEST = 60.0  # seconds of a single test, after which the mutant counts as killed
-KILLED, SURVIVED, UNCOVERED = "killed", "survived", "uncovered"
+KILLED, SURVIVED, UNCOVERED, EQUIVALENT = "killed", "survived", "uncovered", "equivalent"
 
 
 class Site(NamedTuple):
@@ -93,6 +96,21 @@ def mutated(site: Site, text: str) -> str:
     changed = mutate_code(text, get_operator(f"core/{site.operator}")(), site.occurrence)
     assert changed is not None, site
     return str(changed)
+
+
+def equivalents() -> list[Mutant]:
+    """The mutants that no test can show, with the reason as their fault."""
+    files = sorted(Path(__file__).parent.glob("equivalent/*.toml"))
+    entries = [(path, one) for path in files for one in tomllib.loads(path.read_text()).items()]
+    return [
+        Mutant(path.stem, name, one["why"], one["at"], by=(), swap=one["swap"])
+        for path, (name, one) in entries
+    ]
+
+
+def changed_tree(file: Path, text: str) -> tuple[Path, str]:
+    """What two changes of a file have in common if they differ in layout only."""
+    return file, ast.dump(ast.parse(text))
 
 
 def unread(text: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -176,14 +194,22 @@ def measure(folder: Path, jobs: int) -> None:
     )  # fmt: skip
 
 
-def outcome(tree: Tree, site: Site, coverage: Coverage) -> dict[str, Any]:
-    """What became of a mutant: its change, and the test that killed it or how many passed."""
+def outcome(
+    tree: Tree, site: Site, coverage: Coverage, known: Mapping[tuple[Path, str], str]
+) -> dict[str, Any]:
+    """What became of a mutant: its change, and the test that killed it or how many passed.
+
+    Args:
+        known: for changed trees, why no test can show them.
+    """
     path = tree.root / site.file
     text = (ROOT / site.file).read_text()
     fault = mutated(site, text)
     lines = difflib.unified_diff(text.splitlines(), fault.splitlines(), n=0, lineterm="")
     change = [line for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")]
     found = {"place": f"{site.file}:{site.line}", "change": change, **site._asdict()}
+    if why := known.get(changed_tree(ROOT / site.file, fault)):
+        return found | {"state": EQUIVALENT, "why": why}
     tests = coverage.of(site)
     if not tests:
         return found | {"state": UNCOVERED}
@@ -209,10 +235,12 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for one in found:
         rooms[one["file"].removeprefix(f"{PACKAGE}/").partition("/")[0]][one["state"]] += 1
     total = sum(rooms.values(), Counter())
+    shown = total.total() - total[EQUIVALENT]  # what a test can show
+    alive = [one for one in found if one["state"] in (SURVIVED, UNCOVERED)]
     return {
-        "mutants": total.total(), **total, "score": round(total[KILLED] / max(1, total.total()), 4),
+        "mutants": total.total(), **total, "score": round(total[KILLED] / max(1, shown), 4),
         "rooms": {room: dict(counts) for room, counts in sorted(rooms.items())},
-        "survivors": sorted((o for o in found if o["state"] != KILLED), key=lambda o: o["place"]),
+        "survivors": sorted(alive, key=lambda one: one["place"]),
     }  # fmt: skip
 
 
@@ -247,9 +275,12 @@ def main() -> int:
         "commit": commit.stdout.strip(), "date": f"{date.today()}", "seed": args.seed,
         "cpu": processor(), "under": args.under,
     }  # fmt: skip
-    for one in over_trees(lambda tree, site: outcome(tree, site, coverage), chosen, args.jobs):
+    known = {changed_tree(*one.planted()): one.fault for one in equivalents()}
+    work = functools.partial(outcome, coverage=coverage, known=known)
+    for one in over_trees(work, chosen, args.jobs):
         found.append(one)
-        print(one["state"], one["place"], one["operator"], one.get("by", ""), flush=True)
+        reason = one.get("by") or one.get("why", "")
+        print(one["state"], one["place"], one["operator"], reason, flush=True)
         record.write_text(json.dumps({**about, **summary(found)}, indent=1) + "\n")
     totals = summary(found)
     print({name: value for name, value in totals.items() if name not in ("rooms", "survivors")})

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 from mutants import sample
-from mutants.sample import KILLED, SURVIVED, UNCOVERED, Site
+from mutants.sample import EQUIVALENT, KILLED, SURVIVED, UNCOVERED, Site
 
 pytestmark = pytest.mark.build
 SITE = Site("half.py", 2, 11, "ReplaceBinaryOperator_Div_Mul", 0)
@@ -82,18 +82,36 @@ def test_a_mutant_meets_the_tests_of_its_line(
     monkeypatch.setattr(sample, "ROOT", tmp_path)
     monkeypatch.setattr(sample, "mutated", lambda site, text: text.replace("/", "*"))
     folder = Folder(tmp_path, kill, error)
-    found = sample.outcome(folder, SITE, Covering(*tests))
+    found = sample.outcome(folder, SITE, Covering(*tests), known={})
     assert (found["state"], folder.rounds) == (state, rounds)
     assert found["change"] == ["-    return number / 2", "+    return number * 2"]
     assert (tmp_path / "half.py").read_text() == SOURCE
 
 
-def test_the_score_is_the_share_that_was_killed():
+def test_a_mutant_that_no_test_can_show_meets_none(tmp_path, monkeypatch):
+    (tmp_path / "half.py").write_text(SOURCE)
+    monkeypatch.setattr(sample, "ROOT", tmp_path)
+    monkeypatch.setattr(sample, "mutated", lambda site, text: text.replace("/", "*"))
+    other_layout = SOURCE.replace("number / 2", "(number  *  2)")
+    folder, known = Folder(tmp_path), {sample.changed_tree(tmp_path / "half.py", other_layout): "x"}
+    found = sample.outcome(folder, SITE, Covering("quick"), known)
+    assert (found["state"], found["why"], folder.rounds) == (EQUIVALENT, "x", [])
+
+
+def test_what_no_test_can_show_can_be_made():
+    for one in sample.equivalents():
+        path, text = one.planted()
+        assert sample.changed_tree(path, text) != sample.changed_tree(path, path.read_text())
+
+
+def test_the_score_is_the_share_of_what_tests_can_show_that_was_killed():
+    states = {"a/b.py": KILLED, "a/c.py": SURVIVED, "d.py": UNCOVERED, "e.py": EQUIVALENT}
     found = [
         {"file": f"{sample.PACKAGE}/{file}", "place": file, "state": state}
-        for file, state in [("a/b.py", KILLED), ("a/c.py", SURVIVED), ("d.py", UNCOVERED)]
+        for file, state in states.items()
     ]
     counted = sample.summary([*found, found[0]])
     assert counted["score"] == 0.5
-    assert counted["rooms"] == {"a": {KILLED: 2, SURVIVED: 1}, "d.py": {UNCOVERED: 1}}
+    rooms = {"a": {KILLED: 2, SURVIVED: 1}, "d.py": {UNCOVERED: 1}, "e.py": {EQUIVALENT: 1}}
+    assert counted["rooms"] == rooms
     assert [one["place"] for one in counted["survivors"]] == ["a/c.py", "d.py"]
