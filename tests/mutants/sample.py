@@ -16,6 +16,7 @@ import argparse
 import ast
 import difflib
 import functools
+import itertools
 import json
 import random
 import subprocess
@@ -111,6 +112,15 @@ def equivalents() -> list[Mutant]:
 def changed_tree(file: Path, text: str) -> tuple[Path, str]:
     """What two changes of a file have in common if they differ in layout only."""
     return file, ast.dump(ast.parse(text))
+
+
+def is_a_program(site: Site) -> bool:
+    """Whether the changed file can be read: cosmic-ray also changes the `*` of a signature."""
+    try:
+        ast.parse(mutated(site, (ROOT / site.file).read_text()))
+    except SyntaxError:
+        return False
+    return True
 
 
 def unread(text: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -260,12 +270,14 @@ def main() -> int:
         measure(folder, args.jobs)
     if args.again:
         old = json.loads(args.again.read_text())["survivors"]
-        chosen = [Site(*(one[name] for name in Site._fields)) for one in old]
+        again = (Site(*(one[name] for name in Site._fields)) for one in old)
+        chosen = [site for site in again if is_a_program(site)]
     else:
         files = sorted((ROOT / PACKAGE).rglob("*.py"))
         names = [path.relative_to(ROOT).as_posix() for path in files]
         every = [s for n in names if n.startswith(f"{PACKAGE}/{args.under}") for s in sites(n)]
-        chosen = random.Random(args.seed).sample(every, min(args.size, len(every)))
+        drawn = random.Random(args.seed).sample(every, len(every))
+        chosen = list(itertools.islice(filter(is_a_program, drawn), args.size))
         print(f"{len(chosen)} of {len(every)} mutants", flush=True)
     coverage, found = Coverage(folder), []
     head = ["git", "describe", "--always", "--dirty", "--abbrev=8"]
