@@ -95,6 +95,7 @@ def test_the_residual_of_a_recovered_token_is_that_of_its_row(models):
             end = float(residual[: last.token + 1].sum() / residual.sum())
             assert end - wanted - 1e-5 < last.uniform < end + 1e-5
             assert last.q == pytest.approx(float(q[last.token]), rel=1e-4)
+            assert said[-2].unread == int((traced.draft_token_ids[0] >= 0).sum()) - row - 1
             checked += 1
     assert checked > 3
 
@@ -132,6 +133,7 @@ def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
             assert (node.kind == "accepted") is (paths[n] in spelled)
         if tree.following is not None:
             assert tree.following.token == ids[tree.position + len(said)]
+    assert all(token.text is not None for said in explainer.rounds for token in said)
     assert seen == {"accepted", "rejected", "drafted"}
 
 

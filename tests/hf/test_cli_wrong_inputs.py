@@ -126,6 +126,19 @@ def test_an_option_takes_the_numbers_that_its_refusal_names(command, option, kin
         assert result.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--num-assistant-tokens 1 --drafter prompt_lookup",
+        "--drafter layers:1 --drafter prompt_lookup --cascade horizontal:1",
+    ],
+)
+def test_drafts_of_one_token_may_be_asked_for(typed):
+    """So the damaged weights are the first thing that is wrong."""
+    line = one_line_error("generate", "--prompt", "a", "--model", "model", *typed.split())
+    assert "cannot load a model from model" in line
+
+
 def test_every_command_has_options_of_numbers():
     """The control of what the table is made of."""
     assert len(NUMBERS) > 90

@@ -240,6 +240,8 @@ def test_other_targets_and_folders_are_refused_by_name(tmp_path):
         where = {key: name if ".enorm" in key else file for key, file in given.items()}
         index.write_text(json.dumps({"weight_map": where}))
         refused("mtp", message)
+    index.write_text("{}")
+    refused("mtp", "cannot read the weight_map of")
     index.unlink()
     refused("mtp", "holds no safetensors: it has neither model.safetensors nor ")
     shutil.rmtree(folder)
