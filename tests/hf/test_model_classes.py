@@ -244,6 +244,12 @@ def test_a_tree_and_every_cache_follow_positions_of_images():
     assert check_equal("qwen2_vl", inputs("qwen2_vl", (9,)), cache="dynamic").cache == "dynamic"
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+@pytest.mark.parametrize(("cache", "lengths"), [("dynamic", (9,)), ("aligned", LENGTHS)])
+def test_all_drafts_of_a_round_have_the_type_of_the_last_token(name, cache, lengths):
+    check_equal(name, inputs(name, lengths), cache=cache)
+
+
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 def test_layers_that_hold_an_image_in_the_cache_run_without_drafts(entry):
@@ -349,6 +355,13 @@ def test_an_input_that_would_be_dropped_is_refused_by_name(given, message, entry
     made = {"input_ids": torch.ones(1, 3, dtype=torch.int64), **given}
     with pytest.raises(ValueError, match=message):
         decode(entry, hf_models.tiny("gpt2"), made, {"max_new_tokens": 2})
+
+
+def test_a_model_without_a_cache_says_so_where_one_is_asked_for():
+    model, given = model_of("OpenAIGPTLMHeadModel"), compare.prompts((7,))
+    out = generate(model, **given, **WHOLE, drafter="prompt_lookup", cache="spec")
+    says = "OpenAIGPTLMHeadModel runs with cache='none'; cache='spec': its forward takes no cache"
+    assert says in out.stats.notes
 
 
 @pytest.mark.usefixtures("wrong_positions")

@@ -250,11 +250,12 @@ class PlainRunner:
             kwargs = model._update_model_kwargs_for_generation(
                 self._outputs, kwargs, is_encoder_decoder=self._of_decoder, num_new_tokens=size
             )
-            # Transformers extends the types of tokens by one column, however many are new.
-            types, width = kwargs.get("token_type_ids"), self._mask.shape[1]
-            if types is not None and types.shape[-1] < width and not self._of_decoder:
-                new = types[:, -1:].expand(-1, width - types.shape[-1])
-                kwargs["token_type_ids"] = torch.cat([types, new], dim=-1)
+            # Transformers repeats as many types as tokens are new, and plain generation the last.
+            types = kwargs.get("token_type_ids")
+            if types is not None and not self._of_decoder:
+                old = types[:, : self._mask.shape[1] - size]
+                new = old[:, -1:].expand(-1, size)
+                kwargs["token_type_ids"] = torch.cat([old, new], dim=-1)
         # Plain generate drops a mask that hides nothing.
         hides = self._keep_mask or not self._mask.all()
         kwargs[self._mask_name] = mask if hides else None
