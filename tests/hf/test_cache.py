@@ -193,6 +193,37 @@ def test_a_cache_of_the_caller_may_be_called_cache_as_transformers_does():
         generate(model, first.sequences, cache=past, past_key_values=past)
 
 
+def test_a_cache_of_lengths_is_continued_and_one_of_another_batch_is_refused():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    runner = SpecRunner(model, 3, 16)
+    with torch.inference_mode():
+        runner.forward(inputs["input_ids"], np.array(RAGGED) - max(RAGGED), 1)
+    runner.truncate(np.array(RAGGED))
+    longer = {name: torch.nn.functional.pad(x, (0, 1), value=1) for name, x in inputs.items()}
+    how = {"max_new_tokens": NEW, "do_sample": False}
+    warm = generate(model, **longer, **how, past_key_values=runner.cache)
+    assert warm.tolist() == generate(model, **longer, **how).tolist()
+    alone = {name: x[:1] for name, x in longer.items()}
+    with pytest.raises(ValueError, match="must hold 1 sequences as input_ids does, got 3"):
+        generate(model, **alone, **how, past_key_values=runner.cache)
+
+
+def test_a_layer_without_a_cache_of_its_own_moves_nothing_and_those_after_it_move():
+    device, entry = torch.device("cpu"), (torch.ones(1, 2, 3, 4), torch.full((1, 2, 3, 4), 2.0))
+    given, taken = (
+        spec_cache.SpecCache(hf_models.build("llama", layers=3).config, size, 8, device)
+        for size in (1, 2)
+    )
+    given.move_cursor(torch.zeros(1, dtype=torch.int64), 0, 3)
+    given.fill([entry, None, entry], np.array([3]))
+    taken.adopt(1, given)
+    assert taken.lengths.tolist() == [0, 3]
+    first, none, last = taken.spec_layers
+    assert not none.is_initialized
+    for layer in (first, last):
+        assert all(torch.equal(x[1:, :, :3], y) for x, y in zip(layer.buffers, entry, strict=True))
+
+
 @pytest.mark.parametrize("cache", ["spec", "dynamic"])
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_no_forward_is_called_by_a_name_that_transformers_gives_up(cache):

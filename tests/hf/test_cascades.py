@@ -215,6 +215,22 @@ def test_a_level_whose_nodes_were_guessed_needs_no_forward():
     assert rounds < decoded(two, model, **arguments)[1] < alone
 
 
+class Watches(RandomDrafter):
+    """Drafts at random, and reads the three most likely tokens of every round."""
+
+    candidates, rolls_back, seen = 3, True, ()
+
+    def observe(self, history, candidates):
+        self.seen += (candidates.ids.shape[2],)
+
+
+def test_a_guesser_reads_the_targets_candidates_beside_one_that_reads_none():
+    model, watches = draft_model(), Watches()
+    cascades = [VerticalCascade(model, one) for one in (watches, "prompt_lookup")]
+    out, _ = decoded(cascades, model, "match", tree=(2, 1))
+    assert watches.seen == (3,) * out.stats.rounds
+
+
 def test_names_and_models_of_a_cascade_are_checked():
     model = hf_models.tiny("llama")
     same = ModelDrafter(model)

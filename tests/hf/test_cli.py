@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
-from specdec_hf.cli import compare
+from specdec_hf.cli import compare, weights
 from specdec_hf.cli.speeds import Speeds
 from specdec_hf.cli.terminal import visible
 from specdec_hf.drafting.registry import DRAFTERS, usage
@@ -320,6 +320,20 @@ def test_a_missing_library_and_an_unexpected_error_get_one_line(monkeypatch):
     monkeypatch.setattr("specdec_hf.cli.app.collect_info", lambda: 1 / 0)
     line = "error: unexpected ZeroDivisionError: division by zero"
     assert one_line_error("info", code=1) == line
+
+
+def test_a_damaged_conversion_of_the_embedded_model_is_made_again(tmp_path, monkeypatch):
+    gguf = cli_models.write_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(weights, "embedded_gguf", lambda: gguf)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    whole, _ = weights.load_embedded()
+    (converted,) = tmp_path.glob("cache/*/*.safetensors")
+    converted.unlink()  # the model reads the file as memory
+    converted.write_bytes(b"cut")
+    said = []
+    again, _ = weights.load_embedded(progress=said.append)
+    assert "converting tiny.gguf (once)" in said
+    assert again.lm_head.weight.equal(whole.lm_head.weight)
 
 
 def test_a_broken_model_folder_gets_one_line(tmp_path):

@@ -3,7 +3,9 @@
 import json
 
 import pytest
-from specdec_hf.lab.analysis import tree_pictures
+from specdec_hf.lab.analysis import figures, tree_pictures
+from specdec_hf.lab.analysis.encoders import EncoderSeconds
+from specdec_hf.loop.round_record import RoundRecord
 from support.cli_models import (  # noqa: F401
     folder,
     home,
@@ -68,6 +70,7 @@ def test_analyze_prints_reports_and_draws_this(home):  # noqa: F811
         len(said) for answer in report["measured"][1]["rounds"] for said in answer
     )
     assert "Hello hello &amp; &lt;b&gt;" in page
+    assert "Definition 3.2, 1 - α." in page, "a table's note"
 
 
 def check_report(report):
@@ -144,6 +147,7 @@ def test_trees_are_drawn_as_they_were_measured(analyze, home):  # noqa: F811
     options = ("--temperature", 0, "--max-new-tokens", 24, "--output", "pictures")
     result, content = analyze("lookahead:2,3,2", options=options)
     assert result.exit_code == 0, result.output
+    assert not says(result, "nothing was drafted")
     (measured,), (drawn,) = content["measured"], content["trees"]
     assert drawn["drafter"] == measured["drafter"] == "lookahead:2,3,2"
     (calls,) = measured["calls"].values()
@@ -152,6 +156,33 @@ def test_trees_are_drawn_as_they_were_measured(analyze, home):  # noqa: F811
     accepted = sum(node["kind"] == "accepted" for node in nodes)
     page = (home / "pictures" / "trees.html").read_text()
     assert page.count('<g class="node accepted"') == accepted == calls[0]["accepted"]
+    assert page.count(">∅</text>") == sum(not node["text"] for node in nodes) == 0
     result, content = analyze("layers:1", options=(*options, "--tree", "2,1"))
     assert result.output.count("mask, 0 is the root") >= tree_pictures.SHOWN_ROUNDS
     assert [one["drafter"] for one in content["trees"]] == ["layers:1"]
+
+
+def test_a_node_is_drawn_beside_the_middle_of_its_children():
+    """Of the root, of its children 0 and 3, and of the children of 0, in columns and lines."""
+    places = tree_pictures.place_nodes([-1, 0, 0, -1])
+    middle = (tree_pictures.LINE - tree_pictures.HIGH) // 2
+    lines = [1.25, 0.5, 0, 1, 2]
+    assert [x // tree_pictures.COLUMN for x, _ in places] == [0, 1, 2, 2, 1]
+    assert [y - middle for _, y in places] == [round(n * tree_pictures.LINE) for n in lines]
+
+
+def test_a_timeline_has_the_parts_of_each_round_where_they_were_measured():
+    """An encoder of a drafter is a part of the call before its first round, and may delay it."""
+    rounds = [
+        RoundRecord(0.5, 0.0, 0.5, 0.125, 0.0, 0.125, [0], [0], [1]),
+        RoundRecord(2.5, 1.0, 2.0, 0.5, 0.0, 0.0, [4], [3], [4]),
+    ]
+    rows = [figures.Timeline("a", rounds, EncoderSeconds(1.0, drafter)) for drafter in (0.25, 1.0)]
+    assert [(row.offset, row.end) for row in rows] == [(1.0, 7.0), (1.5, 7.5)]
+    (panel,) = figures.draw_timeline(rows[:1], seconds=8.0).axes
+    parts = [path.get_extents() for bars in panel.collections for path in bars.get_paths()]
+    assert [(part.x0, part.x1) for part in parts] == [
+        (0, 1), (1, 1.25),  # the encoders
+        (1.5, 2), (2, 2.25),  # the first round: the target, and what follows it
+        (3.5, 3.75), (3.75, 4), (4, 4.25), (4.25, 4.5), (4.5, 6.5), (6.5, 7),
+    ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,15 @@ import torch
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.lab.bench import configs as bench_configs
-from specdec_hf.lab.bench import results, summary
+from specdec_hf.lab.bench import efficiency, results, summary
 from specdec_hf.lab.bench import runs as bench_runs
 from specdec_hf.lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
+from support import cli_models
 from support.cli_models import folder, home, masked, reported, succeed  # noqa: F401
+from transformers import MambaConfig, MambaForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
 
@@ -118,10 +121,11 @@ def test_bench_says_which_configs_are_lossy(bench):
 def test_ragged_batches_are_compared_greedily_and_sampled(bench):
     greedy, sampled = bench(
         "--max-new-tokens 5 --drafter layers:1 --peer assisted --peer best_of --batch-size 2 "
-        "--temperature 0 --temperature 0.7 --top-p 0.9 --runs 1"
+        "--temperature 0 --temperature 0.7 --top-p 0.9 --runs 1 --peer prompt_lookup"
     )
     assert (greedy["batch_size"], sampled["temperature"], sampled["top_p"]) == (2, 0.7, 0.9)
-    assert "assisted, Transformers" in greedy["left_out"]
+    for peer in ("assisted", "prompt lookup"):
+        assert greedy["left_out"][f"{peer}, Transformers"] == "it takes one sequence only"
     names = [row["name"] for row in greedy["rows"]]
     assert names == [GENERATE, WITHOUT, "layers:1"]
     for row, other in zip(greedy["rows"], sampled["rows"], strict=True):
@@ -129,6 +133,53 @@ def test_ragged_batches_are_compared_greedily_and_sampled(bench):
         assert [answer["prompts"] for answer in row["answers"]] == [["0", "2"], ["1", "3"]]
         assert (row["identical"], other["identical"], row["categories"]) == (2, None, {})
         assert all(1 <= len(text) <= 5 for a in row["answers"] for text in a["texts"])
+
+
+def test_what_a_model_with_a_state_lacks_is_left_out_in_a_line(bench, monkeypatch, tmp_path):
+    def forward_costs(*arguments):
+        raise RuntimeError("no layer can be cropped\nfor it keeps a state")
+
+    monkeypatch.setattr(efficiency, "forward_costs", forward_costs)
+    config = MambaConfig(vocab_size=258, hidden_size=16, num_hidden_layers=1, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
+    cli_models.tokenizer().save_pretrained(tmp_path / "mamba")
+    (result,) = bench(f"--model {tmp_path / 'mamba'} --limit 1 --drafter none --max-new-tokens 4")
+    assert list(result["left_out"]) == ["prompt lookup, Transformers", "efficiency"]
+    assert result["left_out"]["efficiency"] == "RuntimeError: no layer can be cropped"
+    assert [row["identical"] for row in result["rows"]] == [2, 2]
+
+
+ASKED = []
+
+
+class Llama:
+    """In the place of llama.cpp: answers A, B, A, B, ..., and remembers what it was asked."""
+
+    def __init__(self, path, **options):
+        self.path = path
+
+    def reset(self):
+        """It keeps nothing."""
+
+    def token_eos(self):
+        return cli_models.END
+
+    def generate(self, prompt, temp, **sampling):
+        ASKED.append((self.path, temp))
+        return itertools.cycle(b"AB")
+
+
+def test_llama_cpp_reads_the_file_of_the_target(bench, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Llama))
+    model = cli_models.write_gguf(tmp_path / "tiny.gguf")
+    found = bench(
+        f"--model {model} --limit 1 --drafter none --peer llama.cpp --max-new-tokens 3 --runs 1 "
+        "--temperature 0 --temperature 0.5"
+    )
+    for result in found:
+        peer = next(row for row in result["rows"] if row["name"].startswith("llama.cpp, "))
+        assert [answer["texts"] for answer in peer["answers"]] == [[[*b"ABA"]]] * 2
+    assert set(ASKED) == {(str(model), 0.0), (str(model), 0.5)}
 
 
 def measured(monkeypatch, seconds, accepted):
@@ -242,3 +293,13 @@ def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it(
         if not flagged:
             assert (rows[1].alpha, rows[1].theorem) == (1, pytest.approx(BOUND))
             assert rows[1].efficiency == pytest.approx((DRAFT + VERIFY) / (DRAFT + VERIFY + HOST))
+
+
+@pytest.mark.parametrize(("runs", "flagged"), [(3, False), (4, True)])
+def test_a_ratio_that_depends_on_who_comes_first_is_flagged_after_four_runs_of_each(runs, flagged):
+    text, orders = [[1, 2]], ["pm"] * runs + ["mp"] * runs
+    mine = Answer(["p"], "", text, 1.0, [1.0] * 2 * runs)
+    other = Answer(["p"], "", text, 1.5, [2.0] * runs + [1.0] * runs)
+    found = summary.faults([Turns(mine, other, orders)])
+    says = "the ratio over model.generate depends on which of the two comes first, 2.00 times"
+    assert found == [f"unfair: {says}"] * flagged

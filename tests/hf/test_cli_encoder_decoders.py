@@ -72,6 +72,9 @@ def test_other_commands_refuse_encoder_decoders_by_name(t5, tmp_path):
     assert result.exit_code == 2
     assert "is of type 't5', which Transformers does not list among causal la" in result.output
     assert "chat needs a chat template, which" in one_line_error("chat", "--model", t5)
+    (tmp_path / "questions.jsonl").write_text('{"turns": ["a"]}\n')
+    asked = ("bench", "--model", t5, "--questions", tmp_path / "questions.jsonl", "--drafter")
+    assert "drafter early_exit needs" in one_line_error(*asked, "early_exit:1", code=1)
     encoder_models.build("whisper").save_pretrained(tmp_path / "sounds")
     line = one_line_error("generate", "--prompt", "a", "--model", tmp_path / "sounds")
     assert "is of type 'whisper'" in line

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from rich.text import Text
-from specdec_hf.cli.terminal import WordWrap
+from specdec_hf.cli.terminal import WordWrap, close_output
 from support.cli_models import environment, folder  # noqa: F401
 
 
@@ -71,6 +71,15 @@ def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
         assert "Traceback" not in told
     else:
         assert (process.returncode, told) == (130, "error: interrupted\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it takes a file that is full")
+def test_output_that_is_lost_is_told_and_lost_for_good(monkeypatch):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        print("lost", file=full)
+        assert not close_output()
+        assert close_output(), "what comes later goes nowhere"
 
 
 @pytest.mark.build

@@ -37,6 +37,8 @@ def test_train_writes_a_head_that_drafts(tmp_path):
     assert report["steps"] == report["settings"]["turn_length"] == 12
     assert report["tokens"] >= 800
     assert len(report["greedy_acceptance"]) == len(report["loss"]) == 3
+    losses = report["curves"]["losses"]
+    assert report["loss"] == losses[-1] < losses[1] < losses[0], "of three draft steps"
     assert report["bytes"] == (output / "model.safetensors").stat().st_size
     card = (output / "README.md").read_text()
     assert f"{report['tokens']:,} tokens" in card

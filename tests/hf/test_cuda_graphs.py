@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from specdec_hf import SpeculativeDecoder
+from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.loop import begin
 from specdec_hf.runner import policy
@@ -105,6 +105,18 @@ def test_of_two_calls_at_once_one_runs_without_graphs(llama):
         tokens += step.tokens
     assert tokens == eager.sequences[0, 9:].tolist()
     assert fast(llama, (7,)).stats.compiled.replayed > 0
+
+
+def test_a_given_cache_moves_into_the_buffers_of_an_earlier_call(llama):
+    first = decode(llama)
+    given = {"attention_mask": first.attention_mask, "past_key_values": first.past_key_values}
+    how = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+    runs = [
+        generate(llama, first.sequences, **given, **how, drafter=None, compile=compiled)
+        for compiled in (False, True, True)
+    ]
+    assert all(torch.equal(out.sequences, runs[0].sequences) for out in runs)
+    assert runs[2].stats.compiled.replayed == runs[2].stats.rounds
 
 
 def test_a_cache_that_the_caller_keeps_stays_as_it_is(llama):

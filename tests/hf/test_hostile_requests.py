@@ -146,6 +146,21 @@ def test_texts_whose_client_has_left_are_never_encoded():
     assert tokenizer.texts == ["first", "after"]
 
 
+def test_a_text_that_waits_for_another_to_be_encoded_ends_with_the_server(monkeypatch):
+    monkeypatch.setattr("specdec_hf.server.app.SECONDS_TO_END", 0.1)
+    tokenizer = Gated()
+    with serving(tokenizer=tokenizer) as (client, queue), ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.post, GENERATE, json=asked("first"))
+        until(lambda: len(tokenizer.texts) == 1)
+        waits = pool.submit(client.post, GENERATE, json=asked("waits"))
+        until(lambda: queue.server.service.places == 2)
+        queue.server.should_exit = True
+        assert waits.result(SECONDS).status_code == 503
+        tokenizer.gate.set()
+        assert first.result(SECONDS).status_code == 503
+    assert tokenizer.texts == ["first"]
+
+
 def byte_level(*pieces, normalizer=None, split=None, added=(), lacks=""):
     """A tokenizer of bytes and of these pieces of them."""
     alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(lacks))

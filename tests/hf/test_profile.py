@@ -3,13 +3,16 @@
 import functools
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, TreeSpec, generate
+from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.weights import load_folder
+from specdec_hf.lab.bench.runs import Answer, Turns
+from specdec_hf.lab.tune import candidates as tuned
 from specdec_hf.lab.tune import search
-from specdec_hf.lab.tune.candidates import DRAFTERS_TRIED
 from specdec_hf.options import Options, read_profile
 from support import hf_models
 from support.cli_models import (  # noqa: F401
@@ -62,6 +65,9 @@ FAULTS = {
         changed(options__num_assistant_tokens_schedule="egag"), "distribution or a confidence, got"
     ),
     "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
+    "a tree of no layout": (
+        changed(options__tree={"Star": {}}), "one of TreeSpec, EagleTree, TrieTree, got"
+    ),
     "a schedule for chains with trees of a drafter's own": (
         changed(options={"drafter": "lookahead", "num_assistant_tokens_schedule": "heuristic"}),
         "'optimal' with trees, got 'heuristic'"
@@ -129,11 +135,15 @@ def test_tune_writes_what_calls_read(home, monkeypatch):  # noqa: F811
     result = succeed(*asked.split(), 2.5)
     profile, (model, tokenizer) = read_profile("profile.json"), load_folder("tiny")
     stages = profile.measured["stages"]
-    assert len(stages["drafters"]) == len(DRAFTERS_TRIED) + 1
+    assert len(stages["drafters"]) == len(tuned.DRAFTERS_TRIED) + 1
     assert all(one["identical"] == one["answers"] >= 5 for one in stages["finalists"])
     assert (profile.options["compile"], profile.model["name"]) == (False, "tiny")
     assert profile.measured["chosen"] == stages["finalists"][0]
     assert says(result, f"chosen: {stages['finalists'][0]['name']}; model.generate ")
+    count = stages["finalists"][0]["answers"]
+    assert says(result, "tokens/s speculation 90 % tau same")
+    assert says(result, f"{count}/{count}")
+    assert says(result, "without drafts this library is ")
     inputs = {"input_ids": tokenizer("Say one", return_tensors="pt")["input_ids"]}
     how = {"max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
     out = generate(model, **inputs, profile="profile.json", **how)
@@ -144,3 +154,61 @@ def test_tune_writes_what_calls_read(home, monkeypatch):  # noqa: F811
     assert answered(*asked, "--drafter", "ngram")["stats"]["drafter"] == "ngram"
     (home / "cut.json").write_bytes(b'{"format": ')
     assert "must be a JSON file that tune wrote" in one_line_error(*ASKED, "cut.json")
+
+
+def test_names_of_files_are_absolute_in_a_profile(home):  # noqa: F811
+    names = ("tiny,temperature=0.5", "eagle3:tiny", "layers:4", "hub/model", "embedded")
+    found = [tuned.with_absolute_path(name) for name in names]
+    assert found == [f"{home}/tiny,temperature=0.5", f"eagle3:{home}/tiny", *names[2:]]
+
+
+SCHEDULES = {
+    "layers:1": [None, "heuristic", "optimal", "confidence", "egag"],
+    "prompt_lookup": [None, "heuristic", "optimal"],  # without a distribution
+    "lookahead": [None, "optimal"],  # trees, which take no schedule of chains
+    "auto": [None, "constant"],  # trees of the optimal schedule
+}
+
+
+def candidate(drafter):
+    return tuned.Candidate(Settings(model="tiny", drafter=[drafter]))
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("drafter", SCHEDULES)
+def test_tune_tries_the_schedules_that_a_drafter_takes(drafter):
+    tried = tuned.schedules_of(candidate(drafter))
+    found = [one.settings.num_assistant_tokens_schedule for one in tried]
+    assert found == SCHEDULES[drafter]
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(("batches", "ended"), [(4, "out of time"), (5, ""), (6, "")])
+def test_a_search_is_whole_once_its_finalists_have_answered_five_prompts(batches, ended):
+    """All answer twice as fast with drafts, until time is over."""
+    with_drafts, without = (
+        Answer(["p"], "", [[1, 2]], took, [took], 2, took, identical=True, rounds=1)
+        for took in (1.0, 2.0)
+    )
+    turns, numbers = Turns(with_drafts, without, ["pwm"], without), iter(range(batches))
+
+    def answer(trials):
+        number = next(numbers, None)
+        if number is None:
+            raise search.OutOfTimeError
+        for trial in trials:
+            trial.add(number, turns)
+
+    measurement = SimpleNamespace(compare=lambda number: turns, ready=list, answer=answer)
+    clock = itertools.count().__next__
+    found = search.search([candidate("lookahead")], measurement, 1e6, clock, exact=True)
+    assert (found.ended, found.tells, found.library) == (ended, not ended, 2)
+    assert [len(trial.turns) for trial in found.stages["finalists"]] == [batches] * 2
+
+
+@pytest.mark.parametrize(("seconds", "minimum", "answers"), [(5, 1, 2), (6, 1, 3), (1, 4, 4)])
+def test_prompts_are_answered_while_there_is_time_for_another(seconds, minimum, answers):
+    """An answer takes two seconds."""
+    now = [0]
+    search.repeat([], lambda trials: now.append(now[-1] + 2), seconds, minimum, lambda: now[-1])
+    assert len(now) - 1 == answers

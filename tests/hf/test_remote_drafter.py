@@ -7,7 +7,7 @@ import torch.multiprocessing as mp
 from specdec_hf import ModelDrafter, RemoteDrafter, TrieTree, generate
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
-from support.drafter_server import serve
+from support.drafter_server import serve, served_here
 from support.providers import SIGNIFICANCE
 
 
@@ -50,3 +50,13 @@ def test_a_drafter_of_another_rank_loses_nothing(server):
     wrong.close()
     server.join(30)
     assert server.exitcode == 0
+
+
+def test_a_served_drafter_drafts_as_it_does_here(monkeypatch):
+    """In one process, of two calls, of which the second has another target."""
+    near = hf_models.perturbed("llama")
+    served = served_here(ModelDrafter(near), monkeypatch)
+    for seed in (0, 0, 1):
+        model = hf_models.tiny("llama", seed)
+        there, here = (hf_models.decode(model, (9, 4), drafter=one) for one in (served, near))
+        assert hf_models.outcome(there) == hf_models.outcome(here)

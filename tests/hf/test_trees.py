@@ -148,6 +148,18 @@ def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
         assert mixed.stats.sequences[0].accepted > 0
 
 
+def test_trees_of_greedy_text_hold_the_most_likely_tokens_under_rule_match_too():
+    """Also where all siblings but the first are drawn without replacement."""
+    model, drafter = hf_models.tiny("llama"), hf_models.perturbed("llama", 0.3)
+    runs = [
+        run(model, hf_models.prompts((9,)), drafter=drafter, tree=(8, 2), rule=rule)
+        for rule in ("greedy", "match")
+    ]
+    by_trial = [out.stats.acceptance_by_trial for out in runs]
+    assert by_trial[0] == by_trial[1]
+    assert max(by_trial[0][1:]) > 0
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("llama", "branching"), ("llama", "eagle"), ("gpt2", "branching"), ("gpt2", "trie of all")],
