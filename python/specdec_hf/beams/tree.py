@@ -131,7 +131,7 @@ class BeamTree:
         table: Integers = np.full((len(tips), max(map(len, kept))), -1, dtype=np.int64)
         size = max(len(nodes) - int(n) for nodes, n in zip(kept, shared, strict=True))
         tokens = np.zeros((len(tips), size), dtype=np.int64)
-        parents, renamed = np.full_like(tokens, -1), np.full_like(tips, -1)
+        parents, renamed = np.full_like(tokens, -1), np.empty_like(tips)
         for b, nodes in enumerate(kept):
             table[b, : len(nodes)] = nodes
             first = int(shared[b])

@@ -107,7 +107,8 @@ class CandidateGeneratorDrafter(Drafter):
         # Drafts and accepted drafts of the last round of each that drafted, for the next update.
         self._drafted = np.zeros(context.batch_size, dtype=np.int64)
         self._accepted = self._drafted.copy()
-        self._in_round = self._drafted > 0  # which sequences have drafted in this round
+        # Which sequences have drafted in this round.
+        self._in_round = np.zeros(context.batch_size, dtype=np.bool_)
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         batch_size, device = len(history.lengths), self._context.model.device

@@ -208,10 +208,7 @@ class HorizontalCascade(Cascade):
             parts.append((counts.copy(), added, rows))
             counts += added
         self._context.asked_for_noise = True  # `ask` has checked each part's noise
-        size = int(counts.max())
-        if size == 0:
-            return None
-        together = torch.from_numpy(drafted[:, :size].copy())
+        together = torch.from_numpy(drafted[:, : counts.max()].copy())
         if all(distribution is None for _, _, distribution in parts):
             return Draft(together, counts=counts)
         target = self._context.model

@@ -312,9 +312,7 @@ class SpecRunner:
             inputs["logits_to_keep"] = keep
         if self.tap.is_open:
             inputs["output_hidden_states"] = True
-        forward = self.model
-        if self.policy.compiled is not None and self.runs_compiled(width):
-            forward = self.policy.compiled
+        forward: Any = self.policy.compiled if self.runs_compiled(width) else self.model
         fed = padded(tokens, width)
         output = forward(input_ids=fed, use_cache=True, return_dict=True, **inputs)
         if self.tap.is_open:
