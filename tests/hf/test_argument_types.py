@@ -378,6 +378,8 @@ VALUES = {
     "hold ids in [0, 9), got 9": lambda: NgramTable.build([np.array([9])], 9, 2),
     "must name an n-gram table, got README.md": lambda: NgramTable.load("README.md"),
     "min_ngram must be at most max_ngram=4, got 5": lambda: NasdDrafter(min_ngram=5),
+    "top_k must be an integer in [0, 1024], got -1": lambda: NasdDrafter(top_k=-1),
+    "pause must be at least 1, got 0": lambda: BenefitGuard(pause=0),
     "min_match must be at most 2, got 3": lambda: RestDrafter(CORPUS, 3, 2),
     "must be in [0, 1], got 2.0": lambda: SuffixAutomatonDrafter(min_confidence=2),
     "max_bytes must be at least 8, got 7": lambda: KeptTexts(7),

@@ -141,6 +141,7 @@ def test_drafted_beams_do_not_end():
     assert_same(got, want)
     assert got.stats.acceptance_histogram == {0: 2, 4: 4, 3: 2}
     assert got.stats.gammas == [0, 2 * 4, 2 * 4, 2 * 3], "4 steps are left in the end"
+    assert got.stats.seeds == [0, 0], "no noise"
     assert {one.stop_reason for one in got.stats.sequences} == {"length"}
     ended = search(model, inputs, None, settings(2, eos_token_id=[56, 48, 23]))
     assert {one.stop_reason for one in ended.stats.sequences} == {"eos"}

@@ -1,11 +1,16 @@
 """Candidate generators of Transformers as drafters."""
 
+import pytest
+import torch
 from specdec_hf import from_candidate_generator
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
 from support.providers import SIGNIFICANCE
 from transformers import GenerationConfig
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGenerator,
+    PromptLookupCandidateGenerator,
+)
 
 
 def assisted(model, **config):
@@ -18,6 +23,17 @@ def assisted(model, **config):
         return made
 
     return from_candidate_generator(make)
+
+
+def test_a_single_generator_serves_one_call():
+    model = hf_models.tiny("llama")
+    one = from_candidate_generator(PromptLookupCandidateGenerator(max_length=4096))
+    out = hf_models.decode(model, drafter=one)
+    assert torch.equal(out.sequences, hf_models.decode(model).sequences)
+    with pytest.raises(ValueError, match="which holds the text of the first"):
+        hf_models.decode(model, drafter=one)
+    with pytest.raises(TypeError, match="must be a CandidateGenerator of Transformers or a funct"):
+        from_candidate_generator(3)
 
 
 def test_an_assistant_drafts_greedy_text_and_is_verified_with_its_scores_where_it_samples():

@@ -8,7 +8,14 @@ import copy
 import numpy as np
 import pytest
 import torch
-from specdec_hf import HorizontalCascade, ModelDrafter, TreeSpec, VerticalCascade, generate
+from specdec_hf import (
+    Drafter,
+    HorizontalCascade,
+    ModelDrafter,
+    TreeSpec,
+    VerticalCascade,
+    generate,
+)
 from specdec_hf.drafters.cascade import level_context
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
@@ -142,6 +149,52 @@ def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():
     out = hf_models.decode(model, (9, 4), gamma=4, max_new_tokens=16, drafter=both)
     assert max(out.stats.gammas) == 4
     assert out.stats.draft_acceptance_rate == 1
+
+
+class Watched(Drafter):
+    """Drafts a text in which every third token is wrong, and compares what it is told of it."""
+
+    rolls_back = True
+
+    def __init__(self, texts):
+        self.texts, self.asked, self.told, self.checked = texts, None, None, 0
+
+    def propose(self, history, limits):
+        assert (limits >= 0).all()
+        assert (history.active == (limits > 0)).all()
+        assert history.active.any()
+        texts = [row[:n].tolist() for row, n in zip(history.tokens, history.lengths, strict=True)]
+        if self.told is not None:
+            for b in np.flatnonzero(history.active & (self.asked > 0)):
+                text, draft = texts[b][self.begun[b] :], self.drafts[b]
+                equal = [a == b for a, b in zip(text, draft, strict=False)]
+                assert self.told[b] == [*equal, False].index(False)
+                self.checked += 1
+        self.asked, self.begun, self.told = limits, history.lengths.copy(), None
+        self.drafts = [
+            [(t + (at % 3 == 0)) % hf_models.VOCAB for at, t in enumerate(known[n : n + most], n)]
+            for known, n, most in zip(self.texts, self.begun, limits, strict=True)
+        ]
+        return self.drafts
+
+    def commit(self, outcome):
+        if self.asked is not None and self.told is None:
+            self.told = outcome.accepted.copy()
+
+
+@pytest.mark.parametrize("kind", ["vertical", "horizontal"])
+def test_a_drafter_of_a_cascade_is_told_which_sequences_draft_and_what_was_kept(kind):
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
+    plain = model.generate(**inputs, max_new_tokens=24, do_sample=False)
+    below = Watched(plain.tolist())
+    cascade = HorizontalCascade([below, RandomDrafter()], [3])
+    if kind == "vertical":
+        cascade = VerticalCascade(model, below, 3)
+    ends = int(plain[0, 15])  # one sequence ends before the other
+    assert ends not in plain[1].tolist()
+    out = hf_models.decode(model, (9, 9), drafter=cascade, max_new_tokens=24, eos_token_id=ends)
+    assert out.stats.accepted > 0
+    assert below.checked > 4
 
 
 TREE = TreeSpec.branching((2, 2, 1, 1))

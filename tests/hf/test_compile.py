@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from specdec_hf.runner.compiled import forward as compiled
+from specdec_hf.runner.compiled.layers import LayerGraphs
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.compiled import CHANGES, REFUSED
@@ -34,6 +35,16 @@ def as_they_are(monkeypatch):
 @pytest.fixture(scope="module")
 def llama():
     return build("llama")
+
+
+def test_inductor_rounds_16_bit_values_as_eager_kernels_do(monkeypatch):
+    options = []
+    monkeypatch.setattr(torch, "compile", lambda run, **given: options.append(given["options"]))
+    for dtype, backend in (
+        (torch.bfloat16, "inductor"), (torch.float32, "inductor"), (torch.bfloat16, TRACED),
+    ):  # fmt: skip
+        LayerGraphs(dtype, backend).of(torch.nn.Linear(2, 2))
+    assert ["emulate_precision_casts" in one for one in options] == [True, False, False]
 
 
 @pytest.mark.build

@@ -155,6 +155,7 @@ def test_the_statistics_of_a_call_are_those_of_all_sequences():
         assert call.acceptance_histogram == {0: 1, 1: 1, 2: 1}
         assert call.mean_acceptance_length == 1 + 3 / 3
         assert call.draft_acceptance_rate == 3 / 11
+        assert call.tokens_per_second == 0, "no time was measured"
         assert (call.together.prompt_tokens, call.together.rounds) == (13, 3)
     assert SpecStats(sequences=[tree]).acceptance_by_position == tree.acceptance_by_position
 
@@ -225,6 +226,7 @@ def test_a_drafter_learns_the_most_likely_next_tokens(made):
     assert torch.equal(got, model.generate(**inputs, **settings))
     checked = 0
     for texts, seen in drafter.seen:
+        assert (seen.parents[:, 0] == -1).all()
         for b, row in np.argwhere(seen.tokens >= 0).tolist():
             path, above = [], row
             while above > 0:

@@ -5,13 +5,16 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.later_inputs import LaterInputs
+from specdec_hf.runner.protocol import CACHE_NAME
 from support import hf_models
 from support.hf_models import needs_class, with_noise
+from transformers.utils import ModelOutput
 
 from bench.tiny_models import compare
 from bench.tiny_models.build import build
@@ -198,6 +201,33 @@ def check_equal(name, made, entry="generate", **options):
     if options["drafter"] is not None:
         assert 0 < out.stats.accepted < out.stats.drafted
     return out.stats
+
+
+class Carried:
+    """A model whose forwards take an object, which stays, and a number, which is made anew."""
+
+    device, kept = torch.device("cpu"), object()
+
+    def _update_model_kwargs_for_generation(self, outputs, kwargs, **_):
+        return kwargs
+
+    def prepare_inputs_for_generation(self, ids, **_):
+        return {"sizes": self.kept, "scale": float("2.5")}
+
+
+def test_inputs_that_stay_from_token_to_token_are_taken():
+    ids, lengths = torch.ones(1, 3, dtype=torch.int64), np.array([3])
+    inputs = LaterInputs(Carried(), ids, {}, ModelOutput(), None, lengths).add_to(
+        {CACHE_NAME: 0}, 1
+    )
+    assert inputs == {"sizes": Carried.kept, "scale": 2.5, CACHE_NAME: 0}
+
+
+def test_prompts_may_have_more_padding_than_they_need():
+    made = {
+        name: torch.nn.functional.pad(x, (3, 0)) for name, x in compare.prompts(LENGTHS).items()
+    }
+    check_equal("gpt2", made, cache="aligned")
 
 
 @pytest.fixture

@@ -68,6 +68,9 @@ def test_a_table_counts_as_brute_force_does(min_count, tmp_path):
             assert as_dict(table.followers(context)) == expected, context
         assert as_dict(table.followers((1, 2, 3))) == {}
         assert as_dict(table.followers((9,))) == {}
+    NgramTable.build(texts, 5, 1).save(tmp_path / "unigrams")
+    unigrams = NgramTable.load(tmp_path / "unigrams")
+    assert as_dict(unigrams.followers(())) == counted(texts, ())
 
 
 def shares(drafter, text, draws=4000):
@@ -101,6 +104,7 @@ def test_random_drafts_are_uniform_at_every_temperature():
     drafter.start(context_of(LLAMA))
     tokens = propose(drafter, history_of([1, 2]), 8).tokens
     assert len(set(tokens[0].tolist())) > 4
+    assert tokens.shape == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +112,7 @@ def test_random_drafts_are_uniform_at_every_temperature():
     [
         lambda table: table.tokens.__setitem__(1, table.tokens[1] + VOCAB),
         lambda table: table.counts.__setitem__(0, table.counts[0] - 1),
+        lambda table: table.counts.__setitem__(0, table.counts[0][1:]),
         lambda table: table.begins.__setitem__(1, table.begins[1] + 1),
         lambda table: setattr(table, "fingerprint", b"f" * 31),
     ],
@@ -206,6 +211,8 @@ def test_a_chain_goes_on_after_an_unknown_ending():
     # What is known comes first, and is drafted again after a guess that led to it.
     known = proposed(started(1, 1, stop_if_unknown=False), history_of([5, 6, 5], [9]), 3)[0]
     assert known == [6, 5, 6]
+    # A text shorter than the longest ending is one itself.
+    assert proposed(started(4, 2), history_of([5, 5, 5], [9]), 2) == [[5, 5], []]
 
 
 @pytest.mark.parametrize(("kept", "drafts"), [(100, [[3, 4], [7]]), (0, None)])
@@ -229,11 +236,11 @@ def paths(draft):
 def test_the_pool_is_drafted_after_the_pending_token():
     drafter = LookaheadDrafter(1, 4, 2)
     drafter.start(context_of(LLAMA))
-    history = history_of([1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1])
+    history = history_of([9, 1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1])
     draft = drafter.propose(history, np.array([9]))
-    # The window's guesses are tokens 0, 4 and 8 of the text. The oldest of three n-grams is gone.
+    # The window's guesses are tokens 0, 4 and 9 of the text. The oldest of three n-grams is gone.
     assert paths(draft) == [
-        (1,), (1, 1), (2,), (2, 3), (2, 3, 7), (2, 5), (2, 5, 6),
+        (4,), (4, 1), (2,), (2, 3), (2, 3, 7), (2, 5), (2, 5, 6),
     ]  # fmt: skip
 
 

@@ -95,6 +95,12 @@ def test_the_speed_is_close_to_the_best_constant_length(alpha, step, forward):
     assert machine.tokens / machine.seconds > 0.93 * expected
 
 
+def test_no_length_is_tried_that_is_expected_to_be_much_slower():
+    machine = Machine(0.05, 0.02, wide)
+    machine.run(100)
+    assert set(machine.lengths[30:]) == {1}
+
+
 def guarded(machine, guard, tokens, prompt=20):
     """Decode up to so many tokens; gives the seconds, and those of plain decoding."""
     prefill = machine.forward(prompt)
@@ -146,6 +152,9 @@ def test_each_pause_takes_twice_as_many_rounds():
             assert guard.affordable(9, 3) == 0
             guard.observe(0, 1.0, 1.0)
         assert guard.affordable(9, 3) == 3
+    even = BenefitGuard(max_loss=math.inf, window=2)
+    for drafted in (0, 3, 3, 3, 3):
+        assert even.observe(drafted, 1.0 + (drafted > 0), 1.0 + (drafted > 0)) is None
 
 
 # What each forward of the target and each draft take, and how many tokens of a draft are wrong.
@@ -206,6 +215,7 @@ def test_no_call_is_slower_than_plain_decoding_without_a_note_that_says_so(name,
         assert free > 1.2 * alone, "the control"
     if name == "free and right" and call is HARMLESS:
         assert took < 0.4 * alone
+        assert out.stats.benefit > 4, "tokens of a round with five drafts"
 
 
 def test_a_guard_that_must_not_stop_only_reports():
@@ -282,6 +292,7 @@ def test_drafts_that_are_made_at_once_cost_the_same_at_other_lengths():
         assert [costs.round(n) - 1 for n in (1, 4, 8)] == pytest.approx(seconds)
         assert costs.trees(1, 4) == pytest.approx([1 + seconds[0]] * 5)
         assert costs.round(0) == 1
+        assert len(costs.trees(1, 20)) == 2 * (1 + 4), "up to twice the widest forward"
 
 
 # Of a target with hidden states of 32, and of three heads that draft 66 of its 67 tokens.

@@ -8,6 +8,7 @@ import proofs
 import pytest
 import torch
 from specdec_hf import Draft, Drafter, EagleTree, SpeculativeDecoder, generate
+from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.rule_check import cells_of
 from support import hf_models, own_rules
 from support.own_rules import block_rule, greedy_rule, multi_draft_rule, one_hot, token_rule
@@ -260,6 +261,16 @@ def test_a_greedy_call_asks_with_one_hot_rows_and_a_lossless_rule_keeps_its_text
         assert out.stats.accepted > 0
     assert asked
     assert all(one == ([0.0, 1.0], None) for one in asked)
+
+
+def test_logits_that_are_not_finite_end_the_call_of_any_rule():
+    model, inputs = hf_models.build("llama"), hf_models.prompts((9,))
+    others = torch.ones(hf_models.VOCAB, dtype=torch.bool)
+    others[inputs["input_ids"]] = False
+    with torch.no_grad():
+        model.model.embed_tokens.weight[others] = torch.nan
+    with pytest.raises(RuntimeError, match=r"logits of sequence 0 at position \d+ are not finite"):
+        generate(model, **inputs, drafter=RandomDrafter(), rule=token_rule, **SAMPLED)
 
 
 def test_a_greedy_call_takes_the_likeliest_token_of_next():

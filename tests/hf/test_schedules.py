@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from specdec_hf.drafting.sampling import token_stats
 from specdec_hf.schedules.base import Outcome, ScheduleContext, TokenStats
 from specdec_hf.schedules.budget import best_prefixes
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
@@ -152,6 +154,14 @@ def test_the_tuned_threshold_counts_the_token_of_the_target():
         assert drafted_length(schedule, [0.92, 0.5, 0.2]) == 3
         schedule.observe(outcome(3, 3))
         assert schedule.thresholds[0] == pytest.approx(threshold)
+
+
+def test_statistics_of_a_token_follow_their_definition():
+    rows = torch.tensor([[[math.log(3.0), 0.0, -math.inf]]])
+    for threshold, entropy in ((-math.inf, math.log(4) - 0.75 * math.log(3)), (0.5, 0.0)):
+        (one,) = token_stats(rows, torch.tensor([[0]]), 1.0, torch.tensor([[threshold]]))
+        assert one.probability == pytest.approx(0.75 if entropy else 1.0)
+        assert one.entropy == pytest.approx(entropy, abs=1e-6)
 
 
 def test_specdec_plus_plus_stops_when_a_rejection_is_likely():

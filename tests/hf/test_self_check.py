@@ -161,6 +161,9 @@ def test_a_row_that_is_no_number_is_a_difference(place):
         found = compare(*given, 1.0)
         assert found.difference == math.inf
         assert found.fault is not None
+    apart = compare([own + 1], [own], 0.0)
+    assert apart.fault is not None
+    assert compare([own + 1], [own], apart.difference).fault is None, "the largest that is none"
 
 
 @pytest.mark.parametrize("kinds", [1, 4])

@@ -131,8 +131,13 @@ def test_a_seed_that_has_drawn_a_text_copies_no_other_text_either():
     class Sampled(Context):
         rule = "token"
 
+        def note(self, text):
+            notes.append(text)
+
         def sampled_seeds(self):
             return {0: 7, 1: 8}
+
+    notes = []
 
     kept = KeptTexts(2**10)
     for text, seed in (([1, 2, 3, 4, 5], 6), ([9], 7)):
@@ -140,6 +145,11 @@ def test_a_seed_that_has_drawn_a_text_copies_no_other_text_either():
     assert len(kept.corpora(Context.model.config.vocab_size)) == 2
     draft = propose(started(keep=kept, context=Sampled), history_of([2, 3], [2, 3]), 2)
     assert draft.tokens.tolist() == [[-1, -1], [4, 5]]
+    for seeds in ([6], [6, 7, 8]):  # where none copies, no text depends on earlier calls
+        kept.add([np.array([9])], Context.model.config.vocab_size, seeds)
+        notes.clear()
+        started(keep=kept, context=Sampled)
+        assert any("the text depends on them" in note for note in notes) == (8 not in seeds)
 
 
 def test_threads_share_what_is_kept(monkeypatch):

@@ -125,6 +125,13 @@ def test_noise_that_depends_on_the_position_alone_is_detected(rule, monkeypatch)
     assert text_p_value((2, 2), rule) < SIGNIFICANCE
 
 
+def test_the_last_child_of_top_k_plus_one_may_be_any_other_token():
+    model = hf_models.build("llama", vocab_size=VOCAB)
+    settings = {"drafter": model, "tree": (VOCAB,), "rule": "top_k_plus_one"}
+    out = hf_models.decode(model, do_sample=True, seed=1, top_k=0, **settings)
+    assert {one.drafted[0] for one in out.stats.round_log} == {0, VOCAB}
+
+
 def test_rule_auto_follows_drafter_and_layout():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     expected = {"eagle": "target_only", "trie of models": "multi_draft", "lookup": "target_only"}

@@ -116,6 +116,27 @@ def test_trees_and_chains_become_one_tree(known):
     assert out.stats.drafter == "known_tree"
 
 
+class OneNode(Drafter):
+    """Drafts a tree of the right token alone."""
+
+    size, depth = 1, 1
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def propose(self, history, limits):
+        right = [text[n : n + 1] for text, n in zip(self.texts, history.lengths, strict=True)]
+        tokens = [one.tolist() or [-1] for one in right]
+        return Draft(torch.tensor(tokens), torch.full((len(tokens), 1), -1), depth=1)
+
+
+def test_a_tree_of_one_node_becomes_a_part_of_another(known):
+    model, plain, texts = known
+    out = run(model, drafter=[OneNode(texts)], tree=TrieTree())
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.accepted == out.stats.drafted > 20
+
+
 def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
     model, _, texts = known
 
