@@ -13,15 +13,15 @@ from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.lab.analysis.operations import measure_operations
 from specdec_hf.lab.analysis.replay import replay, rule_for, write_text
-from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
-from specdec_hf.lab.analysis.speed import compare_speed, compare_with_oracle
+from specdec_hf.lab.analysis.residual import ablate_residual, draw_experiment
+from specdec_hf.lab.analysis.speed import compare_speed
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.trees import TrieTree
-from support import encoder_models, hf_models
+from support import hf_models
 from support.heads import head_for
 
-from specdec_kernels.analysis import acceptance_rate, tree_acceptance
+from specdec_kernels.analysis import acceptance_rate
 
 pytestmark = pytest.mark.analysis
 
@@ -136,14 +136,6 @@ def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
     assert wanted[0] < wanted[-1]
 
 
-def test_the_first_children_of_sampled_texts_are_accepted_as_siblings_are():
-    model, text = text_of(FILTERED)
-    positions = list(replay(ModelDrafter(hf_models.perturbed("llama")), model, text, FILTERED))
-    for k, (mean, _) in enumerate(measured_by(positions).first_estimates(), start=1):
-        rates = [tree_acceptance(x.p, x.q, k, "multi_draft") for x in positions]
-        assert mean == pytest.approx(float(torch.stack(rates).mean()))
-
-
 # The residual.
 
 
@@ -168,16 +160,6 @@ def test_drawn_tokens_follow_p_with_the_residual_and_not_without():
     assert drawn.exact.ablated > 0.05
     assert drawn.correct.p_value > 1e-3
     assert drawn.ablated.p_value < 1e-9
-
-
-def test_chi_square_counts_rare_tokens_together():
-    probs = torch.tensor([0.5, 0.3, 0.19, 0.005, 0.003, 0.002], dtype=torch.float64)
-    counts = torch.tensor([520, 270, 190, 12, 5, 3])
-    ours = chi_square(counts, probs)
-    pairs = [(520, 500), (270, 300), (190, 190), (12, 5), (8, 5)]
-    assert ours.degrees == 4
-    assert ours.statistic == pytest.approx(sum((o - e) ** 2 / e for o, e in pairs))
-    assert ours.p_value == pytest.approx(0.00393959649111513)  # of scipy.stats.chisquare
 
 
 HOT = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -208,39 +190,6 @@ def test_speed_follows_from_the_rounds_after_the_first():
     assert speed.expected_tokens == pytest.approx((1 + 1.9375) / 2)
     assert speed.expected == pytest.approx((1 + 1.9375) / 3)
     assert compare_speed(plain, plain, alpha=0.5, gamma=4, temperature=1.0) is None
-
-
-def logged(*rounds):
-    """Statistics of one call whose rounds have drafted and accepted so many tokens."""
-    return calls((1, 1, 1, 0, 1), *((1, 1, 1, drafted, kept + 1) for drafted, kept in rounds))
-
-
-def test_an_oracle_pays_for_accepted_drafts_alone():
-    longest = logged((16, 3), (16, 0), (16, 2))  # emits 8 tokens
-    schedules = {"two": logged((2, 2), (2, 0), (2, 0), (2, 2)), "none": logged((0, 0))}
-    oracle, two, none = compare_with_oracle(longest, schedules, cost=0.1)
-    assert (oracle.drafted, oracle.tokens) == (5 / 3, 8 / 3)
-    assert oracle.factor == pytest.approx(8 / (3 + 0.1 * 5))
-    assert two.factor == pytest.approx(8 / (4 + 0.1 * 8))
-    assert two.share == pytest.approx(two.factor / oracle.factor)
-    assert (none.factor, none.drafted) == (1, 0)
-    oracle, two, none = compare_with_oracle(longest, schedules, cost=1.5)
-    assert (oracle.drafted, oracle.factor, none.share) == (0, 1, 1)  # plain decoding is best
-    assert two.share == two.factor < 1
-
-
-def test_operations_of_a_draft_step_are_counted():
-    """Two for each weight of a matrix that multiplies a token."""
-    model, small = hf_models.build("llama", layers=4), hf_models.build("llama", layers=1)
-    arguments = {"do_sample": False, "max_new_tokens": 6}
-    text = write_text(model, hf_models.prompts((9,)), arguments, 0)
-    weights = [
-        sum(m.weight.numel() for m in one.modules() if isinstance(m, torch.nn.Linear))
-        for one in (small, model)
-    ]
-    share = measure_operations(ModelDrafter(small), model, text, GREEDY)
-    assert share == pytest.approx(weights[0] / weights[1], rel=0.1)
-    assert measure_operations(TokenRecyclingDrafter(), model, text, GREEDY) is None
 
 
 # Trees.
@@ -280,25 +229,15 @@ def test_a_tree_is_accepted_as_often_as_the_target_draws_one_of_its_children(nam
     assert share == pytest.approx(sum(firsts) / len(firsts), abs=1e-5)
 
 
-# Encoder-decoders.
-
-
-@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
-def test_an_encoder_decoder_is_measured_on_the_text_of_its_decoder(name):
-    model, drafter = encoder_models.tiny(name), encoder_models.perturbed(name)
-    inputs = encoder_models.texts((9,))
-    arguments = {"do_sample": True, "max_new_tokens": 12, **HOT}
-    text = write_text(model, inputs, arguments, 1)
-    assert text.tokens[: text.begin].tolist() == [encoder_models.START]
-    assert len(text.tokens) == text.begin + 12
-    measured = measured_by(replay(ModelDrafter(drafter), model, text, HOT))
-
-    def probs(one):
-        decoder = torch.from_numpy(text.tokens)[None]
-        with torch.inference_mode():
-            logits = one(**inputs, decoder_input_ids=decoder).logits[0].double()
-        return (logits[text.begin - 1 : -1] / 0.8).softmax(-1)
-
-    wanted = torch.minimum(probs(model), probs(drafter)).sum(-1).mean()
-    assert measured.alpha == pytest.approx(float(wanted), abs=1e-5)
-    assert measured.drafted == 12
+def test_operations_of_a_draft_step_are_counted():
+    """Two for each weight of a matrix that multiplies a token."""
+    model, small = hf_models.build("llama", layers=4), hf_models.build("llama", layers=1)
+    arguments = {"do_sample": False, "max_new_tokens": 6}
+    text = write_text(model, hf_models.prompts((9,)), arguments, 0)
+    weights = [
+        sum(m.weight.numel() for m in one.modules() if isinstance(m, torch.nn.Linear))
+        for one in (small, model)
+    ]
+    share = measure_operations(ModelDrafter(small), model, text, GREEDY)
+    assert share == pytest.approx(weights[0] / weights[1], rel=0.1)
+    assert measure_operations(TokenRecyclingDrafter(), model, text, GREEDY) is None

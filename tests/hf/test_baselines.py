@@ -62,22 +62,6 @@ def test_rejection_sampling_is_distributed_as_the_target():
     assert max(map(abs, emitted(RejectionSampling.accept_probs, residual))) > 1e-3
 
 
-def test_a_draft_is_kept_where_its_uniform_is_smaller(monkeypatch):
-    p, q = conditionals(1), conditionals(2)
-    drafts = torch.tensor([[2, 0]])
-    rows_p = torch.stack([p[()], p[2,], p[2, 0]])[None]
-    rows_q = torch.stack([q[()], q[2,]])[None]
-    accept = RejectionSampling.accept_probs(rows_p, rows_q, drafts)[0]
-    baseline = RejectionSampling(None, None, GAMMA)
-    drawn = []
-    monkeypatch.setattr(torch, "multinomial", lambda row, n: drawn.append(row) or torch.tensor([1]))
-    for signs, count in (((-1, -1), 2), ((-1, 1), 1), ((1, -1), 0), ((1, 1), 0)):
-        uniforms = accept + 1e-9 * torch.tensor(signs)
-        monkeypatch.setattr(torch, "rand", lambda *_, u=uniforms, **__: u)
-        assert baseline.choose(rows_p, rows_q, drafts) == (0, count, 1)
-        assert drawn[-1].equal(rows_p[0, count])
-
-
 def test_the_longest_of_several_chains_is_kept():
     p = torch.eye(4, dtype=torch.float64)[torch.tensor([[0, 3, 3], [0, 1, 2], [0, 2, 1]])]
     drafts = torch.tensor([[1, 1], [0, 1], [0, 3]])

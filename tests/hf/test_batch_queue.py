@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from specdec_hf import BatchQueue, ModelDrafter, SpeculativeDecoder, batch_queue, generate
+from specdec_hf import BatchQueue, SpeculativeDecoder, batch_queue, generate
 from support import hf_models
 
 pytestmark = pytest.mark.server
@@ -214,53 +214,6 @@ def test_sequences_that_wait_when_the_queue_ends_are_told_so():
     run(decode())
 
 
-def test_the_end_of_the_queue_waits_for_its_thread():
-    drafter = ModelDrafter(DRAFTER)
-    decoder = held(drafter)
-
-    async def decode():
-        async with BatchQueue(MODEL, decoder) as queue:
-            sequence = queue.submit([4, 5], max_new_tokens=200, seed=1)
-            await anext(aiter(sequence))
-            asyncio.get_running_loop().call_soon(decoder.gate.set)  # where the end waits
-        # Until its call has ended, a drafter refuses another one.
-        ids = torch.tensor([PROMPTS[0][0]])
-        generate(MODEL, ids, drafter=drafter, rule="match", max_new_tokens=2, seed=1)
-        return await last_of(sequence)
-
-    assert run(decode()).finished == "cancelled"
-
-
-@pytest.mark.parametrize("tree", [None, (2, 2)])
-def test_each_token_has_the_log_probabilities_of_its_row(tree):
-    """Also where drafts were accepted, and where a sequence has the place of one that has ended."""
-    counts, traced = (3, None, 0), []
-
-    async def listed(queue):
-        sequences = [
-            queue.submit(ids, max_new_tokens=new, seed=new, top_k=9, num_top_logprobs=count)
-            for (ids, _), new, count in zip(PROMPTS, (9, 3, 14), counts, strict=True)
-        ]
-        return await asyncio.gather(*map(steps_of, sequences))
-
-    found = in_queue(listed, watched(tree=tree, trace=traced.append), 2)
-    for (prompt, _), steps, count in zip(PROMPTS, found, counts, strict=True):
-        if count is None:
-            assert all(step.top_logprobs == [] for step in steps)
-            continue
-        tokens = [token for step in steps for token in step.tokens]
-        with torch.inference_mode():
-            logits = MODEL(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-        rows = logits.log_softmax(dim=-1)
-        lists = [one for step in steps for one in step.top_logprobs]
-        for token, one, row in zip(tokens, lists, rows, strict=True):
-            likeliest = row.topk(count)
-            assert [*one] == list(dict.fromkeys([token, *likeliest.indices.tolist()]))
-            assert [*one.values()] == pytest.approx([float(row[t]) for t in one], abs=1e-4)
-    assert any(len(step.tokens) > 1 for steps in found for step in steps), "no drafts"
-    assert traced, "the trace of the decoder was lost"
-
-
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -287,16 +240,3 @@ def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):
 def test_the_sizes_of_a_queue_are_at_least_1(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         BatchQueue(MODEL, watched(), **{name: 0})
-
-
-def test_warm_up_decodes_a_short_text_and_leaves_the_texts_of_others():
-    decoder = watched()
-    queue = BatchQueue(MODEL, decoder)
-    queue.warm_up()
-    assert decoder.batches == 1
-
-    async def decode():
-        async with queue:
-            return await texts_of(queue)
-
-    assert run(decode()) == TEXTS

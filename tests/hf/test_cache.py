@@ -265,15 +265,6 @@ def test_a_forward_never_sees_all_slots():
     assert runner.cache.cursor.visible == 8 < runner.cache.cursor.capacity
 
 
-def test_caches_refuse_wrong_arguments_by_name():
-    model = hf_models.tiny("llama")
-    message = "cache must be 'auto', 'spec', 'aligned' or 'dynamic', got 'static'"
-    with pytest.raises(ValueError, match=message):
-        choose_runner(model, 1, 8, "static")
-    with pytest.raises(ValueError, match="lengths must be at most the cache's "):
-        SpecRunner(model, 1, 8).truncate(np.array([1]))
-
-
 def test_the_identities_hold_in_the_cache_of_a_batch():
     model, inputs = hf_models.tiny("gemma2"), hf_models.prompts(RAGGED)
     drafter = hf_models.perturbed("gemma2")

@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli import compare, weights
-from specdec_hf.cli.speeds import Speeds
 from specdec_hf.cli.terminal import visible
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.fit import Fit
-from support import cli_models, hf_models
+from support import cli_models
 from support.cli_models import (  # noqa: F401
     answered,
     folder,
@@ -237,70 +234,6 @@ def test_prompts_and_answers_are_printed_as_they_are(home):  # noqa: F811
     assert "[/x]" in result.output
     assert not any(ord(c) < 32 and c not in "\n\t" for c in result.output)
     assert visible("a\tb\n\x1b[0m\r\x7f\x9b") == "a\tb\n␛[0m␍␡\N{REPLACEMENT CHARACTER}"
-
-
-# Speeds and texts that are compared.
-
-LINE_OF_SPEEDS = "model.generate 10.0 tokens/s, without drafts 24.0 (2.40 times)"
-OVER = "times as fast as model.generate"
-SPEEDS = {
-    "speculation": (
-        20, 30.0,
-        "with drafts 30.0 (3.00 times); speculation: 1.25 times as fast as without drafts",
-        f"3.00 {OVER}: 2.40 times without drafts, 1.25 times by speculation"),
-    "none accepted": (
-        0, 12.0, "with drafts 12.0 (1.20 times); none of 50 drafts was accepted",
-        f"1.20 {OVER}: 2.40 times without drafts, 0.50 times by drafts of which none was accepted"),
-    "no time": (20, 0.0, "with drafts 0.0", ""),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SPEEDS)
-def test_every_factor_has_its_cause(name):
-    accepted, with_drafts, line, conclusion = SPEEDS[name]
-    speeds = Speeds(10.0, 24.0, with_drafts, drafted=50, accepted=accepted)
-    assert str(speeds) == f"{LINE_OF_SPEEDS}, {line}"
-    assert speeds.conclusion() == conclusion
-
-
-def test_to_compare_leaves_the_random_numbers_of_others_alone():
-    decoder = SpeculativeDecoder("prompt_lookup", rule="match", seed=3)
-    settings, before = {"do_sample": True, "max_new_tokens": 6}, torch.get_rng_state()
-    model, inputs = hf_models.build("llama"), hf_models.prompts((9,))
-    turn = compare.run_turn(model, inputs, decoder, settings, compare=True)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert turn.identical is True
-    assert turn.generate.tokens != turn.tokens  # a text of its own, whose speed counts
-
-
-@pytest.fixture(scope="module")
-def bfloat16(tmp_path_factory):
-    """A folder whose weights are bfloat16."""
-    path = tmp_path_factory.mktemp("bfloat16")
-    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
-    model.to(torch.bfloat16).save_pretrained(path)
-    cli_models.tokenizer().save_pretrained(path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ([], "packed weights add products up in another order"),
-        (["--no-compile", "--guard", "off"], None),
-    ],
-    ids=["packed", "own"],
-)
-def test_a_note_in_sixteen_bits_is_where_the_text_differs_and_only_there(bfloat16, options, reason):
-    report, result = reported(
-        HERE, "generate", "--model", bfloat16, "--prompt", "Hi there, hi there",
-        "--max-new-tokens", 40, "--drafter", "prompt_lookup", *options,
-    )  # fmt: skip
-    turn = report["prompts"][0]["turns"][0]
-    assert says(result, "bfloat16, cpu")  # that of the file
-    assert (turn["identical"], turn["difference"]) == (reason is None, reason)
-    differs = "note: 1 of 1 texts differ from model.generate in bfloat16, where " + (reason or "")
-    assert says(result, differs) == (reason is not None)
 
 
 def test_a_difference_in_float32_is_an_error(monkeypatch):

@@ -13,8 +13,6 @@ from support.cli_models import (  # noqa: F401
     masked,
     says,
 )
-from support.heads import head_folder
-from transformers import AutoModelForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
 
@@ -112,18 +110,6 @@ def analyze(home):  # noqa: F811
         return result, json.loads(report.read_text()) if report.exists() else None
 
     return call
-
-
-def test_trees_of_heads_and_of_merged_drafters_are_measured(folder, analyze, tmp_path):  # noqa: F811
-    head = head_folder(AutoModelForCausalLM.from_pretrained(folder), tmp_path)
-    names = [f"eagle3:{head}", "auto", "prompt_lookup+layers:1"]
-    result, report = analyze(*names, options=["--temperature", 0])
-    assert [m["drafter"] for m in report["measured"]] == names, result.output
-    for one in report["measured"]:
-        assert (one["trees"], one["acceptance"]["positions"]) == (True, 6)
-        (stats,) = next(iter(one["calls"].values()))
-        assert stats["rule"] == "target_only"
-    assert [one["drafter"] for one in report["trees"]] == names
 
 
 def test_drafters_that_cannot_be_measured_are_named_and_the_others_are(analyze, tmp_path):

@@ -1,16 +1,13 @@
-"""`--trace` and marks say of drafts and trees what plain forwards give."""
+"""`--trace` says of drafts and trees what plain forwards give."""
 
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder
-from specdec_hf.cli.decisions import COLUMNS, draw_mask
+from specdec_hf.cli.decisions import COLUMNS
 from specdec_hf.cli.explain import Explainer
-from specdec_hf.cli.trace import ASCII_MARKS, MARKS, PieceStream, render
-from specdec_hf.loop.streaming import Step
-from support import cli_models, hf_models, toy_tokenizers
+from support import cli_models, hf_models
 from support.cli_models import folder, reported  # noqa: F401
 
-from specdec_kernels import tree_attention
 from specdec_kernels.analysis import acceptance_uniforms
 
 SAMPLING = {"temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -137,17 +134,6 @@ def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
     assert seen == {"accepted", "rejected", "drafted"}
 
 
-def test_the_mask_of_a_picture_is_that_of_the_op(models):
-    explainer, *_ = explained(models, "target_only", tree=(3, 2, 1))
-    tree = explainer.trees[0]
-    parents = torch.tensor([[node.parent for node in tree.nodes]])
-    # The op's mask covers the committed tokens too, here none.
-    mask, _ = tree_attention(parents, torch.tensor([0]), slots=len(tree.nodes) + 1)
-    assert tree.mask == mask[0].tolist()
-    drawn = draw_mask(tree).plain.splitlines()
-    assert [line.count("■") for line in drawn[1:]] == mask[0].sum(-1).tolist()
-
-
 @pytest.mark.parametrize("options", [["--gamma", 3], ["--tree", "2,1"]], ids=["chain", "tree"])
 def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  # noqa: F811
     report, result = reported(
@@ -162,37 +148,3 @@ def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  
     assert len(turn["trees"]) == result.output.count("accepted; root")
     assert bool(turn["trees"]) is ("--tree" in options)
     assert result.output.count("mask, 0 is the root") == ("--tree" in options)
-
-
-def test_marks_tell_drafted_tokens_apart_and_rejected_ones_stand_before_what_replaces_them():
-    """Siblings are apart, the end of the text has its name, half of a character is not shown."""
-    tokenizer, end = cli_models.tokenizer(), cli_models.END
-    s, o, first, second, t = tokenizer("soét").input_ids
-    c, d, half = tokenizer("cdé").input_ids[:3]
-    steps = [
-        Step(0, [s, o], ["accepted", "recovered"], [0.0] * 2, rejected=[c]),
-        Step(0, [first], ["recovered"], [0.0], rejected=[c, d, half]),
-        Step(0, [second], ["recovered"], [0.0], rejected=[c]),
-        Step(0, [t], ["bonus"], [0.0]),
-        Step(0, [s], ["recovered"], [0.0], rejected=[end]),
-    ]
-    assert render(tokenizer, steps, marks=MARKS).plain == "«s»×c×‹o›×c××d××c×‹é›t×</s>×‹s›"
-    assert "[s]" in render(tokenizer, steps, marks=ASCII_MARKS).plain
-    coloured = render(tokenizer, steps)
-    struck = {coloured.plain[a:b] for a, b, style in coloured.spans if style == "red strike"}
-    assert struck == {"c", "d", "</s>"}
-
-
-def test_a_stream_of_pieces_decodes_a_long_text_once():
-    """Root: all tokens so far were decoded for each new one. A blank that begins stays, too."""
-    tokenizer = toy_tokenizers.Counting(toy_tokenizers.sentence_piece())
-    hello, newline = (tokenizer.convert_tokens_to_ids(x) for x in ("▁Hello", "<0x0A>"))
-    stream, size = PieceStream(tokenizer, [hello], rejected=True), 2000
-    plain = Step(0, [hello, newline], ["plain"] * 2, [0.0] * 2)
-    pieces = [piece for _ in range(size // 2) for piece in stream.feed(plain)]
-    assert tokenizer.decoded < 8 * size
-    last = Step(0, [hello, newline], ["recovered", "bonus"], [0.0] * 2, "eos", rejected=[hello])
-    assert stream.feed(last) == [(" Hello", "rejected"), (" Hello", "recovered"), ("\n", "bonus")]
-    assert "".join(piece for piece, _ in pieces) + " Hello\n" == stream.text
-    assert stream.text == " Hello\n" * (size // 2 + 1)
-    assert stream.rest() == ("", "bonus")

@@ -138,9 +138,3 @@ def test_each_request_has_a_line_without_keys_and_prompts(capsys):
     assert request == "POST /generate_stream 200"
     assert re.fullmatch(r" \d+ tokens, the client left", rest)
     assert not any(secret in logged for secret in (KEY, SECRET, "Mine-2~", "planted"))
-
-
-def test_level_warning_logs_no_requests(capsys):
-    with serving(log_level="warning") as (client, _):
-        client.get("/v1/models")
-    assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""The command line as a process: pipes, Ctrl-C at two moments, lines of a terminal."""
+"""The command line as a process: pipes, and Ctrl-C at two moments."""
 
 import os
 import signal
@@ -7,27 +7,8 @@ import sys
 import time
 
 import pytest
-from rich.text import Text
-from specdec_hf.cli.terminal import WordWrap, close_output
+from specdec_hf.cli.terminal import close_output
 from support.cli_models import environment, folder  # noqa: F401
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("the cat sat on the mat", ["the cat", "sat on the", "mat"]),
-        ("a 0123456789abcd e fg h", ["a", "0123456789abcd e fg", "h"]),
-        ("if x:\n    return  y", ["if x:", "    return", "y"]),
-        ("日本語の文章です", ["日本語の文", "章です"]),
-    ],
-    ids=["words", "long", "code", "wide"],
-)
-def test_lines_of_a_stream_end_between_words(text, lines):
-    """The terminal breaks a word that is longer than a line."""
-    for size in (1, 7):
-        wrap, pieces = WordWrap(10), (Text(text[i : i + size]) for i in range(0, len(text), size))
-        wrapped = "".join(wrap.feed(piece).plain for piece in pieces) + wrap.rest().plain
-        assert wrapped.split("\n") == lines
 
 
 def begin(*arguments):

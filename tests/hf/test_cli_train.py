@@ -5,11 +5,8 @@ import re
 import shutil
 
 import pytest
-from specdec_hf.drafting.registry import DRAFTERS, FOLDER
 from specdec_hf.heads.eagle3.files import load_head
-from support import hf_models
 from support.cli_models import folder, home, invoke, masked, one_line_error, says, succeed  # noqa: F401
-from support.heads import head_folder
 
 pytestmark = pytest.mark.training
 
@@ -123,17 +120,6 @@ def test_the_target_and_other_models_are_not_overwritten(folder, tmp_path):  # n
     line = one_line_error(*two, "--model", folder, "--output", copied.parent)
     assert f"{rule} {copied} holds chat_template.jinja and no work/run.json" in line
     assert {path.name for path in copied.iterdir()} == {path.name for path in folder.iterdir()}
-
-
-def test_a_folder_without_a_head_gets_one_line(folder, tmp_path):  # noqa: F811
-    given = ("generate", "--model", folder, "--prompt", "a", "--drafter")
-    assert "cannot read a head's" in one_line_error(*given, f"eagle3_chain:{tmp_path}")
-    for name in (name for name, entry in DRAFTERS.items() if FOLDER in entry.value.split("|")):
-        line = one_line_error(*given, f"{name}:{__file__}")
-        assert f"--drafter {name} must name a folder, {__file__} is a file" in line
-    head = head_folder(hf_models.build("llama", vocab_size=7), tmp_path)
-    line = one_line_error(*given, f"eagle3:{head}")
-    assert "trained for a model with a vocabulary of 7, got 258" in line
 
 
 @pytest.mark.parametrize(

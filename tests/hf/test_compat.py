@@ -84,17 +84,6 @@ def test_greedy_texts_are_those_of_model_generate(name):
     assert speculative(name, drafter=model) == (want, 1.0)
 
 
-def test_a_text_ends_with_the_first_of_several_ids():
-    want = plain()
-    ends = [want[12], want[7], 2**20]
-    cut = plain(eos_token_id=ends)
-    assert len(cut) <= 8
-    assert speculative(eos_tokens_id=ends)[0] == cut
-    model = hf_models.tiny("llama")
-    assert compat.autoregressive_generate(PROMPT, model, eos_tokens_id=ends) == cut
-    assert compat.autoregressive_generate(PROMPT, model, eos_tokens_id=int(cut[-1])) == cut
-
-
 def test_processors_of_the_callers_own_change_target_and_text():
     want = plain(suppress_tokens=list(range(0, hf_models.VOCAB, 2)))
     assert want != plain()
@@ -103,17 +92,6 @@ def test_processors_of_the_callers_own_change_target_and_text():
     text = compat.autoregressive_generate(PROMPT, model, 30, ColdWithoutEven(0.5), NO_END)
     assert len(text) == 30
     assert all(token % 2 for token in text)
-
-
-@pytest.mark.parametrize("case", PROCESSORS)
-def test_sampled_texts_follow_from_the_default_generator(case):
-    def drawn(seed):
-        torch.manual_seed(seed)
-        return speculative(logits_processor=PROCESSORS[case])
-
-    (text, rate), again, other = drawn(3), drawn(3), drawn(0)
-    assert again == (text, rate) != other
-    assert 0 < rate < 1
 
 
 def asked(monkeypatch, processor, **settings):
@@ -246,15 +224,7 @@ def test_beams_are_those_of_the_definition(width, top_k, alpha):
     assert found == want
 
 
-# The residual and the caches.
-
-
-def test_the_residual_is_normalised():
-    p, q = rows(2).softmax(-1).split(1)
-    residual = compat.max_fn(p - q)
-    torch.testing.assert_close(residual, (p - q).clamp(min=0) / (p - q).clamp(min=0).sum())
-    with pytest.raises(ValueError, match="x must have a positive entry in every row, got Tensor"):
-        compat.max_fn(torch.stack([p - q, p - p]))
+# The caches.
 
 
 def cached(tokens):

@@ -3,9 +3,6 @@
 A CPU takes the place of a CUDA device.
 """
 
-import gc
-import weakref
-
 import pytest
 import torch
 from specdec_hf.runner.compiled import forward as compiled
@@ -13,7 +10,7 @@ from specdec_hf.runner.compiled.layers import LayerGraphs
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.compiled import CHANGES, REFUSED
-from support.hf_models import build, decode, prompts, unchanged, with_noise
+from support.hf_models import build, decode, prompts
 from support.recorded_ops import compile_on_cpu, run_layers_as_they_are
 from torch._dynamo.utils import counters
 
@@ -149,30 +146,6 @@ def test_a_changed_model_gets_a_new_forward(change, as_they_are):
     assert fast.stats.compiled.eager == ""
     assert compiled.compiled_forward(model) is not before
     assert torch.equal(fast.sequences, eager.sequences)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"cache": "dynamic"}, "compiled forwards need cache='spec', got 'dynamic'"),
-        ({"drafter": with_noise(build("llama"), 0.05).train()}, "training mode"),
-    ],
-    ids=["cache", "draft model"],
-)
-def test_what_cannot_be_compiled_runs_eagerly(settings, reason, llama, as_they_are):
-    with pytest.warns(UserWarning, match=reason):
-        output = decode(llama, (9,), compile=True, **{"drafter": "prompt_lookup", **settings})
-    assert any("runs eagerly" in note for note in output.stats.notes)
-
-
-def test_the_model_is_as_before_and_its_graphs_go_with_it(as_they_are):
-    model = build("llama", layers=1)
-    with unchanged(model):
-        decode(model, (9,), compile=True, max_new_tokens=4)
-    gone = weakref.ref(model)
-    del model
-    gc.collect()
-    assert gone() is None
 
 
 @pytest.mark.parametrize(

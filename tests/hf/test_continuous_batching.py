@@ -218,27 +218,6 @@ def test_chunks_of_a_prompt_leave_the_bits_of_the_whole_in_the_cache(dtype, monk
     assert all(torch.equal(a, b) for a, b in zip(chunks, whole, strict=True))
 
 
-# The first request, those that come, the size of chunks, and whose steps come first.
-TURNS = {
-    "short prompts do not wait for the end of a long one": (
-        (2, None), [(6, LONG), (6, [8]), (6, [9, 4, 9])], 20, [0, 0, 0, 2, 0, 2, 3, 0, 2, 3, 0],
-    ),
-    "not even where no text runs": ((6, LONG), [None, None, (4, None)], 8, [1, 0]),
-    "many prompts of one token do not hold a text back": (
-        (5, None), [(4, None)] * 12, 96, [0, 1, 0, 2, 3, 0, 4],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", TURNS)
-def test_prompts_take_turns_a_chunk_a_round(case):
-    first, others, chunk, expected = TURNS[case]
-    source = coming(*(one and arguments(*one) for one in others))
-    given = arguments(*first)
-    _, steps, _ = decode([first[0]], source, first=given, chunk=chunk, drafter=None)
-    assert [one.sequence for one in steps][: len(expected)] == expected
-
-
 @pytest.mark.parametrize("name", ["none", "suffix_automaton", "model", "auto, head"])
 def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
     tmp_path, name, forwards
@@ -258,16 +237,6 @@ def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
     if name in ("none", "suffix_automaton"):
         alone_read = [size for count, size in forwards if count == 1]
         assert alone_read == [48, 2, 1, 6, 1, 2]
-
-
-def test_equal_prompts_that_wait_together_are_read_once(forwards):
-    """As those of several choices of one request: each goes on with what the others have read."""
-    expected = [text_of(4), *(alone(k, prompt=LONG, drafter=None)[0] for k in (2, 5, 6))]
-    source = coming(*(arguments(k, LONG) for k in (2, 5, 6)))
-    forwards.clear()
-    texts, _, _ = decode([4], source, chunk=16, drafter=None)
-    assert texts == expected
-    assert [size for count, size in forwards if count == 1][:6] == [1, 16, 16, 16, 1, 1]
 
 
 class Watching(PromptLookupDrafter):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from specdec_hf import (
     Draft,
-    DraftContext,
     Drafter,
     PromptLookupDrafter,
     SpeculativeDecoder,
@@ -16,7 +15,7 @@ from specdec_hf import (
 from support import hf_models
 from support.hf_models import NEW, RAGGED, SAMPLED, run
 
-from specdec_kernels import SampledDraft, sample
+from specdec_kernels import SampledDraft
 
 TREES = pytest.mark.parametrize("tree", [None, TrieTree(depth=5)], ids=["chain", "trie"])
 
@@ -255,51 +254,6 @@ def test_a_drafter_in_use_is_refused_and_free_again_afterwards(tree):
     works()
 
 
-@pytest.mark.covering(test=1)
-@TREES
-@pytest.mark.parametrize("method", ["start", "propose", "commit"])
-def test_an_exception_frees_the_drafter(method, tree):
-    model, inputs, expected = plain_text((9,))
-
-    class Breaks(Drafter):
-        broken = True
-
-        def propose(self, history, limits):
-            return None
-
-    works = getattr(Breaks, method)
-
-    def fails(self, *args):
-        if self.broken:
-            raise KeyError(method)
-        return works(self, *args)
-
-    setattr(Breaks, method, fails)
-    drafter = Breaks()
-    other = Proposes(lambda history, gamma: [[1]])
-    given = drafter if tree is None else [other, drafter]
-    with pytest.raises(KeyError, match=method) as raised:  # keeps the frames of the failed call
-        run(model, inputs, drafter=given, tree=tree)
-    drafter.broken = False
-    assert run(model, inputs, drafter=given, tree=tree).sequences.tolist() == expected
-    assert raised.tb is not None
-
-
-def test_a_chain_carries_integers_to_its_outcome():
-    seen = []
-
-    class Carries(Proposes):
-        def commit(self, outcome):
-            seen.append(outcome.carried)
-
-    def chain(history, gamma):
-        return Draft(np.ones((len(RAGGED), gamma), int), carried=torch.arange(len(RAGGED))[:, None])
-
-    run(*plain_text()[:2], drafter=Carries(chain))
-    assert {tuple(carried.shape) for carried in seen} == {(len(RAGGED), 0), (len(RAGGED), 1)}
-    assert seen[1].flatten().tolist() == list(range(len(RAGGED)))
-
-
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
@@ -391,47 +345,55 @@ def test_integers_of_a_tree_may_be_of_any_type_and_its_depth_is_a_bound(tree, de
         assert call(drafter, tree=tree).sequences.tolist() == call(None).sequences.tolist()
 
 
-class Drawn(Drafter):
-    """Two children of the root, drawn from one row at the positions that a function gives."""
+def test_a_chain_of_a_drafter_of_trees_is_a_tree_with_one_path():
+    chain = call(in_trees([[3]]))
+    assert chain.sequences.tolist() == call(None).sequences.tolist()
+    assert chain.stats.drafted > 0
+    right = call(None).sequences[0]
 
-    rules = ("multi_draft", "target_only")
-    size, depth = 2, 1
+    class Right(Proposes):
+        def propose(self, history, limits):
+            length = int(history.lengths[0])
+            return [right[length : length + int(limits[0])].tolist()]
 
-    def __init__(self, positions, noise="context"):
-        self.positions, self.noise = positions, noise
-
-    def start(self, context: DraftContext):
-        self.context = context
-
-    def propose(self, history, limits):
-        rows = torch.zeros(2, hf_models.VOCAB)
-        seeds = self.context.seeds.repeat_interleave(2)
-        positions = self.positions(self.context, history.lengths)
-        drawn = sample(rows, seeds=seeds, positions=positions.flatten())
-        rows, sums, thresholds = rows[None], drawn.logsumexp[None], drawn.threshold[None]
-        distribution = SampledDraft(rows, sums, thresholds, 1.0)
-        return Draft(drawn.tokens[None], torch.full((1, 2), -1), distribution, depth=1)
+    got = call(Right(None, 3, 2))
+    assert got.sequences[0].tolist() == right.tolist()
+    assert got.stats.accepted == got.stats.drafted > 3
 
 
-def of_the_round(context, lengths):
-    return context.noise_positions(lengths, [0, 1], depth=1)
+def test_parents_need_a_drafter_that_says_how_large_its_trees_are():
+    with pytest.raises(ValueError, match=r"^Proposes\.propose must return a chain"):
+        call(Proposes(lambda history, gamma: tree_of()))
 
 
-def of_the_position(context, lengths):
-    return torch.from_numpy(lengths.copy()).repeat(2)
+@pytest.mark.covering(test=1)
+@TREES
+@pytest.mark.parametrize("method", ["start", "propose", "commit"])
+def test_an_exception_frees_the_drafter(method, tree):
+    model, inputs, expected = plain_text((9,))
 
+    class Breaks(Drafter):
+        broken = True
 
-DRAWN = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 3}
+        def propose(self, history, limits):
+            return None
 
+    works = getattr(Breaks, method)
 
-def test_noise_of_positions_is_refused_in_trees_too():
-    with pytest.raises(ValueError, match=r"Drawn\.propose must draw at positions from context"):
-        call(Drawn(of_the_position), rule="multi_draft", **DRAWN)
-    assert call(Drawn(of_the_round), rule="multi_draft", **DRAWN).stats.drafted > 0
-    own = Drawn(of_the_position, noise="independent")
-    assert call(own, rule="multi_draft", **DRAWN).stats.drafted > 0
-    # Where nothing is compared with the distribution, any noise serves.
-    assert call(Drawn(of_the_position), rule="target_only", **DRAWN).stats.drafted > 0
+    def fails(self, *args):
+        if self.broken:
+            raise KeyError(method)
+        return works(self, *args)
+
+    setattr(Breaks, method, fails)
+    drafter = Breaks()
+    other = Proposes(lambda history, gamma: [[1]])
+    given = drafter if tree is None else [other, drafter]
+    with pytest.raises(KeyError, match=method) as raised:  # keeps the frames of the failed call
+        run(model, inputs, drafter=given, tree=tree)
+    drafter.broken = False
+    assert run(model, inputs, drafter=given, tree=tree).sequences.tolist() == expected
+    assert raised.tb is not None
 
 
 class Several(PromptLookupDrafter):
@@ -458,30 +420,3 @@ def test_several_proposals_are_checked_too(case):
     value, count, error, message = SEVERAL[case]
     with pytest.raises(error, match=rf"^Several\.propose must return {message}"):
         call(Several(Draft(value, num_proposals=count)), tree=TrieTree(sequences=2, depth=2))
-
-
-def test_proposals_that_nobody_asked_for_are_refused():
-    two = Draft(TOKENS[:, :2], num_proposals=2)
-    with pytest.raises(ValueError, match=r"^Several\.propose must return up to 1 proposals"):
-        call(Several(two))
-
-
-def test_a_chain_of_a_drafter_of_trees_is_a_tree_with_one_path():
-    chain = call(in_trees([[3]]))
-    assert chain.sequences.tolist() == call(None).sequences.tolist()
-    assert chain.stats.drafted > 0
-    right = call(None).sequences[0]
-
-    class Right(Proposes):
-        def propose(self, history, limits):
-            length = int(history.lengths[0])
-            return [right[length : length + int(limits[0])].tolist()]
-
-    got = call(Right(None, 3, 2))
-    assert got.sequences[0].tolist() == right.tolist()
-    assert got.stats.accepted == got.stats.drafted > 3
-
-
-def test_parents_need_a_drafter_that_says_how_large_its_trees_are():
-    with pytest.raises(ValueError, match=r"^Proposes\.propose must return a chain"):
-        call(Proposes(lambda history, gamma: tree_of()))

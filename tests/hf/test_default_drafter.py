@@ -1,8 +1,6 @@
 """The drafter of a call that names none: what it chooses, and that the text is plain decoding's."""
 
 import inspect
-import itertools
-import math
 import sys
 
 import pytest
@@ -10,15 +8,13 @@ import torch
 from specdec_hf import AutoDrafter, SpeculativeDecoder, generate
 from specdec_hf.cli.options import DEFAULT_DRAFTERS
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.heads import auto, shipped
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.options import Options
-from specdec_hf.schedules.benefit_guard import BenefitGuard
 from support import encoder_models, hf_models
 from support.clocks import Clock
 from support.heads import head_for
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig
 
 from bench.tiny_models.build import build
 
@@ -170,19 +166,6 @@ def test_a_head_beside_the_target_drafts_too(target, tmp_path, how):
     assert text_of(out) == text_of(run(target, RAGGED, drafter="token_recycling", **how, **rule))
 
 
-def test_a_head_is_read_once_and_again_where_it_was_replaced(target, tmp_path, monkeypatch):
-    drafts, place = [], tmp_path / HEAD_FOLDER
-    by_no_clock = {"num_assistant_tokens_schedule": "constant"}
-    for noise in (0.0, 3.0):
-        if place.exists():
-            place.rename(tmp_path / "old")
-        save_head(head_for(target, noise=noise), place, torch.float32)
-        drafts.append(run(target, **by_no_clock).stats.accepted)
-    assert drafts[0] != drafts[1]
-    monkeypatch.setattr(auto, "load_head", None)
-    assert run(target, **by_no_clock).stats.accepted == drafts[1]
-
-
 @HOW
 @pytest.mark.parametrize("vocab_size", [13, None], ids=["another model", "empty folder"])
 def test_a_default_call_goes_on_without_a_wrong_head(target, tmp_path, vocab_size, how):
@@ -206,29 +189,3 @@ def test_no_head_drafts_on_an_accelerator(target, tmp_path, monkeypatch):
     for device in ("cuda:0", "mps"):
         monkeypatch.setattr(type(target), "device", torch.device(device))
         assert not AutoDrafter().has_head(target)
-
-
-def test_the_first_call_with_a_shipped_head_drafts_at_once(target, tmp_path, monkeypatch):
-    """Drafts of other heads wait until the text has earned what they may lose.
-
-    The texts end long before their budget, which the benefit guard goes by.
-    """
-    save_head(head_for(target, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
-
-    def soon(input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), input_ids.shape[1] > 40)
-
-    ticks = itertools.count()  # each look at the clock takes as long, so that all rounds do
-
-    def begins(lengths=(12,)):
-        out = run(
-            target, lengths, guard=BenefitGuard(max_loss=0.02), clock=lambda: float(next(ticks)),
-            max_new_tokens=400, stopping_criteria=StoppingCriteriaList([soon]),
-        )  # fmt: skip
-        drafting = (n for n, record in enumerate(out.stats.round_log) if any(record.drafted))
-        return next(drafting, math.inf)
-
-    assert begins() > 2
-    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
-    assert begins() == 2  # after one round to compare with
-    assert begins((9, 4, 12)) > 2, "nothing is expected of it in a batch"

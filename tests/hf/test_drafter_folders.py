@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from specdec_hf import EagleTree, ModelDrafter, generate
-from specdec_hf.drafters import folders
 from specdec_hf.drafting.registry import with_name_of_head
 from support import hf_models
 from support.cli_models import END, answered, folder, one_line_error, write_folder  # noqa: F401
@@ -50,18 +49,6 @@ def test_a_folder_may_lead_a_cascade_and_have_parameters(target, drafter):
     cold = hf_models.decode(target, drafter=f"{drafter}:temperature=0,top_k=1", **sampled)
     assert torch.equal(cold.sequences, warm.sequences)
     assert counts(cold) != counts(warm)
-
-
-def test_a_model_is_read_once_and_again_where_its_files_changed(target, tmp_path, monkeypatch):
-    reads, load = [], folders.load_model
-    monkeypatch.setattr(
-        folders, "load_model", lambda path, **more: reads.append(path) or load(path, **more)
-    )
-    for expected in (1, 1, 2):
-        if expected != len(reads):
-            hf_models.with_noise(target, 0.5 * len(reads)).save_pretrained(tmp_path)
-        hf_models.decode(target, drafter=str(tmp_path))
-        assert len(reads) == expected
 
 
 @pytest.mark.parametrize("kind", ["dflash", "peagle", *(one for one in MADE if one != "eagle")])

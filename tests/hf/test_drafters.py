@@ -17,37 +17,10 @@ from specdec_hf import (
     VerticalCascade,
     generate,
 )
-from specdec_hf.drafters.copying import lookup
 from support import hf_models
 from support.clocks import Clock, SlowLookup
 
 NEW = 40
-
-
-def slow_lookup(tokens, gamma, max_ngram, min_ngram):
-    """The definition of `lookup`, by trying every length and place."""
-    for size in range(max_ngram, min_ngram - 1, -1):
-        ending = tokens[-size:]
-        for start in range(len(tokens) - size - 1, -1, -1):
-            if size < len(tokens) and tokens[start : start + size] == ending:
-                copied = list(tokens)
-                for i in range(gamma):
-                    copied.append(copied[start + size + i])
-                return copied[len(tokens) :]
-    return []
-
-
-def test_lookup_equals_its_definition():
-    generator = np.random.default_rng(0)
-    found = 0
-    for _ in range(500):
-        tokens = generator.integers(0, 4, generator.integers(1, 30))
-        gamma, longest = int(generator.integers(1, 7)), int(generator.integers(1, 6))
-        shortest = int(generator.integers(1, longest + 1))
-        expected = slow_lookup(tokens.tolist(), gamma, longest, shortest)
-        assert lookup(tokens, gamma, longest, shortest).tolist() == expected
-        found += bool(expected)
-    assert 100 < found < 500
 
 
 @pytest.mark.parametrize(

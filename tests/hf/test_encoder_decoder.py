@@ -264,16 +264,6 @@ def test_what_an_encoder_decoder_cannot_serve_is_refused_by_name(name):
         generate(tiny("t5"), **{**texts(RAGGED), **CALL, **options})
 
 
-def test_a_cache_without_its_mask_is_refused_as_plain_generation_would_read_the_text_twice():
-    inputs = texts(RAGGED)
-    out = generate(tiny("t5"), **inputs, **{**CALL, "max_new_tokens": 4})
-    with pytest.raises(ValueError, match="decoder_attention_mask must be given with past_key_val"):
-        generate(
-            tiny("t5"), **inputs, **CALL, decoder_input_ids=out.sequences,
-            past_key_values=out.past_key_values,
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize("fault", ["one token too many", "keys of cross-attention"])
 def test_a_wrong_roll_back_is_found_by_the_self_check(fault, monkeypatch, forgetful):
     roll_back = PlainRunner._roll_back
@@ -326,3 +316,13 @@ def test_classes_of_encoder_decoders_give_plain_text_or_refuse_drafts(name, leng
     if name in WITHOUT_DRAFTS:
         assert found.pop("none") == "equal"
     assert set(found.values()) == {"refused" if name in WITHOUT_DRAFTS else "equal"}, found
+
+
+def test_a_cache_without_its_mask_is_refused_as_plain_generation_would_read_the_text_twice():
+    inputs = texts(RAGGED)
+    out = generate(tiny("t5"), **inputs, **{**CALL, "max_new_tokens": 4})
+    with pytest.raises(ValueError, match="decoder_attention_mask must be given with past_key_val"):
+        generate(
+            tiny("t5"), **inputs, **CALL, decoder_input_ids=out.sequences,
+            past_key_values=out.past_key_values,
+        )  # fmt: skip

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.text_server import MODEL, NAME, SECONDS, TOKENIZER, alone, serving
+from support.text_server import SECONDS, alone, serving
 
 pytestmark = pytest.mark.server
 
@@ -71,25 +71,6 @@ def test_a_text_is_written_as_text_generation_inference_writes_it(client):
     assert events == [{"index": n, **nothing, **end} for n, end in enumerate(ends, 1)]
 
 
-def test_the_end_of_a_text_is_a_special_token(client, monkeypatch):
-    """Its text is left out, and it is counted."""
-    end = TOKENIZER.eos_token_id
-    monkeypatch.setattr(MODEL.generation_config, "eos_token_id", end)
-    ending = f"{PROMPT}</s>"
-    for seed in range(400):
-        ids = alone(ending, max_new_tokens=40, seed=seed)[1]
-        if ids[-1] == end:
-            break
-    body = {"inputs": ending, "parameters": {"max_new_tokens": 40, "seed": seed}}
-    body["parameters"] |= {"do_sample": True, "details": True}
-    answer = client.post("/generate", json=body).json()
-    *others, last = answer["details"]["tokens"]
-    assert (last["id"], last["text"], last["special"]) == (end, "", True)
-    assert not any(token["special"] for token in others)
-    assert answer["details"]["finish_reason"] == "eos_token"
-    assert answer["details"]["generated_tokens"] == len(ids)
-
-
 @pytest.mark.parametrize("path", ["", "/generate", "/generate_stream"])
 def test_the_client_of_the_hub_is_served(client, path):
     """It asks the address of the server itself, unless its user names a route."""
@@ -108,15 +89,3 @@ def test_the_client_of_the_hub_is_served(client, path):
     assert (details.finish_reason, details.generated_tokens, details.seed) == ("length", NEW, 5)
     with pytest.raises(hub.errors.BadRequestError, match=r"parameters\.truncate must not be given"):
         generate(PROMPT, truncate=3, **given)
-
-
-def test_chats_of_the_client_of_the_hub_are_served_with_its_key():
-    """It names a model of its own where its user names none."""
-    messages = [{"role": "user", "content": "the cat"}]
-    expected = alone("<user>the cat</s><assistant>", max_new_tokens=NEW, seed=5)[0]
-    with serving(access={"api_key": "secret"}) as (client, _):
-        address = str(client.base_url).rstrip("/")
-        ours = hub.InferenceClient(model=address, token="secret", timeout=SECONDS)
-        for named in ({}, {"model": NAME}):
-            chunks = ours.chat_completion(messages, stream=True, max_tokens=NEW, seed=5, **named)
-            assert "".join(chunk.choices[0].delta.content for chunk in chunks) == expected

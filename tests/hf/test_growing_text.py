@@ -10,12 +10,10 @@ from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
-from specdec_hf.server.choices import ChatForm, CompletionForm
 from specdec_hf.server.growing_text import GrowingText
 
 pytestmark = pytest.mark.server
 
-TOKENIZER = cli_models.tokenizer()
 KINDS = {"bytes": cli_models.tokenizer, **toy_tokenizers.KINDS}
 TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
 
@@ -108,16 +106,6 @@ def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kin
     assert found > 8
 
 
-def test_only_what_may_begin_a_stop_string_or_a_character_waits_and_the_end_sends_it():
-    growing = GrowingText(TOKENIZER, [5], ["abc" + 99 * "-", "bd"])
-    for new, text in (("xy", "xy"), ("ab", ""), ("x", "abx"), ("b", ""), ("b", "b")):
-        assert growing.add(Step(0, TOKENIZER(new)["input_ids"], [], [])).text == text
-    assert growing.add(Step(0, [], [], [], "cancelled")).text == "b"
-    half = GrowingText(TOKENIZER, [5])
-    piece = half.add(Step(0, TOKENIZER("aé")["input_ids"][:-1], [], [], "eos"))
-    assert (piece.text, piece.finished) == (f"a{INCOMPLETE}", "eos")
-
-
 def test_a_text_is_not_cleaned_up():
     """Some tokenizers take away blanks before marks, which may come later than the blanks."""
     tokenizer = toy_tokenizers.byte_level()
@@ -129,29 +117,3 @@ def test_a_text_is_not_cleaned_up():
     growing, made = pieces_of(tokenizer, [5], ids, 2)
     assert "".join(piece.text for piece in made) == growing.text == text
     assert "".join(one.token for piece in made for one in piece.logprobs) == text
-
-
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    ("form", "text", "reason", "listed", "said"),
-    [
-        (ChatForm, "ab c</s>", "eos", "ab c", "stop"),  # the other tokens are the content
-        (CompletionForm, "ab c</s>", "eos", "ab c</s>", "stop"),
-        (ChatForm, "ab c", "eos", "ab c", "stop"),  # an end that is text
-        (ChatForm, "ab c</s>", "length", "ab c</s>", "length"),  # a special token that is no end
-    ],
-)  # fmt: skip
-def test_a_chat_lists_its_tokens_but_for_an_end_without_text(
-    form, text, reason, listed, said, streams
-):
-    _, made = pieces_of(TOKENIZER, [5], TOKENIZER(text)["input_ids"], 1, reason=reason)
-    writes, tokens = form(0, streams), []
-    if streams:
-        parts = [part for piece in made if (part := writes.chunk(0, piece)) is not None]
-    else:
-        parts = [writes.choice(0, made)]
-    assert parts[-1]["finish_reason"] == said
-    for part in parts:
-        found = part["logprobs"]
-        tokens += found.get("tokens") or [one["token"] for one in found.get("content", ())]
-    assert "".join(tokens) == listed

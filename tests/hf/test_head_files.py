@@ -8,14 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from specdec_hf.drafting.registry import class_of
 from specdec_hf.heads.dflash import save_dflash
-from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import save_as_speculators
 from specdec_hf.heads.peagle import save_peagle
 from support import hf_models
 from support.heads import MADE, folder_of
 from support.published_heads import (
-    AUX,
-    EAGLE_AUX,
     FREQUENCIES,
     LAYOUTS,
     MEDUSA_WEIGHTS,
@@ -125,10 +122,8 @@ NORM = "midlayer.hidden_norm.weight"
 DAMAGED = [
     # What tensors there are, and what they hold.
     ("peagle", {}, {"mask_hidden": None}, "lacks mask_hidden"),
-    ("medusa", {"medusa_num_heads": 5}, {}, "lacks 4.0.linear.bias, 4.0.linear.weight"),
     (SPECULATORS, {"target_hidden_size": 48}, NARROW, "lacks embed_tokens.weight"),
     ("exit_head", {}, {"x.weight": torch.ones(2)}, "holds x.weight, which no .* has"),
-    ("eagle", {}, {"layers.0.input_layernorm.weight": torch.ones(32)}, "which no EAGLE head has"),
     ("eagle3", {}, {"layers.0.hidden_norm.weight": torch.ones(32)}, f"holds {NORM} in two spell"),
     ("pass_head", {"num_embeddings": 4}, {}, r"embeddings of .* must be \[4, 32\], got \[3, 32\]"),
     ("medusa", {"vocab_size": 67}, outputs(3, 32), "vocab_size = 67 rows, got 3"),
@@ -137,25 +132,18 @@ DAMAGED = [
     (SPECULATORS, {}, {"t2d": lambda x: x.roll(1)}, "t2d of .* must mark the tokens of d2t and"),
     # What config.json says of them.
     ("medusa", {"medusa_num_layers": None}, {}, "must hold medusa_num_layers"),
-    ("medusa", {"medusa_num_layers": 10**9}, {}, r"num_layers must be .*, got 10{9}"),
-    ("pass_head", {"num_embeddings": 1024}, {}, r"must be .* in \[1, 1023\], got 1024"),
     ("peagle", drafting(1025), {}, r"speculative_tokens must be .* in \[1, 1024\], got 1025"),
     ("dflash", {"block_size": 1}, {}, r"block_size must be .* in \[2, 1025\], got 1$"),
     ("eagle3", {"num_hidden_layers": 2}, {}, "num_hidden_layers of a head must be 1, got 2"),
-    ("eagle3", {"rms_norm_eps": "x"}, {}, "rms_norm_eps must be above 0, got 'x'"),
     ("eagle3", {"norm_before_residual": "false"}, {}, "norm_before_residual must.*, got 'false'"),
     ("eagle3", {"rope_parameters": {"rope_type": "foo", "rope_theta": 1e4}}, {}, "rope_p.*'foo'"),
     ("dflash", inside("rope_parameters", LONG), {}, "rope_parameters must turn the whole of a"),
-    ("dflash", {AUX: [1, 1]}, {}, r"ids must list different integers, got \[1, 1\]"),
     ("dflash", {"mask_token_id": 67}, {}, r"mask_token_id must be .* in \[0, 66\], got 67"),
     ("dflash", {"transformer_layer_config": lambda inner: inner | SLIDING}, {},
      "sliding_window must be an integer, got None"),
     # What no head here computes.
     ("peagle", {TYPE: "eagle3"}, {}, "be peagle, got 'eagle3', which drafter eagle3 reads"),
     ("peagle", {"norm_before_fc": True, "fc_norm": True}, {}, "false with fc_norm, got both"),
-    (SPECULATORS, {"fc_norm": True}, {}, "fc_norm of a head must be False, got True"),
-    (SPECULATORS, inside("model_type", "qwen3"), {}, "model_type.* must be llama, got 'qwen3'"),
-    ("dflash", inside("attention_bias", True), {}, "attention_bias of a head must be False"),
     ("dflash", inside("layer_types", ["chunked_attention"] * 2), {}, "'chunked_attention'"),
 ]  # fmt: skip
 
@@ -215,12 +203,3 @@ def test_a_head_of_the_other_eagle_is_refused_by_name(kind, published, message, 
     folder = damage(published, target, tmp_path, fields, {})
     with pytest.raises(ValueError, match=message):
         load(kind, folder)
-
-
-def test_the_layers_are_written_in_both_spellings():
-    config = HeadConfig.for_target(hf_models.tiny("llama"), 5, (1, 2)).to_dict()
-    assert config[EAGLE_AUX] == [1, 2]
-    assert config["eagle_config"][EAGLE_AUX] == [0, 1]
-    assert HeadConfig.from_dict(config).layers == (1, 2)
-    del config[EAGLE_AUX]
-    assert HeadConfig.from_dict(config).layers == (1, 2)

@@ -77,22 +77,6 @@ def eagerly(step, **inputs):
     return step(**inputs)
 
 
-def of_other_pairs(layer, *, hidden, **inputs):
-    """Negative control: a graph that reads the hidden states of other pairs."""
-    return layer(hidden=hidden.flip(1), **inputs)
-
-
-def test_a_wrong_graph_is_found_once_its_logits_are_compared(target, head, monkeypatch):
-    only_the_head(monkeypatch)
-    monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: of_other_pairs)
-    drafter = Eagle3Drafter(head)
-    unchecked = decode(target, drafter=drafter, compile=True, self_check=False)
-    assert unchecked.stats.compiled.drafts[0].eager == ""
-    with pytest.warns(UserWarning, match="PairStep runs eagerly: its logits differ from the"):
-        checked = decode(target, drafter=drafter, compile=True)
-    assert torch.equal(checked.sequences, decode(target, drafter=Eagle3Drafter(head)).sequences)
-
-
 def wrong_rows(self, x):
     """Negative control: a packed layer that gives the rows of its product in another order."""
     return torch.nn.functional.linear(x, self.weight, self.bias).flip(-1)

@@ -2,10 +2,8 @@
 
 import copy
 import functools
-import gc
 import json
 import re
-import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +16,7 @@ from specdec_hf import (
     TreeSpec,
 )
 from specdec_hf.drafting.registry import DRAFTERS, class_of
-from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
-from specdec_hf.heads.eagle3.files import save_head
-from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.lab.training.unrolled import unroll
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import drafter_cases, hf_models
@@ -262,16 +257,6 @@ def test_angles_that_depend_on_the_longest_text_are_those_of_the_text():
     assert furthest(rounds[:: 1 + len(rounds) // 4], logits_of)[0] < 1e-4
 
 
-def test_in_16_bits_the_angles_of_a_head_are_those_of_its_training():
-    target = hf_models.build("llama")
-    head = head_for(target)
-    placed = Eagle3Drafter(head)._head.on(target.bfloat16())
-    places = torch.tensor([[1, 100, 3000]])
-    for mine, exact in zip(placed.turns(places), head.turns(places), strict=True):
-        assert mine.dtype == torch.bfloat16
-        assert torch.equal(mine, exact.bfloat16())
-
-
 # A head and its target.
 
 
@@ -315,23 +300,6 @@ def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
     again, fresh = (hf_models.decode(target, drafter=one) for one in (drafter, Eagle3Drafter(head)))
     assert before.stats.drafted > 0
     assert hf_models.outcome(again) == hf_models.outcome(fresh)
-
-
-def test_reading_a_head_draws_no_random_numbers_and_its_copy_dies_with_its_target(tmp_path):
-    """The first call reads it, and then draws its seeds."""
-    model = hf_models.build("llama", vocab_size=11)
-    model.config._name_or_path = str(tmp_path)
-    save_head(head_for(model, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
-    seeds = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        seeds.append(hf_models.decode(model, drafter="auto", do_sample=True).stats.seeds)
-    assert seeds[0] == seeds[1]
-    copied = weakref.ref(AutoDrafter()._find(model)[0].on(model))
-    assert copied() is not None
-    del model
-    gc.collect()
-    assert copied() is None
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")

@@ -170,17 +170,6 @@ def test_logits_processors_see_the_prefix_of_one_sequence(case, lengths, drafter
     assert generate(model, **inputs, drafter=proposer, **kwargs).equal(expected)
 
 
-def test_rule_match_with_processors_equals_plain_sampling():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    kwargs = {
-        "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "repetition_penalty": 1.5,
-        "no_repeat_ngram_size": 3, "rule": "match", "seed": 11,
-    }  # fmt: skip
-    plain = generate(model, **inputs, **kwargs, drafter=None)
-    for drafter in ("prompt_lookup", hf_models.perturbed("llama")):
-        assert generate(model, **inputs, drafter=drafter, **kwargs).tolist() == plain.tolist()
-
-
 def test_custom_generate_keeps_a_warper_of_the_caller():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     settings = {"max_new_tokens": 16, "do_sample": True, "top_k": 0}
@@ -300,3 +289,14 @@ def test_refused_inputs_are_named():
         SpeculativeDecoder(stop_strings="x")
     with pytest.raises(TypeError, match="assistant_model must be a model, got 'x'"):
         generate(model, one, assistant_model="x")
+
+
+def test_rule_match_with_processors_equals_plain_sampling():
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    kwargs = {
+        "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 3, "rule": "match", "seed": 11,
+    }  # fmt: skip
+    plain = generate(model, **inputs, **kwargs, drafter=None)
+    for drafter in ("prompt_lookup", hf_models.perturbed("llama")):
+        assert generate(model, **inputs, drafter=drafter, **kwargs).tolist() == plain.tolist()

@@ -183,17 +183,6 @@ def test_a_target_made_in_memory_drafts_with_a_folder_or_a_head(tmp_path):
             hf_models.decode(made, drafter="mtp")
 
 
-def test_a_model_of_the_hub_has_its_files_in_the_hubs_cache(tmp_path, monkeypatch):
-    target, _, folder = checkpoint("deepseek_v3", tmp_path)
-    target.config._name_or_path, target.config._commit_hash = "owner/name", "abc"
-    held = {("owner/name", file.name, "abc"): str(file) for file in folder.iterdir()}
-    monkeypatch.setattr(
-        files, "try_to_load_from_cache",
-        lambda name, file, revision=None: held.get((name, file, revision)),
-    )  # fmt: skip
-    assert files.folder_of(target.config) == folder
-
-
 P = "model.layers.2."
 FAULTS = [
     (lambda x: {}, "holds no layers of multi-token prediction: no tensor's name .* " + P),

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import (
-    Candidates,
-    DraftOutcome,
     LookaheadDrafter,
     NasdDrafter,
     RestDrafter,
@@ -176,27 +174,6 @@ def started(*arguments, **options):
     drafter = NasdDrafter(*arguments, **options)
     drafter.start(context_of(LLAMA, batch_size=2))
     return drafter
-
-
-def test_a_round_teaches_the_tokens_after_what_was_committed():
-    drafter = started(2, 1, 2)
-    prompts = [1, 2, 3, 1], [5, 6]
-    assert proposed(drafter, history_of(*prompts)) == [[2, 3, 1, 2], []]
-    # The rows are the pending token and drafts 2, 3 and 1; the second sequence has no drafts.
-    ids = np.array([[[2, 7], [8, 9], [1, 9], [9, 8]], [[6, 4], [0, 0], [0, 0], [0, 0]]])
-    tokens = np.array([[1, 2, 3, 1], [6, -1, -1, -1]])
-    parents = np.array([[-1, 0, 1, 2]] * 2)
-    drafter.observe(history_of(*prompts), Candidates(tokens, parents, ids))
-    drafter.commit(DraftOutcome.of_chain(np.array([4, 2]), np.array([1, 0]), tokens[:, 1:]))
-    # Draft 2 was accepted and 8 is the recovered token, so the row of draft 3 teaches nothing.
-    history = history_of([*prompts[0], 2, 8], [*prompts[1], 6])
-    assert proposed(drafter, history, 1) == [[], [6]]
-    counts = drafter._counts[0]
-    assert counts.ranking([3, 1]) == [2, 7]  # 2 was counted as committed and as likely
-    assert counts.ranking([1, 2]) == [8, 3, 9]
-    assert counts.ranking([2, 3]) == [1]
-    assert counts.ranking([2, 8]) == []
-    assert drafter._counts[1].ranking([5, 6]) == [6, 4]
 
 
 def test_a_chain_goes_on_after_an_unknown_ending():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from specdec_hf.request.sampling import sequence_seeds
 from support.sources import ROOT
-from support.text_server import MODEL, NAME, SECONDS, TOKENIZER, Server, alone, serving
+from support.text_server import MODEL, NAME, TOKENIZER, Server, alone, serving
 
 pytestmark = pytest.mark.server
 
@@ -143,29 +143,6 @@ def test_the_length_that_is_not_given(server):
         ):
             (answer,) = ask(client, path, text | {"seed": 1})
             assert answer["usage"][name] == count
-
-
-def test_the_client_of_openai_is_served(server):
-    openai = pytest.importorskip("openai", reason="the package openai is not installed")
-    client, queue = server
-    url = f"{client.base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=SECONDS) as ours:
-        assert [model.id for model in ours.models.list()] == [NAME]
-        given = {"model": NAME, "seed": 5, "messages": MESSAGES, "max_completion_tokens": NEW}
-        create, usage = ours.chat.completions.create, {"include_usage": True}
-        *chunks, last = create(stream=True, stream_options=usage, logprobs=True, **given)
-        expected = alone(READ, max_new_tokens=NEW, seed=5)[0]
-        assert "".join(chunk.choices[0].delta.content for chunk in chunks) == expected
-        assert sum(len(chunk.choices[0].logprobs.content) for chunk in chunks) == NEW
-        assert last.usage.completion_tokens == NEW
-        made = ours.completions.create(model=NAME, prompt="a", n=2, max_tokens=4)
-        assert [one.index for one in made.choices] == [0, 1]
-        with pytest.raises(openai.NotFoundError) as caught:
-            create(**given | {"model": "another"})
-        assert caught.value.param == "model"
-        queue.decoder.fails = True
-        with pytest.raises(openai.APIError, match="planted"):
-            list(create(stream=True, **given))
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """Drafters that are a part of the target: first layers, early exits, and skipped layers."""
 
 import copy
-import gc
-import weakref
 from functools import cache
 
 import pytest
 import torch
 from specdec_hf import (
     EagleTree,
-    LayersDrafter,
     LayerSkipDrafter,
     SkippedSublayers,
     TrieTree,
@@ -95,17 +92,6 @@ def test_wrong_hidden_states_are_found_by_the_self_check(monkeypatch, forgetful)
         hf_models.decode(model, drafter="early_exit:2")
     wrong = hf_models.decode(model, drafter="early_exit:2", self_check=False)
     assert not torch.equal(wrong.sequences, expected)
-
-
-def test_a_model_is_left_as_it_was():
-    model = hf_models.build("gpt2", layers=4).train()
-    before = {name: id(module) for name, module in model.named_modules()}
-    config = model.config.to_dict()
-    for drafter in ("layer_skip:1-2", "layers:1"):
-        hf_models.decode(model, drafter=drafter, max_new_tokens=8)
-    assert {name: id(module) for name, module in model.named_modules()} == before
-    assert all(module.training for module in model.modules())
-    assert model.config.to_dict() == config
 
 
 def test_parts_that_a_target_has_not_are_refused_by_name():
@@ -232,42 +218,3 @@ def test_the_first_layers_draft_chains_and_trees(make, options):
     model = hf_models.tiny(make) if make in hf_models.CLASSES else build(make)
     options = {"drafter": "layers:1", **options}
     assert hf_models.decode_as_generate(model, (7,), **options).stats.drafted > 0
-
-
-def test_the_first_layers_draft_beams():
-    model, how = hf_models.tiny("llama"), {"num_beams": 2, "max_new_tokens": 12}
-    out = hf_models.decode(model, (7,), drafter="layers:1", **how)
-    wanted = model.generate(**hf_models.prompts((7,)), do_sample=False, **how)
-    assert torch.equal(out.sequences, wanted)
-    assert (out.stats.drafter, out.stats.drafted > 0) == ("layers", True)
-
-
-def draft_model(model, layers=1):
-    drafter = LayersDrafter(layers)
-    drafter.draft_for(model)
-    return drafter.model
-
-
-def test_calls_share_the_draft_model_until_weights_are_moved():
-    """So that its self-check, its graphs and its measured costs are those of earlier calls."""
-    model = hf_models.build("llama")
-    hf_models.decode(model, drafter="layers:1")
-    small = draft_model(model)
-    assert draft_model(model) is small
-    assert draft_model(model, 2) is not small
-    assert {p.data_ptr() for p in small.parameters()} < {p.data_ptr() for p in model.parameters()}
-    with torch.no_grad():
-        model.lm_head.weight.mul_(2)
-    assert draft_model(model) is small
-    model.lm_head.weight.data = model.lm_head.weight.data.flip(0)
-    other = draft_model(model)
-    assert other is not small
-    assert torch.equal(other.lm_head.weight, model.lm_head.weight)
-    model.to(torch.bfloat16)
-    moved = draft_model(model)
-    assert moved is not other
-    assert moved.dtype == torch.bfloat16
-    watched = weakref.ref(model)
-    del model, small, other, moved
-    gc.collect()
-    assert watched() is None

@@ -7,7 +7,7 @@ import numpy as np
 import proofs
 import pytest
 import torch
-from specdec_hf import Draft, Drafter, EagleTree, SpeculativeDecoder, generate
+from specdec_hf import Draft, Drafter, SpeculativeDecoder, generate
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.rule_check import cells_of
 from support import hf_models, own_rules
@@ -279,19 +279,6 @@ def test_a_greedy_call_takes_the_likeliest_token_of_next():
 
     text = run((9,), rule=doubts, max_new_tokens=12).sequences[0, 10:]
     assert text[:-1].tolist() == [5] * 10  # nothing is drafted where one token is left
-
-
-def test_deterministic_trees_come_without_a_distribution():
-    asked = []
-
-    def recording(P, Q, tokens, uniforms, parents):
-        asked.append(Q)
-        return multi_draft_rule(P, Q, tokens, uniforms, parents)
-
-    tree = EagleTree(width=2, depth=2, size=4)
-    run(rule=recording, tree=tree, num_assistant_tokens=None, **SAMPLED)
-    assert asked
-    assert all(Q is None for Q in asked)
 
 
 def test_logits_processors_reach_the_rule_also_behind_drafts_that_greedy_text_leaves():

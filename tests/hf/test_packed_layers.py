@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
-from specdec_hf.runner.packed import attention, decoder_layer
+from specdec_hf.runner.packed import decoder_layer
 from specdec_hf.runner.packed.twin import PackedTwin, packed_twin
 from support.hf_models import VOCAB, build, decode, with_noise
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 MODELS = {
@@ -165,37 +164,3 @@ def test_what_a_library_patched_stays(name, monkeypatch):
 
     monkeypatch.setattr(owner, name, patched)
     assert packed_twin(made("llama")).fused == 0
-
-
-GROUPS, KEYS, SLOTS, SIZE = 3, 2, 11, 16
-
-
-class Module(torch.nn.Module):
-    num_key_value_groups = GROUPS
-    is_causal = True
-
-
-def inputs(rows, size, dtype=torch.float32, heads=1):
-    generator = torch.Generator().manual_seed(rows + size)
-    query = torch.randn(rows, size, GROUPS * KEYS, SIZE, generator=generator).transpose(1, 2)
-    buffers = torch.randn(2, rows, KEYS, 2 * SLOTS, SIZE, generator=generator)
-    mask = torch.rand(rows, heads, size, SLOTS, generator=generator) < 0.6
-    mask[..., 0] = True
-    key, value = buffers.to(dtype)[..., :SLOTS, :]
-    return query.to(dtype), key, value, mask
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "size"), [(1, 1), (1, 5), (3, 1), (3, 4)])
-@pytest.mark.parametrize("additive", [False, True])
-def test_it_is_transformers_own(rows, size, dtype, additive):
-    query, key, value, mask = inputs(rows, size, dtype)
-    if additive:
-        mask = torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
-    for scaling in (None, 0.3):
-        given = Module(), query, key, value, mask, 0.0, scaling
-        ours, own = attention.attend(*given)[0], sdpa_attention_forward(*given)[0]
-        assert ours.shape == own.shape
-        assert ours.is_contiguous()
-        tolerance = 1e-6 if dtype == torch.float32 else 2e-2
-        assert torch.allclose(ours.float(), own.float(), atol=tolerance)

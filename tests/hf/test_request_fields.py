@@ -127,14 +127,6 @@ def test_values_that_change_nothing_are_taken_and_others_are_refused(client, pat
             assert ", got " in error["message"], error
 
 
-def test_the_table_of_wrong_values_holds_those_that_a_looser_declaration_would_take():
-    fields = CompletionRequest.model_fields
-    assert True in values_of_others(fields["temperature"])
-    assert False in values_of_others(fields["presence_penalty"])
-    assert values_of_others(fields["echo"]) == [True, 0, "False"]
-    assert list(beyond_bounds(fields["n"])) == [(0, "at least 1"), (129, "at most 128")]
-
-
 USER = '{"messages": [{"role": "user", "content": "a"}]'
 LONG = f"{GENERATE}_stream"
 A = '{"prompt": "a", '

@@ -1,14 +1,10 @@
 """Schedules in the loop: same text, same distribution, what they record, and what is refused."""
 
-import time
-
 import numpy as np
 import proofs
 import pytest
 import torch
-from specdec_hf import BenefitGuard, Drafter, ModelDrafter, PromptLookupDrafter, generate
-from specdec_hf.runner.fit import record_of
-from specdec_hf.schedules import measurements
+from specdec_hf import Drafter, ModelDrafter, PromptLookupDrafter
 from specdec_hf.schedules.base import Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 from support import hf_models
@@ -192,24 +188,6 @@ def test_a_schedule_of_the_users_own():
     out = call(schedule)
     assert out.stats.gammas[:5] == [0, 2, 1, 2, 1]
     assert vars(schedule) == {}, "the loop uses a copy"
-
-
-def test_calls_learn_from_earlier_ones_and_only_by_the_real_clock():
-    model, drafter = hf_models.build("llama"), ModelDrafter(hf_models.build("llama", seed=1))
-    guard = BenefitGuard(max_loss=0.02)
-
-    def plain(target=model, size=1):
-        return measurements.recall(
-            record_of(target).measured, drafter.model, (size, "", "packed", 1)
-        ).costs.plain
-
-    inputs = {**hf_models.prompts((9,)), "max_new_tokens": 12, "do_sample": False, "guard": guard}
-    generate(model, **inputs, drafter=drafter, clock=lambda: time.perf_counter() * 9)
-    assert plain() is None
-    generate(model, **inputs, drafter=drafter)
-    assert plain() > 0
-    assert plain(size=2) is None
-    assert plain(hf_models.build("llama")) is None
 
 
 V, GAMMA = 3, 3

@@ -245,21 +245,6 @@ def test_the_budget_ends_drafts_that_cannot_win():
     assert schedule.settle(np.array([3, 2])).tolist() == [2, 0]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_is_listed_and_starts(name):
-    entry = SCHEDULES[name]
-    assert entry.summary
-    assert entry.summary[0].islower()
-    assert not entry.summary.endswith(".")
-    schedule = started(name, batch_size=2)
-    assert schedule.name == name.removesuffix("_transient")
-    lengths = schedule.lengths(np.array([3, 0]))
-    assert lengths.dtype == np.int64
-    assert lengths.tolist() == [3, 0]
-    assert schedule.max_draft >= 3
-    assert isinstance(schedule.record(), dict)
-
-
 WRONG = {
     "best": "num_assistant_tokens_schedule must be one of constant, heuristic, .*got 'best'",
     "constant:": "schedule 'constant' takes no parameters, got ''",

@@ -1,9 +1,6 @@
 """Who may ask the server: the header Host, the key, and the addresses that `serve` listens on."""
 
-import socket
-
 import pytest
-from specdec_hf.cli.serve import _listening
 from support.cli_models import folder, one_line_error, succeed  # noqa: F401
 from support.text_server import NAME, SECONDS, BatchQueue, Server, httpx, make_app, serving
 
@@ -77,22 +74,6 @@ def test_a_key_is_wanted_where_there_is_one():
             headers = {"Authorization": given.encode()}
             assert client.get("/v1/models", headers=headers).status_code == 200
         assert not queue.submitted
-
-
-def test_a_name_is_served_at_all_of_its_addresses_that_the_machine_has(monkeypatch):
-    """As localhost may have one of IPv6 where there is none."""
-
-    def resolved(host, port, **_):
-        names = ("192.0.2.1", "127.0.0.1", "127.0.0.2")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, port)) for name in names]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    listeners = _listening("several", 0)
-    names, ports = zip(*(one.getsockname() for one in listeners), strict=True)
-    for one in listeners:
-        one.close()
-    assert names == ("127.0.0.1", "127.0.0.2")
-    assert len(set(ports)) == 1
 
 
 def test_the_command_tells_the_server_whom_to_take(folder, monkeypatch):  # noqa: F811

@@ -3,7 +3,6 @@
 import re
 from functools import cache, partial
 
-import numpy as np
 import pytest
 import torch
 from specdec_hf import (
@@ -161,25 +160,6 @@ def test_the_cache_holds_the_targets_own_keys_and_values(monkeypatch):
     assert seen == len(recorded.held) > 4
 
 
-@pytest.mark.parametrize("interval", [1, 6])
-def test_chunks_are_chosen_anew_after_as_many_tokens(interval, monkeypatch):
-    """Not before, nor where a text has as many tokens as the budget."""
-    recorded = Recorded(monkeypatch)
-    drafter = SparseCacheDrafter(12, **{**SMALL, "interval": interval})
-    out = decode(hf_models.tiny("llama"), drafter=drafter, max_new_tokens=30)
-    lengths = np.cumsum([9, *(record.emitted[0] for record in out.stats.round_log)]) - 1
-    drafting = lengths[1:-1]  # of the cache, when a round drafts
-    last, expected = -100, []
-    for length in drafting[drafting > 12].tolist():
-        if length - last >= interval:
-            last = length
-            expected.append(length)
-    chosen = [int(slots[0, 0, 0, counts[0] - 1]) + 1 for _, slots, counts, _ in recorded.held]
-    assert chosen == expected[: len(chosen)]
-    assert len(expected) - len(chosen) <= 1  # a last round without drafts
-    assert len(chosen) > 2
-
-
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True, "seed": [1, 2, 3], "rule": "token"}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_with_room_for_the_whole_text_all_drafts_are_accepted(settings, dtype):
@@ -221,14 +201,6 @@ MAX_TOKENS = 2**31 - 1
 MINIMA = {"budget": 1, "chunk": 1, "sinks": 0, "recent": 1, "interval": 1}
 
 
-def test_a_draft_costs_the_bytes_that_it_reads():
-    model, drafter = hf_models.build("llama"), SparseCacheDrafter(12, **SMALL)
-    decode(model, (30,), drafter=drafter, max_new_tokens=9)
-    weights = sum(p.nbytes for p in model.parameters())
-    token = 2 * 2 * 2 * 8 * 4  # keys and values of two layers of two heads
-    assert drafter.relative_cost == (weights + 12 * token) / (weights + 39 * token)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -246,20 +218,6 @@ def test_wrong_numbers_are_refused_by_name(text, message):
     with pytest.raises(ValueError) as raised:
         SparseCacheDrafter.from_text(text)
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        {"budget": MAX_TOKENS, "chunk": MAX_TOKENS, "sinks": 0, "recent": MAX_TOKENS},
-        {"budget": 12, **SMALL, "interval": MAX_TOKENS},
-    ],
-)
-def test_numbers_as_large_as_they_may_be_serve(numbers):
-    """Within the budget drafts are the target's own tokens; the last row is beyond it."""
-    drafter = SparseCacheDrafter(**numbers)
-    stats = assert_greedy_identical(lambda: drafter, hf_models.tiny("llama"), 12)
-    assert (stats.accepted == stats.drafted) == (drafter.pattern.budget == MAX_TOKENS)
 
 
 def test_what_a_sparse_cache_cannot_serve_is_refused_by_name():

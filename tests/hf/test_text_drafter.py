@@ -136,15 +136,6 @@ def test_a_text_begins_once_as_texts_of_the_draft_model_do():
         assert carried.ids == goal("The cat")["input_ids"]
 
 
-def test_bytes_that_are_no_character_do_not_stop_the_text():
-    source, goal = Vocabulary(merges(258), 10), Vocabulary(characters(), 10)
-    broken = encode(source.tokenizer, "é")[:1]
-    carried = Translation(source, goal)
-    carried.extend(encode(source.tokenizer, "cat") + broken * 4)
-    assert not carried.unfinished
-    assert goal.text_of(carried.ids) == "cat????"
-
-
 def draft_text(source, goal, text, drafted):
     """The target's tokens for text or tokens of the draft model after ``text``."""
     drafter = TextDrafter(hf_models.tiny("llama"), goal, source)

@@ -3,12 +3,8 @@
 import pytest
 import torch
 from specdec_hf import generate
-from specdec_hf.drafting.drafter import Drafter
 from support import hf_models
 from transformers import LogitsProcessorList
-
-from bench.tiny_models import compare
-from bench.tiny_models.build import build
 
 RAGGED = (9, 4, 12)
 NEW = 12
@@ -118,28 +114,6 @@ def test_outputs_go_on_from_a_given_cache_or_a_prefill_of_the_models_own():
     want = model.generate(**embeds, **settings())
     got = generate(model, **embeds, **settings(), **drafts)
     assert_close(got, want, inputs["attention_mask"])
-
-
-@pytest.mark.parametrize("lengths", [(7,), (7, 4, 9)], ids=str)
-def test_a_state_without_roll_back_gives_them_too(lengths):
-    model, inputs = build("MambaForCausalLM"), compare.prompts(lengths)
-    kwargs = ending_at_different_places(model, inputs)
-    want = model.generate(**inputs, **kwargs)
-    got = generate(model, **inputs, **kwargs, drafter=None)
-    assert got.stats.cache == "plain"
-    assert_close(got, want, inputs["attention_mask"])
-
-
-def test_a_drafter_that_makes_the_targets_forward_is_refused_with_hidden_states():
-    class Forwards(Drafter):
-        def propose(self, history, limits):
-            return None
-
-        def forward(self, tokens, starts, keep):
-            return None
-
-    with pytest.raises(ValueError, match="output_hidden_states must be False with a drafter that"):
-        generate(hf_models.tiny("llama"), **hf_models.prompts((9,)), drafter=Forwards(), **WANTED)
 
 
 @pytest.mark.parametrize("cache", ["spec", "aligned"])

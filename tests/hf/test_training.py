@@ -14,23 +14,18 @@ from specdec_hf.heads.shipped import TARGET, digest_of, read_sample
 from specdec_hf.lab.training.conversations import ChatFormat, converse
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.losses import mean_loss
-from specdec_hf.lab.training.on_policy import OnPolicy, is_on_policy, write_answers
 from specdec_hf.lab.training.pipeline import Pipeline, Progress
 from specdec_hf.lab.training.settings import LOSSES, TrainingSettings
 from specdec_hf.lab.training.states import check_output
 from specdec_hf.lab.training.texts import (
-    append_conversations,
     cut_texts,
     is_held_out,
     read_conversations,
 )
-from specdec_hf.lab.training.train import Recipe
-from specdec_hf.lab.training.unrolled import Batch, acceptance_of, covered_by, loss_of, unroll
+from specdec_hf.lab.training.unrolled import acceptance_of, covered_by, loss_of, unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
 from support.heads import draft_llama, head_for, pass_head, rounds_of, text_batch
-
-from specdec_kernels import sample
 
 pytestmark = pytest.mark.training
 
@@ -242,13 +237,6 @@ def test_a_finished_run_is_not_made_again_and_names_its_target(head_run, target)
     assert list(sample.tokens) in [list(one.tokens) for one in texts if is_held_out(one)]
 
 
-@pytest.mark.full
-def test_a_run_of_some_minutes_takes_as_many_steps_as_fit(target, tmp_path):
-    settings = dataclasses.replace(SMALL, steps=10**6)
-    steps = trained(target, tmp_path, None, settings, minutes=0.02)[0].curves.steps
-    assert 1 < steps[-1] < 10**4
-
-
 def test_training_goes_on_from_a_head_with_another_draft_vocabulary(head_run, target, tmp_path):
     folder, start = head_run[0].folder, load_head(head_run[0].folder)
     settings = dataclasses.replace(SMALL, steps=1, learning_rate=1e-6, draft_vocab_size=20)
@@ -342,14 +330,6 @@ def test_two_that_were_boosted_cover_more_than_two_that_were_not(target, model_r
         trained(target, tmp_path / "boosted", **{**given, "earlier": [other.llama]})
 
 
-def test_a_draft_model_reads_the_texts_and_states_of_a_head(target, head_run, model_run, tmp_path):
-    """Rows of a head's run hold states after layers, too; the final one is the same."""
-    given = {"settings": DRAFT_MODEL, "source": head_run[0].folder}
-    pipeline, reading = trained(target, tmp_path, **given)
-    assert not (pipeline.work / "states.bin").exists()
-    assert same_weights(reading, model_run[1])
-
-
 # What a step reads: texts and places.
 
 CHAT = ChatFormat((1, 2), (3, 4), frozenset({3}))
@@ -382,17 +362,6 @@ def test_prompts_are_answered_as_generate_answers_them(target):
         assert one.tokens == want[0].tolist()
 
 
-def test_a_turn_begins_with_its_opening_and_the_model_goes_on(target):
-    opened = conversations(target, opening=lambda number: [7, 9][: number % 3])
-    plain = conversations(target)
-    for number, one in opened.items():
-        size = number % 3
-        assert one.tokens[: 2 + size] == [1, 2, 7, 9][: 2 + size]
-        assert one.answer <= 2 + 8 + 2  # the turn's length counts its opening
-        assert (one == plain[number]) == (size == 0)
-    assert any(one.answer > 6 for number, one in opened.items() if number % 3 == 2)
-
-
 def test_the_format_is_that_of_the_chat_template(target):
     made = tokenizer()
     chat = ChatFormat.of(target, made)
@@ -403,14 +372,6 @@ def test_the_format_is_that_of_the_chat_template(target):
     assert END in chat.ends
     plain = ChatFormat.of(target, tokenizer(None))
     assert (plain.before, plain.between) == ((END,), ())
-
-
-def test_a_cut_line_of_an_interrupted_run_is_left_out(target, tmp_path):
-    path, made = tmp_path / "texts.jsonl", conversations(target)
-    list(append_conversations(path, [made[1], made[0]]))
-    path.write_text(path.read_text()[:-5])
-    list(append_conversations(path, [made[2]]))
-    assert read_conversations(path) == [made[1], made[2]]
 
 
 @pytest.mark.parametrize("count", [3, 45])
@@ -428,64 +389,6 @@ def test_training_reads_nothing_beside_what_is_held_out(count):
         assert held == {1000 * n + k for n in range(count) for k in range(950, 1000)}
     else:
         assert held == {token for n in range(19, count, 20) for token in given[n]}
-
-
-def test_a_place_is_an_answers_where_the_token_that_it_drafts_is():
-    """From the first token of the answer, which is drafted at the last one before it."""
-    tokens = torch.zeros(2, 6, dtype=torch.int64)
-    batch = Batch(tokens, tokens, tokens, tokens, torch.tensor([6, 4]), torch.tensor([3, 4]))
-    assert batch.places(1).int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
-    assert batch.places(1, answers=True).int().tolist() == [[0, 1, 1, 1, 1], [0, 0, 1, 0, 0]]
-    assert batch.places(2, answers=True).int().tolist() == [[1, 1, 1, 1], [0, 1, 0, 0]]
-
-
-# Texts that a draft model writes itself.
-
-
-def random_batch(target, lengths, answers):
-    """Texts of random tokens, and the target's states over them."""
-    generator = torch.Generator().manual_seed(0)
-    vocab = target.config.vocab_size
-    tokens = torch.randint(0, vocab, (len(lengths), max(lengths)), generator=generator)
-    with torch.no_grad():
-        final = target.get_decoder()(tokens).last_hidden_state
-    none = final[..., :0]
-    return Batch(tokens, none, none, final, torch.tensor(lengths), torch.tensor(answers))
-
-
-def test_the_share_of_the_batches_is_exact():
-    for share in (0.0, 0.1, 0.29, 1.0):
-        chosen = [is_on_policy(step, share) for step in range(1, 101)]
-        assert all(n * share - 1 < sum(chosen[:n]) <= n * share + 1e-6 for n in range(101))
-
-
-def test_answers_are_drawn_one_token_after_the_other(target):
-    """Each as from the whole text before it, whatever is written beside it."""
-    llama = draft_llama(target).llama
-    batch = random_batch(target, [9, 14, 12], [3, 6, 12])
-    prompts, seeds = torch.tensor([3, 6, 11]), torch.tensor([-5, 7, 2**40])
-    ends = torch.tensor([], dtype=torch.int64)
-    tokens, lengths = write_answers(llama, batch.tokens, prompts, batch.lengths, ends, seeds)
-    for b, (prompt, length) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
-        assert torch.equal(tokens[b, :prompt], batch.tokens[b, :prompt])
-        for place in range(prompt, length):
-            logits = llama(tokens[b : b + 1, :place]).logits[:, -1].detach()
-            want = sample(logits, seeds=seeds[b : b + 1], positions=torch.tensor([place]))
-            assert tokens[b, place] == want.tokens
-
-
-def test_the_target_scores_what_the_draft_model_wrote(target):
-    head, batch = draft_llama(target), random_batch(target, [9, 14, 12], [3, 6, 12])
-    change = OnPolicy(head, target, {1}, 0.5, seed=3)
-    assert change(1, batch) is batch
-    made = change(2, batch)
-    assert made.answers.tolist() == [3, 6, 6]  # from the middle where there is no answer
-    assert not torch.equal(made.tokens[0, 3:9], batch.tokens[0, 3:9])
-    for b, length in enumerate(made.lengths.tolist()):
-        alone = target.get_decoder()(made.tokens[b : b + 1, :length]).last_hidden_state
-        torch.testing.assert_close(made.final[b, :length], alone[0].detach())
-    assert not torch.equal(change(4, batch).tokens, made.tokens)  # other random numbers
-    assert torch.equal(change(2, batch).tokens, made.tokens)
 
 
 # The losses: their values and gradients.
@@ -522,9 +425,3 @@ def test_a_target_that_rounds_to_zero_has_a_finite_reverse_kl():
     assert loss.isfinite()
     assert logits.grad.isfinite().all()
     assert logits.grad[0, 1] > 0  # it drafts too much of what the target never says
-
-
-def test_the_first_half_of_the_steps_has_the_forward_kl():
-    recipe = Recipe(8, loss="total_variation")
-    made = [recipe.loss_at(step, 8) for step in range(1, 9)]
-    assert made == ["forward_kl"] * 4 + ["total_variation"] * 4
