@@ -53,7 +53,7 @@ $(METADATA): pyproject.toml $(SETUP) $(VLLM_STAMP)
 test-vllm: $(METADATA) ## the plug-in with vLLM itself
 ifneq ($(VLLM_OTHER),)
 	rm -rf $(OVERLAY)
-	PYTHONPATH=$(CURDIR):$(CURDIR)/python:$(CURDIR)/tests $(VLLM) -m support.vllm_overlay \
+	PYTHONPATH=$(CURDIR):$(CURDIR)/python:$(CURDIR)/tests $(VLLM) -m vllm_plugin.vllm_overlay \
 	  $(VLLM_OTHER) $(OVERLAY)
 endif
 	SPECDEC_TEST_MODEL=$(SMOLLM) PYTHONPATH=$(VLLM_PATH) $(VLLM) -m pytest $(VLLM_TESTS) $(ARGS)

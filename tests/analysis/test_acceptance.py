@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from proofs import SIGNIFICANCE, assert_close
 from scipy.special import bdtr, bdtrc
-from support.providers import SIGNIFICANCE, assert_close
 
 from specdec_kernels import analysis, verify_chain
 from specdec_kernels.analysis.acceptance import ROW_RULES

@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 import torch
-from proofs import acceptance_bound
-from support.providers import assert_close
-from support.toy_chain import TOLERANCE
-from support.toy_tree import DRAWN, ToyTree, sibling_distribution
+from proofs import acceptance_bound, assert_close
+from proofs.toy_chain import TOLERANCE
+from proofs.toy_tree import DRAWN, ToyTree, sibling_distribution
 
 from specdec_kernels import analysis
 from specdec_kernels.analysis import (

@@ -5,8 +5,9 @@ import importlib.util
 import proofs
 import pytest
 import torch
+from proofs import assert_all_equal, assert_close, tensors
 from support.lanes import covering
-from support.providers import KERNEL_PROVIDERS, assert_all_equal, assert_close, run_case, tensors
+from support.providers import KERNEL_PROVIDERS, run_case
 
 from specdec_kernels import SampledDraft, _library, reference
 from specdec_kernels import sample as public_sample

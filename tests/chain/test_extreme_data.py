@@ -6,15 +6,8 @@ import resource
 
 import pytest
 import torch
-from support.providers import (
-    ALL_PROVIDERS,
-    HEAVY_PROVIDERS,
-    assert_close,
-    assert_outputs_equal,
-    provider,
-    sample,
-    verify,
-)
+from proofs import assert_close, assert_outputs_equal
+from support.providers import ALL_PROVIDERS, HEAVY_PROVIDERS, provider, sample, verify
 
 by_provider = pytest.mark.parametrize("name", ALL_PROVIDERS)
 NONE = torch.empty(1, 0, dtype=torch.int64)

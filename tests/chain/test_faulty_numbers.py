@@ -7,7 +7,8 @@ that P excludes, among them ids beyond the target's vocabulary. A probability of
 import proofs
 import pytest
 import torch
-from support.providers import ALL_PROVIDERS, assert_close, assert_outputs_equal, provider, verify
+from proofs import assert_close, assert_outputs_equal
+from support.providers import ALL_PROVIDERS, provider, verify
 
 from specdec_kernels import RULES, RULES_READING_DRAFT, TREE_RULES, Status
 from specdec_kernels.arguments.chain import ChainArguments

@@ -6,16 +6,8 @@ The place in the batch, its size, padding, neighbours and the number of threads 
 import proofs
 import pytest
 import torch
-from support.providers import (
-    KERNEL_PROVIDERS,
-    assert_all_equal,
-    assert_close,
-    assert_outputs_equal,
-    provider,
-    run_case,
-    sample,
-)
-from support.tree_pairs import TREE_PAIRS
+from proofs import assert_all_equal, assert_close, assert_outputs_equal
+from support.providers import KERNEL_PROVIDERS, TREE_PAIRS, provider, run_case, sample
 
 from specdec_kernels import _library
 from specdec_kernels.arguments.chain import ChainArguments

@@ -6,16 +6,9 @@ Up to there they have the target's distribution, and nothing beyond it is read.
 import proofs
 import pytest
 import torch
-from support.providers import (
-    ALL_PROVIDERS,
-    FAST_PROVIDERS,
-    assert_close,
-    assert_outputs_equal,
-    enumerated,
-    provider,
-    verify,
-)
-from support.toy_chain import ToyChain, assert_joint_distribution
+from proofs import assert_close, assert_outputs_equal
+from proofs.toy_chain import ToyChain, assert_joint_distribution
+from support.providers import ALL_PROVIDERS, FAST_PROVIDERS, enumerated, provider, verify
 
 from specdec_kernels import RULES, Status, reference
 

@@ -3,12 +3,8 @@
 import proofs
 import pytest
 import torch
+from proofs.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
 from support.providers import provider, verify
-from support.toy_chain import (
-    ToyChain,
-    assert_target_distribution,
-    assert_wrong_distribution,
-)
 
 # The enumeration itself.
 

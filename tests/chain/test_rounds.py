@@ -9,15 +9,8 @@ import functools
 
 import pytest
 import torch
-from support.providers import (
-    SIGNIFICANCE,
-    chi_square,
-    philox_uniforms,
-    provider,
-    sample,
-    verify,
-    verify_tree,
-)
+from proofs import SIGNIFICANCE, chi_square
+from support.providers import philox_uniforms, provider, sample, verify, verify_tree
 
 pytestmark = pytest.mark.slow  # 60,000 sequences each
 

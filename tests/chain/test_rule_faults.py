@@ -10,13 +10,11 @@ import numpy as np
 import proofs
 import pytest
 import torch
+from proofs import assert_close, assert_outputs_close, assert_outputs_equal
 from support.providers import (
     ALL_PROVIDERS,
     FAST_PROVIDERS,
     KERNEL_PROVIDERS,
-    assert_close,
-    assert_outputs_close,
-    assert_outputs_equal,
     philox_uniforms,
     provider,
     sample,

@@ -12,22 +12,8 @@ import math
 import proofs
 import pytest
 import torch
-from scipy.special import bdtr, bdtrc
-from support.providers import (
-    ALL_PROVIDERS,
-    ENUMERATED_PROVIDERS,
-    FAST_PROVIDERS,
-    SIGNIFICANCE,
-    assert_close,
-    chi_square,
-    enumerated,
-    needs_triton,
-    provider,
-    sample,
-    verify,
-    verify_tree,
-)
-from support.toy_chain import (
+from proofs import SIGNIFICANCE, assert_close, chi_square
+from proofs.toy_chain import (
     RATES,
     TOLERANCE,
     ToyChain,
@@ -41,6 +27,18 @@ from support.toy_chain import (
     rejection_mass,
     top_beta_masses,
     typical_masses,
+)
+from scipy.special import bdtr, bdtrc
+from support.providers import (
+    ALL_PROVIDERS,
+    ENUMERATED_PROVIDERS,
+    FAST_PROVIDERS,
+    enumerated,
+    needs_triton,
+    provider,
+    sample,
+    verify,
+    verify_tree,
 )
 
 from specdec_kernels import analysis, verify_chain

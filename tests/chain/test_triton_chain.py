@@ -17,17 +17,10 @@ import proofs
 import torch
 import triton
 import triton.language as tl
+from proofs import assert_outputs_close, assert_outputs_equal
 from support.programs import output_of
-from support.providers import (
-    assert_outputs_close,
-    assert_outputs_equal,
-    provider,
-    record_allocations,
-    sampling_arguments,
-    verify,
-)
+from support.providers import provider, record_allocations, sampling_arguments, small_tiles, verify  # noqa: F401
 from support.sources import ROOT
-from support.triton_interpreter import small_tiles  # noqa: F401  # a fixture
 
 from specdec_kernels import reference
 from specdec_kernels.arguments.rules import METHODS, NOISES
@@ -35,7 +28,7 @@ from specdec_kernels.reference.row import noise
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.row import noise as triton_noise
 
-AHEAD_OF_TIME = ROOT / "tests" / "support" / "triton_aot.py"
+AHEAD_OF_TIME = ROOT / "tests/device/triton_aot.py"
 FILTERS = {"top_k": 40, "top_p": 0.9}
 
 

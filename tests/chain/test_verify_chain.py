@@ -3,13 +3,10 @@
 import proofs
 import pytest
 import torch
+from proofs import MAX_TIE_RATE, assert_close, assert_outputs_close, assert_outputs_equal
 from support.providers import (
     ALL_PROVIDERS,
     KERNEL_PROVIDERS,
-    MAX_TIE_RATE,
-    assert_close,
-    assert_outputs_close,
-    assert_outputs_equal,
     provider,
     provider_cases,
     sample,

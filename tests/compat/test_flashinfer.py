@@ -5,7 +5,7 @@ import itertools
 import proofs
 import pytest
 import torch
-from support.providers import SIGNIFICANCE, chi_square
+from proofs import SIGNIFICANCE, chi_square
 
 from specdec_kernels import sample, verify_chain
 from specdec_kernels.compat import flashinfer, noise

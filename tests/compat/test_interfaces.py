@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 import torch
-from support import sglang_source
-from support.sglang_loops import EXAMPLE, chain, eagle_tree, example_logits, links, outputs
+from compat import sglang_loops
+from compat.sglang_loops import EXAMPLE, chain, eagle_tree, example_logits, links, outputs
 from transformers.generation import utils
 
 from specdec_kernels.compat import flashinfer, sglang, tensorrt_llm, transformers
@@ -149,15 +149,15 @@ def test_the_arguments_are_those_of_sglang(name):
     module, arguments = OF_SGLANG[name]
     got = " ".join(inspect.signature(getattr(sglang, name)).parameters)
     assert got == arguments.replace("retrive_", "retrieve_")
-    if sglang_source.source() is not None:
-        assert sglang_source.arguments(module, name) == arguments
+    if sglang_loops.source() is not None:
+        assert sglang_loops.arguments(module, name) == arguments
 
 
-@pytest.mark.skipif(sglang_source.source() is None, reason="SGLang's files are not here")
+@pytest.mark.skipif(sglang_loops.source() is None, reason="SGLang's files are not here")
 def test_every_call_in_the_files_of_sglang_passes_what_the_functions_take():
     """`_func` is the spelling of the functions that choose a platform."""
     wrapped = {"build_tree_kernel_efficient", "eagle_sample"}  # eagle_utils has its own of the name
-    found = [call for call in sglang_source.calls(OF_SGLANG) if call[1] not in wrapped]
+    found = [call for call in sglang_loops.calls(OF_SGLANG) if call[1] not in wrapped]
     for file, name, keywords, positional in found:
         takes = inspect.signature(getattr(sglang, name)).parameters
         spelled = {k.replace("retrive_", "retrieve_") for k in keywords} - {"topk"}

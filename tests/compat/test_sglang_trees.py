@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.sglang_loops import LINKS, eagle_tree, lineage, linked, links, parents_of
+from compat.sglang_loops import LINKS, eagle_tree, lineage, linked, links, parents_of
 
 from specdec_kernels.compat.sglang import (
     build_tree_kernel_efficient,

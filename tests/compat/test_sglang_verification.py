@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import sglang_source
-from support.providers import SIGNIFICANCE, chi_square
-from support.sglang_loops import (
-    EXAMPLE,
-    chain,
-    example_logits,
-    outputs,
-    random_tree,
-    sample_down,
-)
+from compat import sglang_loops
+from compat.sglang_loops import EXAMPLE, chain, example_logits, outputs, random_tree, sample_down
+from proofs import SIGNIFICANCE, chi_square
 
 from specdec_kernels import Tree, verify_chain, verify_tree
 from specdec_kernels.compat.sglang import (
@@ -266,14 +259,14 @@ def kernel():
     """SGLang's `chain_speculative_sampling_triton`, interpreted."""
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
     pytest.importorskip("triton")
-    path = sglang_source.path_of("sglang.kernels.ops.speculative.reject_sampling")
+    path = sglang_loops.path_of("sglang.kernels.ops.speculative.reject_sampling")
     spec = importlib.util.spec_from_file_location("reject_sampling_of_sglang", Path(path))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.chain_speculative_sampling_triton
 
 
-@pytest.mark.skipif(sglang_source.source() is None, reason="SGLang's files are not here")
+@pytest.mark.skipif(sglang_loops.source() is None, reason="SGLang's files are not here")
 @pytest.mark.triton
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 5])

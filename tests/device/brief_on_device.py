@@ -6,7 +6,7 @@ import proofs
 import pytest
 import torch
 from device.on_device import CASES, LARGE, on_device, schedule
-from support.providers import assert_outputs_close
+from proofs import assert_outputs_close
 
 import specdec_kernels as sk
 

@@ -13,17 +13,18 @@ import importlib.util
 import proofs
 import pytest
 import torch
-from proofs import chain_case, sample_case, tree_case
-from proofs.history import ngram_case
-from support.programs import output_of
-from support.providers import (
+from proofs import (
     OUTPUTS,
     assert_close,
     assert_outputs_close,
     assert_outputs_equal,
-    sample,
-    verify,
+    chain_case,
+    sample_case,
+    tree_case,
 )
+from proofs.history import ngram_case
+from support.programs import output_of
+from support.providers import sample, verify
 
 import specdec_kernels as sk
 from specdec_kernels._library import OPS as OP_MODULES

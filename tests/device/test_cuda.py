@@ -12,8 +12,9 @@ from pathlib import Path
 import proofs
 import pytest
 import torch
-from support import kv_cases
-from support.kv_buffers import check, check_far_apart, same
+from kv import edge_cases
+from kv.edge_cases import check_far_apart
+from proofs import check, same
 from support.programs import output_of
 
 import specdec_kernels as sk
@@ -39,10 +40,10 @@ def op():
 
 CASES = [
     *(c for op in CACHE_OPS for c in proofs.cases(op)),
-    *kv_cases.append_cases(),
-    *kv_cases.truncate_cases(),
-    *kv_cases.move_cases(),
-    *kv_cases.large_cases(),
+    *edge_cases.append_cases(),
+    *edge_cases.truncate_cases(),
+    *edge_cases.move_cases(),
+    *edge_cases.large_cases(),
 ]
 
 
@@ -54,7 +55,7 @@ def test_the_device_leaves_the_bytes_of_the_reference(op, case):
 @pytest.mark.parametrize("seed", range(60))
 def test_random_caches_and_paths(op, seed):
     for name in CACHE_OPS:
-        check(op(name), kv_cases.random_case(name, seed), "cuda")
+        check(op(name), edge_cases.random_case(name, seed), "cuda")
 
 
 def test_the_device_addresses_more_than_2_to_the_31_elements(op):
@@ -83,7 +84,7 @@ def test_a_call_runs_on_the_current_stream_and_does_not_wait(op):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_on_another_device():
-    check(append, kv_cases.append("cuda1", [(2, 5, 2, 8)], [1]), "cuda:1")
+    check(append, edge_cases.append("cuda1", [(2, 5, 2, 8)], [1]), "cuda:1")
     lengths = torch.zeros(1, dtype=torch.int64, device="cuda:1")
     with pytest.raises(RuntimeError, match=r"caches\[0\] must be on the device of .*, cuda:1, got"):
         truncate([torch.zeros(1, 1, 2, 3, device="cuda:0")], lengths, lengths, True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
+from proofs import assert_outputs_equal
 from proofs.tree_layout import attention_case, expand_case, rerank_case, trie_case
-from support.providers import assert_outputs_equal
-from support.tree_layout_oracles import check_expansion
+from proofs.tree_layout_oracles import check_expansion
 
 import specdec_kernels as sk
 

@@ -18,8 +18,7 @@ from device.on_device import (
     implementation,
     replayed,
 )
-from proofs import tree_case
-from support.providers import assert_outputs_close
+from proofs import assert_outputs_close, tree_case
 
 from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.rules import TREE_RULES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
-from support.providers import assert_bits, assert_close, run_case
+from proofs import assert_bits, assert_close
+from support.providers import run_case
 
 import specdec_kernels as sk
 from specdec_kernels import reference

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import proofs
 import pytest
 import torch
-from proofs import intervals
+from proofs import OUTPUTS, assert_close, intervals
 from proofs.forward import norm_qkv_rope_case, output_norm_mlp_case
-from support.providers import OUTPUTS, assert_close, run_case
+from support.providers import run_case
 
 import specdec_kernels as sk
 from specdec_kernels import reference

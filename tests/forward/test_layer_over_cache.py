@@ -7,9 +7,8 @@ import copy
 import proofs
 import pytest
 import torch
-from proofs.forward import decoder_layer_case
-from support.layer_by_ops import layer_by_ops
-from support.providers import assert_close
+from proofs import assert_close
+from proofs.forward import decoder_layer_case, layer_by_ops
 
 import specdec_kernels as sk
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import proofs
 import pytest
 import torch
+from proofs import assert_bits, assert_close
 from proofs.forward import numbers
-from support.providers import assert_bits, assert_close, run_case
+from support.providers import run_case
 
 import specdec_kernels as sk
 from specdec_kernels import reference

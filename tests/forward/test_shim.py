@@ -13,7 +13,7 @@ import subprocess
 import proofs
 import pytest
 import torch
-from support.providers import assert_close
+from proofs import assert_close
 from support.shared_build import built_once
 from support.sources import CSRC, ROOT
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import proofs
 import torch
-from proofs import intervals
-from support.kv_buffers import copied, same_buffers, same_tensors
-from support.layer_by_ops import layer_by_ops
-from support.providers import assert_close, tensors
+from proofs import assert_close, copied, intervals, same_buffers, same_tensors, tensors
+from proofs.forward import layer_by_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 

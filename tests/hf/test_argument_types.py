@@ -46,8 +46,8 @@ from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.options import ALIASES, Options
 from specdec_host import Corpus
 from support import hf_models
-from support.letters import letters
 from support.sources import ROOT
+from support.toy_tokenizers import letters
 from transformers import GenerationConfig
 
 import specdec_kernels as kernels

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from hf.recorded_ops import spied_reads
 from specdec_hf import EagleTree, TreeSpec, generate
 from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
 from specdec_hf.drafting import checks
@@ -17,7 +18,6 @@ from specdec_hf.runner.protocol import to_device
 from specdec_hf.runner.self_check import LARGEST_WINDOW
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.device_reads import spied_reads
 from support.heads import head_folder
 
 from specdec_kernels import Verdict

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from proofs import SIGNIFICANCE
 from specdec_hf import from_candidate_generator
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
-from support.providers import SIGNIFICANCE
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,

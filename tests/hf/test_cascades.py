@@ -8,6 +8,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from proofs import SIGNIFICANCE
 from specdec_hf import (
     Drafter,
     HorizontalCascade,
@@ -24,7 +25,6 @@ from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, says, succeed  # noqa: F401
 from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
 from support.histories import context_of
-from support.providers import SIGNIFICANCE
 
 from specdec_kernels import SampledDraft, Verdict, sample
 

@@ -4,9 +4,10 @@ import re
 
 import pytest
 import torch
+from hf import own_rules
+from hf.own_rules import WRONG, block_rule, multi_draft_rule, one_hot, token_rule
 from specdec_hf import check_rule
-from support import hf_models, own_rules
-from support.own_rules import WRONG, block_rule, multi_draft_rule, one_hot, token_rule
+from support import hf_models
 from support.sources import ROOT
 
 FEW = {"places": 24}

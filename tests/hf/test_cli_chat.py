@@ -13,18 +13,18 @@ from specdec_hf.cli.conversation import Conversation
 from specdec_hf.cli.load import Loaded, load
 from specdec_hf.cli.run import View, encode, make_decoder
 from specdec_hf.cli.trace import PieceStream
-from support import cli_models, hf_models
+from support import hf_models, toy_tokenizers
 from support.cli_models import answered, folder, home, invoke, masked, says, succeed  # noqa: F401
 
 
 @pytest.fixture
 def conversation():
-    model = hf_models.build("llama", vocab_size=cli_models.END + 1, context=512)
+    model = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1, context=512)
     # Only ASCII letters: the answer is then encoded again as it was generated.
     with torch.no_grad():
         model.lm_head.weight[: ord("A") - 33] = 0
         model.lm_head.weight[ord("Z") - 32 :] = 0
-    loaded = Loaded(model, cli_models.tokenizer(), ["prompt_lookup"], "tiny")
+    loaded = Loaded(model, toy_tokenizers.tokenizer(), ["prompt_lookup"], "tiny")
     settings = Settings(max_new_tokens=12, sampling={"temperature": 0.0})
     return Conversation(loaded, SpeculativeDecoder("prompt_lookup"), settings)
 

@@ -5,14 +5,14 @@ import torch
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli.decisions import COLUMNS
 from specdec_hf.cli.explain import Explainer
-from support import cli_models, hf_models
+from support import hf_models, toy_tokenizers
 from support.cli_models import folder, reported  # noqa: F401
 
 from specdec_kernels.analysis import acceptance_uniforms
 
 SAMPLING = {"temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 TEXT = "Say: the cat sat. The cat sat"
-VOCAB = cli_models.END + 1
+VOCAB = toy_tokenizers.END + 1
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def models():
 def explained(models, rule, sampling=SAMPLING, **options):
     """The explainer of one answer, the ids of prompt and answer, and the rounds."""
     target, drafter = models
-    tokenizer = cli_models.tokenizer()
+    tokenizer = toy_tokenizers.tokenizer()
     inputs = tokenizer(TEXT, return_tensors="pt")
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     explainer = Explainer(tokenizer, inputs["input_ids"][0].tolist(), "drafty", sampling)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support import cli_models, encoder_models
+from support import cli_models, encoder_models, toy_tokenizers
 from support.cli_models import invoke, one_line_error, reported, says
 from transformers import AutoModelForSeq2SeqLM
 
@@ -19,7 +19,7 @@ def t5(tmp_path_factory):
 def plain_text(path, text, new_tokens):
     """The new tokens of Transformers."""
     model = AutoModelForSeq2SeqLM.from_pretrained(path)
-    inputs = cli_models.tokenizer(None)(text, return_tensors="pt")
+    inputs = toy_tokenizers.tokenizer(None)(text, return_tensors="pt")
     ids = model.generate(
         inputs["input_ids"], attention_mask=inputs["attention_mask"], do_sample=False,
         max_new_tokens=new_tokens,

@@ -6,10 +6,10 @@ import re
 import proofs
 import pytest
 import torch
+from proofs import SIGNIFICANCE, chi_square
 from specdec_hf import compat, generate
 from specdec_hf.compat.logits_processors import GREEDY
 from support import encoder_models, hf_models
-from support.providers import SIGNIFICANCE, chi_square
 from support.sources import ROOT
 from transformers import DynamicCache
 

@@ -5,13 +5,12 @@ A CPU takes the place of a CUDA device.
 
 import pytest
 import torch
+from hf.recorded_ops import CHANGES, REFUSED, compile_on_cpu, run_layers_as_they_are
 from specdec_hf.runner.compiled import forward as compiled
 from specdec_hf.runner.compiled.layers import LayerGraphs
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
-from support.compiled import CHANGES, REFUSED
 from support.hf_models import build, decode, prompts
-from support.recorded_ops import compile_on_cpu, run_layers_as_they_are
 from torch._dynamo.utils import counters
 
 # Graphs are traced as for inductor, which compiles C++ for most of a minute in test_real_model.py.

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from host.slow_copying import chains, ends_of, match
 from specdec_hf import KeptTexts, PromptLookupDrafter, RestDrafter, SuffixAutomatonDrafter
 from specdec_host import Corpus
 from support.histories import Context, SeveralProposals, history_of
-from support.slow_copying import chains, ends_of, match
 
 LENGTHS = np.random.default_rng(5).integers(1, 40, 60)
 TEXTS = [np.random.default_rng(n).integers(0, 3, size).tolist() for n, size in enumerate(LENGTHS)]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hf.recorded_ops import FEW_WIDTHS, FreedMemory, OpRecorder, leaving_out, record_ops
 from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.loop import begin
@@ -15,9 +16,7 @@ from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, cuda_graphs
 from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.protocol import CACHE_NAME
-from support.compiled import leaving_out
 from support.hf_models import build, decode, prompts, with_noise
-from support.recorded_ops import FEW_WIDTHS, FreedMemory, OpRecorder, record_ops
 from torch.nn.functional import linear
 
 WIDTHS = len(FEW_WIDTHS)

@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from support import cli_models, encoder_models, hf_models
+from support import encoder_models, hf_models, toy_tokenizers
 from support.hf_models import Recorder
 from support.sources import ROOT
 from transformers import (
@@ -27,7 +27,7 @@ from transformers import (
 HUB = ROOT / "examples" / "hub"
 ENTRIES = ["object", "folder"]
 NEW = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
-TOKENIZER = cli_models.tokenizer()
+TOKENIZER = toy_tokenizers.tokenizer()
 
 pytestmark = pytest.mark.skipif(not HUB.is_dir(), reason="the examples are not here")
 
@@ -103,8 +103,8 @@ def check_drafts(entry, hub):
     model = hf_models.tiny("llama")
     near = call(entry, model, {**inputs_of(model), **NEW, "assistant_model": model}, hub)
     assert near.stats.drafter == "model"
-    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
-    other = hf_models.build("llama", vocab_size=cli_models.END + 40)
+    model = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1)
+    other = hf_models.build("llama", vocab_size=toy_tokenizers.END + 40)
     arguments = {**TOKENIZER("abc abc abc", return_tensors="pt"), **NEW}
     arguments |= {"assistant_model": other, "tokenizer": TOKENIZER}
     out = call(entry, model, {**arguments, "assistant_tokenizer": TOKENIZER}, hub)
@@ -208,8 +208,8 @@ def test_a_saved_model_with_the_folder_generates_speculatively(family, hub, tmp_
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_stop_strings_end_the_text_as_in_plain_generation(family, entry, hub):
     room = hf_models if family == "llama" else encoder_models
-    model = room.build(family, vocab_size=cli_models.END + 1)
-    others = [t for t in range(cli_models.END + 1) if not TOKENIZER.decode(t).isalnum()]
+    model = room.build(family, vocab_size=toy_tokenizers.END + 1)
+    others = [t for t in range(toy_tokenizers.END + 1) if not TOKENIZER.decode(t).isalnum()]
     plain = {**TOKENIZER("abc abc", return_tensors="pt"), **NEW, "suppress_tokens": others}
     whole = model.generate(**plain).sequences
     stop = {"stop_strings": TOKENIZER.decode(whole[0, -7]), "tokenizer": TOKENIZER}
@@ -251,7 +251,7 @@ GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_pipeline_gives_the_text_of_plain_generation_in_batches_and_chats(hub, entry):
-    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    model = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1)
     pipe = pipeline("text-generation", model=model, tokenizer=TOKENIZER, device="cpu")
     drafts = by(entry, hub, drafter=hf_models.with_noise(model, 0.05), guard=False)
     chats = [[{"role": "user", "content": "the cat"}]] * 2

@@ -12,8 +12,8 @@ from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.options import Options
 from support import encoder_models, hf_models
-from support.clocks import Clock
 from support.heads import head_for
+from support.hf_models import Clock
 from transformers import GenerationConfig
 
 from bench.tiny_models.build import build

@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hf.published_heads import publish
 from specdec_hf import EagleTree, ModelDrafter, generate
 from specdec_hf.drafting.registry import with_name_of_head
 from support import hf_models
-from support.cli_models import END, answered, folder, one_line_error, write_folder  # noqa: F401
+from support.cli_models import answered, folder, one_line_error, write_folder  # noqa: F401
 from support.heads import MADE, eagle_folder, folder_of, head_folder
-from support.letters import letters
-from support.published_heads import publish
+from support.toy_tokenizers import (
+    END,
+    letters,
+)
 
 
 @pytest.fixture(scope="module")

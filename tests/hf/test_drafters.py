@@ -18,7 +18,7 @@ from specdec_hf import (
     generate,
 )
 from support import hf_models
-from support.clocks import Clock, SlowLookup
+from support.hf_models import Clock, SlowLookup
 
 NEW = 40
 

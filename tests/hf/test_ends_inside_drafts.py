@@ -7,6 +7,7 @@ token behind them.
 import numpy as np
 import pytest
 import torch
+from proofs import SIGNIFICANCE
 from specdec_hf import Draft, Drafter, ModelDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.loop import drafted
@@ -14,7 +15,6 @@ from specdec_hf.loop.drafted import without_drafts_behind_ends
 from support import drafter_cases, hf_models
 from support.drafter_proof import joint_p_value, target
 from support.hf_models import NEW, run
-from support.providers import SIGNIFICANCE
 from transformers import LogitsProcessor
 
 from bench.tiny_models import compare

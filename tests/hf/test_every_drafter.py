@@ -10,6 +10,7 @@ import pkgutil
 import numpy as np
 import pytest
 import torch
+from proofs import SIGNIFICANCE
 from specdec_hf import (
     Drafter,
     History,
@@ -34,7 +35,6 @@ from support.drafter_proof import (
     with_wrong_distribution,
 )
 from support.histories import chains_of, context_of, history_of
-from support.providers import SIGNIFICANCE
 
 ELSEWHERE = {"RemoteDrafter": "test_remote_drafter.py, which starts another process"}
 

@@ -5,7 +5,7 @@ import random
 import pytest
 from specdec_hf.detokenizer import INCOMPLETE, StopCriterion, decode_behind
 from specdec_hf.loop.streaming import Step
-from support import cli_models, toy_tokenizers
+from support import toy_tokenizers
 from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
@@ -14,7 +14,7 @@ from specdec_hf.server.growing_text import GrowingText
 
 pytestmark = pytest.mark.server
 
-KINDS = {"bytes": cli_models.tokenizer, **toy_tokenizers.KINDS}
+KINDS = {"bytes": toy_tokenizers.tokenizer, **toy_tokenizers.KINDS}
 TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import safetensors.torch
 import torch
+from hf.published_heads import FREQUENCIES, LAYOUTS, MEDUSA_WEIGHTS, WEIGHTS, publish
 from safetensors.torch import load_file, save_file
 from specdec_hf.drafting.registry import class_of
 from specdec_hf.heads.dflash import save_dflash
@@ -12,13 +13,6 @@ from specdec_hf.heads.eagle3.files import save_as_speculators
 from specdec_hf.heads.peagle import save_peagle
 from support import hf_models
 from support.heads import MADE, folder_of
-from support.published_heads import (
-    FREQUENCIES,
-    LAYOUTS,
-    MEDUSA_WEIGHTS,
-    WEIGHTS,
-    publish,
-)
 
 OWN = ("eagle3, trained here", "blockwise", "exit_head", "pass_head")
 SAVE = {kind: save for kind, (_, save) in MADE.items()}

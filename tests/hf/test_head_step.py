@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from hf.recorded_ops import compile_on_cpu, leaving_out, record_ops
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.heads.pairs.cache import HeadCache
@@ -13,10 +14,8 @@ from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from specdec_hf.runner.policy import BUCKETS
 from support import hf_models
-from support.compiled import leaving_out
 from support.heads import head_for
 from support.hf_models import decode, outcome
-from support.recorded_ops import compile_on_cpu, record_ops
 
 
 @pytest.fixture(autouse=True)

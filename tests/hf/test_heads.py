@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hf.published_heads import AUX, DRAFTS, EAGLE_AUX, LAYOUTS, Reference, dflash, publish
 from safetensors.torch import load_file, save_file
 from specdec_hf import (
     EagleTree,
@@ -32,7 +33,6 @@ from support.heads import (
     text_batch,
 )
 from support.histories import context_of, history_of, propose
-from support.published_heads import AUX, DRAFTS, EAGLE_AUX, LAYOUTS, Reference, dflash, publish
 from support.sources import ROOT
 
 PAGE = ROOT / "docs" / "heads.md"

@@ -10,18 +10,18 @@ import numpy as np
 import proofs
 import pytest
 import torch
-from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.loop import drafted
-from specdec_hf.loop.drafted import verify_without_residual
-from specdec_hf.options import LOSSY_RULES
-from support import hf_models
-from support.toy_chain import (
+from proofs.toy_chain import (
     ToyChain,
     assert_joint_distribution,
     assert_wrong_distribution,
     lossy_joint_distribution,
     rejection_mass,
 )
+from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.loop import drafted
+from specdec_hf.loop.drafted import verify_without_residual
+from specdec_hf.options import LOSSY_RULES
+from support import hf_models
 
 from specdec_kernels import RULES, TREE_RULES, verify_chain
 

@@ -6,12 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter
-from specdec_hf.heads.mtp import files
-from specdec_hf.heads.mtp.files import load_mtp
-from support import hf_models
-from support.heads import differences, rounds_of
-from support.mtp_checkpoints import (
+from hf.mtp_checkpoints import (
     FAMILIES,
     checkpoint,
     expected_logits,
@@ -20,6 +15,11 @@ from support.mtp_checkpoints import (
     target_of,
     write,
 )
+from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter
+from specdec_hf.heads.mtp import files
+from specdec_hf.heads.mtp.files import load_mtp
+from support import hf_models
+from support.heads import differences, rounds_of
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from proofs import chi_square_of_counts
 from specdec_hf import (
     LookaheadDrafter,
     NasdDrafter,
@@ -26,7 +27,6 @@ from support.histories import (
     history_of,
     propose,
 )
-from support.providers import chi_square_of_counts
 
 pytestmark = pytest.mark.papers
 

@@ -11,6 +11,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from proofs import SIGNIFICANCE
 from specdec_hf import (
     Draft,
     Drafter,
@@ -30,7 +31,6 @@ from specdec_hf.loop import drafted
 from support import hf_models
 from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
 from support.histories import context_of
-from support.providers import SIGNIFICANCE
 
 from specdec_kernels import (
     RULES,

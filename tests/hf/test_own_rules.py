@@ -7,11 +7,12 @@ import numpy as np
 import proofs
 import pytest
 import torch
+from hf import own_rules
+from hf.own_rules import block_rule, greedy_rule, multi_draft_rule, one_hot, token_rule
 from specdec_hf import Draft, Drafter, SpeculativeDecoder, generate
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.rule_check import cells_of
-from support import hf_models, own_rules
-from support.own_rules import block_rule, greedy_rule, multi_draft_rule, one_hot, token_rule
+from support import hf_models
 
 from specdec_kernels import SampledDraft
 from specdec_kernels.analysis.uniforms import acceptance_uniforms, draw_uniforms

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from hf.recorded_ops import CHANGES, REFUSED
 from specdec_hf import EagleTree, generate
 from specdec_hf.runner.packed import attention, twin
 from specdec_hf.runner.packed import linear as packed_linear
@@ -14,7 +15,6 @@ from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from specdec_hf.runner.packed.twin import packed_twin
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
-from support.compiled import CHANGES, REFUSED
 from support.hf_models import build, decode, prompts, unchanged, with_noise
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -9,7 +9,7 @@ import specdec_hf
 import torch
 from specdec_hf import check_drafter
 from specdec_hf.drafting.registry import DRAFTERS
-from support import cli_models, encoder_models, hf_models
+from support import encoder_models, hf_models, toy_tokenizers
 from support.cli_models import invoke, says, write_folder
 from support.sources import ROOT
 from transformers import dynamic_module_utils
@@ -80,9 +80,9 @@ def blocks(page):
 @pytest.fixture
 def few_tokens():
     """Calls that say nothing about lengths make few tokens, and two drafters to choose from."""
-    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    model = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1)
     model.generation_config.max_new_tokens = 6
-    inputs = hf_models.prompts((9,), vocab_size=cli_models.END + 1)
+    inputs = hf_models.prompts((9,), vocab_size=toy_tokenizers.END + 1)
     return {"model": model, "inputs": inputs, "small": hf_models.with_noise(model, 0.05)}
 
 
@@ -174,7 +174,7 @@ def test_the_printed_drafters_run(tmp_path):
 
 def test_the_printed_calls_by_transformers_run(elsewhere, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)  # where the page's paths begin
-    model, tokenizer = hf_models.build("llama", vocab_size=258), cli_models.tokenizer()
+    model, tokenizer = hf_models.build("llama", vocab_size=258), toy_tokenizers.tokenizer()
     names = {"model": model, "tokenizer": tokenizer, "folder": elsewhere / "model"}
     texts = []
     for block in blocks("transformers.md"):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from hf.recorded_ops import compile_on_cpu
 from specdec_hf import EagleTree, generate
 from support import hf_models
 from support.cli_models import reported, says
-from support.recorded_ops import compile_on_cpu
 
 from bench.tree_acceptance import encode
 

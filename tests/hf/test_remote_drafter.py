@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from hf.drafter_server import serve, served_here
+from proofs import SIGNIFICANCE
 from specdec_hf import ModelDrafter, RemoteDrafter, TrieTree, generate
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
-from support.drafter_server import serve, served_here
-from support.providers import SIGNIFICANCE
 
 
 @pytest.fixture

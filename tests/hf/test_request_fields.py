@@ -6,7 +6,7 @@ A field that is refused is named in one line, in the form of OpenAI's API.
 from typing import Any, get_args, get_origin
 
 import pytest
-from support import cli_models
+from support import toy_tokenizers
 from support.text_server import EXTRA, NAME, alone, serving
 
 pytest.importorskip("fastapi", reason=EXTRA)
@@ -194,12 +194,12 @@ def test_what_is_not_there_is_refused_in_the_same_form(client):
     assert "a body must be at most 1048576 bytes" in error["message"]
 
 
-KNOWS_TOOLS = cli_models.TEMPLATE + "{# knows the role 'tool' #}"
-NAMES = cli_models.TEMPLATE.replace("{{ m.role }}", "{{ m.role }} {{ m.name | default('?') }}")
+KNOWS_TOOLS = toy_tokenizers.TEMPLATE + "{# knows the role 'tool' #}"
+NAMES = toy_tokenizers.TEMPLATE.replace("{{ m.role }}", "{{ m.role }} {{ m.name | default('?') }}")
 ANSWERED = {"refusal": None, "tool_calls": [], "annotations": [], "name": "a"}
 TURNS = [  # template, message, what the template makes of it
-    (cli_models.TEMPLATE, chat("developer"), "system"),
-    (cli_models.TEMPLATE, chat("assistant", **ANSWERED), "assistant"),
+    (toy_tokenizers.TEMPLATE, chat("developer"), "system"),
+    (toy_tokenizers.TEMPLATE, chat("assistant", **ANSWERED), "assistant"),
     (KNOWS_TOOLS, chat("tool", tool_call_id="a"), "tool"),
     (NAMES, chat("user", name="Ada"), "user Ada"),
     (NAMES, chat("user", name=None), "user ?"),
@@ -208,7 +208,7 @@ TURNS = [  # template, message, what the template makes of it
 
 def test_a_template_reads_the_role_and_the_name_of_who_speaks():
     for template in dict.fromkeys(template for template, *_ in TURNS):
-        with serving(tokenizer=cli_models.tokenizer(template)) as (client, _):
+        with serving(tokenizer=toy_tokenizers.tokenizer(template)) as (client, _):
             for _, asked, named in (turn for turn in TURNS if turn[0] == template):
                 prompt = f"<{named}>the cat</s><assistant>"
                 expected = alone(prompt, max_new_tokens=5, seed=5)[0]
@@ -216,6 +216,6 @@ def test_a_template_reads_the_role_and_the_name_of_who_speaks():
 
 
 def test_what_a_template_raises_is_one_line():
-    with serving(tokenizer=cli_models.tokenizer("{{ raise_exception('a\nb') }}")) as (made, _):
+    with serving(tokenizer=toy_tokenizers.tokenizer("{{ raise_exception('a\nb') }}")) as (made, _):
         error = refused(made.post(CHAT, json=good(CHAT)))
         assert error["message"] == "messages cannot be encoded: a b"

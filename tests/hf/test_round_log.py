@@ -11,8 +11,7 @@ import torch
 from specdec_hf import Drafter, SpeculativeDecoder, TrieTree
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
-from support.clocks import Clock
-from support.hf_models import NEW, RAGGED, run
+from support.hf_models import NEW, RAGGED, Clock, run
 
 from specdec_kernels.analysis import acceptance_uniforms
 

@@ -4,12 +4,12 @@ import numpy as np
 import proofs
 import pytest
 import torch
+from proofs.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
 from specdec_hf import Drafter, ModelDrafter, PromptLookupDrafter
 from specdec_hf.schedules.base import Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 from support import hf_models
 from support.drafter_proof import assert_independent_of_batch
-from support.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
 
 NEW = 16
 READING = [name for name in SCHEDULES if name not in ("constant", "heuristic", "optimal",

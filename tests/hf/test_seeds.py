@@ -10,7 +10,7 @@ from specdec_hf import ModelDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.request.sampling import derived_seed, sequence_seeds
 from support import hf_models
-from support.clocks import Clock, SlowLookup
+from support.hf_models import Clock, SlowLookup
 
 pytestmark = pytest.mark.quick
 

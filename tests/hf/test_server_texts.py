@@ -14,7 +14,7 @@ import pytest
 import torch
 from specdec_hf import generate
 from specdec_hf.request.sampling import sequence_seeds
-from support import cli_models, hf_models, toy_tokenizers
+from support import hf_models, toy_tokenizers
 from support.text_server import SECONDS, serving
 
 pytestmark = pytest.mark.server
@@ -26,7 +26,7 @@ ENDS = [0, 30, 121, 72]  # so that some texts end inside of drafts
 # Derived from the length and the tokens of each prompt.
 MODEL.generation_config.update(eos_token_id=ENDS, min_length=14, encoder_repetition_penalty=3.0)
 TOKENIZER = toy_tokenizers.small_pieces(VOCAB)
-TOKENIZER.chat_template = cli_models.TEMPLATE
+TOKENIZER.chat_template = toy_tokenizers.TEMPLATE
 NEW = 40
 # The oracle drafts with the noise of the target, so that all of its drafts are accepted.
 DRAFTERS = {

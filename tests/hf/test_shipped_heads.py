@@ -6,13 +6,13 @@ import re
 
 import pytest
 import torch
+from hf.published_heads import Reference
 from specdec_hf.cli.sources import EMBEDDED_NAME
 from specdec_hf.heads import shipped
 from specdec_hf.heads.auto import BENEFIT_OF_HEAD, AutoDrafter
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.shipped import Sample, agreement_of
 from support import heads, hf_models
-from support.published_heads import Reference
 from support.sources import ROOT
 
 

@@ -11,9 +11,12 @@ from specdec_hf.drafters.fingerprint import UNKNOWN, fingerprint_of, same_vocabu
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafters.text import Translation, Vocabulary, plain_end
 from specdec_host import Corpus
-from support import cli_models, hf_models
-from support.cli_models import END, answered, folder, one_line_error, succeed, write_folder  # noqa: F401
-from support.letters import letters
+from support import hf_models, toy_tokenizers
+from support.cli_models import answered, folder, one_line_error, succeed, write_folder  # noqa: F401
+from support.toy_tokenizers import (
+    END,
+    letters,
+)
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -250,12 +253,12 @@ def test_a_draft_model_may_be_given_with_two_tokenizers():
 
 def other_tokenizer():
     """That of `cli_models`, with the ids of all tokens but the special one in reverse."""
-    content = json.loads(cli_models.tokenizer().backend_tokenizer.to_str())
+    content = json.loads(toy_tokenizers.tokenizer().backend_tokenizer.to_str())
     vocabulary = content["model"]["vocab"]
     content["model"]["vocab"] = {token: END - 1 - i for token, i in vocabulary.items()}
     core = Tokenizer.from_str(json.dumps(content))
     made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
-    made.chat_template = cli_models.TEMPLATE
+    made.chat_template = toy_tokenizers.TEMPLATE
     return made
 
 
@@ -266,7 +269,7 @@ def answer(folder, drafter, tmp_path):  # noqa: F811
 
 
 def test_tokenizers_are_compared_by_their_ordinary_tokens():
-    ours, longer, renamed = (cli_models.tokenizer() for _ in range(3))
+    ours, longer, renamed = (toy_tokenizers.tokenizer() for _ in range(3))
     longer.add_tokens(["<think>"], special_tokens=True)
     renamed.add_tokens(["more"])
     assert same_vocabulary(ours, ours)
@@ -275,7 +278,7 @@ def test_tokenizers_are_compared_by_their_ordinary_tokens():
     assert not same_vocabulary(ours, other_tokenizer())
     prints = [fingerprint_of(one) for one in (ours, longer, renamed, other_tokenizer())]
     assert len(set(prints)) == 4
-    assert fingerprint_of(cli_models.tokenizer()) == prints[0]
+    assert fingerprint_of(toy_tokenizers.tokenizer()) == prints[0]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +317,7 @@ def stored(kind, path, fingerprint=UNKNOWN):
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 @pytest.mark.parametrize(("way", "kind"), [("alone", "suffix_automaton"), ("merged", "rest")])
 def test_generate_checks_stored_ids_with_the_tokenizer_that_it_is_given(way, kind, entry, tmp_path):
-    model, ours = hf_models.build("llama", vocab_size=END + 1), cli_models.tokenizer()
+    model, ours = hf_models.build("llama", vocab_size=END + 1), toy_tokenizers.tokenizer()
     settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
 
     def notes(fingerprint, **given):

@@ -24,8 +24,8 @@ from specdec_hf.lab.training.texts import (
 )
 from specdec_hf.lab.training.unrolled import acceptance_of, covered_by, loss_of, unroll
 from support import hf_models
-from support.cli_models import END, tokenizer
 from support.heads import draft_llama, head_for, pass_head, rounds_of, text_batch
+from support.toy_tokenizers import END, tokenizer
 
 pytestmark = pytest.mark.training
 

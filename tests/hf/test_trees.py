@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from proofs import SIGNIFICANCE
 from specdec_hf import Draft, Drafter, EagleTree, TreeSpec, TrieTree
 from support import hf_models
 from support.drafter_proof import VOCAB, assert_independent_of_batch, joint_p_value
 from support.hf_models import NEW, PROCESSED, RAGGED, SAMPLED, run
 from support.hf_trees import KINDS, drafters
-from support.providers import SIGNIFICANCE
 
 
 @pytest.mark.covering(test=1)

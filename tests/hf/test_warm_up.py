@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hf.recorded_ops import compile_on_cpu, run_layers_as_they_are
 from specdec_hf import Eagle3Drafter, generate, warm_up
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
@@ -9,7 +10,6 @@ from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.packed import linear as packed_linear
 from support.heads import head_for
 from support.hf_models import build, prompts
-from support.recorded_ops import compile_on_cpu, run_layers_as_they_are
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ import itertools
 
 import pytest
 import torch
+from proofs import assert_outputs_equal
 from proofs.history import ngram_case
 from specdec_hf.drafters.copying import PromptLookupDrafter
-from support.providers import ALL_PROVIDERS, assert_outputs_equal, provider, provider_cases
+from support.providers import ALL_PROVIDERS, provider, provider_cases
 
 import specdec_kernels as sk
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from host import slow_copying
 from specdec_host import Corpus, SuffixAutomaton
 from specdec_host.corpus_file import HEADER, MAGIC
-from support import slow_copying
 
 
 def texts(count):

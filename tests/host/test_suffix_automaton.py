@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 import pytest
+from host import slow_copying
 from specdec_host import Corpus, SuffixAutomaton
-from support import slow_copying
 
 
 def random_texts(count, longest=40):

@@ -8,8 +8,8 @@ import proofs
 import pytest
 import specdec_host as host
 import torch
+from project.wrong_calls import BUILD, TABLE, i64, message_of
 from specdec_host import DraftMap, SampledDraft, SparseDraft, Tree
-from support.error_table import BUILD, TABLE, i64, message_of
 
 import specdec_kernels as kernels
 from specdec_kernels.arguments import rules

@@ -1,9 +1,10 @@
 import pytest
-from support import kv_cases, simt_kv
+from kv import edge_cases
+from simt import kv_emulator
 from support.providers import provider
 
 
-@pytest.fixture(params=kv_cases.PROVIDERS)
+@pytest.fixture(params=edge_cases.PROVIDERS)
 def ops(request, capfd):
     """A function from the name of an op to a provider's op.
 
@@ -12,5 +13,5 @@ def ops(request, capfd):
     if request.param != "cuda":
         yield lambda name: provider(name, request.param)
         return
-    yield simt_kv.library().op
+    yield kv_emulator.library().op
     assert "runtime error" not in capfd.readouterr().err

@@ -13,8 +13,9 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
-from support import kv_cases
-from support.kv_buffers import check, check_far_apart, far_apart, same
+from kv import edge_cases
+from kv.edge_cases import check_far_apart, far_apart
+from proofs import check, same
 from support.providers import provider
 
 import specdec_kernels as sk
@@ -22,18 +23,18 @@ from specdec_kernels import reference
 from specdec_kernels._library import CACHE_OPS
 
 append = torch.ops.specdec_kernels.kv_append_.default
-BOUND = [n for n in kv_cases.PROVIDERS if n != "cuda"]  # those with checks of arguments
+BOUND = [n for n in edge_cases.PROVIDERS if n != "cuda"]  # those with checks of arguments
 MOVES = [op for op in CACHE_OPS if op not in ("kv_append_", "kv_truncate_")]
 CASES = {
-    "kv_append_": [*proofs.cases("kv_append_"), *kv_cases.append_cases()],
-    "kv_truncate_": [*proofs.cases("kv_truncate_"), *kv_cases.truncate_cases()],
-    "": [*(c for op in MOVES for c in proofs.cases(op)), *kv_cases.move_cases()],
+    "kv_append_": [*proofs.cases("kv_append_"), *edge_cases.append_cases()],
+    "kv_truncate_": [*proofs.cases("kv_truncate_"), *edge_cases.truncate_cases()],
+    "": [*(c for op in MOVES for c in proofs.cases(op)), *edge_cases.move_cases()],
 }
 
 
 def each(op, **of):
     pairs = pytest.mark.parametrize(
-        ("ops", "case"), kv_cases.each(CASES[op], **of), indirect=["ops"]
+        ("ops", "case"), edge_cases.each(CASES[op], **of), indirect=["ops"]
     )
     return lambda test: pytest.mark.covering(emulated=1)(pairs(test))
 
@@ -56,7 +57,7 @@ def test_leaves_the_bytes_of_the_reference(ops, case):
 def test_random_calls(ops, request):
     for op in CACHE_OPS:
         for seed in range(6 if "triton" in request.node.name else 60):
-            check(ops(op), kv_cases.random_case(op, seed))
+            check(ops(op), edge_cases.random_case(op, seed))
 
 
 # Large enough for the CPU kernels to use several threads.
@@ -69,15 +70,15 @@ def large(layout):
     one = dict(layout=layout)
     entries, last = [(3, 900, 501, 64)] * 3, [(1, 850, 490, 65)]
     return [
-        *(kv_cases.append(f"large-B{b}", entries + last, [-5, 120, 700][:b], **one)
+        *(edge_cases.append(f"large-B{b}", entries + last, [-5, 120, 700][:b], **one)
           for b in (1, 3)),
-        *(kv_cases.truncate(f"large-B{b}", LARGE, [900, 860, 3][:b], [0, 100, 3][:b], **one)
+        *(edge_cases.truncate(f"large-B{b}", LARGE, [900, 860, 3][:b], [0, 100, 3][:b], **one)
           for b in (1, 3)),
-        kv_cases.compact("large", LARGE, PATH, **one),
+        edge_cases.compact("large", LARGE, PATH, **one),
         # 11 MB move, for which the CPU kernel bypasses the cache with its stores.
-        kv_cases.compact("larger", WIDE, PATH, **one),
-        kv_cases.realign("large", LARGE, SHIFTS, **one),
-        kv_cases.ring("large", LARGE, RINGS, 100, **one),
+        edge_cases.compact("larger", WIDE, PATH, **one),
+        edge_cases.realign("large", LARGE, SHIFTS, **one),
+        edge_cases.ring("large", LARGE, RINGS, 100, **one),
     ]  # fmt: skip
 
 
@@ -150,8 +151,8 @@ def _append_and_write_past_the_end(caches, entries, positions):
 
 
 def test_the_comparison_rejects_wrong_slots_and_writes_beside_the_cache():
-    one = kv_cases.append("control", [(2, 9, 3, 8)], [1, 4], layout="sliced")
-    cut = kv_cases.truncate("control", [(2, 9, 8)], [5, 8], [2, 6], layout="sliced")
+    one = edge_cases.append("control", [(2, 9, 3, 8)], [1, 4], layout="sliced")
+    cut = edge_cases.truncate("control", [(2, 9, 8)], [5, 8], [2, 6], layout="sliced")
     check(_append_shifted(0), one)
     check(_truncate_shifted(0, 0), cut)
     for wrong, case, message in (

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
 import torch
-from support import kv_cases
-from support.kv_buffers import check
+from kv import edge_cases
+from proofs import check
 from support.providers import provider
 
 from specdec_kernels.triton.kv import table as kv_table
@@ -75,14 +75,14 @@ def test_programs_stride_over_words_beyond_the_grid(block, blocks, monkeypatch):
     monkeypatch.setattr(kv_table, "BLOCK", block)
     monkeypatch.setattr(kv_table, "MAX_BLOCKS", blocks)
     shapes, odd = [(2, 7, 3, 16), (1, 5, 2, 3)], torch.float16
-    case = kv_cases.append("strides", shapes, [-1, 4], odd, "sliced")
+    case = edge_cases.append("strides", shapes, [-1, 4], odd, "sliced")
     check(provider("kv_append_", "triton"), case)
     kept = [(h, s, d) for h, s, _, d in shapes]
-    case = kv_cases.truncate("strides", kept, [6, 9], [1, 2], odd, "transposed")
+    case = edge_cases.truncate("strides", kept, [6, 9], [1, 2], odd, "transposed")
     check(provider("kv_truncate_", "triton"), case)
     for seed in range(2):
         for op in ("kv_compact_", "paged_compact_"):
-            check(provider(op, "triton"), kv_cases.random_case(op, seed))
-    for case in kv_cases.realign_cases():
+            check(provider(op, "triton"), edge_cases.random_case(op, seed))
+    for case in edge_cases.realign_cases():
         if case.id.startswith("strided-"):
             check(provider(case.op, "triton"), case)

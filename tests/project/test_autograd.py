@@ -3,8 +3,8 @@
 import proofs
 import pytest
 import torch
-from support.error_table import GOOD, f32, i64
-from support.providers import tensors
+from project.wrong_calls import GOOD, f32, i64
+from proofs import tensors
 
 import specdec_kernels as sk
 from specdec_kernels import _library

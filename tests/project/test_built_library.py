@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import specdec_host
 from packages.check import faults_of_library
-from support.elf import symbols
+from packages.elf import symbols
 
 import specdec_kernels
 

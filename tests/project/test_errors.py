@@ -14,7 +14,7 @@ import numpy as np
 import proofs
 import pytest
 import torch
-from support.error_table import (
+from project.wrong_calls import (
     BUILD,
     CALLS,
     GOOD,
@@ -28,7 +28,8 @@ from support.error_table import (
     i64,
     message_of,
 )
-from support.providers import provider, tensors
+from proofs import tensors
+from support.providers import provider
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import specdec_kernels
@@ -67,7 +68,7 @@ def given_to(where, args):
 
 
 def test_every_argument_of_an_op_is_declared():
-    """But flags, and the sizes of weights, whose rows are in special_errors.py."""
+    """But flags, and the sizes of weights, whose rows are in special_calls.py."""
     for op in set(_library.OPS) - {"decoder_layer_"}:
         declared = {name for _, rules in CALLS[op] for name in rules}
         arguments = getattr(torch.ops.specdec_kernels, op).default._schema.arguments

@@ -38,7 +38,7 @@ def test_the_kernel_gives_the_bits_of_the_package_beside_it(kernel, variant):
     """What a process finds that has the package and, by the program of the page, the kernel."""
     (requirement,) = pyproject()["project"]["optional-dependencies"]["kernels"]
     assert f'pip install "{requirement}"' in (ROOT / "docs/hub-kernels.md").read_text()
-    printed = output_of("-m", "support.loaded_kernel", kernel.parents[1])
+    printed = output_of("-m", "project.loaded_kernel", kernel.parents[1])
     loaded = json.loads(printed.splitlines()[-1])
     assert loaded["equal"], "ops"
     assert all(loaded["equal"].values()), loaded["equal"]

@@ -7,8 +7,9 @@ import proofs
 import pytest
 import specdec_host
 import torch
-from support.error_table import CALLS, IDS, arguments_of
-from support.providers import provider, tensors
+from project.wrong_calls import CALLS, IDS, arguments_of
+from proofs import tensors
+from support.providers import provider
 
 import specdec_kernels as sk
 from specdec_kernels import _library
@@ -34,7 +35,7 @@ WIDTHS = [(op, name, case) for op in _library.OPS for name, case in _integers(op
 
 
 def test_every_integer_argument_is_looked_at():
-    """All that error_table.py declares to be int32 or int64."""
+    """All that wrong_calls.py declares to be int32 or int64."""
     declared = {(op, name) for op, calls in CALLS.items() for _, rules in calls
                 for name, rule in rules.items() if rule[1] == IDS}  # fmt: skip
     assert {(op, name) for op, name, _ in WIDTHS} >= declared

@@ -288,7 +288,10 @@ HELPERS = 2  # modules of ours that a reader of one test file has to know
 FILES_WITH_MORE_HELPERS = 73
 DUPLICATES = 6  # names that several test functions have
 parsed = functools.cache(ast.parse)
-HELPING = ("support", "proofs", "packages", "simt", "fuzz", "device", "mutants")
+HELPING = (
+    "support", "proofs", "packages", "simt", "fuzz", "device", "mutants",
+    "kv", "hf", "host", "compat", "sharded", "project", "vllm_plugin",
+)  # fmt: skip
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import contextlib
 import proofs
 import pytest
 import torch
+from proofs import assert_all_equal
 from support import hf_models
 from support.hf_models import (
     RAGGED,
@@ -13,7 +14,7 @@ from support.hf_models import (
     run,
 )
 from support.hf_trees import drafters
-from support.providers import assert_all_equal, run_case
+from support.providers import run_case
 from transformers import StoppingCriteriaList
 
 from specdec_kernels import _library

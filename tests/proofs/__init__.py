@@ -18,6 +18,24 @@ from proofs import chain, forward, history, kv, row, tree, tree_layout
 from proofs.bounds import acceptance_bound
 from proofs.case import Case, noisy_draft, sliced, zipf_logits
 from proofs.chain import chain_case
+from proofs.comparisons import (
+    MAX_TIE_RATE,
+    OUTPUTS,
+    SIGNIFICANCE,
+    assert_all_equal,
+    assert_bits,
+    assert_close,
+    assert_outputs_close,
+    assert_outputs_equal,
+    check,
+    chi_square,
+    chi_square_of_counts,
+    copied,
+    same,
+    same_buffers,
+    same_tensors,
+    tensors,
+)
 from proofs.distributions import filtered_distribution, joint_distribution
 from proofs.drawn_trees import drawn_trees, lineage
 from proofs.enumeration import enumerate_distribution
@@ -29,10 +47,22 @@ from specdec_kernels._library import CPU_OPS, OPS
 
 __all__ = [
     "CASES",
+    "MAX_TIE_RATE",
+    "OUTPUTS",
+    "SIGNIFICANCE",
     "Case",
     "acceptance_bound",
+    "assert_all_equal",
+    "assert_bits",
+    "assert_close",
+    "assert_outputs_close",
+    "assert_outputs_equal",
     "cases",
     "chain_case",
+    "check",
+    "chi_square",
+    "chi_square_of_counts",
+    "copied",
     "drawn_trees",
     "enumerate_distribution",
     "enumerate_tree_distribution",
@@ -41,8 +71,12 @@ __all__ = [
     "lineage",
     "noisy_draft",
     "providers",
+    "same",
+    "same_buffers",
+    "same_tensors",
     "sample_case",
     "sliced",
+    "tensors",
     "tree_case",
     "zipf_logits",
 ]

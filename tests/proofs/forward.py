@@ -271,3 +271,24 @@ CASES: tuple[Case, ...] = (
     decoder_layer_case((0, 2, 7, 2, 1, 4, 5, 6)),
     decoder_layer_case((2, 0, 7, 2, 1, 4, 5, 6), bf16),
 )
+
+
+def layer_by_ops(
+    x, norms, weights, in_features, out_features, qkv_biases, output_bias, mlp_biases, head_norms,
+    cos, sin, caches, positions, mask, scale, epsilon,
+):  # fmt: skip
+    """A decoder layer by the four ops that `decoder_layer_` consists of; the caches are written."""
+    query, *entries = (
+        y.transpose(1, 2)
+        for y in torch.ops.specdec_kernels.norm_qkv_rope(
+            x, norms[0], weights[:3], in_features[:3], out_features[:3], cos, sin, qkv_biases,
+            head_norms, epsilon,
+        )
+    )  # fmt: skip
+    torch.ops.specdec_kernels.kv_append_(caches, entries, positions)
+    visible = [cache[:, :, : mask.shape[3]] for cache in caches]
+    attended = torch.ops.specdec_kernels.cached_attention(query, *visible, mask, scale, None)
+    return torch.ops.specdec_kernels.output_norm_mlp(
+        attended.flatten(2), x, norms[1], weights[3], weights[4:], in_features[3:],
+        out_features[3:], output_bias, mlp_biases, epsilon,
+    )  # fmt: skip

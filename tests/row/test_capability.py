@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from support.providers import assert_outputs_close, assert_outputs_equal
+from proofs import assert_outputs_close, assert_outputs_equal
 from support.sources import ROOT
 
 import specdec_kernels

@@ -6,15 +6,8 @@ import numpy as np
 import proofs
 import pytest
 import torch
-from proofs import rational
-from support.providers import (
-    HEAVY_PROVIDERS,
-    assert_close,
-    philox_uniforms,
-    philox_words,
-    provider,
-    verify,
-)
+from proofs import assert_close, rational
+from support.providers import HEAVY_PROVIDERS, philox_uniforms, philox_words, provider, verify
 
 from specdec_kernels import reference
 from specdec_kernels.reference.row import noise

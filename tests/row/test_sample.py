@@ -6,16 +6,18 @@ import numpy as np
 import proofs
 import pytest
 import torch
-from scipy.special import pdtr, pdtrc
-from support.providers import (
-    ALL_PROVIDERS,
-    KERNEL_PROVIDERS,
+from proofs import (
     MAX_TIE_RATE,
     SIGNIFICANCE,
     assert_close,
     assert_outputs_close,
     assert_outputs_equal,
     chi_square,
+)
+from scipy.special import pdtr, pdtrc
+from support.providers import (
+    ALL_PROVIDERS,
+    KERNEL_PROVIDERS,
     philox_uniforms,
     philox_words,
     provider,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.providers import SIGNIFICANCE, chi_square
-from support.sglang_loops import expected
+from compat.sglang_loops import expected
+from proofs import SIGNIFICANCE, chi_square
 
 pytest.importorskip("sglang", reason="`make more TASK=test-sglang` installs SGLang")
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compat.sglang_loops import chain, expected, outputs, random_tree, sampling_info
+from proofs import SIGNIFICANCE, chi_square
 from specdec_sglang import plugin
-from support.providers import SIGNIFICANCE, chi_square
-from support.sglang_loops import chain, expected, outputs, random_tree, sampling_info
 
 from specdec_kernels.compat.sglang import chain_speculative_sampling_triton
 

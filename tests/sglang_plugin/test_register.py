@@ -4,9 +4,9 @@ import sys
 import types
 
 import pytest
+from compat import sglang_loops
 from specdec_sglang import register, sglang_interface
 from specdec_sglang.sglang_interface import DESCEND, SAMPLE, SUPPORTED, USED
-from support import sglang_source
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def test_switched_off_it_does_not_even_look_and_other_words_are_refused(monkeypa
 
 
 @pytest.mark.skipif(
-    sglang_source.source() is None,
+    sglang_loops.source() is None,
     reason="SGLang is not installed, and SGLANG_SOURCE names no folder with its files",
 )
 @pytest.mark.parametrize("place", USED, ids=lambda place: place[1])
 def test_the_arguments_are_those_of_its_files(place):
-    assert sglang_source.arguments(*place) == USED[place]
+    assert sglang_loops.arguments(*place) == USED[place]

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from compat.sglang_loops import expected, outputs, random_tree, sampling_info
+from proofs import SIGNIFICANCE, chi_square
 from specdec_sglang.verification import Step, verify_step_
-from support.providers import SIGNIFICANCE, chi_square
-from support.sglang_loops import expected, outputs, random_tree, sampling_info
 
 from specdec_kernels import sample
 from specdec_kernels.compat.linked_tree import parents_of_links

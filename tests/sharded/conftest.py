@@ -1,7 +1,7 @@
 """One set of ranks for all tests of this room that does not end them."""
 
 import pytest
-from support.ranks import Ranks
+from sharded.ranks import Ranks
 
 
 @pytest.fixture(scope="session")

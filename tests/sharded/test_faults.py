@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
+from proofs import assert_outputs_close
 from proofs.chain import chain_case
-from support.providers import assert_outputs_close, provider, verify
-from support.sharded import (
+from sharded.on_ranks import (
     decide_alone,
     fail_on_rank,
     sharded_provider,
@@ -16,6 +16,7 @@ from support.sharded import (
     verify_with_all_changed,
     verify_with_changes,
 )
+from support.providers import provider, verify
 
 from specdec_kernels import SampledDraft, Status
 from specdec_kernels.sharded import SHARDED_RULES, verify_chain_sharded

@@ -5,8 +5,8 @@ import runpy
 
 import pytest
 import torch
+from sharded.on_ranks import run_program
 from support.programs import output_of
-from support.sharded import run_program
 from support.sources import ROOT
 
 from specdec_kernels import sample, verify_chain

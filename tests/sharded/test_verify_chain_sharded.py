@@ -2,10 +2,11 @@
 
 import proofs
 import pytest
+from proofs import assert_outputs_close, assert_outputs_equal
 from proofs.chain import chain_case
-from support.providers import assert_outputs_close, assert_outputs_equal, provider
-from support.sharded import count_bytes, sharded_provider
-from support.toy_chain import ToyChain, assert_target_distribution
+from proofs.toy_chain import ToyChain, assert_target_distribution
+from sharded.on_ranks import count_bytes, sharded_provider
+from support.providers import provider
 
 from specdec_kernels.sharded import SHARDED_RULES
 

@@ -1,10 +1,10 @@
 import pytest
-from support import simt_ops
+from simt import emulator
 
 
 @pytest.fixture(scope="session")
 def simt():
     """The CUDA kernels, compiled for the CPU."""
-    if not simt_ops.available:
+    if not emulator.available:
         pytest.skip("needs g++ and the sources of the CUDA kernels")
-    return simt_ops.library()
+    return emulator.library()

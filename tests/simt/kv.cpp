@@ -1,5 +1,5 @@
 // The cache ops as csrc/torch registers them, but with the CUDA kernels behind the CPU dispatch
-// key: tests/simt runs those on CPU tensors. For tests/support/simt_kv.py.
+// key: tests/simt runs those on CPU tensors. For tests/simt/kv_emulator.py.
 #define SPECDEC_LIBRARY specdec_kernels_simt_kv
 
 #include "../../csrc/torch/arguments/kv.cpp"

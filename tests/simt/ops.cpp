@@ -1,6 +1,6 @@
 // `sample`, the verifiers and `ngram_propose` as csrc/torch registers them, but with the CUDA
 // kernels behind the CPU dispatch key: tests/simt runs those on CPU tensors. For
-// tests/support/simt_ops.py.
+// tests/simt/emulator.py.
 #include <cstring>
 
 #define SPECDEC_LIBRARY specdec_kernels_simt
@@ -116,7 +116,7 @@ extern "C" __attribute__((visibility("default"))) void simt_workspace(uint64_t w
   specdec::workspace_word = word;
 }
 
-// In the order of `Plan` in tests/support/simt_ops.py.
+// In the order of `Plan` in tests/simt/emulator.py.
 static void write_plan(const specdec::CudaPlan& plan, int64_t* out) {
   out[0] = plan.workspace_bytes;
   out[1] = plan.groups;

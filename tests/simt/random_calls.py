@@ -23,14 +23,15 @@ import torch
 from fuzz.calls import MAKERS
 from fuzz.checks import Recorder
 from fuzz.values import Source
-from support import shared_build, simt_ops
-from support.providers import OUTPUTS, assert_outputs_close, assert_outputs_equal
+from proofs import OUTPUTS, assert_outputs_close, assert_outputs_equal
+from simt import emulator
+from support import shared_build
 
 from specdec_kernels import Status
 from specdec_kernels.arguments.rules import KINDS, METHODS, RULES, TREE_RULES
 
 OPS = ("sample", "verify_chain", "verify_chain", "verify_chain", "verify_tree")
-FILLS = (0, simt_ops.ALL_ONES, 70_000, 0x3F80_3F80_3F80_3F80)
+FILLS = (0, emulator.ALL_ONES, 70_000, 0x3F80_3F80_3F80_3F80)
 
 
 def call(r: Source):
@@ -87,7 +88,7 @@ def shares(r: Source) -> Iterator[dict]:
         yield {
             "schedule": schedule,
             "group": r.choice((0, 1, 2, 3, 7, 8)),
-            "order": r.choice(list(simt_ops.ORDERS)),
+            "order": r.choice(list(emulator.ORDERS)),
             "capability": r.choice((8, 9, 9)),
             "fill": r.choice(FILLS),
         }
@@ -186,7 +187,7 @@ def main() -> int:
     begin, failed, reached = time.perf_counter(), [], Counter()
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault(shared_build.FOLDER, folder)
-        simt = simt_ops.library()
+        simt = emulator.library()
     for i in range(a.calls) if a.only is None else (a.only,):
         try:
             compare(simt, a.seed, i, reached)

@@ -9,13 +9,14 @@ import ctypes
 
 import pytest
 import torch
-from support import kv_cases, simt_kv
-from support.kv_buffers import check
+from kv import edge_cases
+from proofs import check
+from simt import kv_emulator
 
 pytestmark = [
     pytest.mark.build,
     pytest.mark.skipif(
-        not simt_kv.available, reason="needs g++ and the sources of the CUDA kernels"
+        not kv_emulator.available, reason="needs g++ and the sources of the CUDA kernels"
     ),
 ]
 
@@ -23,7 +24,7 @@ pytestmark = [
 @pytest.fixture
 def library(capfd):
     """The library; the test fails if the undefined-behaviour sanitizer reports something."""
-    yield simt_kv.library()
+    yield kv_emulator.library()
     assert "runtime error" not in capfd.readouterr().err
 
 
@@ -40,9 +41,9 @@ def truncate(library):
 def test_the_last_thread_may_run_first(library):
     """No thread may rely on an earlier one."""
     cases = [
-        *(*kv_cases.append_cases()[::4], *kv_cases.truncate_cases()[::4]),
-        *(kv_cases.every_path(), *kv_cases.realign_cases()[-4:]),
-        *(kv_cases.random_case("paged_compact_", seed) for seed in range(20)),
+        *(*edge_cases.append_cases()[::4], *edge_cases.truncate_cases()[::4]),
+        *(edge_cases.every_path(), *edge_cases.realign_cases()[-4:]),
+        *(edge_cases.random_case("paged_compact_", seed) for seed in range(20)),
     ]
     with library.order(reverse=True):
         for case in cases:
@@ -52,8 +53,8 @@ def test_the_last_thread_may_run_first(library):
 def test_a_sequence_larger_than_the_grid(append, truncate):
     """The threads of a grid loop when a sequence has more vectors than the grid has threads."""
     half = torch.float16
-    check(append, kv_cases.append("wide", [(2, 1100, 1060, 129)], [17], half))
-    check(truncate, kv_cases.truncate("wide", [(1, 900, 65)], [900, 880], [0, 7], half))
+    check(append, edge_cases.append("wide", [(2, 1100, 1060, 129)], [17], half))
+    check(truncate, edge_cases.truncate("wide", [(1, 900, 65)], [900, 880], [0, 7], half))
 
 
 @pytest.mark.full
@@ -92,7 +93,7 @@ def test_one_launch_serves_up_to_256_caches(library, count, launches):
 
 def test_the_sanitizer_reports_a_misaligned_load(capfd):
     """Negative control: a 16-byte load from an odd address."""
-    library = simt_kv.library()
+    library = kv_emulator.library()
     if not library.sanitized:
         pytest.skip("this g++ has no undefined-behaviour sanitizer library")
     buffer = ctypes.create_string_buffer(64)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
-from proofs import chain_case, sample_case
-from support.providers import assert_outputs_close, assert_outputs_equal
+from proofs import assert_outputs_close, assert_outputs_equal, chain_case, sample_case
 
 # Three rounds of the warps of a block, an incomplete tile, and rows at odd addresses.
 V = 512 * 8 * 3 + 77

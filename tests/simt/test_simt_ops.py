@@ -16,10 +16,9 @@ import functools
 import proofs
 import pytest
 import torch
-from proofs import chain_case, sample_case
+from proofs import assert_outputs_close, assert_outputs_equal, chain_case, sample_case
 from proofs.history import ngram_case
-from support import simt_ops
-from support.providers import assert_outputs_close, assert_outputs_equal
+from simt import emulator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import _warm_up
@@ -75,10 +74,10 @@ def test_agrees_with_the_cpu_kernels(simt, case):
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("share", list(simt_ops.SHARES)[1:])
+@pytest.mark.parametrize("share", list(emulator.SHARES)[1:])
 @pytest.mark.parametrize("case", CASES[::3] + LARGE, ids=str)
 def test_every_schedule_and_group_size_gives_the_same_bits(simt, case, share):
-    schedule, group = simt_ops.SHARES[share]
+    schedule, group = emulator.SHARES[share]
     got = outputs(simt, case, schedule=schedule, group=group)
     assert_outputs_equal(case.op, got, of_one_block(simt, case))
 
@@ -89,7 +88,7 @@ def test_a_device_without_clusters_gives_the_same_bits(simt, case):
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("order", list(simt_ops.ORDERS)[1:])
+@pytest.mark.parametrize("order", list(emulator.ORDERS)[1:])
 @pytest.mark.parametrize("case", SMALL[::2], ids=str)
 def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
     for schedule in ("lazy", "parallel"):
@@ -102,7 +101,7 @@ def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
 def test_the_workspace_holds_only_statistics_of_tiles(simt, schedule, rule):
     # At most 20 bytes for each tile of 512 entries, rounded up to 16; no row is copied.
     b, gamma, group = 5, 2, 2
-    rows, contexts = gamma + 1, b if schedule == "parallel" else simt_ops.MULTIPROCESSORS
+    rows, contexts = gamma + 1, b if schedule == "parallel" else emulator.MULTIPROCESSORS
     statistics = 2 * (rows if schedule == "parallel" else 2) + 3
     rest = 8 * b + 8 + (contexts * group * rows * 256 if rule == "block" else 0)
     for v in (4096, 40_001):
@@ -137,7 +136,7 @@ def test_launch_numbers_are_never_small_integers(simt):
 # Words that reused memory may hold; the first three would be tickets if launches counted from 1.
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize(
-    "fill", [70_000, 131_073, 151_643, 0, simt_ops.ALL_ONES, 0x3F80_3F80_3F80_3F80]
+    "fill", [70_000, 131_073, 151_643, 0, emulator.ALL_ONES, 0x3F80_3F80_3F80_3F80]
 )
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5], LARGE[-2]], ids=str)
 def test_the_workspace_may_hold_anything(simt, case, fill):
@@ -193,7 +192,7 @@ def test_warm_up_launches_every_kernel_of_chains(simt):
     """One that has not run yet would load its code inside the first capture of a call."""
     with OnEmulator(simt) as emulator:
         _warm_up._calls(torch.device("cpu"), 1)["verify_chain"]()
-    assert emulator.kernels == set(simt_ops.CHAIN_KERNELS)
+    assert emulator.kernels == set(emulator.CHAIN_KERNELS)
 
 
 def test_a_driver_that_is_too_old_is_named(simt):
@@ -237,7 +236,7 @@ NGRAMS = [*proofs.cases("ngram_propose"), ngram_case(2, 9000, 300, ids=50, lengt
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("order", simt_ops.ORDERS)
+@pytest.mark.parametrize("order", emulator.ORDERS)
 @pytest.mark.parametrize("case", NGRAMS, ids=str)
 def test_ngram_propose_agrees_with_the_reference_in_every_order_of_threads(simt, case, order):
     torch.use_deterministic_algorithms(True)

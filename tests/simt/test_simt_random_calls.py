@@ -3,8 +3,7 @@
 from collections import Counter
 
 import pytest
-from simt import random_calls
-from support import simt_ops
+from simt import emulator, random_calls
 
 from specdec_kernels.arguments.rules import RULES, TREE_RULES
 
@@ -31,7 +30,7 @@ def test_random_calls_reach_every_rule_filter_and_kernel(simt):
         "rule": ["sample cdf", "sample gumbel", *(f"chain {rule}" for rule in RULES),
                  *(f"tree {rule}" for rule in TREE_RULES)],
         "filter": ["none", "temperature", "top_k", "top_p", "min_p"],
-        "kernel": list(simt_ops.CHAIN_KERNELS),
+        "kernel": list(emulator.CHAIN_KERNELS),
         "kind": ["logits", "probs"],
         "dtype": ["float32", "bfloat16", "float16"],
         "warp tiles": ["one", "several"],

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from support import simt_ops
+from simt import emulator
 
 NAN, INF = float("nan"), float("inf")
 MASS = 1 << 40
@@ -27,7 +27,7 @@ def test_a_draw_stays_in_the_row_whatever_the_uniform(simt, u, tile):
     assert 0 <= before < MASS
 
 
-@pytest.mark.parametrize("before", [0, 5, simt_ops.ALL_ONES, 17 << 16 | 2])
+@pytest.mark.parametrize("before", [0, 5, emulator.ALL_ONES, 17 << 16 | 2])
 def test_a_group_that_read_its_ticket_long_ago_forgets_no_arrival(simt, before):
     """All groups read the ticket before the first one begins the count."""
     launch, count = 0x123456789ABC, 5

@@ -9,9 +9,8 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
-from proofs import chain_case
-from support import simt_ops
-from support.providers import assert_outputs_close, assert_outputs_equal
+from proofs import assert_outputs_close, assert_outputs_equal, chain_case
+from simt import emulator
 
 V = 512 * 9 + 3
 ROW_BYTES = 10 * 12  # of the statistics of the ten tiles of a row
@@ -43,7 +42,7 @@ def test_every_row_of_a_sequence_is_read_once(simt, rule, acceptance):
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("order", list(simt_ops.ORDERS))
+@pytest.mark.parametrize("order", list(emulator.ORDERS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
 def test_groups_that_run_in_waves_change_no_bit(simt, order, dtype, acceptance):
@@ -76,7 +75,7 @@ def test_rows_of_probabilities_are_read_to_draw_from_alone(simt, gamma, acceptan
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("kind", ["logits", "probs"])
-@pytest.mark.parametrize("order", list(simt_ops.ORDERS))
+@pytest.mark.parametrize("order", list(emulator.ORDERS))
 def test_a_block_that_is_ahead_disturbs_no_other_one(simt, kind, order):
     """From probabilities only the barrier before a residual keeps the blocks of a group together.
 

@@ -7,9 +7,8 @@ import shutil
 
 import numpy as np
 import pytest
+from simt.emulator import ORDERS, ROOT, compile_sanitized
 from support.shared_build import built_once
-from support.simt_kv import compile_sanitized
-from support.simt_ops import ORDERS, ROOT
 
 COMPILE = ("g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I", ROOT / "tests/simt")
 LAUNCH_FAILURE = 719

@@ -11,9 +11,9 @@ import functools
 import proofs
 import pytest
 import torch
-from proofs import tree_case
-from support import simt_ops
-from support.providers import assert_outputs_close, assert_outputs_equal, verify_tree
+from proofs import assert_outputs_close, assert_outputs_equal, tree_case
+from simt import emulator
+from support.providers import verify_tree
 
 CASES = proofs.cases("verify_tree", heavy=True)
 # Small enough for every order of threads.
@@ -68,7 +68,7 @@ def test_every_group_size_and_device_gives_the_same_bits(simt, case):
 
 
 @pytest.mark.covering(test=1)
-@pytest.mark.parametrize("order", list(simt_ops.ORDERS)[1:])
+@pytest.mark.parametrize("order", list(emulator.ORDERS)[1:])
 @pytest.mark.parametrize("case", [*SMALL, LARGE[0]], ids=str)
 def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
     got = outputs(simt, case.args(), group=2, order=order)

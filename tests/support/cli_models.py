@@ -17,31 +17,12 @@ import pytest
 import torch
 from specdec_hf.cli.app import app
 from support import encoder_models, hf_models
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from support.toy_tokenizers import END, TEMPLATE, tokenizer
 from typer import testing
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-END = 257  # "</s>"; the ids below are bytes, and one merge, without which GGUF files do not do
 PROMPTS = '{"question_id": 1, "category": "x", "turns": ["Say yes.", "Say no."]}\n'
 # For each call it would make the parsers of all commands, which takes longer than most calls.
 testing._get_command = functools.cache(testing._get_command)
-
-
-def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    """One token per byte, and ``</s>``."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {piece: i for i, piece in enumerate([*alphabet, "ab"])}
-    core = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(["</s>"])
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
-    made.chat_template = template
-    return made
 
 
 def write_folder(path: Path, template: str | None = TEMPLATE, **settings: int) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hf.published_heads import dflash, peagle
 from specdec_hf import (
     DistilledDrafter,
     EagleTree,
@@ -38,8 +39,7 @@ from support.heads import (
     mtp_head,
     pass_folder,
 )
-from support.letters import letters, letters_of, pairs
-from support.published_heads import dflash, peagle
+from support.toy_tokenizers import letters, letters_of, pairs
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 # Makes the drafter of a call for a target, with a folder for files.

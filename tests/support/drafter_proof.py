@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from proofs import chi_square
 from specdec_hf import Draft, DraftContext, History, generate
 from specdec_hf.drafting import checks
 from specdec_hf.drafting.context import reads_draft
@@ -23,7 +24,6 @@ from specdec_hf.drafting.drafter import rules_of
 from specdec_hf.loop import drafted
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
-from support.providers import chi_square
 
 from specdec_kernels import SampledDraft
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, generate
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.drafters.layers import with_fewer_layers
 from specdec_hf.profile import Profile, describe_conditions, describe_model, describe_versions
@@ -250,3 +250,29 @@ PROCESSED: dict[str, dict[str, Any]] = {
     "sequence_bias": {"sequence_bias": [[[9], 4.0], [[3, 5], 6.0]]},
     "custom": {"logits_processor": LogitsProcessorList([prefer_new])},
 }
+
+
+class Clock:
+    """Advances by so many seconds a call, and by what a drafter adds to ``now``."""
+
+    def __init__(self, step=1.0):
+        self.now, self.step = 0.0, step
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
+
+
+class SlowLookup(PromptLookupDrafter):
+    """Prompt lookup that takes some seconds of a clock for every draft."""
+
+    def __init__(self, clock, seconds):
+        super().__init__(3, 1)
+        self.clock, self.seconds = clock, seconds
+
+    def timed(self, found):
+        self.clock.now += 0.0 if found is None else self.seconds
+        return found
+
+    def propose(self, history, limits):
+        return self.timed(super().propose(history, limits))

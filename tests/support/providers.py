@@ -1,4 +1,4 @@
-"""Providers, comparisons that name the worst element, and short calls of the ops.
+"""Providers, and short calls of the ops.
 
 A provider is one implementation of an op: "reference" (the float64 specification), "cpp" (the C++
 CPU kernels), "triton" (in Triton's interpreter) or "cuda" (the CUDA source compiled for the CPU by
@@ -12,24 +12,14 @@ import numpy as np
 import proofs
 import pytest
 import torch
-from scipy.special import chdtrc
-from support import simt_ops, triton_interpreter
+from proofs import tensors
+from simt import emulator
+from support import triton_interpreter
 
 from specdec_kernels import _library
 from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
 
-# The outputs of each op; few ops name none in their schema.
-OUTPUTS = {
-    op: [r.name.removesuffix("_out") or f"output {i}" for i, r in enumerate(schema.returns)]
-    for op in _library.OPS
-    for schema in [getattr(torch.ops.specdec_kernels, op).default._schema]
-}
-# Providers that round differently draw different tokens only where a uniform lies this close to a
-# step of the cumulative distribution: the share of draws in which that may happen.
-MAX_TIE_RATE = 2e-5
-SIGNIFICANCE = 1e-6  # a statistical test fails below this p-value; seeds are fixed
-
-SHIM_PROVIDERS = ["cuda"] if simt_ops.available else []
+SHIM_PROVIDERS = ["cuda"] if emulator.available else []
 KERNEL_PROVIDERS = [n for n in ("cpp", "triton") if n in proofs.providers("verify_chain")]
 if "triton" in KERNEL_PROVIDERS:
     triton_interpreter.patch_once()
@@ -88,53 +78,7 @@ def provider_cases(op):
 
 def provider(op, name):
     """The function with which a provider implements an op."""
-    return simt_ops.library().op(op) if name == "cuda" else proofs.providers(op)[name]
-
-
-def assert_close(name, got, want, atol=0.0, rtol=0.0):
-    """Fail with the worst element, its index and both values; NaN equals NaN, inf equals inf."""
-    assert got.shape == want.shape, f"{name}: shape {tuple(got.shape)}, not {tuple(want.shape)}"
-    assert got.dtype == want.dtype, f"{name}: {got.dtype}, not {want.dtype}"
-    if got.numel() == 0:
-        return
-    a, b = got.double(), want.double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    excess = torch.where(same, 0.0, (a - b).abs() - atol - rtol * b.abs()).nan_to_num(torch.inf)
-    if float(excess.max()) > 0:
-        i = int(excess.argmax())
-        at = tuple(int(n) for n in np.unravel_index(i, got.shape))
-        raise AssertionError(
-            f"{name}{list(at)} is {got.flatten()[i].item()!r}, not {want.flatten()[i].item()!r} "
-            f"({int((excess > 0).sum())} of {got.numel()} differ)"
-        )
-
-
-def assert_bits(got, want):
-    """Equal bit for bit, but for the payload of NaN; zeros keep their sign."""
-    assert_close("numbers", got, want)
-    assert torch.equal(got.signbit() | got.isnan(), want.signbit() | want.isnan())
-
-
-def assert_outputs_close(op, got, want):
-    """Compare ids, counts and status exactly, and float outputs to rounding of float32."""
-    for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
-        tolerance = {
-            "logprobs": 1e-5, "logsumexp": 2e-6, "threshold": 1e-6, "accept_probs": 2e-5,
-            "scores": 4e-6,
-        }.get(name, 0.0)  # fmt: skip
-        assert_close(name, g, w, atol=tolerance, rtol=tolerance)
-
-
-def assert_outputs_equal(op, got, want):
-    """Compare all outputs of an op bit for bit."""
-    for name, g, w in zip(OUTPUTS[op], got, want, strict=True):
-        assert_close(name, g, w)
-
-
-def tensors(values):
-    """The tensors among values, and in lists and tuples among them."""
-    flat = [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v])]
-    return [t for t in flat if torch.is_tensor(t)]
+    return emulator.library().op(op) if name == "cuda" else proofs.providers(op)[name]
 
 
 def run_case(case, name="cpp", args=None):
@@ -142,12 +86,6 @@ def run_case(case, name="cpp", args=None):
     args = args or case.args()
     out = tensors([provider(case.op, name)(*args)])
     return out + tensors(args) if case.op in _library.CACHE_OPS else out
-
-
-def assert_all_equal(got, want):
-    """Compare two lists of tensors bit for bit."""
-    for i, (g, w) in enumerate(zip(got, want, strict=True)):
-        assert_close(f"tensor {i}", g, w)
 
 
 def sampling_arguments(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -255,24 +193,34 @@ def philox_uniforms(seeds, positions, stream):
     return ((words[..., 0] | words[..., 1] << np.uint64(32)) >> np.uint64(11)) * 2.0**-53
 
 
-def chi_square(tokens, probs):
-    """p-value of tokens against their distribution; cells with under 5 expected are joined."""
-    n = len(tokens)
-    counts = torch.bincount(tokens, minlength=len(probs)).numpy().astype(float)
-    expected = probs.numpy() * n
-    assert counts[expected == 0].sum() == 0
-    order = np.argsort(-expected)
-    counts, expected = counts[order], expected[order]
-    cut = int((expected >= 5).sum())
-    if expected[cut:].sum() > 0:
-        counts = np.append(counts[:cut], counts[cut:].sum())
-        expected = np.append(expected[:cut], expected[cut:].sum())
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    if len(expected) == 1:
-        return 1.0
-    return chi_square_of_counts(counts, expected * counts.sum() / expected.sum())
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Use tiles of 256 and scan blocks of 16, so that a small row has several of each."""
+    from specdec_kernels.triton import launch  # noqa: PLC0415
+
+    monkeypatch.setattr(launch, "TILE", 256)
+    monkeypatch.setattr(launch, "CHUNK", 256)
+    monkeypatch.setattr(launch, "MAX_BLOCK", 16)
+    launch.tiling.cache_clear()
+    yield
+    launch.tiling.cache_clear()
 
 
-def chi_square_of_counts(counts, expected):
-    """p-value of counts against those expected; scipy.stats would take a second to import."""
-    return float(chdtrc(len(counts) - 1, ((counts - expected) ** 2 / expected).sum()))
+# The cases of `verify_tree` with which providers prove what a result may depend on.
+TREE_CASES = [
+    *(proofs.tree_case(6, 7, 257, rule=r) for r in TREE_RULES),
+    proofs.tree_case(6, 7, 257, torch.bfloat16, rows="shared", filters="tensor"),
+    proofs.tree_case(6, 7, 257, draft="sampled", rows="flat", filters="tensor"),
+    proofs.tree_case(6, 7, 257, kind="probs", rows="flat"),
+    proofs.tree_case(6, 7, 257, rule="multi_draft_wor", draft="sparse", rows="shared"),
+    proofs.tree_case(6, 7, 257, rule="traversal", draft="mapped-sampled", filters="tensor"),
+    proofs.tree_case(6, 7, 257, rule="k_seq", kind="probs", rows="shared"),
+]
+# Each row costs Triton's interpreter a second: one rule from the root down, one from the leaves up.
+EMULATED_RULES = {"cuda": TREE_RULES, "triton": ("multi_draft_wor", "traversal")}
+TREE_PAIRS = [("cpp", c) for c in TREE_CASES] + [
+    (n, proofs.tree_case(3, 3, 67, rule=r, rows="shared"))
+    for n in KERNEL_PROVIDERS
+    if n != "cpp"
+    for r in EMULATED_RULES[n]
+]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
@@ -116,3 +118,56 @@ class Counting:
     def decode(self, ids, **kwargs):
         self.decoded += len(ids)
         return self.tokenizer.decode(ids, **kwargs)
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+END = 257  # "</s>"; the ids below are bytes, and one merge, without which GGUF files do not do
+
+
+def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """One token per byte, and ``</s>``."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: i for i, piece in enumerate([*alphabet, "ab"])}
+    core = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["</s>"])
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
+    made.chat_template = template
+    return made
+
+
+@cache
+def letters(names: str) -> Any:
+    """One token for each letter, numbered in their order."""
+    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(names)}, unk_token=names[0]))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token=None)
+
+
+@cache
+def pairs(vocab_size: int) -> Any:
+    """The first half of the tokens are letters, and each other one is a pair that they merge to."""
+    names = letters_of(vocab_size)
+    core = Tokenizer(
+        models.BPE(
+            {one: i for i, one in enumerate([*names, *map("".join, _merges(vocab_size))])},
+            _merges(vocab_size),
+        )
+    )
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token=None)
+
+
+def letters_of(vocab_size: int) -> str:
+    """The letters of `pairs`."""
+    return "".join(chr(0x4E00 + i) for i in range((vocab_size + 1) // 2))
+
+
+def _merges(vocab_size: int) -> list[tuple[str, str]]:
+    names = letters_of(vocab_size)
+    return [(names[i], names[(i + 1) % len(names)]) for i in range(vocab_size // 2)]

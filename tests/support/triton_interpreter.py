@@ -6,21 +6,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import pytest
-
-
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Use tiles of 256 and scan blocks of 16, so that a small row has several of each."""
-    from specdec_kernels.triton import launch  # noqa: PLC0415
-
-    monkeypatch.setattr(launch, "TILE", 256)
-    monkeypatch.setattr(launch, "CHUNK", 256)
-    monkeypatch.setattr(launch, "MAX_BLOCK", 16)
-    launch.tiling.cache_clear()
-    yield
-    launch.tiling.cache_clear()
-
 
 def patch_once() -> None:
     """Change nothing that a kernel computes; in a version that works otherwise, change nothing.

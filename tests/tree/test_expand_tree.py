@@ -5,9 +5,10 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
+from proofs import assert_all_equal, assert_close
 from proofs.tree_layout import expand_case
-from support.providers import assert_all_equal, assert_close, provider
-from support.tree_layout_oracles import check_expansion
+from proofs.tree_layout_oracles import check_expansion
+from support.providers import provider
 
 import specdec_kernels as sk
 

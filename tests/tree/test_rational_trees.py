@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from proofs import rational
-from support.toy_tree import DRAWN
+from proofs.toy_tree import DRAWN
 
 from specdec_kernels import LOSSLESS_TREE_RULES, Tree, reference, verify_tree
 from specdec_kernels.reference.row.noise import SHARED
@@ -50,7 +50,7 @@ def drafted(rng, rule, batch, b):
 
 
 def draw(rng, how, q, count):
-    """Up to ``count`` tokens of Q [V]; see `support.toy_tree.DRAWN`."""
+    """Up to ``count`` tokens of Q [V]; see `proofs.toy_tree.DRAWN`."""
     if how == "independent":
         return rng.choice(V, count, p=q)
     sure = {"top": count, "top_k_plus_one": count - 1}.get(how, 0)

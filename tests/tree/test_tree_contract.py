@@ -7,8 +7,8 @@ tests/chain/test_invariance.py shows the same of the batch and the number of thr
 import proofs
 import pytest
 import torch
-from support.providers import KERNEL_PROVIDERS, assert_close, assert_outputs_equal, provider
-from support.tree_pairs import RULES, TREE_PAIRS
+from proofs import assert_close, assert_outputs_equal
+from support.providers import EMULATED_RULES, KERNEL_PROVIDERS, TREE_PAIRS, provider
 
 import specdec_kernels
 from specdec_kernels.arguments.rules import TREE_RULES
@@ -78,7 +78,7 @@ def test_ragged_trees_equal_padded_ones(name, case):
     [
         (n, r, f)
         for n in KERNEL_PROVIDERS
-        for r in RULES.get(n, TREE_RULES)
+        for r in EMULATED_RULES.get(n, TREE_RULES)
         for f in ("off", "scalar")
         if n != "triton" or f == "off"
     ],

@@ -9,20 +9,17 @@ verifiers with one wrong step are in the ledger of mutants.
 import proofs
 import pytest
 import torch
-from proofs import lineage
+from proofs import SIGNIFICANCE, assert_close, chi_square, lineage
+from proofs.toy_chain import TOLERANCE, assert_target_distribution, assert_wrong_distribution
+from proofs.toy_tree import DRAWN, ToyTree
 from support.providers import (
     FAST_PROVIDERS,
     SHIM_PROVIDERS,
-    SIGNIFICANCE,
-    assert_close,
-    chi_square,
     needs_triton,
     provider,
     sample,
     verify_tree,
 )
-from support.toy_chain import TOLERANCE, assert_target_distribution, assert_wrong_distribution
-from support.toy_tree import DRAWN, ToyTree
 
 pytestmark = pytest.mark.slow
 

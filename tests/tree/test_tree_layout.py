@@ -13,9 +13,10 @@ from __future__ import annotations
 import proofs
 import pytest
 import torch
+from proofs import assert_outputs_equal
 from proofs.tree_layout import random_parents
-from support.providers import assert_outputs_equal, provider
-from support.tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
+from proofs.tree_layout_oracles import attention_oracle, check_trie, path, rerank_oracle
+from support.providers import provider
 
 import specdec_kernels as sk
 

@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
 import torch
-from support.providers import assert_close, assert_outputs_close, verify_tree
-from support.triton_interpreter import small_tiles  # noqa: F401  # a fixture
+from proofs import assert_close, assert_outputs_close
+from support.providers import small_tiles, verify_tree  # noqa: F401
 
 from specdec_kernels import reference
 from specdec_kernels.triton.tree import verify_tree as tree

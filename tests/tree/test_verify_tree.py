@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 import proofs
 import pytest
 import torch
+from proofs import assert_close, assert_outputs_close, assert_outputs_equal
 from support.providers import (
     ALL_PROVIDERS,
     HEAVY_PROVIDERS,
     KERNEL_PROVIDERS,
-    assert_close,
-    assert_outputs_close,
-    assert_outputs_equal,
     provider,
     provider_cases,
     verify_tree,

@@ -12,7 +12,7 @@ from itertools import chain
 import pytest
 import torch
 from scipy.stats import kstest
-from support import vllm_engine
+from vllm_plugin import vllm_engine
 
 pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 MODEL = os.environ.get("SPECDEC_TEST_MODEL")

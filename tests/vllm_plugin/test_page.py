@@ -8,7 +8,7 @@ import pytest
 from specdec_vllm import DRAFTERS, RULES, vllm_interface
 from specdec_vllm.settings import Settings
 from support.programs import output_of
-from support.vllm_engine import ENVIRONMENT
+from vllm_plugin.vllm_engine import ENVIRONMENT
 
 PAGE = Path(__file__).parents[2] / "docs/vllm.md"
 MODEL = os.environ.get("SPECDEC_TEST_MODEL")

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from support import vllm_suite
+from vllm_plugin import vllm_suite
 
 pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 pytestmark = [

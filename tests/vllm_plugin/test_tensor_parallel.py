@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from support import vllm_engine
+from vllm_plugin import vllm_engine
 
 pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 pytestmark = pytest.mark.timeout(580)

@@ -1,6 +1,6 @@
 """Wrong calls whose message depends on several arguments or on very large ones.
 
-A row is what to change in the good arguments that error_table.py makes of an op, and the message.
+A row is what to change in the good arguments that wrong_calls.py makes of an op, and the message.
 """
 
 import torch

@@ -56,6 +56,9 @@ SHARES = {
     "auto": ("auto", 0),
 }
 
+# Misaligned words and signed overflow, which a CPU forgives and a GPU does not.
+SANITIZE = ("-fsanitize=undefined", "-fno-sanitize=vptr")
+
 available = bool(shutil.which("g++")) and all((ROOT / s).exists() for s in (*KERNELS, OPS))
 
 
@@ -194,6 +197,16 @@ class Library:
     def last_plan(self) -> Plan:
         """The plan of the last launch."""
         return Plan(*self.op("last_cuda_schedule")())
+
+
+def compile_sanitized(out: Path, *command: str | Path) -> None:
+    """Compile a library with the sanitizer, or without it if g++ has not got its library."""
+    command = (*command, "-shared", "-o", out)
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
+    done = run((*command, *SANITIZE))
+    if done.returncode != 0 and "ubsan" in done.stderr:
+        done = run(command)
+    assert done.returncode == 0, done.stderr
 
 
 def build(out: Path) -> None:

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import torch
-from support.providers import assert_close
+
+from proofs import assert_close
 
 
 def parent(parents, b, n):

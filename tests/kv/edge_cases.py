@@ -18,17 +18,32 @@ import torch
 from fuzz.calls import MAKERS
 from fuzz.checks import comparable
 from fuzz.values import Source
-from proofs import Case
-from support import simt_kv
-from support.kv_buffers import DTYPES_AND_LAYOUTS, HUGE, ODD_LAYOUTS, embedded, integers
+from proofs import Case, same
+from simt import kv_emulator
 
+from specdec_kernels import reference
 from specdec_kernels.arguments.checks import dtype_name
 
+DTYPES = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64, torch.int32),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+)
+LAYOUTS = ("contiguous", "sliced", "padded", "transposed")
+# Layouts whose strides and start are multiples of 16 bytes, except for the one that is named.
+ODD_LAYOUTS = ("odd-sequence", "odd-head", "odd-slot", "odd-start")
+# Every layout with one dtype, and every other dtype with some layout.
+DTYPES_AND_LAYOUTS = [
+    *((DTYPES[0], layout) for layout in LAYOUTS),
+    *((dtype, LAYOUTS[i % len(LAYOUTS)]) for i, dtype in enumerate(DTYPES[1:], 1)),
+]
+VECTOR_BYTES = 16  # the widest load of the kernels
+FILLER = 77  # between the elements of strided integer arguments
+HUGE = 2**63 - 1
 HALF, F32, BF16 = torch.float16, torch.float32, torch.bfloat16
 INT32_MAX = 2**31 - 1
 PROVIDERS = [
     "cpp",
-    *(["cuda"] if simt_kv.available else []),
+    *(["cuda"] if kv_emulator.available else []),
     *(["triton"] if "triton" in proofs.providers("kv_append_") else []),
 ]
 # Around the limits of the tables of caches in csrc/cuda/kv.
@@ -65,6 +80,78 @@ def each(cases, of="{provider}-{case}"):
         for c in cases
         if n != "triton" or not c.id.startswith(SLOW_IN_INTERPRETER)
     ]
+
+
+def embedded(size, dtype, layout, g):
+    """A view [a, b, c, d] of random bytes inside a larger buffer, with the strides of a layout."""
+    *_, b, c, d = size
+    vector = VECTOR_BYTES // dtype.itemsize
+    if layout in ODD_LAYOUTS:
+        odd = ODD_LAYOUTS.index(layout)
+        strides = [1, 1, 1, 1]
+        for i, inner in ((2, d), (1, c), (0, b)):
+            strides[i] = -(-inner * strides[i + 1] // vector) * vector + (i == odd)
+        order, start, count = (0, 1, 2, 3), (0, 0, 0, int(odd == 3)), strides[0] * size[0]
+    else:
+        wide, order, start = _surrounding(size, vector, layout)
+        strides = [1, 1, 1, 1]
+        for i in (2, 1, 0):
+            strides[i] = strides[i + 1] * wide[i + 1]
+        count = strides[0] * wide[0]
+    raw = torch.randint(0, 256, ((count + 16) * dtype.itemsize,), dtype=torch.uint8, generator=g)
+    offset = sum(i * stride for i, stride in zip(start, strides, strict=True))
+    return raw.view(dtype).as_strided(size, [strides[i] for i in order], offset)
+
+
+def _surrounding(size, vector, layout):
+    """(size of the buffer, order of its dimensions in the view, index of the first element)."""
+    a, b, c, d = size
+    if layout == "contiguous":
+        return size, (0, 1, 2, 3), (0, 0, 0, 0)
+    if layout == "sliced":  # odd offsets, so that kernels have to use the narrowest loads
+        return (a + 1, b + 2, c + 3, d + 3), (0, 1, 2, 3), (1, 1, 2, 1)
+    if layout == "padded":  # aligned rows, so that kernels may use the widest loads
+        wide = (a + 1, b + 1, c + 1, -(-d // vector) * vector + vector)
+        return wide, (0, 1, 2, 3), (0, 1, 1, 0)
+    assert layout == "transposed"  # the output of a projection, [B, S, H, D]
+    return (a, c, b, d), (0, 2, 1, 3), (0, 0, 0, 0)
+
+
+def integers(values, shape, dtype=torch.int64, step=1):
+    """An integer argument with `step` between elements, inside a larger buffer."""
+    row = shape[-1] * step + (3 if step > 1 else 0)
+    strides = (row, step) if len(shape) == 2 else (step,)
+    count = shape[0] * (row if len(shape) == 2 else step) + 4
+    view = torch.full((count,), FILLER, dtype=dtype).as_strided(shape, strides, 2)
+    return view.copy_(torch.tensor(values, dtype=torch.int64).to(dtype).reshape(shape))
+
+
+def far_apart(device="cpu"):
+    """A cache [2, 2, 3, 8] of int8 whose sequences are more than 2^31 elements apart.
+
+    Only the pages of its rows take memory, because nothing else is written.
+    """
+    step = 2**31 + 2**20
+    buffer = torch.empty(step + 2**12, dtype=torch.int8, device=device)
+    view = buffer.as_strided((2, 2, 3, 8), (step, 64, 16, 1), 32)
+    view.fill_(5)
+    return view
+
+
+def check_far_apart(append, truncate, device="cpu"):
+    """kv_append_ and kv_truncate_ compute addresses in 64 bits."""
+    view = far_apart(device)
+    want = torch.full(view.shape, 5, dtype=torch.int8)
+    new = torch.arange(32, dtype=torch.int8).view(2, 2, 1, 8)
+    for values in ([1, 2], [2, 0]):
+        positions = torch.tensor(values)
+        reference.kv_append_([want], [new], positions)
+        append([view], [new.to(device)], positions.to(device))
+    same("cache", view, want)
+    lengths, new_lengths = torch.tensor([3, 3]), torch.tensor([2, 1])
+    truncate([view], lengths.clone().to(device), new_lengths.to(device), True)
+    reference.kv_truncate_([want], lengths, new_lengths, True)
+    same("cache", view, want)
 
 
 class Ints(NamedTuple):

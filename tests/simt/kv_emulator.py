@@ -1,22 +1,19 @@
-"""The CUDA kernels of the cache ops as ops on CPU tensors, as simt_ops.py has the others."""
+"""The CUDA kernels of the cache ops as ops on CPU tensors, as emulator.py has the others."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
-import subprocess
 from pathlib import Path
 
 import torch
-from support import simt_ops
+from simt import emulator
 from support.shared_build import built_once
 
-SOURCE = simt_ops.ROOT / "tests/simt/kv.cpp"
-# Misaligned words and signed overflow, which a CPU forgives and a GPU does not.
-SANITIZE = ("-fsanitize=undefined", "-fno-sanitize=vptr")
+SOURCE = emulator.ROOT / "tests/simt/kv.cpp"
 
-available = simt_ops.available and SOURCE.exists()
+available = emulator.available and SOURCE.exists()
 
 
 class Library:
@@ -47,19 +44,9 @@ class Library:
         return self._native.simt_misaligned_load(address)
 
 
-def compile_sanitized(out: Path, *command: str | Path) -> None:
-    """Compile a library with the sanitizer, or without it if g++ has not got its library."""
-    command = (*command, "-shared", "-o", out)
-    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
-    done = run((*command, *SANITIZE))
-    if done.returncode != 0 and "ubsan" in done.stderr:
-        done = run(command)
-    assert done.returncode == 0, done.stderr
-
-
 def build(out: Path) -> None:
-    torch_library = simt_ops.TORCH / "lib/libtorch_cpu.so"
-    compile_sanitized(out, *simt_ops.COMPILE, "-O1", SOURCE, torch_library)
+    torch_library = emulator.TORCH / "lib/libtorch_cpu.so"
+    emulator.compile_sanitized(out, *emulator.COMPILE, "-O1", SOURCE, torch_library)
 
 
 @functools.cache

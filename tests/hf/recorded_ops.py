@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.loop import begin, plan
 from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, forward
-from support.device_reads import spied_reads
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Of forwards that are recorded: fewer than those of a device, whose recordings take less time.
@@ -174,3 +175,94 @@ def run_layers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _eagerly(layer: Any, *args: Any, **kwargs: Any) -> Any:
     return type(layer).forward(layer, *args, **kwargs)
+
+
+READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__")
+
+
+@contextmanager
+def spied_reads(*allowed: tuple[Any, str]) -> Iterator[tuple[dict[str, int], list[str]]]:
+    """Count the calls of some functions, and note the reads of tensors outside of them.
+
+    Args:
+        allowed: an object and the name of its function, in which reads are not noted.
+
+    Yields:
+        The calls by name, and the names of the methods that read elsewhere.
+    """
+    inside: list[bool] = []
+    calls, others = dict.fromkeys((name for _, name in allowed), 0), list[str]()
+
+    def counted(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            calls[name] += 1
+            inside.append(True)
+            try:
+                return function(*args)
+            finally:
+                inside.pop()
+
+        return call
+
+    def spied(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not inside:
+                others.append(name)
+            return method(self, *args, **kwargs)
+
+        return read
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in allowed:
+            patch.setattr(owner, name, counted(getattr(owner, name), name))
+        for name in READS:
+            patch.setattr(torch.Tensor, name, spied(getattr(torch.Tensor, name), name))
+        yield calls, others
+
+
+def _halve(module: torch.nn.Module) -> None:
+    module.register_forward_hook(
+        lambda module, args, out: (out[0] / 2, *out[1:]) if isinstance(out, tuple) else out / 2
+    )
+
+
+# What a llama gets, and why its own forwards run then.
+REFUSED = pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: setattr(model.lm_head, "forward", model.lm_head.forward), "was replaced"),
+        (lambda model: model.train(), "it is in training mode"),
+        (lambda model: _halve(model.model.layers[0]), "its module 'model.layers.0' has a hook"),
+        (lambda model: _halve(model.lm_head), "its module 'lm_head' has a hook"),
+        (lambda model: weight_norm(model.lm_head), "'lm_head' computes its weights from others"),
+    ],
+    ids=["patched", "training", "hook", "hook-of-linear", "weight-norm"],
+)
+# What makes another model of a llama.
+CHANGES = pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "lm_head", torch.nn.Linear(32, 67, bias=False)),
+        lambda model: model.resize_token_embeddings(80),
+        lambda model: setattr(model.model.layers[0].self_attn, "scaling", 2.0),
+        lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+        lambda model: model.set_attn_implementation("eager"),
+        lambda model: model.model.layers.insert(1, model.model.layers[1]),
+    ],
+    ids=["head", "embeddings", "attribute", "config", "attention", "layers"],
+)
+
+
+def leaving_out(names: Sequence[str], left_out: str) -> Callable[..., Any]:
+    """A replay in which an input keeps the value of the recording, or outputs are not copied."""
+
+    def replay(self: Any, inputs: Any) -> Any:
+        pairs = zip(self._inputs, inputs, strict=True)
+        tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
+        for name, (own, given) in zip(names, tensors, strict=True):
+            if name != left_out:
+                own.copy_(given)
+        self._replay()
+        return self._outputs if left_out == "copies" else [x.clone() for x in self._outputs]
+
+    return replay

@@ -1,6 +1,6 @@
 """Loads a kernel beside the installed package, as docs/hub-kernels.md does, and compares the two.
 
-`python -m support.loaded_kernel FOLDER` prints as JSON what tests/project/test_hub_kernel.py reads.
+`python -m project.loaded_kernel FOLDER` prints as JSON what tests/project/test_hub_kernel.py reads.
 """
 
 from __future__ import annotations

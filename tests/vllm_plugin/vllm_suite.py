@@ -23,15 +23,15 @@ import sys
 from pathlib import Path
 
 import torch
-from support.vllm_engine import ENVIRONMENT
 from torch.overrides import TorchFunctionMode
+from vllm_plugin.vllm_engine import ENVIRONMENT
 
 from specdec_kernels.versions import release
 
 V1 = "tests/v1/sample/test_rejection_sampler.py"
 V2 = "tests/v1/spec_decode/test_rejection_sampler_utils.py"
 SMALL_VOCABULARY = 256  # of V2; with its own 4096, a test takes up to 16 GB
-EXCEPTED = Path(__file__).parents[1] / "vllm_plugin" / "excepted.txt"
+EXCEPTED = Path(__file__).with_name("excepted.txt")
 
 
 def source():
@@ -59,7 +59,7 @@ def run(file, calls, folder):
     job, results = Path(folder) / "job.json", Path(folder) / "results.json"
     job.write_text(json.dumps({"source": str(source()), "file": file, "calls": calls}))
     done = subprocess.run(
-        [sys.executable, "-m", "support.vllm_suite", str(job), str(results)],
+        [sys.executable, "-m", "vllm_plugin.vllm_suite", str(job), str(results)],
         env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         cwd=folder,
         capture_output=True,
