@@ -10,17 +10,16 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from bench import configs, goals, measure, plans, results, sanitize, sweep, tree_configs
-from bench.configs import FILTERS, STARTS, Config
+from bench import configs, measure, plans, results, sanitize, sweep, tree_configs
+from bench.configs import Config
 from bench.kv_configs import KvConfig
-from bench.peers import PEERS, Unsupported
+from bench.peers import PEERS
 from bench.tree_configs import TreeConfig, Visits
 from bench.workloads import WORKLOADS
 
 pytestmark = pytest.mark.build
 
 CHAIN = Config(batch=4, gamma=3, vocabulary=521)
-OF_CHAINS = {peer.name: peer for peer in PEERS}
 
 
 def test_the_floor_of_a_chain_counts_each_visited_row_once():
@@ -47,33 +46,6 @@ def test_the_floor_of_a_tree_counts_each_visited_row_once():
     assert tree_configs.visited_bytes(without, seen) == 2000 * (4 + 4 + 3 * 4)
     probs = dataclasses.replace(config, rule="target_only", start="probs")
     assert tree_configs.floor_bytes(probs, seen) == 2 * 4000 + 4 * 6
-
-
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("filters", FILTERS)
-def test_every_provider_accepts_as_many_drafts(filters, start):
-    """If an adapter passes wrong arguments, its peer accepts fewer or more drafts than others."""
-    inputs = configs.build(Config(batch=1, gamma=3, vocabulary=521, filters=filters, start=start))
-    probs = start == "probs"
-    refusing = {"transformers": probs, "eager-topk": probs or not FILTERS[filters][1]}
-    means = {}
-    for name in ("cpp", "eager", "eager-topk", "transformers"):
-        peer = OF_CHAINS[name]
-        if refusing.get(name):
-            with pytest.raises(Unsupported):
-                peer.build(inputs)
-            continue
-        call = peer.build(inputs)
-        torch.manual_seed(0)
-        # Ours gives the same result for a turn every time; the others draw new uniforms.
-        count = len(inputs.turns) * (1 if peer.ours else 12)
-        drafts = torch.stack([peer.accepted(call()) for _ in range(count)])
-        assert drafts.shape == (count, 1)
-        means[name] = float(drafts.double().mean())
-    # The standard errors are 1.2 / sqrt(32) for ours and 1.2 / sqrt(384) for the others.
-    assert abs(means["cpp"] - means["eager"]) < 0.75
-    for name in means.keys() - {"cpp", "eager"}:
-        assert abs(means[name] - means["eager"]) < 0.3
 
 
 def read_back(done, tmp_path, pictures):
@@ -142,32 +114,6 @@ def test_the_program_for_the_sanitizer_calls_every_op():
     for op in sk.providers():
         if cases := proofs.cases(op):
             assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
-
-
-TINY = [Config(batch=b, gamma=2, vocabulary=521) for b in (1, 3)]
-
-
-def test_each_config_is_in_the_file_before_the_next_begins_and_a_failure_is_recorded(
-    monkeypatch, tmp_path
-):
-    path, seen, real = tmp_path / "cpu-goals.jsonl", [], goals.sweep.measure_config
-
-    def measured(config, *rest, **others):
-        seen.append(len(path.read_text().splitlines()))
-        if config.batch == 1:
-            raise RuntimeError("an illegal memory access")
-        return real(config, *rest, **others)
-
-    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
-    monkeypatch.setattr(goals.sweep, "measure_config", measured)
-    monkeypatch.setitem(goals.HEADLINE, "cpu", TINY)
-    with pytest.raises(goals.typer.Exit):
-        goals.main("cpu", ["cpp"], tmp_path, 0.01, 60)
-    assert seen == [1, 2]
-    failed, row = path.read_text().splitlines()[1:]
-    assert TINY[0].id in failed
-    assert "RuntimeError: an illegal memory access" in failed
-    assert TINY[1].id in row
 
 
 def test_every_kernel_that_plans_its_launches_is_called():

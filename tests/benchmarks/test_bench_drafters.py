@@ -80,10 +80,3 @@ def test_calls_go_on_from_copies_of_one_cache():
     assert 0 < rows[SMALL]["accepted"] < 1
     assert rows["none"]["tokens_per_round"] == 1 < rows[SMALL]["tokens_per_round"]
     assert rows[SMALL]["tokens_per_round"] < rows["sparse_cache:budget=99"]["tokens_per_round"] <= 4
-
-
-def test_drafts_pay_from_the_break_even_acceptance_on():
-    acceptance = sparse_cache.break_even(1.0, 0.25, 1.0, 4)  # 2 tokens a round
-    assert acceptance == pytest.approx(0.519, abs=0.001)
-    assert sparse_cache.break_even(1.0, 0.0, 1.0, 4) == 0.0
-    assert sparse_cache.break_even(1.0, 1.0, 1.1, 4) is None

@@ -103,27 +103,6 @@ def test_the_limits_of_the_default_parts_add_up_to_the_budget_at_most(gpu, tmp_p
     assert clock == sum(asked.values()) + 2 * 15 - asked["goals"] + 6 * SECONDS
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"PARTS": "AX"}, "PARTS must be letters of ABCD, got X in AX"),
-        ({"BUDGET": "8m"}, "BUDGET must be a whole number of seconds, got 8m"),
-        ({"BUDGET": "0"}, "BUDGET must be a whole number of seconds, got 0"),
-    ],
-)  # fmt: skip
-def test_wrong_settings_of_the_gpu_script_are_refused_by_name(gpu, tmp_path, given, message):
-    assert gpu(**given) == (2, f"bench/gpu.sh: {message}\n")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_run_that_is_cut_off_has_left_the_goals_that_it_timed(gpu, tmp_path):
-    status, said = gpu(CUT="125")
-    assert status == -9
-    assert "commit c0ffee" in said
-    assert "Summary" not in said
-    assert (tmp_path / "out/cuda-goals.jsonl").read_text() == "1\n2\n3\n"
-
-
 HANGS = "a hang, or too slow: no end after"
 LEFT_OUT = "FAILED   no CUDA kernels that run: parts A, B and C are left out"
 

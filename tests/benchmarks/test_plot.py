@@ -36,10 +36,3 @@ def drawn():
 def test_a_committed_figure_is_that_of_its_results(svg, path, tmp_path):
     made = {file.name: file for file in plot.plots(path, tmp_path)}
     assert words(made[svg.name].read_text()) == words(svg.read_text())
-
-
-def test_answers_without_turns_of_three_are_refused_by_file(tmp_path):
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps({"results": [{"title": "", "rows": [{"name": "auto"}]}]}))
-    with pytest.raises(SystemExit, match=r"old\.json has no answers without drafts in turns"):
-        plot.plots(path, tmp_path)

@@ -1,52 +1,16 @@
 """The load test of the server, with a tiny model and 50 clients at once."""
 
-import asyncio
 import json
 
 import pytest
 from support.cli_models import folder  # noqa: F401
-from support.text_server import SECONDS, alone, serving, until
 
 from bench import server_load
-from bench.server_load import STATIC, make_requests, run_clients, summarize
+from bench.server_load import STATIC
 
 pytestmark = pytest.mark.build
 
-CLIENTS = 50
 PROMPTS = [f"{word} {n} {word}" for n in range(25) for word in ("cat", "dog")]
-
-
-def expected(request):
-    prompt = f"<user>{request.prompt}</s><assistant>"
-    return alone(
-        prompt, max_new_tokens=request.max_tokens, seed=request.seed,
-        temperature=request.temperature,
-    )[0]  # fmt: skip
-
-
-def test_fifty_clients_get_each_its_own_text():
-    requests = make_requests(PROMPTS, CLIENTS, spread=0.2, lengths=(16, 3, 24, 9))
-    assert requests == make_requests(PROMPTS, CLIENTS, spread=0.2, lengths=(16, 3, 24, 9))
-    with serving(batch_size=8, drafter="prompt_lookup", max_waiting=CLIENTS) as (client, queue):
-        url = f"{client.base_url}/v1"
-        outcomes, wall = asyncio.run(run_clients(url, requests, SECONDS))
-        until(lambda: all(sequence.cancelled for sequence in queue.submitted))
-        assert len(queue.submitted) == CLIENTS
-    summary = summarize(outcomes, wall)
-    assert summary["failures"] == {}
-    # A client that leaves may have read the end of its text before.
-    assert summary["left"] + summary["answered"] == CLIENTS
-    assert summary["left"] >= 2
-    assert queue.decoder.most_running <= 8
-    for request, outcome in zip(requests, outcomes, strict=True):
-        assert not outcome.left or request.leaves
-        text = expected(request)
-        assert text.startswith(outcome.text)
-        if not outcome.left:
-            assert outcome.text == text
-            assert 0 < outcome.tokens <= request.max_tokens
-            assert (outcome.first is not None) == request.streams
-    assert len({outcome.text for outcome in outcomes}) > CLIENTS // 2
 
 
 def test_the_program_measures_a_server_in_a_process_of_its_own(

@@ -153,24 +153,6 @@ def test_the_arguments_are_those_of_sglang(name):
         assert sglang_loops.arguments(module, name) == arguments
 
 
-@pytest.mark.skipif(sglang_loops.source() is None, reason="SGLang's files are not here")
-def test_every_call_in_the_files_of_sglang_passes_what_the_functions_take():
-    """`_func` is the spelling of the functions that choose a platform."""
-    wrapped = {"build_tree_kernel_efficient", "eagle_sample"}  # eagle_utils has its own of the name
-    found = [call for call in sglang_loops.calls(OF_SGLANG) if call[1] not in wrapped]
-    for file, name, keywords, positional in found:
-        takes = inspect.signature(getattr(sglang, name)).parameters
-        spelled = {k.replace("retrive_", "retrieve_") for k in keywords} - {"topk"}
-        assert spelled <= takes.keys(), (file, name)
-        assert positional + len(spelled) <= len(takes), (file, name)
-    assert {(file, name) for file, name, *_ in found} >= {
-        ("dflash_utils.py", "tree_speculative_sampling_target_only"),
-        ("uno_utils.py", "chain_speculative_sampling_triton"),
-        ("ngram_worker.py", "reconstruct_indices_from_tree_mask"),
-        ("eagle_utils.py", "verify_tree_greedy"),
-    }
-
-
 def test_the_arguments_are_those_of_transformers():
     want, got = (
         inspect.signature(of._speculative_sampling).parameters for of in (utils, transformers)

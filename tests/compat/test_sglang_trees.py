@@ -36,27 +36,6 @@ def visible(parents):
                          for row in parents])  # fmt: skip
 
 
-def test_the_literal_example_of_building():
-    parent_list = torch.tensor(
-        [
-            [-1, 0, 1, 2, 3, 4, 8, 9, 10, 20, 24, 21, 28],
-            [-1, 0, 1, 2, 3, 4, 5, 6, 7, 24, 28, 20, 21],
-        ]
-    )
-    selected = torch.tensor([[0, 1, 4, 8, 20, 24, 36], [0, 4, 5, 6, 7, 24, 36]])
-    mask, positions, out = built(parent_list, selected, torch.tensor([5, 10]), 4, 4, mode=0)
-    assert positions.tolist() == [5, 6, 6, 7, 7, 8, 8, 9, 10, 11, 12, 12, 12, 12, 13, 14]
-    assert out["retrieve_index"].tolist() == [[*range(8)], [*range(8, 16)]]
-    assert out["retrieve_next_token"].tolist() == [
-        [1, 3, 4, 5, 6, 7, -1, -1], [1, 2, -1, 6, -1, -1, 7, -1],
-    ]  # fmt: skip
-    assert out["retrieve_next_sibling"].tolist() == [
-        [-1, 2, -1, -1, -1, -1, -1, -1], [-1, -1, 3, 4, 5, -1, -1, -1],
-    ]  # fmt: skip
-    assert len(mask) == 8 * 13 + 8 * 18
-    assert mask[: 8 * 13].view(8, 13)[7].int().tolist() == [1] * 5 + [1, 1, 0, 1, 0, 1, 0, 1]
-
-
 @pytest.mark.parametrize(("topk", "depth", "n"), SIZES)
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_trees_are_built_as_their_definition_says_and_read_from_their_masks(topk, depth, n, mode):

@@ -27,15 +27,6 @@ def test_the_example_of_its_own_tests():
     assert (matches.dtype, matches.shape) == (want_matches.dtype, want_matches.shape)
 
 
-@pytest.mark.parametrize("length", [0, 1, 3])
-def test_equal_models_accept_every_candidate(length):
-    ids, new = torch.tensor([[7, 2, 4, 4, 1]]), torch.randn(1, length + 1, 9)
-    tokens, matches = compat._speculative_sampling(ids, new[:, :length], length, new)
-    assert matches == length
-    assert tokens[0, :length].tolist() == ids[0, 5 - length :].tolist()
-    assert 0 <= tokens[0, length] < 9
-
-
 @pytest.mark.parametrize("weight", [None, 1.0, 0.5, 0.0])
 @pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf])
 def test_a_candidate_of_an_invalid_row_counts_as_absent(weight, fault):

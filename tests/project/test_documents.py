@@ -60,7 +60,7 @@ def options_of_commands():
 def options_of_others():
     """Those of our other programs, and of programs that the documents start."""
     found = {"no-build-isolation", "no-deps", "nproc-per-node", "draft-p-min", "speculative-config"}
-    for path in (*ROOT.glob("*.py"), *ROOT.glob("bench/**/*.py"), *ROOT.glob("tests/support/*.py")):
+    for path in (*ROOT.glob("*.py"), *ROOT.glob("bench/**/*.py"), *ROOT.glob("tests/device/*.py")):
         names = re.findall(r'"--([\w-]+)"|^    (\w+): ', path.read_text(), re.MULTILINE)
         found |= {(one or other).replace("_", "-") for one, other in names}
     return {f"--{name}" for name in found}
@@ -80,30 +80,6 @@ def unknown_options(text):
             found = OPTION.findall(line) if name else []
             yield from (f"{name} {one}" for one in found if one not in known[name])
             yield from [] if name else [line]
-
-
-def targets(makefile):
-    """The targets that a Makefile has rules for, in order, without files."""
-    return re.findall(r"^([a-z][\w-]*):(?!=)", (ROOT / makefile).read_text(), re.MULTILINE)
-
-
-def asked(arguments):
-    """The commands among what follows `make` on a line."""
-    words = re.sub(r"""\s#.*|[|&;].*|(["']).*?\1""", "", arguments).split()
-    task = next((word for word in words if word.startswith("TASK=")), "")
-    for word in words:
-        if re.fullmatch(r"[a-z][\w-]*", word):
-            yield f"more {task}" if word == "more" and task else word
-
-
-def unknown_targets(text):
-    """What `make` is asked for between backticks, in a block or in lines of an example."""
-    known = {*targets("Makefile"), *(f"more TASK={name}" for name in targets("more.mk"))}
-    code = re.findall(r"`make ([^`]*)`", text)
-    code += re.findall(r"^(?:    |.*\brun: *)make (.*)$", text, re.MULTILINE)
-    for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        code += re.findall(r"^(?:\w+=\S* )*make (.*)$", block, re.MULTILINE)
-    yield from (one for line in code for one in asked(line) if one not in known)
 
 
 AT_LEAST = re.compile(rf"\b({'|'.join(SUPPORTED)})\s*>=\s*(\d+\.\d+)", re.IGNORECASE)
@@ -143,12 +119,6 @@ RULES = {
         "python -m specdec_hf build x",
         ["--prompty", "('train',) --limit", "build x"],
     ),
-    unknown_targets: (
-        [*DOCUMENTS, *PYTHON, *ROOT.glob("*.toml"), *ROOT.glob(".github/workflows/*.yml")],
-        '`make lnt ARGS="a b"` and `make more TASK=dcos`.\n```\nVLLM=1 make tst X=/y | tail\nmake\n'
-        "```\n    make clan\n  - run: make dcos\n",
-        ["lnt", "more TASK=dcos", "clan", "dcos", "tst"],
-    ),
     other_minimums: (
         [p for p in tracked() if p.suffix != ".py"],
         "python >= 3.9, torch>=2.10",
@@ -185,17 +155,6 @@ def test_no_text_breaks_a_rule(rule):
     assert list(rule(broken)) == faults, "the control"
     read = {p: p.read_text() for p in texts if relative(p) != NOT_THESE}
     assert not {relative(p): found for p, text in read.items() if (found := [*rule(text)])}
-
-
-def test_a_test_reads_the_programs_of_every_document():
-    """Blocks without a language are commands and what programs print."""
-    texts = [path.read_text() for path in PYTHON if "tests" in path.parts]
-    running = [text for text in texts if re.search(r"```python|\bblocks\(", text)]
-    for page in DOCUMENTS:
-        languages = {*re.findall(r"^ *```(\w*)\n.*?^ *```$", page.read_text(), re.M | re.S)}
-        assert languages <= {"", "python"}, page
-        if "python" in languages:
-            assert any(page.name in text for text in running), f"no test runs {page}"
 
 
 # How sources read environment variables; those that only tests read are their own.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import runpy
 import subprocess
 import sys
 import tarfile
@@ -12,10 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import setuptools
 import torch
 from packages.check import expected_files, faults
-from packaging import tags
 from support.sources import CSRC, ROOT
 
 import specdec_kernels
@@ -48,50 +45,6 @@ def wheel(tmp_path_factory):
     )
     (built,) = folder.glob("*.whl")
     return built
-
-
-def setup_of(version: str, monkeypatch) -> list[dict]:
-    """What setup.py hands to `setup` where this version of setuptools is installed."""
-    calls: list[dict] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(setuptools, "__version__", version)
-        patched.setattr(setuptools, "setup", lambda **arguments: calls.append(arguments))
-        if float(version[:2]) < 70:  # it came with the package wheel
-            patched.setitem(sys.modules, "setuptools.command.bdist_wheel", None)
-        runpy.run_path(str(ROOT / "setup.py"))
-    return calls
-
-
-def tags_of_a_wheel(pythons, monkeypatch):
-    """The tags of a wheel that is built on this system for these Pythons."""
-    monkeypatch.setenv("SPECDEC_HOST_PYTHONS", os.pathsep.join(pythons))
-    (arguments,) = setup_of("99.0", monkeypatch)
-    modules = arguments["ext_modules"]
-    command = arguments["cmdclass"]["bdist_wheel"](
-        setuptools.Distribution({"ext_modules": modules})
-    )
-    command.ensure_finalized()
-    return tags.Tag(*command.get_tag())
-
-
-def taken_by(minor, platform):
-    """The tags of wheels that pip installs for a CPython."""
-    interpreter = f"cp3{minor}"
-    yield from tags.cpython_tags((3, minor), [interpreter], [platform])
-    yield from tags.compatible_tags((3, minor), interpreter, [platform])
-
-
-def test_pip_installs_a_wheel_for_the_pythons_that_it_is_built_for(monkeypatch):
-    own, every = (tags_of_a_wheel(given, monkeypatch) for given in ((), ("python3", "python3.99")))
-    assert every.platform == own.platform != "any"
-    here = f"{tags.interpreter_name()}{tags.interpreter_version()}"
-    for minor in range(10, 16):
-        taken = {*taken_by(minor, own.platform)}
-        assert (own in taken) == (here == f"cp3{minor}")
-        assert every in taken
-        assert every not in {*taken_by(minor, "manylinux_2_28_other")}
-    with pytest.raises(SystemExit, match="must list two Pythons or more, got 'python3'"):
-        tags_of_a_wheel(["python3"], monkeypatch)
 
 
 def test_a_wheel_with_cuda_kernels_has_a_version_of_its_own(tmp_path):

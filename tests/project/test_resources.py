@@ -4,7 +4,6 @@ The figures are read from the machine code in `_C.so`, so the test sees the kern
 """
 
 import re
-import shutil
 import subprocess
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from support.sources import CSRC, ROOT
 
 import specdec_kernels
 
-NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 TARGETS = {"sm_80", "sm_90", "sm_100", "sm_120"}  # nvcc knows the last two from 12.8 on
 # At most so many registers a thread, so that a multiprocessor holds two blocks of 256 threads, and
 # six of the kernels that only copy.
@@ -28,19 +26,6 @@ pytestmark = [
     ),
 ]
 
-SPILLING = """
-__global__ void spills(float* x) {
-  float v[64];
-  for (int i = 0; i < 64; ++i) v[i] = x[i * 64 + threadIdx.x];
-  for (int k = 0; k < 64; ++k) {
-    #pragma unroll
-    for (int i = 0; i < 64; ++i) v[i] = v[i] * v[(i + 7) % 64] + x[k];
-  }
-  for (int i = 0; i < 64; ++i) x[i * 64 + threadIdx.x] = v[i];
-}
-__global__ void fits(int* x) { x[0] = 1; }
-"""
-
 
 class Kernel(NamedTuple):
     """Bytes of the stack of a thread, of which spilled registers are a part, and its registers."""
@@ -49,9 +34,6 @@ class Kernel(NamedTuple):
     target: str
     registers: int
     stack: int
-
-    def faults(self, most_registers):
-        return (self.stack > 0) + (self.registers > most_registers)
 
 
 def kernels_of(binary):
@@ -79,15 +61,6 @@ def test_no_kernel_spills():
         k: next((n for name, n in COPIES.items() if name in k.name), MOST_REGISTERS)
         for k in kernels
     }
-    assert not [kernel for kernel, most in limits.items() if kernel.faults(most)]
-
-
-@pytest.mark.skipif(not NVCC, reason="needs nvcc")
-def test_a_spilling_kernel_is_rejected(tmp_path):
-    (tmp_path / "spilling.cu").write_text(SPILLING)
-    options = ["-arch=sm_90", "-maxrregcount=24", "-fatbin"]
-    subprocess.run([NVCC, *options, "spilling.cu"], cwd=tmp_path, check=True)
-    kernels = kernels_of(tmp_path / "spilling.fatbin")
-    spills, fits = (next(k for k in kernels if name in k.name) for name in ("spills", "fits"))
-    assert (spills.faults(MOST_REGISTERS), spills.faults(8)) == (1, 2)
-    assert fits.faults(MOST_REGISTERS) == 0
+    assert not [
+        kernel for kernel, most in limits.items() if kernel.stack or kernel.registers > most
+    ]

@@ -107,20 +107,6 @@ def test_cuda_sources_name_nothing_of_torch():
             assert not found, f"{relative(path)} names {found and found[0]}"
 
 
-def test_the_bindings_know_no_more_of_the_cpu_kernels_than_their_instruction_set():
-    """Everything else they need is declared in csrc/include."""
-    bindings = [p for p in NATIVE if folder(p) in ("torch", "host")]
-    seen = {name for p in bindings for name in includes(p) if name.startswith("cpu/")}
-    assert seen <= {"cpu/capability.h", "cpu/row/tile.h"}
-
-
-def test_two_headers_choose_whose_tensors_arguments_are():
-    for path in NATIVE:
-        if folder(path) == "arguments":
-            wanted = {f"{lib}/{path.name}" for lib in ("torch", "host") if path.name in CHOOSING}
-            assert {n for n in includes(path) if n.startswith(("torch/", "host/"))} == wanted
-
-
 # Python packages.
 
 FORBIDDEN = {  # beginning of paths -> what no such file may import
@@ -244,25 +230,6 @@ def test_one_file_of_a_plugin_names_what_it_uses_of_the_server(server):
         if relative(path).startswith(PLUGINS[server]) and path.name != f"{server}_interface.py":
             assert not re.search(rf'"{server}\.(?!plugins|general_plugins)', path.read_text())
             assert not {n for n in imports(path) if n.split(".")[0] == server}
-
-
-def test_the_documents_list_the_folders_of_the_loop():
-    text = (ROOT / "docs/design/loop.md").read_text()
-    rows = re.findall(r"^\| `([\w/]+)/` \| [^|]+ \| ([^|]*)\|$", text, re.MULTILINE)
-    listed = {folder: set(re.findall(r"`(\w+)`", below)) for folder, below in rows}
-    packages = LOOP_FOLDER.glob("*/**/__init__.py")
-    assert listed.keys() == {path.parent.relative_to(LOOP_FOLDER).as_posix() for path in packages}
-    assert {folder: listed[folder] for folder in LOOP} == LOOP
-    assert {folder for folder in listed if "/" not in folder} == {*LOOP, "lab", "cli"}
-
-
-def test_the_design_names_every_room():
-    said = "".join(path.read_text() for path in sorted((ROOT / "docs/design").glob("*.md")))
-    rooms = {relative(path.parent) for path in (*PYTHON, *NATIVE)}
-    below = {"/".join(room.split("/")[:2]) for room in rooms if "/" in room} - {"examples/hub"}
-    below = {room.removeprefix("tests/") + "/" * room.startswith("tests/") for room in below}
-    others = {"hub_kernel.py", "docs/site", "specdec_kernels/versions.py"}
-    assert not {room for room in below | others if room not in said}
 
 
 def test_no_module_imports_in_a_circle():

@@ -1,6 +1,5 @@
-"""`specdec_kernels/versions.py` alone states versions, and lists what depends on them."""
+"""`specdec_kernels/versions.py` alone states versions, and lists no difference that is gone."""
 
-import ast
 import re
 import runpy
 
@@ -8,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from specdec_vllm.vllm_interface import SUPPORTED as VLLM
-from support.sources import PYTHON, ROOT, pyproject, relative
+from support.sources import ROOT, pyproject
 
 import specdec_kernels
 from specdec_kernels.versions import (
@@ -22,8 +21,6 @@ from specdec_kernels.versions import (
 pytestmark = pytest.mark.skipif(
     not (ROOT / "pyproject.toml").is_file(), reason="the sources are not beside the tests"
 )
-
-STATED = "specdec_kernels/versions.py"
 
 
 # What pip and the linters read.
@@ -111,87 +108,8 @@ def test_an_older_package_is_refused_before_it_is_used(monkeypatch, package, ver
         runpy.run_module(module)
 
 
-# Where the sources depend on versions.
-
-PROSE = re.compile(
-    r"\b([Tt]orch|PyTorch|[Tt]riton|[Tt]ransformers|Python) (?:of |before )?\d+\.\d+"
-)
-VAGUE = re.compile(r"\b(some|this|other|older|newer) versions? of (torch|PyTorch|Triton|Transf)")
-
-
-CUES = re.compile(r"ImportError|hasattr\(|getattr\(\w+, [^,()]+,|__version__|version_info")
-
-
-def depends_on_a_version(text):
-    """Whether a source looks at the version of a package, at what it has, or speaks of one."""
-    if "compat.py310" in text or PROSE.search(text) or VAGUE.search(text):
-        return True
-    if not CUES.search(text):
-        return False
-    tree = ast.parse(text)
-    modules = {name for node in ast.walk(tree) for name in _modules(node)}
-    return any(_looks(node, modules) for node in ast.walk(tree))
-
-
-def _modules(node):
-    """The names that an import gives to these packages, or to what it takes from them."""
-    if isinstance(node, ast.Import):
-        yield from (a.asname or a.name.split(".")[0] for a in node.names if _ours(a.name))
-    elif isinstance(node, ast.ImportFrom) and _ours(node.module or ""):
-        yield from (a.asname or a.name for a in node.names)
-
-
-def _ours(module):
-    return module.split(".")[0] in SUPPORTED
-
-
-def _looks(node, modules):
-    """Whether it compares a version, asks for an attribute of a module, or an import may fail."""
-    if isinstance(node, ast.Try):
-        caught = {one.id for h in node.handlers if h.type for one in ast.walk(h.type)
-                  if isinstance(one, ast.Name)}  # fmt: skip
-        found = any(True for one in node.body for _ in _modules(one))
-        return found and bool(caught & {"ImportError", "ModuleNotFoundError"})
-    if isinstance(node, ast.Compare):
-        return any(map(_is_version, ast.walk(node)))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-        asks = node.func.id == "hasattr" or (node.func.id, len(node.args)) == ("getattr", 3)
-        return asks and isinstance(node.args[0], ast.Name) and node.args[0].id in modules
-    return False
-
-
-def _is_version(node):
-    return isinstance(node, ast.Attribute) and ast.unparse(node) in (
-        *(f"{name}.__version__" for name in SUPPORTED), "sys.version_info"
-    )  # fmt: skip
-
-
-OTHERS = {STATED, "tests/project/test_versions.py"}  # the table itself, and these examples
-
-
-def test_every_dependence_on_a_version_is_listed():
-    places = [*PYTHON, *(ROOT / name for name in ("setup.py", "Makefile", "more.mk"))]
-    found = {relative(path) for path in places if depends_on_a_version(path.read_text())}
-    assert found - OTHERS == {one.file for one in DIFFERENCES} - OTHERS
-
-
 @pytest.mark.parametrize("one", DIFFERENCES, ids=lambda one: f"{one.package}-{one.file}")
 def test_no_difference_is_kept_for_versions_that_are_not_stated(one):
     """Where this fails, the named code goes, and its line in the table."""
     supported = SUPPORTED[one.package]
     assert release(supported.oldest) <= release(one.until) <= release(supported.newest)
-
-
-@pytest.mark.parametrize(
-    ("text", "depends"),
-    [
-        ("# some versions of Triton have none", True),
-        ("from transformers.generation import utils\nfound = getattr(utils, 'x', None)", True),
-        ("try:\n    import triton\nexcept (ImportError, OSError):\n    pass", True),
-        ("import torch\nnew = torch.__version__ >= '2.11'", True),
-        ("import torch\nprint(torch.__version__)", False),
-        ("try:\n    import pty\nexcept ImportError:\n    pass", False),
-    ],
-)
-def test_the_search_finds_a_dependence_and_nothing_else(text, depends):
-    assert depends_on_a_version(text) == depends

@@ -24,18 +24,12 @@ def package(version, **other):
     return {f"{module.replace('.', '/')}.py": text for module, text in files.items()}
 
 
-def packed(files, folder, kind="tree"):
-    """A source tree or a wheel of these files."""
-    path = folder / "vllm.whl" if kind == "wheel" else folder
-    if kind == "tree":
+def packed(files, folder):
+    """A wheel of these files."""
+    with zipfile.ZipFile(folder / "vllm.whl", "w") as archive:
         for name, text in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-    else:
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, text in files.items():
-                archive.writestr(name, text)
-    return path
+            archive.writestr(name, text)
+    return folder / "vllm.whl"
 
 
 def printed(capsys, *paths):
@@ -47,9 +41,8 @@ def printed(capsys, *paths):
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
-@pytest.mark.parametrize("kind", ["tree", "wheel"])
-def test_what_the_plugin_was_written_for_is_the_same(tmp_path, capsys, kind, version):
-    status, rows, below = printed(capsys, packed(package(f"{version}.1"), tmp_path, kind))
+def test_what_the_plugin_was_written_for_is_the_same(tmp_path, capsys, version):
+    status, rows, below = printed(capsys, packed(package(f"{version}.1"), tmp_path))
     assert (status, below) == (0, [])
     assert rows.pop("function") == [f"{version}.1"]
     del rows["---"]
