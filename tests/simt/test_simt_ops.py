@@ -19,6 +19,7 @@ import torch
 from proofs import assert_outputs_close, assert_outputs_equal, chain_case, sample_case
 from proofs.history import ngram_case
 from simt import emulator
+from simt.emulator import CHAIN_KERNELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels import _warm_up
@@ -192,7 +193,7 @@ def test_warm_up_launches_every_kernel_of_chains(simt):
     """One that has not run yet would load its code inside the first capture of a call."""
     with OnEmulator(simt) as emulator:
         _warm_up._calls(torch.device("cpu"), 1)["verify_chain"]()
-    assert emulator.kernels == set(emulator.CHAIN_KERNELS)
+    assert emulator.kernels == set(CHAIN_KERNELS)
 
 
 def test_a_driver_that_is_too_old_is_named(simt):
