@@ -1,11 +1,14 @@
 """Candidate generators of Transformers as drafters."""
 
+import numpy as np
 import pytest
 import torch
 from proofs import SIGNIFICANCE
 from specdec_hf import from_candidate_generator
+from specdec_hf.drafting.drafter import DraftOutcome
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, joint_p_value
+from support.histories import context_of, history_of, propose
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,
@@ -34,6 +37,23 @@ def test_a_single_generator_serves_one_call():
         hf_models.decode(model, drafter=one)
     with pytest.raises(TypeError, match="must be a CandidateGenerator of Transformers or a funct"):
         from_candidate_generator(3)
+
+
+def test_a_round_without_drafts_does_not_hide_how_many_of_the_last_ones_were_accepted():
+    told = []
+
+    class Tells(PromptLookupCandidateGenerator):
+        def update_candidate_strategy(self, input_ids, scores, num_matches):
+            told.append((scores.shape[1] - 1, num_matches))
+
+    drafter = from_candidate_generator(lambda ids: Tells(max_length=4096))
+    drafter.start(context_of(hf_models.tiny("llama")))
+    text = [5, 6, 7, 8, 5, 6]
+    for limit, accepted in ((2, 2), (0, 0), (2, 1), (2, 0)):
+        draft = propose(drafter, history_of(text), limit)
+        tokens = np.zeros((1, 0), np.int64) if draft is None else draft.tokens.numpy()
+        drafter.commit(DraftOutcome.of_chain(np.array([6]), np.array([accepted]), tokens))
+    assert told == [(2, 2), (2, 1)]
 
 
 def test_an_assistant_drafts_greedy_text_and_is_verified_with_its_scores_where_it_samples():

@@ -219,9 +219,10 @@ def beams(name="llama", **settings):
 def test_beams_are_those_of_the_definition(width, top_k, alpha):
     """With ids that end some texts early, so that the length penalty decides."""
     ends = [5, 11, 20, 30, 41, 60]
-    want = searched("llama", width, top_k, 5.0, alpha, ends)
-    found = beams(num_beams=width, top_k=top_k, alpha=alpha, eos_tokens_id=ends)
-    assert found == want
+    for steps in range(1, NEW + 1):
+        want = searched("llama", width, top_k, 5.0, alpha, ends, steps)
+        settings = {"num_beams": width, "top_k": top_k, "alpha": alpha, "max_gen_len": steps}
+        assert beams(**settings, eos_tokens_id=ends) == want, steps
 
 
 # The caches.

@@ -221,6 +221,17 @@ def test_the_pool_is_drafted_after_the_pending_token():
     ]  # fmt: skip
 
 
+def test_ngrams_of_a_text_join_the_pool_in_whatever_rounds_it_comes():
+    text, drafts = [9, 1, 2, 3, 4, 5, 1], []
+    for begins in ((), (2, 3, 5)):
+        drafter = LookaheadDrafter(1, 4, 2)
+        drafter.start(context_of(LLAMA))
+        for end in (*begins, len(text)):
+            draft = drafter.propose(history_of(text[:end]), np.array([9]))
+        drafts.append((2, 3, 4) in paths(draft))
+    assert drafts == [True, True]
+
+
 class Recorder(LookaheadDrafter):
     """Makes every round's n-grams once more, by plain forwards of the target."""
 

@@ -165,6 +165,9 @@ def test_trees_of_greedy_text_hold_the_most_likely_tokens_under_rule_match_too()
     by_trial = [out.stats.acceptance_by_trial for out in runs]
     assert by_trial[0] == by_trial[1]
     assert max(by_trial[0][1:]) > 0
+    given = {"do_sample": True, "temperature": [0.0, 0.7], "drafter": drafter, "tree": (8, 2)}
+    mixed = run(model, hf_models.prompts((9, 9)), rule="match", **given)
+    assert mixed.stats.sequences[0].acceptance_by_trial == by_trial[0]
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,18 @@ def test_entries_that_lie_in_a_cache_are_read_before_any_is_written(name, into):
 
 
 @pytest.mark.parametrize("name", ["reference", *BOUND])
-def test_new_lengths_that_lie_among_the_lengths_are_read_first(name):
+@pytest.mark.parametrize(
+    ("op", "given", "more"),
+    [
+        ("kv_truncate_", [], [False]),
+        ("ring_truncate_", [], [4, False]),
+        ("paged_truncate_", torch.arange(10, dtype=torch.int32).view(5, 2), [4]),
+    ],
+    ids=["dense", "ring", "paged"],
+)
+def test_new_lengths_that_lie_among_the_lengths_are_read_first(op, given, more, name):
     pool = torch.tensor([1, 8, 7, 6, 5, 4])
-    provider("kv_truncate_", name)([], pool[1:], pool[:-1], False)
+    provider(op, name)(given, pool[1:], pool[:-1], *more)
     assert pool.tolist() == [1, 1, 7, 6, 5, 4]
 
 
