@@ -351,8 +351,9 @@ def ring(name, shapes, pairs, window, *, fill=True, **more):
 
 @functools.cache
 def ring_cases():
-    some = [(9, 7), (9, 9), (20, 18), (20, 11), (20, 2), (13, 0), (4, 1), (9, 12), (-3, 2), (5, -5),
-            (0, 0), (HUGE, HUGE - 2), (HUGE, 3), (HUGE, -HUGE - 1), (-HUGE - 1, HUGE)]  # fmt: skip
+    some = [(9, 7), (9, 9), (13, 9), (20, 18), (20, 11), (20, 2), (13, 0), (4, 1), (9, 12), (-3, 2),
+            (5, -5), (0, 0), (HUGE, HUGE - 2), (HUGE, 3), (HUGE, -HUGE - 1),
+            (-HUGE - 1, HUGE)]  # fmt: skip
     every = [(old, new) for old in range(12) for new in range(-1, 13)]
     return [
         *every_layout(ring, [(2, 9, 16), (3, 7, 3)], some, 4),

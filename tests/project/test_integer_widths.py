@@ -10,6 +10,8 @@ import torch
 from project.wrong_calls import CALLS, IDS, arguments_of
 from proofs import tensors
 from support.providers import provider
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 import specdec_kernels as sk
 from specdec_kernels import _library
@@ -70,6 +72,17 @@ def test_both_widths_give_the_same_results(by, op, name, case):
         results.append([x.double() for x in [*out, *tensors(args)]])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "case"), WIDTHS, ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_fake_tensors_have_the_dtypes_of_the_results(op, name, case):
+    for width in OTHER:
+        args, call = _case_of(op, name, case, width), provider(op, "cpp")
+        with FakeTensorMode() as mode:
+            fakes = tensors([call(*tree_map_only(torch.Tensor, mode.from_tensor, args))])
+        assert [x.dtype for x in fakes] == [x.dtype for x in tensors([call(*args)])]
 
 
 def test_a_draft_map_may_be_int64():
