@@ -382,6 +382,7 @@ def test_traversal_draws_from_the_target_after_a_draft_that_nowhere_exceeds_it(n
     assert (got.tokens, got.status) == ([[1, -1]], [Status.EMPTY_RESIDUAL])
 
 
+@pytest.mark.covering(emulated=1)
 @each(TREE_RULES_READING_DRAFT)
 def test_an_infinite_q_is_no_fault_of_the_row(name, rule):
     """The logsumexp is that of twice the temperature: Q is exp(95) at token 1, else exp(-95)."""
