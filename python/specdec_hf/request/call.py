@@ -222,11 +222,12 @@ def beam_arguments(
         raise ValueError(
             f"early_stopping must be True, False or 'never', got {shown(early_stopping)}"
         )
-    eos, pad = config._eos_token_tensor, config._pad_token_tensor
+    eos: Any = config._eos_token_tensor
+    pad: Any = config._pad_token_tensor  # that of eos where the config has none
     ids = () if eos is None else tuple(eos.flatten().tolist())
     fill = -1
     if ids:
-        fill = (0 if pad is None else int(pad)) or ids[0]  # id 0 counts as none, as it does there
+        fill = int(pad) or ids[0]  # id 0 counts as none, as it does there
     penalty = 1.0 if config.length_penalty is None else float(config.length_penalty)
     return BeamArguments(num_beams, num_return_sequences, penalty, early_stopping, ids, fill)
 

@@ -162,7 +162,7 @@ def find_checkpoint(folder: Path) -> Checkpoint:
 def _find(folder: Path, stamps: tuple[Any, ...]) -> Checkpoint:
     """The checkpoint in a folder whose files have these times and sizes."""
     try:
-        config = AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
+        config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"cannot read the config.json of {folder}: {reason}") from error

@@ -201,5 +201,5 @@ def _candidates(count: int, history: History, logits: Tensor, draft: Draft | Non
     nodes = 0 if draft is None or draft.parents is None else draft.tokens.shape[1]
     ids = logits.topk(min(count, len(logits))).indices.numpy()
     tokens = np.concatenate([history.last(1), np.full((1, nodes), -1)], axis=1)
-    rows = np.broadcast_to(ids, (1, 1 + nodes, len(ids)))
+    rows = np.broadcast_to(ids, (*tokens.shape, len(ids)))
     return Candidates(tokens, np.full_like(tokens, -1), rows)

@@ -90,7 +90,7 @@ def make_configs(
     peers: Sequence[str],
     source: Source,
     *,
-    named: bool = True,
+    named: bool,
 ) -> tuple[list[Config], dict[str, str]]:
     """Those that are compared with, the peers and the drafters; and why a peer is left out.
 
