@@ -13,7 +13,7 @@ from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.lab.analysis.operations import measure_operations
 from specdec_hf.lab.analysis.replay import replay, rule_for, write_text
-from specdec_hf.lab.analysis.residual import ablate_residual, draw_experiment
+from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
 from specdec_hf.lab.analysis.speed import compare_speed
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
@@ -136,6 +136,16 @@ def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
     assert wanted[0] < wanted[-1]
 
 
+def test_a_token_is_always_among_the_likeliest_of_a_vocabulary_that_is_smaller_than_k():
+    model = hf_models.build("llama", vocab_size=3)
+    prompt, arguments = {"input_ids": torch.tensor([[1, 2]])}, {"do_sample": False}
+    text = write_text(model, prompt, {**arguments, "max_new_tokens": 12}, 0)
+    drafter = ModelDrafter(hf_models.with_noise(model, 1.0))
+    measured = measured_by(replay(drafter, model, text, GREEDY), greedy=True)
+    first, *_, fourth, fifth = (mean for mean, _ in measured.first_estimates())
+    assert first < fourth == fifth == 1
+
+
 # The residual.
 
 
@@ -160,6 +170,14 @@ def test_drawn_tokens_follow_p_with_the_residual_and_not_without():
     assert drawn.exact.ablated > 0.05
     assert drawn.correct.p_value > 1e-3
     assert drawn.ablated.p_value < 1e-9
+
+
+def test_chi_square_counts_what_is_expected_fewer_than_five_times_with_the_first_token():
+    probs = torch.tensor([0.5, 0.4, 0.097, 0.002, 0.001], dtype=torch.float64)
+    ours = chi_square(torch.tensor([520, 390, 81, 5, 4]), probs)
+    pairs = [(529, 503), (390, 400), (81, 97)]
+    assert ours.degrees == 2
+    assert ours.statistic == pytest.approx(sum((o - e) ** 2 / e for o, e in pairs))
 
 
 HOT = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

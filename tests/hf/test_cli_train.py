@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from specdec_hf.heads.eagle3.files import load_head
+from specdec_hf.lab.training.command import _share
 from support.cli_models import folder, home, invoke, masked, one_line_error, says, succeed  # noqa: F401
 
 pytestmark = pytest.mark.training
@@ -101,6 +102,11 @@ def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noq
     drafters = [word for n in "12" for word in ("--drafter", output / n)]
     asked = ("--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8)
     succeed("generate", *asked, *drafters)
+
+
+def test_the_first_of_several_drafters_has_the_time_of_two():
+    """It writes the texts, too."""
+    assert [_share(8.0, number, 3) for number in range(3)] == [4, 2, 2]
 
 
 def test_the_target_and_other_models_are_not_overwritten(folder, tmp_path):  # noqa: F811

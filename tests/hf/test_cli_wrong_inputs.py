@@ -21,7 +21,7 @@ from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
-from specdec_hf.options import LOSSY_RULES
+from specdec_hf.options import COMMON, LOSSY_RULES
 from support import hf_models
 from support.cli_models import (
     environment,
@@ -175,6 +175,7 @@ GENERATE = [
     ("--system b --no-chat-template", "but --no-chat-template is given"),
     ("--model 'no/where/at all'", "--model must be embedded, a model folder,"),
     ("--drafter /no/where", "'/no/where'; there is no such file or folder"),
+    pytest.param(f"--model {'a' * 300}", "is no hub id", id="a name that is too long"),
     ("--model some/one", "`hf download some/one` gets a hub id"),
     ("--drafter prompt_lookup --drafter layers:1 --drafter none",
      "--drafter none must be the only one, got"),
@@ -252,6 +253,12 @@ def test_wrong_options_of_other_commands_get_one_line(typed, message):
     if typed.startswith("serve"):
         pytest.importorskip("uvicorn", reason="needs the extra [server]")
     assert message in one_line_error(*typed.split())
+
+
+def test_an_option_of_the_loop_has_its_text_as_a_sentence():
+    text = COMMON["num_assistant_tokens"].metadata["text"]
+    words = options.own("num_assistant_tokens").help
+    assert words.startswith(text[0].upper() + text[1:20])
 
 
 def test_help_and_wrong_inputs_are_quick_and_load_no_torch(hollow):

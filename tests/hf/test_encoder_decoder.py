@@ -231,6 +231,8 @@ def test_whisper_decodes_a_long_recording_in_several_texts():
     out = generate(model, **inputs, **options, drafter=perturbed("whisper"), guard=False)
     assert out["sequences"].tolist() == expected["sequences"].tolist()
     assert out["stats"].accepted > 0
+    segments = options | {"return_dict_in_generate": False, "return_segments": True}
+    assert list(generate(model, **inputs, **segments)) == ["sequences", "segments"]
     with pytest.raises(ValueError, match="seed must be None where the generate of Whisper"):
         generate(model, **inputs, **options, temperature=0.5, seed=1)
 

@@ -38,7 +38,7 @@ def test_sampling_parameters_per_sequence():
     drafter = hf_models.perturbed("llama")
     mixed = run(
         model, inputs, drafter=drafter, do_sample=True, seed=[4, 5], temperature=[0.0, 0.7],
-        top_k=[0, 20], top_p=torch.tensor([1.0, 0.95]),
+        top_k=[2**40, 20], top_p=torch.tensor([1.0, 0.95]),
     )  # fmt: skip
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     assert mixed.sequences[0].tolist() == greedy[0].tolist()

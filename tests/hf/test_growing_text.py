@@ -106,6 +106,16 @@ def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kin
     assert found > 8
 
 
+def test_bytes_that_are_no_character_share_the_place_of_their_text():
+    """Of eight the last three may still begin a character; the end says that they do not."""
+    tokenizer = toy_tokenizers.tokenizer()
+    ids = tokenizer("\N{CYRILLIC SMALL LETTER A}")["input_ids"][1:] * 8
+    growing, made = pieces_of(tokenizer, [5], ids, 1)
+    assert growing.text == 8 * INCOMPLETE
+    places = [(one.begin, one.end) for piece in made for one in piece.logprobs]
+    assert places == [(0, 5)] * 5 + [(5, 8)] * 3
+
+
 def test_a_text_is_not_cleaned_up():
     """Some tokenizers take away blanks before marks, which may come later than the blanks."""
     tokenizer = toy_tokenizers.byte_level()

@@ -100,6 +100,14 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(graphs, target, head, mon
         assert any("packed weights" in note for note in out.stats.notes)
 
 
+def test_a_head_that_takes_too_much_memory_is_not_packed(target, head, monkeypatch):
+    monkeypatch.setattr("specdec_hf.loop.plan.pack_for", lambda *_: (None, None))  # of the target
+    monkeypatch.setattr("specdec_hf.runner.packed.twin.LARGEST_SHARE", 0.0)
+    notes = decode(target, drafter=Eagle3Drafter(head)).stats.notes
+    reason = "the head drafts on unpacked weights: packed weights would take"
+    assert any(reason in note for note in notes), notes
+
+
 # Steps that are replayed: recorded ops take the place of CUDA graphs.
 
 

@@ -73,6 +73,9 @@ def test_a_value_of_the_models_own_config_is_named_as_such(entry):
         decode(entry, model, arguments)
     with pytest.raises(ValueError, match=f"{message}$"):
         decode(entry, model, {**arguments, "penalty_alpha": 0.5})
+    config = GenerationConfig(max_new_tokens=2, penalty_alpha=0.5)
+    with pytest.raises(ValueError, match=f"{message}$"):
+        generate(model, **hf_models.prompts((5,)), generation_config=config)
 
 
 @entries

@@ -10,6 +10,7 @@ import pytest
 import torch
 from specdec_hf import LayerSkipDrafter, SkippedSublayers
 from specdec_hf.lab.layer_skip.calibration import Calibration, Drafting, search_layers
+from specdec_hf.lab.layer_skip.optimiser import expected_improvement
 from specdec_hf.profile import sizes_of
 from specdec_hf.runner.split_model import SplitModel
 from support import hf_models
@@ -138,6 +139,13 @@ def test_the_search_finds_the_sublayers_that_add_nothing(temperature):
     # The control: of another model they are worth less.
     other = Calibration(hf_models.build("llama", layers=LAYERS), texts, temperature)
     assert np.mean(other.rates(SKIPPED)) < 0.7
+
+
+def test_the_expected_improvement_of_what_nothing_is_known_of_is_that_of_a_normal_variable():
+    points = np.array([[False] * 40, [True] * 40])
+    half = np.array([[True, False] * 20])
+    (found,) = expected_improvement(points, np.array([1.0, -1.0]), half)
+    assert found == pytest.approx(0.0833155, abs=1e-4)  # the mean of max(0, x - 1)
 
 
 def test_the_command_writes_a_file_that_drafts(folder, tmp_path):  # noqa: F811

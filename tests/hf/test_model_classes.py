@@ -12,6 +12,7 @@ from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.protocol import CACHE_NAME
+from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.hf_models import needs_class, with_noise
 from transformers.utils import ModelOutput
@@ -326,6 +327,33 @@ def test_inputs_embeds_equal_plain_generation(with_ids, entry):
         out = decode(entry, model, made, WHOLE, drafter=drafter, guard=False)
         assert out.sequences.tolist() == expected.tolist()
         assert out.attention_mask.shape == (2, 9 + 12)
+
+
+def embedded(model, lengths):
+    ids = hf_models.prompts(lengths)["input_ids"]
+    return {"inputs_embeds": model.get_input_embeddings()(ids).detach()}
+
+
+def test_a_model_that_gives_the_logits_of_the_whole_prompt_is_read_at_its_end(monkeypatch):
+    model = hf_models.tiny("llama")
+    monkeypatch.setattr(type(model), "_supports_logits_to_keep", lambda self: False)
+    made = embedded(model, (9, 9))
+    expected = model.generate(**made, **GREEDY)
+    assert generate(model, **made, **GREEDY, drafter="prompt_lookup").equal(expected)
+
+
+def test_a_cache_that_takes_all_sequences_for_the_first_is_found_with_prompts_of_one_length(
+    monkeypatch,
+):
+    model, window = hf_models.build("llama", layers=3), SpecRunner.window
+
+    def wrong(self, starts, size, padding=0):
+        made = window(self, starts, size, padding)
+        return made | {"position_ids": made["position_ids"][:1].expand(len(starts), -1)}
+
+    monkeypatch.setattr(SpecRunner, "window", wrong)
+    with pytest.raises(ValueError, match="logits of LlamaForCausalLM differ from plain"):
+        generate(model, **embedded(model, (9, 9)), **GREEDY, drafter="prompt_lookup", cache="spec")
 
 
 def test_a_second_turn_keeps_the_positions_of_the_images():

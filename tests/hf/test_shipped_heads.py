@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -146,6 +147,14 @@ def test_the_check_leaves_no_trace_and_is_made_once_for_the_same_weights(
         assert shipped.find_head(target) == (trained_head, None), "its own weights need none"
     close.load_state_dict(hf_models.build("llama", seed=1, vocab_size=11).state_dict())
     assert shipped.find_head(close).folder is None
+
+
+def test_of_two_heads_for_other_weights_the_second_may_serve(target, trained_head, monkeypatch):
+    second = trained_head.with_name("tiny2")
+    shutil.copytree(trained_head, second)
+    shares = [shipped.LEAST_AGREEMENT - 0.01, shipped.LEAST_AGREEMENT]
+    monkeypatch.setattr(shipped, "agreement_of", lambda *_: shares.pop(0))
+    assert shipped.find_head(hf_models.with_noise(target, 0.02)).folder == second
 
 
 @torch.no_grad()

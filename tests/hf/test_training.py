@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.shipped import TARGET, digest_of, read_sample
-from specdec_hf.lab.training.conversations import ChatFormat, converse
+from specdec_hf.lab.training import pipeline
+from specdec_hf.lab.training.conversations import (
+    ANSWERS,
+    ChatFormat,
+    Conversation,
+    answer_sampling,
+    converse,
+)
+from specdec_hf.lab.training.draft_model import project_output
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.losses import mean_loss
 from specdec_hf.lab.training.pipeline import Pipeline, Progress
@@ -22,6 +31,7 @@ from specdec_hf.lab.training.texts import (
     is_held_out,
     read_conversations,
 )
+from specdec_hf.lab.training.train import Recipe
 from specdec_hf.lab.training.unrolled import acceptance_of, covered_by, loss_of, unroll
 from support import hf_models
 from support.heads import draft_llama, head_for, pass_head, rounds_of, text_batch
@@ -143,6 +153,15 @@ def test_training_unrolls_the_drafts_of_a_draft_model(target):
         assert drafted.tolist() == draft.tokens[0].tolist()
 
 
+def test_a_draft_model_begins_with_the_matrix_that_reads_the_targets_states():
+    """Of the target's width, only the directions are others."""
+    target = hf_models.build("llama")
+    scale = target.model.norm.weight.data.uniform_(0.5, 2)
+    rows = target.lm_head.weight.detach() * scale
+    found = project_output(target, rows.shape[1])
+    torch.testing.assert_close(found @ found.T, rows @ rows.T, rtol=1e-4, atol=1e-4)
+
+
 CUT_TEXTS = [[5, 9, 33, 2, 60, 9, 14, 8, 21, 40, 41], [7, 7, 30, 1, 2, 52, 3, 18]]
 CUTS = [[0, 9, 4], [3, 6, 3]]
 
@@ -235,6 +254,33 @@ def test_a_finished_run_is_not_made_again_and_names_its_target(head_run, target)
     sample = read_sample(pipeline.folder, target.config.vocab_size)
     texts = read_conversations(pipeline.work / "texts.jsonl")
     assert list(sample.tokens) in [list(one.tokens) for one in texts if is_held_out(one)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_of_the_minutes_are_for_texts_and_the_others_for_training(
+    dtype, target, tmp_path, monkeypatch
+):
+    """A run that goes on has what the one before it left; a text takes a minute here."""
+    now, asked = [0.0], []
+
+    def converse(*_, numbers, stop, **__):
+        for number in numbers:
+            now[0] += 60
+            yield Conversation(number, [1, 2, 3, 4, 5, 6], 3)
+            if stop(0):
+                return
+
+    def train(*given, minutes, **_):
+        (recipe,) = (one for one in given if isinstance(one, Recipe))
+        asked.append((recipe.autocast, recipe.measure_every, round(minutes)))
+
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    for name, fake in (("converse", converse), ("train", train), ("time", clock)):
+        monkeypatch.setattr(pipeline, name, fake)
+    model, settings = copy.deepcopy(target).to(dtype), dataclasses.replace(SMALL, steps=12)
+    for _ in range(2):
+        trained(model, tmp_path, settings=settings, texts=[], minutes=60)
+    assert asked == [(None if dtype == torch.float32 else dtype, 1, 29)] * 2
 
 
 def test_training_goes_on_from_a_head_with_another_draft_vocabulary(head_run, target, tmp_path):
@@ -346,6 +392,11 @@ def test_a_text_does_not_depend_on_those_written_beside_it(target):
     assert together == alone
     assert together.keys() == set(range(7))
     assert len({tuple(one.tokens) for one in together.values()}) == 7
+
+
+def test_what_is_held_out_has_answers_of_all_kinds():
+    held_out = [n for n in range(80) if is_held_out(Conversation(n, [], 0))]
+    assert {answer_sampling(number) for number in held_out} == set(ANSWERS)
 
 
 def test_prompts_are_answered_as_generate_answers_them(target):
