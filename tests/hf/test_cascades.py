@@ -189,7 +189,7 @@ def test_a_drafter_of_a_cascade_is_told_which_sequences_draft_and_what_was_kept(
     below = Watched(plain.tolist())
     cascade = HorizontalCascade([below, RandomDrafter()], [3])
     if kind == "vertical":
-        cascade = VerticalCascade(model, below, 3)
+        cascade = VerticalCascade(model, below, 2)
     ends = int(plain[0, 15])  # one sequence ends before the other
     assert ends not in plain[1].tolist()
     out = hf_models.decode(model, (9, 9), drafter=cascade, max_new_tokens=24, eos_token_id=ends)

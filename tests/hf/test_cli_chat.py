@@ -106,6 +106,17 @@ def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatc
     inputs = encode(tokenizer, conversation.messages[:-1], "cpu")
     expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0]
     assert said[5] == tokenizer.decode(expected[inputs["input_ids"].shape[1] :])
+    monkeypatch.setattr(chat, "read_messages", lambda interactive: iter(["word " * 200]))
+    wrong = chat._talk(conversation, interactive=True)
+    assert wrong == "the last message was not answered", "an error is no interruption"
+
+
+def test_the_prompt_of_a_chat_is_no_part_of_output_that_goes_to_a_file(monkeypatch, capsys):
+    lines = iter(["Hi", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": print(prompt, end="") or next(lines))
+    monkeypatch.setattr(chat.select, "select", lambda *_: ([], [], []))  # nothing was pasted
+    assert [*chat.read_messages(interactive=True)] == ["Hi"]
+    assert capsys.readouterr() == ("", 2 * chat.PROMPT)
 
 
 NO = "there is no command"

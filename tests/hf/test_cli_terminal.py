@@ -1,5 +1,6 @@
 """The command line as a process: pipes, and Ctrl-C at two moments."""
 
+import io
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import time
 
 import pytest
-from specdec_hf.cli.terminal import close_output
+from specdec_hf.cli.terminal import close_output, prepare_streams
 from support.cli_models import environment, folder  # noqa: F401
 
 
@@ -61,6 +62,17 @@ def test_output_that_is_lost_is_told_and_lost_for_good(monkeypatch):
         print("lost", file=full)
         assert not close_output()
         assert close_output(), "what comes later goes nowhere"
+
+
+def test_a_closed_stream_takes_text_and_an_open_one_what_its_encoding_lacks(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, "ascii"))
+    prepare_streams()
+    with sys.stdout as closed:
+        closed.write("é")
+    print("é", end="", file=sys.stderr, flush=True)
+    assert written.getvalue() == b"?"
 
 
 @pytest.mark.build

@@ -61,6 +61,8 @@ def test_by_default_a_clock_decides_in_float32_alone(model, call):
         chains = {**GREEDY, "drafter": "prompt_lookup", "compile": None}
         assert len(drafted(model, torch.bfloat16, **chains)) > 1
         assert not timing_in(run(model, torch.bfloat16, **chains))
+        with torch.autocast("cpu", torch.bfloat16):  # its products are torch's own
+            assert len(drafted(model, torch.float32, **chains)) == 1
         first, *later = (run(model, torch.bfloat16, **GREEDY).stats.gammas for _ in range(4))
         assert later == [first] * 3, "earlier calls decide"
 

@@ -84,6 +84,15 @@ def test_greedy_texts_are_those_of_model_generate(name):
     assert speculative(name, drafter=model) == (want, 1.0)
 
 
+def test_token_1_ends_a_text_where_no_other_is_named():
+    """And token 0 does not."""
+    model = hf_models.build("llama", vocab_size=5)
+    whole = compat.autoregressive_generate([1, 2, 3], model, 30, eos_tokens_id=NO_END)
+    assert 0 in whole[: whole.index(1)]
+    text = compat.autoregressive_generate([1, 2, 3], model, 30)
+    assert text == whole[: whole.index(1) + 1]
+
+
 def test_processors_of_the_callers_own_change_target_and_text():
     want = plain(suppress_tokens=list(range(0, hf_models.VOCAB, 2)))
     assert want != plain()

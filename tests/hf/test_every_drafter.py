@@ -83,6 +83,25 @@ def of_seven_tokens():
 SAMPLED = {"do_sample": True, "max_new_tokens": 8, "seed": [5, 6, 7]}
 
 
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_entry_of_a_name_says_what_its_drafter_gives_in_a_call(name, tmp_path):
+    """The command line reads the entries, and never a draft; `several` is compared below."""
+    drafter, drafts, forwards = resolved(name, of_seven_tokens(), tmp_path), [], []
+    propose, forward = drafter.propose, drafter.forward
+    drafter.propose = lambda *told: drafts.append(propose(*told)) or drafts[-1]
+    drafter.forward = lambda *told: forwards.append(forward(*told)) or forwards[-1]
+    hf_models.decode(of_seven_tokens(), BATCHES[-1], drafter=drafter, **SAMPLED)
+    given = [draft for draft in drafts if draft is not None]
+    found = {
+        "own_tree": {draft.parents is not None for draft in given},
+        "draws": {draft.distribution is not None for draft in given},
+        "reports_confidence": {draft.confidence is not None for draft in given},
+    }
+    assert found == {key: {getattr(DRAFTERS[name], key)} for key in found}
+    made = any(logits is not None for logits in forwards)
+    assert DRAFTERS[name].makes_forward or not made
+
+
 @functools.cache
 def plain_text(rule):
     """The text of the target alone after a ragged batch of prompts."""
@@ -202,6 +221,7 @@ def test_different_chains_are_those_of_the_sequences_own_limit(name, tmp_path):
         found, cut, expected = ([c for c in x if max(c) >= 0] for x in (*within, alone))
         assert found == expected
         different += cut != expected
+    assert drafter.several == (max(map(len, together)) > 1)
     if name in ("prompt_lookup", "suffix_automaton"):
         assert different > 0, "the control: the limit decides which chains there are"
 

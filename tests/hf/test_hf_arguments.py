@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from specdec_hf import SpeculativeDecoder, Step, generate
+from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, Step, generate
 from specdec_hf.request import unsupported
 from support import hf_models
 from support.hf_models import PROCESSED, RAGGED, Recorder, prefer_new
@@ -109,6 +109,20 @@ def test_arguments_of_assisted_generation_choose_the_drafter(entry):
         for number in (1, 9)
     ]
     assert drafted[0] < drafted[1]
+
+
+def test_prompt_lookup_by_the_arguments_of_transformers_copies_after_pairs_or_longer_ends():
+    model = hf_models.build("llama", vocab_size=11)
+
+    def drafted(**options):
+        out = hf_models.decode(model, **options, max_new_tokens=40)
+        return [record.drafted for record in out.stats.round_log]
+
+    asked = drafted(drafter="auto", prompt_lookup_num_tokens=3, max_matching_ngram_size=5)
+    by_pairs, by_three = (
+        drafted(drafter=PromptLookupDrafter(5, least), num_assistant_tokens=3) for least in (2, 3)
+    )
+    assert asked == by_pairs != by_three
 
 
 BY_SEQUENCE = {

@@ -15,6 +15,7 @@ from specdec_hf import (
 )
 from specdec_hf.drafters.ngram import NgramDrafter, RandomDrafter
 from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
+from specdec_hf.drafting.context import Candidates
 from specdec_host import Corpus
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
@@ -131,6 +132,9 @@ def test_ids_of_another_vocabulary_are_refused(made, tmp_path):
         drafter = made.from_text(str(tmp_path / "store"))
     with pytest.raises(ValueError, match=r"(table|corpus) must have the model's vocabulary of 67 "):
         hf_models.decode(LLAMA, drafter=drafter)
+    for wrong in (-1, 4):
+        with pytest.raises(ValueError, match=rf"must hold ids in \[0, 4\), got {wrong}$"):
+            NgramTable.build([np.array([0, wrong, 2])], 4, 2)
 
 
 def slow_ranking(additions, text, longest, shortest):
@@ -190,6 +194,12 @@ def test_a_chain_goes_on_after_an_unknown_ending():
     assert known == [6, 5, 6]
     # A text shorter than the longest ending is one itself.
     assert proposed(started(4, 2), history_of([5, 5, 5], [9]), 2) == [[5, 5], []]
+    # So is one after which the target's likeliest next token was seen, and not committed.
+    drafter, pending = NasdDrafter(4, 2), np.array([[2], [9]])
+    drafter.start(context_of(LLAMA, batch_size=2, num_proposals=2))
+    seen = Candidates(pending, np.full_like(pending, -1), pending[:, None] + 5)
+    drafter.observe(history_of([1, 2], [9]), seen)
+    assert proposed(drafter, history_of([1, 2, 3, 1, 2], [9]), 1) == [[3, 7], []]
 
 
 @pytest.mark.parametrize(("kept", "drafts"), [(100, [[3, 4], [7]]), (0, None)])

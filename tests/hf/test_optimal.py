@@ -265,6 +265,8 @@ def test_a_draft_models_first_round_says_nothing_about_others():
     costs.observe(4, 4, 50.0, 1.5)
     costs.observe(4, 4, 0.4, 1.5)
     assert costs.round(4) == pytest.approx(1.9)
+    costs.observe(0, 4, 9.0, 1.5)  # of absent nodes alone
+    assert costs.round(4) == pytest.approx(1.9)
 
 
 def test_what_nothing_was_measured_of_lies_between_the_bounds_of_all_machines():

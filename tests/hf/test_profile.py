@@ -24,6 +24,7 @@ from support.cli_models import (  # noqa: F401
     says,
     succeed,
 )
+from transformers import GenerationConfig
 
 LOOKUP = {"drafter": "prompt_lookup", "num_assistant_tokens": 3}
 ASKED = ("generate", "--prompt", "a", "--profile")
@@ -65,6 +66,12 @@ FAULTS = {
         changed(options__num_assistant_tokens_schedule="egag"), "distribution or a confidence, got"
     ),
     "a flag for a number": (changed(conditions__batch_size=True), "batch_size must be an integer"),
+    "a number that is none": (
+        changed(options__num_assistant_tokens="3"), "integer in [0, 1024], got '3'"
+    ),
+    "a layout without fields": (
+        changed(options__tree={"TrieTree": 3}), "tree: TrieTree must be an object, got 3"
+    ),
     "a tree of no layout": (
         changed(options__tree={"Star": {}}), "one of TreeSpec, EagleTree, TrieTree, got"
     ),
@@ -105,6 +112,13 @@ def test_options_that_are_given_win_over_the_profile(write):
     # What was measured with one drafter is not taken for another.
     for drafter in ("auto", None, "nasd"):
         assert taken(drafter=drafter) == (drafter, None, None, None)
+
+
+def test_a_number_in_the_config_of_a_call_wins_over_the_profile(model, write):
+    asked = GenerationConfig(num_assistant_tokens=1)
+    how = {"profile": write(), "guard": False, "return_dict_in_generate": True}
+    calls = [run(model, **how), run(model, **how, generation_config=asked)]
+    assert [max(call.stats.gammas) for call in calls] == [3, 1]
 
 
 def test_a_profile_of_another_model_is_refused_by_name(model, write):

@@ -139,6 +139,7 @@ REFUSED = [  # path, body, the field, what the one line says
     (COMPLETE, A + '"max_tokens": 1' + 300 * "0" + "}", "max_tokens", "max_tokens"),
     (CHAT, USER + ', "max_completion_tokens": 999}', "max_completion_tokens", "at most 512, got 999"),
     (COMPLETE, A + '"n": 69}', "n", "n must make at most 68 texts, the places of the server, got 69"),
+    (COMPLETE, '{"n": 2, "prompt": ["' + 34 * 'a", "' + 'a"]}', "n", "n must make at most 68 texts, the places of the server, got 70"),
     (COMPLETE, '{"prompt": ["' + 68 * 'a", "' + 'a"]}', "prompt", "prompt must make at most 68 texts"),
     # Prompts.
     (GENERATE, '{"inputs": ""}', "inputs", "inputs must have 1 to 156 tokens, the model's context of 256 less max_new_tokens, got 0"),

@@ -182,11 +182,23 @@ class Alternates(Schedule):
         self.number = 3 - getattr(self, "number", 1)
         return np.minimum(most, self.number)
 
+    def observe(self, outcome):
+        seen.append(outcome.drafted.tolist())
+
+
+seen = []
+
 
 def test_a_schedule_of_the_users_own():
+    """It learns how much each sequence drafted, also after one has ended."""
     schedule = Alternates()
-    out = call(schedule)
+    texts = call(None, (9, 4)).sequences[:, 9:].tolist()
+    ends = next(token for token in texts[0][4:] if token not in texts[0][:4] + texts[1])
+    seen.clear()
+    out = call(schedule, (9, 4), eos_token_id=ends)
     assert out.stats.gammas[:5] == [0, 2, 1, 2, 1]
+    assert seen == [record.drafted for record in out.stats.round_log[1:]]
+    assert [0, 2] in seen
     assert vars(schedule) == {}, "the loop uses a copy"
 
 

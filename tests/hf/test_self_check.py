@@ -3,12 +3,13 @@
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from specdec_hf import check_model, generate
 from specdec_hf.runner import self_check
-from specdec_hf.runner.fit import compare
+from specdec_hf.runner.fit import compare, tolerance_of
 from specdec_hf.runner.plain_runner import PlainRunner
 from specdec_hf.runner.self_check import check_fit
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -233,3 +234,12 @@ def test_a_short_context_is_checked_with_the_tokens_that_it_holds():
             fit = check_fit(model, "spec", padded=padded)
             assert fit.reason is None
             assert fit.difference is not None
+
+
+def test_products_in_tf32_may_differ_as_much_as_others_of_as_many_bits(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=True))
+    of_32, of_16 = (
+        tolerance_of(SimpleNamespace(device=torch.device("cuda"), dtype=dtype))
+        for dtype in (torch.float32, torch.float16)
+    )
+    assert of_32 == of_16

@@ -223,7 +223,8 @@ class Explainer:
         assert traced.path is not None
         (step,) = traced.steps
         begin = int(traced.lengths[0])
-        root = self._piece(self._tokens[-CONTEXT:-1], self._tokens[-1:])
+        *before, pending = self._tokens[-CONTEXT:]
+        root = self._piece(before, [pending])
         p = target_probs(traced.logits[0], self.sampling).cpu()
         path = [n for n in traced.path[0].tolist() if n >= 0]
         nodes, places = self._nodes(traced, path, p)

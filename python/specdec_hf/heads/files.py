@@ -157,7 +157,7 @@ def draft_tokens(offsets: torch.Tensor, vocab_size: int) -> torch.Tensor:
         raise ValueError(f"d2t must hold integers, got {offsets.dtype}")
     tokens = offsets.to(torch.int64) + torch.arange(len(offsets))
     different = len(tokens.unique())
-    if different < len(tokens) or not 0 <= tokens.min() <= tokens.max() < vocab_size:
+    if different < len(tokens) or tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(
             f"d2t must lead to different ids in [0, {vocab_size}), got {int(tokens.min())} to "
             f"{int(tokens.max())}, {different} of {len(tokens)} different"

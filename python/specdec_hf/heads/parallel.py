@@ -38,8 +38,8 @@ class ParallelConfig(FinalStateConfig):
     target_hidden_size: int
     num_heads: int
     inner: int
-    vocab_size: int = 0
-    draft_vocab_size: int = 0
+    vocab_size: int
+    draft_vocab_size: int
 
     @classmethod
     def for_target(

@@ -273,4 +273,4 @@ def _has_sizes(model: Any, config: dict[str, Any]) -> bool:
     return all(
         getattr(text, name, None) == checked_size(config, ours)
         for name, ours in (("vocab_size", "vocab_size"), ("hidden_size", "target_hidden_size"))
-    ) and max(layers, default=0) <= getattr(text, "num_hidden_layers", 0)
+    ) and all(layer <= getattr(text, "num_hidden_layers", 0) for layer in layers)
