@@ -122,6 +122,7 @@ def test_drafters_that_cannot_be_measured_are_named_and_the_others_are(analyze, 
     result, report = analyze(*names, "layers:1")
     assert result.exit_code == 1
     assert [m["drafter"] for m in report["measured"]] == ["layers:1"] * 2
+    assert [m["schedules"] for m in report["measured"]] == [[], []], "nobody asked for one"
     assert list(report["failed"]) == names
     last = result.output.splitlines()[-1]
     assert last.startswith("error: --drafter early_exit:1: cannot be analyzed: it runs the target")
@@ -142,6 +143,7 @@ def test_trees_are_drawn_as_they_were_measured(analyze, home):  # noqa: F811
     accepted = sum(node["kind"] == "accepted" for node in nodes)
     page = (home / "pictures" / "trees.html").read_text()
     assert page.count('<g class="node accepted"') == accepted == calls[0]["accepted"]
+    assert page.count('<g class="node ') > len(nodes), "with the roots"
     assert page.count(">∅</text>") == sum(not node["text"] for node in nodes) == 0
     result, content = analyze("layers:1", options=(*options, "--tree", "2,1"))
     assert result.output.count("mask, 0 is the root") >= tree_pictures.SHOWN_ROUNDS

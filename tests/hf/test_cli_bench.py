@@ -19,7 +19,7 @@ from specdec_hf.lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
-from support import cli_models
+from support import cli_models, hf_models
 from support.cli_models import folder, home, masked, reported, succeed  # noqa: F401
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -303,3 +303,27 @@ def test_a_ratio_that_depends_on_who_comes_first_is_flagged_after_four_runs_of_e
     found = summary.faults([Turns(mine, other, orders)])
     says = "the ratio over model.generate depends on which of the two comes first, 2.00 times"
     assert found == [f"unfair: {says}"] * flagged
+
+
+def test_drafts_of_the_host_are_time_of_the_loop_and_one_batch_has_no_interval():
+    whole = DRAFT + VERIFY + HOST
+    for on_host, outside in ((True, DRAFT + HOST), (False, HOST)):
+        found = efficiency.predict([statistics()], curve(), drafts_on_host=on_host)
+        assert found.loop_share == pytest.approx(outside / whole)
+    batch = np.array([[10.0, 1.0, 10.0, 2.0]])
+    assert summary.interval_of(batch) is None
+    assert summary.interval_of(np.repeat(batch, 2, axis=0)) == (2, 2)
+
+
+def test_the_curve_of_bare_forwards_begins_at_the_step_of_plain_decoding():
+    """Whose own time is not that of a forward behind these prompts."""
+    model, left_out = hf_models.tiny("llama"), {}
+    plain = hf_models.decode(model, (9, 4)).stats
+    drafted = hf_models.decode(model, (9, 4), drafter=hf_models.perturbed("llama")).stats
+    batches = [Batch(["a", "b"], "", hf_models.prompts((9, 4)))]
+    costs = results._forward_costs(
+        SimpleNamespace(model=model), batches, [plain, drafted], left_out, in_rounds=False
+    )
+    assert left_out == {}
+    assert costs.at(1) == pytest.approx(efficiency.round_costs([plain]).median(1))
+    assert costs.range == (1, 1 + max(drafted.gammas))

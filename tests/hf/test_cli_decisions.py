@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from specdec_hf import SpeculativeDecoder
+from specdec_hf import SpeculativeDecoder, Step
 from specdec_hf.cli.decisions import COLUMNS
 from specdec_hf.cli.explain import Explainer
+from specdec_hf.cli.trace import ASCII_MARKS, render
 from support import hf_models, toy_tokenizers
 from support.cli_models import folder, reported  # noqa: F401
 
@@ -164,3 +165,12 @@ def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  
     assert len(turn["trees"]) == result.output.count("accepted; root")
     assert bool(turn["trees"]) is ("--tree" in options)
     assert result.output.count("mask, 0 is the root") == ("--tree" in options)
+
+
+def test_shown_tokens_of_one_kind_are_one_piece():
+    tokenizer = toy_tokenizers.tokenizer()
+    ids = tokenizer("cdef", add_special_tokens=False)["input_ids"]
+    kinds = ["accepted", "plain", "accepted", "accepted"]
+    steps = [Step(0, [token], [kind], [0.0]) for token, kind in zip(ids, kinds, strict=True)]
+    assert render(tokenizer, steps).plain == "cdef"
+    assert render(tokenizer, steps, marks=ASCII_MARKS).plain.count("ef") == 1

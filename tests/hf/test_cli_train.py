@@ -40,6 +40,7 @@ def test_train_writes_a_head_that_drafts(tmp_path):
     assert report["bytes"] == (output / "model.safetensors").stat().st_size
     card = (output / "README.md").read_text()
     assert f"{report['tokens']:,} tokens" in card
+    assert re.findall(r"^\| (\d) \| 0\.", card, re.MULTILINE) == ["1", "2", "3"]
     assert str(tmp_path) not in card + json.dumps(report)
     assert (output / "training.svg").read_text().startswith("<?xml")
     assert load_head(output).config.draft_vocab_size == 258

@@ -197,6 +197,31 @@ def test_tune_tries_the_schedules_that_a_drafter_takes(drafter):
 
 
 @pytest.mark.usefixtures("home")
+def test_a_profile_names_each_of_several_drafters():
+    several = tuned.Candidate(Settings(model="tiny", drafter=["nasd", "ngram"]))
+    options = [one.options["drafter"] for one in (several, candidate("nasd"))]
+    assert options == [["nasd", "ngram"], "nasd"]
+
+
+@pytest.mark.usefixtures("home")
+def test_half_of_the_trials_answer_again_while_more_are_left_than_are_asked_for():
+    """A rung has time for one answer of each."""
+    trials, asked, now = [search.Trial(candidate("nasd")) for _ in range(8)], [], [0]
+
+    def answer(alive):
+        asked.append([trials.index(trial) for trial in alive])
+        now.append(now[-1] + 10)
+        for trial in alive:
+            took = 1.0 + trials.index(trial)
+            mine = Answer(["p"], "", [[1, 2]], took, [took], 2, took)
+            trial.add(len(asked), Turns(mine, mine, ["pwm"], mine))
+
+    found = search.halve(trials, answer, 30, 1, lambda: now[-1])
+    assert [trials.index(trial) for trial in found] == [*range(8)]
+    assert asked == [[*range(8)], [*range(4)], [0, 1]]
+
+
+@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("batches", "ended"), [(4, "out of time"), (5, ""), (6, "")])
 def test_a_search_is_whole_once_its_finalists_have_answered_five_prompts(batches, ended):
     """All answer twice as fast with drafts, until time is over."""

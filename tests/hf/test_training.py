@@ -315,6 +315,8 @@ def test_what_no_run_can_begin_with_is_refused_by_name(target, model_run, tmp_pa
         with pytest.raises(ValueError, match=message):
             trained(target, tmp_path / "out", **given)
         assert not list((tmp_path / "out").rglob("*.jsonl"))
+    with pytest.raises(ValueError, match=r"layer of Llama\w+ cannot start the head: The size"):
+        own.begin_as(hf_models.build("llama", intermediate_size=40))
     with pytest.raises(ValueError, match="was begun with other reused texts"):
         trained(target, reusing, settings=DRAFT_MODEL)
 
@@ -392,6 +394,8 @@ def test_a_text_does_not_depend_on_those_written_beside_it(target):
     assert together == alone
     assert together.keys() == set(range(7))
     assert len({tuple(one.tokens) for one in together.values()}) == 7
+    # Of a first turn the format follows, and its last token is not a part of it.
+    assert max(one.answer - len(CHAT.before) - len(CHAT.between) for one in together.values()) == 7
 
 
 def test_what_is_held_out_has_answers_of_all_kinds():
