@@ -174,3 +174,5 @@ def test_a_timeline_has_the_parts_of_each_round_where_they_were_measured():
         (1.5, 2), (2, 2.25),  # the first round: the target, and what follows it
         (3.5, 3.75), (3.75, 4), (4, 4.25), (4.25, 4.5), (4.5, 6.5), (6.5, 7),
     ]  # fmt: skip
+    (panel,) = figures.draw_timeline([rows[0], rows[0], rows[1]]).axes
+    assert panel.get_xlim() == (0, 7.5), "until the last row has ended"

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.speeds import GENERATE
+from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.lab.bench import configs as bench_configs
 from specdec_hf.lab.bench import efficiency, results, summary
 from specdec_hf.lab.bench import runs as bench_runs
@@ -21,6 +23,7 @@ from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
 from support import cli_models, hf_models
 from support.cli_models import folder, home, masked, reported, succeed  # noqa: F401
+from support.heads import head_for
 from transformers import MambaConfig, MambaForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
@@ -188,9 +191,9 @@ def measured(monkeypatch, seconds, accepted):
 
     def answer(model, config, batch, arguments):
         calls.append(config.name)
-        took = seconds[config.name]
+        took, text = seconds[config.name], [1, 2 + (config.name == GENERATE)]
         return Answer(
-            batch.prompts, batch.category, [[1, 2]], took, [took], drafted=2,
+            batch.prompts, batch.category, [text], took, [took], drafted=2,
             accepted=accepted if config.name == "fast" else 0,
         )  # fmt: skip
 
@@ -198,7 +201,7 @@ def measured(monkeypatch, seconds, accepted):
     monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
     prompts = [Batch([str(n)], "ab"[n % 2], {"input_ids": torch.ones(1, 2)}) for n in range(6)]
     loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
-    without = Config(WITHOUT, SpeculativeDecoder(None), without_drafts=True)
+    without = Config(WITHOUT, SpeculativeDecoder(None), without_drafts=True, reference=True)
     configs = [Config(GENERATE), without, Config("fast", SpeculativeDecoder())]
     taken, left_out = bench_runs.warm_up(loaded, configs, prompts, arguments, str)
     assert not left_out
@@ -214,6 +217,7 @@ def test_drafts_are_credited_with_what_they_add_to_this_library_alone(monkeypatc
     names = [row.name for row in rows]
     turns = Counter(zip(calls[::3], calls[1::3], calls[2::3], strict=True))
     assert names == [*took]
+    assert [row.identical for row in rows] == [6, 6, 6], "to plain decoding of the same library"
     assert turns == Counter(dict.fromkeys(itertools.permutations(took), 3)), "each order as often"
     _, without, fast = rows
     gain = (1.25, (1.25, 1.25)) if accepted else (None, None)
@@ -303,6 +307,17 @@ def test_a_ratio_that_depends_on_who_comes_first_is_flagged_after_four_runs_of_e
     found = summary.faults([Turns(mine, other, orders)])
     says = "the ratio over model.generate depends on which of the two comes first, 2.00 times"
     assert found == [f"unfair: {says}"] * flagged
+
+
+def test_auto_drafts_on_the_host_where_no_head_or_a_damaged_one_is_there(tmp_path):
+    model, head = hf_models.build("llama"), tmp_path / "specdec_head"
+    model.config._name_or_path = str(tmp_path)
+    for write in (lambda: None, head.mkdir, lambda: (head / "config.json").write_text("[]")):
+        write()
+        assert bench_configs.drafts_on_host("auto", None, model)
+    shutil.rmtree(head)
+    save_head(head_for(model), head)
+    assert not bench_configs.drafts_on_host("auto", None, model)
 
 
 def test_drafts_of_the_host_are_time_of_the_loop_and_one_batch_has_no_interval():
