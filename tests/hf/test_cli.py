@@ -6,9 +6,13 @@ import shlex
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from specdec_hf.cli import compare, weights
+from specdec_hf.cli.compare import Alone
+from specdec_hf.cli.report import print_alone, verdict
+from specdec_hf.cli.speeds import Speeds
 from specdec_hf.cli.terminal import visible
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.fit import Fit
@@ -310,3 +314,28 @@ def test_a_later_failure_keeps_the_earlier_answers(home):  # noqa: F811
     report = json.loads((home / "out.json").read_text())
     assert len(report["prompts"][0]["turns"]) == report["summary"]["answers"] == 1
     assert "but the model's context is 256" in report["error"]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "speed", "notes", "says"),
+    [
+        (8, 2, 9.0, [], "2.00 tokens a round, 25% of drafts accepted; another --drafter may gain"),
+        (8, 2, 11.0, [], "2.00 tokens a round"),
+        (0, 0, 10.0, [], "because no draft was found; --drafter help lists others"),
+        (0, 0, 10.0, ["with guard=False"], "because the guard waited; --guard off drafts from the"),
+    ],
+)
+def test_the_verdict_says_what_may_gain(drafted, accepted, speed, notes, says, monkeypatch):
+    """Without drafts there are 10 tokens a second."""
+    speeds = Speeds(None, 10.0, speed, drafted=drafted, accepted=accepted)
+    monkeypatch.setattr("specdec_hf.cli.compare.speeds_of", lambda turns: speeds)
+    stats = SimpleNamespace(rounds=4, drafter="nasd", notes=notes)
+    found = verdict([SimpleNamespace(tokens=[1] * 8, stats=stats)])
+    assert says in found
+    assert ("may gain" in found) == ("may gain" in says)
+
+
+def test_the_text_of_a_model_alone_is_not_wrapped(capsys):
+    text = "word " * 40
+    print_alone([Alone("target", text, 40, 1.0)])
+    assert text in capsys.readouterr().out

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 from specdec_hf.heads.eagle3.files import load_head
-from specdec_hf.lab.training import command
 from specdec_hf.lab.training.command import _share
 from support.cli_models import folder, home, invoke, masked, one_line_error, says, succeed  # noqa: F401
 
@@ -47,12 +46,6 @@ def test_train_writes_a_head_that_drafts(tmp_path):
     assert load_head(output).config.draft_vocab_size == 258
     asked = "generate --model tiny --prompt ab --drafter eagle3:head --max-new-tokens 8"
     succeed(*asked.split())
-
-
-def test_drafters_that_are_trained_together_share_the_minutes():
-    shares = [command._share(30, number, 4) for number in range(4)]
-    assert sum(shares) == 30
-    assert shares[0] == 2 * shares[1], "it writes the texts"
 
 
 @pytest.mark.build

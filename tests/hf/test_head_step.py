@@ -108,13 +108,6 @@ def test_a_head_that_takes_too_much_memory_is_not_packed(target, head, monkeypat
     assert any(reason in note for note in notes), notes
 
 
-def test_a_head_is_packed_in_its_first_call(target, head):
-    drafter = Eagle3Drafter(head)
-    first, again = (decode(target, drafter=drafter).stats.packed.drafts[0] for _ in range(2))
-    assert first.layers > 0
-    assert first.seconds > again.seconds == 0
-
-
 # Steps that are replayed: recorded ops take the place of CUDA graphs.
 
 
