@@ -7,13 +7,13 @@ import proofs
 import pytest
 import torch
 from proofs import assert_all_equal, assert_close, assert_outputs_equal
+from proofs.forward import linear_case
+from proofs.history import ngram_case
+from proofs.tree_layout import attention_case, expand_case, rerank_case, trie_case
 from support.providers import KERNEL_PROVIDERS, TREE_PAIRS, provider, run_case, sample
 
 from specdec_kernels import _library
 from specdec_kernels.arguments.chain import ChainArguments
-from specdec_kernels.arguments.tree import TreeArguments
-
-ARGUMENTS = {"verify_chain": ChainArguments, "verify_tree": TreeArguments}
 
 CHAINS = [
     proofs.chain_case(6, 3, 257),
@@ -42,6 +42,16 @@ CHAIN_PAIRS = [("cpp", c) for c in CHAINS] + [
 ]
 
 
+OTHER_CASES = [
+    attention_case(6, 9, 31, shape="faulty", window=4),
+    rerank_case(6, 13, 6, levels=3),
+    trie_case(6, 4, 5, 20),
+    expand_case(5, 2, 300, 5, temperature="tensor"),
+    ngram_case(9, 41, 5, lengths="faulty"),
+]
+OTHER_PAIRS = [(n, c) for c in OTHER_CASES for n in proofs.providers(c.op) if n != "reference"]
+
+
 def named(pairs):
     return [pytest.param(n, c, id=f"{n}-{c.op}-{c}") for n, c in pairs]
 
@@ -54,12 +64,12 @@ PER_DRAFT = ("draft_token_ids", "draft", "draft_ids", "draft_logsumexp", "draft_
 
 
 def select(op, args, rows):
-    """The arguments of a verifier for some sequences of a padded batch."""
-    a = ARGUMENTS[op](*args)
-    flat = op == "verify_tree" and a.draft is not None and a.draft.dim() == 2
+    """The arguments of an op for some sequences of a padded batch."""
+    names = [a.name for a in getattr(torch.ops.specdec_kernels, op).default._schema.arguments]
+    given = dict(zip(names, args, strict=True))
+    flat = op == "verify_tree" and given["draft"] is not None and given["draft"].dim() == 2
     shared = SHARED + (FLAT if flat else ())
-    named = a._asdict().items()
-    return [x[rows] if torch.is_tensor(x) and k not in shared else x for k, x in named]
+    return [x[rows] if torch.is_tensor(x) and k not in shared else x for k, x in given.items()]
 
 
 def shifted(args, start, stop, at=0):
@@ -71,7 +81,7 @@ def shifted(args, start, stop, at=0):
                       synthetic_rates=rates, **cut)  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "case"), named(CHAIN_PAIRS + TREE_PAIRS))
+@pytest.mark.parametrize(("name", "case"), named(CHAIN_PAIRS + TREE_PAIRS + OTHER_PAIRS))
 def test_place_in_the_batch_and_batch_size_change_no_bit(name, case):
     op, args = provider(case.op, name), case.args()
     whole = op(*args)
@@ -124,7 +134,13 @@ def test_a_row_of_sample_does_not_depend_on_its_neighbours(name, method):
         assert_outputs_equal("sample", alone, [x[r : r + 1] for x in whole])
 
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 THREADED = [c for c in proofs.CASES if c.heavy or c.op in _library.CACHE_OPS] + [
+    *OTHER_CASES[:3],
+    expand_case(5, 4, 9000, 12, temperature="tensor"),
+    ngram_case(3, 4099, 17, lengths="full"),
+    *(c for c in proofs.CASES if c.op == "pack_linear"),
+    *(linear_case((m,), n, k, d) for d in DTYPES for m, n, k in ((6, 577, 257), (130, 1000, 640))),
     proofs.sample_case(1, 50_001, filters="scalar", noise="shared", method="gumbel"),
     proofs.sample_case(3, 50_001, filters="tensor"),
     proofs.chain_case(1, 2, 50_001, rule="match", filters="scalar"),
@@ -148,6 +164,7 @@ THREADED = [c for c in proofs.CASES if c.heavy or c.op in _library.CACHE_OPS] + 
 
 @pytest.mark.parametrize("case", THREADED, ids=lambda c: f"{c.op}-{c}")
 def test_the_number_of_threads_changes_no_bit_of_any_op(case):
+    torch.use_deterministic_algorithms(True)  # an output that no thread writes is NaN
     torch.set_num_threads(1)
     alone = run_case(case)
     for threads in (2, 3):

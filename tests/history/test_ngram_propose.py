@@ -181,27 +181,6 @@ def test_nothing_outside_of_the_texts_is_read(name):
         assert torch.equal(wide, before)
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_place_in_the_batch_layout_dtype_and_threads_change_nothing(name):
-    history, lengths, *rest = ngram_case(9, 41, 5, lengths="faulty").args()
-    torch.set_num_threads(1)
-    want = run(name, history, lengths, *rest)
-    torch.set_num_threads(3)
-    columns_first = history.T.contiguous().T
-    assert_outputs_equal(
-        OP, run(name, columns_first, lengths.repeat_interleave(2)[::2], *rest), want
-    )
-    tokens, counts = run(name, history.int(), lengths, *rest)
-    assert_outputs_equal(OP, (tokens.long(), counts), want)
-    order = torch.tensor([8, 0, 7, 7, 5])
-    assert_outputs_equal(
-        OP, run(name, history[order], lengths[order], *rest), [t[order] for t in want]
-    )
-    assert_outputs_equal(OP, run(name, history[6:7], lengths[6:7], *rest), [t[6:7] for t in want])
-    shared = run(name, history[8:].expand(3, -1), lengths[8:].expand(3), *rest)
-    assert_outputs_equal(OP, shared, [t[8:].expand(3, *t.shape[1:]) for t in want])
-
-
 @pytest.mark.parametrize("name", [n for n in ALL_PROVIDERS if n != "reference"])
 def test_addresses_beyond_2_to_the_31_elements(name):
     """Two rows that lie so far apart; the memory between them is never touched."""

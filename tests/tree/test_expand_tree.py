@@ -6,7 +6,6 @@ import proofs
 import pytest
 import torch
 from proofs import assert_all_equal, assert_close
-from proofs.tree_layout import expand_case
 from proofs.tree_layout_oracles import check_expansion
 from support.providers import provider
 
@@ -131,29 +130,6 @@ def test_extreme_temperatures_and_logits(name):
         assert_close("tokens", tokens, want[0])
         assert_close("scores", scores, want[1], atol=1e-5, rtol=1e-5)
         assert ((tokens == -1) == (scores == -torch.inf)).all()
-
-
-@pytest.mark.parametrize("name", HEAVY)
-def test_place_in_the_batch_layout_and_threads_change_no_bit(name):
-    b, f, v, k = (2, 2, 300, 5) if name == "triton" else (5, 4, 9000, 12)
-    case = expand_case(b, f, v, k, temperature="tensor")
-    logits, scores, width, t, _ = case.args()
-    torch.set_num_threads(1)
-    want = run(name, logits, scores, width, t, 1.0)
-    torch.set_num_threads(3)
-    wide = torch.full((b + 1, f + 2, v + 9), torch.nan)
-    view = wide[1:, 1:-1, 3 : v + 3]
-    view.copy_(logits)
-    spread = scores.T.contiguous().T, t.repeat_interleave(2)[::2]
-    assert_all_equal(run(name, view, spread[0], width, spread[1], 1.0), want)
-    for i in (0, b - 1):
-        one = slice(i, i + 1)
-        alone = run(name, logits[one], scores[one], width, t[one], 1.0)
-        assert_all_equal(alone, [x[one] for x in want])
-    node = run(name, logits[:, 1:2], scores[:, 1:2], width, t, 1.0)
-    assert_all_equal(node[:2], [x[:, 1:2] for x in want[:2]])
-    wider = run(name, logits, scores, width + 3, t, 1.0)
-    assert_all_equal([x[..., :width] for x in wider[:2]], want[:2])
 
 
 def grown(logits, scores, lengths, size, slots):

@@ -174,21 +174,3 @@ def test_a_trie_has_room_for_every_token_by_default():
     trie = sk.build_trie(sequences)
     assert trie.tokens.flatten().tolist() == list(range(12))
     assert trie.num_nodes.tolist() == [12]
-
-
-@pytest.mark.parametrize("op", ["tree_attention", "rerank_tree", "build_trie"])
-@pytest.mark.parametrize("name", NAMES)
-def test_place_in_the_batch_and_threads_change_nothing(name, op):
-    case = proofs.cases(op)[0 if name == "triton" else -1]
-    args, run = case.args(), checked(op, name)
-    torch.set_num_threads(1)
-    want = run(*args)
-    torch.set_num_threads(3)
-
-    def chosen(rows):
-        return [a[rows] if torch.is_tensor(a) else a for a in args]
-
-    alone = torch.tensor([1])
-    assert_outputs_equal(op, run(*chosen(alone)), [t[alone] for t in want])
-    order = torch.tensor([1, 0] if name == "triton" else [1, 0] * 40)
-    assert_outputs_equal(op, run(*chosen(order)), [t[order] for t in want])
