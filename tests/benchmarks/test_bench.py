@@ -12,7 +12,6 @@ import torch
 import specdec_kernels as sk
 from bench import configs, measure, plans, results, sanitize, sweep, tree_configs
 from bench.configs import Config
-from bench.kv_configs import KvConfig
 from bench.peers import PEERS
 from bench.tree_configs import TreeConfig, Visits
 from bench.workloads import WORKLOADS
@@ -91,21 +90,6 @@ def test_a_sweep_reports_rows_absences_and_failures(monkeypatch, tmp_path):
     assert left_out[huge.id, "all"].startswith("needs ")
     for key in ("device", "date", "commit", "torch", "triton", "python", "bandwidth", "providers"):
         assert key in done.machine
-
-
-@pytest.mark.parametrize(
-    ("op", "config"),
-    [
-        ("verify_tree", TreeConfig(batch=4, nodes=8, vocabulary=521)),
-        ("kv_compact_", KvConfig(batch=3, layers=2, heads=2, head_dim=16, slots=40)),
-    ],
-)
-def test_a_sweep_of_another_op_has_its_rows(monkeypatch, op, config):
-    monkeypatch.setattr(measure, "read_bandwidth", lambda device: 1e10)
-    rows = {row.provider: row for row in sweep.sweep([config], "cpu", op, budget=60).rows}
-    assert rows["cpp"].launches == 1
-    assert rows["eager"].bytes_read > rows["cpp"].bytes_read >= rows["cpp"].floor_bytes
-    assert rows["cpp"].floor_bytes == rows["eager"].floor_bytes > 0
 
 
 def test_the_program_for_the_sanitizer_calls_every_op():

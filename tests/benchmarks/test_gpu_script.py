@@ -26,7 +26,7 @@ case "$*" in
 esac
 echo "python $*" """,
     "compute-sanitizer": 'shift 4; exec "$@"',
-    "ncu": "[[ -z $UNPRIVILEGED ]]",
+    "ncu": "",
     "cmake": 'echo "cmake $*"',
     "ninja": "",
     "cp": 'touch "$CLOCK.built"',
@@ -42,12 +42,8 @@ limit=$2; shift 2
 [[ -z $HANGING || "$*" != *"$HANGING"* ]] || exit 124
 exec "$@" """,
 }
-SWITCHES = ("XDIST", "HANGING", "NO_LAUNCH", "NO_KERNELS",
-            "UNPRIVILEGED", "PARTS", "BUDGET")  # fmt: skip
+SWITCHES = ("XDIST", "HANGING", "NO_LAUNCH", "NO_KERNELS", "PARTS", "BUDGET")
 LETTERS = {
-    "A": ["plans", "brief cases", "goals", "stages", "Nsight Compute on three goals"],
-    "B": ["CUDA tests", "CUDA ops on the device", "CUDA trees on the device",
-          "CUDA graphs of forwards"],
     "C": ["memcheck", "racecheck", "synccheck"],
     "D": ["sweep of verify_chain", "sweep of verify_tree", "sweep of kv_compact_",
           "Triton ops on the device", "Triton trees on the device",
@@ -86,21 +82,6 @@ def limits(said):
     """Name -> seconds, of the parts that were begun, in order."""
     found = re.findall(r"^== (.*): at most (\d+) s$", said, re.MULTILINE)
     return {name: int(limit) for name, limit in found}
-
-
-@pytest.mark.parametrize("switch", ["NO_KERNELS", "NO_LAUNCH"])
-def test_the_limits_of_the_default_parts_add_up_to_the_budget_at_most(gpu, tmp_path, switch):
-    """Though the library is built, and whatever else fails: two questions of 15 s are no parts."""
-    status, said = gpu(**{switch: "1"}, HANGING="tests/device", UNPRIVILEGED="1")
-    asked = limits(said)
-    assert status == 1
-    assert list(asked)[-len(LETTERS["A"]) :] == LETTERS["A"]
-    assert list(asked).index("build") == (switch == "NO_LAUNCH"), "Triton would serve its ops"
-    assert re.search(r"cmake -S \. -B build/gpu (-G Ninja )?.*-DTORCH_ROOT=torch", said)
-    assert "no time left" not in said
-    assert sum(asked.values()) + 2 * 15 <= 480
-    clock = int((tmp_path / "clock").read_text())
-    assert clock == sum(asked.values()) + 2 * 15 - asked["goals"] + 6 * SECONDS
 
 
 HANGS = "a hang, or too slow: no end after"

@@ -207,14 +207,6 @@ def test_rule_match_accepts_as_often_as_its_formula():
 # Lossy rules: the distribution is that of the rule's formula.
 
 
-def test_the_formula_gives_the_targets_distribution_for_rule_token():
-    toy = ToyChain(gamma=3)
-    want = proofs.joint_distribution(toy.target_probs)
-    assert_close(
-        "realized", lossy_joint_distribution(toy, lenient_masses, lenience=1.0), want, atol=1e-12
-    )
-
-
 LENIENT = {
     "logits": dict(),
     "V4-gamma1": dict(v=4, gamma=1),

@@ -158,18 +158,6 @@ def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("rule", ["block", "match"])
-def test_scratch_is_a_few_numbers_a_tile(rule, monkeypatch):
-    """No allocation is as large as the rows."""
-    sizes = record_allocations(monkeypatch)
-    n, gamma, v = 2, 3, 9000
-    tokens = torch.zeros(n, gamma, dtype=torch.int64)
-    verify_both(
-        monkeypatch, torch.zeros(n, gamma + 1, v), tokens, torch.zeros(n, gamma, v), rule=rule
-    )
-    assert max(sizes) <= 3 * n * (gamma + 1) * launch.tiling(v).tiles
-
-
 @pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("indptr", [[0, 2, 2], [0, 0, 3], [-5, 2, 99]], ids=str)
 @pytest.mark.parametrize(
@@ -228,11 +216,3 @@ def test_other_values_and_slices_of_small_arguments_compile_no_kernel_anew():
     assert found["chain_sequences"] == found["tree_sequences"] == rows | listed
     caches = [name for name in found if name.endswith(("_words", "shorten", "_rings", "_rows"))]
     assert all(not found[n] for n in caches if n not in {"attention_rows", "sample_rows"})
-
-
-@pytest.mark.build  # a process that loads torch
-def test_importing_the_package_does_not_import_triton():
-    run_python(
-        "-c", "import sys, torch; before = 'triton' in sys.modules; import specdec_kernels; "
-        "sys.exit('triton' in sys.modules and not before)"
-    )  # fmt: skip

@@ -170,21 +170,6 @@ def test_a_captured_round_replays_with_other_lengths(op, forget, count):
         assert lengths.tolist() == now.tolist()
 
 
-def test_a_captured_compaction_replays_with_other_paths():
-    """The path changes on the device between replays."""
-    caches = [torch.randn(3, 2, 30, 16, device="cuda").half() for _ in range(70)]
-    base = torch.tensor([0, 7, 14], device="cuda")
-    path = torch.zeros(3, 5, dtype=torch.int32, device="cuda")
-    graph = _capture(lambda: sk.kv_compact_(caches, base, path))
-    want = [c.cpu() for c in caches]
-    for nodes in ([[0, 2, 5, 9, 11], [1, 2, -1, -1, -1], [0, 1, 2, 3, 15]], [[3, 4, 8, 9, -1]] * 3):
-        path.copy_(torch.tensor(nodes))
-        graph.replay()
-        reference.kv_compact_(want, base.cpu(), torch.tensor(nodes))
-        for i, (got, cache) in enumerate(zip(caches, want, strict=True)):
-            same(f"caches[{i}]", got, cache)
-
-
 def test_opcheck_on_the_device():
     caches = [torch.zeros(2, 2, 6, 3, device="cuda"), torch.zeros(2, 1, 4, 5, device="cuda")]
     entries = [torch.ones(2, 2, 3, 3, device="cuda"), torch.ones(2, 1, 1, 5, device="cuda")]

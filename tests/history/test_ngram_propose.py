@@ -15,10 +15,7 @@ import pytest
 import torch
 from proofs import assert_outputs_equal
 from proofs.history import ngram_case
-from specdec_hf.drafters.copying import PromptLookupDrafter
 from support.providers import ALL_PROVIDERS, provider, provider_cases
-
-import specdec_kernels as sk
 
 OP = "ngram_propose"
 # (number of ids, longest text): all texts of the providers that are fast, and of the others.
@@ -156,17 +153,6 @@ def test_a_length_out_of_range_leaves_its_sequence_without_a_draft(name):
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
-def test_tokens_of_any_value_are_copied_as_they_are(name):
-    for dtype in (torch.int32, torch.int64):
-        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-        history = torch.tensor([[low, high, -1, 0, low, high]], dtype=dtype)
-        tokens, counts = run(name, history, torch.tensor([6]), 3, 4, 2)
-        assert tokens.tolist() == [[-1, 0, low]]
-        assert tokens.dtype == dtype
-        assert counts.tolist() == [3]
-
-
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_nothing_outside_of_the_texts_is_read(name):
     """Neither the columns after a text nor the memory around the view change a bit."""
     history, lengths, *rest = ngram_case(6, 15, 4, ids=2).args()
@@ -190,11 +176,3 @@ def test_addresses_beyond_2_to_the_31_elements(name):
     view.copy_(torch.tensor([[1, 2, 3, 1, 2, 0], [4, 4, 5, 6, 4, 4]]))
     tokens, _ = provider(OP, name)(view, torch.tensor([5, 6]), 3, 4, 2)
     assert tokens.tolist() == [[3, 1, 2], [5, 6, 4]]
-
-
-def test_the_defaults_are_those_of_prompt_lookup():
-    drafter = PromptLookupDrafter()
-    history, lengths, gamma, *_ = ngram_case(20, 30, 5, ids=3).args()
-    same = {"max_ngram": drafter.max_ngram, "min_ngram": drafter.min_ngram}
-    want = sk.ngram_propose(history, lengths, gamma=gamma, **same)
-    assert_outputs_equal(OP, sk.ngram_propose(history, lengths, gamma=gamma), want)

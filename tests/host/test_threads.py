@@ -66,22 +66,6 @@ if child == 0:
     os._exit(0 if draw() == want else 1)
 print(os.waitpid(child, 0)[1], draw() == want)
 """
-NO_THREAD = """
-pages = int(open("/proc/self/statm").read().split()[0])
-limit = pages * resource.getpagesize() + 2**22  # a thread's stack needs more
-resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-try:
-    threading.Thread(target=print).start()
-except RuntimeError:
-    print(draw() == want)
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(draw() == want)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_where_no_thread_can_be_created_the_caller_does_the_work():
-    assert output_of("-W", "ignore", "-c", START + NO_THREAD) == "True\nTrue\n"
 
 
 @pytest.mark.parametrize(("given", "number"), [("7", 7), ("5000", 1024)])

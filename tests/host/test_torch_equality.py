@@ -224,12 +224,6 @@ def test_positions_of_drafts_are_refused_with_the_same_message(positions, number
 # Names.
 
 
-def test_names_have_the_same_numbers():
-    for name in ("RULES", "TREE_RULES", "KINDS", "NOISES", "METHODS"):
-        assert getattr(host.arguments.rules, name) == getattr(rules, name)
-    assert {s.name: s.value for s in host.Status} == {s.name: s.value for s in kernels.Status}
-
-
 @pytest.mark.parametrize("name", ["sample", "verify_chain", "verify_tree", "draft_positions"])
 def test_functions_take_the_same_arguments(name):
     ours, theirs = (

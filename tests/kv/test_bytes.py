@@ -223,16 +223,6 @@ def test_caches_that_overlap_in_part_are_refused():
                 append(pair, [entry] * 2, where)
 
 
-def test_node_ids_on_a_path_may_decrease(ops):
-    """Among siblings with equal tokens, `verify_tree` may go on below another one than it names."""
-    cache = torch.arange(6.0).view(1, 1, 6, 1)
-    ops("kv_compact_")([cache], torch.tensor([1]), torch.tensor([[2, 1, 4, 3, 2]]))
-    assert cache.flatten().tolist() == [0, 3, 2, 5, 4, 5]
-    cache, table = torch.arange(6.0).view(3, 2, 1, 1), torch.tensor([[2, 0, 1]], dtype=torch.int32)
-    ops("paged_compact_")([cache], table, torch.tensor([0]), torch.tensor([[3, 1, 4, 3, 2]]))
-    assert cache.flatten().tolist() == [2, 1, 2, 3, 1, 5]
-
-
 # Recurrent states.
 
 

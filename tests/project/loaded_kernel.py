@@ -13,25 +13,11 @@ import sys
 import proofs
 import torch
 from support.sources import ROOT
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import specdec_kernels
 
 PAGE = ROOT / "docs/hub-kernels.md"
-
-
-class Recorded(TorchDispatchMode):
-    """The names of the ops that run, of whichever of the two."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "specdec" in func.namespace:
-            self.names.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
 
 
 def bits(values):
@@ -55,14 +41,6 @@ def of_every_op(kernel):
             result("specdec_kernels", case) == result(kernel.__name__, case) for case in cases
         )
     return equal
-
-
-def called(package):
-    """The ops that run where the public functions of a package are called."""
-    with Recorded() as recorded:
-        for call in package._warm_up._calls(torch.device("cpu"), 1).values():
-            call()
-    return recorded.names
 
 
 def round_of(package):
@@ -96,7 +74,6 @@ def main():
     want = bits_of_round(round_of(specdec_kernels))
     found = {
         "equal": of_every_op(kernel),
-        "called": {one.__name__: called(one) for one in (specdec_kernels, kernel)},
         "rounds": [bits_of_round(call) == want for call in (round_of(kernel), compiled)],
     }
     print(json.dumps(found))

@@ -62,13 +62,6 @@ def test_the_version_counter_of_what_is_written_rises_and_no_other(op, how, mode
     assert risen == {id(t) for t in written(op, given)}
 
 
-def test_a_call_that_raises_leaves_the_version_counter():
-    given = fresh("kv_compact_")
-    with pytest.raises(RuntimeError):
-        sk.kv_compact_(**given | {"path": i64(9)})
-    assert given["caches"][0]._version == 0
-
-
 OF_LEAVES = [c for c in CALLS if c[0] not in (*WITH_ZEROS, "paged_truncate_") or c[1]]
 
 
@@ -91,13 +84,6 @@ def test_a_leaf_that_requires_a_gradient_is_refused_by_name(op, how):
         assert str(error.value) == message
     with torch.no_grad():
         getattr(sk, op)(**given)
-
-
-def test_a_leaf_that_is_not_written_is_not_refused():
-    leaf = f32(1, 1, 3, 1).requires_grad_()
-    sk.kv_truncate_([leaf], i64(1), i64(1))
-    assert leaf._version == 0
-    sk.kv_append_([f32(1, 1, 3, 1)], [f32(1, 1, 1, 1).requires_grad_()], i64(1))
 
 
 def test_inference_tensors_are_written_inside_and_outside_of_inference_mode():

@@ -5,6 +5,8 @@ benchmarks; `providers` finds the implementations that take them. `enumerate_dis
 `enumerate_tree_distribution` measure the exact distribution that an implementation realizes.
 """
 
+# ruff: noqa: F401 - the names that tests take from here
+
 from __future__ import annotations
 
 import importlib.util
@@ -44,42 +46,6 @@ from proofs.tree import tree_case
 from proofs.tree_enumeration import enumerate_tree_distribution
 from specdec_kernels import reference, triton
 from specdec_kernels._library import CPU_OPS, OPS
-
-__all__ = [
-    "CASES",
-    "MAX_TIE_RATE",
-    "OUTPUTS",
-    "SIGNIFICANCE",
-    "Case",
-    "acceptance_bound",
-    "assert_all_equal",
-    "assert_bits",
-    "assert_close",
-    "assert_outputs_close",
-    "assert_outputs_equal",
-    "cases",
-    "chain_case",
-    "check",
-    "chi_square",
-    "chi_square_of_counts",
-    "copied",
-    "drawn_trees",
-    "enumerate_distribution",
-    "enumerate_tree_distribution",
-    "filtered_distribution",
-    "joint_distribution",
-    "lineage",
-    "noisy_draft",
-    "providers",
-    "same",
-    "same_buffers",
-    "same_tensors",
-    "sample_case",
-    "sliced",
-    "tensors",
-    "tree_case",
-    "zipf_logits",
-]
 
 Op = Callable[..., Any]
 

@@ -225,14 +225,6 @@ def test_asking_a_device_hides_no_earlier_error(simt, pending, capability):
     assert_outputs_equal(case.op, got, of_one_block(simt, case))
 
 
-def test_a_forced_schedule_is_validated(simt):
-    share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
-    with pytest.raises(RuntimeError, match=r"schedule must be in \[0, 2\], got 3"):
-        share(3, 0)
-    with pytest.raises(RuntimeError, match=r"group must be 0 \(automatic\) or 1 to 8, got 9"):
-        share(0, 9)
-
-
 NGRAMS = [*proofs.cases("ngram_propose"), ngram_case(2, 9000, 300, ids=50, lengths="full")]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from proofs import chain_case
@@ -37,14 +35,6 @@ on_each_die = pytest.mark.parametrize("die", DIES.values(), ids=DIES)
 
 
 @on_each_die
-def test_one_more_sequence_makes_groups_no_more_than_one_block_smaller(simt, die):
-    plans = [simt.plan(die, b, 6, TILES) for b in range(1, 300)]
-    lazy = [plan.group_size for plan in plans if not plan.parallel]
-    assert all(a - 1 <= b <= a for a, b in itertools.pairwise(lazy))
-    assert lazy[-1] == 1
-
-
-@on_each_die
 def test_32_sequences_keep_every_die_of_132_multiprocessors_busy(simt, die):
     plan = simt.plan(die, 32, 6, TILES)
     assert plan.groups == 32
@@ -67,30 +57,12 @@ def test_rows_are_split_if_few_sequences_would_leave_the_device_idle(simt):
     assert simt.plan(A100, 32, 6, TILES) == (0, 32, 1, 1, 0)
 
 
-@on_each_die
-def test_the_rows_of_few_sequences_are_read_in_one_wave(simt, die):
-    """6 sequences of 6 rows do not fit as groups of 8; a fourth of that size would read slowly."""
-    for b in range(1, 9):
-        plan = simt.plan(die, b, 6, TILES)
-        assert plan.parallel
-        assert plan.groups <= die[plan.group_size]
-        assert plan.group_size >= 4
-    assert simt.plan(die, 8, 31, TILES).group_size == 8
-
-
 def test_a_plan_does_not_overflow_the_ticket_counter(simt):
     with simt.sharing("parallel"):
         assert simt.plan(H200, 1, 65_536, TILES).parallel == 0
         plan = simt.plan(tuple(1000 * n for n in H200), 1, 16_383, TILES)
     assert plan.parallel
     assert 16_383 * plan.splits < 65_536
-
-
-@pytest.mark.parametrize(("asked", "got"), [(8, 8), (5, 4), (3, 2), (1, 1)])
-def test_a_forced_group_size_is_the_next_one_that_the_device_has(simt, asked, got):
-    with simt.sharing("lazy", asked):
-        die = device(*[16] * 8, sizes=[1, 2, 4, 8])
-        assert simt.plan(die, 3, 1, TILES).group_size == got
 
 
 @pytest.mark.parametrize("capability", [9, 8])

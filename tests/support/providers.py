@@ -157,20 +157,6 @@ def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, 
     )  # fmt: skip
 
 
-def record_allocations(monkeypatch):
-    """A list to which each later call of `new_empty` adds the number of elements."""
-    sizes = []
-    empty = torch.Tensor.new_empty
-
-    def counted(t, size, **options):
-        if size != 0:  # of size 0 are the views that the interpreter makes
-            sizes.append(torch.Size(size).numel())
-        return empty(t, size, **options)
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", counted)
-    return sizes
-
-
 def philox_words(seeds, counters, positions, stream):
     """Philox4x32-10 over NumPy arrays, written from the paper: [..., 4] uint32."""
     mask = np.uint64(0xFFFFFFFF)

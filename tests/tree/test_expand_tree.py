@@ -110,17 +110,6 @@ def test_nan_in_the_last_tile_leaves_a_node_without_children(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_temperature_zero_ranks_at_temperature_one(name):
-    logits, scores = (
-        torch.randn(2, 2, 33, generator=torch.Generator().manual_seed(3)),
-        -torch.ones(2, 2),
-    )
-    want = run(name, logits, scores, 4, None, 1.0)
-    assert_all_equal(run(name, logits, scores, 4, None, 0.0), want)
-    assert_all_equal(run(name, logits, scores, 4, torch.tensor([0.0, 1.0]), 7.0), want)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_extreme_temperatures_and_logits(name):
     rows = torch.tensor([[[3.0, 2.0, -1e38, 3.0]], [[-3e38, 3e38, 0.0, -torch.inf]]])
     for t in (1e-38, 1e-3, 1e30):

@@ -39,12 +39,24 @@ def agree(op):
     ]
 
 
-@pytest.mark.parametrize(("name", "case"), agree("tree_attention"))
-def test_a_row_sees_its_ancestors_and_the_prefix(name, case):
-    args = case.args()
-    assert_outputs_equal(
-        "tree_attention", checked("tree_attention", name)(*args), attention_oracle(*args)
-    )
+def check(op, name, args):
+    got = checked(op, name)(*args)
+    if op == "build_trie":
+        check_trie(*args, got)
+        want = proofs.providers(op)["reference"](*args)
+    else:
+        want = ORACLES[op](*args)
+    assert_outputs_equal(op, got, want)
+
+
+ORACLES = {"tree_attention": attention_oracle, "rerank_tree": rerank_oracle}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [*agree("tree_attention"), *agree("rerank_tree"), *agree("build_trie")]
+)
+def test_layouts_of_trees_are_those_of_the_oracles(name, case):
+    check(case.op, name, case.args())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,18 +131,6 @@ def test_attention_over_a_tree_equals_attention_over_each_path(name, window):
         assert error < 1e-12, (node, float(error))
 
 
-def test_the_public_function_names_its_outputs():
-    out = sk.tree_attention(torch.tensor([[-1]]), torch.tensor([2]), slots=4)
-    assert out.mask.tolist() == [[[True, True, True, False], [True, True, True, True]]]
-    assert out.positions.tolist() == [[2, 3]]
-
-
-@pytest.mark.parametrize(("name", "case"), agree("rerank_tree"))
-def test_the_best_nodes_are_chosen(name, case):
-    args = case.args()
-    assert_outputs_equal("rerank_tree", checked("rerank_tree", name)(*args), rerank_oracle(*args))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_random_candidates(name):
     op = checked("rerank_tree", name)
@@ -144,16 +144,6 @@ def test_random_candidates(name):
         scores[torch.rand(b, m, generator=g) < 0.1] = odd[seed % 3]
         args = (tokens, parents.int() if seed % 2 else parents, scores, size)
         assert_outputs_equal("rerank_tree", op(*args), rerank_oracle(*args))
-
-
-@pytest.mark.parametrize(("name", "case"), agree("build_trie"))
-def test_a_trie_has_the_prefixes_of_its_sequences(name, case):
-    sequences, size, merge = case.args()
-    got = checked("build_trie", name)(sequences, size, merge)
-    check_trie(sequences, size, merge, got)
-    assert_outputs_equal(
-        "build_trie", got, proofs.providers("build_trie")["reference"](*case.args())
-    )
 
 
 @pytest.mark.parametrize("name", NAMES)
