@@ -46,12 +46,6 @@ def with_faults(given):
     return given
 
 
-def with_and_without_faults(op, a, given):
-    """The outputs of a call whose uniforms have faults, and of the same call without these."""
-    a = a._replace(with_accept_probs=True)
-    return op(*a._replace(uniforms=with_faults(given))), op(*a._replace(uniforms=given))
-
-
 def assert_faulty_sequences_emit_nothing(got, want, path=()):
     """Outputs from tokens to accept_probs; `want` are those without faults."""
     n = len(NO_UNIFORMS)
@@ -67,11 +61,26 @@ def assert_faulty_sequences_emit_nothing(got, want, path=()):
         assert_close(f"output {i} of the other sequences", g[n:], w[n:])
 
 
-@pytest.mark.parametrize(("name", "rule"), pairs(RULES))
-def test_a_uniform_outside_the_unit_interval_emits_nothing(name, rule):
-    a = ChainArguments(*proofs.chain_case(B, 3, 37, rule=rule).args())
-    got, want = with_and_without_faults(provider("verify_chain", name), a, uniforms(4))
-    assert_faulty_sequences_emit_nothing(got, want)
+OPS = {
+    "verify_chain": (proofs.chain_case, ChainArguments, 4),
+    "verify_tree": (proofs.tree_case, TreeArguments, 7),
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "rule"),
+    [
+        *(("verify_chain", *pair) for pair in pairs(RULES)),
+        *(("verify_tree", *pair) for pair in pairs(TREE_RULES)),
+    ],
+)
+def test_a_uniform_outside_the_unit_interval_emits_nothing(op, name, rule):
+    case, arguments, columns = OPS[op]
+    a = arguments(*case(B, 3, 37, rule=rule).args())._replace(with_accept_probs=True)
+    given = uniforms(columns)
+    got, want = (provider(op, name)(*a._replace(uniforms=u)) for u in (with_faults(given), given))
+    path = len(got) - 5  # of trees, the first output
+    assert_faulty_sequences_emit_nothing(got[path:], want[path:], path=got[:path])
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
@@ -83,13 +92,6 @@ def test_every_uniform_of_a_long_chain_is_checked(name):
                  torch.zeros(2, 40, dtype=torch.int64), rule="greedy", uniforms=given)  # fmt: skip
     assert got[2].tolist() == [Status.BAD_PARAMETER] * 2
     assert (got[0] == -1).all()
-
-
-@pytest.mark.parametrize(("name", "rule"), pairs(TREE_RULES))
-def test_a_uniform_outside_the_unit_interval_emits_no_path(name, rule):
-    a = TreeArguments(*proofs.tree_case(B, 3, 37, rule=rule).args())
-    got, want = with_and_without_faults(provider("verify_tree", name), a, uniforms(7))
-    assert_faulty_sequences_emit_nothing(got[1:], want[1:], path=got[:1])
 
 
 # Probabilities of -0. The target's rows at odd tokens and the draft's at every third one are 0.

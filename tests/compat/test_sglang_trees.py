@@ -67,27 +67,6 @@ def test_trees_are_built_as_their_definition_says_and_read_from_their_masks(topk
         assert mask.tolist() == bits.flatten().tolist()
 
 
-@pytest.mark.parametrize(
-    ("selected", "child", "sibling", "positions"),
-    [
-        ([0, 1, 4], [1, -1, 3, -1], [-1, 2, -1, -1], [7, 8, 8, 9]),
-        ([1, 3, 4], [1, 3, -1, -1], [-1, -1, -1, -1], [7, 8, 8, 9]),  # 3 without its parent 0
-        ([2, 0, 1], [2, -1, -1, -1], [-1, -1, 3, -1], [7, 8, 8, 8]),  # 2 before its parent 0
-    ],
-)
-def test_a_node_without_its_parent_before_it_is_linked_to_nothing(
-    selected, child, sibling, positions
-):
-    """Candidates 2 and 3 are children of candidate 0, candidates 4 and 5 of candidate 1."""
-    _, got, out = built(
-        torch.tensor([[-1, 0, 1]]), torch.tensor([selected]), torch.tensor([7]), 2, 2
-    )
-    assert out["retrieve_index"].tolist() == [[0, 1, 2, 3]]
-    assert out["retrieve_next_token"].tolist() == [child]
-    assert out["retrieve_next_sibling"].tolist() == [sibling]
-    assert got.tolist() == positions
-
-
 RANGES = [
     ("build", "selected_index", torch.tensor(1), "selected_index must be"),
     ("build", "topk", 0, "topk must be at least 1, got 0"),

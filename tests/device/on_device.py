@@ -216,44 +216,35 @@ def test_calls_on_two_streams_are_independent(name):
             assert_bits_equal(case.op, g, w)
 
 
-def _sample_then_verify(name, target, draft, seeds, wait, **filters):
+FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
+
+
+def _sample_then_verify(name, target, draft, seeds, wait):
     """Outputs of both ops; `verify_chain` reads three outputs of `sample`."""
     b, gamma, v = draft.shape
-    positions = torch.arange(gamma, device="cuda").repeat(b)
     drawn = sample(
-        implementation(name, "sample"),
-        draft.view(-1, v),
-        seeds=seeds.repeat_interleave(gamma),
-        positions=positions,
-        **filters,
-    )
+        implementation(name, "sample"), draft.view(-1, v), seeds=seeds.repeat_interleave(gamma),
+        positions=torch.arange(gamma, device="cuda").repeat(b), **FILTERS,
+    )  # fmt: skip
     if wait:
         torch.cuda.synchronize()
     tokens, logsumexp, threshold = (drawn[i].view(b, gamma) for i in (0, 2, 3))
     verdict = verify(
-        implementation(name, "verify_chain"),
-        target,
-        tokens,
-        draft,
-        sampled=(logsumexp, threshold, filters.get("temperature", 1.0)),
-        seeds=seeds,
-        positions=torch.zeros_like(seeds),
-        **filters,
-    )
+        implementation(name, "verify_chain"), target, tokens, draft, seeds=seeds,
+        sampled=(logsumexp, threshold, FILTERS["temperature"]), positions=torch.zeros_like(seeds),
+        **FILTERS,
+    )  # fmt: skip
     if wait:
         torch.cuda.synchronize()
     return {"sample": drawn, "verify_chain": verdict}
 
 
-@pytest.mark.parametrize(
-    "filters", [{}, {"temperature": 0.8, "top_k": 50, "top_p": 0.9}], ids=["plain", "filtered"]
-)
-def test_verification_waits_for_the_sampling_before_it(name, filters):
+def test_verification_waits_for_the_sampling_before_it(name):
     args = ChainArguments(*LARGE[3].args("cuda"))
     target, draft = args.target, args.draft
     rounds = [torch.arange(len(target), device="cuda") + 100 * i for i in range(100)]
-    want = [_sample_then_verify(name, target, draft, s, True, **filters) for s in rounds]
-    got = [_sample_then_verify(name, target, draft, s, False, **filters) for s in rounds]
+    want = [_sample_then_verify(name, target, draft, s, True) for s in rounds]
+    got = [_sample_then_verify(name, target, draft, s, False) for s in rounds]
     for g, w in zip(got, want, strict=True):
         for op in OPS:
             assert_bits_equal(op, g[op], w[op])

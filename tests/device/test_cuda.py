@@ -170,14 +170,6 @@ def test_a_captured_round_replays_with_other_lengths(op, forget, count):
         assert lengths.tolist() == now.tolist()
 
 
-def test_opcheck_on_the_device():
-    caches = [torch.zeros(2, 2, 6, 3, device="cuda"), torch.zeros(2, 1, 4, 5, device="cuda")]
-    entries = [torch.ones(2, 2, 3, 3, device="cuda"), torch.ones(2, 1, 1, 5, device="cuda")]
-    index = [torch.tensor(v, device="cuda") for v in ([4, -1], [4, 2], [1, 3])]
-    torch.library.opcheck(append, (caches, entries, index[0]))
-    torch.library.opcheck(truncate, (caches, index[1], index[2], True))
-
-
 @pytest.mark.parametrize(
     "file",
     ["on_device", "trees_on_device", "tree_layout_on_device", "kv_on_device", "compiled_on_device"],

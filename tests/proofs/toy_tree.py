@@ -70,14 +70,6 @@ def drawn_without_replacement(q, k):
     return torch.tensor(rows), torch.tensor(weights, dtype=torch.float64)
 
 
-def in_sixteenths(probs, generator):
-    """Distributions of the same shape [.., V] whose probabilities are multiples of 1/16."""
-    rows = probs.reshape(-1, probs.shape[-1])
-    drawn = torch.multinomial(rows, 16, replacement=True, generator=generator)
-    counts = torch.nn.functional.one_hot(drawn, probs.shape[-1]).sum(-2)
-    return (counts / 16).view(probs.shape).float()
-
-
 class ToyTree:
     """Toy models of a target and its drafters, a tree, and arguments of `verify_tree` for drafts.
 
@@ -88,13 +80,12 @@ class ToyTree:
     holes: whether some tokens have probability 0. same: whether the drafter is the target.
     drafters: the number of draft models; sibling j is drawn from model j % drafters.
     missing: nodes that are absent. ragged: whether the last node has no target row.
-    sixteenths: whether probabilities are multiples of 1/16.
     options: more keyword arguments of `verify_tree`.
     """
 
     def __init__(self, rule, tree="221", v=3, *, seed=0, draft="full", kind="logits", how=None,
                  dtype=torch.float32, holes=False, same=False, drafters=1, target_filters=None,
-                 draft_filters=None, missing=(), ragged=False, sixteenths=False,
+                 draft_filters=None, missing=(), ragged=False,
                  **options):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.rule, self.v, self.kind, self.options = rule, v, kind, options
@@ -116,10 +107,6 @@ class ToyTree:
         if kind == "probs":
             p, *q = ([t.float().softmax(-1) for t in x] for x in (p, *q))
             self.target_probs = distributions([t.double().log() for t in p], **self.target_filters)
-            self.draft_probs = [[t.double() for t in x] for x in q]
-        if sixteenths:
-            p, *q = ([in_sixteenths(t, generator) for t in x] for x in (p, *q))
-            self.target_probs = [t.double() for t in p]
             self.draft_probs = [[t.double() for t in x] for x in q]
         if draft == "none":
             self.draft_probs = [[torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in x]

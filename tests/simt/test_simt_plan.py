@@ -65,22 +65,6 @@ def test_a_plan_does_not_overflow_the_ticket_counter(simt):
     assert 16_383 * plan.splits < 65_536
 
 
-@pytest.mark.parametrize("capability", [9, 8])
-def test_the_groups_of_each_size_are_told_by_launches_of_many_sequences(simt, capability):
-    """Four multiprocessors of as many blocks as the kernel for logits has, in clusters or not."""
-    case, library = chain_case(17, 1, 8), torch.ops.specdec_kernels_simt
-    args = case.args()
-    with simt.sharing(capability=capability):
-        found = plans.groups_at_once(lambda: simt.op(case.op)(*args), 17, library)
-        assert simt.last_chain_kernel() == "logits"
-    blocks = found[0]
-    assert blocks in (12, 16)
-    assert found == [blocks // n if n == 1 or capability == 9 else 0 for n in SIZES]
-    few = chain_case(3, 1, 8).args()
-    with pytest.raises(ValueError, match="sequences must be more than the groups, got 3"):
-        plans.groups_at_once(lambda: simt.op(case.op)(*few), 3, library)
-
-
 def test_the_plan_of_a_launch_has_the_names_of_the_structure(simt):
     case = chain_case(2, 2, 4097)
     with simt.sharing("parallel", 8):
