@@ -10,7 +10,7 @@ from proofs import assert_all_equal, assert_close, assert_outputs_equal
 from proofs.forward import linear_case
 from proofs.history import ngram_case
 from proofs.tree_layout import attention_case, expand_case, rerank_case, trie_case
-from support.providers import KERNEL_PROVIDERS, TREE_PAIRS, provider, run_case, sample
+from support.providers import KERNEL_PROVIDERS, SHIM_PROVIDERS, TREE_PAIRS, provider, run_case
 
 from specdec_kernels import _library
 from specdec_kernels.arguments.chain import ChainArguments
@@ -43,13 +43,18 @@ CHAIN_PAIRS = [("cpp", c) for c in CHAINS] + [
 
 
 OTHER_CASES = [
+    proofs.sample_case(5, 257, filters="tensor"),
+    proofs.sample_case(5, 257, filters="scalar", method="gumbel"),
     attention_case(6, 9, 31, shape="faulty", window=4),
     rerank_case(6, 13, 6, levels=3),
     trie_case(6, 4, 5, 20),
     expand_case(5, 2, 300, 5, temperature="tensor"),
     ngram_case(9, 41, 5, lengths="faulty"),
 ]
-OTHER_PAIRS = [(n, c) for c in OTHER_CASES for n in proofs.providers(c.op) if n != "reference"]
+OTHER_PAIRS = [
+    *((n, c) for c in OTHER_CASES for n in proofs.providers(c.op) if n != "reference"),
+    *((n, c) for c in OTHER_CASES[:2] for n in SHIM_PROVIDERS),
+]
 
 
 def named(pairs):
@@ -122,21 +127,9 @@ def test_a_chain_that_starts_later_continues_the_same_decisions(name, case):
     assert_close("num_accepted", got[1][accepted] + 1, whole[1][accepted])
 
 
-@pytest.mark.parametrize("method", ["cdf", "gumbel"])
-@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_a_row_of_sample_does_not_depend_on_its_neighbours(name, method):
-    logits = 2 * torch.randn(5, 257, generator=torch.Generator().manual_seed(9))
-    kw = dict(method=method, top_p=0.9, temperature=0.8)
-    op = provider("sample", name)
-    whole = sample(op, logits, seeds=torch.arange(5), positions=torch.arange(5), **kw)
-    for r in range(5):
-        alone = sample(op, logits[r : r + 1], seeds=r, positions=r, **kw)
-        assert_outputs_equal("sample", alone, [x[r : r + 1] for x in whole])
-
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 THREADED = [c for c in proofs.CASES if c.heavy or c.op in _library.CACHE_OPS] + [
-    *OTHER_CASES[:3],
+    *OTHER_CASES[2:5],
     expand_case(5, 4, 9000, 12, temperature="tensor"),
     ngram_case(3, 4099, 17, lengths="full"),
     *(c for c in proofs.CASES if c.op == "pack_linear"),

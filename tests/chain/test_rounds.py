@@ -10,7 +10,7 @@ import functools
 import pytest
 import torch
 from proofs import SIGNIFICANCE, chi_square
-from support.providers import philox_uniforms, provider, sample, verify, verify_tree
+from support.providers import provider, sample, verify, verify_tree
 
 pytestmark = pytest.mark.slow  # 60,000 sequences each
 
@@ -32,33 +32,25 @@ def target_probs():
     return out / out.sum()
 
 
-def chain(rule, target, tokens, draft, starts, uniforms):
+def chain(rule, target, tokens, draft, starts):
     out = verify(provider("verify_chain", "cpp"), target, tokens, draft, rule=rule,
-                 seeds=torch.arange(N), positions=starts, uniforms=uniforms)  # fmt: skip
+                 seeds=torch.arange(N), positions=starts)  # fmt: skip
     return out[0], out[1]
 
 
-def tree(rule, target, tokens, draft, starts, uniforms):
+def tree(rule, target, tokens, draft, starts):
     parents = torch.arange(-1, GAMMA - 1).expand(N, -1)
     out = verify_tree(provider("verify_tree", "cpp"), target, tokens, parents, draft, rule=rule,
-                      seeds=torch.arange(N), positions=starts, uniforms=uniforms)  # fmt: skip
+                      seeds=torch.arange(N), positions=starts)  # fmt: skip
     return out[1], out[2]
 
 
-def uniforms_of_positions(starts):
-    """The uniforms of a verifier that takes those of each draft's own position."""
-    uniforms = [philox_uniforms(torch.arange(N), starts + i, 0) for i in range(GAMMA)]
-    uniforms.append(philox_uniforms(torch.arange(N), starts, 1))
-    return torch.stack([torch.from_numpy(c) for c in uniforms], 1)
-
-
 @functools.cache
-def rounds(rule, of_the_round, own_positions=False):
+def rounds(rule, of_the_round):
     """[N] codes of the first LENGTH tokens.
 
     of_the_round: draft i is drawn at position start + ((i + 1) << 32), which no other round uses;
-    else at its own position, which the next round may use again. own_positions: so does the
-    verifier with its uniforms.
+    else at its own position, which the next round may use again.
     """
     step = tree if rule in ("multi_draft", "traversal") else chain
     text = torch.zeros(N, LENGTH + GAMMA + 1, dtype=torch.int64)
@@ -74,8 +66,7 @@ def rounds(rule, of_the_round, own_positions=False):
             state = x + 1
             rows.append(P[state])
         given = (torch.stack(part, 1) for part in (rows, drafts, draft_rows))
-        uniforms = uniforms_of_positions(count) if own_positions else None
-        tokens, accepted = step(rule, *given, count, uniforms)
+        tokens, accepted = step(rule, *given, count)
         emitted = accepted.long() + 1
         places = count[:, None] + torch.arange(GAMMA + 1)
         new = (torch.arange(GAMMA + 1) < emitted[:, None]) & (places < LENGTH)
@@ -99,9 +90,6 @@ def test_several_rounds_give_the_targets_distribution(rule):
     assert chi_square(rounds(rule, True), target_probs()) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize(
-    ("rule", "own_positions"),
-    [("block", False), pytest.param("block", True, marks=pytest.mark.full), ("traversal", False)],
-)
-def test_noise_that_the_next_round_uses_again_gives_another_distribution(rule, own_positions):
-    assert chi_square(rounds(rule, False, own_positions), target_probs()) < SIGNIFICANCE
+@pytest.mark.parametrize("rule", ["block", "traversal"])
+def test_noise_that_the_next_round_uses_again_gives_another_distribution(rule):
+    assert chi_square(rounds(rule, False), target_probs()) < SIGNIFICANCE

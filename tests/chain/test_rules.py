@@ -120,36 +120,6 @@ def test_without_drafts_or_noise_the_distribution_is_the_targets(name, options):
     assert_target_distribution(toy.realized(name), toy)
 
 
-class PaperModel:
-    """The example of the paper on block verification: P = (1/3, 2/3), Q = (2/3, 1/3) everywhere."""
-
-    def __init__(self):
-        p, q = torch.tensor([[1 / 3, 2 / 3], [2 / 3, 1 / 3]], dtype=torch.float64)
-        self.gamma = 2
-        self.draft_probs = [q.expand((2,) * n) for n in (1, 2)]
-        self.target_probs = [p.expand((2,) * n) for n in (1, 2, 3)]
-
-
-@pytest.mark.parametrize(("rule", "mean"), [("token", 10 / 9), ("block", 11 / 9)])
-def test_the_papers_example_has_the_papers_accepted_length(rule, mean):
-    toy = PaperModel()
-
-    def run(drafts, uniforms):
-        n = len(drafts)
-        p, q = (
-            x[0].log().float().expand(n, i, 2)
-            for x, i in ((toy.target_probs, 3), (toy.draft_probs, 2))
-        )
-        op = provider("verify_chain", "cpp")
-        return verify(op, p, drafts, q, rule=rule, uniforms=uniforms)[:2]
-
-    realized = proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=26)
-    assert_target_distribution(realized, toy)
-    assert realized.mean_accepted == pytest.approx(mean, abs=TOLERANCE)
-    exact = accepted_count_distribution(toy, rule)
-    assert float((exact * torch.arange(3)).sum()) == pytest.approx(mean, abs=1e-12)
-
-
 def synthetic_masses(p, q, rate):
     return rate * q, rejection_mass(rate * q, p)
 

@@ -224,15 +224,3 @@ def arguments(module, function):
         return "nothing"
     a = found[-1].args
     return " ".join(x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs))
-
-
-def calls(names):
-    """(file, function, keywords) of every call of one of these functions by its name."""
-    for path in sorted(source().glob("srt/**/*.py")):
-        text = path.read_text(encoding="utf-8")
-        if any(name in text for name in names):
-            for node in ast.walk(tree(path)):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                    name = node.func.id.removesuffix("_func")
-                    if name in names:
-                        yield path.name, name, [k.arg for k in node.keywords], len(node.args)
