@@ -44,17 +44,9 @@ def disagreements(rule, kind, filtered, size, **control):
         uniforms=None if rule == "match" else given[1], seeds=given[2],
         positions=given[3], **batch.arguments(),
     )  # fmt: skip
-    assert not verdict.status.any()
-    unlike, near = [], []
-    for b, tokens in enumerate(verdict.tokens.tolist()):
-        want, margin = expected(
-            rule, batch, b, drafts[b], uniforms[b], int(seeds[b]), int(positions[b]), **control
-        )
-        if margin < NEAR:
-            near.append(b)
-        elif tokens != want + [-1] * (gamma + 1 - len(want)):
-            unlike.append(b)
-    return unlike, near
+    given = zip(drafts, uniforms, seeds.tolist(), positions.tolist(), strict=True)
+    wanted = [expected(rule, batch, b, *one, **control) for b, one in enumerate(given)]
+    return rational.compare(verdict, wanted, NEAR)
 
 
 @CALLS

@@ -289,6 +289,23 @@ def traversal(e: Exact, tree: Tree) -> list[int]:
     return found
 
 
+def compare(verdict: Any, wanted: Sequence[tuple[list[int], Fraction]], near: float
+            ) -> tuple[list[int], list[int]]:  # fmt: skip
+    """The sequences whose tokens are unlike those wanted, and those whose margin is too small.
+
+    wanted: the tokens of each sequence, and how near its comparisons were.
+    """
+    assert not verdict.status.any()
+    found = verdict.tokens.tolist()
+    close = [b for b, (_, margin) in enumerate(wanted) if margin < near]
+    unlike = [
+        b
+        for b, (tokens, _) in enumerate(wanted)
+        if b not in close and found[b] != tokens + [-1] * (len(found[b]) - len(tokens))
+    ]
+    return unlike, close
+
+
 # Random sequences.
 
 # Uneven, so that no sum of sixteenths, nor of their squares, is a threshold.

@@ -100,17 +100,11 @@ def disagreements(rule, kind, filtered, size, **control):
         draft_rows=(parents + 1).int(), uniforms=None if rule == "match" else given[0],
         seeds=given[1], positions=given[2], **batch.arguments(),
     )  # fmt: skip
-    assert not verdict.status.any()
-    unlike, near = [], []
-    for b, found in enumerate(verdict.tokens.tolist()):
-        want, margin = expected(
-            rule, batch, b, *trees[b], uniforms[b], int(seeds[b]), int(positions[b]), **control
-        )
-        if margin < NEAR.get(rule, 1e-5):
-            near.append(b)
-        elif found != want + [-1] * (NODES + 1 - len(want)):
-            unlike.append(b)
-    return unlike, near
+    given = zip(trees, uniforms, seeds.tolist(), positions.tolist(), strict=True)
+    wanted = [
+        expected(rule, batch, b, *tree, *one, **control) for b, (tree, *one) in enumerate(given)
+    ]
+    return rational.compare(verdict, wanted, NEAR.get(rule, 1e-5))
 
 
 @CALLS
