@@ -147,16 +147,6 @@ def test_match_emits_what_sampling_with_shared_noise_draws(name):
     assert_close("num_accepted", got[1], matches.int())
 
 
-@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
-def test_a_sampled_draft_of_temperature_zero_is_deterministic(name):
-    target, drafts, q, *_ = proofs.chain_case(5, 3, 67, draft="none").args()
-    q = torch.zeros(5, 3, 67) if q is None else q
-    sampled = (torch.zeros(5, 3, dtype=torch.float64), torch.zeros(5, 3), 0.0)
-    op = provider("verify_chain", name)
-    got = verify(op, target, drafts, q, sampled=sampled, positions=3)
-    assert_outputs_equal("verify_chain", got, verify(op, target, drafts, None, positions=3))
-
-
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
 def test_a_sampled_draft_has_no_mass_below_its_threshold(name):
     """Q is certain of token 0, although its other logits are little smaller."""

@@ -31,16 +31,6 @@ DIES = {
 }
 A100 = device(108, sizes=[1])
 OTHERS = {"small": device(10, 10), "one-cluster": device(7), "no-clusters": A100}
-on_each_die = pytest.mark.parametrize("die", DIES.values(), ids=DIES)
-
-
-@on_each_die
-def test_32_sequences_keep_every_die_of_132_multiprocessors_busy(simt, die):
-    plan = simt.plan(die, 32, 6, TILES)
-    assert plan.groups == 32
-    assert plan.group_size >= 7
-
-
 @pytest.mark.parametrize("die", [*DIES.values(), *OTHERS.values()], ids=[*DIES, *OTHERS])
 def test_no_plan_has_more_groups_than_run_at_once_unless_rows_do(simt, die):
     for b in (1, 2, 5, 8, 16, 31, 32, 33, 64, 65, 133, 1000):

@@ -56,19 +56,6 @@ def test_absent_nodes_at_the_end_change_no_bit(name, case):
         assert (deeper[i][:, width:] == fill).all()
 
 
-@pytest.mark.parametrize(("name", "case"), PAIRS)
-def test_ragged_trees_equal_padded_ones(name, case):
-    op, a = provider("verify_tree", name), TreeArguments(*case.args())
-    b, n = a.tree_tokens.shape
-    lengths = torch.tensor([n, 0, 2, n - 1, 1, n])[:b]
-    used = torch.arange(n + 1) <= lengths[:, None]
-    cut = torch.where(used[:, 1:], a.tree_tokens, -1)
-    target_indptr = torch.cat([torch.zeros(1).long(), (lengths + 1).cumsum(0)]).int()
-    a = a._replace(max_new_tokens=None)
-    got = op(*a._replace(target=a.target[used], target_indptr=target_indptr))
-    assert_outputs_equal("verify_tree", got, op(*a._replace(tree_tokens=cut)))
-
-
 # Rules read the target rows of the root and of accepted nodes, and the draft rows of tried nodes;
 # traversal also reads the target rows of tried nodes.
 

@@ -198,17 +198,6 @@ def test_siblings_with_equal_tokens_count_as_one_node(name, rule):
     assert got[:2] == ([[0, 3, -1, -1]], [[1, 2, 3, -1, -1]])
 
 
-@by_provider
-def test_traversal_keeps_siblings_with_equal_tokens_apart(name):
-    """The accepted child is below the second sibling; the first is tested without it."""
-    target = uniform_over((1, 2), (2,), (2,), (3,))
-    draft = torch.zeros(1, 3, 4)  # token 1 has P/Q = 2, and (P - Q)+ / Q = 1 once rejected
-    for tokens, first, path in (([1, 1, 2], 0.5, [0, -1, -1]), ([3, 1, 2], 0, [1, 2, -1])):
-        got = decided(name, target, tokens, [-1, -1, 1], draft, rule="traversal",
-                      uniforms=f64(first, 0, 0, 0, 0, 0, 0))  # fmt: skip
-        assert got.path == [path]
-
-
 def star(rule, draft=None, **kw):
     """A root with four children, tokens 0 to 3. P is one-hot: token 2 first, token 3 after it."""
     target = uniform_over((2,), (3,), (3,), (3,), (3,))
@@ -247,25 +236,6 @@ def test_nodes_out_of_range_are_absent_and_set_a_status_bit(name, rule):
         tokens[0, 2], parents[0, 2] = bad_token, bad_parent
         got = decided(name, target, tokens, parents, draft, **kw)
         assert got[:4] == ([[-1] * 4], [[2, -1, -1, -1, -1]], [0], [status]), (tokens, parents)
-
-
-@by_provider
-def test_descendants_of_an_absent_node_are_absent(name):
-    target = uniform_over((1,), (2,), (2,), (2,))
-    got = decided(name, target, [-1, 1, 2], [-1, 0, 1], rule="greedy")
-    assert (got.path, got.status) == ([[-1, -1, -1]], [0])
-
-
-@each(TREE_RULES)
-def test_an_invalid_target_row_emits_nothing(name, rule):
-    for bad in (NAN, torch.inf, -torch.inf):
-        target, *args, kw = star(rule)
-        target[0, 3] = bad  # the row of node 2, which is accepted
-        got = decided(name, target, *args, **kw)
-        assert got[:4] == ([[2, -1, -1, -1]], [[2, -1, -1, -1, -1]], [1], [1])
-        target[0, 0] = bad
-        got = decided(name, target, *args, **kw)
-        assert got[1:4] == ([[-1] * 5], [0], [1])
 
 
 @pytest.mark.covering(emulated=1)
