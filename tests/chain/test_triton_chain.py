@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from proofs import assert_outputs_close, assert_outputs_equal
 from support.programs import output_of
-from support.providers import provider, record_allocations, sampling_arguments, small_tiles, verify  # noqa: F401
+from support.providers import provider, sampling_arguments, small_tiles, verify  # noqa: F401
 from support.sources import ROOT
 
 from specdec_kernels import reference

@@ -31,6 +31,8 @@ DIES = {
 }
 A100 = device(108, sizes=[1])
 OTHERS = {"small": device(10, 10), "one-cluster": device(7), "no-clusters": A100}
+
+
 @pytest.mark.parametrize("die", [*DIES.values(), *OTHERS.values()], ids=[*DIES, *OTHERS])
 def test_no_plan_has_more_groups_than_run_at_once_unless_rows_do(simt, die):
     for b in (1, 2, 5, 8, 16, 31, 32, 33, 64, 65, 133, 1000):
