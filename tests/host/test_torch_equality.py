@@ -193,19 +193,14 @@ def test_positions_of_drafts_are_refused_with_the_same_message(positions, number
 # Names.
 
 
-@pytest.mark.parametrize("name", ["sample", "verify_chain", "verify_tree", "draft_positions"])
-def test_functions_take_the_same_arguments(name):
+FUNCTIONS = ("sample", "verify_chain", "verify_tree", "draft_positions")
+TUPLES = ("Sampled", "Verdict", "TreeVerdict", "Tree", "SampledDraft", "SparseDraft", "DraftMap")
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *TUPLES])
+def test_functions_and_tuples_take_the_same_arguments(name):
     ours, theirs = (
         [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()]
         for f in (getattr(host, name), getattr(kernels, name))
     )
     assert ours == theirs
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["Sampled", "Verdict", "TreeVerdict", "Tree", "SampledDraft", "SparseDraft", "DraftMap"],
-)
-def test_tuples_have_the_same_fields(name):
-    ours, theirs = getattr(host, name), getattr(kernels, name)
-    assert (ours._fields, ours._field_defaults) == (theirs._fields, theirs._field_defaults)

@@ -108,10 +108,9 @@ PARAMETERS = dict(temperature=[0.6, 1.0, 1.5, 0.9], top_k=[5, 40, 8, 3], top_p=[
 COPIES = 3000
 
 
-def p_value(with_probs, names=("temperature", "top_k", "top_p")):
+def p_value(with_probs):
     """Of the first tokens of many equal batches in one; a token outside of the support gives 0."""
     torch.manual_seed(0)  # the seeds of the requests come from it
-    chosen = {name: PARAMETERS[name] for name in names}
     generator = torch.Generator().manual_seed(2)
     lengths = [2, 1, 3, 1]
     rows = [2 * torch.randn(n + 1, V, generator=generator) for n in lengths]
@@ -120,15 +119,12 @@ def p_value(with_probs, names=("temperature", "top_k", "top_p")):
         torch.multinomial(row, 1, generator=generator)[:, 0].tolist()
         for _ in range(COPIES) for row in q
     ]  # fmt: skip
-    given = sampling(4 * COPIES, **{name: values * COPIES for name, values in chosen.items()})
+    given = sampling(4 * COPIES, **{name: values * COPIES for name, values in PARAMETERS.items()})
     draft_probs = torch.cat(q).repeat(COPIES, 1) if with_probs else None
     out = verified(drafts, torch.cat(rows).repeat(COPIES, 1), given, draft_probs)
     found = []
     for i, row in enumerate(rows):
-        temperature, top_k, top_p = (
-            chosen.get(name, [default] * 4)[i]
-            for name, default in (("temperature", 1), ("top_k", V), ("top_p", 1))
-        )
+        temperature, top_k, top_p = (values[i] for values in PARAMETERS.values())
         probs, order = (row[0].double() / temperature).softmax(-1).sort(descending=True)
         probs[top_k:] = 0
         probs /= probs.sum()
