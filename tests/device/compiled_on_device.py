@@ -70,6 +70,13 @@ def test_a_head_drafts_as_without_graphs():
         assert made.replayed > 0
 
 
+def test_plain_rounds_are_replayed_in_16_bits():
+    model = build("llama").to("cuda", torch.bfloat16)
+    out = decode(model, drafter=None, compile=True)
+    assert out.stats.compiled.without_cuda_graphs == ""
+    assert out.stats.compiled.replayed == out.stats.rounds
+
+
 def test_a_forward_that_reads_the_device_is_not_recorded(llama, monkeypatch):
     model = build("llama").to("cuda")
     eager, owner = decode(model, drafter=None), type(model.model.rotary_emb)
@@ -88,3 +95,11 @@ def test_a_forward_that_reads_the_device_is_not_recorded(llama, monkeypatch):
     torch.randn(2, device="cuda")
     monkeypatch.undo()
     assert decode(build("llama").to("cuda"), drafter=None, compile=True).stats.compiled.replayed > 0
+
+
+def test_another_stream_runs_without_graphs(llama):
+    decode(llama, drafter=None, compile=True)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        out = decode(llama, drafter=None, compile=True)
+    assert "another CUDA stream" in out.stats.compiled.without_cuda_graphs

@@ -3,8 +3,6 @@
 test_cuda.py and bench/gpu.sh run this file in a process of its own, as on_device.py.
 """
 
-# ruff: noqa: F401 - the tests that run here
-
 from __future__ import annotations
 
 import importlib
@@ -21,6 +19,14 @@ from device.test_cuda import (
 from specdec_kernels._library import OPS
 
 pytest.importorskip("triton")
+
+__all__ = [
+    "test_a_call_runs_on_the_current_stream_and_does_not_wait",
+    "test_a_captured_round_replays_with_other_lengths",
+    "test_random_caches_and_paths",
+    "test_the_device_addresses_more_than_2_to_the_31_elements",
+    "test_the_device_leaves_the_bytes_of_the_reference",
+]
 
 
 @pytest.fixture

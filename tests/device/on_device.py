@@ -216,35 +216,58 @@ def test_calls_on_two_streams_are_independent(name):
             assert_bits_equal(case.op, g, w)
 
 
-FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
+@pytest.mark.parametrize("case", VARIED["verify_chain"], ids=str)
+def test_a_call_reads_what_the_call_before_it_wrote(name, case):
+    """Launches may overlap, but each has to wait for inputs that another kernel still writes."""
+    args = ChainArguments(*case.args("cuda"))
+    call = implementation(name, "verify_chain")
+    target = args.target.clone()
+    for i in range(REPLAYS):
+        shifted = target.roll(i, -1)
+        want = [t.cpu() for t in call(*args._replace(target=shifted))]
+        args.target.zero_()
+        args.target.copy_(shifted)
+        assert_bits_equal("verify_chain", call(*args), want)
 
 
-def _sample_then_verify(name, target, draft, seeds, wait):
+def _sample_then_verify(name, target, draft, seeds, wait, **filters):
     """Outputs of both ops; `verify_chain` reads three outputs of `sample`."""
     b, gamma, v = draft.shape
+    positions = torch.arange(gamma, device="cuda").repeat(b)
     drawn = sample(
-        implementation(name, "sample"), draft.view(-1, v), seeds=seeds.repeat_interleave(gamma),
-        positions=torch.arange(gamma, device="cuda").repeat(b), **FILTERS,
-    )  # fmt: skip
+        implementation(name, "sample"),
+        draft.view(-1, v),
+        seeds=seeds.repeat_interleave(gamma),
+        positions=positions,
+        **filters,
+    )
     if wait:
         torch.cuda.synchronize()
     tokens, logsumexp, threshold = (drawn[i].view(b, gamma) for i in (0, 2, 3))
     verdict = verify(
-        implementation(name, "verify_chain"), target, tokens, draft, seeds=seeds,
-        sampled=(logsumexp, threshold, FILTERS["temperature"]), positions=torch.zeros_like(seeds),
-        **FILTERS,
-    )  # fmt: skip
+        implementation(name, "verify_chain"),
+        target,
+        tokens,
+        draft,
+        sampled=(logsumexp, threshold, filters.get("temperature", 1.0)),
+        seeds=seeds,
+        positions=torch.zeros_like(seeds),
+        **filters,
+    )
     if wait:
         torch.cuda.synchronize()
     return {"sample": drawn, "verify_chain": verdict}
 
 
-def test_verification_waits_for_the_sampling_before_it(name):
+@pytest.mark.parametrize(
+    "filters", [{}, {"temperature": 0.8, "top_k": 50, "top_p": 0.9}], ids=["plain", "filtered"]
+)
+def test_verification_waits_for_the_sampling_before_it(name, filters):
     args = ChainArguments(*LARGE[3].args("cuda"))
     target, draft = args.target, args.draft
     rounds = [torch.arange(len(target), device="cuda") + 100 * i for i in range(100)]
-    want = [_sample_then_verify(name, target, draft, s, True) for s in rounds]
-    got = [_sample_then_verify(name, target, draft, s, False) for s in rounds]
+    want = [_sample_then_verify(name, target, draft, s, True, **filters) for s in rounds]
+    got = [_sample_then_verify(name, target, draft, s, False, **filters) for s in rounds]
     for g, w in zip(got, want, strict=True):
         for op in OPS:
             assert_bits_equal(op, g[op], w[op])

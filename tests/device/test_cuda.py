@@ -90,6 +90,14 @@ def test_on_another_device():
         truncate([torch.zeros(1, 1, 2, 3, device="cuda:0")], lengths, lengths, True)
 
 
+def test_mixed_devices_are_refused():
+    cache, entry = torch.zeros(1, 1, 2, 3, device="cuda"), torch.zeros(1, 1, 1, 3, device="cuda")
+    with pytest.raises(RuntimeError, match=r"caches\[0\] must be on the device of .*, cpu, got"):
+        append([cache], [entry], torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match=r"entries\[0\] must be on .*, cuda:0, got"):
+        append([cache], [entry.cpu()], torch.zeros(1, dtype=torch.int64, device="cuda"))
+
+
 def _capture(f):
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
@@ -160,6 +168,29 @@ def test_a_captured_round_replays_with_other_lengths(op, forget, count):
         for i, (got, cache) in enumerate(zip(caches, want, strict=True)):
             same(f"caches[{i}]", got, cache)
         assert lengths.tolist() == now.tolist()
+
+
+def test_a_captured_compaction_replays_with_other_paths():
+    """The path changes on the device between replays."""
+    caches = [torch.randn(3, 2, 30, 16, device="cuda").half() for _ in range(70)]
+    base = torch.tensor([0, 7, 14], device="cuda")
+    path = torch.zeros(3, 5, dtype=torch.int32, device="cuda")
+    graph = _capture(lambda: sk.kv_compact_(caches, base, path))
+    want = [c.cpu() for c in caches]
+    for nodes in ([[0, 2, 5, 9, 11], [1, 2, -1, -1, -1], [0, 1, 2, 3, 15]], [[3, 4, 8, 9, -1]] * 3):
+        path.copy_(torch.tensor(nodes))
+        graph.replay()
+        reference.kv_compact_(want, base.cpu(), torch.tensor(nodes))
+        for i, (got, cache) in enumerate(zip(caches, want, strict=True)):
+            same(f"caches[{i}]", got, cache)
+
+
+def test_opcheck_on_the_device():
+    caches = [torch.zeros(2, 2, 6, 3, device="cuda"), torch.zeros(2, 1, 4, 5, device="cuda")]
+    entries = [torch.ones(2, 2, 3, 3, device="cuda"), torch.ones(2, 1, 1, 5, device="cuda")]
+    index = [torch.tensor(v, device="cuda") for v in ([4, -1], [4, 2], [1, 3])]
+    torch.library.opcheck(append, (caches, entries, index[0]))
+    torch.library.opcheck(truncate, (caches, index[1], index[2], True))
 
 
 @pytest.mark.parametrize(

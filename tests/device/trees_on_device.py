@@ -64,6 +64,21 @@ def test_cuda_groups_agree_bit_for_bit(case):
 
 
 @pytest.mark.parametrize(("name", "case"), SOME)
+def test_a_sequence_does_not_depend_on_the_others(name, case):
+    """A batch of two copies gives the same bits for both halves as one copy."""
+    args = TreeArguments(*case.args("cuda"))
+    b = len(args.tree_tokens)
+    cut = [isinstance(a, torch.Tensor) and a.dim() > 0 and len(a) == b for a in args]
+    if args.target.dim() == 2:
+        pytest.skip("ragged rows have offsets of their own")
+    twice = [torch.cat([a, a]) if c else a for a, c in zip(args, cut, strict=True)]
+    call = implementation(name, case.op)
+    want, got = call(*args), call(*twice)
+    for half in (slice(None, b), slice(b, None)):
+        assert_bits_equal(case.op, [t[half] if len(t) else t for t in got], want)
+
+
+@pytest.mark.parametrize(("name", "case"), SOME)
 def test_a_graph_replays_with_other_rows_and_trees(name, case):
     args = TreeArguments(*case.args("cuda"))
     graph, out = capture(name, case.op, args)

@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,8 +179,10 @@ def main(names: list[str]) -> int:
     for target in targets:
         own = others[list(TARGETS).index(target) :: len(TARGETS)]
         for variant in [*first, *(others if "--all" in names else own)]:
-            count += 1
+            count, start = count + 1, time.perf_counter()
             compiled(variant, target)
+            took = time.perf_counter() - start
+            print(f"{target:11} {variant.kernel.__name__:18} {took:5.1f} s", flush=True)
     print(f"compiled {count} variants for {', '.join(targets)}")
     return 0
 

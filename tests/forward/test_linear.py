@@ -113,6 +113,21 @@ def test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, at):
         assert_bits(y[others], clean[others])
 
 
+@by_dtype
+@pytest.mark.parametrize(("n", "k"), [(3, 17), (577, 257), (1000, 640)])
+def test_the_number_of_threads_changes_nothing(n, k, dtype):
+    x, weight, bias = drawn(n, k, 130, dtype)
+    torch.use_deterministic_algorithms(True)  # an output that no thread writes is NaN
+    torch.set_num_threads(1)
+    packed = sk.pack_linear(weight)
+    want = [sk.packed_linear(x[:m], packed, bias) for m in (1, 6, 130)]
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        assert_bits(sk.pack_linear(weight).panels, packed.panels)
+        for m, y in zip((1, 6, 130), want, strict=True):
+            assert_bits(sk.packed_linear(x[:m], packed, bias), y)
+
+
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=lambda d: str(d)[6:])
 def test_the_sum_is_rounded_once_after_the_bias(dtype):
     """The products alone round to 1, and so does 1 with the bias."""
@@ -157,3 +172,11 @@ def test_every_number_of_16_bits_passes_through(dtype):
     for part in every.view(-1, 64, 1)[::7]:
         y = sk.packed_linear(part, packed)
         assert_close("y", y, multiplied(part).expand(64, 9))
+
+
+def test_float16_results_are_subnormal_or_overflow():
+    tiny = 2.0**-24
+    x = [[65504, 15], [65504, 16], [-65504, -16], [2048, 1], [2050, 1], [tiny, tiny], [tiny, 0]]
+    x = torch.tensor(x).half()
+    packed = sk.pack_linear(torch.ones(1, 2, dtype=torch.float16))
+    assert_close("y", sk.packed_linear(x, packed)[:, 0], x.double().sum(1).half())

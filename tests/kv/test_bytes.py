@@ -126,6 +126,48 @@ def test_addresses_of_a_cache_lie_beyond_2_to_the_31_elements(ops):
         same(name, view, want)
 
 
+# Negative controls.
+
+
+def _append_shifted(delta):
+    return lambda caches, entries, at: reference.kv_append_(caches, entries, at + delta)
+
+
+def _truncate_shifted(old, new):
+    def op(caches, lengths, new_lengths, zero_fill):
+        reference.kv_truncate_(caches, lengths, new_lengths + new, zero_fill)
+        lengths += old
+
+    return op
+
+
+def _append_and_write_past_the_end(caches, entries, positions):
+    """Correct, except for a write to the element after each cache."""
+    append(caches, entries, positions)
+    for c in caches:
+        last = sum((n - 1) * s for n, s in zip(c.shape, c.stride(), strict=True))
+        after = c.as_strided((1,), (1,), c.storage_offset() + last + 1)
+        after.view(torch.uint8).bitwise_not_()
+
+
+def test_the_comparison_rejects_wrong_slots_and_writes_beside_the_cache():
+    one = edge_cases.append("control", [(2, 9, 3, 8)], [1, 4], layout="sliced")
+    cut = edge_cases.truncate("control", [(2, 9, 8)], [5, 8], [2, 6], layout="sliced")
+    check(_append_shifted(0), one)
+    check(_truncate_shifted(0, 0), cut)
+    for wrong, case, message in (
+        (_append_shifted(1), one, r"^kv_append_control arguments\[0\]\[0\]"),
+        (_append_shifted(-1), one, r"^kv_append_control arguments\[0\]\[0\]"),
+        (lambda *_: None, one, r"^kv_append_control arguments\[0\]\[0\]"),
+        (_append_and_write_past_the_end, one, r"^buffer of kv_append_control arguments\[0\]\[0\]"),
+        (_truncate_shifted(0, 1), cut, r"control-fill arguments\[0\]\[0\]"),
+        (_truncate_shifted(0, -1), cut, r"control-fill arguments\[0\]\[0\]"),
+        (_truncate_shifted(1, 0), cut, r"control-fill arguments\[1\]"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            check(wrong, case)
+
+
 # Arguments that share memory, and paths out of order.
 
 
@@ -179,6 +221,16 @@ def test_caches_that_overlap_in_part_are_refused():
         for pair in ([a, b], [b, a]):
             with pytest.raises(RuntimeError, match=r"caches\[1\] must not overlap caches\[0\]"):
                 append(pair, [entry] * 2, where)
+
+
+def test_node_ids_on_a_path_may_decrease(ops):
+    """Among siblings with equal tokens, `verify_tree` may go on below another one than it names."""
+    cache = torch.arange(6.0).view(1, 1, 6, 1)
+    ops("kv_compact_")([cache], torch.tensor([1]), torch.tensor([[2, 1, 4, 3, 2]]))
+    assert cache.flatten().tolist() == [0, 3, 2, 5, 4, 5]
+    cache, table = torch.arange(6.0).view(3, 2, 1, 1), torch.tensor([[2, 0, 1]], dtype=torch.int32)
+    ops("paged_compact_")([cache], table, torch.tensor([0]), torch.tensor([[3, 1, 4, 3, 2]]))
+    assert cache.flatten().tolist() == [2, 1, 2, 3, 1, 5]
 
 
 # Recurrent states.

@@ -27,6 +27,16 @@ def half(*size):
     return torch.zeros(size, dtype=torch.float16)
 
 
+def test_one_launch_serves_the_caches_of_a_word_width():
+    wide = [half(2, 1 + i % 3, 5, 16) for i in range(300)]
+    (group,) = groups(*wide)
+    assert (group.word_bytes, tuple(group.table.shape), group.words) == (8, (300, 12), 3 * 4)
+    scales, odd = half(2, 2, 5, 1).float(), half(2, 1, 5, 3)
+    widths = {g.word_bytes: len(g.table) for g in groups(*wide, scales, odd, half(0, 1, 5, 2))}
+    assert widths == {8: 300, 4: 1, 2: 1}
+    assert groups() == groups(half(2, 0, 5, 4)) == []
+
+
 def test_a_table_is_reused_only_for_the_same_caches():
     keys, values, new = half(2, 2, 5, 8), half(2, 2, 5, 8), half(2, 2, 1, 8)
     (first,) = groups(keys, values)

@@ -46,6 +46,11 @@ def results():
     return found
 
 
+def test_every_set_up_to_the_widest_can_be_asked_for(results):
+    here = LEVELS.index(specdec_kernels.cpu_capability())
+    assert set(results) == set(LEVELS[: here + 1])
+
+
 def test_plain_agrees_with_the_widest(results):
     widest = results[specdec_kernels.cpu_capability()]
     for at, outputs in widest.items():

@@ -7,7 +7,7 @@ import proofs
 import pytest
 import torch
 from proofs import assert_close, rational
-from support.providers import HEAVY_PROVIDERS, provider, verify
+from support.providers import HEAVY_PROVIDERS, philox_uniforms, philox_words, provider, verify
 
 from specdec_kernels import reference
 from specdec_kernels.reference.row import noise
@@ -31,6 +31,28 @@ ONES = 0xFFFFFFFF
 def test_philox_gives_the_known_answers_of_random123(counter, key, words):
     first, low, high, stream = counter
     assert reference.philox(key[0] | key[1] << 32, first, low | high << 32, stream) == words
+
+
+def test_philox_takes_negative_seeds_and_positions_as_64_bits():
+    seeds, positions = [-1, 5, -(2**63)], [2**40 + 3, -1, -7]
+    for counter, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+        want = tuple(int(w) for w in philox_words(seed, counter, position, 3))
+        assert reference.philox(seed, counter, position, 3) == want
+
+
+def test_uniforms_stay_in_the_half_open_unit_interval_and_use_53_bits():
+    u = philox_uniforms(np.arange(100_000), 0, 0)
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert (((2**53 - 1) << 11) >> 11) * 2.0**-53 < 1
+    assert len(np.unique((u * 2**53).astype(np.int64) & 0x3FFFFF)) > 90_000
+    assert reference.uniform(77, 5, 0) == philox_uniforms(77, 5, 0)
+
+
+def test_token_v_takes_word_v_mod_4_of_counter_v_div_4():
+    exponentials = reference.exponentials(9, 4, 3, 11).numpy()
+    words = philox_words(9, np.arange(3), 4, 3).reshape(-1)[:11]
+    np.testing.assert_allclose(exponentials, -np.log1p(-(words + 0.5) * 2.0**-32), rtol=1e-14)
 
 
 def test_words_below_256_are_extended_by_32_bits(monkeypatch):

@@ -182,13 +182,30 @@ def step(batch, kept_aside):
 @pytest.mark.parametrize("name", ["suffix_automaton", "suffix_automaton:FILE"])
 def test_automata_of_a_server_draft_as_new_ones(make, name):
     made, batch, kept_aside = make(name), Batch(*random_texts(4)), []
+    automata, rows, new = made._copy, 0, []
+    original = automata._new
+
+    def counted():
+        new.append(original())
+        return new[-1]
+
+    automata._new = counted
     for _ in range(150):
         step(batch, kept_aside)
+        rows += batch.number
         assert batch.drafts(made) == batch.drafts(make(name))
+        read = automata.read
+        assert {row: known.text.tolist() for row, known in read.items()} == {
+            row: batch.text(row).tolist()
+            for row in range(batch.number)
+            if batch.lengths[row] < LONGEST - 1
+        }
+        assert all(len(known.automaton) == len(known.text) for known in read.values())
+    assert 20 < len(new) < rows / 4, "most texts go on with an automaton"
     batch.number = 0
     batch.add([1])
     batch.drafts(made)
-    assert len(made._copy.read) == 1, "the others are dropped"
+    assert len(automata.read) == 1, "the others are dropped"
 
 
 def test_what_cannot_be_served_is_refused_by_name(make, monkeypatch):

@@ -17,6 +17,7 @@ vllm = pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs v
 from specdec_vllm import RULES, vllm_interface  # noqa: E402
 from specdec_vllm.step_v1 import Step  # noqa: E402
 from vllm.exceptions import VLLMValidationError  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.sample import rejection_sampler as stock  # noqa: E402
 from vllm.v1.sample.logits_processor import LogitsProcessors  # noqa: E402
 from vllm.v1.sample.metadata import SamplingMetadata  # noqa: E402
@@ -108,9 +109,10 @@ PARAMETERS = dict(temperature=[0.6, 1.0, 1.5, 0.9], top_k=[5, 40, 8, 3], top_p=[
 COPIES = 3000
 
 
-def p_value(with_probs):
+def p_value(with_probs, names=("temperature", "top_k", "top_p")):
     """Of the first tokens of many equal batches in one; a token outside of the support gives 0."""
     torch.manual_seed(0)  # the seeds of the requests come from it
+    chosen = {name: PARAMETERS[name] for name in names}
     generator = torch.Generator().manual_seed(2)
     lengths = [2, 1, 3, 1]
     rows = [2 * torch.randn(n + 1, V, generator=generator) for n in lengths]
@@ -119,12 +121,15 @@ def p_value(with_probs):
         torch.multinomial(row, 1, generator=generator)[:, 0].tolist()
         for _ in range(COPIES) for row in q
     ]  # fmt: skip
-    given = sampling(4 * COPIES, **{name: values * COPIES for name, values in PARAMETERS.items()})
+    given = sampling(4 * COPIES, **{name: values * COPIES for name, values in chosen.items()})
     draft_probs = torch.cat(q).repeat(COPIES, 1) if with_probs else None
     out = verified(drafts, torch.cat(rows).repeat(COPIES, 1), given, draft_probs)
     found = []
     for i, row in enumerate(rows):
-        temperature, top_k, top_p = (values[i] for values in PARAMETERS.values())
+        temperature, top_k, top_p = (
+            chosen.get(name, [default] * 4)[i]
+            for name, default in (("temperature", 1), ("top_k", V), ("top_p", 1))
+        )
         probs, order = (row[0].double() / temperature).softmax(-1).sort(descending=True)
         probs[top_k:] = 0
         probs /= probs.sum()
@@ -143,6 +148,16 @@ def p_value(with_probs):
 def test_every_request_follows_its_own_temperature_and_filters(plugin, rule, with_probs):
     plugin(rule=rule)
     assert p_value(with_probs) > 1e-4
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="other platforms are not affected")
+def test_without_the_plugin_the_same_test_fails_on_the_cpu():
+    """vLLM takes temperature and filters from memory that nobody has written."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # writes NaN or 2^31 - 1 there
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert p_value(False, ["temperature"]) < 1e-12
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        p_value(False)
 
 
 def test_a_seed_gives_the_same_tokens_in_every_batch(plugin):
@@ -179,6 +194,20 @@ def test_tokens_that_the_processors_of_vllm_forbid_do_not_come(plugin, rule):
         out = verified([[3, 1], [6, 6]], torch.zeros(6, V), given).sampled_token_ids
         assert set(out[0].tolist()) <= {3, 4, -1}
         assert set(out[1].tolist()) <= {6, -1}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1e-3])
+def test_penalties_are_those_of_vllm(plugin, rule, temperature):
+    plugin(rule=rule)
+    logits = -0.5 * torch.arange(V).repeat(3, 1)
+    logits[:, 8] = 1.0
+    given = sampling(
+        1, temperature=temperature, no_penalties=False, frequency_penalties=torch.tensor([2.0]),
+        prompt_token_ids=torch.tensor([[0]]), output_token_ids=[[2]], spec_token_ids=[[8, 0]],
+    )  # fmt: skip
+    # 8 is drafted and the best; the penalty then makes the lowest token not drafted yet the best.
+    assert verified([[8, 0]], logits, given).sampled_token_ids.tolist() == [[8, 0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -241,6 +270,13 @@ def test_min_p_is_served_and_a_bias_on_logits_refused(plugin):
     vllm_interface.restore()
     with pytest.raises(VLLMValidationError, match="not yet supported"):
         vllm.SamplingParams(min_p=0.1)._validate_spec_decode(config)
+
+
+def test_a_function_with_other_arguments_is_not_replaced(monkeypatch):
+    assert vllm_interface.unsupported() is None
+    monkeypatch.setattr(stock.RejectionSampler, "forward", lambda self, batch: None)
+    reason = vllm_interface.unsupported()
+    assert "must take self metadata draft_probs logits sampling_metadata, got self batch" in reason
 
 
 # Around a sampler that is not vLLM's own class, and may do anything with its rows.
